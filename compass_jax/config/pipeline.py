@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from compass_jax.config.data import FileSource
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
 from compass_jax.config.ranges import Name, check_fields
 from compass_jax.config.run import RunConfig
-from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Run, Sft, Stage
+from compass_jax.config.stages import REFERENCE, Export, Merge, Rl, Run, Sft, Stage
 
-REFERENCE = "stage:"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -92,63 +90,20 @@ def inputs(stage: Stage) -> tuple[str, ...]:
     """The names of the stages whose output a stage takes, each once; of one whose start is written
     out.
     """
-    named = [getattr(stage, "start", "")]
-    named += [stage.base, *stage.parents] if isinstance(stage, Merge) else []
-    named += stage.of if isinstance(stage, Evaluate) else ()
-    found = (x.removeprefix(REFERENCE) for x in texts(stage) if x.startswith(REFERENCE))
-    named += [text.partition("/")[0] for text in found]
-    return tuple(dict.fromkeys(name for name in named if name))
-
-
-def paths(stage: Stage) -> Iterator[tuple[str, str, bool]]:
-    """(setting, path, whether it is a folder of a model or tokenizer) of what a stage reads; rows
-    may lie in a folder, too.
-    """
-    if isinstance(stage, Prepare):
-        for key in ("data", "against"):
-            for i, path in enumerate(getattr(stage.settings, key)):
-                yield f"settings.{key}[{i}]", path, False
-        if stage.settings.tokenizer:
-            yield "settings.tokenizer", stage.settings.tokenizer, True
-    if not isinstance(stage, Run):
-        return
-    run = stage.run
-    folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
-    for key, path in folders.items():
-        if path:
-            yield key, path, True
-    if isinstance(stage, Sft):
-        for key in ("files", "preferences"):
-            for i, path in enumerate(getattr(run.sft, key)):
-                yield f"run.sft.{key}[{i}]", path, False
-    for key, source in run.data.keyed_sources():  # SFT leaves out what is held out of them
-        if isinstance(source, FileSource):
-            yield f"run.{key}.path", source.path, False
-    if isinstance(stage, Rl) and run.data.keep_file:
-        yield "run.data.keep_file", run.data.keep_file, False
+    references = (x.removeprefix(REFERENCE) for x in texts(stage) if x.startswith(REFERENCE))
+    named = [*stage.starts(), *(text.partition("/")[0] for text in references)]
+    return tuple(dict.fromkeys(named))
 
 
 def _written_out(stage: Stage, before: list[Stage], names: list[str]) -> Stage:
     """`stage` with the stages that an empty setting stands for. ConfigError where there is none."""
-    weights = [one.name for one in before if one.WEIGHTS]
-    if isinstance(stage, Sft | Rl) and not stage.start and not stage.run.init_from and weights:
-        stage = replace(stage, start=weights[-1])
-    if isinstance(stage, Export) and not stage.start:
-        check(bool(weights), "no stage before it makes weights")
-        stage = replace(stage, start=weights[-1])
-    if isinstance(stage, Evaluate) and not stage.of:
-        check(bool(weights), "no stage before it makes weights")
-        stage = replace(stage, of=tuple(weights))
+    stage = stage.filled(
+        [one.name for one in before if one.WEIGHTS], [one.name for one in before if one.ROWS]
+    )
     if isinstance(stage, Merge) and not stage.base:
         for parent in stage.parents:
             _check_known(parent, names)
         stage = replace(stage, base=_common(stage.parents, before))
-    rows = [one.name for one in before if isinstance(one, Rows | Prepare)]
-    if isinstance(stage, Sft) and rows:
-        sft = stage.run.sft
-        if not (sft.files or sft.procedural or sft.answers or sft.preferences):
-            sft = replace(sft, files=(REFERENCE + rows[-1],))
-            stage = replace(stage, run=replace(stage.run, sft=sft))
     return stage
 
 
@@ -170,9 +125,7 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
             circle = name == stage.name or stage.name in later[name]
             why = f"a circle: {name} takes from {stage.name}, too" if circle else "move it up"
             raise ConfigError(f"it takes from {name}, which does not come before it: {why}")
-    wanted = [getattr(stage, "start", ""), *getattr(stage, "of", ())]
-    wanted += [stage.base, *stage.parents] if isinstance(stage, Merge) else []
-    for name in filter(None, wanted):
+    for name in stage.starts():
         check(done[name].WEIGHTS, f"it starts from {name}, which makes no weights")
     if isinstance(stage, Export):
         whole = isinstance(done[stage.start], Merge | Export)
@@ -215,8 +168,7 @@ def model_of(name: str, stages: list[Stage]) -> RunConfig | None:
 def _check_models(stage: Stage, before: list[Stage]) -> None:
     if not isinstance(stage, Run):
         return
-    wanted = stage.of if isinstance(stage, Evaluate) else (stage.start,)
-    for name in filter(None, wanted):
+    for name in stage.starts():
         run = model_of(name, before)
         changed = differences(run.model, stage.run.model) if run else {}
         changed.pop("init_std", None)  # it says nothing about weights that exist

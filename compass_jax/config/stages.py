@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
+from compass_jax.config.data import FileSource
 from compass_jax.config.errors import check
 from compass_jax.config.named import absolute, check_name
 from compass_jax.config.prepare import PrepareConfig
@@ -18,16 +19,50 @@ from compass_jax.config.ranges import Name
 from compass_jax.config.run import RunConfig
 from compass_jax.config.verifiers import Options
 
+REFERENCE = "stage:"
+Reads = Iterator[tuple[str, str, bool]]
+
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows that a function of one's own gives, written as JSON lines."""
+class BaseStage:
+    """What every kind of stage has. A new kind says here what it makes and reads, joins `Stage`,
+    and gets its function in pipeline/work.py.
+    """
 
-    OUTPUT: ClassVar[str] = "rows.jsonl"
-    WEIGHTS: ClassVar[bool] = False
+    OUTPUT: ClassVar[str] = ""  # what it makes, in its folder; empty: the folder
+    WEIGHTS: ClassVar[bool] = False  # whether it makes weights
+    ROWS: ClassVar[bool] = False  # whether it makes conversations
 
     name: Name
     """The stage has this name, of small letters, digits, - and _."""
+
+    def validate(self) -> None:
+        """Raises ConfigError for a setting that cannot be used."""
+
+    def starts(self) -> tuple[str, ...]:
+        """Returns the names of the stages whose weights it takes."""
+        return ()
+
+    def reads(self) -> Reads:
+        """Yields (setting, path, whether it is a folder of a model or tokenizer) of what it reads;
+        rows may lie in a folder, too.
+        """
+        yield from ()
+
+    def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        """Returns the stage with what its empty settings stand for, of the names of earlier stages
+        that make weights and rows. ConfigError where there is none.
+        """
+        return self
+
+
+@dataclass(frozen=True)
+class Rows(BaseStage):
+    """Rows that a function of one's own gives, written as JSON lines."""
+
+    OUTPUT: ClassVar[str] = "rows.jsonl"
+    ROWS: ClassVar[bool] = True
+
     function: Name
     """This function gives the rows, objects of JSON: my_rows:name or path/my_rows.py:name."""
     arguments: Options = ()
@@ -43,75 +78,101 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Prepare:
+class Prepare(BaseStage):
     """Conversations without duplicates, evaluation questions, and broken or wrong answers
     (docs/howto/prepare.md).
     """
 
     OUTPUT: ClassVar[str] = "train.jsonl"
-    WEIGHTS: ClassVar[bool] = False
+    ROWS: ClassVar[bool] = True
 
-    name: Name
-    """The stage has this name, of small letters, digits, - and _."""
     settings: PrepareConfig
     """These are the settings of `compass prepare-sft`."""
 
     def validate(self) -> None:
         self.settings.validate()
 
+    def reads(self) -> Reads:
+        for key in ("data", "against"):
+            for i, path in enumerate(getattr(self.settings, key)):
+                yield f"settings.{key}[{i}]", path, False
+        if self.settings.tokenizer:
+            yield "settings.tokenizer", self.settings.tokenizer, True
+
 
 @dataclass(frozen=True)
-class Sft:
+class _Training(BaseStage):
+    """A run that trains."""
+
+    WEIGHTS: ClassVar[bool] = True
+
+    run: RunConfig
+    """These are the run's settings; its directory is the stage's."""
+    start: str = ""
+    """Training starts from the weights of the stage of this name; empty: from run.init_from, or
+    from the nearest stage before that makes weights, or from random ones.
+    """
+
+    def validate(self) -> None:
+        check(
+            not (self.start and self.run.init_from),
+            f"start = {self.start!r} and run.init_from = {self.run.init_from!r:.200}: give one of"
+            " the two",
+        )
+        _validate_run(self.run)
+
+    def starts(self) -> tuple[str, ...]:
+        return (self.start,) if self.start else ()
+
+    def reads(self) -> Reads:
+        yield from _files_of(self.run)
+
+    def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        given = self.start or self.run.init_from or not weights
+        return self if given else replace(self, start=weights[-1])
+
+
+@dataclass(frozen=True)
+class Sft(_Training):
     """Supervised fine-tuning. Where the run names no conversations, it takes the rows of the
     nearest stage before it that makes some.
     """
 
-    OUTPUT: ClassVar[str] = ""
-    WEIGHTS: ClassVar[bool] = True
+    def reads(self) -> Reads:
+        yield from super().reads()
+        for key in ("files", "preferences"):
+            for i, path in enumerate(getattr(self.run.sft, key)):
+                yield f"run.sft.{key}[{i}]", path, False
 
-    name: Name
-    """The stage has this name, of small letters, digits, - and _."""
-    run: RunConfig
-    """These are the run's settings; its directory is the stage's."""
-    start: str = ""
-    """Training starts from the weights of the stage of this name; empty: from run.init_from, or
-    from the nearest stage before that makes weights, or from random ones.
-    """
-
-    def validate(self) -> None:
-        _check_start(self)
+    def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        stage, sft = super().filled(weights, rows), self.run.sft
+        if not rows or sft.files or sft.procedural or sft.answers or sft.preferences:
+            return stage
+        sft = replace(sft, files=(REFERENCE + rows[-1],))
+        return replace(stage, run=replace(stage.run, sft=sft))
 
 
 @dataclass(frozen=True)
-class Rl:
+class Rl(_Training):
     """Reinforcement learning."""
 
-    OUTPUT: ClassVar[str] = ""
-    WEIGHTS: ClassVar[bool] = True
-
-    name: Name
-    """The stage has this name, of small letters, digits, - and _."""
-    run: RunConfig
-    """These are the run's settings; its directory is the stage's."""
-    start: str = ""
-    """Training starts from the weights of the stage of this name; empty: from run.init_from, or
-    from the nearest stage before that makes weights, or from random ones.
-    """
-
     def validate(self) -> None:
-        _check_start(self)
+        super().validate()
         self.run.validate_for_rl()
+
+    def reads(self) -> Reads:
+        yield from super().reads()
+        if self.run.data.keep_file:
+            yield "run.data.keep_file", self.run.data.keep_file, False
 
 
 @dataclass(frozen=True)
-class Merge:
+class Merge(BaseStage):
     """One model out of several that were trained from one base (docs/howto/merge.md)."""
 
     OUTPUT: ClassVar[str] = "merged"
     WEIGHTS: ClassVar[bool] = True
 
-    name: Name
-    """The stage has this name, of small letters, digits, - and _."""
     parents: tuple[Name, ...]
     """The weights of the stages of these names are merged."""
     base: str = ""
@@ -141,16 +202,14 @@ class Merge:
             f"routers = {self.routers!r}: give merge, base, or a parent's number from 1",
         )
 
+    def starts(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.base, *self.parents)))
+
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(BaseStage):
     """Accuracies of the weights of several stages on the same sets."""
 
-    OUTPUT: ClassVar[str] = ""
-    WEIGHTS: ClassVar[bool] = False
-
-    name: Name
-    """The stage has this name, of small letters, digits, - and _."""
     run: RunConfig
     """These settings say which sets there are, and how they are answered; the folder is the
     stage's.
@@ -161,48 +220,62 @@ class Evaluate:
     """
 
     def validate(self) -> None:
-        _check_folder(self)
+        _validate_run(self.run)
         check(
             self.run.data.evaluated,
             "run.data.eval_prompts = 0 and run.data.eval_sets is empty: there is nothing to"
             " evaluate on",
         )
 
+    def starts(self) -> tuple[str, ...]:
+        return self.of
+
+    def reads(self) -> Reads:
+        yield from _files_of(self.run)
+
+    def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        check(bool(self.of or weights), "no stage before it makes weights")
+        return replace(self, of=self.of or tuple(weights))
+
 
 @dataclass(frozen=True)
-class Export:
+class Export(BaseStage):
     """A Hugging Face folder of a stage's weights, which transformers reads."""
 
     OUTPUT: ClassVar[str] = "hf"
     WEIGHTS: ClassVar[bool] = True
 
-    name: Name
-    """The stage has this name, of small letters, digits, - and _."""
     start: str = ""
     """The weights are those of the stage of this name; empty: of the nearest stage before that
     makes weights.
     """
 
-    def validate(self) -> None:
-        """Nothing but its names can be wrong, which the pipeline looks at."""
+    def starts(self) -> tuple[str, ...]:
+        return (self.start,) if self.start else ()
+
+    def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        check(bool(self.start or weights), "no stage before it makes weights")
+        return replace(self, start=self.start or weights[-1])
 
 
 Stage = Rows | Prepare | Sft | Merge | Rl | Evaluate | Export
 Run = Sft | Rl | Evaluate  # the stages with a run's settings
 
 
-def _check_start(stage: Sft | Rl) -> None:
-    check(
-        not (stage.start and stage.run.init_from),
-        f"start = {stage.start!r} and run.init_from = {stage.run.init_from!r:.200}: give one of"
-        " the two",
-    )
-    _check_folder(stage)
+def _files_of(run: RunConfig) -> Reads:
+    """The files that every run reads."""
+    folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
+    for key, path in folders.items():
+        if path:
+            yield key, path, True
+    for key, source in run.data.keyed_sources():  # SFT leaves out what is held out of them
+        if isinstance(source, FileSource):
+            yield f"run.{key}.path", source.path, False
 
 
-def _check_folder(stage: Run) -> None:
+def _validate_run(run: RunConfig) -> None:
     check(
-        not stage.run.run_dir,
-        f"run.run_dir = {stage.run.run_dir!r:.200}: the pipeline gives each stage its folder; leave"
-        " it out",
+        not run.run_dir,
+        f"run.run_dir = {run.run_dir!r:.200}: the pipeline gives each stage its folder; leave it"
+        " out",
     )

@@ -1,6 +1,5 @@
-"""One stage, in a process of its own: `python -m compass_jax.pipeline FOLDER NAME PARENT [CACHE]`.
-
-What it computes and holds in memory ends with it.
+"""The process of one stage: `python -m compass_jax.pipeline FOLDER NAME PARENT [CACHE]`. The memory
+of a stage ends with its process.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from compass_jax.runs.streams import outlast_streams, prepare_streams
 
 
 def main(folder: str, name: str, parent: str, cache: str = "") -> int:
-    """Does a stage that has begun; its exit status.
+    """Runs a stage that the record has begun; returns its exit status.
 
-    parent: the process that runs the pipeline, with which this one ends.
+    parent: id of the process that runs the pipeline, with which this one ends.
     """
     from compass_jax.errors import CompassError
     from compass_jax.processes.guards import die_with_parent
@@ -36,9 +35,9 @@ def main(folder: str, name: str, parent: str, cache: str = "") -> int:
     try:
         config = from_plain(PipelineConfig, read_json(Path(folder) / WHOLE))
         record = Record(config)
-        stage = next(stage for stage in config.stages if stage.name == name)
-        if told := keep_programs(cache):
-            print(told, file=sys.stderr)
+        stage = record.stage(name)
+        if notice := keep_programs(cache):
+            print(notice, file=sys.stderr)
         return work(record.placed(stage), record.place(stage), record.output)
     except Exception as error:
         text = words.in_words(error)

@@ -1,4 +1,4 @@
-"""What is looked at before the first stage starts, and what a pipeline will do, in words."""
+"""The checks before the first stage starts, and the lines of --dry-run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
-from compass_jax.config.pipeline import REFERENCE, PipelineConfig, inputs, paths
-from compass_jax.config.stages import Rows, Sft
+from compass_jax.config.pipeline import PipelineConfig, inputs
+from compass_jax.config.stages import REFERENCE, Rows, Sft
 from compass_jax.data.files import label_among
 from compass_jax.pipeline.record import Record
 
 
 def check_outside(config: PipelineConfig) -> None:
-    """Raises ConfigError, naming stage and setting, for a file or function that a stage names and
-    that is not there, and for weights that do not fit the labels of the rows.
+    """Raises ConfigError, naming stage and setting, for a missing file or function and for weights
+    that do not fit the labels of the rows.
     """
     record = Record(config)
     for stage in config.stages:
@@ -23,10 +23,10 @@ def check_outside(config: PipelineConfig) -> None:
             check_weights(stage, record)
         if isinstance(stage, Rows):
             load(stage.function, f"stage {stage.name}: function")
-        for key, path, folder in paths(stage):
+        for key, path, folder in stage.reads():
             if path.startswith(REFERENCE):
                 continue
-            # of a pattern one file is enough; its rows may lie in a folder
+            # one file of a pattern is enough, and rows may be in a folder
             if not (os.path.isdir(path) if folder else os.path.exists(path) or glob.glob(path)):
                 kind = "folder" if folder else "file"
                 raise ConfigError(f"stage {stage.name}: {key} = {path!r:.200}: no such {kind}")
@@ -36,20 +36,20 @@ def check_weights(stage: Sft, record: Record) -> None:
     """Raises ConfigError where the names in `sft.weights` are not the labels of the stage's rows;
     the message has the files of each label.
     """
-    there = record.placed(stage)
-    assert isinstance(there, Sft)
-    sft, placed = stage.run.sft, there.run.sft
-    weighed = dict(placed.weights)
-    found: dict[str, list[str]] = {row[0]: [] for row in (*sft.procedural, *sft.answers)}
+    placed_stage = record.placed(stage)
+    assert isinstance(placed_stage, Sft)
+    sft, placed = stage.run.sft, placed_stage.run.sft
+    weights = dict(placed.weights)
+    files_of: dict[str, list[str]] = {row[0]: [] for row in (*sft.procedural, *sft.answers)}
     for key in ("files", "preferences"):
         for written, path in zip(getattr(sft, key), getattr(placed, key), strict=True):
-            found.setdefault(label_among(path, weighed), []).append(written)
-    if found.keys() == weighed.keys():
+            files_of.setdefault(label_among(path, weights), []).append(written)
+    if files_of.keys() == weights.keys():
         return
-    written_as = dict(zip(weighed, (label for label, _ in sft.weights), strict=True))
+    written_as = dict(zip(weights, (label for label, _ in sft.weights), strict=True))
     labels = [
         written_as.get(label, label) + (f" ({', '.join(files)})" if files else "")
-        for label, files in sorted(found.items())
+        for label, files in sorted(files_of.items())
     ]
     raise ConfigError(
         f"stage {stage.name}: run.sft.weights names {', '.join(written_as.values())}, and the rows"
@@ -59,12 +59,12 @@ def check_weights(stage: Sft, record: Record) -> None:
 
 
 def lines(record: Record) -> list[str]:
-    """A line for each stage: what it takes, what it makes, and whether it is done."""
-    stale, found = record.stale(), []
+    """Returns a line for each stage: its inputs, its output, and whether it is done."""
+    stale, lines = record.stale(), []
     for number, stage in enumerate(record.config.stages, 1):
-        taken = ", ".join(inputs(stage)) or "nothing"
+        sources = ", ".join(inputs(stage)) or "nothing"
         state = f"stale ({stale[stage.name]})" if stage.name in stale else record.state(stage.name)
         kind = type(stage).__name__.lower()
-        makes = record.output(stage.name)
-        found.append(f"{number} {stage.name}: {kind} of {taken} -> {makes}; {state}")
-    return found
+        output = record.output(stage.name)
+        lines.append(f"{number} {stage.name}: {kind} of {sources} -> {output}; {state}")
+    return lines

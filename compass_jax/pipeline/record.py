@@ -1,5 +1,6 @@
-"""What a pipeline remembers: its settings (config.json), the state of each stage (pipeline.json),
-and the settings with which a stage began (stage.json in the stage's folder).
+"""The record of a pipeline: its settings (config.json), the state of each stage (pipeline.json) and
+the settings with which a stage began (stage.json in its folder). A stage is stale where its
+settings, the files that it reads or what it takes from other stages are others than at its start.
 """
 
 from __future__ import annotations
@@ -15,36 +16,31 @@ from typing import Any
 from compass_jax.config import ConfigError
 from compass_jax.config.io import differences, from_plain, to_plain
 from compass_jax.config.named import file_of
-from compass_jax.config.pipeline import (
-    REFERENCE,
-    PipelineConfig,
-    inputs,
-    paths,
-    texts,
-    with_texts,
-)
-from compass_jax.config.stages import Rl, Rows, Sft, Stage
+from compass_jax.config.pipeline import PipelineConfig, inputs, texts, with_texts
+from compass_jax.config.stages import REFERENCE, Rl, Rows, Sft, Stage
 from compass_jax.data.files import files_of
 from compass_jax.runs.rundir import MAY_CHANGE, MESHES, write_atomically
 from compass_jax.untrusted import read_json
 
 WHOLE, FILE, SETTINGS = "config.json", "pipeline.json", "stage.json"
 WAITING, RUNNING, DONE = "waiting", "running", "done"
-# how far a run goes is what it makes; the other settings leave it as it is
+# settings that do not change what a stage makes; the number of steps does
 FREE = MAY_CHANGE - {"rl.steps", "sft.steps"}
-MOST_TOLD = 3  # settings that changed
-WHOLE_BYTES = 64 * 2**20  # files up to this size are compared by what they hold, others by size
+MOST_TOLD = 3  # settings that an error names
+WHOLE_BYTES = (
+    64 * 2**20
+)  # files of at most this size together are hashed by content, others by size
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A stage that has begun."""
 
-    folder: str  # in the pipeline's
+    folder: str  # within the pipeline's
     state: str
-    outside: dict[str, str]  # file that no stage made -> what it held when the stage began
-    taken: dict[str, str]  # stage -> what it had made when this one began
-    made: str = ""  # what the stage made, once it is done
+    outside: dict[str, str]  # file that no stage makes -> its hash when the stage began
+    taken: dict[str, str]  # stage -> the hash of its output when this one began
+    made: str = ""  # hash of the stage's output, once it is done
     seconds: float = 0.0  # since its last start
 
 
@@ -55,112 +51,131 @@ class Record:
         self.config, self.folder = config, Path(config.run_dir)
         self.entries = _read(self.folder / FILE)
 
+    def stage(self, name: str) -> Stage:
+        """Returns the stage of a name."""
+        return next(stage for stage in self.config.stages if stage.name == name)
+
     def entry(self, name: str) -> Entry | None:
-        """The entry of a stage that has begun."""
-        found = self.entries.get(name)
-        return found if found and (self.folder / found.folder / SETTINGS).is_file() else None
+        """Returns the entry of a stage that has begun."""
+        entry = self.entries.get(name)
+        return entry if entry and (self.folder / entry.folder / SETTINGS).is_file() else None
 
     def state(self, name: str) -> str:
-        """WAITING, RUNNING or DONE."""
+        """Returns WAITING, RUNNING or DONE."""
         entry = self.entry(name)
         return entry.state if entry else WAITING
 
     def place(self, stage: Stage) -> Path:
-        """The folder of a stage; where it has not begun, the one that it will have."""
+        """Returns the folder of a stage, or the one that it will have."""
         entry = self.entry(stage.name)
         number = [one.name for one in self.config.stages].index(stage.name) + 1
         return self.folder / (entry.folder if entry else f"{number:02d}-{stage.name}")
 
     def output(self, name: str) -> Path:
-        """What a stage makes: its rows or its weights."""
-        stage = next(one for one in self.config.stages if one.name == name)
+        """Returns where a stage's rows or weights are."""
+        stage = self.stage(name)
         return self.place(stage) / stage.OUTPUT
 
     def placed(self, stage: Stage) -> Stage:
-        """`stage` with a path in the place of each "stage:NAME" and "stage:NAME/FILE"."""
-        known = {one.name: one for one in self.config.stages}
+        """Returns `stage` with paths instead of "stage:NAME" and "stage:NAME/FILE"."""
 
         def path(text: str) -> str:
-            name, _, rest = text.partition(":")[2].partition("/")
-            return str(self.place(known[name]) / rest if rest else self.output(name))
+            name, _, rest = text.removeprefix(REFERENCE).partition("/")
+            return str(self.place(self.stage(name)) / rest if rest else self.output(name))
 
         return with_texts(stage, path)
 
     def open(self) -> None:
-        """Writes the pipeline's settings down, from which each stage's process reads them."""
-        _write_config(self.folder / WHOLE, self.config)
+        """Writes the pipeline's settings, which each stage's process reads."""
+        _write_json(self.folder / WHOLE, to_plain(self.config))
 
     def begin(self, stage: Stage) -> Path:
-        """Writes down that a stage runs, with its settings; its folder."""
+        """Records that a stage runs, with its settings; returns its folder."""
         folder = self.place(stage)
         folder.mkdir(parents=True, exist_ok=True)
+        settings = PipelineConfig((stage,), self.config.run_dir)
+        _write_json(folder / SETTINGS, to_plain(settings))
         taken = {name: self.entries[name].made for name in inputs(stage)}
-        _write_config(folder / SETTINGS, PipelineConfig((stage,), self.config.run_dir))
-        self._set(stage.name, Entry(folder.name, RUNNING, outside(stage), taken))
+        self.entries[stage.name] = Entry(folder.name, RUNNING, outside(stage), taken)
+        self._write()
         return folder
 
     def end(self, stage: Stage, seconds: float) -> None:
-        """Writes down that a stage is done."""
-        entry, made = self.entries[stage.name], held(_kept(stage, self.output(stage.name)))
-        ended = dataclasses.replace(entry, state=DONE, made=made, seconds=seconds)
-        self._set(stage.name, ended)
+        """Records that a stage is done."""
+        made = self._made(stage)
+        entry = self.entries[stage.name]
+        self.entries[stage.name] = dataclasses.replace(
+            entry, state=DONE, made=made, seconds=seconds
+        )
+        self._write()
 
     def stale(self) -> dict[str, str]:
-        """Stage -> why what it made is not what it would make now, of those that have begun."""
-        found: dict[str, str] = {}
+        """Returns stage -> reason, of the stages that have begun and would make something else
+        now.
+        """
+        stale: dict[str, str] = {}
         for stage in self.config.stages:
-            why = self._why_stale(stage, found) if self.entry(stage.name) else ""
-            if why:
-                found[stage.name] = why
-        return found
+            if self.entry(stage.name) and (reason := self._why_stale(stage, stale)):
+                stale[stage.name] = reason
+        return stale
 
-    def _why_stale(self, stage: Stage, found: dict[str, str]) -> str:
+    def _why_stale(self, stage: Stage, stale: dict[str, str]) -> str:
         entry = self.entries[stage.name]
-        if changed := _changed(begun_with(self.folder / entry.folder), stage):
-            return changed
+        if changes := _changes(_begun_with(self.folder / entry.folder), stage):
+            return changes
         for name, now in outside(stage).items():
             if entry.outside.get(name, now) != now:
                 return f"{name} holds something else"
-        if entry.state == DONE and entry.made != held(_kept(stage, self.output(stage.name))):
+        if entry.state == DONE and entry.made != self._made(stage):
             return f"{self.output(stage.name)} is not what the stage left there"
         for name in inputs(stage):
-            above = self.entry(name)
-            if name in found or above is None or above.made != entry.taken.get(name):
+            source = self.entry(name)
+            if name in stale or source is None or source.made != entry.taken.get(name):
                 return f"it takes from {name}"
         return ""
 
-    def set_aside(self, name: str) -> list[tuple[Path, Path]]:
-        """Renames the folders of a stage and of those after it that take from it; (old, new) of
-        each. They wait then.
+    def _made(self, stage: Stage) -> str:
+        """The hash of a stage's output; of runs that of the checkpoints, since a report writes
+        beside them.
         """
-        gone = [name]
+        output = self.output(stage.name)
+        folder = output / "checkpoints" if isinstance(stage, Sft | Rl) else output
+        return hash_of(folder)
+
+    def set_aside(self, name: str) -> list[tuple[Path, Path]]:
+        """Renames the folders of a stage and of those after it that take from it, which wait then.
+        Returns (old, new) of each. ConfigError for an unknown stage.
+        """
+        names = [stage.name for stage in self.config.stages]
+        if name not in names:
+            raise ConfigError(
+                f"--redo {name}: there is no such stage; there are {', '.join(names)}"
+            )
+        redone = [name]
         for stage in self.config.stages:
-            if stage.name not in gone and set(inputs(stage)) & set(gone):
-                gone.append(stage.name)
+            if stage.name not in redone and set(inputs(stage)) & set(redone):
+                redone.append(stage.name)
         moved = []
-        for one in reversed(gone):
+        for one in reversed(redone):
             entry = self.entries.pop(one, None)
             if entry and (old := self.folder / entry.folder).exists():
-                new = next(x for n in range(1, 10**6) if not (x := _aside(old, n)).exists())
+                places = (old.with_name(f"{old.name}.before-{n}") for n in range(1, 10**6))
+                new = next(place for place in places if not place.exists())
                 old.rename(new)
                 moved.append((old, new))
         self._write()
         return moved
 
-    def _set(self, name: str, entry: Entry) -> None:
-        self.entries[name] = entry
-        self._write()
-
     def _write(self) -> None:
         plain = {name: dataclasses.asdict(entry) for name, entry in self.entries.items()}
-        write_atomically(self.folder / FILE, json.dumps({"stages": plain}, indent=1) + "\n")
+        _write_json(self.folder / FILE, {"stages": plain})
 
 
-def _write_config(file: Path, config: PipelineConfig) -> None:
-    write_atomically(file, json.dumps(to_plain(config), indent=1) + "\n")
+def _write_json(file: Path, plain: Any) -> None:
+    write_atomically(file, json.dumps(plain, indent=1) + "\n")
 
 
-def begun_with(folder: Path) -> Stage:
+def _begun_with(folder: Path) -> Stage:
     """The settings with which the stage of a folder began."""
     try:
         plain = read_json(folder / SETTINGS, error=ConfigError)
@@ -170,63 +185,55 @@ def begun_with(folder: Path) -> Stage:
 
 
 def outside(stage: Stage) -> dict[str, str]:
-    """File, folder or pattern -> what it holds, of all files that a stage's settings name and no
-    stage makes, that of its function and folders and patterns of rows included.
+    """Returns file, folder or pattern -> hash, of all that a stage's settings name and no stage
+    makes: files, the file of its function, folders and patterns of rows.
     """
-    named = set(texts(stage))
+    named = {text for text in texts(stage) if os.path.isfile(text)}
     if isinstance(stage, Rows) and (file := file_of(stage.function)):
         named.add(str(file))
-    found = {text: held(Path(text)) for text in sorted(named) if os.path.isfile(text)}
-    several = {path for _, path, folder in paths(stage) if not folder} - found.keys()
-    rows = sorted(path for path in several if not path.startswith(REFERENCE))
-    return found | {path: _held_together(files_of(path)) for path in rows}
+    rows = {path for _, path, folder in stage.reads() if not folder} - named
+    several = {path: files_of(path) for path in rows if not path.startswith(REFERENCE)}
+    hashed = {name: hash_of(Path(name)) for name in sorted(named)}
+    return hashed | {path: _hash_together(files) for path, files in sorted(several.items())}
 
 
-def _held_together(files: Sequence[str]) -> str:
-    """`held` of several files: by what they hold where all of them together are small."""
-    sizes = [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
-    small = sum(sizes) <= WHOLE_BYTES
-    told = [[file, held(Path(file)) if small else size] for file, size in zip(files, sizes)]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-
-
-def held(path: Path) -> str:
-    """A short text that differs where a file, or the files in a folder, do: of a small file by
-    what it holds, of others by names and sizes.
+def hash_of(path: Path) -> str:
+    """Returns a hash of a small file's content; of a large one, or of the files in a folder, of
+    names and sizes.
     """
     if path.is_file() and path.stat().st_size <= WHOLE_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     files = [path] if path.is_file() else sorted(x for x in path.rglob("*") if x.is_file())
     sizes = [[str(file.relative_to(path)), file.stat().st_size] for file in files]
-    return hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:16] if sizes else "nothing"
+    return _short(sizes) if sizes else "nothing"
 
 
-def _kept(stage: Stage, output: Path) -> Path:
-    """Where of a stage's output nothing is written once it is done: a report goes into runs."""
-    return output / "checkpoints" if isinstance(stage, Sft | Rl) else output
+def _hash_together(files: Sequence[str]) -> str:
+    """A hash of several files: of their contents where all of them together are small."""
+    sizes = [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
+    small = sum(sizes) <= WHOLE_BYTES
+    return _short([[f, hash_of(Path(f)) if small else size] for f, size in zip(files, sizes)])
 
 
-def _changed(old: Stage, new: Stage) -> str:
-    """The settings that differ and matter, in words; empty where there are none."""
+def _short(rows: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+def _changes(old: Stage, new: Stage) -> str:
+    """The settings that differ and matter, as text; empty where there are none."""
     if type(old) is not type(new):
         return f"it was a stage of the kind {type(old).__name__}"
-    told = []
-    for key, (was, now) in differences(old, new).items():
-        setting = key.removeprefix("run.")
-        if setting not in FREE and not setting.startswith(MESHES):
-            told.append(f"{key} was {was!r:.60}, and is {now!r:.60}")
-    more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
-    return "; ".join([*told[:MOST_TOLD], *more])
-
-
-def _aside(folder: Path, number: int) -> Path:
-    return folder.with_name(f"{folder.name}.before-{number}")
+    changes = [
+        f"{key} was {was!r:.60}, and is {now!r:.60}"
+        for key, (was, now) in differences(old, new).items()
+        if (setting := key.removeprefix("run.")) not in FREE and not setting.startswith(MESHES)
+    ]
+    more = [f"and {len(changes) - MOST_TOLD} more"] if len(changes) > MOST_TOLD else []
+    return "; ".join([*changes[:MOST_TOLD], *more])
 
 
 def _read(file: Path) -> dict[str, Entry]:
-    """The entries of a pipeline.json; none where there is no such file. ConfigError for another
-    file.
-    """
+    """The entries of a pipeline.json; none without the file. ConfigError for another file."""
     if not file.exists():
         return {}
     plain: Any = read_json(file, error=ConfigError)

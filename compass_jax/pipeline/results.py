@@ -1,4 +1,4 @@
-"""The table that compares every stage on every set, and the page of all runs."""
+"""The table of every stage's accuracy on every set, and the page of all runs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ JSON, MARKDOWN, PAGE = "results.json", "results.md", "report.html"
 
 
 def results(record: Record) -> dict[str, Any]:
-    """Stage -> set -> what was measured of its weights there, of all that is measured so far."""
-    found: dict[str, dict[str, Any]] = {}
+    """Returns stage -> set -> the numbers of its weights, of the evaluations so far."""
+    measured: dict[str, dict[str, Any]] = {}
     for stage in record.config.stages:
         if isinstance(stage, Evaluate):
             for name in stage.of:
                 file = record.place(stage) / name / SUMMARY
                 if file.is_file():
-                    found.setdefault(name, {}).update(sets_of(file))
+                    measured.setdefault(name, {}).update(sets_of(file))
     order = [stage.name for stage in record.config.stages]
-    return {name: found[name] for name in order if name in found}
+    return {name: measured[name] for name in order if name in measured}
 
 
 def sets_of(file: Path) -> dict[str, Any]:
-    """Set -> its numbers, of a summary.json of an evaluation. ConfigError for another file."""
+    """Returns set -> numbers of an evaluation's summary.json. ConfigError for another file."""
     plain = read_json(file, error=ConfigError)
     try:
         return {str(name): dict(numbers) for name, numbers in plain["sets"].items()}
@@ -43,7 +43,9 @@ def sets_of(file: Path) -> dict[str, Any]:
 
 
 def rows(found: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """A row for each stage, a column for each set: avg@k and its standard error, in percent."""
+    """Returns a row for each stage with a column for each set: avg@k and its standard error, in
+    percent.
+    """
     names = list(dict.fromkeys(name for sets in found.values() for name in sets))
     return [
         {"stage": stage} | {x: _cell(sets.get(x)) for x in names} for stage, sets in found.items()
@@ -60,7 +62,7 @@ def _cell(numbers: dict[str, Any] | None) -> str:
 
 
 def markdown(found: dict[str, dict[str, Any]]) -> str:
-    """The rows as a table of Markdown."""
+    """Returns the rows as a Markdown table."""
     table = rows(found)
     names = list(table[0]) if table else []
     lines = [names, ["---"] * len(names), *(list(row.values()) for row in table)]
@@ -84,12 +86,12 @@ def report(record: Record, console: Console) -> None:
 
 
 def results_table(record: Record) -> Table:
-    """Every stage on every set."""
+    """Returns the table of every stage on every set."""
     return summary_table(rows(results(record)), title="avg@k in percent, with its standard error")
 
 
 def status_table(record: Record) -> Table:
-    """How far each stage is, and the seconds that its last start took."""
+    """Returns the table of each stage's state and the seconds of its last start."""
     table = []
     for number, stage in enumerate(record.config.stages, 1):
         entry = record.entry(stage.name)

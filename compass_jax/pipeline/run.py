@@ -1,5 +1,5 @@
-"""Runs the stages of a pipeline that are not done, each in a process of its own: the memory of one
-does not add to the next one's.
+"""Runs the unfinished stages of a pipeline, each in its own process, so that the memory of one does
+not add to the next one's.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ class StageEnded(CompassError, RuntimeError):
 
 
 class OwnProcess:
-    """Does a stage in a process of its own, which ends with this one; SIGINT and SIGTERM are passed
-    on to it, and its exit status is the answer.
+    """Runs a stage in a child process, which ends with this one; SIGINT and SIGTERM are forwarded.
 
-    It has a session of its own: Ctrl-C in a terminal would reach it twice, and a second signal ends
-    a run without saving.
+    The child has its own session: otherwise Ctrl-C in a terminal would reach it twice, and a second
+    signal ends a run without saving.
     """
 
     def __init__(self, cache: str = ""):
         self.cache = cache
-        self.asked = 0  # the last signal that came
+        self.asked = 0  # the last signal
         self._child: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
@@ -56,11 +55,11 @@ class OwnProcess:
             signal.signal(number, before)
 
     def __call__(self, record: Record, stage: Stage) -> int:
-        """The exit status of the stage's process. StageEnded where a signal ended it that was not
-        passed on.
+        """Returns the exit status of the stage's process. StageEnded where another signal than a
+        forwarded one ended it.
         """
-        words = [str(record.folder), stage.name, str(os.getpid()), self.cache]
-        command = module_command(f"{__package__}", *words)
+        arguments = [str(record.folder), stage.name, str(os.getpid()), self.cache]
+        command = module_command(f"{__package__}", *arguments)
         environment = os.environ | {"PYTHONPATH": import_path()}
         sys.stdout.flush()
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -86,22 +85,22 @@ class OwnProcess:
 def run_pipeline(
     config: PipelineConfig, redo: Sequence[str] = (), do: Do | None = None, cache: str = ""
 ) -> int:
-    """Runs the stages that are not done, and writes the table of all; the exit status.
+    """Runs the unfinished stages and writes the table of all; returns the exit status.
 
     Args:
         config: as `PipelineConfig.validate` returns it.
-        redo: stages that are done again, with those that take from them; their folders are renamed.
-        do: does a stage; None: in a process of its own.
+        redo: stages that run again, with those that take from them; their folders are renamed.
+        do: runs a stage; None: `OwnProcess`.
         cache: the folder for compiled programs.
 
-    Raises ConfigError for a stage that was changed after it began and is not to be done again.
+    Raises ConfigError for a stage that is stale and is not to run again.
     """
     check_outside(config)
     console = Console(soft_wrap=True, highlight=False)
     with FolderLock(config.run_dir):
         record = Record(config)
         for name in redo:
-            for old, new in set_aside(record, name):
+            for old, new in record.set_aside(name):
                 console.print(f"{old} is now {new}: remove it when nobody needs it", markup=False)
         refuse_stale(record)
         record.open()
@@ -115,35 +114,22 @@ def run_pipeline(
     return status
 
 
-def set_aside(record: Record, name: str) -> list[Any]:
-    """`record.set_aside`; ConfigError for a stage that there is not."""
-    names = [stage.name for stage in record.config.stages]
-    if name not in names:
-        raise ConfigError(f"--redo {name}: there is no such stage; there are {', '.join(names)}")
-    return record.set_aside(name)
-
-
 def refuse_stale(record: Record) -> None:
-    """Raises ConfigError where a stage that has begun would make something else now."""
+    """Raises ConfigError where a stage is stale."""
     stale = record.stale()
     if not stale:
         return
     first = next(iter(stale))
-    lines = [f"  {name}: {why}" for name, why in stale.items()]
+    lines = "".join(f"  {name}: {reason}\n" for name, reason in stale.items())
     raise ConfigError(
-        "\n".join(
-            [
-                f"{record.folder}: stages are stale, they began with other settings or files:",
-                *lines,
-                f"Put these back, or add --redo {first}: it renames the folders of {first} and of"
-                " what takes from it, and runs them again",
-            ]
-        )
+        f"{record.folder}: stages are stale, they began with other settings or files:\n{lines}"
+        f"Put these back, or add --redo {first}: it renames the folders of {first} and of what"
+        " takes from it, and runs them again"
     )
 
 
 def _stages(record: Record, do: Do, console: Console) -> int:
-    """Does the stages that are not done; the exit status of the first that did not end well."""
+    """Runs the unfinished stages; returns the exit status of the first that failed or stopped."""
     stages = record.config.stages
     for number, stage in enumerate(stages, 1):
         if record.state(stage.name) == DONE:

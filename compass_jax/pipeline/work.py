@@ -1,5 +1,5 @@
-"""What a stage of each kind does in its folder. Each goes on where it was stopped, or begins again
-and makes the same.
+"""The function of each kind of stage. Each resumes where it was stopped, or starts anew and makes
+the same.
 """
 
 from __future__ import annotations
@@ -21,20 +21,11 @@ Output = Callable[[str], Path]  # the rows or weights of the stage of a name
 
 
 def work(stage: Stage, folder: Path, output: Output) -> int:
-    """Does a stage; 0, or the exit status of a run that stopped on request.
+    """Runs a stage; returns 0, or the exit status of a run that stopped on request.
 
-    stage: its settings, with a path in the place of each "stage:NAME".
+    stage: its settings, with paths instead of "stage:NAME" (`Record.placed`).
     """
-    kinds: dict[type, Callable[[Any, Path, Output], int | None]] = {
-        Rows: _rows,
-        Prepare: _prepare,
-        Sft: _sft,
-        Rl: _rl,
-        Merge: _merge,
-        Evaluate: _evaluate,
-        Export: _export,
-    }
-    return kinds[type(stage)](stage, folder, output) or 0
+    return WORK[type(stage)](stage, folder, output) or 0
 
 
 def _rows(stage: Rows, folder: Path, _: Output) -> None:
@@ -116,3 +107,14 @@ def _export(stage: Export, folder: Path, output: Output) -> None:
 
     path = export_hf(output(stage.start), folder / stage.OUTPUT, replace=True)
     print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
+
+
+WORK: dict[type, Callable[[Any, Path, Output], int | None]] = {
+    Rows: _rows,
+    Prepare: _prepare,
+    Sft: _sft,
+    Rl: _rl,
+    Merge: _merge,
+    Evaluate: _evaluate,
+    Export: _export,
+}
