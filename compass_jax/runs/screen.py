@@ -1,6 +1,6 @@
-"""What a person sees of a run: a header, what it is doing now and since when, its numbers, a few
-samples. On a terminal rich's progress, drawn again twice a second; elsewhere plain lines, at most
-one every few seconds.
+"""The output of a run for its user: a header, the present phase, the numbers, a few samples. On a
+terminal rich's progress, drawn twice a second; elsewhere plain lines, at most one every few
+seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 from compass_jax.runs.compiler_clock import COMPILER, CompilerClock
 from compass_jax.runs.progress import duration, progress_text
 
-COLUMNS = 80  # that everything fits; a wider terminal gets wider lines
+COLUMNS = 80  # of plain lines
 WIDEST = 110
 _WINDOW = 20  # steps over which the time left is estimated
 _SAMPLE_LINES = 3  # of a sample's text
@@ -56,7 +56,7 @@ class Screen:
 
     Args:
         total: steps of the stage.
-        every_s: between two lines where nothing can be drawn again.
+        every_s: seconds between two plain lines.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Of a line."""
+        """Characters of a line."""
         return max(min(self.console.width, WIDEST), 40)
 
-    # ---- what is told ----------------------------------------------------------------------------
+    # ---- output ----------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """A line above the progress; on a terminal a long one is broken between words and
+        """Prints a line above the progress; on a terminal a long one is broken between words and
         indented.
         """
         for line in text.splitlines() or [""]:
@@ -99,13 +99,13 @@ class Screen:
                 self.console.print(part, highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, step: int) -> None:
-        """The run goes on after `step` steps."""
+        """Starts, or resumes after `step` steps."""
         self._step, self._numbers = step, {}
         self._times.clear()
         self._times.append((step, self._worked()))
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """What the run does now, and how much of it is done."""
+        """Shows the present phase and its progress."""
         if name != self._phase[0]:
             self._phase_since = self._clock()
         self._phase = name, done, total
@@ -114,7 +114,7 @@ class Screen:
             self._thread.start()
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
-        """`step` steps are done; `numbers` are the last one's metrics."""
+        """Shows the metrics of the last step."""
         self._step, self._numbers, self._fresh = step, dict(numbers), True
         self._phase_since = self._clock()
         self._times.append((step, self._worked()))
@@ -128,12 +128,12 @@ class Screen:
             self._print(self._line(COLUMNS))
 
     def samples(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
-        """A few samples of a step as text: the best, the worst, and one that was cut."""
+        """Prints a few samples of a step: the best, the worst, and a truncated one."""
         for line in sample_lines(step, groups, self.width):
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing is drawn afterwards; may be called twice."""
+        """Ends the drawing; may be called twice."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -142,22 +142,22 @@ class Screen:
             self._lines.stop()
             self._lines = None
 
-    # ---- what is drawn ---------------------------------------------------------------------------
+    # ---- drawing ---------------------------------------------------------------------------------
 
     def _worked(self) -> float:
-        """A clock that stands still while XLA compiles: the next steps compile little."""
+        """Seconds without those of XLA's compiler: later steps compile little."""
         return self._clock() - self._compiler.seconds
 
     @property
     def left_s(self) -> float:
-        """Seconds to the last step as the last ones went; NaN where none is done."""
+        """Estimated seconds to the last step; NaN before the first one."""
         if len(self._times) < 2:
             return math.nan
         (first, then), (last, now) = self._times[0], self._times[-1]
         return (now - then) / max(last - first, 1) * (self.total - last)
 
     def _doing(self) -> str:
-        """ "rollout 23 of 64, 41 s", or what the compiler does."""
+        """ "rollout 23 of 64, 41 s", or the compiler's activity."""
         name, done, total = self._phase
         if (busy := self._compiler.busy_s) >= 1:
             return f"{name}: compiling, {duration(busy)}"
@@ -171,7 +171,7 @@ class Screen:
         return begin + progress_text(self._numbers, self.left_s, columns - len(begin))
 
     def _drawn(self) -> bool:
-        """Whether lines can be drawn again; on a dumb terminal they cannot."""
+        """Whether the terminal can redraw lines."""
         return self.console.is_terminal and not self.console.is_dumb_terminal
 
     def _draw(self) -> None:
@@ -189,7 +189,7 @@ class Screen:
         self.note(line)
 
     def _watch(self) -> None:
-        """Shows that the run is alive while it computes: the main thread may be in the compiler."""
+        """Draws while the main thread computes or compiles."""
         while not self._ended.wait(0.5):
             if self._drawn():
                 self._draw()
@@ -199,21 +199,21 @@ class Screen:
 
 
 def sample_lines(step: int, groups: Sequence[Mapping[str, Any]], width: int) -> list[str]:
-    """The best, the worst and a truncated sample of logged groups, a few lines each."""
-    found = [(group, sample) for group in groups for sample in group["samples"]]
-    known = [x for x in found if x[1]["outcome"] == "ok"]
-    shown: list[tuple[str, Any]] = []
-    if known:
-        best = max(known, key=lambda x: x[1]["reward"])
-        worst = min(known, key=lambda x: x[1]["reward"])
-        shown.append(("best", best))
+    """Returns the best, the worst and a truncated sample of logged groups, a few lines each."""
+    pairs = [(group, sample) for group in groups for sample in group["samples"]]
+    judged = [x for x in pairs if x[1]["outcome"] == "ok"]
+    chosen: list[tuple[str, Any]] = []
+    if judged:
+        best = max(judged, key=lambda x: x[1]["reward"])
+        worst = min(judged, key=lambda x: x[1]["reward"])
+        chosen.append(("best", best))
         if worst[1]["reward"] < best[1]["reward"]:
-            shown.append(("worst", worst))
-    cut = next((x for x in found if x[1]["truncated"]), None)
-    if cut and all(cut is not x for _, x in shown):
-        shown.append(("truncated", cut))
-    lines = [f"── samples of step {step} ".ljust(min(width, COLUMNS), "─")] if shown else []
-    for name, (group, sample) in shown:
+            chosen.append(("worst", worst))
+    cut = next((x for x in pairs if x[1]["truncated"]), None)
+    if cut and all(cut is not x for _, x in chosen):
+        chosen.append(("truncated", cut))
+    lines = [f"── samples of step {step} ".ljust(min(width, COLUMNS), "─")] if chosen else []
+    for name, (group, sample) in chosen:
         head = f"{name}: {verdict_text(sample)}, {sample['tokens']} tokens"
         lines += [head, *text_lines("prompt", group["prompt"], width, 1)]
         lines += text_lines("answer", sample["response"], width, _SAMPLE_LINES)
@@ -221,7 +221,7 @@ def sample_lines(step: int, groups: Sequence[Mapping[str, Any]], width: int) -> 
 
 
 def verdict_text(sample: Mapping[str, Any]) -> str:
-    """ "reward 0.5" of a logged sample; "no verdict (error)" of one without."""
+    """Returns "reward 0.5" of a logged sample, or "no verdict (error)"."""
     if sample["outcome"] == "ok":
         return f"reward {sample['reward']:g}"
     error = f": {sample['error']}" if sample.get("error") else ""
@@ -229,7 +229,7 @@ def verdict_text(sample: Mapping[str, Any]) -> str:
 
 
 def text_lines(label: str, text: str, width: int, most: int) -> list[str]:
-    """`text` in at most so many lines; characters that would move the cursor are spelt."""
+    """Returns `text` in at most `most` lines; control characters are escaped."""
     plain = "".join(x if x.isprintable() else " " if x.isspace() else repr(x)[1:-1] for x in text)
     room = width - 11
     parts = [plain[i : i + room] for i in range(0, len(plain), room)] or ["(empty)"]

@@ -1,8 +1,7 @@
-"""TensorBoard's event files, written where they are called: no thread, no queue, and no clock that
-anything waits for.
+"""TensorBoard's event files, written by the calling thread.
 
-tensorboardX's own writer hands events to a thread that sleeps by the wall clock. A clock that jumps
-back ends the thread, and the next flush waits for ever.
+tensorboardX's own writer has a thread that sleeps by the wall clock. A clock that jumps back ends
+the thread, and the next flush waits for ever.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from typing import Any
 
 
 class Board:
-    """Writes scalars into one folder. What fails here is told once and ends nothing but the board:
+    """A writer of scalars into one folder. An error is reported once and disables the board alone:
     metrics.jsonl has every number.
 
-    `purge_step`: TensorBoard hides events from this step on that earlier files hold (a kill left
-    them).
+    `purge_step`: TensorBoard hides events of earlier files from this step on (left by a kill).
     """
 
     def __init__(self, folder: Path, tell: Callable[[str], None], purge_step: int):
@@ -34,23 +32,21 @@ class Board:
         self._writer: Any = None
 
     def go_on(self, step: int) -> None:
-        """The run goes on after `step` steps: TensorBoard hides what it has of later ones."""
+        """Resumes after `step` steps: TensorBoard hides the events of later ones."""
         self.close()
         self.purge_step = step + 1
 
     def prepare(self) -> None:
-        """Imports what `log` needs beside whatever runs now: torch comes with it where there is
-        one, which takes seconds.
-        """
+        """Imports the writer in a thread: it imports torch, if installed, which takes seconds."""
         threading.Thread(target=_import_writers, name="board-imports").start()
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Records the numbers of `step`; all of them are with the operating system afterwards."""
+        """Records the numbers of `step`; they are flushed to the operating system."""
         if self.failed:
             return
         try:
             self._write(step, numbers)
-        # of the disk, of a folder that is gone, of a library that is missing
+        # a full disk, a missing folder, a missing library
         except Exception as error:
             self.failed = True
             self.close()
@@ -75,8 +71,8 @@ class Board:
         events = [Event(wall_time=now, step=step, summary=scalar(*x)) for x in numbers.items()]
         if self._writer is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            own = f"{os.getpid()}.{time.monotonic_ns()}"  # two files of one second are two files
-            name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{own}"
+            unique = f"{os.getpid()}.{time.monotonic_ns()}"  # for two files of one second
+            name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{unique}"
             self._writer = RecordWriter(str(self.folder / name))
             start = SessionLog(status=SessionLog.START)
             events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
@@ -87,5 +83,5 @@ class Board:
 
 
 def _import_writers() -> None:
-    with contextlib.suppress(Exception):  # the first `log` says what is wrong
+    with contextlib.suppress(Exception):  # the first `log` reports it
         importlib.import_module("tensorboardX.summary")

@@ -1,7 +1,5 @@
-"""The trackers of a run: where its numbers go besides metrics.jsonl. `trackers` of the
-configuration names them.
-
-Each gets the names and steps of metrics.jsonl, and none of them can end or stop the run.
+"""The trackers of a run (setting `trackers`), which get the names and steps of metrics.jsonl. No
+tracker can end or delay the run.
 """
 
 from __future__ import annotations
@@ -19,18 +17,16 @@ from compass_jax.trackers.services import SERVICES
 
 
 class Tracker(Protocol):
-    """One place of a run's numbers."""
+    """A destination of a run's numbers."""
 
     def go_on(self, step: int) -> None:
-        """The run goes on after `step` steps: what the tracker has of later ones is not kept
-        twice.
-        """
+        """Resumes after `step` steps; steps that the tracker has are not recorded twice."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Records the numbers of `step`."""
 
     def close(self) -> None:
-        """Nothing is recorded afterwards; may be called twice."""
+        """Ends the recording; may be called twice."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -49,24 +45,24 @@ def open_trackers(
     settings: Mapping[str, Any],
     tell: Callable[[str], None],
 ) -> list[Tracker]:
-    """The trackers of one stage of a run, each name once.
+    """Opens the trackers of one stage of a run, each name once.
 
     Args:
-        settings: the run's configuration in JSON's types, which a tracker shows beside the curves.
-        tell: prints a line: where a tracker shows the run, or why it has nothing of it.
+        settings: the run's configuration in JSON's types, which trackers show with the curves.
+        tell: prints a line: the address of the run in a tracker, or why the tracker failed.
     """
-    found: list[Tracker] = []
+    trackers: list[Tracker] = []
     for name in dict.fromkeys(names):
         if name in SERVICES:
-            found.append(Remote(SERVICES[name], run_dir, stage, settings, tell))
+            trackers.append(Remote(SERVICES[name], run_dir, stage, settings, tell))
         else:
             board = Board(run_dir / "tb" / stage, tell, 1)
             board.prepare()
-            found.append(board)
-    return found
+            trackers.append(board)
+    return trackers
 
 
 def _installed(package: str) -> bool:
-    """Whether it can be imported; a folder of its name, as wandb makes them, is no package."""
+    """Whether a package can be imported; a folder of its name, as wandb makes them, is none."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None

@@ -1,7 +1,5 @@
-"""A tracker that keeps runs in a place of its own: a server, or a database for all runs.
-
-One thread speaks to it. The run waits for it at its end alone, and no longer than CLOSE_S: a server
-that is away costs no step.
+"""Trackers with a server, or with one database for all runs, each driven by one thread. The run
+waits for a tracker only at its end, and at most CLOSE_S.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ Logged = tuple[int, Mapping[str, float]]
 
 
 class Remote:
-    """Hands the steps of one stage to a service, each once and in order.
+    """A tracker that sends the steps of one stage to a service, each once and in order.
 
-    A run that goes on hands over what the tracker lacks of the steps until then, from
-    metrics.jsonl, and leaves out the later ones that the tracker has already: a resumed run makes
-    the same numbers again. What fails is told once, and the run goes on.
+    A resumed run first sends the earlier steps that the service lacks, from metrics.jsonl, and then
+    leaves out the steps that the service has: it computes the same numbers again. An error is
+    reported once, and the run continues.
     """
 
     def __init__(
@@ -46,15 +44,15 @@ class Remote:
         self._thread: threading.Thread | None = None
 
     def go_on(self, step: int) -> None:
-        """The run goes on after `step` steps."""
+        """Resumes after `step` steps."""
         self._put(logged(self.log_file, self.stage, step))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Records the numbers of `step`; those that are not finite are left out."""
+        """Records the finite numbers of `step`."""
         self._put(iter([(step, numbers)]))
 
     def close(self) -> None:
-        """Waits until the tracker has everything, at most CLOSE_S."""
+        """Waits until the service has everything, at most CLOSE_S."""
         if self._thread is None:
             return
         self._work.put(None)
@@ -92,8 +90,8 @@ class Remote:
 
 
 def logged(path: Path, stage: str, until: int) -> Iterator[Logged]:
-    """(step, numbers) of the stage's lines in metrics.jsonl up to a step; lines that are damaged
-    are passed over.
+    """Yields (step, numbers) of the stage's lines in metrics.jsonl up to a step, without damaged
+    lines.
     """
     if not path.exists():
         return

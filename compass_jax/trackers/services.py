@@ -1,8 +1,7 @@
-"""Weights & Biases, and trackio, as their own packages offer them. What is asked of the person (an
-account, a server, a project's name, offline or not) is asked by their own variables: WANDB_PROJECT,
-WANDB_MODE, TRACKIO_SPACE_ID and so on.
+"""Weights & Biases and trackio. Account, server, project and offline mode are set by their own
+environment variables: WANDB_PROJECT, WANDB_MODE, TRACKIO_SPACE_ID and so on.
 
-The packages are imported by the thread that speaks to them: they take a second.
+The packages are imported by the tracker's thread, since that takes a second.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-PROJECT = "compass_jax"  # where the person names none
+PROJECT = "compass_jax"  # without a project in the environment
 START_S = 30.0
 FINISH_S = 30.0
 
@@ -30,12 +29,12 @@ class Run(Protocol):
 
 
 class Service(NamedTuple):
-    """A tracker with a place of its own: its title, and what opens the run there."""
+    """A tracker's title, and the function that opens a run in it."""
 
     title: str
     open: Callable[[Path, str, Mapping[str, Any], Callable[[str], None]], tuple[Run, int]]
-    """Opens the run of (folder, stage, settings, tell), or goes on with the one of that folder.
-    Returns it and the last step that the tracker has of it, 0 for none.
+    """Opens the run of (folder, stage, settings, tell), or resumes the one of that folder. Returns
+    it and the last step that the tracker has of it, or 0.
     """
 
 
@@ -43,7 +42,7 @@ def open_wandb(
     folder: Path, stage: str, settings: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[Run, int]:
     """Opens a run of Weights & Biases, whose files and id are in `folder`. Raises RuntimeError
-    where nobody is logged in: it is never asked for.
+    without a login, for which it does not prompt.
     """
     import wandb
 
@@ -79,12 +78,10 @@ def open_wandb(
 def open_trackio(
     folder: Path, stage: str, settings: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[Run, int]:
-    """Opens a run in trackio's database, which is the person's own for all projects, or in a
-    Space.
-    """
+    """Opens a run in trackio's database, one for all projects of a user, or in a Space."""
     import trackio
 
-    # a run is known by its name, which two run directories may share
+    # trackio identifies a run by its name, which two run directories may share
     own = run_id(folder, "trackio", stage)
     run = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
@@ -93,7 +90,7 @@ def open_trackio(
         config=dict(settings),
         embed=False,
     )
-    return run, max(run._next_step - 1, 0)  # as its database has it: nothing public says it
+    return run, max(run._next_step - 1, 0)  # from its database; there is no public method
 
 
 SERVICES = {
@@ -103,8 +100,8 @@ SERVICES = {
 
 
 def run_id(folder: Path, tracker: str, stage: str) -> str:
-    """The id of the stage's run in a tracker: a file of the run directory keeps it, so that a
-    resumed run is the same one there.
+    """Returns the id of the stage's run in a tracker, from a file of the run directory: a resumed
+    run has the same id.
     """
     file = folder / f"{tracker}-{stage}.id"
     known = file.read_text().strip() if file.exists() else ""
@@ -119,8 +116,8 @@ _BLOCK, _HEAD, _FILE_HEAD = 32 * 1024, 7, 7  # of LevelDB's log format, in bytes
 
 
 def offline_steps(file: Path) -> Iterator[int]:
-    """The steps in a file that wandb wrote offline: a process that was killed takes along what its
-    last block held, and only the file says what that was.
+    """Yields the steps in an offline file of wandb. A killed process loses its last block, so the
+    file alone has the truth.
     """
     for record in offline_records(file):
         if record.HasField("history"):
@@ -128,7 +125,7 @@ def offline_steps(file: Path) -> Iterator[int]:
 
 
 def offline_records(file: Path) -> Iterator[Any]:
-    """wandb's records in a file, up to where it was cut."""
+    """Yields wandb's records in a file that may be cut."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, whole = file.read_bytes(), _FILE_HEAD, b""
