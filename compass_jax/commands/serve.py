@@ -21,8 +21,7 @@ from compass_jax.extras import how_to_install
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.sampling import Sampler
-from compass_jax.serving.bound import bind, is_loopback
-from compass_jax.serving.limits import Limits, make_room_for
+from compass_jax.serving.limits import Limits, bind, is_loopback, make_room_for
 from compass_jax.weights.start import model_of, tokenizer_beside
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 # what the HTTP server needs, of the extra "serve"
 HTTP_PACKAGES = ("uvicorn", "starlette", "pydantic", "prometheus_client")
-BACKLOG = 64  # connections that the kernel holds until they are accepted
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,6 @@ def openai_server(config: ServeConfig) -> Iterator[HttpServer]:
     config.rollout()
     try:
         from compass_jax.serving.guard import resolve_key
-        from compass_jax.serving.metrics import Metrics
         from compass_jax.serving.openai_api import make_app
         from compass_jax.serving.openai_requests import Served
         from compass_jax.serving.server import http_server
@@ -201,16 +198,8 @@ def openai_server(config: ServeConfig) -> Iterator[HttpServer]:
         batcher = OnlineBatcher(engine, params, config.max_waiting)
         batcher.start()
         stack.callback(batcher.stop, limits.engine_stop_s)
-        hosts, metrics = [config.host, *config.allow_host], Metrics()
-        server = http_server(make_app(served, batcher, limits, metrics, hosts, key), limits)
-        connections = server.server_state.connections
-        metrics.watch("compass_connections", "Connections that are open.", lambda: len(connections))
-        try:
-            bound.listen(BACKLOG)
-        except OSError as error:
-            where = f"--host {config.host} --port {config.port}"
-            raise ConfigError(f"{where}: {error.strerror}; choose another") from error
-        yield HttpServer(server, bound)
+        app = make_app(served, batcher, limits, [config.host, *config.allow_host], key)
+        yield HttpServer(http_server(app, limits), bound)
 
 
 def _missing(command: str, error: ModuleNotFoundError, *packages: str) -> ConfigError:

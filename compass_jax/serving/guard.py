@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from compass_jax.config import ConfigError
 from compass_jax.serving.errors import ApiError
-from compass_jax.serving.metrics import Metrics
+from compass_jax.serving.metrics import LATENCY, REQUESTS
 
 KEY_VARIABLE = "COMPASS_API_KEY"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -31,15 +31,15 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::(\d{1,5}))?", re.
 _KEY = re.compile(r"[\x21-\x7e]{8,1024}")
 
 
-def resolve_key(given: str | None, loopback: bool) -> str | None:
+def resolve_key(option: str | None, loopback: bool) -> str | None:
     """Returns the key that every client must send: `--api-key`, or the environment's; None if none
     is needed.
 
     ConfigError, which never shows the key, for one that cannot be sent, or if other machines would
     need none.
     """
-    key = os.environ.get(KEY_VARIABLE) if given is None else given
-    source = KEY_VARIABLE if given is None else "--api-key"
+    key = os.environ.get(KEY_VARIABLE) if option is None else option
+    source = KEY_VARIABLE if option is None else "--api-key"
     if key is not None and not _KEY.fullmatch(key):
         raise ConfigError(
             f"{source} must be 8 to 1024 characters of ASCII, without white space; it has "
@@ -60,16 +60,9 @@ class Guard:
     are counted by name.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        routes: Iterable[str],
-        hosts: Iterable[str],
-        key: str | None,
-        metrics: Metrics,
-    ):
+    def __init__(self, app: ASGIApp, routes: Iterable[str], hosts: Iterable[str], key: str | None):
         for host in hosts:
-            if not (found := _AUTHORITY.fullmatch(host)) or found[2]:
+            if not (match := _AUTHORITY.fullmatch(host)) or match[2]:
                 raise ConfigError(
                     f"--allow-host {host[:200]!r}: give a name or an address, without a port"
                 )
@@ -77,11 +70,10 @@ class Guard:
         self._routes = frozenset(routes)
         self._named = {_bare(host) for host in hosts}
         self._key = None if key is None else key.encode()
-        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request, or lets the application answer it; counts the answer and its time."""
-        scope["begun"] = begun = time.monotonic()
+        scope["began"] = began = time.monotonic()
         route = scope["path"] if scope["path"] in self._routes else "other"
         headers = Headers(scope=scope)
         # A proxy in front may see the end of such a request elsewhere (RFC 9112, 6.3).
@@ -104,27 +96,28 @@ class Guard:
         except Exception:  # Starlette has answered with 500
             logging.getLogger(__name__).exception("a request failed")
         finally:
-            self._metrics.requests.labels(route, status).inc()
-            self._metrics.latency.labels(route).observe(time.monotonic() - begun)
+            REQUESTS.labels(route, status).inc()
+            LATENCY.labels(route).observe(time.monotonic() - began)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError for a request that goes no further."""
-        host, origin = _only(headers, "host"), _only(headers, "origin")
+        host = headers.get("host")
         if host is not None:  # None: HTTP/1.0, which no browser speaks
             reached = (scope.get("server") or ("",))[0]
             if _name(host) not in {*LOOPBACK, _bare(reached), *self._named}:
                 text = f"this server is not known as {host[:100]!r}; --allow-host adds a name"
                 raise ApiError(text, status=421)
-        if origin is not None and not self._is_own(origin, host):
-            raise ApiError(f"pages of {origin[:100]!r} may not ask this server", status=403)
+        for origin in headers.getlist("origin"):
+            if not self._is_own(origin, host):
+                raise ApiError(f"pages of {origin[:100]!r} may not ask this server", status=403)
         if self._key is not None and scope["path"] not in OPEN_PATHS:
-            scheme, _, key = (_only(headers, "authorization") or "").partition(" ")
-            same = hmac.compare_digest(key.strip().encode("latin-1"), self._key)
-            if scheme.lower() != "bearer" or not same:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            matches = hmac.compare_digest(key.strip().encode("latin-1"), self._key)
+            if scheme.lower() != "bearer" or not matches:
                 text = "the key is missing or wrong: send the header Authorization: Bearer KEY"
                 raise ApiError(text, status=401, code="invalid_api_key")
         if scope["method"] == "POST":
-            kind = (_only(headers, "content-type") or "").partition(";")[0].strip().lower()
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise ApiError("the content-type must be application/json", status=415)
 
@@ -134,9 +127,9 @@ class Guard:
             parts = urlsplit(origin)
         except ValueError:
             return False
-        same = host is not None and parts.netloc.lower() == host.lower()
+        is_host = host is not None and parts.netloc.lower() == host.lower()
         web = parts.scheme in ("http", "https") and bool(parts.netloc)
-        return web and (same or _name(parts.netloc) in self._named)
+        return web and (is_host or _name(parts.netloc) in self._named)
 
 
 def error_response(error: ApiError) -> Response:
@@ -144,17 +137,9 @@ def error_response(error: ApiError) -> Response:
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
-def _only(headers: Headers, name: str) -> str | None:
-    """Returns the value of a header that may come once. ApiError if it comes twice."""
-    found = headers.getlist(name)
-    if len(found) > 1:
-        raise ApiError(f"the header {name} comes {len(found)} times")
-    return found[0] if found else None
-
-
 def _name(authority: str) -> str | None:
-    found = _AUTHORITY.fullmatch(authority)
-    return _bare(found[1]) if found else None
+    match = _AUTHORITY.fullmatch(authority)
+    return _bare(match[1]) if match else None
 
 
 def _bare(host: str) -> str:

@@ -1,12 +1,15 @@
-"""How much of the HTTP server its clients may take."""
+"""How much of the HTTP server its clients may take, and the socket on which it listens."""
 
 from __future__ import annotations
 
+import ipaddress
 import resource
+import socket
 from dataclasses import dataclass
 
 from compass_jax.config import ConfigError
 
+BACKLOG = 64  # connections that the kernel holds until they are accepted
 OWN_DESCRIPTORS = 320  # files and devices of this process
 
 
@@ -30,16 +33,37 @@ def make_room_for(connections: int, needed: int) -> None:
     ConfigError if the hard limit is too low, or if `connections` are fewer than `needed`, those of
     all requests in slots and in the queue.
     """
+    option = f"--max-connections {connections}"
     if connections < needed:
         text = f"slots and queue alone may hold {needed - 1}; give at least {needed}"
-        raise ConfigError(f"--max-connections {connections}: {text}")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ConfigError(f"{option}: {text}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: infinite
     wanted = connections + OWN_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        if hard != resource.RLIM_INFINITY and hard < wanted:
-            most = max(hard - OWN_DESCRIPTORS, 0)
-            raise ConfigError(
-                f"--max-connections {connections} needs {wanted} file descriptors and this process "
-                f"may have {hard}: give at most {most}, or raise the limit (ulimit -n)"
-            )
+    if 0 <= hard < wanted:
+        raise ConfigError(
+            f"{option} needs {wanted} file descriptors and this process may have {hard}: give at "
+            f"most {max(hard - OWN_DESCRIPTORS, 0)}, or raise the limit (ulimit -n)"
+        )
+    if 0 <= soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens at an address. ConfigError if that cannot be."""
+    if not host.strip():
+        text = "name an interface, 127.0.0.1 for this machine alone, 0.0.0.0 for every one"
+        raise ConfigError(f"--host is empty: {text}")
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family = min((address[0] for address in addresses), key=lambda x: x is not socket.AF_INET)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, ValueError) as error:  # ValueError: a name that no resolver takes
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"--host {host[:200]!r} --port {port}: {reason}; choose another"
+        ) from error
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    """Returns whether only this machine reaches a bound socket."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback

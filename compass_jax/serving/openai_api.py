@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -22,38 +22,35 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from compass_jax.rollout.online import Full, OnlineBatcher
+from compass_jax.serving import metrics
 from compass_jax.serving.errors import ApiError
 from compass_jax.serving.guard import CLIENT_LEFT, Guard, error_response
 from compass_jax.serving.limits import Limits
-from compass_jax.serving.metrics import Metrics
-from compass_jax.serving.openai_answers import Answer, Piece
+from compass_jax.serving.openai_answers import Answer
 from compass_jax.serving.openai_bodies import ChatBody, CompletionBody
 from compass_jax.serving.openai_requests import Job, Served, read_job
+
+Kind = type[CompletionBody | ChatBody]
 
 
 class Api:
     """The routes, and what their requests share."""
 
-    def __init__(self, served: Served, batcher: OnlineBatcher, limits: Limits, metrics: Metrics):
+    def __init__(self, served: Served, batcher: OnlineBatcher, limits: Limits):
         self.served = served
         self.batcher = batcher
         self.limits = limits
-        self.metrics = metrics
         self._preparing = 0
         self._reading, self._decoding = CapacityLimiter(2), CapacityLimiter(1)
         self._number = itertools.count(1)
         self._started = int(time.time())
-        text = "Requests that are received, parsed and tokenised."
-        metrics.watch("compass_preparing", text, lambda: self._preparing)
-        text = "Sequences that are decoded together."
-        metrics.watch("compass_slots", text, lambda: batcher.engine.config.slots)
-        text = "Slots that hold a sequence."
-        metrics.watch("compass_slots_used", text, lambda: batcher.active)
-        text = "Sequences that wait for a slot."
-        metrics.watch("compass_waiting", text, lambda: batcher.waiting)
+        metrics.PREPARING.set_function(lambda: self._preparing)
+        metrics.SLOTS.set(batcher.engine.config.slots)
+        metrics.SLOTS_USED.set_function(lambda: batcher.active)
+        metrics.WAITING.set_function(lambda: batcher.waiting)
         self.routes = [
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", partial(self.respond, kind=CompletionBody), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self.respond, kind=ChatBody), methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/health", self.health),
             Route("/metrics", self.metrics_page),
@@ -72,30 +69,14 @@ class Api:
 
     async def metrics_page(self, request: Request) -> Response:
         """Returns the metrics as Prometheus reads them."""
-        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    async def completions(self, request: Request) -> Response:
-        """Answers /v1/completions."""
-        return await self._respond(request, CompletionBody)
-
-    async def chat(self, request: Request) -> Response:
-        """Answers /v1/chat/completions."""
-        return await self._respond(request, ChatBody)
-
-    async def _respond(self, request: Request, kind: type[CompletionBody | ChatBody]) -> Response:
+    async def respond(self, request: Request, kind: Kind) -> Response:
+        """Answers a request for completions or for a chat."""
         job = await self._job(request, kind)
-        answer = self._submit(job)
-        self.metrics.prompt_tokens.inc(answer.usage()["prompt_tokens"])
-        pieces = self._counted(request, answer)
-        if job.body.stream:
-            return Events(answer, pieces)
-        try:
-            body = await _until_left(request, answer.whole(pieces))
-        finally:
-            answer.close()
-        return Response(body, media_type="application/json")
+        return AnswerResponse(self._submit(job, request.scope["began"]))
 
-    async def _job(self, request: Request, kind: type[CompletionBody | ChatBody]) -> Job:
+    async def _job(self, request: Request, kind: Kind) -> Job:
         """Receives, parses and tokenises a request."""
         limits = self.limits
         if self._preparing >= limits.preparing:
@@ -114,10 +95,10 @@ class Api:
         finally:
             self._preparing -= 1
 
-    def _submit(self, job: Job) -> Answer:
+    def _submit(self, job: Job, began: float) -> Answer:
+        number = next(self._number)
         try:
-            number = next(self._number)
-            return Answer(job, self.served, self.batcher, self._decoding, number)
+            return Answer(job, self.served, self.batcher, self._decoding, number, began)
         except Full as error:
             raise ApiError(str(error), status=429) from error
         except ValueError as error:
@@ -126,28 +107,30 @@ class Api:
             status = 503 if self.batcher.error is None else 500
             raise ApiError(str(error), status=status) from error
 
-    async def _counted(self, request: Request, answer: Answer) -> AsyncIterator[Piece]:
-        """Yields the pieces of an answer, and counts its tokens."""
-        first = True
-        async for piece in answer.pieces():
-            if first:
-                seconds = time.monotonic() - request.scope["begun"]
-                self.metrics.first_token.labels(request.url.path).observe(seconds)
-                first = False
-            self.metrics.completion_tokens.inc(piece.tokens)
-            yield piece
 
+class AnswerResponse(StreamingResponse):
+    """An answer, whole or as server-sent events. It is cancelled when the client leaves."""
 
-class Events(StreamingResponse):
-    """An answer as server-sent events. It is cancelled when the client leaves."""
+    def __init__(self, answer: Answer):
+        self._answer, self._streams = answer, answer.job.body.stream
+        body = answer.events() if self._streams else answer.whole()
+        media_type = "text/event-stream" if self._streams else "application/json"
+        super().__init__(body, headers={"cache-control": "no-cache"}, media_type=media_type)
 
-    def __init__(self, answer: Answer, pieces: AsyncIterator[Piece]):
-        headers = {"cache-control": "no-cache"}
-        super().__init__(answer.events(pieces), headers=headers, media_type="text/event-stream")
-        self._answer = answer
+    async def stream_response(self, send: Send) -> None:
+        """Sends the answer, once its first part is there: an earlier error has its own status."""
+        parts = aiter(self.body_iterator)
+        body = await anext(parts)
+        if not self._streams:
+            self.headers["content-length"] = str(len(body))
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        while body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            body = await anext(parts, b"")
+        await send({"type": "http.response.body", "body": b""})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
+        """Sends the answer, and gives up what is not finished then."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -158,18 +141,17 @@ def make_app(
     served: Served,
     batcher: OnlineBatcher,
     limits: Limits,
-    metrics: Metrics,
-    hosts: list[str],
-    key: str | None,
+    hosts: Sequence[str] = (),
+    key: str | None = None,
 ) -> Guard:
     """Returns the ASGI application of a server that clients may call by these names, with this
     key.
     """
-    api = Api(served, batcher, limits, metrics)
+    api = Api(served, batcher, limits)
     kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
     app = Starlette(routes=api.routes, exception_handlers={kind: _on_error for kind in kinds})
     app.router.redirect_slashes = False
-    return Guard(app, [route.path for route in api.routes], hosts, key, metrics)
+    return Guard(app, [route.path for route in api.routes], hosts, key)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -199,21 +181,3 @@ async def _body(request: Request, most: int) -> bytes:
     if size > most:
         raise ApiError(f"the body exceeds {most} bytes", status=413)
     return bytes(body)
-
-
-async def _until_left(request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
-    """Returns what `work` returns; cancels it when the client leaves."""
-
-    async def left() -> bytes:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        raise ClientDisconnect
-
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(left())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task.done()).result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Json,
     PlainValidator,
     ValidationError,
     ValidationInfo,
@@ -23,12 +24,13 @@ from pydantic import (
 )
 
 from compass_jax.serving.errors import ApiError, shown
-from compass_jax.untrusted import parse_json
 
 MOST_CHOICES = 64
-MOST_TOKENS = 2**31 - 1  # that may be asked for; the answer has what fits
+MOST_TOKENS = 2**31 - 1  # that a request may name; the answer has what fits
 # Variables of a chat template that the request's other fields give.
 _OWN_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+UNCONSTRAINED = "is not supported: this server does not constrain what the model writes"
+UNFORCED = "is not supported: this server cannot force a call: use auto or none"
 
 
 class Body(BaseModel):
@@ -55,18 +57,17 @@ def refusal(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(f"{place} is missing", param)
     text = first["msg"].removeprefix("Value error, ")
-    text = re.sub(r"^(Input|String|List|Dictionary) should |^Value must ", "must ", text)
-    text = re.sub(r" or instance of \w+$", "", text)
+    text = re.sub(r"^[\w ]+ should ", "must ", text).partition(" or instance of")[0]
     return ApiError(f"{place} = {shown(first['input'])}: {text}", param)
 
 
 def _only(*values: Any, text: str = "is not supported; leave it out") -> AfterValidator:
     """Returns a validator for a field that is accepted at values that change nothing."""
 
-    def check(given: Any) -> Any:
-        if given not in values:
+    def check(value: Any) -> Any:
+        if value not in values:
             raise ValueError(text)
-        return given
+        return value
 
     return AfterValidator(check)
 
@@ -87,12 +88,13 @@ def _prompts(value: Any) -> list[str | list[int]]:
     return prompts
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Text = Annotated[str, Field(min_length=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stops = Annotated[
+    list[Stop],
+    Field(max_length=4),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 Zero = Annotated[float, _only(0)]
 One = Annotated[float, _only(1)]
 
@@ -112,7 +114,7 @@ class Sampling(Body):
     top_p: float = Field(1.0, ge=0, le=1)
     top_k: int = Field(0, ge=-1, le=MOST_TOKENS)  # 0, and -1 as vLLM has it: all tokens
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Annotated[list[Stop], Field(max_length=4), BeforeValidator(_as_list)] = []
+    stop: Stops = []
     stream: bool = False
     stream_options: StreamOptions | None = None
     # accepted at the value that changes nothing
@@ -139,23 +141,13 @@ class CompletionBody(Sampling):
     suffix: Annotated[str, _only("")] = ""
 
 
-def _arguments(value: Any) -> dict[str, Any]:
-    """Returns the arguments of a call as chat templates read them: as an object. OpenAI's clients
-    send them as its JSON.
-    """
-    if not isinstance(value, str):
-        raise ValueError("must be a text")
-    found = parse_json(value or "{}", "it", error=ValueError)
-    if not isinstance(found, dict):
-        raise ValueError("must be the JSON of an object")
-    return found
-
-
 class CalledFunction(Body):
-    """The function of a call."""
+    """The function of a call. Chat templates read its arguments as an object; OpenAI's clients send
+    them as its JSON.
+    """
 
     name: Text
-    arguments: Annotated[dict[str, Any], PlainValidator(_arguments)]
+    arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda x: "{}" if x == "" else x)]
 
 
 class Call(Body):
@@ -176,22 +168,18 @@ class Message(Body):
     tool_call_id: Text | None = None
     tool_calls: list[Call] = []
     content: str = Field(None, validate_default=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, value: Any) -> Any:
-        """Leaves out what clients send back with an answer of this server, if it is empty."""
-        if not isinstance(value, dict):
-            return value
-        names = ("refusal", "function_call", "annotations", "audio", "tool_calls")
-        return {k: x for k, x in value.items() if k not in names or x not in (None, [])}
+    # clients send these back with an answer of this server
+    refusal: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] = []
 
     @field_validator("tool_calls", "tool_call_id")
     @classmethod
     def _of_role(cls, value: Any, info: ValidationInfo) -> Any:
-        needed = {"tool_calls": "assistant", "tool_call_id": "tool"}[str(info.field_name)]
-        if value and info.data.get("role", needed) != needed:
-            raise ValueError(f"is not supported: only a message of role {needed} has it")
+        role = {"tool_calls": "assistant", "tool_call_id": "tool"}[str(info.field_name)]
+        if value and info.data.get("role", role) != role:
+            raise ValueError(f"is not supported: only a message of role {role} has it")
         return value
 
     @field_validator("content", mode="before")
@@ -221,9 +209,7 @@ class Function(Body):
     name: str = Field(pattern=r"^[\w.:-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[
-        bool, _only(False, text="this server does not constrain what the model writes")
-    ] = False
+    strict: Annotated[bool, _only(False, text=UNCONSTRAINED)] = False
 
 
 class Tool(Body):
@@ -240,25 +226,10 @@ def _distinct(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-def _variables(given: dict[str, Any]) -> dict[str, Any]:
-    if own := sorted(_OWN_VARIABLES & given.keys()):
-        raise ValueError(f"{own[0]} is a field of the request, no variable")
-    return given
-
-
-def _text_alone(given: Any) -> Any:
-    if given != {"type": "text"}:
-        raise ValueError(
-            "must be {type: text}: this server does not constrain what the model writes; ask for "
-            "JSON in a message, and check the answer"
-        )
-    return given
-
-
-def _unforced(given: Any) -> Any:
-    if given not in ("none", "auto"):
-        raise ValueError("is not supported: this server cannot force a call: use auto or none")
-    return given
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    if names := sorted(_OWN_VARIABLES & value.keys()):
+        raise ValueError(f"{names[0]} is a field of the request, no variable")
+    return value
 
 
 class ChatBody(Sampling):
@@ -270,9 +241,7 @@ class ChatBody(Sampling):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     tools: Annotated[list[Tool], Field(max_length=128), AfterValidator(_distinct)] = []
-    tool_choice: Annotated[Any, AfterValidator(_unforced)] = None
-    parallel_tool_calls: Annotated[
-        bool, _only(True, text="this server cannot bound the number of calls: leave it out")
-    ] = True
-    response_format: Annotated[Any, AfterValidator(_text_alone)] = None
+    tool_choice: Annotated[Any, _only("none", "auto", text=UNFORCED)] = None
+    parallel_tool_calls: Annotated[bool, _only(True)] = True
+    response_format: Annotated[Any, _only({"type": "text"}, text=UNCONSTRAINED)] = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = {}

@@ -1,11 +1,11 @@
-"""Log-probs as OpenAI's two APIs write them: tokens as texts and bytes, the likeliest beside each.
+"""Log-probs as OpenAI's two APIs write them: tokens as texts and bytes, and the likeliest of each
+position.
 
 They are of the model's distribution at temperature 1, whatever the request's temperature is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,58 +14,18 @@ from compass_jax.rollout.logprobs import TopLogprobs
 
 
 class Spelling(NamedTuple):
-    """How a token is written. A token that is part of a character is "bytes:" and its bytes, as
-    OpenAI writes it. A `control` token is in no answer's text.
+    """A token as text. A part of a character is "bytes:" and its bytes, as OpenAI writes it. A
+    `hidden` token is in no answer's text.
     """
 
     text: str
     bytes: list[int]
-    control: bool
-
-
-class Row(NamedTuple):
-    """One token of a choice: its log-prob in nats (None: nothing precedes it), and (spelling,
-    log-prob) of the likeliest in its place. `width`: characters of the text that begin with it;
-    `inside`: whether it begins inside a character.
-    """
-
-    token: Spelling
-    logprob: float | None
-    top: list[tuple[Spelling, float]]
-    width: int
-    inside: bool
-
-
-class Logprobs:
-    """Rows of tokens, with the `most` likeliest in each place."""
-
-    def __init__(self, tokenizer: Tokenizer, most: int):
-        self._most = most
-        self._known = tokenizer.vocab_size
-        self._spelt = spellings(tokenizer)
-
-    def rows(self, found: TopLogprobs, prompt: bool = False) -> list[Row]:
-        """A row of each token. Of a `prompt`, control tokens are in its text, too, and the first
-        token has no log-prob.
-        """
-        rows = [self._row(*row, prompt) for row in zip(found.ids.tolist(), found.logp.tolist())]
-        if prompt:
-            rows[0] = rows[0]._replace(logprob=None, top=[])
-        return rows
-
-    def _row(self, ids: list[int], logp: list[float], prompt: bool) -> Row:
-        # ids beyond the tokenizer's pad the LM head
-        best = [(i, p) for i, p in zip(ids[1:], logp[1:]) if i < self._known][: self._most]
-        token = self._spelt(ids[0])
-        top = [(self._spelt(i), p) for i, p in best]
-        starts = [byte & 0xC0 != 0x80 for byte in token.bytes]
-        shown = prompt or not token.control
-        return Row(token, logp[0], top, sum(starts) * shown, shown and not all(starts[:1]))
+    hidden: bool
 
 
 @cache
 def spellings(tokenizer: Tokenizer):
-    """The spelling of each token, found once."""
+    """Returns a cached function from a token to its spelling."""
 
     @cache
     def spelling(token: int) -> Spelling:
@@ -74,52 +34,76 @@ def spellings(tokenizer: Tokenizer):
             text = data.decode()
         except UnicodeDecodeError:
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-        control = bool(data) and not tokenizer.decode_response([token])
-        return Spelling(text, list(data), control)
+        return Spelling(text, list(data), bool(data) and not tokenizer.decode_response([token]))
 
     return spelling
 
 
-def width(rows: Sequence[Row]) -> int:
-    """Characters of the text that begin with these tokens."""
-    return sum(row.width for row in rows)
-
-
-def chat_logprobs(rows: Sequence[Row]) -> dict[str, Any]:
-    """`logprobs` of a choice of /v1/chat/completions."""
-
-    def entry(token: Spelling, logprob: float | None) -> dict[str, Any]:
-        return {"token": token.text, "logprob": logprob, "bytes": token.bytes}
-
-    content = [
-        {**entry(row.token, row.logprob), "top_logprobs": [entry(*other) for other in row.top]}
-        for row in rows
-    ]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(rows: Sequence[Row], offset: int, most: int) -> dict[str, Any]:
-    """`logprobs` of a choice of /v1/completions; offset: characters of the text before `rows`.
-
-    The likeliest are keyed by text: of tokens that are written alike the likelier stays. The token
-    itself is always among them.
+class Logprobs:
+    """The log-probs of one choice, with the `most` likeliest tokens of each position, in the form
+    of /v1/chat/completions (`chat`) or of /v1/completions.
     """
-    starts = []
-    for row in rows:
-        starts.append(offset - row.inside)
-        offset += row.width
+
+    def __init__(self, tokenizer: Tokenizer, most: int, chat: bool):
+        self._most, self._chat = most, chat
+        self._known = tokenizer.vocab_size
+        self._spelling = spellings(tokenizer)
+        self._offset = 0  # characters of the choice's text so far
+
+    def push(self, tokens: TopLogprobs, prompt: bool = False) -> dict[str, Any]:
+        """Returns the log-probs of new tokens. The first token of a `prompt` has none, and special
+        tokens are in its text, too. The values are lists, so that parts can be joined.
+        """
+        entries: list[tuple[Spelling, float | None, list]] = []
+        for ids, logp in zip(tokens.ids.tolist(), tokens.logp.tolist()):
+            # ids beyond the tokenizer's pad the LM head
+            likeliest = [(i, p) for i, p in zip(ids[1:], logp[1:]) if i < self._known]
+            top = [(self._spelling(i), p) for i, p in likeliest[: self._most]]
+            entries.append((self._spelling(ids[0]), logp[0], top))
+        if prompt:
+            entries[0] = (entries[0][0], None, [])
+        if self._chat:
+            content = [
+                {**_entry(token, logprob), "top_logprobs": [_entry(*other) for other in top]}
+                for token, logprob, top in entries
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [token.text for token, _, _ in entries],
+            "token_logprobs": [logprob for _, logprob, _ in entries],
+            "top_logprobs": [_by_text(*entry) for entry in entries] if self._most else None,
+            "text_offset": [self._next_offset(token, prompt) for token, _, _ in entries],
+        }
+
+    def _next_offset(self, token: Spelling, prompt: bool) -> int:
+        """Returns the offset of the character in which a token begins, and goes past the token."""
+        if token.hidden and not prompt:
+            return self._offset
+        starts = [byte & 0xC0 != 0x80 for byte in token.bytes]
+        offset = self._offset - (not all(starts[:1]))
+        self._offset += sum(starts)
+        return offset
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the log-probs of all tokens of a choice from those of its parts."""
     return {
-        "tokens": [row.token.text for row in rows],
-        "token_logprobs": [row.logprob for row in rows],
-        "top_logprobs": [_by_text(row) for row in rows] if most else None,
-        "text_offset": starts,
+        name: None if value is None else [x for part in parts for x in part[name]]
+        for name, value in parts[0].items()
     }
 
 
-def _by_text(row: Row) -> dict[str, float] | None:
-    if row.logprob is None:
+def _entry(token: Spelling, logprob: float | None) -> dict[str, Any]:
+    return {"token": token.text, "logprob": logprob, "bytes": token.bytes}
+
+
+def _by_text(token: Spelling, logprob: float | None, top: list) -> dict[str, float] | None:
+    """Returns the likeliest tokens by text, the token itself among them: of tokens that are written
+    alike the likelier stays.
+    """
+    if logprob is None:
         return None
-    found: dict[str, float] = {}
-    for token, logprob in [*row.top, (row.token, row.logprob)]:
-        found[token.text] = max(logprob, found.get(token.text, logprob))
-    return found
+    by_text: dict[str, float] = {}
+    for other, value in [*top, (token, logprob)]:
+        by_text[other.text] = max(value, by_text.get(other.text, value))
+    return by_text

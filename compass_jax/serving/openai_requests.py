@@ -16,12 +16,7 @@ from pydantic import ValidationError
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.serving.errors import ApiError, shown
-from compass_jax.serving.openai_bodies import (
-    MOST_CHOICES,
-    ChatBody,
-    CompletionBody,
-    refusal,
-)
+from compass_jax.serving.openai_bodies import MOST_CHOICES, ChatBody, CompletionBody, refusal
 from compass_jax.untrusted import parse_json
 
 MOST_DIGITS = 4000  # of an integer in a body; larger ones are refused before they are numbers
@@ -52,6 +47,7 @@ class Served:
 class Job:
     """A request that is checked. Each of `prompts`, token ids, gets `body.n` answers.
 
+    max_tokens: of each answer, cut to what fits; it then ends with finish_reason "length".
     logprobs: likeliest tokens that are told beside each token; None: no log-probs.
     echo: texts of the prompts, with which the answers begin.
     tools: those that the model may call, as chat templates read them.
@@ -60,15 +56,14 @@ class Job:
     body: CompletionBody | ChatBody
     prompts: tuple[np.ndarray, ...]
     max_tokens: int
-    top_k: int
     logprobs: int | None
     echo: tuple[str, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
 
     @property
-    def usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
-        return bool(self.body.stream_options and self.body.stream_options.include_usage)
+    def chat(self) -> bool:
+        """Whether the request is one of /v1/chat/completions."""
+        return isinstance(self.body, ChatBody)
 
 
 def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served) -> Job:
@@ -85,9 +80,9 @@ def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served)
         raise ApiError(text, "model", 404)
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream = true", "stream_options")
-    return (
-        completion_job(body, served) if isinstance(body, CompletionBody) else chat_job(body, served)
-    )
+    if isinstance(body, ChatBody):
+        return chat_job(body, served)
+    return completion_job(body, served)
 
 
 def completion_job(body: CompletionBody, served: Served) -> Job:
@@ -102,7 +97,8 @@ def completion_job(body: CompletionBody, served: Served) -> Job:
     prompts = tuple(_tokens(prompt, served) for prompt in body.prompt)
     decode = served.tokenizer.decode
     echo = [x if isinstance(x, str) else decode(x, True) for x in body.prompt if body.echo]
-    return _job(body, prompts, body.max_tokens, body.logprobs, served, echo=tuple(echo))
+    most = min(body.max_tokens, served.max_new_tokens)
+    return Job(body, prompts, most, body.logprobs, echo=tuple(echo))
 
 
 def chat_job(body: ChatBody, served: Served) -> Job:
@@ -116,11 +112,9 @@ def chat_job(body: ChatBody, served: Served) -> Job:
         raise ApiError(text, "max_tokens")
     if body.tool_choice == "auto" and not body.tools:
         raise ApiError("tool_choice = 'auto' needs tools", "tool_choice")
-    dumped = [
-        x.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for x in body.tools
-    ]
-    tools = dumped if body.tool_choice != "none" else []
-    messages = [m.model_dump(exclude_unset=True) | {"content": m.content} for m in body.messages]
+    offered = body.tools if body.tool_choice != "none" else []
+    tools = [tool.model_dump(exclude_defaults=True) for tool in offered]
+    messages = [m.model_dump(exclude_defaults=True) for m in body.messages]
     _check_sizes(messages, tools, served)
     _check_variables(body.chat_template_kwargs, served)
     try:
@@ -128,23 +122,9 @@ def chat_job(body: ChatBody, served: Served) -> Job:
     except TokenizerError as error:
         raise ApiError(str(error), "messages") from error
     limit = body.max_tokens or body.max_completion_tokens or served.max_new_tokens
+    most = min(limit, served.max_new_tokens)
     logprobs = body.top_logprobs if body.logprobs else None
-    return _job(body, (_checked_ids(ids, served),), limit, logprobs, served, tools=tuple(tools))
-
-
-def _job(
-    body: CompletionBody | ChatBody,
-    prompts: tuple[np.ndarray, ...],
-    max_tokens: int,
-    logprobs: int | None,
-    served: Served,
-    **others: Any,
-) -> Job:
-    """Returns a job. More tokens than fit are cut to what fits: the answer then ends with
-    finish_reason "length".
-    """
-    top_k = min(max(body.top_k, 0), served.vocab_size)
-    return Job(body, prompts, min(max_tokens, served.max_new_tokens), top_k, logprobs, **others)
+    return Job(body, (_checked_ids(ids, served),), most, logprobs, tools=tuple(tools))
 
 
 def _check_sizes(messages: list[dict], tools: list[dict], served: Served) -> None:
@@ -164,12 +144,12 @@ def _check_size(what: str, size: int, served: Served, param: str = "messages") -
         raise ApiError(text, param)
 
 
-def _check_variables(given: dict[str, Any], served: Served) -> None:
+def _check_variables(variables: dict[str, Any], served: Served) -> None:
     """Checks variables of the chat template. What a client writes is no control token, here as in
     messages.
     """
     name = "chat_template_kwargs"
-    texts = list(_texts(given))
+    texts = list(_texts(variables))
     _check_size(f"{name} has", sum(map(len, texts)), served, name)
     for text in texts:
         if served.tokenizer.encode(text) != served.tokenizer.encode(text, trusted=False):

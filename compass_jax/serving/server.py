@@ -11,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from compass_jax.serving.errors import ApiError
 from compass_jax.serving.limits import Limits
+from compass_jax.serving.metrics import CONNECTIONS
 
 
 class Connection(H11Protocol):
@@ -61,4 +62,6 @@ def http_server(app: Any, limits: Limits) -> uvicorn.Server:
         timeout_graceful_shutdown=limits.stop_s,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=limits.header_bytes,
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    CONNECTIONS.set_function(lambda: len(server.server_state.connections))
+    return server

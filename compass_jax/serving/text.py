@@ -47,29 +47,29 @@ class TextStream:
         others.
         """
         decode = self._tokenizer.decode_response
-        for kept in range(1, TRIED + 1):
-            before, after = decode(self._ids[:-kept]), decode(self._ids[-kept:])
+        for count in range(1, TRIED + 1):
+            before, after = decode(self._ids[:-count]), decode(self._ids[-count:])
             # Equal: no character lies on both sides of the cut, and what follows cannot change
             # what precedes it.
             if before + after == text:
                 fresh = before[self._taken :]
                 self._taken = max(self._taken - len(before), 0)
-                del self._ids[:-kept]
+                del self._ids[:-count]
                 return fresh, after
         return "", text
 
     def _search(self, fresh: str, last: bool) -> str:
         """Returns what may be sent of the text that was held back and the fresh text."""
         text = self._held + fresh
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
+        matches = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if matches:
             self.stopped = True
-            return text[: min(found)[1]]
+            return text[: min(matches)[1]]
         longest = max(map(len, self._stop), default=1) - 1
         sizes = range(0 if last else min(longest, len(text)), 0, -1)
-        held = next((n for n in sizes if any(x.startswith(text[-n:]) for x in self._stop)), 0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        pending = next((n for n in sizes if any(x.startswith(text[-n:]) for x in self._stop)), 0)
+        self._held = text[len(text) - pending :]
+        return text[: len(text) - pending]
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

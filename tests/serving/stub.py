@@ -13,9 +13,7 @@ from types import SimpleNamespace
 
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.rollout.online import Chunk
-from compass_jax.serving.bound import bind
-from compass_jax.serving.limits import Limits
-from compass_jax.serving.metrics import Metrics
+from compass_jax.serving.limits import Limits, bind
 from compass_jax.serving.openai_api import make_app
 from compass_jax.serving.openai_requests import Served
 from compass_jax.serving.server import http_server
@@ -59,9 +57,8 @@ def offered(tokenizer=TOKENIZER, prompt_tokens=2048, **options):
 def running(batcher=None, key=None, hosts=(), served=None, **limits):
     """The port of a server that runs meanwhile."""
     made = Limits(**{"stop_s": 0.2, **limits})
-    app = make_app(served or offered(), batcher or Scripted(), made, Metrics(), [*hosts], key)
+    app = make_app(served or offered(), batcher or Scripted(), made, hosts, key)
     with bind("127.0.0.1", 0) as listening:
-        listening.listen()
         server = http_server(app, made)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
@@ -123,9 +120,8 @@ def answer(made):
 
 if __name__ == "__main__":  # a process that ends when it is told, and says when it listens
     with bind("127.0.0.1", 0) as listening:
-        listening.listen()
         limits = Limits(**json.loads(sys.argv[1]))
-        app = make_app(offered(), Scripted("x" * 400, ""), limits, Metrics(), [], None)
+        app = make_app(offered(), Scripted("x" * 400, ""), limits)
         print(listening.getsockname()[1], flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as run_serve does
         with contextlib.suppress(KeyboardInterrupt):

@@ -16,10 +16,10 @@ from stub import Scripted, answer, connect, hang_up, post, read_all, running
 
 from compass_jax.config import ConfigError
 from compass_jax.serving import limits as limits_module
-from compass_jax.serving.bound import bind, is_loopback
-from compass_jax.serving.limits import make_room_for
+from compass_jax.serving.limits import bind, is_loopback, make_room_for
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+METRICS = GET.replace(b"/health", b"/metrics")
 STREAM = post(b'{"prompt": "a", "stream": true}')
 
 
@@ -45,8 +45,10 @@ def test_a_body_that_does_not_come_is_given_up():
 def test_more_requests_and_connections_than_the_limits_are_refused():
     with running(preparing=2) as port:
         held = [connect(port, post(b"{", length=100)) for _ in range(2)]
-        preparing = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        assert waits(lambda: b"compass_preparing 2.0\n" in answer(connect(port, preparing))[1])
+        assert waits(lambda: b"compass_preparing 2.0\n" in answer(connect(port, METRICS))[1])
+        page = answer(connect(port, METRICS))[1].decode()
+        assert "\ncompass_slots 2.0\n" in page
+        assert float(re.search(r"^compass_connections (\S+)$", page, re.M)[1]) >= 3
         status, body = answer(connect(port, post()))
         assert status == 429 and b"2 requests are being prepared" in body
         for one in held:
@@ -146,9 +148,9 @@ def test_an_exception_is_answered_with_500_and_logged(caplog):
     with running(Scripted(submitted=broken)) as port:
         status, body = answer(connect(port, post()))
         assert (status, json.loads(body)["error"]["type"]) == (500, "server_error")
-        page = answer(connect(port, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"))[1]
+        page = answer(connect(port, METRICS))[1]
     assert "a request failed" in caplog.text and "a bug" in caplog.text
-    assert b'route="/v1/completions",status="500"} 1.0' in page
+    assert b'compass_requests_total{route="/v1/completions",status="500"}' in page
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -190,7 +192,7 @@ def test_addresses_that_cannot_be_bound_are_told_in_one_line():
             ("no such host", 0, "--host 'no such host'"),
             ("x" * 300, 0, "--host 'xxx"),
             ("a\0b", 0, "--host 'a"),
-            ("192.0.2.1", 0, "--host 192.0.2.1 --port 0: "),
+            ("192.0.2.1", 0, "--host '192.0.2.1' --port 0: "),
             ("127.0.0.1", taken.getsockname()[1], "ddress already in use"),
         ):
             with pytest.raises(ConfigError, match=re.escape(told)) as caught:

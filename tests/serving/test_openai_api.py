@@ -170,5 +170,4 @@ def test_the_metrics_page_counts_requests_and_tokens(server, client):
     after = [total(name, **labels) for name, labels in names]
     counted = [b - a for a, b in zip(before, after, strict=True)]
     assert counted == [1, used.completion_tokens, used.prompt_tokens, 1, 1]
-    assert (total("compass_slots"), total("compass_connections") >= 1) == (2, True)
     assert total("process_open_fds") > 2 and total("process_resident_memory_bytes") > 2**20

@@ -137,10 +137,11 @@ def test_what_changes_nothing_is_accepted():
         top_logprobs=0,
         max_completion_tokens=3,
     )
-    assert (found.max_tokens, found.logprobs, found.body.seed, found.top_k) == (3, None, -5, 0)
+    assert (found.max_tokens, found.logprobs, found.body.seed) == (3, None, -5)
     assert not found.body.stream and chat(logprobs=True).logprobs == 0
     assert chat(logprobs=None).logprobs is None and completion(logprobs=None).logprobs is None
-    assert chat(stream=True, stream_options={"include_usage": True}).usage
+    usage = {"include_usage": True}
+    assert chat(stream=True, stream_options=usage).body.stream_options.include_usage
     assert completion(stop="x").body.stop == ["x"]
     assert completion(prompt=[[1, 2], [3]], echo=True, max_tokens=0).max_tokens == 0
 
@@ -243,16 +244,19 @@ def call(**fields):
         ({"name": ""}, "messages[1].name = '': must have at least 1 character"),
         ({"frob": None}, "messages[1].frob is not supported"),
         ({"tool_call_id": "1"}, "messages[1].tool_call_id"),
-        ({"refusal": "no"}, "messages[1].refusal is not supported"),
+        ({"refusal": "no"}, "messages[1].refusal = 'no': must be None"),
         ({"role": "assistant", "tool_calls": [CALL]}, "does not show the tool_calls"),
         ({"role": "assistant", "tool_calls": [{}]}, "tool_calls[0].id is missing"),
         ({"role": "assistant", "tool_calls": [{**CALL, "index": 0}]}, "tool_calls[0].index is not"),
         ({"role": "assistant", "tool_calls": [{**CALL, "type": "x"}]}, "tool_calls[0].type = 'x'"),
         ({"role": "assistant", "tool_calls": [{**CALL, "id": 1}]}, "tool_calls[0].id = 1"),
         ({"role": "assistant", "tool_calls": call(arguments=None)}, "arguments is missing"),
-        ({"role": "assistant", "tool_calls": call(arguments={})}, "arguments = {}: must be a text"),
-        ({"role": "assistant", "tool_calls": call(arguments="{")}, "it: not JSON"),
-        ({"role": "assistant", "tool_calls": call(arguments="1")}, "must be the JSON of an object"),
+        ({"role": "assistant", "tool_calls": call(arguments={})}, "arguments = {}: must be string"),
+        ({"role": "assistant", "tool_calls": call(arguments="{")}, "arguments = '{': Invalid JSON"),
+        (
+            {"role": "assistant", "tool_calls": call(arguments="1")},
+            "arguments = 1: must be a valid dictionary",
+        ),
     ],
 )
 def test_a_message_that_is_none_is_refused_with_its_place(message, told):

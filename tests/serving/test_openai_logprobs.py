@@ -8,16 +8,16 @@ import numpy as np
 
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.rollout.logprobs import TopLogprobs
-from compass_jax.serving.openai_logprobs import Logprobs, chat_logprobs, completion_logprobs, width
+from compass_jax.serving.openai_logprobs import Logprobs, joined
 
 TOKENIZER = Tokenizer.load(Path(__file__).parents[2] / "configs" / "tiny_tokenizer")
 
 
-def rows_of(tokens, most=0, others=(), prompt=False):
-    """Rows of `tokens`, the same `others` beside each, with log-probs -1, -2, ..."""
+def logprobs_of(tokens, most=0, others=(), prompt=False, chat=False):
+    """Log-probs of `tokens`, the same `others` beside each: -1, -2, ..."""
     ids = np.array([[token, *others] for token in tokens], np.int32)
     logp = np.broadcast_to(-1.0 - np.arange(ids.shape[1], dtype=np.float32), ids.shape)
-    return Logprobs(TOKENIZER, most).rows(TopLogprobs(ids, logp), prompt)
+    return Logprobs(TOKENIZER, most, chat).push(TopLogprobs(ids, logp), prompt)
 
 
 def test_the_bytes_of_tokens_are_the_bytes_of_the_text():
@@ -29,40 +29,50 @@ def test_the_bytes_of_tokens_are_the_bytes_of_the_text():
 
 
 def test_offsets_are_those_of_the_characters_in_the_text():
-    """Of a part of a character the offset is the character's; control tokens take no room in an
-    answer, and take it in a prompt.
+    """Of a part of a character the offset is the character's; tokens that end a text take no room
+    in an answer, and take it in a prompt.
     """
-    text = "ab ü日🎉c"
-    ids = TOKENIZER.encode(text)
-    rows = rows_of(ids)
-    found = completion_logprobs(rows, 10, 0)
+    ids = TOKENIZER.encode("ab ü日🎉c")
+    found = logprobs_of(ids)
     seen = b""
-    for offset, token, row in zip(found["text_offset"], found["tokens"], rows, strict=True):
+    for offset, token, i in zip(found["text_offset"], found["tokens"], ids, strict=True):
         whole = len((seen + b"x").decode(errors="ignore")) - 1  # characters that are complete
-        assert offset == 10 + whole
-        seen += bytes(row.token.bytes)
-        assert token == bytes(row.token.bytes).decode(errors="ignore") or "bytes:\\x" in token
-    assert width(rows) == len(text) and any("bytes:\\xc3" in token for token in found["tokens"])
+        assert offset == whole
+        data = TOKENIZER.bytes_of(i)
+        seen += data
+        assert token == data.decode(errors="ignore") or "bytes:\\x" in token
+    assert any("bytes:\\xc3" in token for token in found["tokens"])
     control = [TOKENIZER.eos_id, *TOKENIZER.encode("a")]
-    assert completion_logprobs(rows_of(control), 0, 0)["text_offset"] == [0, 0]
-    shown = completion_logprobs(rows_of(control, prompt=True), 0, 0)
+    assert logprobs_of(control)["text_offset"] == [0, 0]
+    shown = logprobs_of(control, prompt=True)
     assert shown["text_offset"] == [0, 10] and shown["tokens"] == ["<|im_end|>", "a"]
+
+
+def test_parts_follow_each_other():
+    ids = TOKENIZER.encode("ab ü日🎉c")
+    stream = Logprobs(TOKENIZER, 0, False)
+    logp = np.full((len(ids), 1), -1.0, np.float32)
+    parts = [
+        stream.push(TopLogprobs(np.array(ids[i : i + 2])[:, None], logp[i : i + 2]))
+        for i in range(0, len(ids), 2)
+    ]
+    assert joined(parts) == logprobs_of(ids)
 
 
 def test_the_first_token_of_a_prompt_has_no_log_prob():
     a, b = TOKENIZER.encode("ab")
-    found = completion_logprobs(rows_of([a, b], 1, [b, a], prompt=True), 0, 1)
+    found = logprobs_of([a, b], 1, [b, a], prompt=True)
     assert found["token_logprobs"] == [None, -1.0]
     assert found["top_logprobs"] == [None, {"b": -1.0}]
-    (row, _) = chat_logprobs(rows_of([a, b], 1, [b, a], prompt=True))["content"]
+    row, _ = logprobs_of([a, b], 1, [b, a], prompt=True, chat=True)["content"]
     assert row["logprob"] is None and row["top_logprobs"] == []
 
 
 def test_the_token_is_among_the_likeliest_and_ids_that_are_none_are_not():
     a, b, c = (TOKENIZER.encode(x)[0] for x in "abc")
-    found = completion_logprobs(rows_of([a], 2, [TOKENIZER.vocab_size + 1, b, c, b]), 0, 2)
+    found = logprobs_of([a], 2, [TOKENIZER.vocab_size + 1, b, c, b])
     assert found["top_logprobs"] == [{"b": -3.0, "c": -4.0, "a": -1.0}]
-    assert completion_logprobs(rows_of([a], 0, [b]), 0, 0)["top_logprobs"] is None
-    (entry,) = chat_logprobs(rows_of([a], 1, [b, c]))["content"]
+    assert logprobs_of([a], 0, [b])["top_logprobs"] is None
+    (entry,) = logprobs_of([a], 1, [b, c], chat=True)["content"]
     other = {"token": "b", "logprob": -2.0, "bytes": [98]}
     assert entry == {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": [other]}

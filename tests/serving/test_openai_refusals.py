@@ -86,8 +86,11 @@ def test_what_the_batcher_refuses_is_told(raised, status, kind):
 
 @pytest.mark.parametrize(("finish", "status"), [("error", 500), ("cancelled", 503)])
 def test_an_engine_that_fails_and_a_server_that_stops_are_told(finish, status):
+    for text in ("text", ""):  # of a stream, too, before its first token
+        with running(Scripted(text, finish)) as port:
+            body = json.dumps({"prompt": "a", "stream": not text})
+            assert error_of(At(port), body)[0] == status
     with running(Scripted("text", finish)) as port:
-        assert error_of(At(port), '{"prompt": "a"}')[0] == status
         stream = ask(At(port), "POST", "/v1/completions", '{"prompt": "a", "stream": true}')
     assert stream[0] == 200 and b'"text": "te' in stream[2]
     last = stream[2].split(b"\n\n")[-2].removeprefix(b"data: ")
@@ -183,7 +186,8 @@ def test_what_is_not_installed_is_told_with_commands_that_work(
     weights, options, blocked, needed, capsys, monkeypatch
 ):
     """The requirement itself works wherever the package came from; the extra in a clone."""
-    for name in [name for name in sys.modules if name.startswith((blocked, "compass_jax.serving"))]:
+    importer = "compass_jax.serving.server"
+    for name in [name for name in sys.modules if name.startswith((blocked, importer))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "compass_jax.rollout.jetstream_api", raising=False)
     monkeypatch.setitem(sys.modules, blocked, None)
