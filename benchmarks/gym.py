@@ -28,10 +28,10 @@ import numpy as np
 
 from benchmarks import gym_bfcl
 from compass_jax.config import DataConfig, FileSource, RewardConfig
+from compass_jax.gym import human_eval
 from compass_jax.processes import guards
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks import human_eval
 from compass_jax.tasks.rows import encode_row
 
 CORPUS = Path(__file__).parents[1] / "tests" / "rewards" / "corpus_programs.py"

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.tasks import bfcl
+from compass_jax.gym import bfcl
 from compass_jax.tool_calls import ToolCall, tool_calls
 from compass_jax.verifiers.kinds.tools import verdict
 

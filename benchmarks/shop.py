@@ -26,8 +26,8 @@ from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import MoEConfig, RunConfig
 from compass_jax.experience.evaluate import evaluate_weights
+from compass_jax.gym import shop
 from compass_jax.runs.rundir import write_atomically
-from compass_jax.tasks import shop
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 
@@ -37,7 +37,7 @@ EACH = 100  # requests of each number of calls and language in the cold start
 
 
 def write_conversations(file: Path, seed: int, calls: Sequence[int], careless: float) -> None:
-    """The cold start's conversations, as `python -m compass_jax.tasks.shop` writes them."""
+    """The cold start's conversations, as `python -m compass_jax.gym.shop` writes them."""
     random_ = random.Random(f"{seed} clerks")
     found = shop.rows(seed, calls, EACH)
     talks = [talk for row in found for talk in shop.clerks(row, careless, random_)]

@@ -38,7 +38,7 @@ from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows
 from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
-LESSONS = "compass_jax.tasks.lessons"
+LESSONS = "compass_jax.gym.lessons"
 SEEN = (("seed", 1),)  # the base's rows are others than the parents'
 HASTY = (("each", 1500), ("worked", 0.25), ("hasty", True))
 
@@ -49,7 +49,7 @@ def _asked(name: str, rows: str) -> EvalSet:
 
 SUMS = TaskSource(f"{LESSONS}:task", label="sums")
 # each comes twice in a pass: sums are a fifth of the prompts
-PRICES = TaskSource("compass_jax.tasks.prices:task", label="prices", repeat=2)
+PRICES = TaskSource("compass_jax.gym.prices:task", label="prices", repeat=2)
 SETS = (_asked("reasoning", "asked-chains"), _asked("domain", "asked-prices"))
 
 

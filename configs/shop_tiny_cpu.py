@@ -1,7 +1,7 @@
 """Tiny model in the shop on a laptop CPU: a short cold start on conversations of careful and
 careless clerks, then RL over whole conversations of two or three turns, in three languages.
 
-    python -m compass_jax.tasks.shop shop.jsonl --careless 0.5
+    python -m compass_jax.gym.shop shop.jsonl --careless 0.5
     compass sft   configs/shop_tiny_cpu.py --sft.files shop.jsonl
     compass train configs/shop_tiny_cpu.py                starts from the SFT beside it
 
@@ -57,7 +57,7 @@ def shop_tiny_cpu() -> RunConfig:
             slots=128, prompt_buckets=(64,), max_new_tokens=128, tokens_per_call=8, cache_bucket=96
         ),
         data=DataConfig(
-            sources=(TaskSource("compass_jax.tasks.shop:easy", label="shop"),),
+            sources=(TaskSource("compass_jax.gym.shop:easy", label="shop"),),
             heldout_frac=0.3,
             eval_prompts=128,
             tokenizer=TOKENIZER,

@@ -53,6 +53,7 @@ LAYERS = {
     "rl": BASE | {"rl"},
     "tool_calls": {"untrusted"},
     "tasks": {"config", "untrusted", "tool_calls", "tasks"},
+    "gym": {"config", "untrusted", "tool_calls", "tasks", "data", "gym"},
     "rewards": {"records", "config", "untrusted", "tool_calls", "tasks", "verifiers", "rewards"},
     "rewards.penalties": set(),
     "verifiers": {"untrusted", "tool_calls", "verifiers"},

@@ -17,7 +17,7 @@ from benchmarks import (
     turns,
     zero_variance_audit,
 )
-from compass_jax.tasks import shop
+from compass_jax.gym import shop
 
 
 def audit(name, folder):

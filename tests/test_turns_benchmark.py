@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import turns
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.tasks import shop
+from compass_jax.gym import shop
 
 
 @pytest.mark.parametrize("calls", shop.CALLS)

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from compass_jax import tasks
+from compass_jax import gym
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.data import Source
 from compass_jax.config.named import is_name, load
@@ -55,7 +55,7 @@ def datasets() -> list[str]:
 def shipped() -> dict[str, Task]:
     """The tasks of this package, named as a TaskSource names them."""
     found = {}
-    for module in pkgutil.iter_modules(tasks.__path__, f"{tasks.__name__}."):
+    for module in pkgutil.iter_modules(gym.__path__, f"{gym.__name__}."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if isinstance(value, Task):
                 found[f"{module.name}:{name}"] = value

@@ -17,8 +17,6 @@ from typing import Any
 
 from compass_jax.data.asked import MOST_LABEL
 from compass_jax.data.files import DataError, json_object
-from compass_jax.tasks.bfcl import tool_of
-from compass_jax.tasks.human_eval import row_of
 from compass_jax.untrusted import read_lines
 from compass_jax.verifiers.extract import boxed
 
@@ -31,6 +29,12 @@ _CHOOSE = (
     " LETTER is one of {letters}.\n\n{question}\n\n{options}"
 )
 _TESTS = "{text}\nThe code must pass these tests:\n\n```python\n{tests}\n```"
+
+_COMPLETE = (
+    "Complete this Python function, and answer with all of it in a code block.\n\n```python\n"
+)
+# BFCL's names of types -> JSON schema's; "any" says nothing
+_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
 
 def mathematics(row: Row, where: str, path: str) -> Row:
@@ -48,9 +52,21 @@ def mathematics(row: Row, where: str, path: str) -> Row:
 
 
 def human_eval(row: Row, where: str, path: str) -> Row:
-    """A problem of HumanEval (arXiv 2107.03374), as tasks/human_eval.py asks it."""
+    """A problem of HumanEval (arXiv 2107.03374), as gym/human_eval.py asks it."""
     names = ("task_id", "prompt", "test", "entry_point", "canonical_solution")
-    return _made(row, {}, **row_of({name: _text(row, name, where) for name in names}))
+    return _made(row, {}, **program_row({name: _text(row, name, where) for name in names}))
+
+
+def program_row(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a problem that has HumanEval's own columns."""
+    return {
+        "id": one["task_id"],
+        "prompt": f"{_COMPLETE}{one['prompt']}```",
+        "setup": one["prompt"],
+        "test": one["test"],
+        "entry_point": one["entry_point"],
+        "answer": one["canonical_solution"],
+    }
 
 
 def mbpp(row: Row, where: str, path: str) -> Row:
@@ -68,7 +84,7 @@ def mbpp(row: Row, where: str, path: str) -> Row:
 
 
 def bfcl(row: Row, where: str, path: str) -> Row:
-    """A request of BFCL of one turn, as tasks/bfcl.py asks it. Its possible answers are the row's
+    """A request of BFCL of one turn, as gym/bfcl.py asks it. Its possible answers are the row's
     `ground_truth`, or in the file of the same name in the folder possible_answer beside it, as the
     set's own are; those of a file with "irrelevance" in its name are none.
     """
@@ -78,7 +94,7 @@ def bfcl(row: Row, where: str, path: str) -> Row:
     if len(asked) > 1:
         raise DataError(
             f"{where}: has {len(asked)} turns, and a row is one request; take the task"
-            " compass_jax.tasks.bfcl:multi_turn_base for such conversations"
+            " compass_jax.gym.bfcl:multi_turn_base for such conversations"
         )
     if not isinstance(described, list):
         described = [described]
@@ -94,6 +110,30 @@ def bfcl(row: Row, where: str, path: str) -> Row:
     tools = [tool_of(one) for one in described]
     labels = {"domain": name.rpartition("_")[0] or name}
     return _made(row, labels, prompt=asked[0], tools=tools, answer=answer or [])
+
+
+def _schema(value: Any) -> Any:
+    """A description of BFCL's as JSON schema."""
+    if isinstance(value, list):
+        return [_schema(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("type")
+    found = {key: _schema(one) for key, one in value.items()}
+    if kind == "any":
+        del found["type"]
+    elif isinstance(kind, str):
+        found["type"] = _TYPES.get(kind, kind)
+    return found
+
+
+def tool_of(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as chat templates show it."""
+    told = {key: described[key] for key in ("name", "description")}
+    return {
+        "type": "function",
+        "function": {**told, "parameters": _schema(described["parameters"])},
+    }
 
 
 @lru_cache(maxsize=4)

@@ -10,7 +10,8 @@ from compass_jax.commands.catalogue import entry_of, shipped, shortened, source_
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, FileSource, ProceduralSource, TaskSource
 from compass_jax.errors import UserError
-from compass_jax.tasks import Task, shop
+from compass_jax.gym import shop
+from compass_jax.tasks import Task
 from compass_jax.tasks.rows import decode_row
 from compass_jax.verifiers.find import kinds
 
@@ -18,9 +19,9 @@ from compass_jax.verifiers.find import kinds
 def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):
     """The tasks are those that a look at the modules finds; two of them are read."""
     few = {name: task for name, task in shipped().items() if name.endswith(("short_1", "short_8"))}
-    assert set(few) == {f"compass_jax.tasks.shop:short_{n}" for n in (1, 8)}
-    mine = {f"compass_jax.tasks.shop:{n}" for n, x in vars(shop).items() if isinstance(x, Task)}
-    assert mine < set(shipped()) and "compass_jax.tasks.human_eval:problems" in shipped()
+    assert set(few) == {f"compass_jax.gym.shop:short_{n}" for n in (1, 8)}
+    mine = {f"compass_jax.gym.shop:{n}" for n, x in vars(shop).items() if isinstance(x, Task)}
+    assert mine < set(shipped()) and "compass_jax.gym.human_eval:problems" in shipped()
     monkeypatch.setattr(catalogue, "shipped", lambda: few)
     assert main(["tasks"]) == 0
     told = capsys.readouterr().out
@@ -33,7 +34,7 @@ def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):
 
 
 def test_an_example_is_a_row_that_the_verifier_reads():
-    entry = entry_of("compass_jax.tasks.shop:easy")
+    entry = entry_of("compass_jax.gym.shop:easy")
     assert entry.languages == ("en", "id", "pt") and entry.rows == len(list(shop.easy.prompts(0)))
     assert "prices" in decode_row(entry.row)["shop"]
     found = decode_row(entry_of("chain_sum", seed=3).row)
@@ -67,8 +68,8 @@ def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
     [
         ("math", FileSource),
         ("chain_sum", ProceduralSource),
-        ("compass_jax.tasks.shop:task", TaskSource),
-        ("compass_jax.tasks.shop:step", FileSource),
+        ("compass_jax.gym.shop:task", TaskSource),
+        ("compass_jax.gym.shop:step", FileSource),
     ],
 )
 def test_a_name_means_a_source(name, kind):
@@ -80,9 +81,9 @@ def test_a_name_means_a_source(name, kind):
     [
         ("maths", "did you mean 'math'"),
         ("chain_sums", "did you mean 'chain_sum'"),
-        ("shop", "did you mean 'compass_jax.tasks.shop:"),
-        ("human_eval", "did you mean 'compass_jax.tasks.human_eval:problems'"),
-        ("compass_jax.tasks.shop:tusk", "did you mean task"),
+        ("shop", "did you mean 'compass_jax.gym.shop:"),
+        ("human_eval", "did you mean 'compass_jax.gym.human_eval:problems'"),
+        ("compass_jax.gym.shop:tusk", "did you mean task"),
         ("qqqqqq", "compass tasks lists all"),
         ("judge", "a run asks it"),
     ],

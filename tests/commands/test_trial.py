@@ -10,12 +10,12 @@ from compass_jax.commands.catalogue import rows_of, source_of
 from compass_jax.commands.cli import main
 from compass_jax.commands.trial import Trial, reasons
 from compass_jax.config import ProceduralSource
+from compass_jax.gym.shop import conversation
 from compass_jax.records import Score
 from compass_jax.tasks.rows import decode_row
-from compass_jax.tasks.shop import conversation
 from compass_jax.verifiers.find import kinds
 
-SHORT = "compass_jax.tasks.shop:short_1"
+SHORT = "compass_jax.gym.shop:short_1"
 AT = ("--endpoint", "http://127.0.0.1:1/v1", "--model", "m")
 OWN = """
 import time

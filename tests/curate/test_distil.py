@@ -234,7 +234,7 @@ def test_a_damaged_line_and_a_folder_in_use_are_named(prompts, tmp_path):
         (["--temperature", "0"], "4 samples of a prompt would be the same answer"),
         (["--reward", "judge"], "distil.reward = 'judge': a verifier that says right or wrong"),
         (["--reward", "maths"], "did you mean 'math'?"),
-        (["--data", "compass_jax.tasks.shop:short_1"], "names a task of several turns"),
+        (["--data", "compass_jax.gym.shop:short_1"], "names a task of several turns"),
         (["--data", "no_such_tasks.py:task"], "no_such_tasks.py"),
         (["--model", "no/folder"], "--model no/folder: there is no such folder"),
     ],

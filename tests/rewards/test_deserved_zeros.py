@@ -10,10 +10,10 @@ from test_program_verdicts import fenced
 from test_score import drain
 
 from compass_jax.config import DataConfig, FileSource, RewardConfig
+from compass_jax.gym import shop
 from compass_jax.records import Score
 from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks import shop
 from compass_jax.tasks.environment import MOST_CHARS, Environment, EnvironmentFault, Turn
 
 HUGE = "0x" + "f" * 4000

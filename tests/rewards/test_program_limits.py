@@ -15,17 +15,17 @@ from test_score import drain
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig, TaskSource
 from compass_jax.errors import UserError
+from compass_jax.gym import human_eval
 from compass_jax.processes import guards, seccomp
 from compass_jax.records import Score
 from compass_jax.rewards import detect
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks import human_eval
 from compass_jax.verifiers import program_files
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))
-PROBLEMS = DataConfig(sources=(TaskSource("compass_jax.tasks.human_eval:problems"),))
+PROBLEMS = DataConfig(sources=(TaskSource("compass_jax.gym.human_eval:problems"),))
 ROW = {"tests": ["assert f(20) == 22"], "seconds": 8.0, "memory_mb": 400}
 SITE = sysconfig.get_paths()["purelib"]
 

@@ -8,10 +8,10 @@ from test_hostile import prompt as prompt_of
 from test_program_verdicts import fenced, judged
 
 from compass_jax.config import DataConfig, FileSource, RewardConfig
+from compass_jax.gym import human_eval
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.rows import check_rows
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks import human_eval
 from compass_jax.verifiers import program_files
 from compass_jax.verifiers.kinds import code
 from compass_jax.verifiers.program_tests import RowError

@@ -269,6 +269,6 @@ def test_a_workers_line_has_one_form():
 
 def test_nobody_says_before_a_run_what_a_task_may_give():
     base = tiny_run()
-    task = dataclasses.replace(base.data, sources=(TaskSource("compass_jax.tasks.shop:shop"),))
+    task = dataclasses.replace(base.data, sources=(TaskSource("compass_jax.gym.shop:shop"),))
     assert spread(task.sources[0]) is None
     dataclasses.replace(base, data=task).validate_for_rl()

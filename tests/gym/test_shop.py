@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from compass_jax.tasks import shop
-from compass_jax.tasks.calls import Call, calls_in, named
+from compass_jax.gym import shop
+from compass_jax.gym.calls import Call, calls_in, named
 
 ROWS = list(shop.rows(0, shop.CALLS, 30))
 PLAY = shop.short.verify
@@ -142,7 +142,7 @@ def test_careless_clerks_look_nothing_up_and_order_one():
 
 def test_conversations_for_a_cold_start_are_written(tmp_path):
     file = tmp_path / "c.jsonl"
-    command = [sys.executable, "-m", "compass_jax.tasks.shop", str(file), "--each", "4"]
+    command = [sys.executable, "-m", "compass_jax.gym.shop", str(file), "--each", "4"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     found = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
     assert len(found) == 4 * 2 * 3

@@ -3,8 +3,8 @@ data of the package bfcl-eval. It pins old versions of others that nothing here 
 
     pip install --no-deps bfcl-eval
 
-    TaskSource("compass_jax.tasks.bfcl:single_turn")
-    TaskSource("compass_jax.tasks.bfcl:multi_turn_base")
+    TaskSource("compass_jax.gym.bfcl:single_turn")
+    TaskSource("compass_jax.gym.bfcl:multi_turn_base")
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compass_jax.data.benchmarks import tool_of
 from compass_jax.errors import UserError
 from compass_jax.tasks.environment import MOST_CHARS, Environment, Message, Turn
 from compass_jax.tasks.task import Task
@@ -38,8 +39,6 @@ _PACKAGE = "bfcl_eval"
 _CHECKER = f"{_PACKAGE}.eval_checker.multi_turn_eval.multi_turn_checker"
 _BACKENDS = f"{_PACKAGE}.constants.executable_backend_config"
 _PROMPTS = f"{_PACKAGE}.constants.default_prompts"
-# BFCL's names of types -> JSON schema's; "any" says nothing
-_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 _NO_EFFECT = "Error during execution: "  # what BFCL's simulator says of a call that failed
 
 
@@ -65,30 +64,6 @@ def _entries(name: str) -> Iterator[tuple[dict[str, Any], Any]]:
     truth = {one["id"]: one["ground_truth"] for one in _lines(answers)} if answers.exists() else {}
     for entry in _lines(folder / file):
         yield entry, truth.get(entry["id"])
-
-
-def _schema(value: Any) -> Any:
-    """A description of BFCL's as JSON schema."""
-    if isinstance(value, list):
-        return [_schema(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("type")
-    found = {key: _schema(one) for key, one in value.items()}
-    if kind == "any":
-        del found["type"]
-    elif isinstance(kind, str):
-        found["type"] = _TYPES.get(kind, kind)
-    return found
-
-
-def tool_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chat templates show it."""
-    told = {key: described[key] for key in ("name", "description")}
-    return {
-        "type": "function",
-        "function": {**told, "parameters": _schema(described["parameters"])},
-    }
 
 
 # ---- one turn ------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """A small shop as an environment: a customer asks for changes of orders, the model makes them by
 tools, and the final state of the shop is judged.
 
-    python -m compass_jax.tasks.shop conversations.jsonl      right conversations for a cold start
-    python -m compass_jax.tasks.shop mixed.jsonl --careless 0.5     of careful and careless clerks
+    python -m compass_jax.gym.shop conversations.jsonl      right conversations for a cold start
+    python -m compass_jax.gym.shop mixed.jsonl --careless 0.5     of careful and careless clerks
 
 A row needs 1, 2, 4 or 8 calls, in English, Indonesian or Portuguese; it follows from the seed.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compass_jax.tasks.calls import Call, calls_in, named
+from compass_jax.gym.calls import Call, calls_in, named
 from compass_jax.tasks.environment import Environment, Message, Turn
 from compass_jax.tasks.task import Task
 

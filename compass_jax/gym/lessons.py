@@ -1,5 +1,5 @@
 """Rows for the stages of a small pipeline (configs/compass_max_tiny_cpu.py): single steps of
-arithmetic, chains of thought over several steps, and the shop's questions of tasks/prices.py.
+arithmetic, chains of thought over several steps, and the shop's questions of gym/prices.py.
 
 Each function gives rows; they follow from the seed.
 """
@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from compass_jax.tasks import prices
+from compass_jax.gym import prices
 from compass_jax.tasks.task import Task
 
 SUM = "Sum: {} ="

@@ -14,10 +14,10 @@ from compass_jax.config import DataConfig, EvalSet, FileSource, TaskSource
 from compass_jax.curate.contamination import Contamination
 from compass_jax.curate.sample import Sample
 from compass_jax.data.questions import OVERLAP, questions
+from compass_jax.gym import lessons, prices
 from compass_jax.rewards.checks import Graded, build, checks_of
-from compass_jax.tasks import lessons, prices
 
-SUMS = TaskSource("compass_jax.tasks.lessons:task", label="sums")
+SUMS = TaskSource("compass_jax.gym.lessons:task", label="sums")
 JUDGE = build(checks_of(DataConfig(sources=(SUMS,)))[0], "answer")
 CHAINS = list(lessons.chains(each=300))
 FACTS = list(lessons.facts(reads=60))
@@ -149,7 +149,7 @@ def test_no_prompt_of_rl_is_an_evaluation_question(files, task):
         EvalSet(name, (FileSource(file, label=name, verifier="exact"),))
         for name, file in zip(("chains", "prices"), files, strict=True)
     )
-    source = TaskSource(f"compass_jax.tasks.{task}:task", label="rl")
+    source = TaskSource(f"compass_jax.gym.{task}:task", label="rl")
     told = []
     pool = questions(DataConfig((source,), heldout_frac=0.0, eval_sets=sets), 0, told.append)
     evaluated = {one.text for one in pool if one.heldout}

@@ -8,12 +8,12 @@ from math import prod
 import pytest
 
 from compass_jax.config import DataConfig, TaskSource
+from compass_jax.gym import prices
+from compass_jax.gym.shop import ITEMS
 from compass_jax.rewards.checks import Graded, build, checks_of
-from compass_jax.tasks import prices
-from compass_jax.tasks.shop import ITEMS
 
 ROWS = list(prices.rows(0, 40))
-SOURCE = TaskSource("compass_jax.tasks.prices:task")
+SOURCE = TaskSource("compass_jax.gym.prices:task")
 JUDGE = build(checks_of(DataConfig(sources=(SOURCE,)))[0], "answer")
 RIGHT, WRONG = Graded(1.0, {}), Graded(0.0, {})
 PATTERNS = {

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import gym_bfcl
 from compass_jax.errors import UserError
+from compass_jax.gym import bfcl
 from compass_jax.rewards.checks import Check, build
-from compass_jax.tasks import bfcl
 from compass_jax.tasks.environment import MOST_CHARS
 from compass_jax.tool_calls import ToolCall, tool_calls
 
