@@ -11,13 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from compass_jax.report import ReportError
-from compass_jax.report.metrics import number, whole_lines
+from compass_jax.report.metrics import number, parse_lines
 from compass_jax.runs.screen import text_lines, verdict_text
 
 CHOICES = ("best", "worst", "truncated", "varied")
 _WHOLE = 10_000  # lines of an answer
-# what a damaged line raises
-_DAMAGES = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
@@ -32,13 +30,7 @@ def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
             f"{files[0]} does not exist: {run} is not the directory of an RL run that has done a"
             " step, nor of an evaluation"
         )
-    for line_number, line in whole_lines(path):
-        try:
-            group = _group(json.loads(line))
-        except _DAMAGES as error:
-            why = f"{type(error).__name__}: {error}"[:200]
-            raise ReportError(f"{path}, line {line_number}: no logged group ({why})") from error
-        yield group
+    yield from parse_lines(path, _group)
 
 
 def _group(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from compass_jax.config.data import HELDOUT
 from compass_jax.report.embed import size_of
-from compass_jax.report.metrics import ReportError, Series, number, whole_lines
+from compass_jax.report.metrics import Series, number, parse_lines, read_object
 from compass_jax.report.samples import evenly, group_of_row
 from compass_jax.runs.rundir import (
     ANSWERS,
@@ -29,8 +29,8 @@ def evaluations(folder: Path, series: Series) -> dict[str, Any]:
     they are not recorded), "points": a dict with the step and KEYS for each evaluation, "by": label
     -> [prompts, accuracy at the start, at the end, interval at the end]}. The start is step 0.
     """
-    start = _summary(folder / EVALUATION_START)
-    end = _summary(folder / EVALUATION_FOLDER)
+    start = read_object(folder / EVALUATION_START / SUMMARY)
+    end = read_object(folder / EVALUATION_FOLDER / SUMMARY)
     last_step, last = _last(folder / EVALUATION)
     names = [name.split("/")[1] for name in [*series, *last] if _is_accuracy(name)]
     sets = {}
@@ -91,19 +91,6 @@ def _by_label(start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[Any]
     return labels
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """Returns the object in a file; empty where the file is absent or damaged."""
-    try:
-        content = json.loads(file.read_text(errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    return _json(folder / SUMMARY)
-
-
 def _sets(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     sets = summary.get("sets")
     pairs = sets.items() if isinstance(sets, dict) else ()
@@ -112,7 +99,7 @@ def _sets(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _last(file: Path) -> tuple[int | None, dict[str, Any]]:
     """Returns (step, metrics) of the evaluation after a run's last step."""
-    record = _json(file)
+    record = read_object(file)
     step, metrics = record.get("step"), record.get("metrics")
     if not isinstance(step, int) or not isinstance(metrics, dict):
         return None, {}
@@ -141,16 +128,9 @@ def evaluation_answers(folder: Path, room: int) -> tuple[list[dict[str, Any]], i
 
 
 def _rows(file: Path) -> Iterator[tuple[tuple[str, str, str], dict[str, Any]]]:
-    """Yields ((set, id, prompt), group) of the lines of an answers.jsonl. Raises ReportError for a
-    damaged line.
-    """
-    if not file.is_file():
-        return
-    for line_number, line in whole_lines(file):
-        try:
-            row = json.loads(line)
-            key = (str(row["set"]), str(row["id"]), json.dumps(row["prompt"]))
-            yield key, group_of_row(row)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            why = f"{type(error).__name__}: {error}"[:200]
-            raise ReportError(f"{file}, line {line_number}: it is damaged ({why})") from error
+    """Yields ((set, id, prompt), group) of the lines of an answers.jsonl."""
+
+    def parse(row: Any) -> tuple[tuple[str, str, str], dict[str, Any]]:
+        return (str(row["set"]), str(row["id"]), json.dumps(row["prompt"])), group_of_row(row)
+
+    return parse_lines(file, parse) if file.is_file() else iter(())

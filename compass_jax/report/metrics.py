@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from compass_jax.errors import UserError
 
+Row = TypeVar("Row")
+# raised by a line that is not what a run writes
+_DAMAGES = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -19,49 +22,58 @@ class ReportError(UserError):
     """There is nothing to report on, or a line of a log is damaged; the message names the file."""
 
 
-def whole_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
-    """(number, line) of a log, from 1; a last line that a kill cut off, or that is being written,
-    is passed over.
+def parse_line(line: str | bytes, parse: Callable[[Any], Row], path: Any, number: int) -> Row:
+    """Returns `parse` of a line's JSON. ReportError, with the line's number, where that fails."""
+    try:
+        text = line if isinstance(line, str) else line.decode(errors="replace")
+        return parse(json.loads(text))
+    except _DAMAGES as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise ReportError(f"{path}, line {number}: it is damaged ({reason})") from error
+
+
+def parse_lines(path: str | os.PathLike, parse: Callable[[Any], Row]) -> Iterator[Row]:
+    """Yields `parse` of each line of a log. A last line without an end (cut by a kill, or being
+    written) is left out; ReportError for any other damaged line.
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 if line.endswith("\n"):
-                    yield number, line
+                    yield parse_line(line, parse, path, number)
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def read_metrics(path: str | os.PathLike, stage: str | None = None) -> Series:
-    """Metric name -> (steps, values) of a metrics.jsonl, null as NaN; of one stage, or of all of
-    them.
+def read_object(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file; empty where the file is absent or damaged."""
+    try:
+        content = json.loads(file.read_text("utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
-    A last line cut off by a kill is passed over; any other damaged line raises ReportError naming
-    it.
+
+def read_metrics(path: str | os.PathLike, stage: str | None = None) -> Series:
+    """Returns metric name -> (steps, values) of a metrics.jsonl, null as NaN; of one stage, or of
+    all of them. ReportError like `parse_lines`.
     """
-    return _series(
-        metrics for own, metrics in _records(Path(path)) if stage is None or own == stage
-    )
+    records = parse_lines(path, _record)
+    return _series(record for own, record in records if stage is None or own == stage)
 
 
 def read_stages(path: str | os.PathLike) -> dict[str, Series]:
-    """Stage -> its series, in the order in which they began; like `read_metrics`."""
+    """Returns stage -> its series, in the order in which they began; like `read_metrics`."""
     stages: dict[str, list] = {}
-    for stage, record in _records(Path(path)):
+    for stage, record in parse_lines(path, _record):
         stages.setdefault(stage, []).append(record)
     return {stage: _series(records) for stage, records in stages.items()}
 
 
-def _records(path: Path) -> Iterator[tuple[str, tuple[int, dict[str, float | None]]]]:
-    """(stage, (step, metrics)) of each line."""
-    for number, line in whole_lines(path):
-        try:
-            record = json.loads(line)
-            step, metrics = int(record["step"]), record["metrics"]
-            values = {name: None if x is None else float(x) for name, x in metrics.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ReportError(f"{path}, line {number}: not a line of metrics ({error})") from error
-        yield str(record.get("stage", "")), (step, values)
+def _record(row: Any) -> tuple[str, tuple[int, dict[str, float | None]]]:
+    """(stage, (step, metrics)) of a line."""
+    metrics = {name: None if x is None else float(x) for name, x in row["metrics"].items()}
+    return str(row.get("stage", "")), (int(row["step"]), metrics)
 
 
 def _series(records: Iterator | list) -> Series:
@@ -104,15 +116,14 @@ def read_histograms(path: str | os.PathLike, stage: str) -> dict[str, dict[int, 
     earlier versions wrote them, or with damaged ones adds nothing.
     """
     histograms: dict[str, dict[int, Bins]] = {}
-    for _, line in whole_lines(path):
+    for row in parse_lines(path, lambda row: row):
         try:
-            row = json.loads(line)
             if row.get("stage", "") != stage:
                 continue
             for name, bins in row.get("histograms", {}).items():
                 parsed = [(float(low), float(high), float(count)) for low, high, count in bins]
                 histograms.setdefault(str(name), {})[int(row["step"])] = parsed
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return histograms
 

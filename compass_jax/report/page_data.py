@@ -14,7 +14,14 @@ from compass_jax.config.io import to_plain
 from compass_jax.report.embed import size_of
 from compass_jax.report.funnel import cumulative_tokens, token_funnel
 from compass_jax.report.heldout import evaluation_answers, evaluations
-from compass_jax.report.metrics import Series, heat_map, hours, read_histograms, thinned
+from compass_jax.report.metrics import (
+    Series,
+    heat_map,
+    hours,
+    read_histograms,
+    read_object,
+    thinned,
+)
 from compass_jax.report.panels import PANELS
 from compass_jax.report.samples import read_samples
 from compass_jax.runs.machine import read_machine
@@ -119,16 +126,12 @@ def _names(paths: list[Path]) -> dict[str, str]:
 
 
 def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """(config.json as it stands, of whatever version; notes)."""
-    try:
-        found = json.loads((path / "config.json").read_text("utf-8", errors="replace"))
-        if isinstance(found, dict):
-            return found, []
-    except FileNotFoundError:
-        return {}, ["The run has no config.json: its settings are not known."]
-    except (OSError, ValueError, RecursionError):
-        pass
-    return {}, ["config.json cannot be read: the run's settings are not known."]
+    """(config.json of any version, notes)."""
+    file = path / "config.json"
+    if config := read_object(file):
+        return config, []
+    missing = "config.json cannot be read" if file.exists() else "The run has no config.json"
+    return {}, [f"{missing}: the run's settings are not known."]
 
 
 def _cut(path: Path) -> bool:

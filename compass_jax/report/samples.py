@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from compass_jax.report.embed import size_of
-from compass_jax.report.metrics import ReportError, number
+from compass_jax.report.metrics import ReportError, number, parse_line
 
 MOST_TEXT = 20_000  # characters of a prompt or a response on a page
 TAIL = 4_000  # of them, from its end
@@ -46,7 +46,7 @@ def _head(line: bytes, path: Path, line_number: int) -> tuple[str, int, int | No
     if head := _HEAD.match(line):
         group = None if head[3] is None else int(head[3])
         return head[1].decode(errors="replace"), int(head[2]), group
-    row = _read(line, lambda x: (str(x.get("stage", "rl")), int(x["step"])), path, line_number)
+    row = parse_line(line, lambda x: (str(x.get("stage", "rl")), int(x["step"])), path, line_number)
     return (*row, None)
 
 
@@ -89,7 +89,7 @@ def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, An
         for i in evenly(len(lines)):
             offset, line_number, (_, step, group) = lines[i]
             file.seek(offset)
-            found = _read(file.readline(), group_of_row, path, line_number)
+            found = parse_line(file.readline(), group_of_row, path, line_number)
             found |= {"step": step, "group": group}
             if (size := size_of(found)) > room:
                 break
@@ -111,7 +111,7 @@ def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int)
                 continue
             offset, line_number = where[key]
             file.seek(offset)
-            means, values = _read(file.readline(), _tokens, path, line_number)
+            means, values = parse_line(file.readline(), _tokens, path, line_number)
             added: list[dict[str, Any]] = [{} for _ in groups[i]["samples"]]
             for name, numbers in means.items():
                 for to, x in zip(added, numbers):
@@ -124,15 +124,6 @@ def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int)
             room -= size
             for sample, more in zip(groups[i]["samples"], added, strict=True):
                 sample |= more
-
-
-def _read(line: bytes, read: Callable[[Any], Any], path: Path, line_number: int) -> Any:
-    """What `read` makes of a line. ReportError, with the number, where it cannot."""
-    try:
-        return read(json.loads(line.decode(errors="replace")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"{type(error).__name__}: {error}"[:200]
-        raise ReportError(f"{path}, line {line_number}: it is damaged ({why})") from error
 
 
 def group_of_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_no_run_and_a_damaged_line_are_named(run, tmp_path, capsys):
     assert "is not the directory of an RL run" in capsys.readouterr().err
     (tmp_path / "rollouts.jsonl").write_text('{"step": 1}\n')
     assert main(["show", run]) == 2
-    assert "rollouts.jsonl, line 1: no logged group" in capsys.readouterr().err
+    assert "rollouts.jsonl, line 1: it is damaged" in capsys.readouterr().err
 
 
 def line(**changed):
@@ -112,7 +112,7 @@ def test_a_damaged_line_is_named_by_its_number(run, tmp_path, capsys, damage, wo
         file.write(json.dumps(line()).encode() + b"\n" + DAMAGED[damage] + b"\n")
     assert main(["show", run, *words]) == 2
     told = capsys.readouterr().err
-    assert "rollouts.jsonl, line 2: no logged group (" in told and len(told) < 600
+    assert "rollouts.jsonl, line 2: it is damaged (" in told and len(told) < 600
 
 
 def test_odd_values_are_shown(run, tmp_path, capsys):

@@ -366,8 +366,8 @@ def test_half_a_character_does_not_break_the_page(tmp_path):
         ({"rl/metrics.jsonl": ""}, r"has started; it holds rl: name .*/rl$"),
         ({"metrics.jsonl": ""}, r"no step has been logged yet; wait for the first one"),
         ({"metrics.jsonl": '{"stage": "rl", "st'}, r"no step has been logged yet"),
-        ({"metrics.jsonl": '{"step": 1}\n'}, r"metrics.jsonl, line 1: not a line of metrics"),
-        ({"metrics.jsonl": "[" * 9999 + "\n"}, r"line 1: not a line of metrics"),
+        ({"metrics.jsonl": '{"step": 1}\n'}, r"metrics.jsonl, line 1: it is damaged"),
+        ({"metrics.jsonl": "[" * 9999 + "\n"}, r"line 1: it is damaged"),
     ],
 )
 def test_where_nothing_can_be_shown_one_line_says_why(tmp_path, capsys, files, told):

@@ -257,7 +257,7 @@ def test_read_metrics_and_rows(tmp_path):
     assert len(read_metrics(metrics, "rl")["reward/mean"][0]) == 40
     with open(metrics, "a") as file:
         file.write("\n{}\n")
-    with pytest.raises(ReportError, match="line 41: not a line of metrics"):
+    with pytest.raises(ReportError, match="line 41: it is damaged"):
         read_metrics(metrics)
 
 
