@@ -29,9 +29,9 @@ import numpy as np
 
 from benchmarks.common import cores, environment, report, say
 from compass_jax.config import ModelConfig, MoEConfig
+from compass_jax.curate.merge import METHODS
 from compass_jax.model.params import abstract_params
 from compass_jax.weights.hf import parameters_of, save_params
-from compass_jax.weights.merge import METHODS
 
 MODELS = ("base", "first", "second")
 POLL_S = 0.02

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compass_jax.commands.merge_sweep import run_sweep
 from compass_jax.config import (
     ComputeConfig,
     DataConfig,
@@ -32,10 +31,11 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
 )
+from compass_jax.curate.merge import METHODS, method_of
+from compass_jax.curate.merge_folders import merge_folders
+from compass_jax.curate.merge_sweep import run_sweep
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
-from compass_jax.weights.merge import METHODS, method_of
-from compass_jax.weights.merge_folders import merge_folders
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "configs" / "tiny_tokenizer"
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -43,6 +43,7 @@ LAYERS = {
     "untrusted": set(),
     "plan": ANY,
     "pipeline": ANY,
+    "curate": ANY,
     "distributed": {"config"},
     "families": {"config", "families"},
     "sharding": BASE,

@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 
 from compass_jax.commands.configured import keep_compiled, load_config
-from compass_jax.commands.merge_sweep import PICTURE, averaged, run_sweep
 from compass_jax.commands.options import Merge
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.families.find import check
 from compass_jax.report import summary_table
 from compass_jax.runs.rundir import NewFolderLock
-from compass_jax.weights.merge import MergeError, method_of, routers_from, shard_bytes
-from compass_jax.weights.merge_folders import merge_folders
+from compass_jax.curate.merge import MergeError, method_of, routers_from, shard_bytes
+from compass_jax.curate.merge_folders import merge_folders
+from compass_jax.curate.merge_sweep import PICTURE, averaged, run_sweep
 
 
 def run(options: Merge) -> int:
@@ -30,9 +30,7 @@ def run(options: Merge) -> int:
         shard_bytes=shard_bytes(options.shard_gib),
         family=options.family,
     )
-    chosen = partial(
-        method_of, options.method, len(options.models), density=options.density, seed=options.seed
-    )
+    chosen = partial(method_of, options.method, len(options.models), density=options.density)
     if options.sweep:
         return _sweep(options, lambda weights, out: merge(out, chosen(weights=weights)))
     if options.evaluate or options.keep:
@@ -81,7 +79,7 @@ def _sweep(options: Merge, merge: Any) -> int:
         raise MergeError(f"{options.evaluate}: {NOTHING_TO_EVALUATE}")
     check(config.model)
     keep_compiled(options)
-    names = ("method", "density", "seed", "scale", "routers")
+    names = ("method", "density", "scale", "routers")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"base": str(Path(options.base).absolute())}
     settings |= {"models": [str(Path(model).absolute()) for model in options.models]}

@@ -400,19 +400,15 @@ class Merge(Compiling):
     out: Folder
     """New folder for the merged model, or for the sweep."""
     method: Named = "ties"
-    """Method: ties, ties-official (as in its authors' code), linear, task-arithmetic, dare or
-    slerp.
-    """
+    """Method: ties, linear or task-arithmetic."""
     weights: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
     """Factor of each model (default: 1)."""
     density: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
-    """Share of each model's changes that ties and dare keep, one for all or one for each (default:
+    """Share of each model's changes that ties keeps, one for all or one for each (default:
     0.2).
     """
     scale: float = 1.0
     """Factor of the merged change; 0 gives the base."""
-    seed: int | None = None
-    """Seed of dare's draws (a number; default: 0)."""
     routers: Annotated[str, arg(metavar="WHICH")] = "merge"
     """Gates of MoE layers: merge, base, or the number of the model to take them from."""
     shard_gib: float | None = None

@@ -179,7 +179,7 @@ class Merge(BaseStage):
     """What parents changed is counted from the weights of the stage of this name; empty: the
     nearest that all of them started from.
     """
-    method: Literal["ties", "ties-official", "linear", "task-arithmetic", "dare", "slerp"] = "ties"
+    method: Literal["ties", "linear", "task-arithmetic"] = "ties"
     """The weights are merged by this method."""
     weights: tuple[float, ...] = ()
     """Each parent counts with its factor here; none: all with 1."""

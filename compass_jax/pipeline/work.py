@@ -77,8 +77,8 @@ def _status(result: dict[str, Any]) -> int:
 
 
 def _merge(stage: Merge, folder: Path, output: Output) -> None:
-    from compass_jax.weights.merge import method_of, routers_from
-    from compass_jax.weights.merge_folders import merge_folders
+    from compass_jax.curate.merge import method_of, routers_from
+    from compass_jax.curate.merge_folders import merge_folders
 
     out = folder / stage.OUTPUT
     if out.exists():  # it appears when it is whole

@@ -187,11 +187,11 @@ def partial_rollouts() -> Picture:
 ROOMS = (
     (("commands, library", "what a person calls"),),
     (("pipeline", "stages, one after another"), ("plan", "a pod's step, compiled")),
-    (("training", "learner, updates, the loop"), ("curate", "selection of training data"),
+    (("training", "learner, updates, the loop"), ("curate", "training data, merged models"),
      ("gym", "tasks to train on")),
     (("experience", "samples in flight, evaluation"), ("serving", "HTTP, gRPC")),
     (("rollout", "engine, batcher, paged cache"), ("report", "the page of a run")),
-    (("data", "prompts, rows, tokenizer"), ("weights", "checkpoints, sync, merge")),
+    (("data", "prompts, rows, tokenizer"), ("weights", "checkpoints, sync")),
     (("model", "one function"), ("rewards", "workers, sandbox, judge"), ("runs", "run directory")),
     (("rl", "objectives, advantages"), ("tasks", "environments"), ("families", "of Hugging Face"),
      ("sharding", "meshes")),

@@ -21,12 +21,12 @@ from compass_jax.config import ConfigError
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.stages import Evaluate, Merge, Prepare, Rows, Sft
+from compass_jax.curate.merge_folders import RECORD
 from compass_jax.pipeline import results as pipeline_results
 from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.results import markdown, results, rows
 from compass_jax.pipeline.run import run_pipeline
 from compass_jax.pipeline.work import work
-from compass_jax.weights.merge_folders import RECORD
 
 HERE = Path(__file__).parent
 

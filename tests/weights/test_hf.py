@@ -6,90 +6,19 @@ import dataclasses
 import errno
 import json
 import resource
-from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hf_folders import MOE, QWEN2, TIED, assert_same_bits, random_params, tensors_of, write_folder
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
-from compass_jax.config import ModelConfig, MoEConfig
 from compass_jax.families.raw import WeightsError
-from compass_jax.model.params import abstract_params
 from compass_jax.weights import safetensors_io
 from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.hf import load_params, save_params
-
-MOE = ModelConfig(
-    family="qwen3_moe",
-    vocab_size=40,
-    hidden=16,
-    layers=5,
-    heads=4,
-    kv_heads=2,
-    head_dim=6,
-    ffn=20,
-    max_positions=64,
-    moe=MoEConfig(experts=3, top_k=2, ffn=10, sparse_step=2, dense_layers=(3,)),
-)
-TIED = dataclasses.replace(
-    MOE, family="qwen3", moe=None, layers=2, tie_embeddings=True, qkv_bias=True, o_bias=True
-)
-QWEN2 = dataclasses.replace(
-    MOE, family="qwen2", moe=None, layers=2, head_dim=4, qk_norm=False, qkv_bias=True
-)
-
-
-def random_params(config, dtype="float32", seed=0):
-    """Every leaf random, so that no two tensors are alike."""
-    leaves, structure = jax.tree.flatten(abstract_params(config, dtype))
-    rng = np.random.default_rng(seed)
-    return structure.unflatten([jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in leaves])
-
-
-def tensors_of(folder):
-    """Name -> array of every tensor of a folder, by the reference reader."""
-    found = {}
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(file, framework="np") as handle:
-            assert handle.metadata() == {"format": "pt"}
-            found |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    return found
-
-
-def assert_same_bits(a, b):
-    assert a.dtype == b.dtype and a.shape == b.shape
-    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
-def write_folder(folder, config, tensors, shards=1):
-    """An independent writer: safetensors' own, with an index if sharded."""
-    from compass_jax.weights.hf_config import write_hf_config
-
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(write_hf_config(config)))
-    names = sorted(tensors)
-    if shards == 1:
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        return folder
-    files = {
-        name: f"model-{i % shards + 1:05d}-of-{shards:05d}.safetensors"
-        for i, name in enumerate(names)
-    }
-    for file in set(files.values()):
-        save_file(
-            {name: tensors[name] for name in names if files[name] == file},
-            folder / file,
-            {"format": "pt"},
-        )
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": files})
-    )
-    return folder
 
 
 @pytest.fixture(scope="module")

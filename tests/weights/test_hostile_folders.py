@@ -10,8 +10,8 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from hf_folders import MOE, QWEN2, TIED, random_params, tensors_of, write_folder
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from test_hf import MOE, QWEN2, TIED, random_params, tensors_of, write_folder
 
 from compass_jax.commands import cli
 from compass_jax.families.keys import HARMLESS, NEUTRAL

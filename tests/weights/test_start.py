@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from test_hf import MOE, TIED, assert_same_bits, random_params, tensors_of
+from hf_folders import MOE, TIED, assert_same_bits, random_params, tensors_of
 
 from compass_jax.config import ComputeConfig, RunConfig
 from compass_jax.families.raw import WeightsError

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hf_folders import MOE as NARROW
+from hf_folders import TIED, random_params
 from safetensors.numpy import load_file
-from test_hf import MOE as NARROW
-from test_hf import TIED, random_params
 
 from compass_jax.config import DataConfig, RunConfig
 from compass_jax.families.raw import WeightsError

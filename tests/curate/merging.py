@@ -5,12 +5,12 @@ import shutil
 
 import ml_dtypes
 import numpy as np
+from hf_folders import MOE, random_params, tensors_of, write_folder
 from safetensors.numpy import save_file
-from test_hf import MOE, random_params, tensors_of, write_folder
 
+from compass_jax.curate.merge import method_of
+from compass_jax.curate.merge_folders import merge_folders
 from compass_jax.weights.hf import save_params
-from compass_jax.weights.merge import method_of
-from compass_jax.weights.merge_folders import merge_folders
 
 BF16 = ml_dtypes.bfloat16
 ROUTER = "model.layers.1.mlp.gate.weight"

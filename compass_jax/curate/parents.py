@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.io import differences
+from compass_jax.curate.merge import MergeError
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights.hf import FUSED, parameters_of, tensor_problems
 from compass_jax.weights.hf_config import find_token_ids, read_hf_config, read_json
-from compass_jax.weights.merge import MergeError
 from compass_jax.weights.safetensors_io import Stored, look
 
 FLOATS = ("float32", "bfloat16", "float16")

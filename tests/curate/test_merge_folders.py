@@ -12,17 +12,17 @@ import time
 
 import numpy as np
 import pytest
+from hf_folders import MOE, TIED, random_params, tensors_of, write_folder
 from merging import BF16, ROUTER, family_of_three, merge, near
 from safetensors.numpy import save_file
-from test_hf import MOE, TIED, random_params, tensors_of, write_folder
 from test_merge import ties_reference
 
-from compass_jax.weights import merge_folders as room
+from compass_jax.curate import merge_folders as room
+from compass_jax.curate.merge import Combined
+from compass_jax.curate.merge_folders import merge_folders
 from compass_jax.weights.convert import import_hf
 from compass_jax.weights.digests import of_files
 from compass_jax.weights.hf import load_params, parameters_of, save_params
-from compass_jax.weights.merge import Combined
-from compass_jax.weights.merge_folders import merge_folders
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_ties_of_folders_is_ties_of_their_flattened_deltas(folders, tmp_path, mo
         assert share.relative_norm == pytest.approx(norms[0] / norms[1])
 
 
-@pytest.mark.parametrize("name", ["ties", "ties-official", "linear", "dare", "slerp"])
+@pytest.mark.parametrize("name", ["ties", "linear"])
 def test_blocks_shards_and_their_order_change_no_bit(folders, tmp_path, monkeypatch, name):
     whole = tensors_of(merge(folders, tmp_path / "whole", name).path)
     monkeypatch.setattr(room, "READ", 300)
@@ -69,15 +69,10 @@ def test_blocks_shards_and_their_order_change_no_bit(folders, tmp_path, monkeypa
     assert len(list(parts.glob("*.safetensors"))) > 5
     parts = tensors_of(parts)
     for tensor, x in whole.items():
-        if name == "slerp":  # its angles are sums over blocks
-            np.testing.assert_allclose(
-                x.astype(np.float32), parts[tensor].astype(np.float32), rtol=0.01, atol=1e-6
-            )
-        else:
-            np.testing.assert_array_equal(x, parts[tensor])
+        np.testing.assert_array_equal(x, parts[tensor])
 
 
-@pytest.mark.parametrize("name", ["ties", "ties-official", "linear", "task-arithmetic", "slerp"])
+@pytest.mark.parametrize("name", ["ties", "linear", "task-arithmetic"])
 def test_scale_zero_gives_the_base(folders, tmp_path, name):
     out = tensors_of(merge(folders, tmp_path / "out", name, scale=0.0).path)
     base = tensors_of(folders[0])
@@ -215,8 +210,8 @@ def test_runs_and_checkpoints_are_parents_too(folders, tmp_path):
 
 SLOW_MERGE = """
 import sys, time
-from compass_jax.weights import merge_folders as room
-from compass_jax.weights.merge import method_of
+from compass_jax.curate import merge_folders as room
+from compass_jax.curate.merge import method_of
 read = room.read_rows
 room.read_rows = lambda *given: (time.sleep(0.02), read(*given))[1]
 room.READ = 100
@@ -244,13 +239,8 @@ def test_reads_cover_each_entry_once():
     for shape in ((), (1,), (7,), (5, 3), (2, 3, 4), (1, 500), (300, 2)):
         size = int(np.prod(shape, dtype=int))
         x = np.arange(size).reshape(shape)
-        parts = [(start, x[rows] if shape else x) for start, rows in room._reads(shape)]
-        assert [start for start, _ in parts] == np.cumsum([0, *(p.size for _, p in parts)])[
-            :-1
-        ].tolist()
-        np.testing.assert_array_equal(
-            np.concatenate([p.reshape(-1) for _, p in parts]), x.reshape(-1)
-        )
+        parts = [(x[rows] if shape else x).reshape(-1) for rows in room._reads(shape)]
+        np.testing.assert_array_equal(np.concatenate(parts), x.reshape(-1))
 
 
 def test_the_parameters_of_a_model_are_its_tensors(folders):

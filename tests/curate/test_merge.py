@@ -9,19 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compass_jax.weights.merge import (
+from compass_jax.curate.merge import (
     Block,
-    Dare,
     Linear,
     MergeError,
-    OfficialTies,
-    Slerp,
     TaskArithmetic,
     Ties,
+    kept_count,
     kth_magnitudes,
     method_of,
 )
-from compass_jax.weights.merge_maths import drawn, kept_count
 
 F32 = np.float32
 
@@ -39,7 +36,7 @@ class InMemory:
         for name, base, models in self.tensors:
             for at in range(0, len(base), self.size):
                 part = slice(at, at + self.size)
-                yield Block(name, at, base[part], models[:, part])
+                yield Block(name, base[part], models[:, part])
 
 
 def model_of(deltas, base=None, size=10**6):
@@ -161,123 +158,11 @@ def test_the_kth_magnitude_is_exact(values, data):
     assert found.view(F32) == np.sort(np.abs(values[0]))[-k]
 
 
-def test_the_authors_variant_by_hand():
-    """Ten entries, density 0.3: int(3.0) + 1 = 4 are kept. Sums of what is kept: 5, -4, 0, 4, 0, 0,
-    0, -2, 0, 7: three above zero, two below, so zero takes plus.
-    """
-    deltas = [
-        [6, -4, 5, 0.5, -0.5, 0, 0.1, 0.2, 0, 7],
-        [-1, 0.5, -5, 4, 0, -0.5, 0.1, -2, 3, 0],
-    ]
-    deltas[1][0] = -0.9
-    deltas[1][8] = 0.4
-    deltas[1][9] = -1
-    # kept: 6, -4, 5, 7 of the first; -5, 4, -2, -1 of the second
-    kept, found = merged(OfficialTies((0.3, 0.3)), model_of(deltas))
-    np.testing.assert_array_equal(
-        kept, [[6, -4, 5, 0, 0, 0, 0, 0, 0, 7], [0, 0, -5, 4, 0, 0, 0, -2, 0, -1]]
-    )
-    np.testing.assert_array_equal(found, [6, -4, 5, 4, 0, 0, 0, -2, 0, 7])
-
-
-def official_reference(deltas, density):
-    """`topk_values_mask`, `resolve_sign` and `disjoint_merge` of the authors' code, in numpy."""
-    kept = []
-    for delta, share in zip(deltas, density, strict=True):
-        n = len(delta)
-        k = max(n - int(n * share), 1)  # kthvalue has no 0th; the k-th smallest, from 1
-        kept.append(delta * (np.abs(delta) >= np.sort(np.abs(delta))[k - 1]))
-    kept = np.array(kept, F32)
-    signs = np.sign(kept.sum(0))
-    signs[signs == 0] = np.sign(signs.sum())
-    rows = np.where(signs > 0, kept > 0, kept < 0)
-    chosen = kept * rows
-    return chosen.sum(0) / np.maximum((chosen != 0).sum(0).astype(F32), 1)
-
-
-@pytest.mark.parametrize("turned", [1, -1])
-@pytest.mark.parametrize("density", [0.2, 0.7, 1.0])
-def test_the_authors_variant_is_their_code(density, turned):
-    deltas = random_model(5, entries=4000)[1]
-    deltas[1, :900] = -deltas[0, :900]  # sums of zero
-    deltas[2, :900] = 0
-    deltas[:, 900:2000] = turned * np.abs(deltas[:, 900:2000])
-    kept, found = merged(OfficialTies((density,) * 3), model_of(deltas, size=333))
-    np.testing.assert_array_max_ulp(found, official_reference(deltas, (density,) * 3), 2)
-    undecided = found[(kept.sum(0) == 0) & kept.any(0)]
-    assert len(undecided) > 100 and (np.sign(undecided) == turned).all()
-
-
-def test_where_no_sign_is_the_majoritys_the_authors_code_takes_what_is_negative():
-    found = merged(OfficialTies((1.0, 1.0)), model_of([[2, 1, -3], [-2, 1, -3]]))[1]
-    np.testing.assert_array_equal(found, [-2, 1, -3])
-    np.testing.assert_array_equal(
-        found, official_reference(np.array([[2, 1, -3], [-2, 1, -3]], F32), (1, 1))
-    )
-
-
 def test_linear_is_the_weighted_mean_and_task_arithmetic_the_sum():
     deltas = [[1, 2, 0], [3, -2, 1]]
     assert merged(Linear((1.0, 3.0)), model_of(deltas))[1].tolist() == [2.5, -1.0, 0.75]
     assert merged(TaskArithmetic((1.0, 3.0)), model_of(deltas))[1].tolist() == [10.0, -4.0, 3.0]
     assert merged(TaskArithmetic((1.0, -1.0)), model_of(deltas))[1].tolist() == [-2.0, 4.0, -1.0]
-
-
-def test_dare_keeps_the_mean_and_drops_what_it_says():
-    """n = 200,000 entries of 1, density 0.2: kept entries are 5, their share 0.2 within five
-    standard errors, sqrt(0.2 0.8 / n).
-    """
-    n = 200_000
-    kept, found = merged(Dare((1.0, 0.5), (0.2, 0.5)), model_of(np.ones((2, n)), size=10_007))
-    assert set(np.unique(kept[0])) == {0.0, 5.0} and set(np.unique(kept[1])) == {0.0, 2.0}
-    assert abs((kept[0] > 0).mean() - 0.2) < 5 * math.sqrt(0.2 * 0.8 / n)
-    assert abs(found.mean() - 1.5) < 5 * math.sqrt((0.8 / 0.2 + 0.25) / n)
-    both = ((kept[0] > 0) & (kept[1] > 0)).mean()  # the parents' draws are independent
-    assert abs(both - 0.1) < 5 * math.sqrt(0.1 * 0.9 / n)
-    np.testing.assert_array_equal(found, kept[0] + F32(0.5) * kept[1])
-
-
-def test_dares_draws_follow_from_seed_parent_tensor_and_place_alone():
-    whole = drawn((3, 1, "w"), 0, 1000, 0.4)
-    parts = [drawn((3, 1, "w"), at, 137, 0.4) for at in range(0, 1000, 137)]
-    np.testing.assert_array_equal(np.concatenate(parts)[:1000], whole)
-    for other in ((4, 1, "w"), (3, 0, "w"), (3, 1, "v")):
-        assert 350 < np.count_nonzero(drawn(other, 0, 1000, 0.4) != whole) < 610
-    assert drawn((0, 0, "w"), 0, 1000, 1.0).all()
-
-
-def slerp_reference(one, two, t):
-    """Shoemake's formula in float64."""
-    angle = np.arccos(one @ two / np.linalg.norm(one) / np.linalg.norm(two))
-    return (np.sin((1 - t) * angle) * one + np.sin(t * angle) * two) / np.sin(angle)
-
-
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (0.0, 2.0)])
-def test_slerp_turns_each_tensor_by_itself(weights):
-    rng = np.random.default_rng(1)
-    base, models = rng.standard_normal(900).astype(F32), rng.standard_normal((2, 900)).astype(F32)
-    cuts = (slice(0, 300), slice(300, 900))
-    model = InMemory([(str(c), base[c], models[:, c]) for c in cuts], 128)
-    found = base + merged(Slerp(weights), model)[1]
-    for c in cuts:
-        wanted = slerp_reference(*models[:, c].astype(np.float64), weights[1] / sum(weights))
-        np.testing.assert_allclose(found[c], wanted, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("other", "wanted"),
-    [
-        ([3, 6, -3], [1.5, 3, -1.5]),  # parallel: the straight line, t = 1/4
-        ([-1, -2, 1], [0.5, 1, -0.5]),  # opposite
-        ([0, 0, 0], [0.75, 1.5, -0.75]),  # without a direction
-        ([1, 2, -1], [1, 2, -1]),  # the same
-    ],
-)
-def test_slerp_of_parallel_tensors_is_the_straight_line(other, wanted):
-    base = np.array([5, 5, 5], F32)
-    models = np.array([[1, 2, -1], other], F32)
-    found = base + merged(Slerp((3.0, 1.0)), InMemory([("w", base, models)]))[1]
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
 @settings(max_examples=20)
@@ -289,7 +174,6 @@ def test_the_parents_order_does_not_matter(seed, order, density):
     weights, densities = (1.0, 2.0, 0.5), (density, 0.4, 0.8)
     for method, other in (
         (Ties(weights, densities), Ties(*([x[i] for i in order] for x in (weights, densities)))),
-        (OfficialTies(densities), OfficialTies([densities[i] for i in order])),
         (TaskArithmetic(weights), TaskArithmetic([weights[i] for i in order])),
     ):
         one = merged(method, model_of(deltas))[1]
@@ -298,9 +182,9 @@ def test_the_parents_order_does_not_matter(seed, order, density):
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["ties", "ties-official", "linear", "slerp"]))
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["ties", "linear"]))
 def test_equal_parents_give_what_each_kept(seed, name):
-    """TIES adds no sign conflict, means keep a value; slerp of a direction with itself is it."""
+    """TIES has no sign conflict, and means keep a value."""
     delta = np.random.default_rng(seed).standard_normal(50).astype(F32)
     kept, found = merged(method_of(name, 2), model_of([delta, delta]))
     np.testing.assert_allclose(found, kept[0], rtol=1e-6, atol=1e-7)
@@ -309,20 +193,21 @@ def test_equal_parents_give_what_each_kept(seed, name):
 @pytest.mark.parametrize(
     ("name", "given_settings", "message"),
     [
-        ("best", {}, "method 'best': there is no such method; there are ties, ties-official,"),
+        ("best", {}, "method 'best': there is no such method; there are ties, linear,"),
         ("linear", {"density": [0.2]}, "density: linear has none; it has weights alone"),
-        ("ties-official", {"weights": [1, 1]}, "weights: ties-official has none"),
-        ("ties", {"seed": 1}, "seed: ties has none"),
         ("ties", {"weights": [1.0]}, "weights: 1 numbers for 2 models"),
         ("ties", {"density": [0.1] * 3}, "density: 3 numbers for 2 models"),
         ("ties", {"density": [0.0]}, "density: 0.0 must be from 1e-6 to 1"),
         ("ties", {"density": [1.5]}, "density: 1.5 must be"),
-        ("dare", {"density": [math.nan]}, "density: nan must be"),
+        ("ties", {"density": [math.nan]}, "density: nan must be"),
         ("ties", {"weights": [1.0, -1.0]}, "weights: -1.0 must be 0, or from 1e-6 to 1e6"),
         ("linear", {"weights": [0.0, 0.0]}, "weights: all are 0"),
-        ("dare", {"weights": [math.inf, 1.0]}, "weights: inf must be 0, or of magnitude"),
+        (
+            "task-arithmetic",
+            {"weights": [math.inf, 1.0]},
+            "weights: inf must be 0, or of",
+        ),
         ("task-arithmetic", {"weights": [math.nan, 1.0]}, "weights: nan must be"),
-        ("dare", {"seed": -1}, "seed: -1 must be at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_named(name, given_settings, message):
@@ -330,11 +215,6 @@ def test_settings_that_cannot_be_are_named(name, given_settings, message):
         method_of(name, 2, **given_settings)
 
 
-def test_slerp_takes_two_parents():
-    with pytest.raises(MergeError, match="slerp merges two models, 3 were given"):
-        method_of("slerp", 3)
-
-
 def test_what_is_not_given_has_its_default():
     assert method_of("ties", 2) == Ties((1.0, 1.0), (0.2, 0.2))
-    assert method_of("dare", 2, density=[0.5], seed=7) == Dare((1.0, 1.0), (0.5, 0.5), 7)
+    assert method_of("ties", 2, density=[0.5]) == Ties((1.0, 1.0), (0.5, 0.5))

@@ -17,12 +17,12 @@ from typing import Any
 from compass_jax.config import RunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import config_to_json
+from compass_jax.curate.merge import MergeError
 from compass_jax.experience.accuracy import Evaluation, SetResult
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_lines
 from compass_jax.weights.digests import of_bytes
-from compass_jax.weights.merge import MergeError
 
 LINES, SUMMARY, PICTURE = "sweep.jsonl", "sweep.json", "sweep.png"
 Merge = Callable[[tuple[float, float], Path], Any]  # weights, and the new folder

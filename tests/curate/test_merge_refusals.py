@@ -6,13 +6,13 @@ import os
 
 import numpy as np
 import pytest
+from hf_folders import MOE, random_params, tensors_of, write_folder
 from merging import ROUTER, family_of_three, merge, near, tensors_with
-from test_hf import MOE, random_params, tensors_of, write_folder
 
+from compass_jax.curate.merge import MergeError, method_of
+from compass_jax.curate.merge_folders import merge_folders
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights.hf import save_params
-from compass_jax.weights.merge import MergeError, method_of
-from compass_jax.weights.merge_folders import merge_folders
 
 
 @pytest.fixture

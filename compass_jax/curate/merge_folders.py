@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.curate.merge import METHODS, Block, Combine, MergeError, Method, check_factor
+from compass_jax.curate.parents import Parents, read_parents
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights.carried import carry_files
 from compass_jax.weights.convert import export_hf
 from compass_jax.weights.digests import of_files
-from compass_jax.weights.merge import METHODS, Block, Combine, MergeError, Method, check_factor
 from compass_jax.weights.new_folder import check_new, new_folder
-from compass_jax.weights.parents import Parents, read_parents
 from compass_jax.weights.safetensors_io import (
     INDEX,
     SINGLE,
@@ -81,28 +81,28 @@ class StoredBlocks:
         """What a function gives of each block, in order; a few reads are ahead of it."""
         self.tell(f"reading {len(self.names):,} tensors of {1 + len(self.parents.models)} models")
 
-        def work(name: str, start: int, rows: slice) -> list[T]:
+        def work(name: str, rows: slice) -> list[T]:
             with np.errstate(all="ignore"):  # what is not finite is told by `_Writer`
-                return [function(block) for block in self._blocks(name, start, rows)]
+                return [function(block) for block in self._blocks(name, rows)]
 
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads, "merge") as pool:
             waiting: deque[Future[list[T]]] = deque()
             for name in self.names:
-                for start, rows in _reads(self.parents.base[name].shape):
-                    waiting.append(pool.submit(work, name, start, rows))
+                for rows in _reads(self.parents.base[name].shape):
+                    waiting.append(pool.submit(work, name, rows))
                     if len(waiting) > 2 * threads:
                         yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()
 
-    def _blocks(self, name: str, start: int, rows: slice) -> Iterator[Block]:
-        """The blocks of some rows of one tensor, whose first entry is number `start`."""
+    def _blocks(self, name: str, rows: slice) -> Iterator[Block]:
+        """Yields the blocks of some rows of one tensor."""
         base = read_rows(self.parents.base[name], name, rows)
         models = [read_rows(model[name], name, rows) for model in self.parents.models]
         for at in range(0, base.size, BLOCK):
             part = slice(at, at + BLOCK)
-            yield Block(name, start + at, base[part], np.stack([model[part] for model in models]))
+            yield Block(name, base[part], np.stack([model[part] for model in models]))
 
 
 def merge_folders(
@@ -124,7 +124,7 @@ def merge_folders(
         base: a Hugging Face folder, a run directory or a checkpoint. config.json, tokenizer, types
             and shards of `out` are its.
         models: the parents, folders of the same kinds.
-        method: one of those in compass_jax/weights/merge.py, with settings for these parents.
+        method: one of those in compass_jax/curate/merge.py, with settings for these parents.
         scale: lambda, which the merged delta is multiplied by; 0 gives the base.
         routers_from: None: the gates of MoE layers are merged like all else; 0: they are the
             base's; n: those of the n-th parent.
@@ -174,11 +174,11 @@ def read_rows(stored: Stored, name: str, rows: slice) -> np.ndarray:
     return finite(flat, np.dtype(np.float32), f"{stored.file}: tensor {name}")
 
 
-def _reads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
-    """(number of the first entry, slice of the first axis) of reads of about READ entries."""
+def _reads(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Yields slices of the first axis, each of about READ entries."""
     length, row = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
     step = max(1, READ // max(1, row))
-    return ((at * row, slice(at, min(at + step, length))) for at in range(0, length, step))
+    return (slice(at, min(at + step, length)) for at in range(0, length, step))
 
 
 def _bytes(stored: Stored) -> int:
