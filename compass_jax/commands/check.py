@@ -23,7 +23,6 @@ from compass_jax.runs.rundir import read_config
 from compass_jax.weights import sound
 from compass_jax.weights.hf import tensor_problems
 from compass_jax.weights.hf_config import read_hf_config, refuse_adapter
-from compass_jax.weights.manifest import FORMAT
 from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
 
 _ROWS = 4096  # of a tensor, looked at together
@@ -104,9 +103,6 @@ def _checkpoint(where: Path, name: str) -> tuple[Checked, ModelConfig | None]:
     if manifest is None:
         return Checked(name, "a checkpoint", faults), None
     kind = f"{len(manifest.leaves)} leaves of a {manifest.model.family} model"
-    if manifest.files is None:
-        faults = [*faults, f"it cannot be verified: digests came with format {FORMAT}"]
-        return Checked(name, f"step {manifest.step}, {kind}", faults), manifest.model
     size = sum(digest.size for digest in manifest.files.values())
     files = f"{len(manifest.files)} files, {size:,} bytes"
     return Checked(name, f"step {manifest.step}, {files}, {kind}", faults), manifest.model

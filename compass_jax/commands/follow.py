@@ -84,7 +84,7 @@ def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], st
                 found = evaluator(str(steps[step]), str(done.folder(step)))
             except CompassError:
                 require_there(run)
-                if steps[step].is_dir():
+                if not _removed(steps[step]):
                     raise
                 evaluator.tell(GONE.format(f"the checkpoint of step {step}"))
                 continue
@@ -93,6 +93,16 @@ def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], st
             told = found.warning
             if strict and told:
                 return told
+
+
+def _removed(checkpoint: Path, tries: int = 50) -> bool:
+    """Returns whether the training removed a checkpoint, or does so within the next seconds: its
+    files go one by one.
+    """
+    while checkpoint.is_dir() and tries:
+        time.sleep(0.1)
+        tries -= 1
+    return not checkpoint.is_dir()
 
 
 class RunGone(CompassError, RuntimeError):

@@ -75,6 +75,7 @@ from compass_jax.training.samples import SampleLog
 from compass_jax.training.stops import TrainingStopped
 from compass_jax.training.trace import TokenTrace
 from compass_jax.weights import checkpoint
+from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 from compass_jax.weights.sync import sync_weights
@@ -116,6 +117,7 @@ class RLTrainer:
         known = self.tokenizer.vocab_size
         self.config, self.rl = config, config.rl
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
+        self.checkpoints = Checkpoints(config.directory, config.model, config.keep_checkpoints)
         self.engine = Engine(
             config.model,
             config.rollout_compute,
@@ -218,9 +220,10 @@ class RLTrainer:
         arrays = {"state": optim.init_state(params, self.rl.optim, self.rl.total_updates)}
         return {**arrays, "reference": params} if self.rl.uses_reference else arrays
 
-    def save(self) -> float:
-        """Writes checkpoint `done_steps`, with what is in flight. Returns seconds."""
-        started = time.perf_counter()
+    def save(self, *, wait: bool = True) -> None:
+        """Writes checkpoint `done_steps`, with the unfinished samples; in the background unless
+        `wait`.
+        """
         self.telemetry.phase("saving")
         arrays: dict[str, Any] = {"state": stack(self.learner.state)}
         if self.learner.reference is not None:
@@ -236,15 +239,7 @@ class RLTrainer:
             "selector": self.selector.state(),
             "telemetry": self.telemetry.state(),
         }
-        checkpoint.save(
-            self.config.directory,
-            self.done_steps,
-            arrays,
-            meta,
-            model=self.config.model,
-            keep=self.config.keep_checkpoints,
-        )
-        return time.perf_counter() - started
+        self.checkpoints.save(self.done_steps, arrays, meta, wait=wait)
 
     # ---- one step --------------------------------------------------------------------------------
 

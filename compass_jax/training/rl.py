@@ -107,7 +107,8 @@ def _run_stage(
         carry_tokenizer(config)
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.config, trainer.stage))
-    return _run(trainer, config, telemetry, stop, enough)
+    with trainer.checkpoints:
+        return _run(trainer, config, telemetry, stop, enough)
 
 
 def _run(
@@ -162,7 +163,7 @@ def _run_steps(
             or stop.requested
             or (config.rl.save_every and number % config.rl.save_every == 0)
         ):
-            trainer.save()
+            trainer.save(wait=False)
             saved = number
         if ended:
             break
@@ -174,7 +175,7 @@ def _run_steps(
         )
         return {"steps": trainer.done_steps, "stopped": True, **last}
     if trainer.done_steps != saved:
-        trainer.save()
+        trainer.save(wait=False)
     ended = ended or trainer.done_steps >= config.rl.steps
     if stop.requested and not ended:
         telemetry.note(

@@ -54,6 +54,7 @@ from compass_jax.training import optim, step
 from compass_jax.training.header import header
 from compass_jax.training.stops import TrainingStopped, until
 from compass_jax.weights import checkpoint
+from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 
 
@@ -85,6 +86,7 @@ class SFTTrainer:
             {f"the data's {name}": state[name] for name in ("items", "fingerprint")},
             "every process must find the same files",
         )
+        self.checkpoints = Checkpoints(config.directory, config.model, config.keep_checkpoints)
         self.done_steps = 0
         self._restore_or_start()
 
@@ -128,8 +130,8 @@ class SFTTrainer:
         memory = memory_line(self.config, self.STAGE)
         return header(self.config, work, parameters, self.done_steps, self.sft.steps, memory)
 
-    def save(self) -> None:
-        """Writes checkpoint `done_steps`."""
+    def save(self, *, wait: bool = True) -> None:
+        """Writes checkpoint `done_steps`; in the background unless `wait`."""
         self.telemetry.phase("saving")
         meta = {
             "kind": self.STAGE,
@@ -137,14 +139,7 @@ class SFTTrainer:
             "stream": self.stream.state(),
             "telemetry": self.telemetry.state(),
         }
-        checkpoint.save(
-            self.config.directory,
-            self.done_steps,
-            {"state": stack(self.state)},
-            meta,
-            model=self.config.model,
-            keep=self.config.keep_checkpoints,
-        )
+        self.checkpoints.save(self.done_steps, {"state": stack(self.state)}, meta, wait=wait)
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Runs the remaining updates; yields (step, metrics) after each."""
@@ -257,7 +252,8 @@ def run_sft(
         for line in [*machine, *trainer.header()]:
             telemetry.note(line)
         carry_tokenizer(config)
-        return _run(trainer, config, telemetry, stop) | {"status": stop.status}
+        with trainer.checkpoints:
+            return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
 
 def _run(
@@ -269,10 +265,10 @@ def _run(
     for number, last in trainer.steps():
         log.log(number, last)
         if (every and number % every == 0) or number == config.sft.steps or stop.requested:
-            trainer.save()
+            trainer.save(wait=False)
             saved = number
     if trainer.done_steps != saved:
-        trainer.save()
+        trainer.save(wait=False)
     stopped = trainer.done_steps < config.sft.steps
     if stopped:
         log.note(f"stopped on request after step {trainer.done_steps}; the same command continues")

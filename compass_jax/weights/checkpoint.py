@@ -2,21 +2,15 @@
 
     <run>/checkpoints/step_00000012/   arrays/ (orbax)   meta.json   manifest.json
 
-A checkpoint is written into `.tmp_...`, every file of it is flushed to the disk, the manifest last,
-and the directory is then renamed, so a crash at any moment leaves the previous checkpoints as they
-were; the next `save` sweeps what was half-written. The manifest has a digest of every file
-(weights/manifest.py), which `restore` compares before it trusts one (weights/sound.py). It lists
-every leaf (path, shape, dtype) and the model's configuration, and `restore` compares them itself,
-because orbax casts another dtype without a word. Another mesh is welcome: arrays are read straight
-into the shardings asked for.
+weights/writer.py writes them. The manifest has a digest of every file (weights/manifest.py), which
+`restore` compares before it trusts one (weights/sound.py). It lists every leaf (path, shape, dtype)
+and the model's configuration, and `restore` compares them itself, because orbax casts another dtype
+without a word. Another mesh is welcome: arrays are read straight into the shardings asked for.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
-from compass_jax import distributed
 from compass_jax.config import ModelConfig
 from compass_jax.config.io import differences
 from compass_jax.sharding import everywhere, put
-from compass_jax.weights import digests, disk, manifest, sound
-from compass_jax.weights.digests import Digest
-from compass_jax.weights.manifest import ARRAYS, META, CheckpointError, Manifest
+from compass_jax.weights import disk, sound
+from compass_jax.weights.manifest import ARRAYS, CheckpointError, Manifest
 from compass_jax.weights.sound import Sound, find, set_aside
+from compass_jax.weights.writer import Checkpoints, flatten
 
 __all__ = [
     "CheckpointError",
     "CheckpointMismatch",
+    "Checkpoints",
     "Manifest",
     "Sound",
     "abstract_like",
@@ -71,55 +64,9 @@ def save(
     model: ModelConfig,
     keep: int = 2,
 ) -> Path:
-    """The directory of the checkpoint `step`, which is written; it replaces one of the same step.
-
-    Args:
-        run_dir: where checkpoints/ is, or will be.
-        step: the number of steps that are done.
-        arrays: pytree of jax arrays (random keys as uint32 key data).
-        meta: JSON-able host-side state, given back equal by `restore`.
-        model: the configuration that the manifest names.
-        keep: of the sound checkpoints all but the newest so many are removed.
-
-    Every process of a run calls this together. Raises CheckpointError, with what was written
-    removed and earlier checkpoints untouched, when the disk is full or refuses; and for a leaf that
-    is no jax array.
-    """
-    flat = _flatten(arrays)
-    text = json.dumps(meta).encode()
-    leaves = {k: (tuple(x.shape), str(x.dtype)) for k, x in flat.items()}
-    root = Path(run_dir).absolute() / "checkpoints"
-    final, temporary = root / f"step_{step:08d}", root / f".tmp_step_{step:08d}"
-    first = jax.process_index() == 0
-    try:
-        if first:
-            _sweep(root)
-            temporary.mkdir(parents=True)
-        multihost_utils.sync_global_devices("checkpoint directory")
-        with disk.told_once(), _checkpointer() as orbax:
-            # orbax refuses arrays without elements
-            stored = {k: _of_all(x) for k, x in flat.items() if x.size}
-            orbax.save(temporary / ARRAYS, stored)
-        with ThreadPoolExecutor(1) as beside:  # digests are made while the files are flushed
-            own = beside.submit(_own_digests, temporary)
-            if first:
-                _write(temporary / META, text)
-                _flush_tree(temporary)
-            files = _of_all_processes(own.result()) | {META: digests.of_bytes(text)}
-        if first:
-            described = manifest.to_text(Manifest(step, model, leaves, files))
-            _write(temporary / manifest.NAME, described.encode())
-            _flush(temporary)
-            _publish(temporary, final)
-            _forget(root, keep, step)
-        multihost_utils.sync_global_devices("checkpoint written")
-    except Exception as error:
-        if first:
-            shutil.rmtree(temporary, ignore_errors=True)
-        size = sum(x.nbytes for x in flat.values())
-        free = disk.free_bytes(root)  # without it, as at the next try
-        raise CheckpointError(disk.failure(step, final, error, size, free)) from error
-    return final
+    """Returns the directory of one checkpoint, when it is on the disk (see `Checkpoints.save`)."""
+    with Checkpoints(run_dir, model, keep) as checkpoints:
+        return checkpoints.save(step, arrays, meta)
 
 
 def restore(
@@ -146,7 +93,7 @@ def restore(
     """
     found = path if isinstance(path, Sound) else find(path, step)
     where = found.path
-    wanted = _flatten(abstract_arrays)
+    wanted = flatten(abstract_arrays)
     if model is not None:
         _compare_models(where, found.manifest.model, model)
     _compare_leaves(where, found.manifest.leaves, wanted, subset)
@@ -172,13 +119,8 @@ def restore(
         if not alone and isinstance(error, jax.errors.JaxRuntimeError):  # another process is lost
             raise
         why = disk.cause(error)
-        if found.manifest.files is not None:
-            raise CheckpointError(
-                f"{where}: its arrays are as they were written, and cannot be read ({why})"
-            ) from error
         raise CheckpointError(
-            f"{where} is damaged: its arrays cannot be read ({why}); "
-            "remove it to use an earlier one"
+            f"{where}: its arrays are as they were written, and cannot be read ({why})"
         ) from error
     arrays = jax.tree.unflatten(jax.tree.structure(abstract_arrays), [flat[k] for k in wanted])
     return found.manifest.step, arrays, found.meta()
@@ -227,32 +169,6 @@ def _checkpointer() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False))
 
 
-def _of_all(x: jax.Array) -> jax.Array:
-    """What every process has whole, as one array of them all: orbax saves no other."""
-    return x if jax.process_count() == 1 or not x.is_fully_addressable else put(x, everywhere())
-
-
-def _flatten(tree: Any) -> dict[str, Any]:
-    """Leaf path -> leaf, in tree order: the container types of a tree are no business of the
-    file's.
-    """
-    flat = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        key = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax.dtypes.issubdtype(
-            leaf.dtype, jax.dtypes.prng_key
-        ):
-            what = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
-            raise CheckpointError(
-                f"leaf {key} is {what}: a checkpoint holds plain jax arrays; host values go to"
-                " meta, random keys in as key data"
-            )
-        if key in flat:
-            raise CheckpointError(f"two leaves have the same path {key}")
-        flat[key] = leaf
-    return flat
-
-
 def _compare_models(where: Path, saved: ModelConfig, wanted: ModelConfig) -> None:
     found = differences(saved, wanted)
     if found:
@@ -289,91 +205,5 @@ def _few(lines: list[str]) -> str:
     return "\n".join(lines[:_SHOWN] + ([f"  and {more} more"] if more > 0 else []))
 
 
-def _sweep(root: Path) -> None:
-    """Removes what a crash left behind; puts a checkpoint back that was moved aside for a successor
-    that never came.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    for path in root.glob(".old_*"):
-        final = root / path.name.removeprefix(".old_")
-        if not final.exists():
-            os.rename(path, final)
-    for path in [*root.glob(".old_*"), *root.glob(".tmp_*")]:
-        shutil.rmtree(path)
-
-
-def _publish(temporary: Path, final: Path) -> None:
-    old = final.with_name(f".old_{final.name}")
-    if final.exists():
-        os.rename(final, old)
-    os.rename(temporary, final)
-    _flush(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _forget(root: Path, keep: int, current: int) -> None:
-    """Removes all but the newest `keep` and the one just written. Damaged ones are neither counted
-    nor removed.
-
-    Each is renamed first, so that a crash leaves no half-removed checkpoint under its name.
-    """
-    whole = {
-        step: path
-        for step, path in sound.steps(root.parent).items()
-        if step != current and not sound.examine(path, contents=False).faults
-    }
-    for step in sorted(whole)[: -keep + 1 or None]:
-        doomed = root / f".tmp_remove_{step:08d}"
-        os.rename(whole[step], doomed)
-        shutil.rmtree(doomed)
-
-
-def _own_digests(temporary: Path) -> dict[str, Digest]:
-    """The digests of what this process wrote, which the operating system still has in its memory.
-
-    The first process also digests what belongs to no process.
-    """
-    number, count, names = jax.process_index(), jax.process_count(), []
-    for folder, _, files in os.walk(temporary / ARRAYS):
-        names += [str((Path(folder) / name).relative_to(temporary)) for name in files]
-    writers = {name: manifest.writer_of(name) or 0 for name in names}
-    own = [name for name, writer in writers.items() if (writer if writer < count else 0) == number]
-    made: dict[str, Digest] = {}
-    for name, digest in digests.of_files(temporary, sorted(own)).items():
-        if isinstance(digest, OSError):
-            raise digest
-        made[name] = digest
-    return made
-
-
-def _of_all_processes(own: dict[str, Digest]) -> dict[str, Digest]:
-    """Name -> digest of the arrays' files, whichever process digested them."""
-    parts = [json.loads(part) for part in distributed.exchange(json.dumps(own).encode())]
-    return {name: Digest(*digest) for part in parts for name, digest in sorted(part.items())}
-
-
 def _nobody(text: str) -> None:
     """Hears what a look at names and sizes has to say: whoever reads the arrays will be told."""
-
-
-def _write(file: Path, data: bytes) -> None:
-    with open(file, "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def _flush_tree(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            _flush(Path(folder) / name)
-        _flush(Path(folder))
-
-
-def _flush(path: Path) -> None:
-    """Forces a file, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

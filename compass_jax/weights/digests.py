@@ -7,7 +7,6 @@ file of many gigabytes.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Iterable
@@ -20,7 +19,6 @@ import xxhash
 PIECE = 16 * 2**20  # bytes; part of the format: other pieces make other digests
 _BUFFER = 2**20  # what is read at once stays in the processor's cache until it is digested
 _MOST_THREADS = 16
-_POPULATE_READ = 22  # madvise's MADV_POPULATE_READ, since Linux 5.14
 _local = threading.local()
 
 
@@ -64,40 +62,13 @@ def _whole(pieces: list[tuple[int, bytes]]) -> Digest:
 
 
 def _piece(file: str, start: int) -> tuple[int, bytes]:
-    """Bytes and digest of one piece of a file."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        return _mapped(descriptor, start) or _read(descriptor, start)
-    finally:
-        os.close(descriptor)
-
-
-def _mapped(descriptor: int, start: int) -> tuple[int, bytes] | None:
-    """The piece as it lies in the system's memory, which takes half the time of copying it; None
-    where it cannot be had without danger. A bad sector that is met through a mapping is a signal
-    which ends the process: so all pages are asked for first, by a call that fails instead.
-    """
-    length = min(PIECE, os.fstat(descriptor).st_size - start)
-    if length <= 0:
-        return None
-    try:
-        with mmap.mmap(descriptor, length, prot=mmap.PROT_READ, offset=start) as mapped:
-            mapped.madvise(_POPULATE_READ)
-            return length, xxhash.xxh3_128_digest(mapped)
-    except (OSError, ValueError):
-        return None
-
-
-def _read(descriptor: int, start: int) -> tuple[int, bytes]:
+    """Returns the number of bytes of one piece of a file, and their digest."""
     if not hasattr(_local, "buffer"):
         _local.buffer = memoryview(bytearray(_BUFFER))
-    buffer = _local.buffer
-    digest = xxhash.xxh3_128()
-    at = start
-    while at < start + PIECE:
-        count = os.preadv(descriptor, [buffer[: start + PIECE - at]], at)
-        if not count:
-            break
-        digest.update(buffer[:count])
-        at += count
+    digest, at = xxhash.xxh3_128(), start
+    with open(file, "rb", buffering=0) as data:
+        data.seek(start)
+        while at < start + PIECE and (count := data.readinto(_local.buffer[: start + PIECE - at])):
+            digest.update(_local.buffer[:count])
+            at += count
     return at - start, digest.digest()

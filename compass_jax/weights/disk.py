@@ -1,4 +1,4 @@
-"""A disk that refuses: it is told in one line, with what to do, and nothing is said beside it."""
+"""Errors of the disk as one line that says what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_STRAGGLERS_S = 0.2  # how long orbax's threads may speak of a failure after it
+_STRAGGLERS_S = 0.2  # for reports of threads that come after the error
 _REMEDIES = {
     errno.ENOSPC: "free some space there, or lower keep_checkpoints",
     errno.EDQUOT: "free some of your quota there, or lower keep_checkpoints",
@@ -27,39 +27,31 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def told_once() -> Iterator[None]:
-    """Around orbax's work. Where it fails, the error that it raises is all that is said of it.
+    """Drops what the threads of orbax and tensorstore report of an error that is raised as well.
 
-    Its threads log the same error with tracebacks, and tensorstore's report to an event loop that
-    is closed by then. Both are held back, nothing else is, and work that succeeds lets them out.
+    orbax logs it with tracebacks, also after the block: a save goes on in the background.
+    tensorstore reports to an event loop that is closed by then.
     """
-    logger, hook = logging.getLogger("absl"), sys.unraisablehook
-    held: list[Any] = []
+    logging.getLogger("absl").addFilter(_not_of_orbax)
+    hook = sys.unraisablehook
 
-    def unraisable(args: Any) -> None:
-        late = (
-            isinstance(args.exc_value, RuntimeError)
-            and str(args.exc_value) == "Event loop is closed"
-        )
-        held.append(lambda: hook(args)) if late else hook(args)
+    def report(args: Any) -> None:
+        error = args.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            hook(args)
 
-    def log(record: logging.LogRecord) -> bool:
-        own = "_SignalingThread.run() raised an exception" in str(record.msg)
-        if own:
-            held.append(lambda: logger.callHandlers(record))
-        return not own
-
-    logger.addFilter(log)
-    sys.unraisablehook = unraisable
+    sys.unraisablehook = report
     try:
         yield
-        for tell in held:
-            tell()
     except Exception:
         time.sleep(_STRAGGLERS_S)
         raise
     finally:
         sys.unraisablehook = hook
-        logger.removeFilter(log)
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return "/orbax/" not in record.pathname
 
 
 def failure(step: int, final: Path, error: Exception, size: int, free: int | None) -> str:

@@ -24,11 +24,19 @@ from compass_jax.weights import digests
 from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest
 from compass_jax.weights.disk import cause
-from compass_jax.weights.manifest import ARRAYS, META, NAME, CheckpointError, Manifest, NoCheckpoint
+from compass_jax.weights.manifest import (
+    ARRAYS,
+    META,
+    NAME,
+    CheckpointError,
+    Manifest,
+    NoCheckpoint,
+)
 
 SET_ASIDE = "damaged_"  # how the names of damaged checkpoints begin that a resumed run moved aside
 _STEP = re.compile(r"(?:\.old_)?step_(\d{1,18})")
 _SHOWN = 5  # faults named in a message
+_COMMITTED = f"{ARRAYS}/commit_success.txt"  # orbax writes it last; nothing reads it
 _MOST_META = 2**36  # bytes: a run's history of every prompt may be long
 
 logger = logging.getLogger(__name__)
@@ -109,8 +117,7 @@ def find(
     Args:
         path: a run directory, or a checkpoint's own directory.
         step: the checkpoint of a run directory that is meant.
-        tell: gets a line for each damaged checkpoint that was passed over, and for one that
-            cannot be verified (format 1).
+        tell: gets a line for each damaged checkpoint that was passed over.
         contents: compare every byte with the manifest, which several processes do together;
             otherwise names and sizes.
 
@@ -127,9 +134,6 @@ def find(
             continue
         for other, why in damaged.items():
             tell(f"{other} is damaged and was passed over: {_few(why)}; going on from {where.name}")
-        if manifest.files is None:
-            old = manifests.UNVERIFIED
-            tell(f"{where} cannot be verified: it is of format {old}, which had no digests")
         return Sound(where, manifest, tuple(damaged))
     told = "\n".join(f"{where} is damaged: {_few(faults)}" for where, faults in damaged.items())
     if len(meant) > 1:
@@ -150,7 +154,7 @@ def examine(where: Path, *, contents: bool = True) -> Examined:
     manifest, faults = _outside(where)
     if not contents:
         return Examined(manifest, faults)
-    if manifest is not None and manifest.files is not None:
+    if manifest is not None:
         faults += _inside(where, _share(manifest.files))
     return Examined(manifest, _agreed(faults))
 
@@ -160,7 +164,7 @@ def read_meta(where: Path, manifest: Manifest) -> dict[str, Any]:
     read or was changed."""
     file = where / META
     data = read_bytes(file, error=CheckpointError, most_bytes=_MOST_META)
-    if manifest.files is not None and digests.of_bytes(data) != manifest.files[META]:
+    if digests.of_bytes(data) != manifest.files[META]:
         raise CheckpointError(f"{file} is damaged: its digest is not the manifest's")
     try:
         meta = json.loads(data)
@@ -203,9 +207,6 @@ def _outside(where: Path) -> Examined:
         faults.append(
             f"its manifest is of step {manifest.step}, the directory's name of step {int(named[1])}"
         )
-    if manifest.files is None:
-        missing = [name for name in (META, ARRAYS) if not (where / name).exists()]
-        return Examined(manifest, faults + [f"{name} is missing" for name in missing])
     for name, digest in manifest.files.items():
         try:
             seen = (where / name).stat()
@@ -225,7 +226,8 @@ def _outside(where: Path) -> Examined:
         for folder, _, names in os.walk(where / ARRAYS)
         for name in names
     }
-    faults += [f"{name} was not written with it" for name in sorted(there - set(manifest.files))]
+    extra = sorted(there - {_COMMITTED, *manifest.files})
+    faults += [f"{name} was not written with it" for name in extra]
     return Examined(manifest, faults)
 
 

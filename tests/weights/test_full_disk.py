@@ -4,11 +4,13 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import textwrap
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -105,58 +107,30 @@ def test_a_limit_on_files_met_by_orbax_is_one_line(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    "code,remedy",
+    "code,message",
     [
-        (errno.ENOSPC, "No space left on device; .*lower keep_checkpoints"),
-        (errno.EACCES, "Permission denied; .*make it writable for this user"),
-        (errno.EIO, "Input/output error; .*look at the disk"),
+        (errno.ENOSPC, r"No space left on device; .*lower keep_checkpoints"),
+        (errno.EACCES, r"Permission denied; .*make it writable for this user"),
+        (errno.EIO, r"Input/output error; .*look at the disk"),
+        (0, r"lost; .*were: start the same command again"),
     ],
 )
-@pytest.mark.parametrize("step", ["_flush_tree", "_own_digests", "_publish"])
-def test_an_error_anywhere_in_a_save_is_told_with_a_remedy(
-    tmp_path, monkeypatch, code, remedy, step
-):
-    save(tmp_path, 1)
-
-    def fails(*args):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(checkpoint, step, fails)
-    with pytest.raises(CheckpointError, match=f"step 2 could not be written .*: {remedy}"):
-        save(tmp_path, 2)
-    assert os.listdir(tmp_path / "checkpoints") == ["step_00000001"]
+def test_an_error_is_told_with_a_remedy(tmp_path, code, message):
+    cause = OSError(code, os.strerror(code)) if code else ValueError("lost")
+    error = RuntimeError("a thread failed")
+    error.__cause__ = cause
+    told = disk.failure(2, tmp_path / "x", error if code else cause, 7, 9)
+    assert re.fullmatch(rf"checkpoint of step 2 .*x \(9 bytes free there\): {message}.*", told)
 
 
-def test_only_what_orbax_says_of_a_failed_write_is_held_back(monkeypatch, caplog):
-    """Other logs and errors of threads pass; after a save that succeeded what was held back too."""
+def test_what_orbax_and_tensorstore_repeat_is_dropped(monkeypatch, caplog):
     heard = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: heard.append(str(args.exc_value)))
     absl = logging.getLogger("absl")
-
-    class Unraisable:
-        def __init__(self, text):
-            self.exc_value = RuntimeError(text)
-
-    def speak():
-        for text in ("Event loop is closed", "something else"):
-            sys.unraisablehook(Unraisable(text))
-        absl.error("[process=%d] _SignalingThread.run() raised an exception: %s", 0, "disk")
-        absl.error("another thing")
-
-    def failing_save():
-        with disk.told_once():
-            speak()
-            raise OSError
-
     monkeypatch.setattr(absl, "propagate", True)
-    with pytest.raises(OSError):
-        failing_save()
-    assert heard == ["something else"] and caplog.messages == ["another thing"]
-    heard.clear()
-    caplog.clear()
     with disk.told_once():
-        speak()
-    assert heard == ["something else", "Event loop is closed"] and len(caplog.messages) == 2
-    heard.clear()
-    speak()
-    assert heard == ["Event loop is closed", "something else"]
+        for text in ("Event loop is closed", "something else"):
+            sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))
+        for path in ("/site-packages/orbax/checkpoint/x.py", "/site-packages/other/x.py"):
+            absl.handle(absl.makeRecord("absl", logging.ERROR, path, 1, path, (), None))
+    assert heard == ["something else"] and caplog.messages == ["/site-packages/other/x.py"]

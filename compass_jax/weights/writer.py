@@ -1,0 +1,305 @@
+"""Writes a run's checkpoints in the background, by orbax's CheckpointManager.
+
+    <run>/checkpoints/step_00000012/   arrays/ (orbax)   meta.json   manifest.json
+
+`Checkpoints.save` returns when the arrays are on the host. Threads of orbax write them into a
+temporary directory; then the handler below adds meta.json and a manifest with the digest of every
+file, and orbax renames the directory. A crash at any moment leaves the earlier checkpoints as they
+were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from compass_jax.config import ModelConfig
+from compass_jax.sharding import everywhere, put
+from compass_jax.weights import digests, disk, sound
+from compass_jax.weights import manifest as manifests
+from compass_jax.weights.digests import Digest
+from compass_jax.weights.manifest import ARRAYS, META, CheckpointError, Manifest
+
+_TIMEOUT_S = 6 * 3600  # of one save in the background: orbax gives up after it
+_TEMPORARY = "*.orbax-checkpoint-tmp*"  # directories that orbax has not committed
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Writes the checkpoints of one run. All processes of the run make the same calls.
+
+    Args:
+        run_dir: the directory of checkpoints/, which is made by the first save.
+        model: the configuration that the manifests name.
+        keep: number of sound checkpoints that are kept, the newest; older ones are removed.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike, model: ModelConfig, keep: int = 2):
+        self.root = Path(run_dir).absolute() / "checkpoints"
+        self.model, self.keep = model, keep
+        self._manager: ocp.CheckpointManager | None = None
+        self._step = self._bytes = 0  # of the last save
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except CheckpointError as error:
+            if kind is None:
+                raise
+            logger.warning("%s", error)  # the block's own error is the first
+
+    def save(self, step: int, arrays: Any, meta: dict, *, wait: bool = False) -> Path:
+        """Returns the directory of checkpoint `step`, which replaces an earlier one of that step.
+
+        Args:
+            step: number of steps that are done.
+            arrays: pytree of jax arrays (random keys as uint32 key data).
+            meta: JSON-able host-side state, given back equal by `restore`.
+            wait: return when the checkpoint is on the disk; otherwise it is written in the
+                background, from copies on the host.
+
+        Raises CheckpointError for a leaf that is no jax array; and, for this save or for the one
+        before it, as `wait` does.
+        """
+        flat = flatten(arrays)
+        text = json.dumps(meta).encode()
+        leaves = {name: (tuple(x.shape), str(x.dtype)) for name, x in flat.items()}
+        self.wait()
+        self._step, self._bytes = step, sum(x.nbytes for x in flat.values())
+        with self._errors_named():
+            manager = self._open()
+            self._move_aside(manager, step)
+            # orbax refuses arrays without elements
+            stored = {name: _of_all(x) for name, x in flat.items() if x.size}
+            manifest = Manifest(step, self.model, leaves, {META: digests.of_bytes(text)})
+            args = _Save(stored, meta=text, manifest=manifest)
+            manager.save(step, args=ocp.args.Composite(**{ARRAYS: args}), force=True)
+        if wait:
+            self.wait()
+        return self._path(step)
+
+    def wait(self) -> None:
+        """Waits until the last save is on the disk.
+
+        Raises CheckpointError where it failed: what was written of it is removed, and earlier
+        checkpoints are as they were.
+        """
+        if self._manager is not None:
+            with self._errors_named():
+                self._manager.wait_until_finished()
+                if jax.process_index() == 0:
+                    _tidy(self.root)
+
+    def close(self) -> None:
+        """Waits as `wait` does, and ends orbax's threads."""
+        self.wait()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _path(self, step: int) -> Path:
+        return self.root / f"step_{step:08d}"
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            if jax.process_index() == 0:
+                self.root.mkdir(parents=True, exist_ok=True)
+                _tidy(self.root)
+            multihost_utils.sync_global_devices("checkpoint directory")
+            registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+            registry.add(ARRAYS, _Save, _Handler())
+            options = ocp.CheckpointManagerOptions(
+                step_prefix="step",
+                step_format_fixed_length=8,
+                preservation_policy=_NewestSound(self.root, self.keep),
+                async_options=ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_S),
+                save_root_metadata=False,
+                lightweight_initialize=True,
+            )
+            self._manager = ocp.CheckpointManager(
+                self.root, options=options, handler_registry=registry
+            )
+        return self._manager
+
+    def _move_aside(self, manager: ocp.CheckpointManager, step: int) -> None:
+        """Renames a checkpoint of the same step. Under its new name it counts until its successor
+        is in place (`sound.steps`), and is then removed.
+        """
+        path = self._path(step)
+        exists = path.exists()
+        multihost_utils.sync_global_devices("checkpoint of the same step")
+        if exists:
+            if jax.process_index() == 0:
+                os.rename(path, path.with_name(f".old_{path.name}"))
+            multihost_utils.sync_global_devices("checkpoint moved aside")
+            manager.reload()
+
+    @contextlib.contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Raises CheckpointError for an error in the block, and removes what was half-written."""
+        try:
+            with disk.told_once():
+                yield
+        except Exception as error:
+            self._manager = None
+            if jax.process_index() == 0:
+                with contextlib.suppress(OSError):
+                    _tidy(self.root)
+            free = disk.free_bytes(self.root)  # as at the next try
+            where = self._path(self._step)
+            told = disk.failure(self._step, where, error, self._bytes, free)
+            raise CheckpointError(told) from error
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """Returns leaf path -> leaf, in tree order; the container types are left out.
+
+    Raises CheckpointError for a leaf that is no plain array.
+    """
+    flat = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        key = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax.dtypes.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        ):
+            what = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
+            raise CheckpointError(
+                f"leaf {key} is {what}: a checkpoint holds plain jax arrays; host values go to"
+                " meta, random keys in as key data"
+            )
+        if key in flat:
+            raise CheckpointError(f"two leaves have the same path {key}")
+        flat[key] = leaf
+    return flat
+
+
+@dataclass
+class _Save(ocp.args.PyTreeSave):
+    """The arrays, the text of meta.json, and the manifest without the arrays' digests."""
+
+    meta: bytes = b""
+    manifest: Manifest | None = None
+
+
+class _Handler(ocp.PyTreeCheckpointHandler):
+    """Writes meta.json and the manifest beside the arrays, before orbax commits the checkpoint."""
+
+    async def async_save(self, directory: Any, *given: Any, args: Any = None) -> Any:
+        """Starts the writes. Once they are done, each process digests the files that it wrote."""
+        self._args = args
+        written = await super().async_save(directory, *given, args=args)
+        digest = partial(_digest_own_files, Path(directory))
+        return [ocp.future.ChainedFuture(written or [], digest)]
+
+    def finalize(self, directory: Any) -> None:
+        """Merges what the processes wrote, in the first process, and writes the two files."""
+        super().finalize(directory)
+        folder = Path(directory)
+        step_folder, manifest = folder.parent, self._args.manifest
+        files = {f"{ARRAYS}/{name}": digest for name, digest in _all_digests(folder).items()}
+        for path in [*folder.rglob("*"), folder]:
+            _flush(path)
+        _write(step_folder / META, self._args.meta)
+        text = manifests.to_text(manifest._replace(files=files | manifest.files))
+        _write(step_folder / manifests.NAME, text.encode())
+        _flush(step_folder)
+
+
+class _NewestSound(NamedTuple):
+    """Keeps the newest `keep` sound checkpoints, the one just written among them. Older ones are
+    removed; damaged ones are not counted.
+    """
+
+    root: Path
+    keep: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns whether each checkpoint stays; the last is the one just written."""
+        steps = [info.step for info in checkpoints]
+        older = sorted(steps[:-1], reverse=True)
+        kept = 1
+        for step in older:
+            if kept >= self.keep:
+                return [x == steps[-1] or x > step for x in steps]
+            kept += not sound.examine(self.root / f"step_{step:08d}", contents=False).faults
+        return [True] * len(steps)
+
+
+def _tidy(root: Path) -> None:
+    """Removes what a crash or a failed save left, and replaced checkpoints. One whose successor
+    never came gets its name back.
+    """
+    for path in root.glob(_TEMPORARY):
+        shutil.rmtree(path)
+    for path in root.glob(".old_*"):
+        final = root / path.name.removeprefix(".old_")
+        if final.exists():
+            shutil.rmtree(path)
+        else:
+            os.rename(path, final)
+
+
+def _of_all(x: jax.Array) -> jax.Array:
+    """Returns an array that every process holds whole as one global array: orbax saves no other."""
+    return x if jax.process_count() == 1 or not x.is_fully_addressable else put(x, everywhere())
+
+
+def _digest_own_files(folder: Path) -> None:
+    """Writes the digests of the files that this process wrote, while the operating system has them
+    in its memory.
+    """
+    own = folder / f"ocdbt.process_{jax.process_index()}"
+    digested = _digests(folder, own)
+    _write(folder / f"digests.{jax.process_index()}.json", json.dumps(digested).encode())
+
+
+def _all_digests(folder: Path) -> dict[str, Digest]:
+    """Returns file name -> digest of all files of the arrays, and removes the processes' lists."""
+    found: dict[str, Digest] = {}
+    for part in sorted(folder.glob("digests.*.json")):
+        found |= {name: Digest(*digest) for name, digest in json.loads(part.read_bytes()).items()}
+        part.unlink()
+    return dict(sorted((found | _digests(folder, folder, known=found)).items()))
+
+
+def _digests(root: Path, folder: Path, known: dict[str, Digest] | None = None) -> dict[str, Digest]:
+    """Returns the digests of the files in `folder`, named as seen from `root`, but the known."""
+    names = [str(file.relative_to(root)) for file in folder.rglob("*") if file.is_file()]
+    found: dict[str, Digest] = {}
+    for name, digest in digests.of_files(root, sorted(set(names) - set(known or ()))).items():
+        if isinstance(digest, OSError):
+            raise digest
+        found[name] = digest
+    return found
+
+
+def _write(file: Path, data: bytes) -> None:
+    with open(file, "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _flush(path: Path) -> None:
+    """Forces a file, or a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
