@@ -1,5 +1,5 @@
-"""Models of Hugging Face folders merged into a new one, a block of a tensor at a time: a model need
-not fit in memory.
+"""Models of Hugging Face folders merged into a new one, a block of a tensor at a time: in memory
+are a few blocks and one shard of the new folder.
 
 A file is opened for each read, so that what was read of it does not stay in the process's memory.
 """
@@ -29,16 +29,14 @@ from compass_jax.weights.convert import export_hf
 from compass_jax.weights.digests import of_files
 from compass_jax.weights.new_folder import check_new, new_folder
 from compass_jax.weights.safetensors_io import (
-    INDEX,
-    SINGLE,
     Stored,
     finite,
     not_finite,
     open_file,
     plan_shards,
     shard_names,
-    write_blocks,
     write_json,
+    write_shards,
 )
 from compass_jax.weights.start import is_checkpoint
 
@@ -243,14 +241,20 @@ class _Writer(NamedTuple):
                 counts += written.counts
                 yield written.values
 
-        for file, names in files.items():
-            layout = {name: (base[name].shape, base[name].dtype) for name in names}
-            tell(f"writing {file}")
-            write_blocks(folder / file, layout, values(names))
-        if list(files) != [SINGLE]:
-            index = {name: file for file, names in files.items() for name in names}
-            total = sum(map(_bytes, base.values()))
-            write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+        def tensors() -> Iterator[np.ndarray]:
+            for file, names in files.items():
+                tell(f"writing {file}")
+                blocks = values(names)
+                for name in names:
+                    tensor = np.empty(base[name].shape, jnp.dtype(base[name].dtype))
+                    flat, at = tensor.reshape(-1), 0
+                    while at < flat.size:
+                        block = next(blocks)
+                        flat[at : at + block.size] = block
+                        at += block.size
+                    yield tensor
+
+        write_shards(folder, files, tensors())
         return [
             ParentShare(
                 kept / max(entries, 1),

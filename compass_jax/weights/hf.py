@@ -27,7 +27,6 @@ from compass_jax.weights.hf_config import find_token_ids, write_hf_config
 from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
     DTYPES,
-    INDEX,
     Stored,
     finite,
     open_file,
@@ -35,8 +34,8 @@ from compass_jax.weights.safetensors_io import (
     read_headers,
     same_tensor,
     shard_names,
-    write_file,
     write_json,
+    write_shards,
 )
 
 _SHOWN = 3  # tensors named in a message
@@ -323,38 +322,28 @@ def save_params(
     description = write_hf_config(config, dtype, ids)
     total = sum(math.prod(leaf.spec.shape) for leaf in leaves) * jnp.dtype(dtype).itemsize
     with new_folder(folder, total, replace) as temporary:
-        _write_shards(temporary, leaves, flat, dtype, shard_bytes, total)
+        files = _files(leaves, dtype, shard_bytes)
+        write_shards(temporary, files, _tensors(leaves, flat, dtype))
         write_json(temporary / "config.json", description)
         carry_files(tokenizer_from, temporary)
     return folder
 
 
-def _write_shards(
-    folder: Path, leaves: list[_Leaf], values: list[Any], dtype: str, shard_bytes: int, total: int
-) -> None:
-    shapes = {name: leaf.shape for leaf in leaves for name in leaf.names.flat}
+def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[str]]:
+    """Returns file -> names of its tensors, in shards of at most `shard_bytes`."""
     size = jnp.dtype(dtype).itemsize
-    shards = plan_shards(
-        {name: math.prod(shape) * size for name, shape in shapes.items()}, shard_bytes
-    )
-    names = shard_names(len(shards))
-    tensors = _tensors(leaves, values)
-    for file, shard in zip(names, shards, strict=True):
-        write_file(
-            folder / file,
-            {name: shapes[name] for name in shard},
-            dtype,
-            (next(tensors) for _ in shard),
-        )
-    if len(shards) > 1:
-        index = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+    sizes = {name: math.prod(leaf.shape) * size for leaf in leaves for name in leaf.names.flat}
+    shards = plan_shards(sizes, shard_bytes)
+    return dict(zip(shard_names(len(shards)), shards, strict=True))
 
 
-def _tensors(leaves: list[_Leaf], values: list[Any]) -> Iterator[np.ndarray]:
-    """Every tensor as it is on disk, in order; one layer of one leaf at a time is on the host."""
+def _tensors(leaves: list[_Leaf], values: list[Any], dtype: str) -> Iterator[np.ndarray]:
+    """Yields every tensor as it is on disk, in order; of `values` one layer of one leaf at a time
+    is on the host.
+    """
+    kind = jnp.dtype(dtype)
     for leaf, value in zip(leaves, values, strict=True):
         for layer in value if leaf.spec.stacked else (value,):
             host = np.asarray(layer)
             for tensor in host if leaf.spec.per_expert else (host,):
-                yield tensor.T if leaf.tensor.transposed else tensor
+                yield (tensor.T if leaf.tensor.transposed else tensor).astype(kind)

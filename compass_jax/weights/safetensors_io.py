@@ -1,36 +1,31 @@
-"""Folders of safetensors files: headers checked before anything is read, tensors read and written
-one at a time.
-
-Reading goes through `safetensors.safe_open` (a memory map). Writing streams each tensor into the
-file as it comes, so that no shard is ever assembled in memory and a full disk is an error at once
-(the library's own file writer does not report one).
+"""Folders of safetensors files, by the library `safetensors`: headers are checked before a tensor
+is read, tensors are read one at a time from a memory map, and shards are written one at a time.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from compass_jax.families.raw import WeightsError
-from compass_jax.untrusted import parse_json
 from compass_jax.weights.hf_config import read_json, refuse_adapter
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_CODES = {name: code for code, name in DTYPES.items()}
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all ones: an infinity, or no number
 _BLOCK = 2**18  # entries that are looked at together: they stay in the processor's cache
 _FILE_NAME = re.compile(r"[\w.+-]{1,200}\.safetensors")
+_OS_ERROR = re.compile(r"os error (\d+)")
 
 
 class Stored(NamedTuple):
@@ -69,8 +64,7 @@ def read_headers(folder: str | Path) -> dict[str, Stored]:
 
 
 def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
-    """The tensors whose headers can be read, and everything that is wrong with files, headers and
-    index.
+    """Returns the tensors whose headers can be read, and all faults of files, headers and index.
 
     Raises WeightsError where the folder holds no weights, or its index is none.
     """
@@ -90,7 +84,6 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
             continue
         try:
             with open_file(file) as handle:
-                _check_header(file)
                 for name in handle.keys():  # noqa: SIM118 (not a dict)
                     piece = handle.get_slice(name)
                     code = piece.get_dtype()
@@ -111,8 +104,8 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files with the weights, and the index: tensor -> name of its file. Other weights beside
-    them are refused: which are meant?
+    """Returns the files with the weights, and the index: tensor -> name of its file. Raises
+    WeightsError for other weights beside them.
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
@@ -145,21 +138,9 @@ def _refuse_others(folder: Path, named: set[str], why: str) -> None:
         )
 
 
-def _check_header(file: Path) -> None:
-    """WeightsError where a name comes twice in a file's header, of which the library takes one,
-    and where its metadata are not texts by name.
-    """
-    with open(file, "rb") as data:
-        size = int.from_bytes(data.read(8), "little")
-        header = parse_json(data.read(size), f"{file}: header", error=WeightsError)
-    metadata = header.get("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
-        raise WeightsError(f"{file}: header: __metadata__ must hold texts by name; write it again")
-
-
 @contextmanager
 def open_file(file: Path) -> Iterator[Any]:
-    """A safetensors file opened for numpy; WeightsError if it is not whole."""
+    """Opens a safetensors file for numpy. Raises WeightsError if it is not whole."""
     try:
         handle = safe_open(file, framework="np")
     except SafetensorError as error:
@@ -174,8 +155,8 @@ def open_file(file: Path) -> Iterator[Any]:
 
 
 def finite(tensor: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
-    """`tensor` as `dtype`. Raises WeightsError, beginning with `where`, if an entry is not finite,
-    or too large for `dtype`.
+    """Returns `tensor` as `dtype`. Raises WeightsError, beginning with `where`, if an entry is not
+    finite, or too large for `dtype`.
     """
     with np.errstate(all="ignore"):
         cast = tensor.astype(dtype, copy=False)
@@ -190,7 +171,7 @@ def finite(tensor: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
 
 
 def not_finite(tensor: np.ndarray) -> int:
-    """How many entries of a contiguous array are NaN or infinite."""
+    """Returns the number of entries of a contiguous array that are NaN or infinite."""
     flat, count = tensor.reshape(-1), 0
     exponent = _EXPONENTS.get(tensor.dtype.name)
     if exponent is not None:  # numpy's isfinite takes ten times as long for these types
@@ -206,7 +187,7 @@ def not_finite(tensor: np.ndarray) -> int:
 
 
 def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) -> bool:
-    """Whether two stored tensors are equal bit for bit, compared `rows` rows at a time."""
+    """Returns whether two stored tensors are equal bit for bit, `rows` rows at a time."""
     (name_a, at_a), (name_b, at_b) = a, b
     if at_a[1:] != at_b[1:] or not at_a.shape or at_a.dtype not in DTYPES.values():
         return False
@@ -232,7 +213,7 @@ def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def shard_names(count: int) -> list[str]:
-    """File names of `count` shards; one shard needs no index."""
+    """Returns the file names of `count` shards; one shard needs no index."""
     return (
         [SINGLE]
         if count == 1
@@ -240,41 +221,32 @@ def shard_names(count: int) -> list[str]:
     )
 
 
-def write_file(
-    file: Path, shapes: dict[str, tuple[int, ...]], dtype: str, tensors: Iterable[np.ndarray]
+def write_shards(
+    folder: Path, files: Mapping[str, Sequence[str]], tensors: Iterator[np.ndarray]
 ) -> None:
-    """Writes one safetensors file; `tensors` come in the order of `shapes` and are cast to `dtype`
-    one at a time.
-    """
-    kind = jnp.dtype(dtype)
-    pairs = zip(shapes.values(), tensors, strict=True)
-    cast = (np.ascontiguousarray(tensor, dtype=kind).reshape(shape) for shape, tensor in pairs)
-    write_blocks(file, {name: (shape, dtype) for name, shape in shapes.items()}, cast)
+    """Writes safetensors files, each assembled in memory, and their index if one is needed.
 
-
-def write_blocks(
-    file: Path, layout: Mapping[str, tuple[tuple[int, ...], str]], blocks: Iterable[np.ndarray]
-) -> None:
-    """Writes one safetensors file. `layout`: name -> shape and type of each tensor; `blocks`: their
-    contiguous entries in this order and in these types, in pieces of any size.
+    files: file name -> the names of its tensors, in the order in which `tensors` yields them all.
+    Raises OSError where the disk is full or refuses.
     """
-    at = 0
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for name, (shape, dtype) in layout.items():
-        end = at + math.prod(shape) * jnp.dtype(dtype).itemsize
-        header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
-    with open(file, "wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for block in blocks:
-            out.write(block.reshape(-1).view(np.uint8).data)
-        flush(out)
+    total = 0
+    for file, names in files.items():
+        shard = {name: np.ascontiguousarray(next(tensors)) for name in names}
+        total += sum(tensor.nbytes for tensor in shard.values())
+        try:
+            save_file(shard, folder / file, {"format": "pt"})
+        except SafetensorError as error:
+            code = int(found[1]) if (found := _OS_ERROR.search(str(error))) else errno.EIO
+            raise OSError(code, os.strerror(code)) from error
+        with open(folder / file, "rb") as written:
+            flush(written)
+    if list(files) != [SINGLE]:
+        index = {name: file for file, names in files.items() for name in names}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
 
 
 def flush(out: BinaryIO) -> None:
-    """Forces a file to the disk, where a delayed 'no space left' shows."""
+    """Forces a file to the disk, which also shows a delayed 'no space left'."""
     out.flush()
     os.fsync(out.fileno())
 
