@@ -43,7 +43,6 @@ LAYERS = {
     "untrusted": set(),
     "plan": ANY,
     "pipeline": ANY,
-    "curate": ANY,
     "distributed": {"config"},
     "families": {"config", "families"},
     "sharding": BASE,
@@ -59,7 +58,8 @@ LAYERS = {
     "rewards.penalties": set(),
     "verifiers": {"untrusted", "tool_calls", "verifiers"},
     "verifiers.program_child": set(),
-    "curate": SAMPLED | {"curate", "extras", "verifiers", "runs", "from_files"},
+    "curate": SAMPLED
+    | {"curate", "extras", "families", "from_files", "runs", "token_ids", "verifiers", "weights"},
     "data": {"records", "config", "untrusted", "tasks", "token_ids", "data", "verifiers"},
     "weights": MODEL | {"families", "weights", "distributed", "token_ids"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},

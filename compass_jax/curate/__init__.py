@@ -1,1 +1,1 @@
-"""Selection of training data before a run: filters, duplicates, a teacher's answers."""
+"""Selection of training data (filters, duplicates, a teacher's answers) and merging of models."""
