@@ -23,7 +23,6 @@ import numpy as np
 
 from compass_jax.curate.merge import METHODS, Block, Combine, MergeError, Method, check_factor
 from compass_jax.curate.parents import Parents, read_parents
-from compass_jax.families.raw import WeightsError
 from compass_jax.weights.carried import carry_files
 from compass_jax.weights.convert import export_hf
 from compass_jax.weights.digests import of_files
@@ -349,7 +348,4 @@ def _record(
 def _digests(folder: Path) -> dict[str, str]:
     """The digest (XXH3, compass_jax/weights/digests.py) of each file with weights."""
     names = sorted(path.name for path in folder.glob("*.safetensors"))
-    found = of_files(folder, names)
-    if lost := [name for name in names if isinstance(found[name], OSError)]:
-        raise WeightsError(f"{folder / lost[0]} cannot be read: {found[lost[0]]}")
-    return {name: digest.value for name, digest in found.items() if not isinstance(digest, OSError)}
+    return {name: digest.value for name, digest in of_files(folder, names).items()}

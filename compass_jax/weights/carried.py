@@ -27,18 +27,19 @@ CARRIED = (
 
 
 def carried_files(source: str | Path | None) -> list[Path]:
-    """Those of `CARRIED` that the folder `source` has; none for None.
+    """Returns those of `CARRIED` that the folder `source` has; none for None.
 
-    Raises WeightsError for a link that leaves the folder: whatever it leads to would be published
-    with the model. The Hugging Face cache's own links, snapshots/REVISION/x -> blobs/y, stay
-    inside.
+    Raises WeightsError for a link that leads nowhere.
     """
     if source is None:
         return []
     paths = [Path(source) / name for name in CARRIED]
     for path in paths:
-        if path.is_symlink():
-            _check_link(path)
+        if path.is_symlink() and not path.exists():
+            raise WeightsError(
+                f"{path} is a link that leads nowhere ({path.readlink()}): download the file"
+                " again, or remove the link"
+            )
     return [path for path in paths if path.is_file()]
 
 
@@ -71,20 +72,3 @@ def _complete_end_tokens(source: Path, file: Path) -> None:
     named, required = (x if isinstance(x, list) else [x] for x in (raw.get("eos_token_id"), ends))
     if set(named) != set(required):
         file.write_text(json.dumps(raw | {"eos_token_id": ends}, indent=2) + "\n")
-
-
-def _check_link(path: Path) -> None:
-    try:
-        folder, real = path.parent.resolve(), path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise WeightsError(
-            f"{path} is a link that leads nowhere ({path.readlink()}): download the file again, or"
-            " remove the link"
-        ) from error
-    revisions = [part for part in (folder, *folder.parents) if part.parent.name == "snapshots"]
-    inside = [folder, *(part.parent.parent / "blobs" for part in revisions)]
-    if not any(real.is_relative_to(allowed) for allowed in inside):
-        raise WeightsError(
-            f"{path} is a link to {real}, outside the model's folder, and would be copied with the"
-            " model: put the file itself there, or remove the link"
-        )

@@ -127,12 +127,12 @@ def restore(
 
 
 def latest(run_dir: str | os.PathLike) -> int | None:
-    """The newest checkpoint's step, by the directories' names, or None; it may be damaged."""
+    """Returns the step of the newest checkpoint, which may be damaged, or None."""
     return max(sound.steps(Path(run_dir)), default=None)
 
 
 def locate(path: str | os.PathLike, step: int | None = None) -> Path:
-    """The directory that `path` means: a checkpoint's own, or a run's newest (or that of `step`).
+    """Returns the directory that `path` means: a checkpoint's own, or a run's newest (or `step`'s).
 
     It may be damaged. Raises CheckpointError where there is none.
     """
@@ -140,23 +140,23 @@ def locate(path: str | os.PathLike, step: int | None = None) -> Path:
 
 
 def read_manifest(path: str | os.PathLike, step: int | None = None) -> Manifest:
-    """Step, model and leaves of a checkpoint, of which names and sizes were compared alone.
+    """Returns step, model and leaves of a checkpoint, of which names and sizes alone are compared.
 
     Of a run's, it is the newest where these fit. Raises CheckpointError where there is none.
     """
-    return find(path, step, tell=_nobody, contents=False).manifest
+    return find(path, step, tell=None, contents=False).manifest
 
 
 def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
-    """The host-side state of the checkpoint whose manifest `read_manifest` gives.
+    """Returns the host-side state of the checkpoint whose manifest `read_manifest` gives.
 
     Raises CheckpointError.
     """
-    return find(path, step, tell=_nobody, contents=False).meta()
+    return find(path, step, tell=None, contents=False).meta()
 
 
 def abstract_like(arrays: Any) -> Any:
-    """The ShapeDtypeStructs, shardings included, with which `restore` gives back arrays
+    """Returns the ShapeDtypeStructs, shardings included, with which `restore` gives back arrays
     like these.
     """
     return jax.tree.map(
@@ -203,7 +203,3 @@ def _describe(leaf: tuple[tuple[int, ...], str] | None) -> str:
 def _few(lines: list[str]) -> str:
     more = len(lines) - _SHOWN
     return "\n".join(lines[:_SHOWN] + ([f"  and {more} more"] if more > 0 else []))
-
-
-def _nobody(text: str) -> None:
-    """Hears what a look at names and sizes has to say: whoever reads the arrays will be told."""

@@ -35,25 +35,17 @@ def of_bytes(data: bytes) -> Digest:
     return _whole([(len(piece), xxhash.xxh3_128_digest(piece)) for piece in pieces])
 
 
-def of_files(root: Path, names: Iterable[str]) -> dict[str, Digest | OSError]:
-    """Each file's digest, or the error that reading it ended in; `names` are relative to `root`."""
-    out: dict[str, Digest | OSError] = {}
+def of_files(root: Path, names: Iterable[str]) -> dict[str, Digest]:
+    """Returns each file's digest; `names` are relative to `root`. Raises OSError."""
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "digests") as pool:
-        asked = {}
-        for name in names:
-            try:
-                size = (root / name).stat().st_size
-            except OSError as error:
-                out[name] = error
-                continue
-            starts = range(0, size, PIECE)
-            asked[name] = [pool.submit(_piece, str(root / name), start) for start in starts]
-        for name, pieces in asked.items():
-            try:
-                out[name] = _whole([piece.result() for piece in pieces])
-            except OSError as error:
-                out[name] = error
-    return out
+        pieces = {
+            name: [
+                pool.submit(_piece, str(root / name), start)
+                for start in range(0, (root / name).stat().st_size, PIECE)
+            ]
+            for name in names
+        }
+        return {name: _whole([piece.result() for piece in pieces[name]]) for name in pieces}
 
 
 def _whole(pieces: list[tuple[int, bytes]]) -> Digest:

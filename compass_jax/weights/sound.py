@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,7 +108,7 @@ def find(
     path: str | os.PathLike,
     step: int | None = None,
     *,
-    tell: Callable[[str], None] = logger.warning,
+    tell: Callable[[str], None] | None = logger.warning,
     contents: bool = True,
 ) -> Sound:
     """The newest sound checkpoint of a run directory, or the one that was named.
@@ -117,7 +116,7 @@ def find(
     Args:
         path: a run directory, or a checkpoint's own directory.
         step: the checkpoint of a run directory that is meant.
-        tell: gets a line for each damaged checkpoint that was passed over.
+        tell: gets a line for each damaged checkpoint that was passed over; None: nobody does.
         contents: compare every byte with the manifest, which several processes do together;
             otherwise names and sizes.
 
@@ -133,7 +132,9 @@ def find(
             damaged[where] = faults
             continue
         for other, why in damaged.items():
-            tell(f"{other} is damaged and was passed over: {_few(why)}; going on from {where.name}")
+            if tell is not None:
+                told = f"{other} is damaged and was passed over: {_few(why)}"
+                tell(f"{told}; going on from {where.name}")
         return Sound(where, manifest, tuple(damaged))
     told = "\n".join(f"{where} is damaged: {_few(faults)}" for where, faults in damaged.items())
     if len(meant) > 1:
@@ -184,11 +185,9 @@ def set_aside(found: Sound) -> list[Path]:
     out = []
     for path in found.damaged:
         name = SET_ASIDE + path.name.removeprefix(".old_")
-        taken = {other.name for other in path.parent.iterdir()}
-        free = next(
-            n for n in (name, *(f"{name}_{i}" for i in range(2, len(taken) + 3))) if n not in taken
-        )
+        names = (name, *(f"{name}_{i}" for i in range(2, 1000)))
         try:
+            free = next(n for n in names if not path.with_name(n).exists())
             out.append(path.rename(path.with_name(free)))
         except OSError as error:
             logger.warning("%s is damaged and could not be renamed: %s", path, error)
@@ -208,24 +207,14 @@ def _outside(where: Path) -> Examined:
             f"its manifest is of step {manifest.step}, the directory's name of step {int(named[1])}"
         )
     for name, digest in manifest.files.items():
-        try:
-            seen = (where / name).stat()
-        except OSError as error:
-            faults.append(
-                f"{name} is missing"
-                if isinstance(error, FileNotFoundError)
-                else f"{name}: {error.strerror}"
-            )
-            continue
-        if not stat.S_ISREG(seen.st_mode):
+        file = where / name
+        if not file.exists():
+            faults.append(f"{name} is missing")
+        elif not file.is_file():
             faults.append(f"{name} is no file: a folder, a pipe or a device lies there")
-        elif seen.st_size != digest.size:
-            faults.append(f"{name} has {seen.st_size:,} bytes, {digest.size:,} were written")
-    there = {
-        str((Path(folder) / name).relative_to(where))
-        for folder, _, names in os.walk(where / ARRAYS)
-        for name in names
-    }
+        elif (size := file.stat().st_size) != digest.size:
+            faults.append(f"{name} has {size:,} bytes, {digest.size:,} were written")
+    there = {str(x.relative_to(where)) for x in (where / ARRAYS).rglob("*") if not x.is_dir()}
     extra = sorted(there - {_COMMITTED, *manifest.files})
     faults += [f"{name} was not written with it" for name in extra]
     return Examined(manifest, faults)
@@ -248,14 +237,16 @@ def _share(files: dict[str, Digest]) -> dict[str, Digest]:
 
 def _inside(where: Path, files: dict[str, Digest]) -> list[str]:
     """Which of these files have another content; those without the right size are told already."""
-    faults = []
     whole = [name for name in files if (where / name).is_file()]  # reading a pipe would wait
-    for name, found in digests.of_files(where, whole).items():
-        if isinstance(found, OSError):
-            faults.append(f"{name} cannot be read: {found.strerror or found}")
-        elif found.size == files[name].size and found != files[name]:
-            faults.append(f"{name} was changed after it was written: its digest does not fit")
-    return faults
+    try:
+        found = digests.of_files(where, whole)
+    except OSError as error:
+        return [f"a file cannot be read: {error}"]
+    return [
+        f"{name} was changed after it was written: its digest does not fit"
+        for name, digest in found.items()
+        if digest.size == files[name].size and digest != files[name]
+    ]
 
 
 def _agreed(faults: list[str]) -> list[str]:

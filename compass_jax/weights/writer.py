@@ -264,9 +264,9 @@ def _digest_own_files(folder: Path) -> None:
     """Writes the digests of the files that this process wrote, while the operating system has them
     in its memory.
     """
-    own = folder / f"ocdbt.process_{jax.process_index()}"
-    digested = _digests(folder, own)
-    _write(folder / f"digests.{jax.process_index()}.json", json.dumps(digested).encode())
+    number = jax.process_index()
+    own = digests.of_files(folder, _files(folder, f"ocdbt.process_{number}/**/*"))
+    _write(folder / f"digests.{number}.json", json.dumps(own).encode())
 
 
 def _all_digests(folder: Path) -> dict[str, Digest]:
@@ -275,18 +275,12 @@ def _all_digests(folder: Path) -> dict[str, Digest]:
     for part in sorted(folder.glob("digests.*.json")):
         found |= {name: Digest(*digest) for name, digest in json.loads(part.read_bytes()).items()}
         part.unlink()
-    return dict(sorted((found | _digests(folder, folder, known=found)).items()))
+    others = (name for name in _files(folder, "**/*") if name not in found)
+    return found | digests.of_files(folder, others)
 
 
-def _digests(root: Path, folder: Path, known: dict[str, Digest] | None = None) -> dict[str, Digest]:
-    """Returns the digests of the files in `folder`, named as seen from `root`, but the known."""
-    names = [str(file.relative_to(root)) for file in folder.rglob("*") if file.is_file()]
-    found: dict[str, Digest] = {}
-    for name, digest in digests.of_files(root, sorted(set(names) - set(known or ()))).items():
-        if isinstance(digest, OSError):
-            raise digest
-        found[name] = digest
-    return found
+def _files(folder: Path, pattern: str) -> list[str]:
+    return sorted(str(x.relative_to(folder)) for x in folder.glob(pattern) if x.is_file())
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -159,35 +159,12 @@ def test_links_of_the_hugging_face_cache_are_followed(tmp_path, tensors):
     assert (out / "vocab.json").read_text() == '{"a": 1}' and not (out / "vocab.json").is_symlink()
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cache"])
-def test_a_link_out_of_the_folder_is_never_published(tmp_path, tensors, cached):
-    secret = tmp_path / "home" / ".ssh" / "id_rsa"
-    secret.parent.mkdir(parents=True)
-    secret.write_text("a private key")
+def test_a_link_that_leads_nowhere_is_named(tmp_path, tensors):
     folder = write_folder(tmp_path / "m", QWEN2, tensors["qwen2"])
-    if cached:
-        folder = hub_cache(tmp_path, list(folder.iterdir()))
-        hop = folder.parent.parent / "blobs" / "f"  # the link stays inside at first sight
-        hop.symlink_to(secret)
-        (folder / "vocab.json").symlink_to("../../blobs/f")
-    else:
-        (folder / "vocab.json").symlink_to(secret)
-    message = rf"vocab\.json is a link to .*{secret.name}, outside the model's folder"
-    with pytest.raises(WeightsError, match=message):
+    (folder / "vocab.json").symlink_to("nothing-there")
+    with pytest.raises(WeightsError, match=r"vocab\.json is a link that leads nowhere"):
         import_hf(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    params = random_params(QWEN2)
-    with pytest.raises(WeightsError, match=message):
-        save_params(params, QWEN2, tmp_path / "out", "float32", tokenizer_from=folder)
-    assert not (tmp_path / "out").exists()
-    (folder / "vocab.json").unlink()
-    (folder / "vocab.json").symlink_to("nothing-there")
-    with pytest.raises(WeightsError, match="is a link that leads nowhere"):
-        import_hf(folder, tmp_path / "run")
-    (folder / "vocab.json").unlink()
-    (folder / "vocab.json").symlink_to("vocab.json")
-    with pytest.raises(WeightsError, match="is a link that leads nowhere"):
-        import_hf(folder, tmp_path / "run")
 
 
 def rewrite_header(file, change):
@@ -212,24 +189,11 @@ def field(name, value):
 
 
 HEADERS = {
-    "a shape of 10^30": field("shape", [10**30, 1]),
-    "a shape that overflows": field("shape", [2**62, 2**62]),
-    "a negative shape": field("shape", [-1, -1]),
-    "a shape of floats": field("shape", [1.5]),
-    "overlapping": field("data_offsets", [8, 16]),
     "offsets beyond the end": field("data_offsets", [0, 2**63]),
-    "offsets backwards": field("data_offsets", [16, 0]),
     "no such type": field("dtype", "F7"),
     "a type of eight bits": field("dtype", "F8_E4M3"),
-    "a tensor twice": lambda text: text.replace(
-        '{"', '{"lm_head.weight":{"dtype":"F32","shape":[16,40],"data_offsets":[0,2560]},"', 1
-    ),
-    "deep": lambda text: "[" * 100_000,
     "no text": lambda text: b"\xff\xfe\xfd",
     "nothing": lambda text: "",
-    "a list": lambda text: "[]",
-    "no metadata": lambda text: json.dumps({**json.loads(text), "__metadata__": None}),
-    "metadata of numbers": lambda text: json.dumps({**json.loads(text), "__metadata__": {"a": 1}}),
 }
 
 
@@ -241,7 +205,7 @@ def test_a_header_that_cannot_be_is_refused(tmp_path, tensors, case):
         load_params(folder, QWEN2, "float32")
 
 
-@pytest.mark.parametrize("size", [0, 2**27, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("size", [0, 2**63])
 def test_a_header_of_absurd_length_is_refused(tmp_path, tensors, size):
     folder = write_folder(tmp_path / "m", QWEN2, tensors["qwen2"])
     data = (folder / SINGLE).read_bytes()
@@ -268,39 +232,9 @@ def test_a_configuration_of_absurd_size_is_refused_at_once(tmp_path, tensors, ch
     assert time.monotonic() - start < 10
 
 
-ODD = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    1.5,
-    0.0,
-    2**31,
-    2**63,
-    10**18,
-    10**30,
-    1e300,
-    1e-300,
-    "",
-    "x",
-    "\ud800",
-    "a\0",
-    [],
-    {},
-    [[]],
-    [None],
-    [10**30],
-    {"a": 1},
-    {"rope_type": [], "rope_theta": 1},
-    {"rope_theta": "x"},
-    float("nan"),
-    float("inf"),
-    "a" * 10**5,
-    ["full_attention"] * 6,
-    list(range(10**4)),
-]
+NUMBERS = [0, 1, -1, 1.5, 2**31, 2**63, 10**18, 10**30, 1e300, float("nan"), float("inf")]
+ODD = [None, True, "", "x", "\ud800", "a\0", [], {}, [[]], [None], {"a": 1}, list(range(10**4))]
+ODD += [*NUMBERS, {"rope_type": [], "rope_theta": 1}, "a" * 10**5, ["full_attention"] * 6]
 
 
 def mutated(value, rng):
