@@ -276,7 +276,7 @@ def _all_digests(folder: Path) -> dict[str, Digest]:
         found |= {name: Digest(*digest) for name, digest in json.loads(part.read_bytes()).items()}
         part.unlink()
     others = (name for name in _files(folder, "**/*") if name not in found)
-    return found | digests.of_files(folder, others)
+    return dict(sorted((found | digests.of_files(folder, others)).items()))
 
 
 def _files(folder: Path, pattern: str) -> list[str]:
