@@ -17,7 +17,7 @@ PART_BYTES = 2**16
 
 
 class ChannelError(CompassError, ValueError):
-    """The other end sent too much, or what is no JSON."""
+    """The other end sent too much, or a line that is no JSON."""
 
 
 class Channel:
@@ -53,20 +53,27 @@ class Channel:
             raise ChannelError(f"a line that is no JSON: {bytes(line[:100])!r}") from error
 
     def read_all(self, sent: bytes, end: float) -> bytes:
-        """Sends bytes, closes the sending half, and returns what comes until the other end is
+        """Sends bytes, closes the sending half, and returns all bytes until the other end is
         closed.
         """
         with contextlib.suppress(EOFError):
-            self._transfer(sent, end, lambda: self._close_writer() or False)
+            self._transfer(sent, end, lambda: False, closes=True)
         return bytes(self._unread)
 
-    def _transfer(self, unsent: bytes, end: float, enough: Callable[[], bool]) -> None:
-        """Writes and reads at the same time, until all is written and enough is read."""
+    def _transfer(
+        self, unsent: bytes, end: float, enough: Callable[[], bool], closes: bool = False
+    ) -> None:
+        """Writes and reads at the same time, until all is written and enough is read.
+
+        closes: the sending half is closed when all is written.
+        """
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         if unsent:
             poll.register(self._writer, select.POLLOUT)
         while unsent or not enough():
+            if closes and not unsent:
+                self._close_writer()
             left = end - time.monotonic()
             ready = dict(poll.poll(None if left == math.inf else max(0.0, left) * 1000))
             if not ready:
@@ -79,7 +86,7 @@ class Channel:
                 self._read()
 
     def _write(self, unsent: bytes) -> bytes:
-        """Returns the rest of what is to be sent; nothing where the other end is closed."""
+        """Returns the unsent rest; it is empty where the other end is closed."""
         try:
             return unsent[os.write(self._writer, unsent[:PART_BYTES]) :]
         except BlockingIOError:

@@ -19,7 +19,7 @@ import struct
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,11 +62,11 @@ _CAP_SYS_ADMIN = 21
 
 
 class ProgramFiles(NamedTuple):
-    """What programs may read.
+    """The files that programs may read.
 
     Args:
-        readable: files, and folders with all that they hold.
-        listed: folders of which they may read the names alone.
+        readable: files, and folders with all files below them.
+        listed: folders of which programs may read the names only.
     """
 
     readable: frozenset[str] = frozenset()
@@ -105,28 +105,29 @@ def _unshare(flags: int) -> None:
     _call(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
-def separate(wanted: Iterable[str]) -> dict[str, str]:
-    """What of `wanted` could not be had, by name with the reason: user and process namespace.
+def separate(guards: Iterable[str]) -> dict[str, str]:
+    """Enters a user and a process namespace, and returns those that failed, with the reasons.
 
     Called by a process with one thread; its next child is the first process of the new process
     namespace. Where it runs as root, the namespace has a second user, NOBODY, for `confine`.
     """
-    missing: dict[str, str] = {}
-    if USER in wanted:
+    steps = ((USER, _enter_user_namespace), (PROCESSES, new_process_namespace))
+    return _missing((name, step) for name, step in steps if name in guards)
+
+
+def _missing(steps: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, str]:
+    """Takes steps, and returns the guards that failed, with the reasons."""
+    missing = {}
+    for name, step in steps:
         try:
-            _own_users()
+            step()
         except OSError as error:
-            missing[USER] = str(error)
-    if PROCESSES in wanted:
-        try:
-            _unshare(CLONE_NEWPID)
-        except OSError as error:
-            missing[PROCESSES] = str(error)
+            missing[name] = str(error)
     return missing
 
 
-def _own_users() -> None:
-    """Enters a user namespace. Its maps are written by a process that stayed outside."""
+def _enter_user_namespace() -> None:
+    """Enters a user namespace. A process that stays outside writes its maps."""
     target = os.getpid()
     begin, started = os.pipe()
     helper = os.fork()
@@ -152,66 +153,57 @@ def _own_users() -> None:
 
 def _write_maps(target: int) -> None:
     folder = Path(f"/proc/{target}")
-    user = os.geteuid()
-    group = os.getegid()
+    user, group = os.geteuid(), os.getegid()
     if user == 0:
-        try:
-            (folder / "uid_map").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
-            (folder / "gid_map").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+        with contextlib.suppress(OSError):  # inside a container that has no such user
+            for name in ("uid_map", "gid_map"):
+                (folder / name).write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
             return
-        except OSError:
-            pass  # inside a container that has no such user
     (folder / "setgroups").write_text("deny")
     (folder / "uid_map").write_text(f"{user} {user} 1\n")
     (folder / "gid_map").write_text(f"{group} {group} 1\n")
 
 
 def confine(
-    wanted: Iterable[str],
+    guards: Iterable[str],
     folder: str,
     readable: Iterable[str],
     of_programs: ProgramFiles = NO_PROGRAM,
 ) -> dict[str, str]:
-    """What of `wanted` could not be had: the guards that do not hinder imports. No way back.
+    """Enters the other guards for good, and returns those that failed, with the reasons.
 
     Args:
-        wanted: names out of GUARDS.
-        folder: the one folder that may be written to; a tmpfs covers it where mounts are own.
+        guards: names out of GUARDS.
+        folder: the one folder that may be written to; a tmpfs in a mount namespace.
         readable: files and folders that may be read; the system's libraries are added.
-        of_programs: what programs may read (`confine_program`), and nothing else.
+        of_programs: the only files that programs may read (`confine_program`).
     """
     global _own_bytes, _processes
-    wanted = set(wanted)
-    missing: dict[str, str] = {}
-    # a worker that is no root has the user of its guardian
+    guards = set(guards)
     _own_bytes = _address_space()
+    # a worker that is not root has the user of its guardian
     _processes = len(os.listdir("/proc/self/task")) + (os.geteuid() != 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     steps = (
-        (MOUNTS, lambda: _own_mounts(folder)),
+        (MOUNTS, lambda: _restrict_mounts(folder)),
         (NETWORK, lambda: _unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)),
-        ("", lambda: _become_nobody(folder, readable) if USER in wanted else None),
-        (LANDLOCK, lambda: _landlock(folder, readable, of_programs, PROCESSES not in wanted)),
+        (USER, lambda: _become_nobody(folder, readable)),
+        (LANDLOCK, lambda: _landlock(folder, readable, of_programs, PROCESSES not in guards)),
         (SECCOMP, lambda: _install(seccomp.denied_program())),
     )
-    for name, step in steps:
-        if not name or name in wanted:
-            try:
-                step()
-            except OSError as error:
-                missing[name or USER] = str(error)
+    missing = _missing((name, step) for name, step in steps if name in guards)
     _prctl(_PR_SET_DUMPABLE, 0)
-    _confined.update(wanted - set(missing))
+    _confined.update(guards - set(missing))
     return missing
 
 
 def confine_program(processes: int) -> bool:
-    """Takes from this process what a program must not have that is executed next. Returns False
-    where the number of its processes cannot be limited.
+    """Confines this process for the program that it executes next. Returns False where the number
+    of its processes cannot be limited.
 
-    The program reads this Python with its named packages and the system's libraries. It has the
-    right to read root's folders, where root became nobody: its Python may lie in one. With
-    processes = 1 it is ended where it starts another one.
+    The program reads this Python with its named packages and the system's libraries. It keeps the
+    right to read root's folders, where root became nobody: one of them may hold its Python. With
+    processes = 1 it is ended when it starts another one.
     """
     if _program_rules >= 0:
         _syscall(446, "landlock_restrict_self", _program_rules, 0)
@@ -243,8 +235,8 @@ def close_descriptors() -> None:
     os.closerange(first, 2**16)
 
 
-def _own_mounts(folder: str) -> None:
-    """Nothing can be written but `folder`, an own tmpfs; nobody's processes are seen in /proc."""
+def _restrict_mounts(folder: str) -> None:
+    """Makes all files read-only except for `folder`, a new tmpfs, and hides /proc."""
     _unshare(CLONE_NEWNS)
     private = 0x4000 | 1 << 18
     _mount("none", "/", "", private, "")
@@ -265,9 +257,9 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
 
 
 def _become_nobody(folder: str, readable: Iterable[str]) -> None:
-    """Root becomes NOBODY, who may read what root may; another user stays.
+    """Makes root NOBODY, who may read what root may. Another user stays.
 
-    An answer then is no owner of root's files, and its number of processes can be limited.
+    A response then owns none of root's files, and its number of processes can be limited.
     """
     if os.geteuid() != 0:
         _keep(_CAP_SYS_ADMIN)
@@ -284,7 +276,7 @@ def _become_nobody(folder: str, readable: Iterable[str]) -> None:
 
 
 def _keep(*capabilities: int, inherited: bool = False) -> None:
-    """Drops all capabilities but these; what is kept is in effect."""
+    """Drops all capabilities but these, which take effect."""
     low = sum(1 << c for c in capabilities)
     header = struct.pack("=Ii", 0x20080522, 0)
     data = struct.pack("=6I", low, low, low if inherited else 0, 0, 0, 0)
@@ -292,7 +284,7 @@ def _keep(*capabilities: int, inherited: bool = False) -> None:
 
 
 def drop_capabilities() -> None:
-    """Nothing is left but, where root became nobody, the right to read root's folders."""
+    """Drops all capabilities but, where root became nobody, the right to read root's folders."""
     _keep(*((_CAP_DAC_READ_SEARCH,) if os.getuid() == NOBODY else ()))
 
 
@@ -342,27 +334,27 @@ def _address_space() -> int:
 
 
 def new_process_namespace() -> None:
-    """The next child is the first process of a namespace of its own."""
+    """Makes the next child the first process of a new namespace."""
     _unshare(CLONE_NEWPID)
 
 
 def rejoin(namespace: int) -> None:
-    """Later children are in `namespace` again (a descriptor of /proc/self/ns/pid)."""
+    """Starts later children in `namespace` again (a descriptor of /proc/self/ns/pid)."""
     _call(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(CLONE_NEWPID)), "setns")
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends."""
+    """Makes the kernel kill this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parents ended become this process's children."""
+    """Makes this process the parent of descendants whose parents ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_descendants(deadline: float) -> bool:
-    """Whether all descendants of this process, an adopter of orphans, are dead by `deadline`."""
+    """Kills the descendants of this process, which adopts orphans; False: some still live."""
     while time.monotonic() < deadline:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -370,34 +362,29 @@ def kill_descendants(deadline: float) -> bool:
         except ChildProcessError:
             return True
         for child in _children():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.001)
     return False
 
 
 def _children() -> list[int]:
-    found = []
-    own = os.getpid()
+    children = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
+        with contextlib.suppress(OSError):
             status = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(status[1]) == own:
-            found.append(int(name))
-    return found
+            if int(status[1]) == os.getpid():
+                children.append(int(name))
+    return children
 
 
 def _landlock(
     folder: str, readable: Iterable[str], of_programs: ProgramFiles, processes: bool
 ) -> None:
-    """Reading below `readable` and the system's libraries, writing below `folder`, no more.
+    """Allows only reading below `readable` and the system's libraries, and writing below `folder`.
 
-    processes: /proc can be read, to find descendants. Another process's memory and environment
-    stay closed: Landlock lets nobody look into a process outside.
+    processes: /proc can be read, to find descendants. Landlock keeps memory and environment of
+    processes outside unreadable.
     """
     global _program_rules
     if of_programs.readable:  # made once: there are hundreds of them
@@ -451,7 +438,7 @@ def _system() -> set[str]:
 
 
 def signal_nobody_else() -> None:
-    """Where processes share a namespace: this process can send signals to itself alone."""
+    """Lets this process send signals only to itself, where processes share a namespace."""
     _install(seccomp.own_signals_program(os.getpid()))
 
 
@@ -467,8 +454,8 @@ def _attempt(folder: str) -> dict[str, str]:
 
     def enter(page: mmap.mmap) -> None:
         left = [name for name in GUARDS if name not in missing]
-        found = confine(left, folder, [entry for entry in sys.path if entry])
-        page.write(json.dumps(missing | found).encode())
+        failed = confine(left, folder, [entry for entry in sys.path if entry])
+        page.write(json.dumps(missing | failed).encode())
 
     return json.loads(run_forked(enter, TRIAL_S).output)
 

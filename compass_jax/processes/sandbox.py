@@ -92,7 +92,7 @@ class Sandbox:
             raise SandboxError(f"files of a check could not be removed: {error}") from error
 
     def _strip(self, folder: str, seconds: float) -> None:
-        """Takes from the child what a call must not have."""
+        """Removes descriptors and rights from the child."""
         os.setsid()
         for number in (0, 1, 2):
             os.dup2(self._null, number)
@@ -123,7 +123,7 @@ def enter(
         active: guards, each of which must work; user and process namespace are there already.
         folder: may be written to, and no other where the guards for that are active.
         readable: may be read, beside the system's libraries.
-        of_programs: what programs may read.
+        of_programs: the files that programs may read.
 
     Raises OSError naming the guard that cannot be had.
     """
@@ -160,7 +160,7 @@ def _answer(function: Callable[[], Any], page: mmap.mmap) -> None:
 
 
 def _result(ended: Ended, seconds: float) -> Result:
-    """Returns what the end of a child means. Its text is not trusted."""
+    """Returns the result of a child that ended. Its text is not trusted."""
     if ended.late:
         return Result(None, "timeout", f"no answer after {seconds} s")
     if ended.code != 0:

@@ -85,7 +85,7 @@ def _machine() -> tuple[int, int]:
 
 
 def _opening() -> list[bytes]:
-    """Another architecture's calls kill; then the number is loaded, x32's refused."""
+    """Kills for calls of another architecture, loads the number of the call, and refuses x32's."""
     _, architecture = _machine()
     return [
         _instruction(_LOAD, 4),
@@ -98,7 +98,7 @@ def _opening() -> list[bytes]:
 
 
 def _only(call: int, argument: int, value: int) -> list[bytes]:
-    """The call is allowed with this value of an argument, and else fails with EPERM."""
+    """Allows the call with this value of an argument; it fails with EPERM otherwise."""
     return [
         _instruction(_EQUAL, call, 0, 4),
         _instruction(_LOAD, _ARGUMENT[argument]),
@@ -109,8 +109,8 @@ def _only(call: int, argument: int, value: int) -> list[bytes]:
 
 
 def denied_program() -> bytes:
-    """Sockets, other processes' memory and limits, mounts, keys, io_uring and the like fail with
-    EPERM.
+    """Returns the filter with which sockets, other processes' memory and limits, mounts, keys,
+    io_uring and other calls fail with EPERM.
 
     Namespaces are left to `guards.new_process_namespace` and `guards.rejoin`, which need a
     capability that an answer does not have.
@@ -139,7 +139,7 @@ def denied_program() -> bytes:
 
 
 def own_signals_program(process: int) -> bytes:
-    """Signals can be sent to `process` alone, directly and through the owner of a descriptor."""
+    """Returns the filter that lets signals reach only `process`, also by a descriptor's owner."""
     column, _ = _machine()
     program = _opening()
     for numbers in _SIGNALS.values():
@@ -158,13 +158,13 @@ def own_signals_program(process: int) -> bytes:
 
 
 def _returned(value: int, result: int) -> list[bytes]:
-    """`result` comes of it where what was loaded is `value`."""
+    """Returns `result` from the filter where the loaded number is `value`."""
     return [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, result)]
 
 
 def one_process_program(refuses: bool) -> bytes:
-    """No process can be started, but threads can: it fails with EPERM where this `refuses`, and
-    else ends the program by SIGSYS.
+    """Returns the filter under which threads can be started and processes cannot: a start fails
+    with EPERM where this `refuses`, otherwise SIGSYS ends the program.
     """
     column, _ = _machine()
     result = _EPERM if refuses else _KILL

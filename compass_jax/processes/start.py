@@ -36,8 +36,8 @@ def import_path() -> str:
     """
     library = Path(sysconfig.get_path("stdlib"))
     standard = [str(folder) for folder in (library, library / "lib-dynload") if folder.is_dir()]
-    others = [os.path.abspath(entry) for entry in sys.path if entry]
-    return os.pathsep.join(dict.fromkeys([*standard, ROOT, *others]))
+    path = [os.path.abspath(entry) for entry in sys.path if entry]
+    return os.pathsep.join(dict.fromkeys([*standard, ROOT, *path]))
 
 
 def environment(passes_all: bool) -> dict[str, str]:
@@ -64,10 +64,10 @@ class Child:
     """
 
     def __init__(self, module: str, environment: dict[str, str]):
-        ours, theirs = socket.socketpair()
-        lifeline, held = os.pipe()
-        self._lifeline = os.fdopen(held, "wb", 0)
-        passed = (theirs.fileno(), lifeline)
+        near, far = socket.socketpair()
+        lifeline, writer = os.pipe()
+        self._lifeline = os.fdopen(writer, "wb", 0)
+        passed = (far.fileno(), lifeline)
         # not multiprocessing: its children import the program's main module, and with it jax
         self.process = subprocess.Popen(
             module_command(module, *map(str, passed)),
@@ -77,9 +77,9 @@ class Child:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        theirs.close()
+        far.close()
         os.close(lifeline)
-        self.channel = Channel(os.dup(ours.fileno()), ours.detach())
+        self.channel = Channel(os.dup(near.fileno()), near.detach())
 
     def hang_up(self) -> None:
         """Lets the process end its descendants and itself. Any thread may call it."""

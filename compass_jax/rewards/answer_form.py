@@ -21,11 +21,11 @@ class AnswerForm(NamedTuple):
     """A form of answers.
 
     Args:
-        asked: matches a prompt that asks for it; {tag} is rewards.answer_tag.
+        pattern: matches a prompt that asks for it; {tag} is rewards.answer_tag.
         request: a system prompt that asks for it.
     """
 
-    asked: str
+    pattern: str
     request: str
 
 
@@ -35,7 +35,7 @@ _FINAL = AnswerForm(
 )
 _TAG = AnswerForm(r"<{tag}>", _FINAL.request)
 _CHOICE = AnswerForm(
-    _FINAL.asked + r"|answer is|answer:",
+    _FINAL.pattern + r"|answer is|answer:",
     "Think step by step, then write the letter of your choice alone between <{tag}> and </{tag}>.",
 )
 _JSON = AnswerForm(r"json", "Answer with one JSON object in a block between ```json and ```.")
@@ -75,8 +75,8 @@ def form_of(source: Any, tag: str) -> AnswerForm | None:
         form = FORMS.get(name)
         if form is None or (not tag and form in _WITHOUT_TAG):
             continue
-        given = {"tag": re.escape(tag or "answer")}
-        return AnswerForm(form.asked.format(**given), form.request.format(tag=tag or "answer"))
+        pattern = form.pattern.format(tag=re.escape(tag or "answer"))
+        return AnswerForm(pattern, form.request.format(tag=tag or "answer"))
     return None
 
 
@@ -92,11 +92,11 @@ def missing_requests(
     """
     for index, (where, source) in enumerate(config.data.keyed_sources()):
         form = form_of(source, config.rewards.answer_tag)
-        own = [prompt for prompt in prompts if prompt.source == index]
-        own = own[:: max(1, len(own) // MOST_PROMPTS)]
-        if form is None or not own:
+        texts = [prompt.tokens for prompt in prompts if prompt.source == index]
+        texts = texts[:: max(1, len(texts) // MOST_PROMPTS)]
+        if form is None or not texts:
             continue
-        if any(re.search(form.asked, decode(prompt.tokens), re.IGNORECASE) for prompt in own):
+        if any(re.search(form.pattern, decode(tokens), re.IGNORECASE) for tokens in texts):
             continue
         yield (
             f"{where}: no prompt asks for the form of answer that its verifier looks for"

@@ -1,5 +1,5 @@
 """How a judge's questions reach it: one by one through threads to an endpoint, or all at once to an
-engine of our own, when somebody waits for the answers.
+engine in this process, when the caller waits for the answers.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ Generate = Callable[[Sequence[Messages]], Sequence[Reply]]
 
 
 class Asker(Protocol):
-    """Who brings questions to a judge. `name` says which judge it is: a verdict is one judge's."""
+    """An object that brings questions to a judge."""
 
     @property
     def name(self) -> str:
-        """The same for judges that answer alike."""
+        """The judge's identity: the same for judges that answer alike."""
 
     def submit(self, messages: Messages) -> Future[Reply]:
         """Queues a question."""
 
     def run(self) -> None:
-        """Somebody waits for all that was submitted."""
+        """Starts work on all that was submitted; the caller waits for it."""
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Ends the requests that are under way."""
 
 
 class Pooled:
-    """Asks an endpoint, `requests` at once; `ask` stands in for it, `key` as in Endpoint."""
+    """Asks an endpoint, `requests` at once; `ask` replaces it, `key` as in Endpoint."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class Pooled:
         self._endpoint = Endpoint(config, key)
         self._ask = ask or self._endpoint
         self._pool = ThreadPoolExecutor(config.requests, "judge")
-        named = [config.model, config.max_tokens, config.temperature, config.fields]
-        self.name = json.dumps(named)
+        identity = [config.model, config.max_tokens, config.temperature, config.fields]
+        self.name = json.dumps(identity)
 
     def submit(self, messages: Messages) -> Future[Reply]:
         """Queues a question for the threads."""
         return self._pool.submit(self._ask, messages)
 
     def run(self) -> None:
-        """The threads run by themselves."""
+        """Does nothing: the threads run already."""
 
     def close(self) -> None:
         """Cuts the requests that are under way."""
@@ -63,15 +63,15 @@ class Pooled:
 
 
 class Batched:
-    """Asks an engine of our own all questions at once, in the thread that waits for them.
+    """Asks an engine in this process all questions at once, in the thread that waits for them.
 
-    `generate` is set by who has the engine; `version`, of the policy's weights where they judge,
-    tells verdicts of one version from those of the next.
+    The owner of the engine sets `generate`, and `version`, the version of the policy's weights
+    where they judge: verdicts of different versions are different.
     """
 
     def __init__(self, config: EngineJudgeConfig):
         self._config = config
-        self._asked: list[tuple[Messages, Future[Reply]]] = []
+        self._questions: list[tuple[Messages, Future[Reply]]] = []
         self._lock = threading.Lock()
         self.generate: Generate | None = None
         self.version = 0
@@ -83,27 +83,27 @@ class Batched:
         return json.dumps([config.weights, self.version, config.max_tokens, config.temperature])
 
     def submit(self, messages: Messages) -> Future[Reply]:
-        """Keeps a question until somebody waits."""
-        found: Future[Reply] = Future()
+        """Keeps a question until `run`."""
+        reply: Future[Reply] = Future()
         with self._lock:
-            self._asked.append((messages, found))
-        return found
+            self._questions.append((messages, reply))
+        return reply
 
     def run(self) -> None:
-        """Answers all questions. Raises ConfigError where nobody gave an engine."""
+        """Answers all questions. Raises ConfigError where there is no engine."""
         with self._lock:
-            asked, self._asked = self._asked, []
-        if not asked:
+            questions, self._questions = self._questions, []
+        if not questions:
             return
         if self.generate is None:
             raise ConfigError(
                 "rewards.judge: a judge in an engine of our own judges in `compass train` alone;"
                 " serve it (compass serve --openai) and name its endpoint in JudgeConfig"
             )
-        replies = self.generate([messages for messages, _ in asked])
-        for (_, found), reply in zip(asked, replies, strict=True):
-            found.set_result(reply)
+        replies = self.generate([messages for messages, _ in questions])
+        for (_, future), reply in zip(questions, replies, strict=True):
+            future.set_result(reply)
 
     def close(self) -> None:
-        """Drops what nobody waited for."""
-        self._asked = []
+        """Drops the questions that were not answered."""
+        self._questions = []

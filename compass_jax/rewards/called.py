@@ -1,11 +1,11 @@
-"""How a verifier function is called: its parameters' names say what it gets. One rule for the usual
-ones and for a person's own.
+"""How a verifier function is called: the names of its parameters decide its arguments. One rule for
+built-in functions and a user's.
 
     prompt, response, row       texts, and the row with all its columns as a dict
     answer_tag                  rewards.answer_tag
     any other name              the row's column of this name, where it is not null, else the
                                 source's verifier_args, else the parameter's default;
-                                answer is the reference, whatever its column is called in the file
+                                answer is the reference, under any column name of the file
     **anything                  every column and argument that is not named
 
 A function with a parameter `responses` takes a batch: prompts, responses, rows and every column
@@ -35,7 +35,7 @@ _REMEDY = "define it as `def {}(prompt, response, **row)`, and return a number"
 
 
 class MissingColumn(CompassError, LookupError):
-    """A verifier was not called: it takes what a row does not have."""
+    """A verifier was not called: it takes a column that the row does not have."""
 
 
 class Case(NamedTuple):
@@ -47,48 +47,48 @@ class Case(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A verifier, and what it wants to be given."""
+    """A verifier, and the names of its parameters."""
 
     function: Callable[..., Any]
     name: str
     wanted: tuple[str, ...]  # parameters without a default
     offered: tuple[str, ...]  # parameters with one
-    rest: bool  # it takes whatever else there is
+    rest: bool  # it takes **anything
     batch: bool
     given: Row  # verifier_args
     tag: str
 
     def __call__(self, cases: Sequence[Case]) -> list[Any]:
-        """What the function returns for each case, as it is.
+        """Returns the function's result for each case, unchanged.
 
-        Raises MissingColumn for a column that is not there, ValueError where a batch's results are
-        not as many as its responses, and whatever the function raises.
+        Raises MissingColumn for a missing column, ValueError where a batch has another number of
+        results than of responses, and any exception of the function.
         """
         if not self.batch:
-            return [_done(self.function(**self._chosen(self._of(case)))) for case in cases]
-        each = [self._of(case) for case in cases]
-        lists = {name: [one.get(name) for one in each] for one in each for name in one}
-        found = _done(self.function(**self._chosen(lists)))
-        found = found.tolist() if hasattr(found, "tolist") else found
-        if not isinstance(found, list | tuple) or len(found) != len(cases):
-            many = len(found) if isinstance(found, list | tuple) else type(found).__name__
+            return [_awaited(self.function(**self._chosen(self._named(x)))) for x in cases]
+        named = [self._named(case) for case in cases]
+        lists = {name: [one.get(name) for one in named] for one in named for name in one}
+        results = _awaited(self.function(**self._chosen(lists)))
+        results = results.tolist() if hasattr(results, "tolist") else results
+        if not isinstance(results, list | tuple) or len(results) != len(cases):
+            many = len(results) if isinstance(results, list | tuple) else type(results).__name__
             raise ValueError(f"{self.name} returned {many} for {len(cases)} responses")
-        return list(found)
+        return list(results)
 
-    def _of(self, case: Case) -> dict[str, Any]:
-        """What belongs to one response, by name."""
+    def _named(self, case: Case) -> dict[str, Any]:
+        """Returns the values of one response, by name."""
         s = "s" if self.batch else ""
-        ours = {f"prompt{s}": case.prompt, f"response{s}": case.response, f"row{s}": case.row}
-        return {**case.row, **ours}
+        texts = {f"prompt{s}": case.prompt, f"response{s}": case.response}
+        return {**case.row, **texts, f"row{s}": case.row}
 
-    def _chosen(self, belonging: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that the function wants, of those and of what every response has."""
+    def _chosen(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Returns the function's arguments, out of the values of a response or of a batch."""
         # a column that other rows have is null here in a Parquet file, and absent in JSONL
-        columns = {k: x for k, x in belonging.items() if x is not None or k not in self.given}
+        columns = {k: x for k, x in values.items() if x is not None or k not in self.given}
         known = {**self.given, **columns, "answer_tag": self.tag}
         missing = [name for name in self.wanted if name not in known]
         if missing:
-            rows = belonging.get("rows") or [belonging.get("row")]
+            rows = values.get("rows") or [values.get("row")]
             near = difflib.get_close_matches(missing[0], [str(x) for x in rows[0]], n=1)
             raise MissingColumn(
                 f"{self.name}{_place(self.function)} takes {missing[0]!r}, and the row has no such"
@@ -103,8 +103,8 @@ class Called(NamedTuple):
 
 
 def called(function: Any, where: str, given: Row, tag: str) -> Called:
-    """`function` with what its signature asks for. Raises ConfigError, beginning with `where`, for
-    one that cannot be called so.
+    """Returns `function` with the names of its parameters. Raises ConfigError, beginning with
+    `where`, for one that cannot be called so.
     """
     name = getattr(function, "__name__", "score")
     if not callable(function):
@@ -115,7 +115,7 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{where}: {name}(...) does not say what it takes ({error}); {_REMEDY.format(name)}"
+            f"{where}: {name}(...) has no signature ({error}); {_REMEDY.format(name)}"
         ) from error
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     wanted = tuple(p.name for p in by_name if p.default is p.empty)
@@ -125,12 +125,12 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
     only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     singles = {"prompt", "response", "row"} & {*wanted, *offered}
     problem = ""
-    theirs = [n for n in ("completions", "completion") if n in (*wanted, *offered)]
-    if theirs and not {"response", "responses"} & {*wanted, *offered}:
-        ours = "responses" if theirs[0] == "completions" else "response"
+    foreign = [n for n in ("completions", "completion") if n in (*wanted, *offered)]
+    if foreign and not {"response", "responses"} & {*wanted, *offered}:
+        name_here = "responses" if foreign[0] == "completions" else "response"
         problem = (
-            f"what other libraries call {theirs[0]} is {ours} here, and a response is a text:"
-            f" rename it {ours}"
+            f"what other libraries call {foreign[0]} is {name_here} here, and a response is a text:"
+            f" rename it {name_here}"
         )
     elif only:
         problem = f"{only[0]} can only be given by position"
@@ -147,8 +147,8 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
 
 
 def _place(function: Any) -> str:
-    """Where a person's function is written, in brackets; empty for one of this package, and where
-    nobody knows.
+    """Returns the file and line of a user's function, in brackets; empty for one of this package,
+    and for one without code.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or Path(code.co_filename).is_relative_to(_PACKAGE):
@@ -156,20 +156,20 @@ def _place(function: Any) -> str:
     return f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
-def _done(value: Any) -> Any:
-    """`value`, or what it comes to where it is to be awaited."""
+def _awaited(value: Any) -> Any:
+    """Returns `value`, or its result where it is awaitable."""
     if not hasattr(type(value), "__await__"):
         return value
 
-    async def waited() -> Any:
+    async def run() -> Any:
         return await value
 
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        return runner.run(waited())
+        return runner.run(run())
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """asyncio's loop, woken through a pipe: a sandbox has no pair of sockets."""
+    """asyncio's loop, woken through a pipe: the sandbox refuses a pair of sockets."""
 
     _internal_fds: int
     _add_reader: Callable[..., Any]

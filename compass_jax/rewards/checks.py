@@ -1,16 +1,16 @@
-"""How the answers of each data source are judged, by built-in verifiers and by a user's.
+"""Verifiers of each data source's responses: built-in ones and a user's.
 
-A verifier is a function of what its parameters name (called.py): `score(prompt, response, **row)`
-for instance. It returns
+A verifier is a function whose parameters name its arguments (called.py), for instance
+`score(prompt, response, **row)`. It returns
 
     a number
     a mapping       the number under "reward", and numbers with other names, whose means are logged
                     as reward/<name>/mean; "extracted": False where no answer was found to judge
     None            it can judge no answer here: the sample is left out, and counted
 
-Where it has an attribute `range = (low, high)`, a reward outside is an error. What is no finite
-number is one as well; the sample is then unknown, never 0. Several verifiers of a source are added
-up by their weights; the reward of each is a component, and where one gives none there is none.
+Where it has an attribute `range = (low, high)`, a reward outside is an error, and so is anything
+but a finite number; the sample is then unknown, never 0. Several verifiers of a source are added up
+by their weights; the reward of each is a component. The sum is unknown where one of them is.
 
 Imported by reward workers: nothing here may import jax.
 """
@@ -77,7 +77,7 @@ class Response(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """A verifier's number, None where it could judge no answer, and its components."""
+    """A verifier's reward, None where it could judge no answer, and its components."""
 
     reward: float | None
     components: dict[str, float]

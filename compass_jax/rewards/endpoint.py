@@ -1,6 +1,6 @@
-"""One question to an OpenAI-compatible endpoint, which may be down, slow, or no such endpoint.
+"""One question to an OpenAI-compatible endpoint, which may be down or slow, or may answer nonsense.
 
-Requests are sent by the trainer's process: verifier workers have no network. What comes back is not
+Requests are sent by the trainer's process: verifier workers have no network. A response is not
 trusted: it has a limit of time and of bytes, and is JSON of the one form, or a failure with a name.
 """
 
@@ -22,29 +22,31 @@ from compass_jax.config import ConfigError, JudgeConfig
 from compass_jax.untrusted import UntrustedError, parse_json
 
 CONNECT_S = 10.0  # longest wait for a connection
-MOST_BYTES = 8 * 2**20  # of an answer
+MOST_BYTES = 8 * 2**20  # of a response
 MOST_DETAIL = 300  # characters
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-AGAIN = (408, 409, 425, 429)  # and those from 500 on: it may answer later
+RETRIED = (408, 409, 425, 429)  # and all statuses from 500: the endpoint may answer later
 
 UNREACHABLE, LATE, NONSENSE, REFUSED = "unreachable", "late", "nonsense", "refused"
 
 
 class Reply(NamedTuple):
-    """A text, or why there is none: UNREACHABLE, LATE, NONSENSE or REFUSED, and its detail."""
+    """A text, or the reason why there is none: UNREACHABLE, LATE, NONSENSE or REFUSED, and its
+    detail.
+    """
 
     text: str
     failure: str = ""
     detail: str = ""
-    thought: str = ""  # what it thought before, where the endpoint says that apart
-    tokens: int = 0  # of thought and text; 0: the endpoint did not say
-    whole: bool = True  # it was not cut at the most tokens
+    thought: str = ""  # the chain of thought, where the endpoint returns it separately
+    tokens: int = 0  # of thought and text; 0: the endpoint did not count them
+    whole: bool = True  # the answer ended before the limit of tokens
 
 
-class _Heard(NamedTuple):
+class _Response(NamedTuple):
     status: int
     body: bytes
-    pause_s: float  # that the endpoint asks for
+    pause_s: float  # the endpoint's Retry-After
 
 
 class Endpoint:
@@ -56,17 +58,18 @@ class Endpoint:
 
     def __init__(self, config: JudgeConfig, key: str = "rewards.judge"):
         self._config = config
-        self._at = urlsplit(config.endpoint.rstrip("/") + "/chat/completions")
+        self._url = urlsplit(config.endpoint.rstrip("/") + "/chat/completions")
         self._key = _key(config.key_env, key)
         self._closing = threading.Event()
-        self._failed = 0  # in a row that found nobody
+        self._failures = 0  # requests in a row that reached no endpoint
         self._sockets: set[Any] = set()
         self._lock = threading.Lock()
 
     def __call__(self, messages: Sequence[dict[str, str]]) -> Reply:
-        """What the judge says, within `timeout_s`, tries and pauses included. After a request that
-        found nobody comes another, `retries` times; while as many in a row as may be under way
-        found nobody, one try is all that each gets.
+        """Returns the judge's answer within `timeout_s`, retries and pauses included.
+
+        A request that reached no endpoint is repeated `retries` times. After as many failures in a
+        row as there may be concurrent requests, each question gets one request only.
         """
         config = self._config
         end = time.monotonic() + config.timeout_s
@@ -75,73 +78,71 @@ class Endpoint:
         body |= {"max_tokens": config.max_tokens} if config.max_tokens else {}
         payload = json.dumps(body).encode()
         for attempt in range(config.retries + 1):
-            reply, asked_s = self._once(payload, end)
-            last = attempt == config.retries or self._failed >= config.requests
+            reply, retry_after_s = self._request(payload, end)
+            last = attempt == config.retries or self._failures >= config.requests
             if last or reply.failure in ("", REFUSED, LATE):
                 break
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1)
-            pause = max(pause, asked_s)
+            pause = max(pause, retry_after_s)
             if pause >= end - time.monotonic() or self._closing.wait(pause):
                 break
-        self._failed = self._failed + 1 if reply.failure in (UNREACHABLE, LATE) else 0
+        self._failures = self._failures + 1 if reply.failure in (UNREACHABLE, LATE) else 0
         return reply._replace(detail=self._shown(reply.detail))
 
     def close(self) -> None:
         """Cuts the requests that are under way; there will be no others."""
         self._closing.set()
         with self._lock:
-            for one in self._sockets:
-                _shut(one)
+            for connection in self._sockets:
+                _shut(connection)
 
-    def _once(self, payload: bytes, end: float) -> tuple[Reply, float]:
-        """(the reply to one request, seconds that the endpoint asks to wait)."""
+    def _request(self, payload: bytes, end: float) -> tuple[Reply, float]:
+        """Returns (the reply to one request, seconds of its Retry-After)."""
+        late = Reply("", LATE, f"no answer after {self._config.timeout_s:g} s"), 0.0
         seconds = end - time.monotonic()
         if seconds <= 0:
-            return self._late(), 0.0
+            return late
         try:
-            heard = self._post(payload, seconds)
+            response = self._post(payload, seconds)
         except (OSError, http.client.HTTPException) as error:
-            if time.monotonic() >= end:
-                return self._late(), 0.0
-            return Reply("", UNREACHABLE, f"{type(error).__name__}: {error}"), 0.0
-        if heard.status == 200 and len(heard.body) <= MOST_BYTES:
-            return _completion(heard.body), 0.0
-        said = _beginning(heard.body)
-        later = heard.status in AGAIN or heard.status >= 500
-        failure = UNREACHABLE if later else REFUSED if heard.status >= 300 else NONSENSE
-        return Reply("", failure, f"HTTP {heard.status}: {said}"), heard.pause_s
+            unreachable = Reply("", UNREACHABLE, f"{type(error).__name__}: {error}"), 0.0
+            return late if time.monotonic() >= end else unreachable
+        if response.status == 200 and len(response.body) <= MOST_BYTES:
+            return _completion(response.body), 0.0
+        later = response.status in RETRIED or response.status >= 500
+        failure = UNREACHABLE if later else REFUSED if response.status >= 300 else NONSENSE
+        detail = f"HTTP {response.status}: {_beginning(response.body)}"
+        return Reply("", failure, detail), response.pause_s
 
-    def _late(self) -> Reply:
-        return Reply("", LATE, f"no answer after {self._config.timeout_s:g} s")
-
-    def _post(self, payload: bytes, seconds: float) -> _Heard:
-        """The endpoint's answer. However slowly it trickles, the connection is cut after
+    def _post(self, payload: bytes, seconds: float) -> _Response:
+        """Returns the endpoint's response. However slowly it trickles, the connection is cut after
         `seconds`; OSError or HTTPException then.
         """
-        secure = self._at.scheme == "https"
+        secure = self._url.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        wait = min(CONNECT_S, seconds)
-        connection = kind(self._at.hostname or "", self._at.port, timeout=wait)
+        connect_s = min(CONNECT_S, seconds)
+        connection = kind(self._url.hostname or "", self._url.port, timeout=connect_s)
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         end = time.monotonic() + seconds
         try:
             connection.connect()
             with self._cut_at(connection.sock, end):
-                connection.request("POST", self._at.path, payload, headers)
+                connection.request("POST", self._url.path, payload, headers)
                 response = connection.getresponse()
                 body = response.read(MOST_BYTES + 1)
             if time.monotonic() >= end or self._closing.is_set():
                 raise TimeoutError("the connection was cut")
-            return _Heard(response.status, body, _seconds(response.headers.get("Retry-After")))
+            return _Response(response.status, body, _seconds(response.headers.get("Retry-After")))
         finally:
             connection.close()
 
     @contextlib.contextmanager
     def _cut_at(self, connection: socket.socket, end: float) -> Iterator[None]:
-        """Meanwhile the connection is shut at `end`, or when this endpoint is closed."""
-        connection.settimeout(max(0.001, end - time.monotonic()))
-        timer = threading.Timer(max(0.0, end - time.monotonic()), _shut, (connection,))
+        """Shuts the connection at `end`, or when this endpoint is closed, during a block."""
+        left = max(0.001, end - time.monotonic())
+        connection.settimeout(left)
+        timer = threading.Timer(left, _shut, (connection,))
         timer.daemon = True
         with self._lock:
             self._sockets.add(connection)
@@ -156,7 +157,7 @@ class Endpoint:
                 self._sockets.discard(connection)
 
     def _shown(self, detail: str) -> str:
-        """A detail without the key, which an endpoint may repeat, on one line."""
+        """Returns a detail on one line, without the key, which an endpoint may repeat."""
         hidden = detail.replace(self._key, "(key)") if self._key else detail
         return " ".join(hidden.split())[:MOST_DETAIL]
 
@@ -175,12 +176,12 @@ def _key(variable: str, section: str) -> str:
 
 def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        # of TLS too: no goodbye to wait for
+        # of TLS too, without its closing handshake
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _seconds(text: str | None) -> float:
-    """Retry-After in seconds; its other form, a date, is left to our own pauses."""
+    """Returns Retry-After in seconds; 0 for its other form, a date."""
     return float(text) if text and text.isdecimal() and len(text) < 6 else 0.0
 
 
@@ -188,32 +189,30 @@ def _completion(body: bytes) -> Reply:
     try:
         value = parse_json(body, "the endpoint's answer")
         choice = value["choices"][0]
-        text, thought = choice["message"]["content"], _thought(choice["message"])
-        if text is None and thought:  # it was cut while it thought
+        message = choice["message"]
+        thoughts = (message.get("reasoning_content"), message.get("reasoning"))
+        thought = next((x for x in thoughts if x), "")
+        thought = thought if isinstance(thought, str) else ""
+        text = message["content"]
+        if text is None and thought:  # the limit of tokens cut the thought
             text = ""
         if isinstance(text, str):
             whole = choice.get("finish_reason") != "length"
             return Reply(text, thought=thought, tokens=_tokens(value), whole=whole)
-        said = f"its content is a {type(text).__name__}"
+        problem = f"its content is a {type(text).__name__}"
     except UntrustedError as error:
-        said = str(error)
+        problem = str(error)
     except (LookupError, TypeError, AttributeError):
-        said = "it has no choices[0].message.content"
-    return Reply("", NONSENSE, f"{said}: {_beginning(body)}")
-
-
-def _thought(message: dict[str, Any]) -> str:
-    """The chain of thought, under either name that servers give it."""
-    found = message.get("reasoning_content") or message.get("reasoning")
-    return found if isinstance(found, str) else ""
+        problem = "it has no choices[0].message.content"
+    return Reply("", NONSENSE, f"{problem}: {_beginning(body)}")
 
 
 def _tokens(value: dict[str, Any]) -> int:
     usage = value.get("usage")
-    found = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return found if isinstance(found, int) and found > 0 else 0
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and count > 0 else 0
 
 
 def _beginning(body: bytes) -> str:
-    """More of a body than is shown, so that a key in it is whole where it is hidden."""
+    """Returns more of a body than is shown, so that a key in it is complete when it is hidden."""
     return body[: 4 * MOST_DETAIL].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What is said of verifiers that give no verdict: once for each, with a sample."""
+"""Log lines about verifiers that give no verdict: one for each, with a sample."""
 
 from __future__ import annotations
 
@@ -18,67 +18,64 @@ NEVER = 8  # errors before any verdict: the verifier does not work
 
 
 class VerifierError(UserError):
-    """A person's own verifier has not judged a single response, or cannot be used at all."""
+    """A user's verifier has not judged a single response, or cannot be used at all."""
 
 
 class Faults:
     """Counts the errors of each source's verifier."""
 
     def __init__(self, checks: Sequence[Sequence[Check]]):
-        # of a source's checks the one that a person wrote
+        # of a source's checks the one that the user wrote
         self._checks = {
             i: min(of, key=lambda check: not check.own) for i, of in enumerate(checks) if of
         }
         self._errors = [0] * len(checks)
         self._judged = [False] * len(checks)
-        self._unsaid: dict[int, str] = {}  # first errors of verifiers without a verdict as yet
+        self._first: dict[int, str] = {}  # unlogged first errors of verifiers without a verdict
 
     def note(self, response: Response, score: Score) -> None:
-        """Says a verifier's first error; that of a person's own when it has judged a response, or
-        at `close`. Raises VerifierError, in its place, where it has nothing but errors, NEVER
-        times.
+        """Logs a verifier's first error; that of a user's when it has judged a response, or at
+        `close`. Raises VerifierError instead where it has NEVER errors and no verdict.
         """
         source = response.source
         if score.known or score.outcome == "unjudged":
             self._judged[source] = True
-            self._say(source)
+            self._log(source)
         if score.outcome != "error":
             return
         self._errors[source] += 1
         check = self._checks[source]
-        where = (
-            f"{check.key} = {check.name!r}"
-            if check.own
-            else f"the check {check.name or check.kind!r}"
-        )
-        what = summary(score.detail)
-        if _MISSING not in score.detail:  # no response had a part in it
-            what += f"; the response was {response.text!r:.200}"
+        where = f"the check {check.name or check.kind!r}"
+        where = f"{check.key} = {check.name!r}" if check.own else where
+        problem = summary(score.detail)
+        if _MISSING not in score.detail:  # the response matters
+            problem += f"; the response was {response.text!r:.200}"
         if self._errors[source] == 1:
-            self._unsaid[source] = f"{where} gave no verdict: {what}"
+            self._first[source] = f"{where} gave no verdict: {problem}"
         if not check.own or self._judged[source]:
-            self._say(source)
+            self._log(source)
         elif self._errors[source] >= NEVER:
-            del self._unsaid[source]
+            del self._first[source]
             raise VerifierError(
-                f"{where}: {NEVER} errors and no verdict; the last one: {what}. Mend the verifier"
+                f"{where}: {NEVER} errors and no verdict; the last one: {problem}. Mend the"
+                " verifier"
             )
 
     def close(self) -> None:
-        """Says what has not been said."""
-        for source in list(self._unsaid):
-            self._say(source)
+        """Logs the remaining errors."""
+        for source in list(self._first):
+            self._log(source)
 
-    def _say(self, source: int) -> None:
-        if said := self._unsaid.pop(source, ""):
+    def _log(self, source: int) -> None:
+        if error := self._first.pop(source, ""):
             logger.warning(
-                "%s. The sample is left out; later errors are counted in reward/unknown_frac", said
+                "%s. The sample is left out; later errors are counted in reward/unknown_frac", error
             )
 
 
 def summary(detail: str) -> str:
-    """The last line of a failed check's traceback, and the file and line where it was raised; for a
-    column that is not there its sentence, which says where it is asked for.
+    """Returns the last line of a failed check's traceback with the file and line that raised it;
+    for a missing column the sentence, which names the function that takes it.
     """
     lines = detail.strip().splitlines() or ["no reason given"]
     if lines[-1].startswith(_MISSING):

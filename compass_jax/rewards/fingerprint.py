@@ -1,5 +1,5 @@
-"""Which code of a person's own judges a run's answers: its hash is in the run's config.json, so
-that a file that was changed before a resume is told.
+"""Hashes of the user's code that judges a run's answers. They are in the run's config.json, so that
+a resume reports a changed file.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from compass_jax.config.named import file_of
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.rewards.checks import checks_of
 
-Code = tuple[tuple[str, str], ...]  # (what a setting names, hash of its file)
+Code = tuple[tuple[str, str], ...]  # (name in a setting, hash of its file)
 DIGITS = 16  # of SHA-256, in hexadecimal
 
 
 def code_of(data: DataConfig) -> Code:
-    """The hash of the file that each own verifier, task and registered data set is in; what that
-    file imports is not looked at. NO_FILE where there is none, as in a compiled module.
+    """Returns the hash of the file of each of the user's verifiers, tasks and registered data sets,
+    without the files that it imports. NO_FILE: the module has no file, as a compiled one.
     """
     checks = [check for source in checks_of(data) for check in source if check.own]
-    found = {}
+    hashes = {}
     for name in (check.module or check.name for check in checks):
         file = file_of(name if ":" in name else f"{name}:")
-        found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:DIGITS] if file else NO_FILE
-    return tuple(found.items())
+        hashes[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:DIGITS] if file else NO_FILE
+    return tuple(hashes.items())
 
 
 def changed(before: Iterable[tuple[str, str]], now: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each name whose file has another hash than it had."""
+    """Returns a line for each name whose file has a new hash."""
     then = dict(before)
     return [
         f"{name} was changed since this run was last started (its hash was {then[name]}, and is"
-        f" {found}): its rewards are the new file's from here on"
-        for name, found in now
-        if name in then and then[name] != found
+        f" {digest}): its rewards are the new file's from here on"
+        for name, digest in now
+        if name in then and then[name] != digest
     ]

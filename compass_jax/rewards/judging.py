@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 REWARDS = {BETTER: 1.0, TIE: 0.5, WORSE: 0.0}
 UNPARSABLE = "unparsable"
-# why a sample has no verdict, and the outcome of its score
+# reason of a missing verdict: outcome of the score
 FAILURES = {
     UNPARSABLE: "unjudged",
     LATE: "timeout",
@@ -52,7 +52,7 @@ NO_ANCHOR = "the row has no column {!r} to compare with (rewards.judge.anchor_fi
 
 
 class Ruling(NamedTuple):
-    """A verdict in one order, or why there is none."""
+    """A verdict in one order, or the reason why it is missing."""
 
     verdict: int | None
     failure: str = ""
@@ -126,8 +126,8 @@ class Judge:
         self._asked[key] = self._texts.submit(self._ask, prompt, response)
 
     def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
-        """Returns what has been judged since the last call, after waiting up to `wait_s` for the
-        first (None: without limit; 0: not at all).
+        """Returns the samples that were judged since the last call, after waiting up to `wait_s`
+        for the first (None: without limit; 0: not at all).
 
         Raises VerifierError where NEVER samples have failed and none was judged: they are not
         collected then, so that a run that continues later asks about them again. Raises what a
@@ -187,7 +187,7 @@ class Judge:
             )
 
     def close(self) -> None:
-        """Ends the requests that are under way; what was not collected is dropped."""
+        """Ends the requests that are under way; samples that were not collected are dropped."""
         self.asker.close()
         self._texts.shutdown(wait=True, cancel_futures=True)
 
@@ -204,7 +204,7 @@ class Judge:
         return [self._ruling(messages(prompt.question, *order)) for order in orders]
 
     def _ruling(self, question: Messages) -> Future[Ruling]:
-        """Returns the ruling on a question, which is asked unless it is known or being asked."""
+        """Returns the ruling on a question, and asks it unless it is known or under way."""
         text = self.asker.name + json.dumps(list(question))
         name = hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
         with self._lock:
@@ -289,8 +289,8 @@ def score_of(first: Ruling, swapped: Ruling) -> Score:
     }
     if failed is not None:
         return Score(0.0, False, FAILURES[failed.failure], failed.detail, counts)
-    found = both_orders(first.verdict, swapped.verdict)
-    assert found is not None and first.verdict is not None and swapped.verdict is not None
+    verdict = both_orders(first.verdict, swapped.verdict)
+    assert verdict is not None and first.verdict is not None and swapped.verdict is not None
     disagreed = first.verdict != -swapped.verdict
-    counts |= {"judge_tie": float(found == TIE), "judge_disagreed": float(disagreed)}
-    return Score(REWARDS[found], True, components=counts)
+    counts |= {"judge_tie": float(verdict == TIE), "judge_disagreed": float(disagreed)}
+    return Score(REWARDS[verdict], True, components=counts)

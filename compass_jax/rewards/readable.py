@@ -1,4 +1,4 @@
-"""Sources whose files the programs of a model could read: they hold the answers."""
+"""Sources whose files, with the answers, the programs of a model could read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refuse_readable_sources(data: DataConfig, packages: Sequence[str]) -> None:
 
 
 def _files(data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yields what each source reads, with its setting."""
+    """Yields the files of each source, with their setting."""
     for key, source in data.keyed_sources():
         if isinstance(source, FileSource):
             for path in glob.glob(source.path) or [source.path]:

@@ -1,4 +1,4 @@
-"""Rewards of a scalar reward model, all at once, when somebody waits for them.
+"""Rewards of a scalar reward model, computed together when the caller waits for them.
 
     reward = sigmoid(r(answer) - r(anchor))        [ours: the chance that the answer is the better]
 
@@ -27,8 +27,8 @@ TOO_LONG = "question and answer exceed the last of rewards.judge.buckets"
 
 
 class ScalarJudge:
-    """Rates samples in the thread that waits for them, with `rate`, which is set by who has the
-    model.
+    """Rates samples in the thread that waits for them, with `rate`, which the owner of the model
+    sets.
     """
 
     def __init__(self, anchor_field: str):
@@ -40,18 +40,18 @@ class ScalarJudge:
 
     @property
     def outstanding(self) -> int:
-        """Samples submitted and not yet collected."""
+        """Number of samples that are submitted and not yet collected."""
         return len(self._held)
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Keeps a response until somebody waits."""
+        """Keeps a response until `collect` waits."""
         self._held.append((key, prompt, response))
 
     def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
-        """Everything that was submitted, rated; nothing with `wait_s` 0, since nobody waits.
+        """Returns all that was submitted, rated; an empty list with `wait_s` 0.
 
-        Raises ConfigError where nobody gave a model, VerifierError where the first samples have no
-        reward, and what a text's function raised.
+        Raises ConfigError where there is no model, VerifierError where the first samples have no
+        reward, and the error of a text's function.
         """
         if wait_s == 0 or not self._held:
             return []
@@ -60,19 +60,19 @@ class ScalarJudge:
                 "rewards.judge: a scalar reward model rates in `compass train` alone; leave"
                 " ScalarJudgeConfig out, or judge by another verifier"
             )
-        held, self._held = self._held, []
-        texts = [compared(prompt, response, self._anchor_field) for _, prompt, response in held]
-        asked = [(one[1].question, text) for one, (text, _) in zip(held, texts, strict=True)]
+        samples, self._held = self._held, []
+        texts = [compared(prompt, response, self._anchor_field) for _, prompt, response in samples]
+        questions = [(one[1].question, text) for one, (text, _) in zip(samples, texts, strict=True)]
         anchors = [
             None if anchor is None else (one[1].question, anchor)
-            for one, (_, anchor) in zip(held, texts, strict=True)
+            for one, (_, anchor) in zip(samples, texts, strict=True)
         ]
         new = list(dict.fromkeys(x for x in anchors if x is not None and x not in self._anchors))
-        rates = self.rate([*asked, *new])
-        self._anchors.update(zip(new, rates[len(asked) :], strict=True))
+        rates = self.rate([*questions, *new])
+        self._anchors.update(zip(new, rates[len(questions) :], strict=True))
         return [
             (one[0], self._score(rate, anchor))
-            for one, rate, anchor in zip(held, rates[: len(asked)], anchors, strict=True)
+            for one, rate, anchor in zip(samples, rates[: len(questions)], anchors, strict=True)
         ]
 
     def _score(self, rate: float | None, anchor: tuple[str, str] | None) -> Score:
@@ -93,18 +93,19 @@ class ScalarJudge:
         if self._refused >= 0:
             self._refused += 1
         if self._refused >= NEVER:
-            told = f"rewards.judge: {NEVER} samples were refused and none was rated"
-            raise VerifierError(f"{told}: {why}")
+            raise VerifierError(
+                f"rewards.judge: {NEVER} samples were refused and none was rated: {why}"
+            )
         return Score(0.0, False, "error", why, {"judge_refused": 1.0})
 
     def close(self) -> None:
-        """Drops what nobody waited for."""
+        """Drops the samples that were not collected."""
         self._held = []
 
 
 def tie_margin(margins: np.ndarray, gold: np.ndarray) -> float:
-    """The margin up to which a difference of rewards is best called a tie: the one that agrees most
-    often with `gold` (1, 0, -1) of the same pairs; the smallest of several.
+    """Returns the margin up to which a difference of rewards is best called a tie: the smallest of
+    those that agree most often with `gold` (1, 0, -1) of the same pairs.
 
     A scalar model never says Tie by itself; this gives it the best threshold in hindsight.
     """
@@ -117,7 +118,7 @@ def tie_margin(margins: np.ndarray, gold: np.ndarray) -> float:
 
 
 def verdicts(margins: np.ndarray, limit: float) -> np.ndarray:
-    """1 where the candidate's reward is more than `limit` above the anchor's, -1 where as much
-    below, else 0.
+    """Returns 1 where the candidate's reward is above the anchor's by more than `limit`, -1 where
+    it is below by more, else 0.
     """
     return np.where(np.abs(margins) <= limit, 0, np.sign(margins)).astype(int)

@@ -57,13 +57,13 @@ class Worker(Child):
         self._setup = setup
 
     def receive(self, seconds: float) -> Any:
-        """Returns what comes next, of one of the forms in worker.py: ("begun", "") or such, or
-        (index, score). Raises TimeoutError, EOFError and ChannelError.
+        """Returns the next message, in one of the forms of worker.py: (status, detail) or (index,
+        score). Raises TimeoutError, EOFError and ChannelError.
         """
         return parse(self.channel.receive(time.monotonic() + seconds))
 
     def start(self) -> None:
-        """Waits until it has imported what its verifiers need. Raises VerifierError where they
+        """Waits until it has imported its verifiers. Raises VerifierError where they
         cannot be used, and ScorerError where it fails otherwise.
         """
         self.channel.send(self._setup, time.monotonic() + SEND_LIMIT_S)
@@ -202,7 +202,7 @@ class Scorer:
             return len(self._outstanding)
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
-        """Returns what has been scored since the last call, in the order it was finished.
+        """Returns the scores since the last call, in the order in which they were finished.
 
         `block` waits until there is at least one, and returns an empty list only if nothing is
         outstanding. Raises ScorerError if the workers cannot run. A wait ends: each response has
@@ -226,7 +226,7 @@ class Scorer:
             self._check_usable()
 
     def close(self) -> None:
-        """Kills the workers; what was not collected is dropped. May be called twice."""
+        """Kills the workers and drops uncollected samples. May be called twice."""
         with self._changed:
             self._closing = True
             for worker in self._workers:

@@ -1,4 +1,4 @@
-"""How one answer is judged: the verifiers that have a name (`kinds/`), and what they read it with.
+"""Judging of one answer: the verifiers that have a name (`kinds/`), and their readers.
 
 The configuration stands above this folder: it asks each verifier for its arguments and its smallest
 gap. The workers of rewards/ run all of it, so nothing here may import jax.

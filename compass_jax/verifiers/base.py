@@ -1,4 +1,4 @@
-"""What a verifier with a name says about itself."""
+"""The description of a verifier with a name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-NOTHING = {"reward": 0.0, "extracted": False}  # there was no answer to judge: wrong, and counted
+NOTHING = {"reward": 0.0, "extracted": False}  # the response has no answer: wrong, and counted
 IN_ANSWER = "{answer}"  # `looks_for` of those that read the final answer (verifiers/extract.py)
 UNKNOWN_STEPS = 0
 # packages that programs import by default, with Python's standard library, where installed
@@ -27,26 +27,25 @@ class Kind:
     """A verifier with a name. Its rewards lie in [0, 1].
 
     Args:
-        judge: a function of what its parameters name (rewards/called.py); it gives the reward, a
-            mapping with "reward" and components, or NOTHING where there is no answer.
-        about: what gets 1, as a sentence without its subject.
+        judge: a function whose parameters name its arguments (rewards/called.py); it returns the
+            reward, a mapping with "reward" and components, or NOTHING for no answer.
+        about: the condition of reward 1, as a sentence.
         example: a row and two responses.
         answer: it compares with the row's reference.
         takes: the arguments that it reads, of `verifier_args` or of the row's columns.
-        looks_for: where it looks for the answer, for whoever reads a warning; {answer}, {last} and
-            {tag} are filled in. Empty: it judges the form alone.
-        steps: how many equal steps lie between its rewards 0 and 1 with these arguments, so that
-            two rewards differ by at least 1/steps; UNKNOWN_STEPS where rows differ in it.
-        may_hang: a response can make it run for ever, or evaluates something: it is judged in a
-            child process that can be killed.
-        runs_programs: it runs what the model wrote: every guard must be there, or be switched off
-            by name (`rewards.sandbox = "off"`).
-        at_once: gives what `judge` gives without evaluating, or None where only `judge` can say.
-        warm: called once in a worker, before it is split into children.
-        complaint: what is wrong with arguments, as "name = value: why"; empty: nothing.
-        why: what is wrong with a response, a function as `judge` is; empty: nothing. It evaluates
-            nothing.
-        row_faults: what is wrong with each of some rows, tried without a response; empty: nothing.
+        looks_for: the place of the answer, for warnings; {answer}, {last} and {tag} are filled in.
+            Empty: it judges the form alone.
+        steps: the number of equal steps between its rewards 0 and 1 with these arguments: two
+            rewards differ by at least 1/steps; UNKNOWN_STEPS where it depends on the row.
+        may_hang: a response can make it run for ever, or it evaluates text: it runs in a child
+            process that can be killed.
+        runs_programs: it runs programs of the model: the machine must have every guard, or the user
+            switches them off by name (`rewards.sandbox = "off"`).
+        at_once: returns the result of `judge` without evaluating, or None where only `judge` can.
+        warm: called once in a worker, before it forks children.
+        complaint: returns the fault of arguments, as "name = value: why"; empty: they are valid.
+        why: returns the fault of a response, with the parameters of `judge`; empty: it is right.
+        row_faults: returns the fault of each row, tried without a response; empty: it is valid.
             A row is a mapping of the arguments that `takes` names. It runs in a child process.
     """
 
@@ -66,7 +65,7 @@ class Kind:
     row_faults: Callable[[Sequence[Mapping[str, Any]]], list[str]] | None = None
 
 
-# what is wrong with a value, as the rest of "name = value"; empty: nothing
+# returns the fault of a value, as the rest of "name = value"; empty: it is valid
 Rule = Callable[[Any], str]
 
 
@@ -83,7 +82,7 @@ def complaints(**rules: Rule) -> Callable[[Mapping[str, Any]], str]:
 
 
 def one_of(*values: Any) -> Rule:
-    """Returns a rule that a value is one of these."""
+    """Returns the rule that a value is one of these."""
     words = " or ".join(str(value).lower() for value in values)
 
     def rule(value: Any) -> str:
@@ -94,7 +93,7 @@ def one_of(*values: Any) -> Rule:
 
 
 def number_in(low: float, high: float, words: str, above: bool = False) -> Rule:
-    """Returns a rule that a value is a number of a range, `above` its lower bound; `words` names
+    """Returns the rule that a value is a number of a range, `above` its lower bound; `words` names
     the range.
     """
 

@@ -1,9 +1,9 @@
-r"""The answer in a response, and which numbers a verifier may return.
+r"""The answer in a response, and the numbers that a verifier may return.
 
-All kinds that compare an answer read it here. Thoughts answer nothing: text in `<think>` that is
+All kinds that compare an answer read it here. Thoughts are no answers: text in `<think>` that is
 closed, cut off, or opened by the prompt's template. The answer is the text in the last closed tag;
-else what the last \boxed{...} holds; else what follows the last ####; else what "the answer is" or
-"Answer:" says. Each function reads a text once, however it is made.
+else in the last \boxed{...}; else after the last ####; else after "the answer is" or "Answer:".
+Each function reads a text once, however it is made.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def extract_answer(response: str, tag: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Returns what the last \boxed{...} holds, or None where there is none or it is not closed.
+    r"""Returns the content of the last \boxed{...}, or None without one that is closed.
 
     Boxes that only "and", "or" or a comma separates are one answer of several parts.
     """
@@ -69,48 +69,47 @@ def boxed(text: str) -> str | None:
         if box[1] < 0 or len(between) > 80 or not _JOINED.fullmatch(between):
             break
         parts.insert(0, box)
-    held = list(dict.fromkeys(part[2] for part in parts))
-    return ", ".join(held)
+    return ", ".join(dict.fromkeys(part[2] for part in parts))
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
     """Returns start, end and content of each outermost box; an end of -1: it never closes."""
     closing = _closing(text)
-    found: list[tuple[int, int, str]] = []
+    boxes: list[tuple[int, int, str]] = []
     last = 0
     for mark in _BOX.finditer(text):
         if mark.start() < last:
             continue
         if not mark[1]:
             last = mark.end()
-            found.append((mark.start(), last, mark[2].rstrip(".,")))
+            boxes.append((mark.start(), last, mark[2].rstrip(".,")))
             continue
         end = closing.get(mark.end() - 1, -1)
-        found.append((mark.start(), end, text[mark.end() : end - 1].strip() if end > 0 else ""))
+        boxes.append((mark.start(), end, text[mark.end() : end - 1].strip() if end > 0 else ""))
         last = end if end > 0 else mark.end()
-    return found
+    return boxes
 
 
 def _closing(text: str) -> dict[int, int]:
     """Returns for each `{` that is closed the position after its `}`."""
     opened: list[int] = []
-    found = {}
+    closing = {}
     for mark in _BRACES.finditer(text):
         if mark[0] == "{":
             opened.append(mark.start())
         elif mark[0] == "}" and opened:
-            found[opened.pop()] = mark.end()
-    return found
+            closing[opened.pop()] = mark.end()
+    return closing
 
 
 def hashed(text: str) -> str | None:
-    """Returns what follows the last #### on its line, stripped, or None."""
+    """Returns the text after the last #### on its line, stripped, or None."""
     _, mark, rest = text.rpartition("####")
     return (rest.split("\n", 1)[0].strip() or None) if mark else None
 
 
 def stated(text: str) -> str | None:
-    """Returns what the last "the answer is" or "Answer:" says in its sentence, or None."""
+    """Returns the text after the last "the answer is" or "Answer:" in its sentence, or None."""
     marks = list(_STATED.finditer(text))
     if not marks:
         return None
@@ -121,14 +120,14 @@ def stated(text: str) -> str | None:
 
 def last_formula(text: str) -> str | None:
     """Returns the last formula between delimiters, or number outside of them, or None."""
-    found = None
+    last = None
     for mark in _FORMULA.finditer(text):
-        found = mark
-    return None if found is None else next(x for x in found.groups() if x is not None).strip()
+        last = mark
+    return None if last is None else next(x for x in last.groups() if x is not None).strip()
 
 
 def final_answer(response: str, tag: str) -> str | None:
-    r"""Returns the answer of a response, or None where there is none.
+    r"""Returns the answer of a response, or None.
 
     A \boxed{...} inside of the tag is the answer. An empty `tag` takes the whole response.
     """
@@ -157,9 +156,9 @@ def json_text(response: str, tag: str) -> str:
 
 
 def reference(answer: Any) -> str:
-    """Returns the row's reference as text; of one with #### in it, what follows.
+    """Returns the row's reference as text, from #### on where it has that mark.
 
-    Raises ValueError where there is none.
+    Raises ValueError for a row without one.
     """
     if answer is None:
         raise ValueError("the row has no reference answer")
@@ -171,6 +170,6 @@ def number(value: Any) -> float:
     """Returns `value` as a float. Raises TypeError for no number ("1"), ValueError for NaN."""
     if not isinstance(value, numbers.Real) and type(value).__module__ != "numpy":
         raise TypeError(f"the check returned {value!r:.100}: it must be a number")
-    if not math.isfinite(found := float(value)):
-        raise ValueError(f"the check returned {found}")
-    return found
+    if not math.isfinite(result := float(value)):
+        raise ValueError(f"the check returned {result}")
+    return result

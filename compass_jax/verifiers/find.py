@@ -21,15 +21,15 @@ GROUP = "compass_jax.verifiers"
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Every verifier with a name. Raises UserError where an installed package's cannot be used."""
+    """Returns the verifiers by name. Raises UserError where an installed package's is unusable."""
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
     modules = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
-    found = {name: module.KIND for name, module in modules.items() if hasattr(module, "KIND")}
+    by_name = {name: module.KIND for name, module in modules.items() if hasattr(module, "KIND")}
     for module in modules.values():
-        found |= getattr(module, "KINDS", {})
+        by_name |= getattr(module, "KINDS", {})
     for point in entry_points(group=GROUP):
         where = f"the verifier {point.name!r} of {point.dist.name if point.dist else point.value}"
-        if point.name in found:
+        if point.name in by_name:
             raise UserError(f"{where}: there is a verifier of this name; give it another one")
         try:
             kind = point.load()
@@ -43,5 +43,5 @@ def kinds() -> dict[str, Kind]:
                 f"{where} ({point.value}) is a {type(kind).__name__}; make it a"
                 " compass_jax.verifiers.base.Kind"
             )
-        found[point.name] = kind
-    return found
+        by_name[point.name] = kind
+    return by_name

@@ -1,7 +1,7 @@
-"""What a generative judge is asked, and what it said, of a candidate against one anchor answer:
-better, a tie or worse.
+"""A generative judge's question and verdict on a candidate against one anchor answer: better, a tie
+or worse.
 
-A judge that is asked in both orders and contradicts itself has said tie (arXiv 2512.07710; the
+The verdicts of both orders that contradict each other are a tie (arXiv 2512.07710; the
 values +1, 0 and -1 are ours).
 """
 
@@ -12,7 +12,7 @@ import unicodedata
 
 BETTER, TIE, WORSE = 1, 0, -1
 
-# of the languages that judges slip into
+# in the languages that judges slip into
 WORDS = {
     BETTER: ("better", "besser", "mejor", "meilleur", "meilleure", "melhor", "lebih baik", "更好"),
     TIE: ("tie", "unentschieden", "gleichstand", "empate", "égalité", "seri", "平局"),
@@ -45,10 +45,10 @@ def messages(question: str, candidate: str, anchor: str) -> list[dict[str, str]]
     could be a control token where a server reads control tokens in a message.
     """
     parts = {"Question": question, "Anchor": anchor, "Candidate": candidate}
-    asked = "\n\n".join(f"{name}:\n{_quoted(text)}" for name, text in parts.items())
+    texts = "\n\n".join(f"{name}:\n{_quoted(text)}" for name, text in parts.items())
     return [
         {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": f"{asked}\n\n{TASK}"},
+        {"role": "user", "content": f"{texts}\n\n{TASK}"},
     ]
 
 
@@ -63,9 +63,10 @@ def verdict(text: str) -> int | None:
     Case, markup and full-width letters do not matter; words of seven languages are known.
     """
     for line in reversed(unicodedata.normalize("NFKC", text).lower().splitlines()):
-        said = {MEANS[found] for found in WORD.findall(line)}
-        if said:
-            return said.pop() if len(said) == 1 and not DENIED.search(line) else None
+        verdicts = {MEANS[word] for word in WORD.findall(line)}
+        if verdicts:
+            clear = len(verdicts) == 1 and not DENIED.search(line)
+            return verdicts.pop() if clear else None
     return None
 
 

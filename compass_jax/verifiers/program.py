@@ -3,7 +3,7 @@
 The program runs in a fresh interpreter without a network, which knows no test and no expected
 value; the tests run in another process, which calls the program's functions through a pipe. Only
 plain data comes back, so that nothing in it can answer `==` for itself. Both are children of a
-reward worker's (rewards/sandbox.py), whose guards hold for them; the program has narrower limits.
+reward worker's (processes/sandbox.py), whose guards hold for them; the program has narrower limits.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _ENVIRONMENT = {
 
 
 class Limits(NamedTuple):
-    """What a program may use."""
+    """The limits of a program."""
 
-    seconds: float = 3.0  # of wall clock, for all that is asked of it
+    seconds: float = 3.0  # of wall clock, for all requests together
     memory_mb: int = 512  # of address space, for all its processes together
     processes: int = 1
 
@@ -91,7 +91,8 @@ class Program:
         self._process = _started(command, limits)
         assert self._process.stdin is not None and self._process.stdout is not None
         pipes = (self._process.stdout, self._process.stdin)
-        self._channel = Channel(*(os.dup(pipe.fileno()) for pipe in pipes), OUTPUT_BYTES)
+        reader, writer = (os.dup(pipe.fileno()) for pipe in pipes)
+        self._channel = Channel(reader, writer, OUTPUT_BYTES)
         for pipe in pipes:
             pipe.close()
 
@@ -189,33 +190,33 @@ class Functions:
     program cannot be loaded.
 
     Args:
-        in_place: calls hand back what the program did to lists, sets and dicts; else those alone
+        in_place: calls hand back the changes to their lists, sets and dicts; False: only calls
             whose result the test does not use.
     """
 
     def __init__(self, program: Program, tests: RowTests, text: str, in_place: bool = False):
         self._program, self._tests, self._in_place = program, tests, in_place
         self._text = tests.program(text)
-        said = program.ask({"load": self._text})
-        names = said.get("names")
+        answer = program.ask({"load": self._text})
+        names = answer.get("names")
         if not isinstance(names, list):
-            raise ProgramFailed(f"it raised {said.get('raised')}: {said.get('text')}"[:500])
+            raise ProgramFailed(f"it raised {answer.get('raised')}: {answer.get('text')}"[:500])
         self._claimed = [name for name in names if isinstance(name, str)]
-        self._ended: ProgramFailed | None = None
+        self._failure: ProgramFailed | None = None
 
     def passes(self, test: RowTest, number: int) -> bool:
         """Returns whether a test passes. A program that ended, hung or wrote malformed answers
-        passes none, whatever the test makes of the error.
+        passes none, even if the test catches the error.
         """
-        if self._ended is not None:
+        if self._failure is not None:
             return False
         names = self._tests.namespace()
         run = Run(self._tests, test, names)
         visible = self._tests.visible(self._claimed, self._text, names)
         good = run.passes(number, {name: self._function(name, run) for name in visible})
-        if isinstance(self._ended, StartsProcesses):
-            raise self._ended
-        return good and self._ended is None
+        if isinstance(self._failure, StartsProcesses):
+            raise self._failure
+        return good and self._failure is None
 
     def _function(self, name: str, run: Run) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -232,10 +233,10 @@ class Functions:
         self, run: Run, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool
     ) -> Any:
         run.calls += 1
-        if self._ended is not None:
-            raise self._ended
+        if self._failure is not None:
+            raise self._failure
         try:
-            sent = [name, encode(list(args)), encode(kwargs), in_place]
+            request = [name, encode(list(args)), encode(kwargs), in_place]
         except TypeError as error:
             run.fault = RowError(NOT_PLAIN.format(error))
             raise run.fault from error
@@ -243,64 +244,63 @@ class Functions:
             run.failed = True
             raise ProgramFailed(f"it cannot be called: {error}") from error
         try:
-            said = self._program.ask({"call": sent})
-            answer = _answer(said, run.names)
+            result = _result(self._program.ask({"call": request}), run.names)
         except ProgramFailed as error:
-            self._ended = error
+            self._failure = error
             raise
         except Exception as error:
-            self._ended = ProgramFailed("it wrote a malformed answer")
-            raise self._ended from error
-        if isinstance(answer, BaseException):
-            run.raised = answer
-            run.failed = run.failed or isinstance(answer, ProgramFailed)
-            raise answer
-        value, after = answer
+            self._failure = ProgramFailed("it wrote a malformed answer")
+            raise self._failure from error
+        if isinstance(result, BaseException):
+            run.raised = result
+            run.failed = run.failed or isinstance(result, ProgramFailed)
+            raise result
+        value, after = result
         if in_place:
-            for before, now in zip([*args, *kwargs.values()], after):
-                _become(before, now)
+            for argument, changed in zip([*args, *kwargs.values()], after):
+                _update(argument, changed)
         return value
 
 
-def _answer(said: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, list] | BaseException:
-    """Returns what a call returned with its arguments after it, or the exception that it raised."""
-    if "raised" in said:
-        return _exception(said, known)
-    if "unsendable" in said:
-        return ProgramFailed(f"it returned no plain data: {said['unsendable']!s:.200}")
-    after = decode(said["after"])
+def _result(
+    answer: Mapping[str, Any], known: Mapping[str, Any]
+) -> tuple[Any, list] | BaseException:
+    """Returns the result of a call with its arguments after it, or the exception that it raised."""
+    if "raised" in answer:
+        return _exception(answer, known)
+    if "unsendable" in answer:
+        return ProgramFailed(f"it returned no plain data: {answer['unsendable']!s:.200}")
+    after = decode(answer["after"])
     if not isinstance(after, list):
         raise TypeError
-    return decode(said["value"]), after
+    return decode(answer["value"]), after
 
 
-def _become(before: Any, now: Any) -> None:
-    if type(before) is not type(now):
+def _update(argument: Any, changed: Any) -> None:
+    if type(argument) is not type(changed):
         return
-    if isinstance(before, list):
-        before[:] = now
-    elif isinstance(before, dict | set):
-        before.clear()
-        before.update(now)
+    if isinstance(argument, list):
+        argument[:] = changed
+    elif isinstance(argument, dict | set):
+        argument.clear()
+        argument.update(changed)
 
 
-def _exception(said: Mapping[str, Any], known: Mapping[str, Any]) -> BaseException:
-    """Returns the exception that a program says it raised: of the first class that the row's setup
-    or Python has.
+def _exception(answer: Mapping[str, Any], known: Mapping[str, Any]) -> BaseException:
+    """Returns the exception that a program claims to have raised: of the first class that the row's
+    setup or Python has.
     """
-    text = str(said.get("text", ""))
-    args = decode(said["args"]) if "args" in said else [text]
-    names = [name for name in said["raised"] if isinstance(name, str)]
+    text = str(answer.get("text", ""))
+    args = decode(answer["args"]) if "args" in answer else [text]
+    names = [name for name in answer["raised"] if isinstance(name, str)]
     for name in names:
-        found = known.get(name, getattr(builtins, name, None))
-        if not (isinstance(found, type) and issubclass(found, BaseException)):
+        kind = known.get(name, getattr(builtins, name, None))
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             continue
-        if issubclass(found, StopIteration | StopAsyncIteration):
+        if issubclass(kind, StopIteration | StopAsyncIteration):
             break  # as from a generator: it would end the loop of a test
-        try:
-            return found(*args)
-        except Exception:
-            continue
+        with contextlib.suppress(Exception):
+            return kind(*args)
     return RuntimeError(f"{names[:1]}: {text}")
 
 
@@ -309,8 +309,8 @@ def passed_functions(
 ) -> Iterator[bool]:
     """Yields whether each test passes.
 
-    What is left when the program hangs, ends or crashes fails. Raises RowError where a test cannot
-    run.
+    The remaining tests fail when the program hangs, ends or crashes. Raises RowError where a test
+    cannot run.
     """
     tests.namespace()
     try:
@@ -325,56 +325,52 @@ def passed_functions(
 
 
 def setup_faults(setups: Iterable[str], limits: Limits) -> dict[str, str]:
-    """Returns what is wrong with each setup that a program's process cannot run."""
-    found: dict[str, str] = {}
+    """Returns the faults of setups that a program's process cannot run."""
+    faults: dict[str, str] = {}
     left = list(setups)
     while left:
-        try:
-            with Program([], limits._replace(processes=guards.PROGRAM_PROCESSES)) as program:
-                while left:
-                    setup = left.pop()
-                    found[setup] = "setup ends the program that it stands before"
-                    said = program.ask({"load": setup})
-                    found[setup] = _load_fault(said)
-        except ProgramFailed:
-            continue
-    return {setup: fault for setup, fault in found.items() if fault}
-
-
-def _load_fault(said: Mapping[str, Any]) -> str:
-    if "raised" not in said:
-        return ""
-    kind = (said["raised"] or ["an error"])[0]
-    return (
-        f"setup raises {kind}: {said.get('text', '')!s:.300} in a program's process; mend it, or"
-        " name the packages that it imports in rewards.program_packages"
-    )
+        with (
+            contextlib.suppress(ProgramFailed),
+            Program([], limits._replace(processes=guards.PROGRAM_PROCESSES)) as program,
+        ):
+            while left:
+                setup = left.pop()
+                faults[setup] = "setup ends the program that it stands before"
+                answer = program.ask({"load": setup})
+                del faults[setup]
+                if "raised" in answer:
+                    kind = (answer["raised"] or ["an error"])[0]
+                    faults[setup] = (
+                        f"setup raises {kind}: {answer.get('text', '')!s:.300} in a program's"
+                        " process; mend it, or name the packages that it imports in"
+                        " rewards.program_packages"
+                    )
+    return faults
 
 
 def can_run() -> bool:
-    """Whether a right program passes its test in this place: a fault of the place would else be the
-    zero of every response.
+    """Returns whether a right program passes its test in this process: otherwise every response
+    would get 0.
     """
     tests = read_tests(["assert f() == 1"])
-    found = passed_functions("def f(): return 1", tests, Limits(seconds=30.0))
-    return list(found) == [True]
+    return list(passed_functions("def f(): return 1", tests, Limits(seconds=30.0))) == [True]
 
 
 def passed_outputs(
     text: str, inputs: Sequence[str], outputs: Sequence[str], limits: Limits
 ) -> Iterator[bool]:
-    """Yields whether the program, run anew for each input, writes each output; white space at the
+    """Yields whether the program, started for each input, writes each output; white space at the
     end of lines and of the output does not count.
     """
     end = time.monotonic() + limits.seconds
     Path("program.py").write_text(text, encoding="utf-8", errors="replace")
-    for given, wanted in zip(inputs, outputs, strict=True):
+    for given, output in zip(inputs, outputs, strict=True):
         left = limits._replace(seconds=end - time.monotonic())
         if left.seconds <= 0:
             return
         try:
             with Program(["program.py"], left) as program:
-                yield _lines(program.output(given)) == _lines(wanted)
+                yield _lines(program.output(given)) == _lines(output)
         except StartsProcesses:
             raise
         except ProgramFailed:

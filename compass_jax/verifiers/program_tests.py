@@ -86,17 +86,17 @@ class RowTests(NamedTuple):
 
         Args:
             claimed: functions that the program's process says it has.
-            text: the program; what it does not define is none.
-            names: what the test begins with.
+            text: the program; names that it does not define do not count.
+            names: those that the test begins with.
         """
         taken = names.keys() | (_BUILTINS - self.under_test)
-        own = {name for name in defined_names(text) if not name.startswith("__")}
-        return [name for name in claimed if name in own - taken]
+        defined = {name for name in defined_names(text) if not name.startswith("__")}
+        return [name for name in claimed if name in defined - taken]
 
 
 def unused(function: Any) -> Any:
     """Returns `function` as a statement calls it that does not use the result: one of a program
-    hands back what it did to its arguments.
+    hands back the changes of its arguments.
     """
     return getattr(function, IN_PLACE, function)
 
@@ -185,7 +185,7 @@ def _compiled(source: str | ast.Module, what: str) -> CodeType:
 
 
 def _read(reader: Callable[[Any], Any], source: Any, what: str) -> Any:
-    """Returns what `reader` makes of Python text. Raises RowError where it is none."""
+    """Returns the result of `reader` for Python text. Raises RowError for any other text."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unknown escapes in strings
@@ -241,7 +241,7 @@ def defined_names(text: str) -> set[str]:
 
 def _names(text: str, defined: bool) -> set[str]:
     """Returns the global names that a text defines, or those that it reads and does not define."""
-    own, read = set[str](), set[str]()
+    defined_here, read = set[str](), set[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tables = [symtable.symtable(text, "text", "exec")]
@@ -252,10 +252,10 @@ def _names(text: str, defined: bool) -> set[str]:
         for symbol in table.get_symbols():
             made = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
             if made and (top or symbol.is_declared_global()):
-                own.add(symbol.get_name())
+                defined_here.add(symbol.get_name())
             elif symbol.is_referenced() and (top or symbol.is_global()):
                 read.add(symbol.get_name())
-    return own if defined else read - own
+    return defined_here if defined else read - defined_here
 
 
 def _said(error: BaseException) -> str:
@@ -267,7 +267,7 @@ class Run:
 
     Args:
         test: one of `tests`.
-        names: what the test sees of the row.
+        names: the row's names that the test sees.
     """
 
     def __init__(self, tests: RowTests, test: RowTest, names: dict[str, Any]):
@@ -275,7 +275,7 @@ class Run:
         self.calls = 0  # of the program's functions
         self.failed = False  # a call had no result that can be handed over
         self.raised: BaseException | None = None  # the program's last exception
-        self.fault: RowError | None = None  # what a test may have caught
+        self.fault: RowError | None = None  # a test may have caught it
 
     def passes(self, number: int, functions: Mapping[str, Callable[..., Any]]) -> bool:
         """Runs the test with a program's functions and returns whether it passes. Raises RowError
@@ -305,12 +305,12 @@ class Run:
 
 
 class _Reached(BaseException):
-    """A test came to its first call of the program."""
+    """A test reached its first call of the program."""
 
 
 def complaint(tests: RowTests) -> str:
-    """Returns what is wrong with tests that are tried without a program; empty where each comes to
-    its first call of one.
+    """Returns the fault of tests that are tried without a program; empty where each reaches its
+    first call of one.
     """
     try:
         for number, test in enumerate(tests.tests, 1):

@@ -1,4 +1,4 @@
-"""Whether calls of tools are those of a reference, by value."""
+"""Comparison of calls of tools with those of a reference, by value."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _UNREAD = re.compile(r"[ ,./\-_*^]")
 
 @dataclass(frozen=True)
 class Tool:
-    """What a description says of a tool's parameters.
+    """The parameters of a tool in its description.
 
     Args:
         parameters: their names, in order.
-        defaults: what those are that a call leaves out, where the description says it.
+        defaults: the values of omitted parameters, where the description has them.
     """
 
     parameters: tuple[str, ...] = ()
@@ -34,10 +34,10 @@ class Wanted:
 
     Args:
         name: the tool's.
-        values: what each argument may be, one or several values.
+        values: the permitted values of each argument.
         optional: the arguments that may be left out.
-        loose: values are compared as BFCL does: an object among them has a list of what each of its
-            keys may be, with "" where the key may be missing, and strings are compared without
+        loose: values are compared as in BFCL: an object among them has a list of permitted values
+            for each key, with "" where the key may be missing, and strings are compared without
             case, blanks and punctuation.
     """
 
@@ -47,7 +47,7 @@ class Wanted:
     loose: bool = False
 
     def complaint(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What makes a call another one than this; empty: nothing."""
+        """Returns the difference of a call to this one; empty: they are equal."""
         if not self.loose:
             arguments = without_nulls(arguments)
         if name != self.name:
@@ -65,9 +65,9 @@ class Wanted:
 
 
 class Verdict(NamedTuple):
-    """What calls are worth: `reward` is 1 where they are the wanted ones and else 0; `name` and
-    `arguments` are the shares of the wanted calls whose tool was called, and that were made as
-    wanted; `reason` says what is wrong.
+    """The verdict on calls: `reward` is 1 where they are those of the reference, else 0; `name` and
+    `arguments` are the shares of the reference's calls whose tool was called, and that were made
+    with the right arguments; `reason` names the first difference.
     """
 
     reward: float
@@ -82,36 +82,36 @@ def compared(
     tools: Mapping[str, Tool],
     ordered: bool = False,
 ) -> Verdict:
-    """The verdict on calls; in any order unless `ordered`. `tools` may be empty: then no call has
-    arguments by position, and no tool is unknown.
+    """Returns the verdict on calls; in any order unless `ordered`. `tools` may be empty: then no
+    call has arguments by position, and no tool is unknown.
     """
     if not wanted:
         right = float(not calls)
         return Verdict(right, right, right, "a tool is called where none should be" * bool(calls))
     names = Counter(call.name for call in calls) & Counter(one.name for one in wanted)
-    given = [by_name(call, tools.get(call.name, Tool())) for call in calls[: 2 * len(wanted)]]
-    told = [
-        [one.complaint(call.name, x) if isinstance(x, dict) else x for call, x in zip(calls, given)]
+    named = [by_name(call, tools.get(call.name, Tool())) for call in calls[: 2 * len(wanted)]]
+    complaints = [
+        [one.complaint(call.name, x) if isinstance(x, dict) else x for call, x in zip(calls, named)]
         for one in wanted
     ]
-    partner = _partners(told, ordered)
-    found = sum(other is not None for other in partner)
+    partner = _partners(complaints, ordered)
+    pairs = sum(other is not None for other in partner)
     reason = ""
     unknown = [call.name for call in calls if tools and call.name not in tools]
     if unknown:
         reason = f"there is no tool {unknown[0][:80]!r}"
     elif len(calls) != len(wanted):
         reason = f"{len(calls)} calls instead of {len(wanted)}"
-    elif found < len(wanted):
+    elif pairs < len(wanted):
         i = partner.index(None)
         free = [i] if ordered else [j for j in range(len(calls)) if j not in partner]
-        reason = min((told[i][j] for j in free), key=_distance)
-    right = float(not unknown and found == len(wanted) == len(calls))
-    return Verdict(right, names.total() / len(wanted), found / len(wanted), reason[:400])
+        reason = min((complaints[i][j] for j in free), key=_distance)
+    right = float(not unknown and pairs == len(wanted) == len(calls))
+    return Verdict(right, names.total() / len(wanted), pairs / len(wanted), reason[:400])
 
 
 def by_name(call: ToolCall, tool: Tool) -> dict[str, Any] | str:
-    """The arguments of a call by name, or what is wrong with those that have none."""
+    """Returns the arguments of a call by name, or the fault of those by position."""
     names = tool.parameters[: len(call.positional)]
     if len(names) < len(call.positional):
         return f"{call.name[:80]} gets {len(call.positional)} arguments without a name"
@@ -121,22 +121,20 @@ def by_name(call: ToolCall, tool: Tool) -> dict[str, Any] | str:
 
 
 def tools_by_name(tools: Any) -> dict[str, Tool]:
-    """The tools that a row describes, as OpenAI or BFCL do: a list of objects, or its JSON."""
+    """Returns the tools that a row describes, as OpenAI or BFCL: a list of objects, or its JSON."""
     tools = parse_json(tools, "the row's tools") if isinstance(tools, str) and tools else tools
-    found = {}
+    described = {}
     for one in tools or ():
         one = one.get("function", one)
         schema = one.get("parameters") or {}
         properties = schema.get("properties") or {}
-        found[one["name"]] = Tool(
-            tuple(properties),
-            {key: said["default"] for key, said in properties.items() if "default" in said},
-        )
-    return found
+        defaults = {key: x["default"] for key, x in properties.items() if "default" in x}
+        described[one["name"]] = Tool(tuple(properties), defaults)
+    return described
 
 
 def wanted_calls(reference: Any, tools: Mapping[str, Tool]) -> list[Wanted]:
-    """The calls of a reference: a list, or its JSON, of calls with name and arguments, or of BFCL's
+    """Returns the calls of a reference: a list, or its JSON, of name and arguments, or of BFCL's
     {tool: {argument: [values that it may have]}}, where "" says that it may be left out. In the
     former an argument with its default, as the tool's description has it, may be left out or given.
 
@@ -146,10 +144,10 @@ def wanted_calls(reference: Any, tools: Mapping[str, Tool]) -> list[Wanted]:
         reference = parse_json(reference, "the reference")
     if not isinstance(reference, list | tuple):
         raise ValueError(f"the reference {reference!r:.80} must be a list of calls")
-    found = [_wanted(one, tools) for one in reference]
-    for name in (one.name for one in found if tools and one.name not in tools):
+    calls = [_wanted(one, tools) for one in reference]
+    for name in (call.name for call in calls if tools and call.name not in tools):
         raise ValueError(f"the reference calls {name!r:.80}, and the row describes no such tool")
-    return found
+    return calls
 
 
 def _wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
@@ -178,14 +176,14 @@ def _wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
 
 
 def _alternatives(values: Sequence[Any]) -> list[Any]:
-    """Without the mark of an argument that may be left out, unless the argument is a text. Where
-    BFCL lists no value at all, it means the empty list.
+    """Returns the values without the mark of an optional argument, unless the argument is a text.
+    No value at all means the empty list in BFCL.
     """
     if not values:
         return [[]]
-    said = [value for value in values if value != ""]
-    texts = not said or any(isinstance(value, str) for value in said)
-    return list(values) if texts else said
+    marked = [value for value in values if value != ""]
+    texts = not marked or any(isinstance(value, str) for value in marked)
+    return list(values) if texts else marked
 
 
 def _plain(text: str) -> str:
@@ -207,16 +205,16 @@ def _same(value: Any, wanted: Any, loose: bool) -> bool:
     return equal(value, wanted, _plain)
 
 
-def _partners(told: Sequence[Sequence[str]], ordered: bool) -> list[int | None]:
-    """The call that each wanted one is paired with, no call with two: those in its place where
-    `ordered`, else as many as can be (Kuhn's augmenting paths).
+def _partners(complaints: Sequence[Sequence[str]], ordered: bool) -> list[int | None]:
+    """Returns the call that each wanted one is paired with, in the same place where `ordered`, else
+    in a largest matching (Kuhn's augmenting paths).
     """
     if ordered:
-        return [i if i < len(row) and not row[i] else None for i, row in enumerate(told)]
+        return [i if i < len(row) and not row[i] else None for i, row in enumerate(complaints)]
     owner: dict[int, int] = {}
 
     def placed(i: int, seen: set[int]) -> bool:
-        for j, complaint in enumerate(told[i]):
+        for j, complaint in enumerate(complaints[i]):
             if not complaint and j not in seen:
                 seen.add(j)
                 if j not in owner or placed(owner[j], seen):
@@ -224,14 +222,14 @@ def _partners(told: Sequence[Sequence[str]], ordered: bool) -> list[int | None]:
                     return True
         return False
 
-    for i in range(len(told)):
+    for i in range(len(complaints)):
         placed(i, set())
-    mine = {i: j for j, i in owner.items()}
-    return [mine.get(i) for i in range(len(told))]
+    partners = {i: j for j, i in owner.items()}
+    return [partners.get(i) for i in range(len(complaints))]
 
 
 def _distance(complaint: str) -> int:
-    """Orders complaints: the call that is nearest to the wanted one first."""
+    """Returns the rank of a complaint: that of the most similar call first."""
     return 2 if " is called, not " in complaint else int(" lacks " in complaint)
 
 

@@ -37,7 +37,7 @@ RIGHT = {
     "deletes everything": tried("import shutil", "shutil.rmtree('/', ignore_errors=True)"),
     "leaves files": tried("open('left', 'w').write('x')"),
     "closed folders": tried("import os", "os.makedirs('a/b')", "os.chmod('a', 0)"),
-    "prints gigabytes": "def f(x):\n for _ in range(300): print('x' * 10**6)\n return x + 2\n",
+    "prints gigabytes": "def f(x):\n for _ in range(100): print('x' * 10**6)\n return x + 2\n",
 }
 WRONG = {
     "exits when loaded": tried("raise SystemExit(0)"),

@@ -141,7 +141,7 @@ def test_the_pause_that_the_endpoint_asks_for_is_kept_and_never_outlasts_the_lim
     assert module._seconds("7") == 7 and module._seconds("Fri, 31 Dec") == 0
     assert module._seconds("9" * 400) == 0 and module._seconds(None) == 0
     ask = Endpoint(settings(nobody(), retries=3, timeout_s=5))
-    monkeypatch.setattr(ask, "_post", lambda payload, seconds: module._Heard(429, b"", 60.0))
+    monkeypatch.setattr(ask, "_post", lambda payload, seconds: module._Response(429, b"", 60.0))
     started = time.monotonic()
     assert ask(ASKED).failure == UNREACHABLE and time.monotonic() - started < 1
 

@@ -277,40 +277,21 @@ def test_misuse_is_refused():
         s.submit("b", PROMPT, "1")
 
 
-def test_each_source_has_its_own_check(tmp_path):
+def test_each_source_has_its_own_check():
     source = ProceduralSource("chain_sum", (("max_terms", 3),), size=20)
     data = DataConfig(sources=(source, FileSource("unused.jsonl")))
     with scorer(data=data) as s:
         for i, entry in enumerate(distinct_entries(source, 0)):
-            prompt = Prompt(
-                i,
-                0,
-                "s",
-                entry["question"],
-                np.zeros(1, np.int32),
-                entry["answer"],
-                encode_row(entry),
-            )
-            s.submit((i, "right"), prompt, f"so\n<answer>{entry['answer']}.0</answer>")
-            s.submit(
-                (i, "wrong"),
-                prompt,
-                f"so\n<answer>{int(entry['answer'][::-1].strip('-')) * 7 + 100_000}</answer>",
-            )
-            s.submit((i, "bare"), prompt, entry["answer"])
-        s.submit(
-            "half",
-            Prompt(9, 1, "m", "q", np.zeros(1, np.int32), "1/2", '{"answer": "1/2"}'),
-            "<answer>\\frac{2}{4}</answer>",
-        )
+            right, row = entry["answer"], encode_row(entry)
+            wrong = int(right[::-1].strip("-")) * 7 + 100_000
+            prompt = Prompt(i, 0, "s", entry["question"], np.zeros(1, np.int32), right, row)
+            s.submit((i, "right"), prompt, f"so\n<answer>{right}.0</answer>")
+            s.submit((i, "wrong"), prompt, f"so\n<answer>{wrong}</answer>")
+            s.submit((i, "bare"), prompt, right)
+        half = Prompt(9, 1, "m", "q", np.zeros(1, np.int32), "1/2", '{"answer": "1/2"}')
+        s.submit("half", half, "<answer>\\frac{2}{4}</answer>")
         got = drain(s)
-    assert got.pop("half") == Score(1.0, True)
-    for (_, kind), score in got.items():
-        assert score.known
-        assert (
-            score.reward == 1.0
-            if kind == "right"
-            else score.reward < 0.5
-            if kind == "wrong"
-            else score.reward == 0.0
-        )
+    assert got.pop("half") == Score(1.0, True) and all(score.known for score in got.values())
+    rewards = {kind: [x.reward for (_, k), x in got.items() if k == kind] for _, kind in got}
+    assert set(rewards["right"]) == {1.0} and set(rewards["bare"]) == {0.0}
+    assert max(rewards["wrong"]) < 0.5

@@ -1,14 +1,18 @@
 """The usual verifiers, by hand: what is right, what is wrong, and where there was no answer."""
 
 import time
+import types
+from fractions import Fraction
 
 import pytest
 
 from compass_jax.config import ConfigError, DataConfig, FileSource
 from compass_jax.rewards.called import called
 from compass_jax.rewards.checks import Check, Graded, build, checks_of
-from compass_jax.verifiers.extract import boxed, final_answer, hashed
+from compass_jax.verifiers.answers import exact
+from compass_jax.verifiers.extract import boxed, extract_answer, final_answer, hashed, number
 from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.kinds.math import math_decided, math_score
 
 OURS = {"prompt", "response", "row", "answer", "answer_tag"}
 RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)
@@ -19,6 +23,82 @@ def judged(name, response, answer="72", tag="answer", **args):
     (checks,) = checks_of(DataConfig(sources=(source,)))
     row = {} if answer is None else {"answer": answer}
     return build(checks, tag)(row, response, "a question")
+
+
+TAGGED = {
+    "<answer>5</answer>": "5",
+    "x <answer> 1 </answer> no, <answer>\n2\n</answer> done": "2",
+    "<answer>1</answer> and <answer>2": "1",
+    "<answer>a<answer>b</answer>": "b",
+    "<answer></answer>": "",
+}
+UNTAGGED = ["<answer>5", "5</answer>", "</answer>5<answer>", "the answer is 5", ""]
+
+
+@pytest.mark.parametrize("response", [*TAGGED, *UNTAGGED])
+def test_extract_answer(response):
+    assert extract_answer(response, "answer") == TAGGED.get(response)
+    assert extract_answer(f" {response} \n", "") == response
+
+
+# answer, reference, whether they are equal; None: math-verify must say
+DECIDED = [
+    ("0.12345678", "0.123456789", 0.0),
+    ("$0.5$", "0.50", 1.0),
+    ("0.5", "1/2", 1.0),
+    ("\\frac{1}{2}", "0.5", 1.0),
+    ("$\\frac{2}{4}$", "\\frac12", 1.0),
+    ("\\boxed{1/2}", "0.5", 1.0),
+    ("\\boxed{1,000}", "1000", 1.0),
+    ("1,000", "1000", 1.0),
+    ("-0", "0", 1.0),
+    ("+7", "7.", 1.0),
+    ("1,00", "100", 0.0),
+    ("2/4", "\\frac{1}{2}", 1.0),
+    ("1/3", "2/3", 0.0),
+    ("1/0", "1/0 ", 1.0),
+    ("1/0", "2", 0.0),
+    ("50%", "0.5", 1.0),
+    ("3", "4", 0.0),
+    ("", "4", 0.0),
+    ("?!", "4", 0.0),
+    ("(lambda: 7)()", "7", 0.0),
+    ("__import__", "7", 0.0),
+    ("x+1", "1+x", 1.0),
+    ("(x+1)^2", "x^2+2x+1", 1.0),
+    ("x^2", "x^2+1", 0.0),
+    (r"\sum_{k=1}^3 k", "6", None),
+    ("paris ", "Paris", 1.0),
+    ("pairs", "Paris", 0.0),
+    ("B", "B", 1.0),
+    ("C", "B", 0.0),
+    ("\u22127", "-7", 1.0),
+    ("1e3", "1000", 1.0),
+]
+
+
+@pytest.mark.parametrize(("answer", "reference", "decided"), DECIDED)
+def test_what_needs_no_math_verify_is_decided(answer, reference, decided):
+    assert math_decided(answer, reference) == decided
+    assert math_score(answer, reference) == (1.0 if decided is None else decided)
+
+
+def test_exact_knows_decimals_and_fractions():
+    assert exact(" $-1.50$ ") == ("decimal", Fraction(-3, 2))
+    assert exact("-\\dfrac{1}{4}") == ("fraction", Fraction(-1, 4))
+    assert not any(map(exact, ("", ".", "1.2.3", "9" * 300)))
+
+
+def test_a_score_is_a_number():
+    import numpy as np
+
+    for value in (True, 1, 1.0, np.float32(1), np.bool_(True), Fraction(1)):
+        assert number(value) == 1.0 and type(number(value)) is float
+    for value in ("1", " 1.0 ", None, b"1", [1.0], types.SimpleNamespace(__float__=lambda: 1.0)):
+        with pytest.raises(TypeError, match="must be a number"):
+            number(value)
+    with pytest.raises(ValueError, match="returned nan"):
+        number(float("nan"))
 
 
 @pytest.mark.parametrize(

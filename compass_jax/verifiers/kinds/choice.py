@@ -38,15 +38,15 @@ def judge(
     A final answer that is an option's text chooses this option; more than one option is wrong.
     `choices` are the options' letters, or, as MMLU and ARC have them, the options.
     """
-    found = chosen(response, answer_tag, choices, options)
-    if found is None:
+    letter = chosen(response, answer_tag, choices, options)
+    if letter is None:
         return NOTHING
     letters, texts = _labelled(choices, options)
     if isinstance(answer, int) and not isinstance(answer, bool):
-        return float(0 <= answer < len(letters) and found == letters[answer])
+        return float(0 <= answer < len(letters) and letter == letters[answer])
     text = reference(answer)
-    wanted = _of_text(text, texts) or text.strip().strip("().").upper()
-    return float(found == wanted)
+    right = _of_text(text, texts) or text.strip().strip("().").upper()
+    return float(letter == right)
 
 
 def chosen(
@@ -86,19 +86,19 @@ def _labelled(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
         if all(len(name) == 1 for name, _ in pairs) and not set(dict(pairs)) <= set(letters):
             letters = "".join(name for name, _ in pairs)
     else:
-        given = options if isinstance(options, list | tuple) else ()
-        if len(given) > len(letters):
+        listed = options if isinstance(options, list | tuple) else ()
+        if len(listed) > len(letters):
             letters = ALPHABET
-        pairs = list(zip(letters, given))
+        pairs = list(zip(letters, listed))
     return letters, {letter: _plain(text) for letter, text in pairs if isinstance(text, str)}
 
 
 def _of_text(text: str, texts: Mapping[str, str]) -> str | None:
     """Returns the one letter whose text this is; a text that is a letter itself is the letter."""
     for plain in (_plain(text), _plain(_WRAPPING.sub("", text))):
-        found = [letter for letter, said in texts.items() if said == plain]
-        if len(found) == 1 and plain.upper() not in texts:
-            return found[0]
+        same = [letter for letter, option in texts.items() if option == plain]
+        if len(same) == 1 and plain.upper() not in texts:
+            return same[0]
     return None
 
 
@@ -123,8 +123,8 @@ def _named(text: str, letters: str) -> str | None:
     """Returns the letter that "option" or "choice" comes before, or that is called correct."""
     called = [mark[1] for mark in _CALLED.finditer(text)]
     named = called or [mark[1].upper() for mark in _NAMED.finditer(text)]
-    found = {letter for letter in named if letter in letters}
-    return None if not found else found.pop() if len(found) == 1 else SEVERAL
+    known = {letter for letter in named if letter in letters}
+    return None if not known else known.pop() if len(known) == 1 else SEVERAL
 
 
 def _without_marks(text: str, letters: str) -> str | None:

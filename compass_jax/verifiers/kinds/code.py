@@ -72,10 +72,10 @@ def judge(
         return passed_outputs(f"{setup or ''}\n{program}", *of_row, left)
 
     count = len(of_row.tests if isinstance(of_row, RowTests) else of_row[0])
-    found = passed(work, limits, stop_at_failure=credit == "all")
+    results = passed(work, limits, stop_at_failure=credit == "all")
     if credit == "all":
-        return {"reward": float(found == [True] * count)}
-    return {"reward": sum(found) / count}
+        return {"reward": float(results == [True] * count)}
+    return {"reward": sum(results) / count}
 
 
 def _read_row(
@@ -94,35 +94,35 @@ def _read_row(
     texts = [*(tests or ())]
     if test:
         texts.append(f"{test}\ncheck({entry_point})" if entry_point else test)
-    given, wanted = list(inputs or ()), list(outputs or ())
-    if len(given) != len(wanted) or bool(texts) == bool(given):
+    given, expected = list(inputs or ()), list(outputs or ())
+    if len(given) != len(expected) or bool(texts) == bool(given):
         raise RowError(
-            f"the row has {len(texts)} tests, {len(given)} inputs and {len(wanted)} outputs: it"
+            f"the row has {len(texts)} tests, {len(given)} inputs and {len(expected)} outputs: it"
             " needs tests, or as many inputs as outputs"
         )
     if given:
-        return given, wanted
+        return given, expected
     return read_tests(texts, setup or "", entry_point or "", in_place)
 
 
 def row_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what is wrong with each row: its setup or a test cannot run. Empty: nothing.
+    """Returns the fault of each row whose setup or tests cannot run; empty: it is valid.
 
     A setup must run where tests do and where programs do, which import fewer packages.
     """
-    found, texts = [], []
+    faults, texts = [], []
     for row in rows:
         texts.append("")
         try:
             names = ("tests", "test", "entry_point", "setup", "inputs", "outputs", "in_place")
             of_row = _read_row(*(row.get(name) for name in names))
-            found.append(complaint(of_row) if isinstance(of_row, RowTests) else "")
+            faults.append(complaint(of_row) if isinstance(of_row, RowTests) else "")
             texts[-1] = of_row.setup if isinstance(of_row, RowTests) else ""
         except RowError as error:
-            found.append(str(error))
+            faults.append(str(error))
     limits = Limits(guards.seconds_left() if guards.seconds_left() < math.inf else 60.0)
     of_setups = setup_faults(dict.fromkeys(filter(None, texts)), limits)
-    return [one or of_setups.get(text, "") for one, text in zip(found, texts, strict=True)]
+    return [one or of_setups.get(text, "") for one, text in zip(faults, texts, strict=True)]
 
 
 def _program(response: str, tag: str) -> str | None:

@@ -16,36 +16,36 @@ def judge(
 ) -> Mapping[str, Any]:
     """Returns 1 for JSON that fits the schema and equals the reference, where they are given.
 
-    Each is JSON as text, or a value. With a schema, "valid" says whether it fits.
+    Each is JSON as text, or a value. With a schema, "valid" is 1 where it fits.
     """
     try:
-        found = parse_json(json_text(response, answer_tag), "the answer")
+        value = parse_json(json_text(response, answer_tag), "the answer")
     except UntrustedError:
         return NOTHING
-    same = answer is None or _same(found, answer)
+    same = answer is None or _same(value, answer)
     if schema is None:
         return {"reward": float(same)}
     from jsonschema.validators import validator_for
 
-    wanted = _value(schema, "the schema")
-    valid = validator_for(wanted)(wanted).is_valid(found)
+    schema = _value(schema, "the schema")
+    valid = validator_for(schema)(schema).is_valid(value)
     return {"reward": float(same and valid), "valid": float(valid)}
 
 
 def at_once(
     response: str, answer_tag: str, answer: Any = None, schema: Any = None
 ) -> Mapping[str, Any] | None:
-    """What `judge` gives without a schema: a pattern in a schema can take for ever."""
+    """Returns the result of `judge` without a schema: a pattern in a schema can take for ever."""
     return judge(response, answer_tag, answer) if schema is None else None
 
 
-def _same(found: Any, answer: Any) -> bool:
+def _same(value: Any, answer: Any) -> bool:
     """Returns whether the answer equals the reference. Null fields count as absent where the
     reference is an object of the row, and as written where it is JSON text.
     """
     if isinstance(answer, str):
-        return equal(found, parse_json(answer, "the reference"))
-    return equal(without_nulls(found), without_nulls(answer))
+        return equal(value, parse_json(answer, "the reference"))
+    return equal(without_nulls(value), without_nulls(answer))
 
 
 def _value(given: Any, name: str) -> Any:

@@ -25,29 +25,29 @@ _LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*?\^\s*(?:\{?\s*\d{5}|\{[^{}]*[\^
 def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
     r"""Returns 1 where the final answer is the reference.
 
-    Of a reference with #### in it what follows counts, of one with \boxed{...} what the box holds.
+    The reference is the text after its ####, or in its \boxed{...}, where it has one.
     """
-    found = _final(response, answer_tag)
-    return NOTHING if found is None else math_score(found, _wanted(answer))
+    text = _final(response, answer_tag)
+    return NOTHING if text is None else math_score(text, _reference(answer))
 
 
 def at_once(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any] | None:
     """Returns what `judge` returns, or None where that takes Math-Verify."""
-    found = _final(response, answer_tag)
-    return NOTHING if found is None else math_decided(found, _wanted(answer))
+    text = _final(response, answer_tag)
+    return NOTHING if text is None else math_decided(text, _reference(answer))
 
 
 def _final(response: str, tag: str) -> str | None:
     """Returns the final answer. With an empty tag a sentence's last formula is its answer."""
-    found = final_answer(response, tag)
-    if tag or found is None:
-        return found
-    found = final_answer(found, "answer") or found
-    prose = _PROSE.match(found) and not is_program(found)
-    return (last_formula(found) or found) if prose else found
+    text = final_answer(response, tag)
+    if tag or text is None:
+        return text
+    text = final_answer(text, "answer") or text
+    prose = _PROSE.match(text) and not is_program(text)
+    return (last_formula(text) or text) if prose else text
 
 
-def _wanted(answer: Any) -> str:
+def _reference(answer: Any) -> str:
     text = reference(answer)
     return boxed(text + "}") or boxed(text) or stated(text) or text
 
@@ -75,13 +75,13 @@ def math_score(answer: str, reference: str) -> float:
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     formulas = (math_verify.LatexExtractionConfig(),)
-    gold, found = (
+    gold, value = (
         math_verify.parse(_delimited(text), formulas, parsing_timeout=SECONDS)
         for text in (reference, answer)
     )
-    if not gold or not found:
+    if not gold or not value:
         return 0.0
-    return float(math_verify.verify(gold, found, timeout_seconds=SECONDS))
+    return float(math_verify.verify(gold, value, timeout_seconds=SECONDS))
 
 
 def _delimited(text: str) -> str:

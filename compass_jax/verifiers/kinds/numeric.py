@@ -29,15 +29,15 @@ def judge(
     """Returns 1 where |answer - reference| <= max(abs_tol, rel_tol |reference|), exactly. Words and
     units around a number do not count; an answer with two numbers is none.
     """
-    found = final_answer(response, answer_tag)
-    value = None if found is None else value_of(found)
+    text = final_answer(response, answer_tag)
+    value = None if text is None else value_of(text)
     if value is None:
         return NOTHING
-    wanted = value_of(reference(answer))
-    if wanted is None:
+    right = value_of(reference(answer))
+    if right is None:
         raise ValueError(f"the reference {answer!r:.100} is no number")
-    allowed = max(Fraction(abs_tol), Fraction(rel_tol) * abs(wanted))
-    return float(abs(value - wanted) <= allowed)
+    allowed = max(Fraction(abs_tol), Fraction(rel_tol) * abs(right))
+    return float(abs(value - right) <= allowed)
 
 
 def value_of(text: str) -> Fraction | None:
@@ -48,8 +48,8 @@ def value_of(text: str) -> Fraction | None:
     values = [_number_in(value) for value in readings(text)]
     if values[0] is not None or not is_wordy(text):
         return values[0]
-    found = [mark[0].strip() for mark in _NUMBER.finditer(text)]
-    return _number_in(readings(found[0])[0]) if len(found) == 1 else None
+    numbers = [mark[0].strip() for mark in _NUMBER.finditer(text)]
+    return _number_in(readings(numbers[0])[0]) if len(numbers) == 1 else None
 
 
 def _number_in(value: Any) -> Fraction | None:
@@ -61,9 +61,9 @@ def _number_in(value: Any) -> Fraction | None:
     number = constant(value.nodes[0])
     if number is None or not is_real(number):
         return None
-    found = as_fraction(number)
-    bits = max(found.numerator.bit_length(), found.denominator.bit_length())
-    return found if bits <= MAX_BITS else None
+    fraction = as_fraction(number)
+    bits = max(fraction.numerator.bit_length(), fraction.denominator.bit_length())
+    return fraction if bits <= MAX_BITS else None
 
 
 KIND = Kind(

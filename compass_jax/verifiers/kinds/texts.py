@@ -16,10 +16,10 @@ def exact(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, A
 
     A run of white space counts as one blank.
     """
-    found = final_answer(response, answer_tag)
-    if found is None:
+    text = final_answer(response, answer_tag)
+    if text is None:
         return NOTHING
-    return float(" ".join(found.split()) == " ".join(reference(answer).split()))
+    return float(" ".join(text.split()) == " ".join(reference(answer).split()))
 
 
 def form(response: str, answer_tag: str, think_tag: str = "think") -> float:
@@ -33,13 +33,13 @@ def form(response: str, answer_tag: str, think_tag: str = "think") -> float:
         return 0.0
     rest, filled = response, []
     for mark in marks:
-        before, found, rest = rest.partition(mark)
-        if not found:
+        before, match, rest = rest.partition(mark)
+        if not match:
             return 0.0
         filled.append(bool(before.strip()))
     filled.append(bool(rest.strip()))
-    wanted = [False, True, False, True, False] if answer_tag else [False, True, True]
-    return float(filled == wanted)
+    right = [False, True, False, True, False] if answer_tag else [False, True, True]
+    return float(filled == right)
 
 
 def length(response: str, most_chars: int, free_chars: int | None = None) -> float:
@@ -94,11 +94,11 @@ def pair_verdict(response: str, answer: Any) -> float | Mapping[str, Any]:
 
     Raises ValueError for a reference that is none of them.
     """
-    wanted = verdict(reference(answer))
-    if wanted is None:
+    right = verdict(reference(answer))
+    if right is None:
         raise ValueError(f"the reference {answer!r:.40} is no verdict; write Better, Tie or Worse")
-    found = verdict(visible(response))
-    return NOTHING if found is None else float(found == wanted)
+    value = verdict(visible(response))
+    return NOTHING if value is None else float(value == right)
 
 
 KINDS = {

@@ -25,7 +25,7 @@ def judge(
 
 
 def components(found: Verdict) -> dict[str, Any]:
-    """A verdict as verifiers give it."""
+    """Returns a verdict as a mapping with the reward and components."""
     parts = {"reward": found.reward, "name": found.name, "arguments": found.arguments}
     return parts if found.reason != _NO_CALL else {**parts, "extracted": False}
 
@@ -33,17 +33,17 @@ def components(found: Verdict) -> dict[str, Any]:
 def verdict(
     response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False
 ) -> Verdict:
-    """The verdict of `judge`, with its reason."""
-    known = tools_by_name(tools)
-    wanted = wanted_calls(answer, known)
+    """Returns the verdict of `judge`, with its reason."""
+    described = tools_by_name(tools)
+    expected = wanted_calls(answer, described)
     inner = extract_answer(response, answer_tag) if answer_tag else None
     try:
         calls = tool_calls(_without_opened_thought(response) if inner is None else inner)
     except MalformedCall as error:
         return Verdict(0.0, 0.0, 0.0, str(error))
-    if wanted and not calls:
+    if expected and not calls:
         return Verdict(0.0, 0.0, 0.0, _NO_CALL)
-    return compared(calls, wanted, known, ordered)
+    return compared(calls, expected, described, ordered)
 
 
 def _without_opened_thought(response: str) -> str:
@@ -53,7 +53,7 @@ def _without_opened_thought(response: str) -> str:
 
 
 def why(response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False) -> str:
-    """What is wrong with the calls in the response, as the verdict says it."""
+    """Returns the reason of the verdict on the calls in the response."""
     return verdict(response, answer, answer_tag, tools, ordered).reason
 
 
