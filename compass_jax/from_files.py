@@ -34,7 +34,8 @@ from compass_jax.config import (
 )
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.named import is_name
-from compass_jax.config.verifiers import VERDICT, Options, settled
+from compass_jax.config.ranges import own_code
+from compass_jax.config.verifiers import VERDICT, Options
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.streamed import ExampleStream, sft_records
@@ -219,7 +220,7 @@ def _model(path: str) -> tuple[ModelConfig, str]:
 
 
 def _source(name: str, reward: str | Mapping[str, float]) -> FileSource | TaskSource:
-    return TaskSource(name) if is_name(name) else FileSource(name, verifier=settled(reward))
+    return TaskSource(name) if is_name(name) else FileSource(name, verifier=own_code(reward))
 
 
 def _unsaid(line: str) -> None:

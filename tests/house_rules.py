@@ -237,19 +237,21 @@ def size_notes(name: str, text: str) -> list[str]:
 
 
 def docstring_offences(module: str, tree: ast.Module) -> list[str]:
-    """Public functions and classes, and public methods of public classes. `validate` is described
-    once, for all of config.py.
+    """Public functions and classes, and public methods of public classes, unless the class that
+    another one of the module overrides describes the method. `validate` is described once.
     """
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     public = [
         node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")
     ]
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    described = {"validate"}
     for cls in [node for node in public if isinstance(node, ast.ClassDef)]:
-        public += [
-            node
-            for node in cls.body
-            if isinstance(node, kinds) and not node.name.startswith("_") and node.name != "validate"
-        ]
+        methods = [x for x in cls.body if isinstance(x, kinds) and not x.name.startswith("_")]
+        if any(getattr(base, "id", "") in classes for base in cls.bases):
+            methods = [method for method in methods if method.name not in described]
+        described |= {method.name for method in methods if ast.get_docstring(method)}
+        public += [method for method in methods if method.name != "validate"]
     return [
         f"{module}: line {node.lineno}: {node.name} has no docstring"
         for node in public

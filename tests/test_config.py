@@ -47,7 +47,7 @@ REFUSED = {
         Cispo(ratio_max=1.0),
         r"ratio_max = 1\.0: must be above 1",
     ),
-    "dual clip": (Grpo(dual_clip=0.9), r"dual_clip = 0\.9: must be above 1"),
+    "dual clip": (Grpo(dual_clip=0.9), r"dual_clip = 0\.9: must be 0 or above 1"),
     "clip that espo ignores": (
         Espo(clip_low=0.2),
         r"clip_low/high = 0\.2/0\.0004: espo does not use them without fixed_clip",

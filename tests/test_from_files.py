@@ -172,17 +172,38 @@ def test_a_file_is_written_that_makes_the_same_run(folder, monkeypatch, capsys):
     wanted = rl_config("model", ["prompts.jsonl"], reward, method="dapo")
     assert load_config("mine.py") == wanted
     text = (folder / "mine.py").read_text()
-    assert "# The groups of a rollout are split into so many updates.\n" in text
+    assert "# Number of updates into which the groups of a rollout are split.\n" in text
     assert "top_k" not in text.split("rollout=")[1]  # a default
     assert main(["init", "mine.py", *files]) == 2
     assert "mine.py is there already" in capsys.readouterr().err
     assert main(["init", "mine.txt", *files]) == 2
 
 
+def test_a_yaml_may_name_a_folder_as_its_model(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "run.yaml").write_text(
+        "name: mine\nmodel: model\ndata: {sources: [{path: prompts.jsonl}]}\n"
+    )
+    config = load_config("run.yaml")
+    assert config.model == rl_config("model", ["prompts.jsonl"]).model
+    assert (config.init_from, config.data.tokenizer) == ("model", "model")
+    (folder / "run.yaml").write_text(
+        f"name: mine\nmodel: model\ninit_from: other\ndata: {{tokenizer: {TOKENIZER}}}\n"
+    )
+    config = load_config("run.yaml")
+    assert (config.init_from, config.data.tokenizer) == ("other", str(TOKENIZER))
+    (folder / "run.yaml").write_text("name: mine\nmodel: Qwen/Qwen3-0.6B\n")
+    with pytest.raises(
+        ConfigError, match=r"^run.yaml: model = Qwen/.*no such folder; .*hf download"
+    ):
+        load_config("run.yaml")
+
+
 def test_what_a_class_and_its_base_say_of_their_fields_is_found():
     said = field_docs(RunConfig)
-    assert said["mesh"] == "How many devices the training uses along each axis."
-    assert said["run_dir"].endswith("runs/NAME/sft and runs/NAME/rl).")  # on two lines
+    assert said["mesh"] == "Mesh of the training: devices along each axis."
+    assert said["init_from"].endswith("folder or checkpoint; empty: random weights.")
+    assert said["rollout_apart"].endswith("with rl.one_step_off both run at once.")  # on two lines
     assert set(said) == {field.name for field in dataclasses.fields(RunConfig)}
     assert {"kl_coef", "alpha"} <= set(field_docs(Espo))
 

@@ -4,94 +4,77 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
 from compass_jax.config.files import check_rows_path
-from compass_jax.config.named import absolute, check_name
+from compass_jax.config.named import check_name
 from compass_jax.config.ranges import (
     AUTO,
+    Buckets,
     Count,
     CountOrOff,
     Fraction,
     Name,
     Range,
     Repeat,
+    SamplingTemperature,
+    Section,
     Share,
+    Slots,
+    Temperature,
     Text,
     Tokens,
-    check_fields,
 )
-from compass_jax.config.verifiers import (
-    Options,
-    Verifiers,
-    check_names,
-    check_verifiers,
-    pairs,
-    settled,
-)
+from compass_jax.config.verifiers import Options, Verifiers, check_names, check_verifiers, pairs
 from compass_jax.verifiers.find import kinds
 
 RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of every chat template
-Temperature = Annotated[float, Range(0, 100, note="0 is greedy")]
 Samples = Annotated[int, Range(1, 65_536)]
 TopK = Annotated[int, Range(0, 2**24, note="0 is off")]
-
-
-def check_temperature(key: str, value: float) -> None:
-    """Raises ConfigError for a temperature so low that logits divided by it could overflow."""
-    check(value == 0 or value >= 1e-3, f"{key} = {value}: must be 0 (greedy) or at least 0.001")
-
-
-def check_sampling(key: str, value: float) -> None:
-    """Raises ConfigError for a temperature that the samples of an evaluation cannot have."""
-    check(value > 0, f"{key} = {value}: must be positive (greedy is always reported too)")
-    check_temperature(key, value)
+MAX_PROMPTS = 10**8  # a pass over the prompts is a list in memory
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
-    """The sampler: slots decoded together, prompts padded to a bucket, T on both sides of the
-    ratio.
+class RolloutConfig(Section):
+    """The sampler: slots decoded together, prompts padded to a bucket, one temperature on both
+    sides of the ratio.
     """
 
-    slots: Annotated[int, Range(1, 2**20)] = 64
-    """So many samples are decoded together."""
-    prompt_buckets: tuple[Tokens, ...] = (32, 64, 128)
-    """A prompt is padded to the next of these lengths in tokens; the last one is the longest."""
+    KEY: ClassVar[str] = "rollout"
+
+    slots: Slots = 64
+    """Number of samples decoded together (slots)."""
+    prompt_buckets: Buckets = (32, 64, 128)
+    """Padded lengths of a prompt in tokens; the last one is the longest prompt."""
     max_new_tokens: Tokens = 128
-    """An answer ends after this many tokens at the latest."""
+    """Maximum number of new tokens of an answer."""
     tokens_per_call: Tokens = 16
-    """One call of the device decodes up to this many tokens of each slot."""
+    """Number of tokens per slot that one call of the device decodes."""
     cache_bucket: Tokens = 64
-    """Attention reads the cache up to the longest live sequence, rounded up to a multiple of so
-    many tokens.
-    """
+    """Granularity of the cache that attention reads, in tokens, up to the longest live sequence."""
     cache_pages: CountOrOff = 0
-    """The slots share this count of pages of the cache; 0: each has room for the longest sequence.
+    """Number of cache pages that the slots share; 0: each slot has room for the longest sequence.
     """
     page_tokens: Tokens = 16
-    """A page of the cache holds this many tokens."""
+    """Number of tokens of a cache page."""
     prefill_chunk: Tokens = 2048
-    """The prefill of a longer prompt runs in pieces of this many tokens."""
+    """Chunk of the prefill in tokens, for longer prompts."""
     temperature: Temperature = 1.0
-    """Logits are divided by this factor, in the rollout and in the ratio; 0 is greedy."""
+    """Sampling temperature (a factor), in the rollout and in the ratio; 0 is greedy."""
     top_k: TopK = 0
-    """The sampler draws from this count of likeliest tokens; 0: from all, which RL needs."""
+    """Top-k sampling: the number of likeliest tokens to draw from; 0: all, which RL needs."""
     top_p: Share = 1.0
-    """The sampler draws from the likeliest tokens that hold this share of the probability; RL needs
-    1.
-    """
+    """Top-p sampling: the share of the probability to draw from; RL needs 1."""
     dtype: Literal["", "float32", "bfloat16"] = ""
-    """The sampler and its copy of the weights have this type; empty: compute.dtype."""
+    """Type of the sampler and its copy of the weights; empty: compute.dtype."""
     quantize: Literal["off", "e4m3", "int8", "auto"] = "off"
-    """The sampler's weights have 8 bits (emulated on a CPU); auto: in the type that the chip
-    multiplies fast.
+    """8-bit weights of the sampler (emulated on a CPU); auto: the type that the chip multiplies
+    fast.
     """
     kv_quantize: Literal["off", "e4m3", "int8"] = "off"
-    """Keys and values in the cache have 8 bits, with a scale for each position and head."""
+    """8-bit keys and values in the cache, with a scale for each position and head."""
 
     @property
     def max_length(self) -> int:
@@ -104,78 +87,71 @@ class RolloutConfig:
         """Pages of the longest sequence."""
         return self.max_length // self.page_tokens
 
-    def validate(self) -> None:
-        check_fields(self, "rollout")
-        b = self.prompt_buckets
+    def _check(self, key: str) -> None:
+        if not self.cache_pages:
+            return
         check(
-            bool(b) and list(b) == sorted(set(b)),
-            f"rollout.prompt_buckets = {b}: must increase and be positive",
+            self.cache_bucket % self.page_tokens == 0,
+            f"{key}.cache_bucket = {self.cache_bucket} must be a multiple of"
+            f" {key}.page_tokens = {self.page_tokens}",
         )
-        if self.cache_pages:
-            uneven = (
-                f"rollout.cache_bucket = {self.cache_bucket} must be a multiple of"
-                f" rollout.page_tokens = {self.page_tokens}"
-            )
-            check(self.cache_bucket % self.page_tokens == 0, uneven)
-            longest = "the longest sequence, rollout.prompt_buckets[-1] + max_new_tokens"
-            least = f"{longest}, takes {self.pages_per_slot} pages of {self.page_tokens} tokens"
-            check(
-                self.cache_pages >= self.pages_per_slot,
-                f"rollout.cache_pages = {self.cache_pages}: {least}; fewer could never finish it",
-            )
-        check_temperature("rollout.temperature", self.temperature)
+        longest = f"the longest sequence, {key}.prompt_buckets[-1] + max_new_tokens"
+        least = f"{longest}, takes {self.pages_per_slot} pages of {self.page_tokens} tokens"
+        check(
+            self.cache_pages >= self.pages_per_slot,
+            f"{key}.cache_pages = {self.cache_pages}: {least}; fewer could never finish it",
+        )
+
+
+OWN_CODE = ("verifier", "gold", "task")  # fields of sources
 
 
 @dataclass(frozen=True)
-class ProceduralSource:
-    """Prompts from a reasoning-gym dataset. `options` are that dataset's settings.
-
-    A row of it is the dataset's entry: question, answer, metadata.
+class ProceduralSource(Section):
+    """Prompts from a reasoning-gym dataset. A row is the dataset's entry: question, answer,
+    metadata.
     """
+
+    CODE: ClassVar[tuple[str, ...]] = OWN_CODE
 
     dataset: str
-    """The prompts come from this reasoning-gym data set."""
+    """Name of the reasoning-gym data set."""
     options: Options = ()
-    """These are the data set's own settings, as JSON pairs of a name and a value."""
+    """Settings of the data set, as JSON pairs of a name and a value."""
     size: Annotated[int, Range(1, 10**7)] = 1000
-    """So many distinct items are drawn, before some of them are held out."""
+    """Number of distinct items, before some of them are held out."""
     label: str = ""
-    """The accuracy table has this name; empty: the data set's."""
+    """Name in the accuracy table; empty: the data set's."""
     instruction: Text = ""
-    """This text is put before each question; empty: none."""
+    """Text before each question; empty: none."""
     repeat: Repeat = 1
-    """Each of its prompts comes so many times in one pass of RL."""
+    """Number of times that each prompt comes in one pass of RL."""
     verifier: Verifiers = "reasoning_gym"
-    """This verifier judges answers (docs/rewards.md), or several with weights; reasoning_gym is the
-    data set's own.
+    """Verifier of answers (docs/rewards.md), or several with weights; reasoning_gym: the data set's
+    own.
     """
     verifier_args: Options = ()
-    """The verifiers get these arguments beside the row, as JSON pairs of a name and a value."""
+    """Arguments of the verifiers beside the row, as JSON pairs of a name and a value."""
     gold: Verifiers = ""
-    """This verifier says what an answer is truly worth, beside the reward: advantage/inversion_frac
-    is measured against it; empty: against the reward.
+    """Verifier of an answer's true worth, which advantage/inversion_frac compares with; empty: the
+    reward.
     """
 
-    def __post_init__(self) -> None:
-        _settle(self)
-
-    def validate(self, key: str) -> None:
-        check_fields(self, key)
+    def _check(self, key: str) -> None:
         check(bool(self.dataset), f"{key}.dataset is empty: name a reasoning-gym dataset")
-        most = 10**8  # a pass over the prompts is a list in memory
         both = f"{key}: size = {self.size} times repeat = {self.repeat}"
-        check(self.size * self.repeat <= most, f"{both} must be at most {most}")
+        check(self.size * self.repeat <= MAX_PROMPTS, f"{both} must be at most {MAX_PROMPTS}")
         check_verifiers(self, key, ("reasoning_gym",))
         check_names(self.gold, f"{key}.gold", ("reasoning_gym",))
 
 
 @dataclass(frozen=True)
-class FileSource:
+class FileSource(Section):
     """Prompts from JSONL, Parquet or ArrayRecord files, one per row: a prompt (text, or chat
     messages) and what its verifier needs.
 
-    Rows of verl, TRL, ShareGPT, OpenAI and GSM8K are known by their columns (docs/data.md). A
-    column inside another has a name with dots: "reward_model.ground_truth".
+    Rows of verl, TRL, ShareGPT, OpenAI and GSM8K are recognised by their columns (docs/data.md). A
+    nested column has a name with dots: "reward_model.ground_truth".
 
     `verifier`: "math" compares the answer with the row's by value; "exact", "choice", "json",
     "regex", "format" and "length" are the other usual ones (docs/rewards.md); "my_rewards:score"
@@ -183,106 +159,92 @@ class FileSource:
     added up by their weights: `verifier={"math": 1.0, "format": 0.2}`.
     """
 
+    CODE: ClassVar[tuple[str, ...]] = OWN_CODE
+
     path: str
-    """The rows are in this file, or in those of a folder or a pattern (docs/data.md)."""
+    """File of rows, or a folder or pattern of files (docs/data.md)."""
     prompt_field: Name = AUTO
-    """This column holds what is asked; auto: the known columns say it (docs/data.md)."""
+    """Column of the prompt; auto: by the known columns (docs/data.md)."""
     answer_field: str = AUTO
-    """This column holds the ground truth that every row must have; auto: as the columns say; empty:
-    there is none.
+    """Column of the ground truth, which every row must have; auto: by the known columns; empty: no
+    ground truth.
     """
     label: str = ""
-    """The accuracy table has this name; empty: the file's."""
+    """Name in the accuracy table; empty: the file's."""
     repeat: Repeat = 1
-    """Each of its prompts comes so many times in one pass of RL."""
+    """Number of times that each prompt comes in one pass of RL."""
     verifier: Verifiers = "math"
-    """This verifier judges answers (docs/rewards.md): a usual one's name, file.py:function, or
-    several with weights.
+    """Verifier of answers (docs/rewards.md): a usual one's name, file.py:function, or several with
+    weights.
     """
     verifier_args: Options = ()
-    """The verifiers get these arguments beside the row, as JSON pairs of a name and a value."""
+    """Arguments of the verifiers beside the row, as JSON pairs of a name and a value."""
     gold: Verifiers = ""
-    """This verifier says what an answer is truly worth, beside the reward: advantage/inversion_frac
-    is measured against it; empty: against the reward.
+    """Verifier of an answer's true worth, which advantage/inversion_frac compares with; empty: the
+    reward.
     """
 
-    def __post_init__(self) -> None:
-        _settle(self)
-
-    def validate(self, key: str) -> None:
-        check_fields(self, key)
+    def _check(self, key: str) -> None:
         check_rows_path(self.path, f"{key}.path")
         check_verifiers(self, key)
         check_names(self.gold, f"{key}.gold")
-        named = [name for name, _ in pairs(self.verifier) if name in kinds()]
-        compares = [name for name in named if kinds()[name].answer]
+        usual = [name for name, _ in pairs(self.verifier) if name in kinds()]
+        comparing = [name for name in usual if kinds()[name].answer]
         check(
-            bool(self.answer_field) or not compares,
-            f"{key}.answer_field is empty: verifier = {', '.join(map(repr, compares))} compares"
+            bool(self.answer_field) or not comparing,
+            f"{key}.answer_field is empty: verifier = {', '.join(map(repr, comparing))} compares"
             " with it; name the field",
         )
 
 
 @dataclass(frozen=True)
-class TaskSource:
-    """A task of one's own: `task` names a `compass_jax.tasks.Task`, "my_tasks:task" or
+class TaskSource(Section):
+    """A task of your own: `task` names a `compass_jax.tasks.Task`, "my_tasks:task" or
     "path/to/my_tasks.py:task".
     """
 
+    CODE: ClassVar[tuple[str, ...]] = OWN_CODE
+
     task: str
-    """The task is a compass_jax.tasks.Task, named as my_tasks:task or path/to/my_tasks.py:task."""
+    """Name of the compass_jax.tasks.Task: my_tasks:task or path/to/my_tasks.py:task."""
     label: str = ""
-    """The accuracy table has this name; empty: what follows the colon."""
+    """Name in the accuracy table; empty: the text after the colon."""
     repeat: Repeat = 1
-    """Each of its prompts comes so many times in one pass of RL."""
+    """Number of times that each prompt comes in one pass of RL."""
     gold: Verifiers = ""
-    """This verifier says what an answer is truly worth, beside the reward: advantage/inversion_frac
-    is measured against it; empty: against the reward.
+    """Verifier of an answer's true worth, which advantage/inversion_frac compares with; empty: the
+    reward.
     """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "task", absolute(self.task))
-        object.__setattr__(self, "gold", settled(self.gold))
-
-    def validate(self, key: str) -> None:
-        check_fields(self, key)
+    def _check(self, key: str) -> None:
         check_name(self.task, f"{key}.task", "'my_tasks:task'")
         check_names(self.gold, f"{key}.gold")
 
 
-def _settle(source: ProceduralSource | FileSource) -> None:
-    """Mappings as pairs, and the paths of named files absolute: see config/named.py."""
-    for name in ("verifier", "gold"):
-        object.__setattr__(source, name, settled(getattr(source, name)))
-    for name in ("options", "verifier_args"):
-        if isinstance(given := getattr(source, name, ()), Mapping):
-            object.__setattr__(source, name, tuple(given.items()))
-
-
 Source = ProceduralSource | FileSource | TaskSource
-HELDOUT = "heldout"  # the name, among those of sets, of the prompts that are held out
+HELDOUT = "heldout"  # the held-out prompts' name among the sets
 _SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
-class EvalSet:
-    """Questions that are evaluated on beside the held-out ones, counted by themselves under a name.
-    None of them is trained on.
+class EvalSet(Section):
+    """An evaluation set beside the held-out prompts, with metrics of its own; it is never trained
+    on.
     """
 
     name: Name
-    """Metrics (eval/NAME/...), summary.json and answers.jsonl call the set by this name."""
+    """Name of the set in metrics (eval/NAME/...), summary.json and answers.jsonl."""
     sources: tuple[Source, ...]
-    """The questions of the set come from here."""
+    """Sources of the set's questions."""
     prompts: CountOrOff = 0
-    """At most this count of its prompts is evaluated, each label with its share; 0: all."""
+    """Maximum number of evaluated prompts, each label with its share; 0: all."""
     k: Samples | None = None
-    """Each prompt of the set gets this count of samples; none: evaluation.k."""
-    temperature: Temperature | None = None
-    """The logits of the set's samples are divided by this factor; none: evaluation.temperature."""
+    """Number of samples per prompt; none: evaluation.k."""
+    temperature: SamplingTemperature | None = None
+    """Sampling temperature (a factor); none: evaluation.temperature."""
 
-    def validate(self, key: str) -> None:
-        check_fields(self, key)
+    def _check(self, key: str) -> None:
+        super()._check(key)
         check(
             bool(_SET_NAME.fullmatch(self.name)),
             f"{key}.name = {self.name!r:.100}: must be at most 64 letters, digits, '.', '_' or '-',"
@@ -290,65 +252,58 @@ class EvalSet:
         )
         check(
             self.name != HELDOUT,
-            f"{key}.name = {HELDOUT!r}: this is what the held-out prompts are called; take another",
+            f"{key}.name = {HELDOUT!r}: this is the name of the held-out prompts; take another",
         )
         check(bool(self.sources), f"{key} ({self.name}) has no sources: name one, or leave it out")
-        if self.temperature is not None:
-            check_sampling(f"{key}.temperature", self.temperature)
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Prompts of RL and evaluation. A question is held out by a hash of its text, so no split can
-    share one.
+class DataConfig(Section):
+    """Prompts of RL and evaluation. A hash of its text decides whether a question is held out, so
+    splits never share one.
     """
+
+    KEY: ClassVar[str] = "data"
 
     sources: tuple[Source, ...] = ()
-    """The prompts that RL trains on come from here."""
+    """Sources of the training prompts of RL."""
     eval_sources: tuple[Source, ...] = ()
-    """Evaluation takes these sources instead of a part of `sources`, whose questions are then all
-    trained on, but for those in both.
+    """Sources of the evaluation, instead of a part of `sources`; their questions are not trained
+    on.
     """
     eval_sets: tuple[EvalSet, ...] = ()
-    """These sets are evaluated beside the held-out prompts, each by itself; their questions are
-    left out of the training.
-    """
+    """Evaluation sets beside the held-out prompts; their questions are not trained on."""
     heldout_frac: Fraction = 0.2
-    """This share of the questions of `sources` is held out for evaluation."""
+    """Share of the questions of `sources` that is held out for evaluation."""
     eval_prompts: CountOrOff = 512
-    """An evaluation takes at most so many held-out prompts; 0: none."""
+    """Maximum number of held-out prompts in an evaluation; 0: none."""
     overlong: Literal["drop", "refuse"] = "drop"
-    """Prompts of more tokens than rollout.prompt_buckets[-1] are left out and counted, or refused
-    with an error.
+    """Prompts longer than rollout.prompt_buckets[-1]: leave them out and count them (drop), or
+    raise an error (refuse).
     """
     tokenizer: str = ""
-    """This folder holds tokenizer.json and tokenizer_config.json."""
+    """Folder of tokenizer.json and tokenizer_config.json."""
     system_prompt: Text = ""
-    """This text begins every chat as the system's message; empty: none."""
+    """System message of every chat; empty: none."""
     template_args: Options = ()
-    """The chat template gets these variables, as a JSON object: {"enable_thinking": false}."""
+    """Variables of the chat template, as a JSON object: {"enable_thinking": false}."""
     cache: str = ""
-    """Indexes of files that are read by record, and what is unpacked of them, lie in this folder;
-    empty: compass_jax/data in the user's cache folder.
+    """Folder of the indexes and unpacked copies of files that are read by record; empty:
+    compass_jax/data in the user's cache folder.
     """
     keep_file: str = ""
-    """RL trains on the prompts that this pass_rates.jsonl of `compass filter` keeps; empty: on all.
-    """
-
-    def __post_init__(self) -> None:
-        if isinstance(given := self.template_args, Mapping):
-            object.__setattr__(self, "template_args", tuple(given.items()))
+    """File pass_rates.jsonl of `compass filter` that selects the prompts of RL; empty: all."""
 
     def keyed_sources(self) -> list[tuple[str, Source]]:
-        """(setting, source) of all sources, those of the evaluation last, the sets' after all
-        others: `Prompt.source` is an index into this list.
+        """Returns (setting, source) of all sources: training, evaluation, sets. `Prompt.source` is
+        an index into this list.
         """
         named = [("sources", self.sources), ("eval_sources", self.eval_sources)]
         named += [(f"eval_sets[{i}].sources", one.sources) for i, one in enumerate(self.eval_sets)]
         return [(f"data.{key}[{i}]", one) for key, found in named for i, one in enumerate(found)]
 
     def set_places(self) -> list[range]:
-        """Where `keyed_sources` has the sources of each set."""
+        """Returns the positions of each set's sources in `keyed_sources`."""
         ends = list(
             itertools.accumulate(
                 (len(one.sources) for one in self.eval_sets),
@@ -367,44 +322,40 @@ class DataConfig:
         """Whether a source that RL trains on has gold labels."""
         return any(source.gold for source in self.sources)
 
-    def validate(self) -> None:
-        check_fields(self, "data")
-        for key, source in self.keyed_sources():
-            source.validate(key)
-        for i, one in enumerate(self.eval_sets):
-            one.validate(f"data.eval_sets[{i}]")
-            first = [other.name for other in self.eval_sets].index(one.name)
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        names = [one.name for one in self.eval_sets]
+        for i, name in enumerate(names):
+            first = names.index(name)
             check(
                 first == i,
-                f"data.eval_sets[{i}].name = {one.name!r}: data.eval_sets[{first}] has this name"
+                f"{key}.eval_sets[{i}].name = {name!r}: {key}.eval_sets[{first}] has this name"
                 " too; each set needs its own",
             )
-        check(self.heldout_frac < 1, f"data.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
+        check(self.heldout_frac < 1, f"{key}.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
         for name, _ in self.template_args:
             check(
                 name not in RESERVED and name.isidentifier(),
-                f"data.template_args: {name!r:.80} is no variable that a chat template can be"
+                f"{key}.template_args: {name!r:.80} is no variable that a chat template can be"
                 f" given; {', '.join(RESERVED)} come from the rows",
             )
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Section):
     """Evaluation on held-out prompts: k samples at `temperature`, and one greedy answer."""
 
-    k: Samples = 4
-    """Each prompt gets so many samples, and one greedy answer."""
-    temperature: Temperature = 1.0
-    """Logits of the samples are divided by this factor."""
-    top_k: TopK = 0
-    """The sampler draws from this count of likeliest tokens; 0: from all."""
-    top_p: Share = 1.0
-    """The sampler draws from the likeliest tokens that hold this share of the probability."""
-    at: tuple[Count, ...] = ()
-    """RL evaluates after the steps with these numbers too, beside rl.eval_every and the end."""
-    start: bool = True
-    """RL evaluates the weights before its first step too, so that a gain has its start value."""
+    KEY: ClassVar[str] = "evaluation"
 
-    def validate(self) -> None:
-        check_fields(self, "evaluation")
-        check_sampling("evaluation.temperature", self.temperature)
+    k: Samples = 4
+    """Number of samples per prompt, beside one greedy answer."""
+    temperature: SamplingTemperature = 1.0
+    """Sampling temperature (a factor)."""
+    top_k: TopK = 0
+    """Top-k sampling: the number of likeliest tokens to draw from; 0: all."""
+    top_p: Share = 1.0
+    """Top-p sampling: the share of the probability to draw from."""
+    at: tuple[Count, ...] = ()
+    """Numbers of further steps after which RL evaluates, beside rl.eval_every and the end."""
+    start: bool = True
+    """Evaluate the weights before the first step of RL too, as the start value of a gain."""

@@ -1,95 +1,96 @@
-"""Settings of `compass distil`: whose answers to which prompts are worth learning from."""
+"""Settings of `compass distil`: the answers of a teacher that are worth learning from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from compass_jax.config.data import (
-    DataConfig,
-    FileSource,
-    Source,
-    TaskSource,
-    check_temperature,
-)
+from compass_jax.config.data import DataConfig, FileSource, Source, TaskSource
 from compass_jax.config.errors import check
 from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.named import is_name
-from compass_jax.config.ranges import Count, CountOrOff, Name, Range, Text, check_fields
-from compass_jax.config.rewards import MOST_TIMEOUT_S, RewardConfig
-from compass_jax.config.verifiers import JUDGE, VERDICT, settled
+from compass_jax.config.ranges import (
+    Count,
+    CountOrOff,
+    Name,
+    Processes,
+    Range,
+    Requests,
+    Seconds,
+    Section,
+    Temperature,
+    Text,
+    own_code,
+)
+from compass_jax.config.rewards import RewardConfig
+from compass_jax.config.verifiers import JUDGE, VERDICT
 
 
 @dataclass(frozen=True)
-class DistilConfig:
-    """A teacher, its prompts, what is right, and how many right answers are kept."""
+class DistilConfig(Section):
+    """A teacher, its prompts, its verifier, and the number of right answers to keep."""
+
+    KEY: ClassVar[str] = "distil"
 
     data: tuple[Name, ...]
-    """The prompts are in these files, .jsonl or .parquet, or are those of tasks such as
-    my_tasks.py:task.
-    """
+    """Prompts: files .jsonl or .parquet, or tasks such as my_tasks.py:task."""
     model: Name
-    """The endpoint knows the teacher by this name; without --endpoint the teacher is this run
-    directory, checkpoint or Hugging Face folder.
+    """Name of the teacher at the endpoint; without --endpoint a run directory, checkpoint or
+    Hugging Face folder.
     """
     reward: Name = "math"
-    """An answer is kept that this verifier finds right: math, exact, ..., file.py:function or
-    module:function.
-    """
+    """Verifier of the answers: math, exact, ..., file.py:function or module:function."""
     endpoint: Text = ""
-    """The teacher answers at this address of OpenAI's API, as http://127.0.0.1:8000/v1; empty: our
-    own engine runs it.
+    """Address of the teacher's OpenAI API, such as http://127.0.0.1:8000/v1; empty: our own engine
+    runs the teacher.
     """
     key_env: Text = ""
-    """The environment variable of this name holds the endpoint's key; empty: none is sent."""
+    """Environment variable that holds the endpoint's key; empty: send no key."""
     samples: Annotated[int, Range(1, 4096)] = 4
-    """The teacher answers each prompt this count of times."""
+    """Number of samples per prompt."""
     keep: Count = 1
-    """At most this count of right answers to a prompt is kept."""
+    """Maximum number of right answers to keep per prompt (a count)."""
     choose: Literal["shortest", "random"] = "shortest"
-    """These right answers are kept: the shortest in tokens, or some at random."""
+    """Which right answers to keep: the shortest in tokens, or random ones."""
     seed: Annotated[int, Range(0, 2**31 - 1)] = 0
-    """Every random draw follows from this number, which has no unit; an endpoint's own do not."""
-    temperature: Annotated[float, Range(0, 100, note="0 is greedy")] = 1.0
-    """The teacher's logits are divided by this factor; 0 is greedy."""
+    """Seed of every random draw (a number), except for an endpoint's own."""
+    temperature: Temperature = 1.0
+    """Sampling temperature of the teacher (a factor); 0 is greedy."""
     max_tokens: CountOrOff = 0
-    """The teacher thinks and answers in at most this count of tokens; 0: the endpoint's own limit,
-    or what the model and memory leave.
+    """Maximum number of tokens of an answer; 0: the endpoint's own limit, or as the model and
+    memory allow.
     """
-    requests: Annotated[int, Range(1, 4096)] = 16
-    """At most this count of requests to the endpoint is under way at once."""
-    timeout_s: Annotated[float, Range(0, MOST_TIMEOUT_S, above=True)] = 600.0
-    """An answer of the endpoint takes at most this count of seconds, tries and pauses included."""
+    requests: Requests = 16
+    """Maximum number of concurrent requests to the endpoint (a count)."""
+    timeout_s: Seconds = 600.0
+    """Time limit of an answer of the endpoint in seconds, retries included."""
     system_prompt: Text = ""
-    """This text begins every chat as the system's message, and is learnt with it; empty: none."""
+    """System message of every chat, which is learnt too; empty: none."""
     answer_tag: Text = "answer"
-    """The answer is the text in the last <TAG>...</TAG> of a response; empty: the whole response.
-    """
-    workers: Annotated[int, Range(1, 1024)] = 1
-    """So many processes judge answers."""
+    """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
+    workers: Processes = 1
+    """Number of verifier processes."""
 
-    def validate(self) -> None:
-        check_fields(self, "distil")
-        check(bool(self.data), "distil.data is empty: name a file of prompts")
+    def _check(self, key: str) -> None:
+        check(bool(self.data), f"{key}.data is empty: name a file of prompts")
         check(
             self.reward not in (JUDGE, VERDICT),
-            f"distil.reward = {self.reward!r}: a verifier that says right or wrong is needed, as"
+            f"{key}.reward = {self.reward!r}: a verifier that says right or wrong is needed, as"
             " math or exact",
         )
-        check_temperature("distil.temperature", self.temperature)
         check(
             self.temperature > 0 or self.samples == 1,
-            f"distil.temperature = 0: {self.samples} samples of a prompt would be the same answer;"
-            " set distil.samples to 1, or a higher temperature",
+            f"{key}.temperature = 0: {self.samples} samples of a prompt would be the same answer;"
+            f" set {key}.samples to 1, or a higher temperature",
         )
         self.prompts.validate()
         if self.endpoint:
-            self.teacher.validate("distil")
+            self.teacher.validate(key)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Where the prompts come from."""
-        reward = settled(self.reward)
+        """The sources of the prompts."""
+        reward = own_code(self.reward)
         return tuple(
             TaskSource(name) if is_name(name) else FileSource(name, verifier=reward)
             for name in self.data
@@ -97,7 +98,7 @@ class DistilConfig:
 
     @property
     def prompts(self) -> DataConfig:
-        """The prompts as a run's configuration has them; none is held out."""
+        """The prompts in the form of a run's configuration; none is held out."""
         return DataConfig(
             sources=self.sources,
             heldout_frac=0.0,
@@ -107,18 +108,18 @@ class DistilConfig:
 
     @property
     def rewards(self) -> RewardConfig:
-        """The verifier's workers as a run's configuration has them."""
+        """The verifier's workers in the form of a run's configuration."""
         return RewardConfig(workers=self.workers, answer_tag=self.answer_tag)
 
     @property
     def teacher(self) -> JudgeConfig:
-        """The endpoint, as the client of a judge asks it."""
+        """The endpoint, for the client of a judge."""
         return JudgeConfig(
             self.endpoint,
             self.model,
             key_env=self.key_env,
             timeout_s=self.timeout_s,
-            retries=100,  # as long as there is time
+            retries=100,  # until the time limit
             requests=self.requests,
             max_tokens=self.max_tokens,
             temperature=self.temperature,

@@ -22,13 +22,13 @@ NAME = "name"  # of what may be a user's own class (config/seam.py)
 
 
 def config_to_json(config: RunConfig) -> str:
-    """The configuration as indented JSON; `config_from_json` gives an equal one back."""
+    """Returns the configuration as indented JSON, which `config_from_json` reads."""
     return json.dumps(to_plain(config), indent=2)
 
 
 def config_from_json(text: str) -> RunConfig:
-    """Reads what `config_to_json` wrote, this version's or an earlier one's. A key that is absent
-    takes its default.
+    """Returns the configuration in JSON of this version or an earlier one; absent keys take their
+    defaults.
 
     Raises ConfigError, naming the key, for text that `untrusted.parse_json` refuses, an unknown
     key, a missing key without default, or a value of the wrong type or out of its range.
@@ -37,13 +37,13 @@ def config_from_json(text: str) -> RunConfig:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A configuration class, or a part of one, as JSON's own types."""
+    """Returns a configuration class, or a part of one, as JSON's own types."""
     return _encode(config, type(config))
 
 
 def from_plain(cls: type, data: Any) -> Any:
-    """The inverse of `to_plain` for the dataclass `cls`; raises ConfigError like
-    `config_from_json`.
+    """Returns the instance of the dataclass `cls` in what `to_plain` returned; raises ConfigError
+    like `config_from_json`.
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{cls.__name__} is read from an object, not from {shown(data)}")
@@ -53,9 +53,7 @@ def from_plain(cls: type, data: Any) -> Any:
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:
-    """Dotted key -> value of every leaf, as the command line writes it: `rl.optim.b1`,
-    `data.sources.0.size`.
-    """
+    """Returns the value of every leaf by its dotted key: `rl.optim.b1`, `data.sources.0.size`."""
     if dataclasses.is_dataclass(config):
         children = [(NAME, config.name)] if isinstance(config, Seam) else []
         children += [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
@@ -70,21 +68,19 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ, with (old, new); a key that one side lacks has the text "absent"
-    there.
-    """
+    """Returns the keys whose values differ, with (old, new); "absent" for a missing key."""
     a, b = flatten(old), flatten(new)
-    keys = list(dict.fromkeys([*a, *b]))
-    return {
-        k: (a.get(k, "absent"), b.get(k, "absent"))
-        for k in keys
-        if a.get(k, "absent") != b.get(k, "absent")
-    }
+    pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in a | b}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _dataclasses_of(hint: Any) -> dict[str, type]:
-    found = [x for x in options(hint) if isinstance(x, type) and dataclasses.is_dataclass(x)]
-    return {option.__name__: option for option in found}
+    return {cls.__name__: cls for cls in options(hint) if dataclasses.is_dataclass(cls)}
+
+
+def _required(cls: Any) -> list[str]:
+    fields = (f for f in dataclasses.fields(cls) if f.default is f.default_factory)  # MISSING
+    return [field.name for field in fields]
 
 
 def _encode(value: Any, hint: Any) -> Any:
@@ -101,9 +97,7 @@ def _encode(value: Any, hint: Any) -> Any:
 
 
 def _decode(data: Any, hint: Any, key: str) -> Any:
-    """`data` with its objects as the dataclasses of `hint`, which check their own fields, and its
-    lists as tuples.
-    """
+    """Returns `data` with its objects as the dataclasses of `hint`, and its lists as tuples."""
     classes = _dataclasses_of(hint)
     base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
     if base is not None and isinstance(data, dict):
@@ -141,36 +135,25 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
             hint = foreign_name(full) or foreign_name(name) or usual
             raise ConfigError(f"{full[:200]}: no such key" + (f"; {hint}" if hint else ""))
         values[name] = _decode(value, hints[name], full)
-    missing = dataclasses.MISSING
-    fields = [
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.default is missing and f.default_factory is missing
-    ]
-    absent = [name for name in fields if name not in values]
+    absent = [name for name in _required(cls) if name not in values]
     if absent:
         raise ConfigError(f"{where}: {', '.join(absent)} must be given")
     return cls(**values)
 
 
 def _kind_by_keys(data: dict[str, Any], classes: dict[str, type]) -> str | None:
-    """Returns the only class that has all keys of an object and whose required fields it has."""
-    fitting = []
-    for name, cls in classes.items():
-        fields = dataclasses.fields(cls)
-        needed = {
-            f.name
-            for f in fields
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        }
-        if needed and needed <= data.keys() <= {f.name for f in fields}:
-            fitting.append(name)
+    """Returns the only class that has all keys of an object, and whose required fields it has."""
+    fitting = [
+        name
+        for name, cls in classes.items()
+        if (needed := set(_required(cls))) and needed <= data.keys() <= field_hints(cls).keys()
+    ]
     return fitting[0] if len(fitting) == 1 else None
 
 
 def tuples(value: Any, depth: int = 0) -> Any:
-    """`value` with every list in it as a tuple. Raises ConfigError where they nest deeper than a
-    setting may.
+    """Returns `value` with every list in it as a tuple. Raises ConfigError for lists that nest
+    deeper than a setting may.
     """
     if depth > MOST_DEPTH:
         raise ConfigError(f"lists in lists, deeper than {MOST_DEPTH} levels")

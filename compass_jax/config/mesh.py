@@ -1,20 +1,20 @@
-"""Settings of the mesh: how many devices work along which axis."""
+"""Settings of the mesh: the number of devices along each axis."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 from compass_jax.config.errors import check
 from compass_jax.config.model import ModelConfig
-from compass_jax.config.ranges import Range, check_fields
+from compass_jax.config.ranges import Range, Section
 
 Devices = Annotated[int, Range(1, 2**20)]
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Section):
     """Devices along each axis; their product is the number of devices of the mesh. 1 everywhere:
     one device, and no mesh.
 
@@ -26,51 +26,51 @@ class MeshConfig:
     """
 
     replica: Devices = 1
-    """So many groups of devices each hold a whole copy of the parameters."""
+    """Number of groups of devices that each hold a whole copy of the parameters."""
     fsdp: Devices = 1
-    """So many devices share the storage of the parameters, split along the hidden axis."""
+    """Number of devices that share the storage of the parameters, split along the hidden axis."""
     expert: Devices = 1
-    """So many devices share the experts; the tokens travel between them."""
+    """Number of devices that share the experts; the tokens travel between them."""
     tensor: Devices = 1
-    """So many devices share the heads, the inner axis of the MLPs and the vocabulary."""
+    """Number of devices that share the heads, the inner axis of the MLPs and the vocabulary."""
     context: Devices = 1
-    """So many devices share the tokens of a row in training, and the storage with fsdp; in decoding
-    they share the slots.
+    """Number of devices that share a row's tokens and the storage with fsdp in training, and the
+    slots in decoding.
     """
 
     @property
     def devices(self) -> int:
-        """Of the whole mesh."""
+        """Total number of devices."""
         return math.prod(astuple(self))
 
-    def validate(self, key: str, model: ModelConfig) -> None:
-        """Raises ConfigError, with both sizes, where an axis of the model does not divide."""
-        check_fields(self, key)
+    def validate(self, key: str | None = None, model: ModelConfig | None = None) -> Self:
+        """Returns self. Raises ConfigError, with both sizes, if an axis does not divide."""
+        super().validate(key)
+        if model is not None:
+            self._check_model(f"{key}", model)
+        return self
+
+    def _check_model(self, key: str, model: ModelConfig) -> None:
         stored = self.fsdp * self.context
         check(
             model.hidden % stored == 0,
             f"{key}.fsdp = {self.fsdp} times {key}.context = {self.context} does not divide"
             f" model.hidden = {model.hidden}, which both store in parts",
         )
-        sizes = []
-        sizes += [
-            ("tensor", name, size)
-            for name, size in (("model.heads", model.heads), ("model.kv_heads", model.kv_heads))
-        ]
-        sizes += [("tensor", "model.vocab_size", model.vocab_size)]
+        check(
+            bool(model.moe_layers) or self.expert == 1,
+            f"{key}.expert = {self.expert}: the model has no experts; give these devices to fsdp",
+        )
+        sizes = {
+            "model.heads": (self.tensor, model.heads),
+            "model.kv_heads": (self.tensor, model.kv_heads),
+            "model.vocab_size": (self.tensor, model.vocab_size),
+        }
         if len(model.moe_layers) < model.layers:
-            sizes += [("tensor", "model.ffn", model.ffn)]
+            sizes["model.ffn"] = (self.tensor, model.ffn)
         if model.moe_layers:
-            sizes += [
-                ("tensor", "model.moe.ffn", model.mixture.ffn),
-                ("expert", "model.moe.experts", model.mixture.experts),
-            ]
-        else:
-            check(
-                self.expert == 1,
-                f"{key}.expert = {self.expert}: the model has no experts; give these devices to"
-                " fsdp",
-            )
-        for axis, name, size in sizes:
-            n = getattr(self, axis)
+            sizes["model.moe.ffn"] = (self.tensor, model.mixture.ffn)
+            sizes["model.moe.experts"] = (self.expert, model.mixture.experts)
+        for name, (n, size) in sizes.items():
+            axis = "expert" if name.endswith("experts") else "tensor"
             check(size % n == 0, f"{key}.{axis} = {n} does not divide {name} = {size}")

@@ -1,92 +1,81 @@
-"""Settings of the model and of how it is computed."""
+"""Settings of the model and of its computation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
-from compass_jax.config.named import absolute
-from compass_jax.config.ranges import CountOrOff, Name, Range, Tokens, check_fields
+from compass_jax.config.ranges import CountOrOff, Name, Range, Section, Tokens
 
 Width = Annotated[int, Range(1, 2**20)]
-MOST_PARAMETERS = 10**13  # several times those of the largest model that was published
+Heads = Annotated[int, Range(1, 65_536)]
+DType = Literal["float32", "bfloat16", "float64"]
+MAX_PARAMETERS = 10**13  # several times those of the largest published model
 
 
 @dataclass(frozen=True)
-class MoEConfig:
+class MoEConfig(Section):
     """Mixture-of-experts layers."""
 
     experts: Annotated[int, Range(2, 65_535, note="a route has 16 bits")]
-    """Each MoE layer has this count of experts (HF num_experts)."""
+    """Number of experts of an MoE layer (HF num_experts)."""
     top_k: Annotated[int, Range(1, 65_535)]
-    """The router sends each token to this count of experts (HF num_experts_per_tok)."""
+    """Number of experts per token (HF num_experts_per_tok)."""
     ffn: Width
-    """The hidden width of one expert is this count of channels (HF moe_intermediate_size)."""
+    """Hidden width of one expert (number of channels; HF moe_intermediate_size)."""
     norm_top_k: bool = True
-    """The gate weights of the chosen experts are divided by their sum (HF norm_topk_prob)."""
+    """Divide the gate weights of the chosen experts by their sum (HF norm_topk_prob)."""
     sparse_step: Annotated[int, Range(1, 1000)] = 1
-    """Layer i is an MoE layer where i + 1 is a multiple of this count (HF decoder_sparse_step)."""
+    """Layer i is an MoE layer if i + 1 is a multiple of this count (HF decoder_sparse_step)."""
     dense_layers: tuple[Annotated[int, Range(0, 999)], ...] = ()
-    """The layers with these numbers, counted from 0, are dense (HF mlp_only_layers)."""
-
-    def validate(self, layers: int) -> None:
-        check_fields(self, "model.moe")
-        check(
-            self.top_k <= self.experts,
-            f"model.moe.top_k = {self.top_k}: must be in 1..{self.experts} (experts)",
-        )
-        bad = [i for i in self.dense_layers if i >= layers]
-        check(not bad, f"model.moe.dense_layers {bad}: the model has layers 0..{layers - 1}")
+    """Numbers, from 0, of the dense layers (HF mlp_only_layers)."""
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     """A decoder of one of the supported families, in the terms of its Hugging Face config."""
 
-    family: Name
-    """The architecture is a file of compass_jax/families/, or your own as path/file.py:FAMILY."""
-    vocab_size: Annotated[int, Range(1, 2**24)]
-    """The embedding has rows for this count of token ids (HF vocab_size)."""
-    hidden: Width
-    """The residual stream has this count of channels (HF hidden_size)."""
-    layers: Annotated[int, Range(1, 1000)]
-    """The decoder has this count of layers (HF num_hidden_layers)."""
-    heads: Annotated[int, Range(1, 65_536)]
-    """Each layer's attention has this count of query heads (HF num_attention_heads)."""
-    kv_heads: Annotated[int, Range(1, 65_536)]
-    """Each layer's attention has this count of key and value heads (HF num_key_value_heads)."""
-    head_dim: Annotated[int, Range(1, 65_536)]
-    """A head has this count of channels, an even one (HF head_dim)."""
-    ffn: Width
-    """The hidden width of a dense layer's MLP is this count of channels (HF intermediate_size)."""
-    moe: MoEConfig | None = None
-    """The mixture-of-experts layers; None: all layers are dense."""
-    rope_theta: Annotated[float, Range(1, 1e15)] = 1_000_000.0
-    """The slowest rotary frequency follows from this base, a number without a unit (HF rope_theta).
-    """
-    norm_eps: Annotated[float, Range(1e-30, 1)] = 1e-6
-    """The norms add this number, without a unit, to the mean square (HF rms_norm_eps)."""
-    tie_embeddings: bool = False
-    """The LM head uses the embedding's weights (HF tie_word_embeddings)."""
-    qk_norm: bool = True
-    """Queries and keys are normalised before the rotary embedding."""
-    qkv_bias: bool = False
-    """The projections to queries, keys and values have a bias (HF attention_bias)."""
-    o_bias: bool = False
-    """The attention's output projection has a bias."""
-    max_positions: Tokens = 32_768
-    """The longest sequence that the model takes has this many tokens (HF max_position_embeddings).
-    """
-    init_std: Annotated[float, Range(0, 1000)] = 0.02
-    """Random weights are drawn with this standard deviation, a number without a unit."""
+    KEY: ClassVar[str] = "model"
+    CODE: ClassVar[tuple[str, ...]] = ("family",)
 
-    def __post_init__(self) -> None:
-        # a checkpoint means the same file wherever it is read
-        object.__setattr__(self, "family", absolute(self.family))
+    family: Name
+    """Architecture: a file of compass_jax/families/, or your own as path/file.py:FAMILY."""
+    vocab_size: Annotated[int, Range(1, 2**24)]
+    """Number of token ids of the embedding (HF vocab_size)."""
+    hidden: Width
+    """Width of the residual stream (number of channels; HF hidden_size)."""
+    layers: Annotated[int, Range(1, 1000)]
+    """Number of decoder layers (HF num_hidden_layers)."""
+    heads: Heads
+    """Number of query heads of a layer (HF num_attention_heads)."""
+    kv_heads: Heads
+    """Number of key and value heads of a layer (HF num_key_value_heads)."""
+    head_dim: Heads
+    """Width of a head (an even number of channels; HF head_dim)."""
+    ffn: Width
+    """Hidden width of a dense layer's MLP (number of channels; HF intermediate_size)."""
+    moe: MoEConfig | None = None
+    """Mixture-of-experts layers; None: every layer is dense."""
+    rope_theta: Annotated[float, Range(1, 1e15)] = 1_000_000.0
+    """Base of the rotary frequencies (a number; HF rope_theta)."""
+    norm_eps: Annotated[float, Range(1e-30, 1)] = 1e-6
+    """Epsilon that norms add to the mean square (a number; HF rms_norm_eps)."""
+    tie_embeddings: bool = False
+    """Use the embedding's weights in the LM head (HF tie_word_embeddings)."""
+    qk_norm: bool = True
+    """Normalise queries and keys before the rotary embedding."""
+    qkv_bias: bool = False
+    """Add a bias to the projections to queries, keys and values (HF attention_bias)."""
+    o_bias: bool = False
+    """Add a bias to the attention's output projection."""
+    max_positions: Tokens = 32_768
+    """Longest sequence of the model in tokens (HF max_position_embeddings)."""
+    init_std: Annotated[float, Range(0, 1000)] = 0.02
+    """Standard deviation of random initial weights (a number)."""
 
     def is_moe(self, layer: int) -> bool:
-        """Whether decoder layer `layer` (0-based) is a mixture of experts."""
+        """Returns whether decoder layer `layer` (0-based) is a mixture of experts."""
         moe = self.moe
         return (
             moe is not None and layer not in moe.dense_layers and (layer + 1) % moe.sparse_step == 0
@@ -94,82 +83,85 @@ class ModelConfig:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """Decoder layers that are MoE, in order; entry i is layer i of a routing array's
-        `l` axis.
-        """
+        """The numbers of the MoE layers; entry i is layer i of a routing array's `l` axis."""
         return tuple(i for i in range(self.layers) if self.is_moe(i))
 
     @property
     def mixture(self) -> MoEConfig:
-        """`moe` of a model that has MoE layers. ValueError for a dense one."""
+        """`moe` of a model that has MoE layers. Raises ValueError for a dense one."""
         if self.moe is None:
             raise ValueError("a dense model has no experts")
         return self.moe
 
-    def validate(self) -> None:
-        check_fields(self, "model")
+    def _check(self, key: str) -> None:
         check(
             self.heads % self.kv_heads == 0,
-            f"model.heads = {self.heads} is not a multiple of model.kv_heads = {self.kv_heads}",
+            f"{key}.heads = {self.heads} is not a multiple of {key}.kv_heads = {self.kv_heads}",
         )
         check(
             self.head_dim % 2 == 0,
-            f"model.head_dim = {self.head_dim}: rotary embeddings need an even size",
+            f"{key}.head_dim = {self.head_dim}: rotary embeddings need an even size",
         )
+        experts = 0
         if self.moe is not None:
-            self.moe.validate(self.layers)
+            check(
+                self.moe.top_k <= self.moe.experts,
+                f"{key}.moe.top_k = {self.moe.top_k}: must be in 1..{self.moe.experts} (experts)",
+            )
+            missing = [i for i in self.moe.dense_layers if i >= self.layers]
+            layers = f"the model has layers 0..{self.layers - 1}"
+            check(not missing, f"{key}.moe.dense_layers {missing}: {layers}")
+            experts = self.moe.experts * (3 * self.moe.ffn + 1)
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        experts = 0 if self.moe is None else self.moe.experts * (3 * self.moe.ffn + 1)
         mlp = self.hidden * max(3 * self.ffn, experts)
         size = self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden
-        found = f"model: its sizes make up to {size:.1e} parameters"
-        check(size <= MOST_PARAMETERS, f"{found}, at most {MOST_PARAMETERS:.0e} are allowed")
+        sizes = f"{key}: its sizes make up to {size:.1e} parameters"
+        check(size <= MAX_PARAMETERS, f"{sizes}, at most {MAX_PARAMETERS:.0e} are allowed")
 
 
 @dataclass(frozen=True)
-class ComputeConfig:
-    """How the model is computed; none of these changes what it computes beyond rounding."""
+class ComputeConfig(Section):
+    """How the model is computed; no setting changes the result beyond rounding."""
 
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Activations and the inputs of matrix products have this type."""
-    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """The parameters that are trained have this type."""
+    KEY: ClassVar[str] = "compute"
+
+    dtype: DType = "float32"
+    """Type of activations and of the inputs of matrix products."""
+    param_dtype: DType = "float32"
+    """Type of the trained parameters."""
     remat: bool = False
-    """The backward pass computes each layer again, which saves memory."""
+    """Rematerialise each layer in the backward pass, which saves memory."""
     scan_layers: bool = True
-    """Training compiles one body for each run of equal layers; False: a few layers run faster, many
+    """Compile one body for each run of equal layers in training; False: few layers run faster, many
     compile slowly.
     """
     scan_decode: bool = False
-    """Prefill and decoding compile one body, too: a TPU takes minutes to compile a hundred layers.
-    """
+    """Compile one body in prefill and decoding too; a TPU compiles a hundred layers for minutes."""
     experts: Literal["auto", "ragged", "padded"] = "auto"
-    """The grouped matrix product of the experts; auto: padded on a CPU, ragged elsewhere."""
+    """Grouped matrix product of the experts; auto: padded on a CPU, ragged elsewhere."""
     attention: Literal["auto", "splash", "portable"] = "auto"
-    """The attention of training and prefill; splash is the TPU's kernel; auto: splash on a TPU,
-    where lengths fit.
+    """Attention of training and prefill; splash: the TPU's kernel; auto: splash on a TPU if lengths
+    fit.
     """
     exchange: Literal["gather", "all_to_all"] = "gather"
-    """Training sends tokens to experts on other devices in this way; prefill and decoding gather.
-    """
+    """Exchange of tokens between experts' devices in training; prefill and decoding gather."""
     moe_chunk: CountOrOff = 0
-    """So many tokens of a device go through the experts at once, and again in the backward pass; 0:
-    all.
+    """Number of a device's tokens in the experts at once, recomputed in the backward pass; 0: all.
     """
     logprob_chunk: Tokens = 4096
-    """The logits of so many tokens exist at once."""
+    """Number of tokens whose logits exist at once."""
     float32_parts: tuple[Literal["attention", "gate", "mlp", "stream"], ...] = ()
-    """These parts of the model are computed in float32 where dtype is bfloat16."""
+    """Parts of the model that are computed in float32 if dtype is bfloat16."""
 
     def dtype_of(self, part: str) -> str:
-        """The dtype of one part's activations: `attention` (and its cache), the router's input
-        (`gate`), the experts and dense layers (`mlp`), or the residual `stream` with the final norm
-        and the LM head. Each includes the norm in front of it; weights are rounded as before."""
+        """Returns the dtype of one part's activations: `attention` (and its cache), the router's
+        input (`gate`), the experts and dense layers (`mlp`), or the residual `stream` with the
+        final norm and the LM head. Each includes its norm; weights are rounded as before.
+        """
         return "float32" if self.dtype == "bfloat16" and part in self.float32_parts else self.dtype
 
-    def validate(self) -> None:
-        check_fields(self, "compute")
+    def _check(self, key: str) -> None:
         check(
             len(set(self.float32_parts)) == len(self.float32_parts),
-            f"compute.float32_parts = {self.float32_parts}: names a part twice",
+            f"{key}.float32_parts = {self.float32_parts}: names a part twice",
         )

@@ -5,12 +5,10 @@ rl/objectives/, one file each, or in a user's own file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from compass_jax.config.ranges import Range
+from compass_jax.config.ranges import Coefficient
 from compass_jax.config.seam import Seam, seam_class
-
-Coefficient = Annotated[float, Range(0, 1000)]
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,9 @@ class Objective(Seam):
     required: ClassVar[tuple[str, ...]] = ("surrogate", "weights")
 
     kl_coef: Coefficient = 0.0
-    """The KL divergence (k3) from the first policy is a penalty with this factor; 0: none is
-    computed.
-    """
+    """KL penalty (k3) from the initial policy (a factor); 0: not computed."""
     router_aux_coef: Coefficient = 0.0
-    """The loss that balances the experts' load is added with this factor."""
+    """Load-balancing loss of the experts (a factor)."""
 
     @property
     def divides_by_std(self) -> bool:

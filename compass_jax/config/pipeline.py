@@ -10,7 +10,7 @@ from typing import Any
 
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
-from compass_jax.config.ranges import Name, check_fields
+from compass_jax.config.ranges import Name, Section, check_fields
 from compass_jax.config.run import RunConfig
 from compass_jax.config.stages import REFERENCE, Export, Merge, Rl, Run, Sft, Stage
 
@@ -18,20 +18,18 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True)
-class PipelineConfig:
-    """Stages, in the order in which they run, and the folder of all that they write."""
+class PipelineConfig(Section):
+    """Stages in their order, and the folder of their results."""
 
     stages: tuple[Stage, ...]
-    """These stages run, one after another."""
+    """Stages, which run one after another."""
     run_dir: Name = "runs/pipeline"
-    """Each stage gets a folder in this one, such as 02-reasoning; pipeline.json, results.json,
-    results.md and report.html lie beside them.
-    """
+    """Folder of the stages, such as 02-reasoning, and of the pipeline's records and report."""
 
-    def validate(self) -> PipelineConfig:
-        """Returns the pipeline with what each stage starts from written out. ConfigError, naming
-        the stage, for the first setting that cannot be used, a stage that is missing or comes
-        later, a circle, and parents of a merge without a common ancestor.
+    def validate(self, key: str | None = None) -> PipelineConfig:
+        """Returns the pipeline with each stage's start written out. Raises ConfigError, naming the
+        stage, for the first setting that cannot be used, a stage that is missing or comes later, a
+        circle, and parents of a merge without a common ancestor.
         """
         check_fields(self, "")
         check(bool(self.stages), "stages is empty: a pipeline has at least one")

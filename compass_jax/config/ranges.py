@@ -1,10 +1,10 @@
-"""What a field may hold, said beside it: its type, and a `Range` where it is a number. One function
-checks them all.
+"""What a field may hold: its type, and a rule such as `Range` in its annotation. `check_fields`
+checks them all, and `Section` is the base class of the parts of a configuration.
 
     slots: Annotated[int, Range(1, 65_536)] = 64
 
-An upper bound is not a recommendation: it is far beyond any use, and below what would hang a run or
-eat the memory.
+An upper bound is no recommendation: it is far beyond any use, and below a size that would hang a
+run or exhaust the memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from compass_jax.config.errors import ConfigError, check
+from compass_jax.config.named import absolute
 from compass_jax.untrusted import whole_text
 
 MOST_ENTRIES = 10_000  # of a tuple
@@ -26,22 +28,32 @@ MOST_DEPTH = 16  # of tuples in each other, in a field that takes any
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included, or without `low` (above)."""
+    """Numbers from `low` to `high`, both included; `above` excludes `low`.
+
+    note: ends the message, with the meaning of a special value or the reason for a bound. or_zero:
+    0 is allowed below `low`.
+    """
 
     low: float
     high: float
     above: bool = False
-    note: str = ""  # ends the message: what a special value means, or why the bound is where it is
+    note: str = ""
+    or_zero: bool = False
 
-    def refusal(self, value: float) -> str:
-        """What `value` must be, where it leaves the range; empty inside."""
+    def refusal(self, value: Any) -> str:
+        """Returns what `value` must be; empty for a value inside the range."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return "must be a finite number"
+        if self.or_zero and value == 0:
+            return ""
         if value < self.low or (self.above and value == self.low):
             if (self.low == 0 and self.above) or (self.low == 1 and isinstance(value, int)):
                 wanted = "must be positive"
             elif self.low == 0:
                 wanted = "must be >= 0"
             else:
-                wanted = f"must be {'above' if self.above else 'at least'} {self.low}"
+                zero = "0 or " if self.or_zero and value > 0 else ""
+                wanted = f"must be {zero}{'above' if self.above else 'at least'} {self.low}"
         elif value > self.high:
             wanted = f"must be at most {self.high}"
         else:
@@ -51,27 +63,49 @@ class Range:
 
 @dataclass(frozen=True)
 class Characters:
-    """Texts of so many characters."""
+    """Texts of a number of characters."""
 
     most: int
     least: int = 0
 
 
+@dataclass(frozen=True)
+class Increasing:
+    """Tuples that are not empty and increase strictly, from above `above`."""
+
+    above: int = 0
+
+    def refusal(self, value: tuple) -> str:
+        """Returns what `value` must be; empty for an increasing tuple."""
+        if value and value[0] > self.above and list(value) == sorted(set(value)):
+            return ""
+        return f"must increase and be {f'above {self.above}' if self.above else 'positive'}"
+
+
 ANY_NUMBER = Range(-(2**63), 2**63 - 1)
 ANY_TEXT = Characters(4096)  # most texts name a file or a thing
+AUTO = "auto"  # for a column's name: the file's columns decide (data/formats.py)
 Name = Annotated[str, Characters(4096, least=1)]
 Text = Annotated[str, Characters(1_000_000)]  # written for the model to read
-AUTO = "auto"  # in the place of a column's name: the file's columns say which (data/formats.py)
 Count = Annotated[int, Range(1, 10**9)]
 CountOrOff = Annotated[int, Range(0, 10**9)]
 Tokens = Annotated[int, Range(1, 2**27)]
+Buckets = Annotated[tuple[Tokens, ...], Increasing()]
+LongBuckets = Annotated[tuple[Tokens, ...], Increasing(1)]
 Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 1, above=True)]
 Repeat = Annotated[int, Range(1, 1000)]
+Processes = Annotated[int, Range(1, 1024)]
+Requests = Annotated[int, Range(1, 4096)]
+Slots = Annotated[int, Range(1, 2**20)]
+Seconds = Annotated[float, Range(0, 86_400, above=True)]
+Temperature = Annotated[float, Range(0.001, 100, or_zero=True, note="0 is greedy")]
+SamplingTemperature = Annotated[float, Range(0.001, 100, note="greedy answers are always added")]
+Coefficient = Annotated[float, Range(0, 1000)]
 
 
 def shown(value: Any) -> str:
-    """`value` as a message writes it, of bounded length."""
+    """Returns `value` as a message writes it, of bounded length."""
     try:
         text = repr(value[:200] if isinstance(value, str | tuple | list) else value)
     except ValueError:  # Python writes no integer of more than 4300 digits
@@ -81,30 +115,74 @@ def shown(value: Any) -> str:
 
 def check_fields(config: Any, key: str) -> None:
     """Raises ConfigError, naming `key.field`, for the first field that holds another type or number
-    than it declares.
-
-    The configurations inside this one are checked too, so that no `validate` meets a value that it
-    cannot compare.
+    than it declares, in the sections too: no `_check` meets a value that it cannot compare.
     """
     cls: Any = type(config)
     for name, hint in field_hints(cls).items():
         _check(getattr(config, name), hint, f"{key}.{name}" if key else name)
 
 
+class Section:
+    """A part of a configuration, a frozen dataclass. `KEY` is its setting in a run.
+
+    `CODE` lists the fields that name own code, whose paths become absolute: a configuration means
+    the same file wherever it is read. Mappings become pairs, which are hashable.
+    """
+
+    KEY: ClassVar[str] = ""
+    CODE: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            value = tuple(value.items()) if isinstance(value, Mapping) else value
+            object.__setattr__(self, name, own_code(value) if name in self.CODE else value)
+
+    def validate(self, key: str | None = None) -> Self:
+        """Returns self. Raises ConfigError, naming the setting, for the first value that cannot be
+        used. `key` replaces KEY.
+        """
+        key = self.KEY if key is None else key
+        check_fields(self, key)
+        self._check(key)
+        return self
+
+    def _check(self, key: str) -> None:
+        """Raises ConfigError for values that contradict each other. By default checks the sections
+        inside this one.
+        """
+        for name, value in vars(self).items():
+            inner = f"{key}.{name}" if key else name
+            if isinstance(value, Section):
+                value.validate(inner)
+            for i, part in enumerate(value if isinstance(value, tuple) else ()):
+                if isinstance(part, Section):
+                    part.validate(f"{inner}[{i}]")
+
+
+def own_code(value: Any) -> Any:
+    """Returns a name of own code, or pairs or a mapping of names and weights, as a configuration
+    keeps it: as pairs, with absolute paths.
+    """
+    value = tuple(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(value, tuple):
+        return absolute(value)
+    return tuple((absolute(x[0]), *x[1:]) if isinstance(x, tuple) and x else x for x in value)
+
+
 @functools.cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """Name -> type of each field of a dataclass, with its `Range` where it has one."""
+    """Returns the type of each field of a dataclass, with its rule."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def options(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the hint alone."""
+    """Returns the members of a union, or the hint alone."""
     return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
 
 
 def type_name(hint: Any) -> str:
-    """A type as messages write it."""
+    """Returns a type as messages write it."""
     if get_origin(hint) is Annotated:
         return type_name(get_args(hint)[0])
     if get_origin(hint) is tuple:
@@ -126,6 +204,8 @@ def _check(value: Any, hint: Any, key: str) -> None:
         check_fields(value, key)
     elif isinstance(value, tuple):
         _check_tuple(value, get_args(hint), key)
+        refusal = rule.refusal(value) if isinstance(rule, Increasing) else ""
+        check(not refusal, f"{key} = {shown(value)}: {refusal}")
     elif isinstance(value, str) and get_origin(hint) is not Literal:
         text = rule if isinstance(rule, Characters) else ANY_TEXT
         check(len(value) >= text.least, f"{key} is empty")
@@ -136,14 +216,11 @@ def _check(value: Any, hint: Any, key: str) -> None:
         check("\0" not in value, f"{key} holds a NUL character; remove it")
         whole_text(value, key, error=ConfigError)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        finite = isinstance(value, int) or math.isfinite(value)
-        number = rule if isinstance(rule, Range) else ANY_NUMBER
-        refusal = number.refusal(value) if finite else "must be a finite number"
-        if refusal:
-            raise ConfigError(f"{key} = {shown(value)}: {refusal}")
+        refusal = (rule if isinstance(rule, Range) else ANY_NUMBER).refusal(value)
+        check(not refusal, f"{key} = {shown(value)}: {refusal}")
 
 
-def _rule(hint: Any) -> tuple[Any, Range | Characters | None]:
+def _rule(hint: Any) -> tuple[Any, Range | Characters | Increasing | None]:
     if get_origin(hint) is Annotated:
         base, *rules = get_args(hint)
         return base, rules[0]
@@ -151,7 +228,7 @@ def _rule(hint: Any) -> tuple[Any, Range | Characters | None]:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether `value` has the outer type of a hint that is no union."""
+    """Returns whether `value` has the outer type of a hint that is no union."""
     hint, _ = _rule(hint)
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)

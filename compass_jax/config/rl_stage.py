@@ -1,4 +1,4 @@
-"""The settings of one stage of RL; config/curriculum.py says what follows from them."""
+"""The settings of one stage of RL; config/curriculum.py applies them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from typing import Annotated
 
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Objective
-from compass_jax.config.ranges import CountOrOff, Fraction, Range, Share, Tokens, check_fields
+from compass_jax.config.ranges import CountOrOff, Fraction, Range, Section, Share, Tokens
 
 Band = tuple[Fraction, Fraction, Share]  # lowest and highest pass rate, share of the prompts
 GroupSize = Annotated[int, Range(2, 65_536)]
 LearningRate = Annotated[float, Range(0, 100, above=True)]
-WITHIN = 1e-6  # of 1, which the shares of a mix sum to
+TOLERANCE = 1e-6  # of the sum of a mix's shares, 1
 
 
 @dataclass(frozen=True)
-class RLStage:
-    """One stage of RL: what it says instead of the run's own settings, where it is not none, until
-    the next stage begins or the run ends.
+class RLStage(Section):
+    """One stage of RL: settings that replace the run's, unless none, until the next stage begins or
+    the run ends.
     """
 
     after_steps: CountOrOff = 0
-    """The stage begins after so many steps of the run; the first one after 0."""
+    """Number of steps of the run after which the stage begins; the first one after 0."""
     mix: tuple[Band, ...] = ()
-    """Prompts are drawn by difficulty: the lowest and the highest pass rate of each band, and its
-    share of the prompts; none: they come as they are.
+    """Mix of difficulties: bands of (lowest pass rate, highest pass rate, share of the prompts);
+    none: prompts come in their order.
     """
     max_new_tokens: Tokens | None = None
-    """An answer ends after this many tokens at the latest; none: as rollout.max_new_tokens says."""
+    """Maximum number of new tokens of an answer; none: rollout.max_new_tokens."""
     group_size: GroupSize | None = None
-    """Each prompt gets so many samples; none: as rl.group_size says."""
+    """Number of samples per prompt; none: rl.group_size."""
     learning_rate: LearningRate | None = None
-    """This factor takes the place of rl.optim.learning_rate, whose warm-up and schedule go on."""
+    """Learning rate (a factor) instead of rl.optim.learning_rate; warm-up and schedule continue."""
     objective: Objective | None = None
     """The policy objective of the stage; none: the run's."""
 
-    def validate(self, key: str) -> None:
-        check_fields(self, key)
+    def _check(self, key: str) -> None:
         for low, high, _ in self.mix:
             check(low < high, f"{key}.mix: a band from {low:g} to {high:g} holds no pass rate")
         for (_, end, _), (begin, _, _) in pairwise(self.mix):
@@ -50,15 +49,13 @@ class RLStage:
             )
         total = sum(share for *_, share in self.mix)
         check(
-            not self.mix or abs(total - 1) < WITHIN,
+            not self.mix or abs(total - 1) < TOLERANCE,
             f"{key}.mix: its shares sum to {total:g}; they must sum to 1",
         )
 
 
 def check_order(stages: Sequence[RLStage]) -> None:
-    """Raises ConfigError where a stage cannot be meant, or stages do not follow each other."""
-    for i, stage in enumerate(stages):
-        stage.validate(f"rl.stages[{i}]")
+    """Raises ConfigError for stages that do not follow each other."""
     begins = [stage.after_steps for stage in stages]
     check(
         not stages or (begins[0] == 0 and begins == sorted(set(begins))),

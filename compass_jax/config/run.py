@@ -11,7 +11,7 @@ from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
-from compass_jax.config.ranges import Count, CountOrOff, Range, check_fields, shown
+from compass_jax.config.ranges import Count, CountOrOff, Range, Section, shown
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.sft import SFTConfig
@@ -20,84 +20,68 @@ from compass_jax.config.verifiers import check_rewards, smallest_gap
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Section):
     """A whole run: the settings of all its components."""
 
     name: str
-    """The name says which run this is; it is the folder's name under runs/."""
+    """Name of the run and of its folder under runs/."""
     model: ModelConfig
     """The sizes of the model that is trained, in the terms of its Hugging Face config."""
     run_dir: str = ""
-    """The run writes to this folder; empty: runs/NAME (`sft` and `train`: runs/NAME/sft and
-    runs/NAME/rl).
-    """
+    """Run directory; empty: runs/NAME (`sft` and `train`: runs/NAME/sft and runs/NAME/rl)."""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    """Every random draw of the run follows from this number, which has no unit."""
+    """Seed of every random draw of the run (a number)."""
     init_from: str = ""
-    """The run starts from the weights of this Hugging Face folder or checkpoint; empty: from random
-    ones.
-    """
+    """Initial weights: a Hugging Face folder or checkpoint; empty: random weights."""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
-    """How the model is computed: types, recomputation, kernels."""
+    """Computation of the model: types, rematerialisation, kernels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """How many devices the training uses along each axis."""
+    """Mesh of the training: devices along each axis."""
     rollout_mesh: MeshConfig | None = None
-    """How many devices the rollout uses along each axis; None: as the training's mesh."""
+    """Mesh of the rollout: devices along each axis; None: the training's mesh."""
     rollout_apart: bool = False
-    """The rollout gets devices of its own, after the training's; with rl.one_step_off both work at
-    once.
+    """Disaggregated rollout on devices of its own, after the training's; with rl.one_step_off both
+    run at once.
     """
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """How answers are sampled."""
+    """Sampling of answers."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Which prompts there are, and which of them are held out."""
+    """Prompts of training and evaluation."""
     rewards: RewardConfig = field(default_factory=RewardConfig)
-    """How the verifiers that judge answers are run."""
+    """Verifiers of answers."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     """Supervised fine-tuning on conversations."""
     rl: RLConfig = field(default_factory=RLConfig)
     """Reinforcement learning."""
     evaluation: EvalConfig = field(default_factory=EvalConfig)
-    """How held-out prompts are answered and counted."""
+    """Evaluation on held-out prompts."""
     log: LogConfig = field(default_factory=LogConfig)
-    """What is written down of the samples."""
+    """Logged samples."""
     keep_checkpoints: Count = 2
-    """The run directory keeps this count of checkpoints, the newest."""
+    """Number of checkpoints that are kept, the newest ones."""
     show_samples_every: CountOrOff = 10
-    """The screen shows a table of samples at the first step and every so many steps; 0: never."""
+    """Interval in steps of the table of samples on the screen; 0: never."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
-    """The metrics go to these places too, besides metrics.jsonl; none: to it alone."""
+    """Trackers that receive the metrics besides metrics.jsonl; none: metrics.jsonl alone."""
 
     @property
     def directory(self) -> str:
-        """Where the run writes."""
+        """The run directory."""
         return self.run_dir or f"runs/{self.name}"
 
     @property
     def rollout_compute(self) -> ComputeConfig:
-        """How the sampler computes the model: as training does, but in `rollout.dtype`."""
+        """The sampler's computation: the training's, in `rollout.dtype`."""
         return replace(self.compute, dtype=self.rollout.dtype or self.compute.dtype)
 
-    def validate(self) -> RunConfig:
-        """Returns self, or raises ConfigError naming the first setting that cannot be used."""
-        check_fields(self, "")
+    def _check(self, key: str) -> None:
         check(bool(self.name), "name is empty: give the run a name")
         check(
             "://" not in self.run_dir,
             f"run_dir = {self.run_dir!r}: must be a path; mount the bucket (gcsfuse; launch/ does"
             " it with --bucket) and name the mount's folder",
         )
-        for part in (
-            self.model,
-            self.compute,
-            self.rollout,
-            self.data,
-            self.rewards,
-            self.sft,
-            self.rl,
-            self.evaluation,
-        ):
-            part.validate()
+        super()._check(key)
         check(
             self.rollout.max_length <= self.model.max_positions,
             f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed"
@@ -131,7 +115,6 @@ class RunConfig:
             f"compute.float32_parts = {parts}: neither compute.dtype nor rollout.dtype is bfloat16,"
             " so it would do nothing",
         )
-        return self
 
     def _check_judge(self) -> None:
         judge = self.rewards.judge
@@ -172,7 +155,7 @@ class RunConfig:
         )
 
     def validate_for_rl(self) -> RunConfig:
-        """`validate()`, and what only RL needs: an untruncated sampler (algorithms section 0) and
+        """Validates the run, and RL's needs: an untruncated sampler (algorithms section 0) and
         buckets that hold every rollout.
         """
         self.validate()

@@ -7,15 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from compass_jax.config.data import FileSource
 from compass_jax.config.errors import check
-from compass_jax.config.named import absolute, check_name
+from compass_jax.config.named import check_name
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.ranges import Name
+from compass_jax.config.ranges import Name, Section
 from compass_jax.config.run import RunConfig
 from compass_jax.config.verifiers import Options
 
@@ -24,7 +24,7 @@ Reads = Iterator[tuple[str, str, bool]]
 
 
 @dataclass(frozen=True)
-class BaseStage:
+class BaseStage(Section):
     """What every kind of stage has. A new kind says here what it makes and reads, joins `Stage`,
     and gets its function in pipeline/work.py.
     """
@@ -34,10 +34,7 @@ class BaseStage:
     ROWS: ClassVar[bool] = False  # whether it makes conversations
 
     name: Name
-    """The stage has this name, of small letters, digits, - and _."""
-
-    def validate(self) -> None:
-        """Raises ConfigError for a setting that cannot be used."""
+    """Name of the stage, of small letters, digits, - and _."""
 
     def starts(self) -> tuple[str, ...]:
         """Returns the names of the stages whose weights it takes."""
@@ -58,22 +55,18 @@ class BaseStage:
 
 @dataclass(frozen=True)
 class Rows(BaseStage):
-    """Rows that a function of one's own gives, written as JSON lines."""
+    """Rows from a function of your own, written as JSON lines."""
 
     OUTPUT: ClassVar[str] = "rows.jsonl"
     ROWS: ClassVar[bool] = True
+    CODE: ClassVar[tuple[str, ...]] = ("function",)
 
     function: Name
-    """This function gives the rows, objects of JSON: my_rows:name or path/my_rows.py:name."""
+    """Function that yields the rows, objects of JSON: my_rows:name or path/my_rows.py:name."""
     arguments: Options = ()
-    """The function gets these arguments, as JSON pairs of a name and a value."""
+    """Arguments of the function, as JSON pairs of a name and a value."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "function", absolute(self.function))
-        if isinstance(given := self.arguments, Mapping):
-            object.__setattr__(self, "arguments", tuple(given.items()))
-
-    def validate(self) -> None:
+    def _check(self, key: str) -> None:
         check_name(self.function, "function", "'my_rows:lessons'")
 
 
@@ -87,9 +80,9 @@ class Prepare(BaseStage):
     ROWS: ClassVar[bool] = True
 
     settings: PrepareConfig
-    """These are the settings of `compass prepare-sft`."""
+    """Settings of `compass prepare-sft`."""
 
-    def validate(self) -> None:
+    def _check(self, key: str) -> None:
         self.settings.validate()
 
     def reads(self) -> Reads:
@@ -107,13 +100,13 @@ class _Training(BaseStage):
     WEIGHTS: ClassVar[bool] = True
 
     run: RunConfig
-    """These are the run's settings; its directory is the stage's."""
+    """Settings of the run; its directory is the stage's."""
     start: str = ""
-    """Training starts from the weights of the stage of this name; empty: from run.init_from, or
-    from the nearest stage before that makes weights, or from random ones.
+    """Stage whose weights training starts from; empty: run.init_from, or the nearest earlier stage
+    with weights, or random weights.
     """
 
-    def validate(self) -> None:
+    def _check(self, key: str) -> None:
         check(
             not (self.start and self.run.init_from),
             f"start = {self.start!r} and run.init_from = {self.run.init_from!r:.200}: give one of"
@@ -134,8 +127,8 @@ class _Training(BaseStage):
 
 @dataclass(frozen=True)
 class Sft(_Training):
-    """Supervised fine-tuning. Where the run names no conversations, it takes the rows of the
-    nearest stage before it that makes some.
+    """Supervised fine-tuning. A run without conversations takes the rows of the nearest earlier
+    stage that makes some.
     """
 
     def reads(self) -> Reads:
@@ -156,8 +149,8 @@ class Sft(_Training):
 class Rl(_Training):
     """Reinforcement learning."""
 
-    def validate(self) -> None:
-        super().validate()
+    def _check(self, key: str) -> None:
+        super()._check(key)
         self.run.validate_for_rl()
 
     def reads(self) -> Reads:
@@ -174,31 +167,25 @@ class Merge(BaseStage):
     WEIGHTS: ClassVar[bool] = True
 
     parents: tuple[Name, ...]
-    """The weights of the stages of these names are merged."""
+    """Stages whose weights are merged."""
     base: str = ""
-    """What parents changed is counted from the weights of the stage of this name; empty: the
-    nearest that all of them started from.
-    """
+    """Stage from whose weights the parents' changes count; empty: their nearest common ancestor."""
     method: Literal["ties", "linear", "task-arithmetic"] = "ties"
-    """The weights are merged by this method."""
+    """Method of the merge."""
     weights: tuple[float, ...] = ()
-    """Each parent counts with its factor here; none: all with 1."""
+    """Factor of each parent; none: 1."""
     density: tuple[float, ...] = ()
-    """Methods that trim keep this share of a parent's changes, one for all or one for each; none:
-    0.2.
-    """
+    """Share of a parent's changes that trimming methods keep, for all or for each; none: 0.2."""
     scale: float = 1.0
-    """The merged changes are multiplied by this factor."""
+    """Factor of the merged changes."""
     routers: str = "merge"
-    """Routers are merged too (merge), or are those of the base (base) or of the parent with this
-    number, from 1.
-    """
+    """Routers: merged (merge), the base's (base), or those of the parent with this number."""
 
-    def validate(self) -> None:
+    def _check(self, key: str) -> None:
         check(len(self.parents) > 1, f"parents = {self.parents}: a merge needs two or more")
-        whose = self.routers.isascii() and self.routers.isdigit() and int(self.routers)
+        number = self.routers.isascii() and self.routers.isdigit() and int(self.routers)
         check(
-            self.routers in ("merge", "base") or 1 <= whose <= len(self.parents),
+            self.routers in ("merge", "base") or 1 <= number <= len(self.parents),
             f"routers = {self.routers!r}: give merge, base, or a parent's number from 1",
         )
 
@@ -211,15 +198,11 @@ class Evaluate(BaseStage):
     """Accuracies of the weights of several stages on the same sets."""
 
     run: RunConfig
-    """These settings say which sets there are, and how they are answered; the folder is the
-    stage's.
-    """
+    """Settings of the evaluation; its folder is the stage's."""
     of: tuple[Name, ...] = ()
-    """The weights of the stages of these names are measured; none: of every stage before this one
-    that makes weights.
-    """
+    """Stages whose weights are evaluated; none: every earlier stage that makes weights."""
 
-    def validate(self) -> None:
+    def _check(self, key: str) -> None:
         _validate_run(self.run)
         check(
             self.run.data.evaluated,
@@ -246,9 +229,7 @@ class Export(BaseStage):
     WEIGHTS: ClassVar[bool] = True
 
     start: str = ""
-    """The weights are those of the stage of this name; empty: of the nearest stage before that
-    makes weights.
-    """
+    """Stage whose weights are exported; empty: the nearest earlier stage that makes weights."""
 
     def starts(self) -> tuple[str, ...]:
         return (self.start,) if self.start else ()

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from compass_jax.config.errors import check
-from compass_jax.config.named import absolute, check_name, load
+from compass_jax.config.named import check_name, load
 from compass_jax.config.ranges import Name, Range
 from compass_jax.verifiers.find import kinds
 
@@ -30,14 +30,6 @@ NEAR = 1e-9  # sums of weights are compared within this
 def pairs(verifier: Verifiers) -> tuple[tuple[str, float], ...]:
     """(name, weight) of each verifier; of an empty name none."""
     return ((verifier, 1.0),) * bool(verifier) if isinstance(verifier, str) else verifier
-
-
-def settled(value: Any) -> Any:
-    """A verifier as a configuration keeps it: a mapping as pairs, paths of files absolute."""
-    value = tuple(value.items()) if isinstance(value, Mapping) else value
-    if not isinstance(value, tuple):
-        return absolute(value)
-    return tuple((absolute(x[0]), *x[1:]) if isinstance(x, tuple) and x else x for x in value)
 
 
 def looked_for(source: Any, tag: str) -> str:

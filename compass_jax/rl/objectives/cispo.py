@@ -24,7 +24,7 @@ class Cispo(Objective):
     """
 
     ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0
-    """A token's weight, its ratio, is cut at this number (1.2 is published too)."""
+    """Cap of a token's weight, which is its ratio (1.2 is published too)."""
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
         """The weighted log-prob of each token; a token counts as clipped above the bound."""

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.config import Objective
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Fraction
-from compass_jax.config.training import Bound, Clip, FromZero, check_dual_clip
+from compass_jax.config.training import Clip, DualClip, FromZero
 from compass_jax.masked import masked_quantile
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
 from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs
@@ -46,13 +46,13 @@ class Espo(Objective):
     """
 
     alpha: FromZero = 0.02
-    """A group's clip range is this factor times its mean entropy over the entropy of a uniform
-    choice.
+    """Clip range of a group: this factor times its mean entropy over the entropy of a uniform
+    distribution.
     """
     floor: FromZero = 1e-5
-    """No clip range is narrower than this number, a distance of the ratio from 1."""
+    """Smallest clip range (a number, the distance of the ratio from 1)."""
     quantiles: tuple[Fraction, ...] = (0.8,)
-    """A response's tokens are grouped at these shares of its entropies in order; (): one group."""
+    """Boundaries of the entropy groups: shares of a response's tokens by entropy; (): one group."""
     token_form: Literal["gspo", "printed"] = "gspo"
     """A token's ratio stops the gradient at its own probability (gspo), or as the paper prints it
     (printed).
@@ -60,13 +60,13 @@ class Espo(Objective):
     every_token: bool = False
     """Each token is a group of its own, the paper's ablation; quantiles must be ()."""
     fixed_clip: bool = False
-    """The range of clip_low and clip_high takes the place of the one that follows the entropy."""
+    """Clip by clip_low and clip_high instead of the entropy."""
     clip_low: Clip = 3e-4
-    """With fixed_clip, the ratio is clipped at 1 minus this number."""
+    """Lower clip with fixed_clip: the ratio is clipped at 1 minus this number."""
     clip_high: Clip = 4e-4
-    """With fixed_clip, the ratio is clipped at 1 plus this number."""
-    dual_clip: Bound = 0.0
-    """Where the advantage is negative, the ratio counts up to this number at most; 0: off."""
+    """Upper clip with fixed_clip: the ratio is clipped at 1 plus this number."""
+    dual_clip: DualClip = 0.0
+    """Dual clip: the largest ratio (a number) if the advantage is negative; 0: off."""
 
     def groups(
         self, old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"]
@@ -103,7 +103,6 @@ class Espo(Objective):
 
     def validate(self) -> None:
         super().validate()
-        check_dual_clip(self.dual_clip)
         key, default = "rl.objective", type(self)
         check(
             self.fixed_clip

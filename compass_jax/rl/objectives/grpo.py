@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compass_jax.config import Objective, RLConfig
-from compass_jax.config.training import Bound, Clip, check_dual_clip
+from compass_jax.config.training import Clip, DualClip
 from compass_jax.rl.objectives.inputs import (
     PolicyInputs,
     WeightInputs,
@@ -35,13 +35,13 @@ class Grpo(Objective):
     """
 
     clip_low: Clip = 0.2
-    """The ratio is clipped at 1 minus this number."""
+    """Lower clip: the ratio is clipped at 1 minus this number."""
     clip_high: Clip = 0.2
-    """The ratio is clipped at 1 plus this number."""
-    dual_clip: Bound = 0.0
-    """Where the advantage is negative, the ratio counts up to this number at most; 0: off."""
+    """Upper clip: the ratio is clipped at 1 plus this number."""
+    dual_clip: DualClip = 0.0
+    """Dual clip: the largest ratio (a number) if the advantage is negative; 0: off."""
     mean: Literal["response", "tokens", "constant"] = "response"
-    """The mean over tokens: by response (GRPO), of all tokens (DAPO), or over a constant length
+    """Mean over tokens: by response (GRPO), of all tokens (DAPO), or over a constant length
     (Dr.GRPO).
     """
 
@@ -65,10 +65,6 @@ class Grpo(Objective):
         if inputs.max_new_tokens is None:
             raise ValueError("dr_grpo needs max_new_tokens, the constant that it divides by")
         return inputs.responses * (inputs.mask.astype(inputs.dtype) / inputs.max_new_tokens)
-
-    def validate(self) -> None:
-        super().validate()
-        check_dual_clip(self.dual_clip)
 
 
 def grpo(**changes: Any) -> Grpo:

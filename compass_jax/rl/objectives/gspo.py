@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Array, Float
 
 from compass_jax.config import Objective
-from compass_jax.config.training import Bound, Clip, check_dual_clip
+from compass_jax.config.training import Clip, DualClip
 from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs, token_mean
 from compass_jax.rl.surrogate import (
     Surrogate,
@@ -27,11 +27,11 @@ class Gspo(Objective):
     """
 
     clip_low: Clip = 3e-4
-    """The ratio is clipped at 1 minus this number."""
+    """Lower clip: the ratio is clipped at 1 minus this number."""
     clip_high: Clip = 4e-4
-    """The ratio is clipped at 1 plus this number."""
-    dual_clip: Bound = 0.0
-    """Where the advantage is negative, the ratio counts up to this number at most; 0: off."""
+    """Upper clip: the ratio is clipped at 1 plus this number."""
+    dual_clip: DualClip = 0.0
+    """Dual clip: the largest ratio (a number) if the advantage is negative; 0: off."""
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
         """The clipped surrogate of each token, whose ratio is its sequence's."""
@@ -46,4 +46,3 @@ class Gspo(Objective):
 
     def validate(self) -> None:
         super().validate()
-        check_dual_clip(self.dual_clip)
