@@ -43,8 +43,8 @@ from compass_jax.verifiers.maths.values import (
 
 MAX_CHARS = 2_000
 MAX_BRACKETS = 60
-FLOAT_DIGITS = 12  # a decimal of so many digits is the print of a float
-ROUNDED_DIGITS = 6  # a reference of so many decimals is a rounded value
+FLOAT_DIGITS = 12  # a decimal of this length is the print of a float
+ROUNDED_DIGITS = 6  # a reference of this length is a rounded value
 _SYNONYMS = {"dne": "does not exist", "impossible": "not possible"}
 _PERCENT, _DEGREE, _RADIAN = (((name, 1),) for name in ("percent", "degree", "radian"))
 
@@ -70,7 +70,7 @@ def same_answer(reference: str, answer: str) -> bool | None:
     right = readings(text)
     if not any(_is_text(value, "words") for value in left) and (last := _said_last(text)):
         right += readings(last)
-    return _any(same(a, b) for a, b in product(left, right))
+    return _any(compare(a, b) for a, b in product(left, right))
 
 
 def _is_deep(text: str) -> bool:
@@ -84,7 +84,7 @@ def _is_deep(text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _canonical(text: str) -> str:
-    """Returns a text without what the notation leaves open."""
+    """Returns a text without blanks and marks that have no meaning."""
     text = re.sub(r"\\text\{\s*([^{}]*?)\s*\}", r" \1 ", text)
     text = re.sub(r"(?<=\\)([A-Za-z]+) (?=[^A-Za-z])", r"\1", text)
     return re.sub(r"[\s]+", " ", re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)).strip()
@@ -111,16 +111,16 @@ def _all(results: Iterable[bool | None]) -> bool | None:
     return None if undecided else True
 
 
-def same(gold: Any, answer: Any) -> bool | None:
+def compare(gold: Any, answer: Any) -> bool | None:
     """Returns whether two values are the same; None where only Math-Verify can say."""
-    both = (gold, answer)
-    for kind, compare in (("words", _same_words), ("opaque", _opaque), ("formal", _same_formal)):
-        if any(_is_text(value, kind) for value in both):
-            return compare(gold, answer)
-    if any(isinstance(value, Named) for value in both):
+    pair = (gold, answer)
+    for kind, same_text in (("words", _same_words), ("opaque", _opaque), ("formal", _same_formal)):
+        if any(_is_text(value, kind) for value in pair):
+            return same_text(gold, answer)
+    if any(isinstance(value, Named) for value in pair):
         return _same_named(gold, answer)
-    if any(isinstance(value, Region) for value in both):
-        regions = [region_of(value) for value in both]
+    if any(isinstance(value, Region) for value in pair):
+        regions = [region_of(value) for value in pair]
         return None not in regions and same_region(*regions)  # type: ignore[arg-type]
     if isinstance(gold, Quantity) and isinstance(answer, Quantity):
         return _same_quantity(gold, answer)
@@ -128,11 +128,11 @@ def same(gold: Any, answer: Any) -> bool | None:
         return _same_items(gold, answer)
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return bool(proportional(gold.difference, answer.difference))
-    if all(_is_text(value, "clock") for value in both):
+    if all(_is_text(value, "clock") for value in pair):
         return _same_clock(gold.content, answer.content)
-    for one, other in (both, both[::-1]):
+    for one, other in (pair, pair[::-1]):
         if isinstance(one, Items) and one.kind in ("set", "list") and one.items:
-            return _all(same(*((x, other) if one is gold else (other, x))) for x in one.items)
+            return _all(compare(*((x, other) if one is gold else (other, x))) for x in one.items)
         if isinstance(one, Items) and one.kind == ":":
             return _same_ratio(one, other)
         if _is_text(one, "based") and isinstance(other, Quantity):
@@ -187,9 +187,9 @@ def _same_formal(gold: Any, answer: Any) -> bool:
 def _same_named(gold: Any, answer: Any) -> bool | None:
     names = [value.name if isinstance(value, Named | Region) else "" for value in (gold, answer)]
     if isinstance(gold, Relation):
-        return (relation := _as_relation(answer)) is not None and same(gold, relation)
+        return (relation := _as_relation(answer)) is not None and compare(gold, relation)
     if isinstance(answer, Relation):
-        return (relation := _as_relation(gold)) is not None and same(relation, answer)
+        return (relation := _as_relation(gold)) is not None and compare(relation, answer)
     left, right = (v.value if isinstance(v, Named) else v for v in (gold, answer))
     if all(names) and len({re.sub(r"^\((.*)\)$", r"\1", name) for name in names}) > 1:
         functions = [re.fullmatch(r"(\w+)\((\w+)\)", name) for name in names]
@@ -198,7 +198,7 @@ def _same_named(gold: Any, answer: Any) -> bool | None:
         if isinstance(right, Quantity):  # f(x) = 2x is f(n) = 2n
             new = {functions[1][2]: functions[0][2]}
             right = replace(right, nodes=tuple(renamed(node, new) for node in right.nodes))
-    return same(left, right)
+    return compare(left, right)
 
 
 def _as_relation(value: Named) -> Relation | None:
@@ -259,7 +259,7 @@ def _in_radians(value: Quantity) -> Quantity:
 
 
 def _is_part(value: Quantity) -> bool:
-    """Returns whether a number lies between -1 and 1, such as 0.5."""
+    """Returns whether the magnitude of a number is less than 1, and not 0."""
     number = constant(value.nodes[0])
     return number is not None and is_real(number) and 0 < abs(number) < 1
 
@@ -330,7 +330,7 @@ def _same_items(gold: Items, answer: Items) -> bool | None:
     loose |= kinds <= {"()", "[]", "list"} and len(left) > 2
     if (gold.kind != answer.kind and not loose) or len(left) != len(right):
         return False
-    return _all(same(a, b) for a, b in zip(left, right))
+    return _all(compare(a, b) for a, b in zip(left, right))
 
 
 def _vector(value: Items) -> Sequence[Any]:
@@ -363,6 +363,6 @@ def _is_ordered(gold: Items, answer: Items) -> bool:
 
 
 def _as_sets(gold: Sequence[Any], answer: Sequence[Any]) -> bool | None:
-    forward = (_any(same(a, b) for b in answer) for a in gold)
-    backward = (_any(same(a, b) for a in gold) for b in answer)
+    forward = (_any(compare(a, b) for b in answer) for a in gold)
+    backward = (_any(compare(a, b) for a in gold) for b in answer)
     return _all([*forward, *backward])

@@ -208,8 +208,8 @@ def _evaluate(node: Node, point: Mapping[str, Number], real: bool) -> Number:
 
 def _arbitrary(name: str, values: Sequence[Number]) -> Fraction:
     """Returns a value that depends on a function's name and arguments alone."""
-    shown = [_mp().nstr(inexact(value), 30) for value in values]
-    digest = hashlib.sha256(repr((name, shown)).encode()).digest()
+    arguments = [_mp().nstr(inexact(value), 30) for value in values]
+    digest = hashlib.sha256(repr((name, arguments)).encode()).digest()
     return Fraction(int.from_bytes(digest[:4]) % 9973 + 2, digest[4] % 30 + 1)
 
 

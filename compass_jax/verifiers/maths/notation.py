@@ -82,7 +82,7 @@ def _compiled(*rewrites: Rewrite) -> list[tuple[re.Pattern, Any]]:
 def _undelimited(mark: re.Match) -> str:
     """Removes dollar signs around formulas; those of amounts become a mark that stands for it."""
     text = mark[0]
-    marks = [found.end() for found in re.finditer(r"\$", text)]
+    marks = [one.end() for one in re.finditer(r"\$", text)]
     pairs = zip(marks[::2], marks[1::2])
     amounts = any(text[i : i + 1].isdigit() and text[j : j + 1].isdigit() for i, j in pairs)
     return text.replace("$", "\0" if len(marks) % 2 or amounts else " ")
@@ -90,9 +90,9 @@ def _undelimited(mark: re.Match) -> str:
 
 def _repeating(mark: re.Match) -> str:
     """Returns a repeating decimal as a fraction."""
-    whole, fixed, repeated = mark[1] or "0", mark[2], mark[3]
+    units, fixed, repeated = mark[1] or "0", mark[2], mark[3]
     nines = "9" * len(repeated) + "0" * len(fixed)
-    return rf"(\frac{{{int(whole + fixed + repeated) - int(whole + fixed)}}}{{{nines}}})"
+    return rf"(\frac{{{int(units + fixed + repeated) - int(units + fixed)}}}{{{nines}}})"
 
 
 # before commands are read: what is written around formulas, and the blanks in numbers

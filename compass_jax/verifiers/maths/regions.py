@@ -152,31 +152,29 @@ def _holds(one: Relation, point: Mapping[str, Number]) -> bool:
 def _tests(*regions: Region) -> Iterator[dict[str, Number]]:
     """Yields the points at which regions are compared, for some values of other variables."""
     names = {region.name for region in regions}
-    for others in islice(points(*(one.difference for one in _relations(*regions))), 3):
-        for value in _values(regions, others):
-            yield {**others, **dict.fromkeys(names, value)}
+    nodes = [one.difference for one in _relations(*regions)]
+    free = set[str]().union(*map(variables, nodes)) - names
+    for parameters in islice(points(*nodes), 3 if free else 1):
+        for value in _values(regions, parameters):
+            yield {**parameters, **dict.fromkeys(names, value)}
 
 
-def _values(regions: Sequence[Region], others: Mapping[str, Number]) -> list[Number]:
+def _values(regions: Sequence[Region], parameters: Mapping[str, Number]) -> list[Number]:
+    """Returns the values at which regions are compared, with values of other variables."""
     ends: dict[Fraction, Number] = {Fraction(0): Fraction(0)}
     simple = True
-    for region in regions:
-        for one in _relations(region):
-            sides = sorted((one.left, one.right), key=lambda side: region.name in variables(side))
-            bound, variable = sides
-            if variable.kind == "abs":
-                (variable,) = variable.parts
-            simple &= variable == Node("sym", (region.name,)) and region.name not in variables(
-                bound
-            )
-            try:
-                end = evaluate(bound, {} if region.name in variables(bound) else others, real=True)
-            except (Undefined, KeyError):
-                continue
-            ends |= {as_fraction(end): end, -as_fraction(end): -end}
+    for name, one in ((region.name, one) for region in regions for one in _relations(region)):
+        bound, side = sorted((one.left, one.right), key=lambda node: name in variables(node))
+        variable = side.parts[0] if side.kind == "abs" else side
+        simple &= variable == Node("sym", (name,)) and name not in variables(bound)
+        try:
+            end = evaluate(bound, parameters, real=True)
+        except Undefined:
+            continue
+        ends |= {as_fraction(end): end, -as_fraction(end): -end}
     exact = sorted(ends)
-    between = [(a + b) / 2 for a, b in pairwise(exact)]
-    found = [*ends.values(), *between, exact[0] - 1, exact[-1] + 1]
+    values = [*ends.values(), exact[0] - 1, exact[-1] + 1]
+    values += [(a + b) / 2 for a, b in pairwise(exact)]
     if not simple:
-        found += [end + step for end in exact for step in (_BESIDE, -_BESIDE)] + _ELSEWHERE
-    return found
+        values += [end + step for end in exact for step in (_BESIDE, -_BESIDE)] + _ELSEWHERE
+    return values

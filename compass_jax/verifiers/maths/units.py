@@ -1,6 +1,6 @@
 """Units of measurement: their dimensions and factors.
 
-A unit that the table does not know ("apples") is a word of its own.
+A unit that the table does not know ("apples") is a word.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def read(text: str) -> Unit | None:
         power = 1
     if not text:
         return None
-    kept = tuple(sorted((name, n) for name, n in dimensions.items() if n))
-    return Unit(factor, kept, frozenset(words))
+    exponents = tuple(sorted((name, n) for name, n in dimensions.items() if n))
+    return Unit(factor, exponents, frozenset(words))
 
 
 def comparable(left: Unit, right: Unit) -> bool:

@@ -220,8 +220,8 @@ def readings(text: str, reference: bool = False) -> list[Any]:
         values.append(read(f"{comma[1]}.{comma[2]}{comma[3]}"))
     if (number := _number_in_words(plain_words(text).split())) is not None:
         values.append(Quantity((num(number),)))
-    if said := re.fullmatch(r"(.*\d.*?)\s*\((?!not\b)[A-Za-z][a-z ]+\)", text):
-        values.append(read(said[1]))
+    if remark := re.fullmatch(r"(.*\d.*?)\s*\((?!not\b)[A-Za-z][a-z ]+\)", text):
+        values.append(read(remark[1]))
     metres = re.fullmatch(r"([-+]?[\d.]+)([A-Za-z])(\^\{?\d\}?)?", text)  # 7m is an amount, or 7*m
     if metres and units.is_letter(metres[2]) and (head := _expression(metres[1])):
         values.append(replace(head, unit=units.read(metres[2] + (metres[3] or ""))))
@@ -386,8 +386,8 @@ def _list(text: str, depth: int) -> Any:
         return values[0] if values else Text("words", "")
     regions = [value for value in values if isinstance(value, Region)]
     if len(regions) == len(values) and len({region.name for region in regions}) == 1:
-        either = any("or" in mark for mark in marks)
-        return union(regions) if either else intersection(regions)
+        has_or = any("or" in mark for mark in marks)
+        return union(regions) if has_or else intersection(regions)
     texts = [value.content for value in values if isinstance(value, Text)]
     if any(isinstance(text, str) and len(text.split()) > 3 for text in texts):
         return Text("words", ", ".join(parts))
@@ -484,8 +484,8 @@ def _based(text: str, depth: int) -> Text | None:
     mark = _BASED.fullmatch(text)
     if mark is None:
         return None
-    given = mark[2] or mark[3]
-    base = int(given) if given.isdigit() else {**_NUMBERS, "sixteen": 16}.get(given, 0)
+    name = mark[2] or mark[3]
+    base = int(name) if name.isdigit() else _NUMBERS.get(name, 0)
     digits = mark[1].replace(" ", "").upper()
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
         return None
@@ -495,8 +495,8 @@ def _based(text: str, depth: int) -> Text | None:
 def _ratio(text: str, depth: int) -> Any:
     text = re.sub(r"^(\d+)\s*(?:\\text\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2", text)
     parts, _ = split(text, ":")
-    found = [_quantity(part, depth) for part in parts[:7]]
-    quantities = [part for part in found if part is not None]
+    read_parts = [_quantity(part, depth) for part in parts[:7]]
+    quantities = [part for part in read_parts if part is not None]
     return Items(":", tuple(quantities)) if 2 <= len(parts) == len(quantities) <= 6 else None
 
 
@@ -521,13 +521,12 @@ def _quantity(text: str, depth: int) -> Quantity | None:
     if mark and (mark[2] or units.lookup(mark[1].strip("."))):
         name = "" if mark[2] == "US" else (mark[1] or mark[2]).strip(".")
         text = f"{text[mark.end() :]}\\text{{ {name} }}"
-    found = _scaled(text) or _compound(text)
-    if found is not None:
-        return found
+    if (amount := _scaled(text) or _compound(text)) is not None:
+        return amount
     for head, tail in _unit_splits(text):
         unit = units.read(tail)
-        if unit is not None and (found := _expression(head)) is not None:
-            return replace(found, unit=unit)
+        if unit is not None and (amount := _expression(head)) is not None:
+            return replace(amount, unit=unit)
     return _expression(text)
 
 
