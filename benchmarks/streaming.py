@@ -172,7 +172,7 @@ def measure(folder: Path, gib: float, batches: int) -> dict[str, Any]:
 
 
 def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
-    """Returns the milliseconds of a step of a tiny model, and those it waited for its 64 rows of
+    """Returns the milliseconds of a step of a tiny model, and those it waited for its 16 rows of
     1 KiB: medians, with rows read inside the step and ahead of it.
     """
     from compass_jax.data.streamed import ExampleStream
@@ -186,7 +186,7 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
         files=(str(file),),
         reading="record",
         buckets=(1024,),
-        batch=BATCH,
+        batch=16,
         steps=steps,
         micro_batch_tokens=16 * 1024,
     )

@@ -27,6 +27,7 @@ import numpy as np
 from compass_jax.config import ConfigError
 from compass_jax.config.distil import DistilConfig
 from compass_jax.curate.distilled import Answer, Answers, Key, chosen
+from compass_jax.curate.settings import require_same_settings
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import fitting, to_prompts
 from compass_jax.data.questions import Question, questions
@@ -99,12 +100,7 @@ def _check_settings(config: DistilConfig, out: Path, begun: bool) -> None:
     before = read_json(path, error=DataError) if begun and path.exists() else now
     if not isinstance(before, dict):
         raise ConfigError(f"{path} is not of compass distil; give another --out")
-    for name, value in now.items():
-        if name not in MAY_CHANGE and before.get(name) != value:
-            raise ConfigError(
-                f"{out} was begun with {name} = {before.get(name)!r:.200}, and now it is"
-                f" {value!r:.200}; go on with the former, or give another --out"
-            )
+    require_same_settings(out, before, now, MAY_CHANGE)
     write_atomically(path, json.dumps(now, indent=2) + "\n")
 
 

@@ -30,8 +30,9 @@ from compass_jax.curate.judge import Judge
 from compass_jax.curate.kept import AT_ONCE, Kept, Row, row_of
 from compass_jax.curate.report import Tally, markdown
 from compass_jax.curate.sample import Sample
+from compass_jax.curate.settings import require_same_settings
 from compass_jax.data.files import DataError, field_of, files_of, read_rows
-from compass_jax.data.formats import FORMATS, TURNS, Reading, reading_of, reference
+from compass_jax.data.formats import FORMATS, TURNS, Reading, open_format, reference
 from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
@@ -121,11 +122,8 @@ class _Preparation:
         config, settings = self._config, ("--prompt-field", "--response-field")
         for path in self._files:
             named = (config.prompt_field, config.response_field or TURNS)
-            reading = reading_of(path, "response", named, settings)
-            if reading.name:
-                self._tell(reading.said(path))
-            remedies = [f"add it or set {setting}" for setting in settings]
-            for where, row in read_rows(path, dict(zip(reading.fields, remedies)), None):
+            reading, fields = open_format(path, "response", named, settings, self._tell)
+            for where, row in read_rows(path, fields, None):
                 line = _line(where, row)
                 self._digest.update(line)
                 self._tally.rows += 1
@@ -221,14 +219,7 @@ class _Preparation:
         state = read_json(path, error=DataError)
         if not isinstance(state, dict) or set(state) != set(STATED):
             raise ConfigError(f"{path} is not of compass prepare-sft; give another --out")
-        now = self._settings()
-        for name, value in now.items():
-            was = state["settings"].get(name)
-            if name not in MAY_CHANGE and was != value:
-                raise ConfigError(
-                    f"{self._out} was begun with {name} = {was!r:.200}, and now it is"
-                    f" {value!r:.200}; go on with the former, or give another --out"
-                )
+        require_same_settings(self._out, state["settings"], self._settings(), MAY_CHANGE)
         changed = state["done"] and state["sizes"] != self._sizes()
         if changed or state["sets"] != self._sets.digest:
             raise ConfigError(

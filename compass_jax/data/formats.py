@@ -6,7 +6,7 @@ What a setting names comes first: a column named there is read, whatever the tab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -95,6 +95,25 @@ class Reading(NamedTuple):
         """The columns that every row must have."""
         target = [self.target] if self.target not in ("", TURNS) else []
         return self.needs or (self.prompt, *target)
+
+
+def open_format(
+    path: str,
+    use: Literal["answer", "response"],
+    named: tuple[str, str],
+    settings: tuple[str, str],
+    tell: Callable[[str], None],
+    compared: bool = False,
+) -> tuple[Reading, dict[str, str]]:
+    """Returns `reading_of`, and the columns that `read_rows` requires, each with a remedy. `tell`
+    gets a line on a format that was recognised.
+    """
+    reading = reading_of(path, use, named, settings, compared)
+    if reading.name:
+        tell(reading.said(path))
+    remedies = [f"add it or set {setting}" for setting in settings]
+    remedies += ["add it"] * len(reading.needs)
+    return reading, dict(zip(reading.fields, remedies))
 
 
 def reading_of(

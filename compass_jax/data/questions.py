@@ -35,7 +35,7 @@ from compass_jax.data.files import (
     label_of,
     read_rows,
 )
-from compass_jax.data.formats import TURNS, Reading, reading_of, reference, tools_of, turns_of
+from compass_jax.data.formats import TURNS, Reading, open_format, reference, tools_of, turns_of
 from compass_jax.data.preferences import Asked, asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.data.shares import at_most
@@ -301,12 +301,7 @@ def _file_rows(
     named = (source.prompt_field, source.answer_field)
     settings = (f"{key}.prompt_field", f"{key}.answer_field")
     for path in files:
-        reading = reading_of(path, "answer", named, settings, compared)
-        if reading.name:
-            tell(reading.said(path))
-        remedies = [f"add it or set {setting}" for setting in settings]
-        remedies += ["add it"] * len(reading.needs)
-        fields = dict(zip(reading.fields, remedies))
+        reading, fields = open_format(path, "answer", named, settings, tell, compared)
         lean = compared and not source.gold and reading.make is None
         optional = (*LABELS, "tools", "system") if lean else None
         for where, row in read_rows(path, fields, optional):

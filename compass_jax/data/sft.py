@@ -30,7 +30,7 @@ from compass_jax.data.files import (
     refuse,
     refuse_blank,
 )
-from compass_jax.data.formats import TURNS, Reading, reading_of, tools_of, turns_of
+from compass_jax.data.formats import TURNS, Reading, open_format, tools_of, turns_of
 from compass_jax.data.heldout import heldout_texts, sets_asked
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
@@ -230,10 +230,7 @@ def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict
     """How the rows of a file are read, and what to do where one of its columns is missing."""
     settings = ("sft.prompt_field", "sft.response_field")
     named = (config.sft.prompt_field, config.sft.response_field or TURNS)
-    reading = reading_of(path, "response", named, settings)
-    if reading.name:
-        tell(reading.said(path))
-    return reading, dict(zip(reading.fields, [f"add it or set {setting}" for setting in settings]))
+    return open_format(path, "response", named, settings, tell)
 
 
 def conversation_of(

@@ -12,35 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 Entry = dict[str, Any]
-_REGISTRY: dict[str, Callable[[Entry], list[str]]] = {}
 
 
-def _worked(name: str) -> Callable[[Callable[[Entry], list[str]]], Callable[[Entry], list[str]]]:
-    def register(function: Callable[[Entry], list[str]]) -> Callable[[Entry], list[str]]:
-        _REGISTRY[name] = function
-        return function
-
-    return register
-
-
-def known_datasets() -> tuple[str, ...]:
-    """Names of the datasets that worked solutions exist for."""
-    return tuple(sorted(_REGISTRY))
-
-
-def worked_solution(dataset_name: str, entry: Entry) -> str:
-    """The steps to `entry`'s answer, one a line, and the answer in `<answer>` tags. Raises
-    ValueError for a dataset without any.
-    """
-    if dataset_name not in _REGISTRY:
-        raise ValueError(
-            f"no worked solutions for the dataset {dataset_name!r}; there are some for:"
-            f" {', '.join(known_datasets())}"
-        )
-    return "\n".join([*_REGISTRY[dataset_name](entry), f"<answer>{entry['answer']}</answer>"])
-
-
-@_worked("chain_sum")
 def _chain_sum(entry: Entry) -> list[str]:
     """6 + 2 - 4: "6 + 2 = 8", "8 - 4 = 4"."""
     first, *rest = entry["metadata"]["expression"].split(" ")
@@ -52,7 +25,6 @@ def _chain_sum(entry: Entry) -> list[str]:
     return lines
 
 
-@_worked("products")
 def _products(entry: Entry) -> list[str]:
     """12 * 34: the left factor times each digit of the right one, then the sum of these."""
     first, *rest = entry["metadata"]["expression"].split(" * ")
@@ -74,7 +46,6 @@ def _products(entry: Entry) -> list[str]:
     return lines
 
 
-@_worked("gcd")
 def _gcd(entry: Entry) -> list[str]:
     """Euclid's algorithm, folded over the numbers: "48 % 18 = 12", "18 % 12 = 6", "12 % 6 = 0"."""
     result, *rest = entry["metadata"]["numbers"]
@@ -88,7 +59,6 @@ def _gcd(entry: Entry) -> list[str]:
     return lines
 
 
-@_worked("count_bits")
 def _count_bits(entry: Entry) -> list[str]:
     """Halve and keep the remainder, counting the odd ones: "6 0", "3 1", "1 2" is number and ones
     so far.
@@ -101,14 +71,12 @@ def _count_bits(entry: Entry) -> list[str]:
     return lines
 
 
-@_worked("spell_backward")
 def _spell_backward(entry: Entry) -> list[str]:
     """The word in letters, then the letters from the last to the first."""
     word = entry["metadata"]["word"]
     return [" ".join(word), " ".join(reversed(word))]
 
 
-@_worked("letter_counting")
 def _letter_counting(entry: Entry) -> list[str]:
     """Each word with the letter's count in it and the count so far: "banana 3 3"."""
     letter, total, lines = entry["metadata"]["target_letter"], 0, []
@@ -117,3 +85,23 @@ def _letter_counting(entry: Entry) -> list[str]:
         total += count
         lines.append(f"{word} {count} {total}")
     return lines
+
+
+_STEPS: dict[str, Callable[[Entry], list[str]]] = {
+    "chain_sum": _chain_sum,
+    "products": _products,
+    "gcd": _gcd,
+    "count_bits": _count_bits,
+    "spell_backward": _spell_backward,
+    "letter_counting": _letter_counting,
+}
+
+
+def known_datasets() -> tuple[str, ...]:
+    """Returns the names of the datasets with worked solutions."""
+    return tuple(sorted(_STEPS))
+
+
+def worked_solution(dataset_name: str, entry: Entry) -> str:
+    """Returns the steps to an entry's answer, one a line, and the answer in `<answer>` tags."""
+    return "\n".join([*_STEPS[dataset_name](entry), f"<answer>{entry['answer']}</answer>"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compass_jax.data.files import DataError
-from compass_jax.data.stream import PromptStream
+from compass_jax.data.stream import PromptStream, Share, ShuffledStream
 from compass_jax.records import Prompt
 
 
@@ -25,6 +25,15 @@ def test_each_epoch_is_a_permutation_of_its_own_and_visits_count_epochs():
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0] and epochs[0] != sorted(epochs[0])
     assert stream.epoch == 3.0
     assert draw(PromptStream(make(37), seed=6), 1, 37)[0] != flat[:37]
+
+
+def test_the_order_of_a_seed_is_that_of_runs_before():
+    stream = PromptStream(make(11), seed=1)
+    assert [p.id - 100 for p in stream.next_batch(11)] == [5, 7, 6, 0, 4, 8, 9, 2, 10, 3, 1]
+    assert [p.id - 100 for p in stream.next_batch(11)] == [8, 4, 1, 7, 6, 9, 3, 2, 0, 5, 10]
+    shares = Share(4, 1.0), Share(5, 3.0)
+    mixed = ShuffledStream(range(9), map(str, range(9)), 3, shares)
+    assert [x for x, _ in mixed.take(12)] == [2, 5, 4, 8, 3, 7, 6, 8, 0, 4, 6, 7]
 
 
 @pytest.mark.parametrize("done", [0, 1, 7, 20])

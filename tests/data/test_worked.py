@@ -65,8 +65,3 @@ def test_other_tasks_by_hand():
     )
     entry = {"metadata": {"target_letter": "a", "span": ["Anna", "sat"]}, "answer": "3"}
     assert worked_solution("letter_counting", entry) == "Anna 2 2\nsat 1 3\n<answer>3</answer>"
-
-
-def test_unknown_dataset_is_refused_with_the_list():
-    with pytest.raises(ValueError, match=r"'sudoku'.*chain_sum.*spell_backward"):
-        worked_solution("sudoku", {})
