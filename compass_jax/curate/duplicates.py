@@ -107,10 +107,11 @@ class Buckets:
 class NearDuplicates:
     """The kept rows, by number, as later ones are compared with them.
 
-    read: gives a kept row again, by its number; rows of the present batch are not asked for.
+    read: returns the shingles of a kept row by its number; it is not called for rows of the
+        present batch.
     """
 
-    def __init__(self, threshold: float, read: Callable[[int], Sample]):
+    def __init__(self, threshold: float, read: Callable[[int], Numbers]):
         self.threshold = threshold
         self.read = read
         self.count = 0
@@ -169,8 +170,8 @@ class Batch:
             return None
         for row in self._index.close_to(self._signed[place], sample.numbers, candidates).tolist():
             at = self._kept.get(row)
-            other = self._index.read(row) if at is None else self._samples[at]
-            if jaccard(other.shingles, sample.shingles) >= self._index.threshold:
+            shingles = self._index.read(row) if at is None else self._samples[at].shingles
+            if jaccard(shingles, sample.shingles) >= self._index.threshold:
                 return row
         return None
 

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.curate.sample import Sample
+from compass_jax.curate.kept import Row
+from compass_jax.data.files import DataError
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
+from compass_jax.untrusted import parse_json, read_lines
 from compass_jax.verifiers.find import kinds
 
 
 class Verdict(NamedTuple):
-    """What the verifier says: nothing (not known), right, or why the answer is wrong."""
+    """A verifier's verdict: unknown, right, or the reason why the answer is wrong."""
 
     known: bool
     wrong: str = ""
 
 
 class Judge:
-    """A verifier's workers, as a context manager. Raises ConfigError and VerifierError like
-    `Scorer`.
+    """A verifier's workers, as a context manager. Verdicts are kept in the file `path`, so that a
+    command that was killed judges no row twice. Raises ConfigError and VerifierError like `Scorer`.
     """
 
-    def __init__(self, config: PrepareConfig):
+    def __init__(self, config: PrepareConfig, path: Path):
         self._name = config.reward
-        known = kinds().get(config.reward)
-        self._compares = known is not None and known.answer
+        kind = kinds().get(config.reward)
+        self._compares = kind is not None and kind.answer
         self._rewards = RewardConfig(
             workers=config.workers, timeout_s=config.timeout_s, answer_tag=config.answer_tag
         )
+        self._verdicts, size = dict[str, Verdict](), 0
+        for where, line in read_lines(path, error=DataError) if path.exists() else ():
+            if not line.endswith(b"\n"):  # of a kill
+                os.truncate(path, size)
+                break
+            size += len(line)
+            key, wrong = parse_json(line, where, error=DataError)
+            self._verdicts[key] = Verdict(True, wrong)
+        self._file = path.open("a")
         self._scorer = Scorer(self._rewards, DataConfig(sources=(config.source,)))
 
     def __enter__(self) -> Judge:
@@ -42,28 +57,34 @@ class Judge:
 
     def __exit__(self, *_: object) -> None:
         self._scorer.close()
+        self._file.close()
 
-    def __call__(self, cases: Sequence[tuple[Sample, Any, Mapping[str, Any]]]) -> list[Verdict]:
-        """The verdict on the answer of each (sample, reference, row); none where the verifier
-        compares and the row has no reference, or the check fails.
+    def __call__(self, rows: Sequence[Row]) -> list[Verdict]:
+        """Returns the verdict on each row's answer; an unknown one where the verifier compares and
+        the row has no reference, or the check fails.
         """
-        found = [Verdict(False)] * len(cases)
-        for i, (sample, reference, row) in enumerate(cases):
-            if reference is None and self._compares:
+        keys = [hashlib.blake2b(row.line, digest_size=16).hexdigest() for row in rows]
+        verdicts = [self._verdicts.get(key, Verdict(False)) for key in keys]
+        for i, row in enumerate(rows):
+            if verdicts[i].known or (row.reference is None and self._compares):
                 continue
-            columns = dict(row) if reference is None else {**row, "answer": reference}
+            given = {} if row.reference is None else {"answer": row.reference}
             no_tokens = np.zeros(1, np.int32)
-            prompt = Prompt(0, 0, "", sample.asked, no_tokens, "", encode_row(columns))
-            self._scorer.submit(i, prompt, sample.answer)
+            encoded = encode_row({**row.columns, **given})
+            prompt = Prompt(0, 0, "", row.sample.asked, no_tokens, "", encoded)
+            self._scorer.submit(i, prompt, row.sample.answer)
         while done := self._scorer.collect(block=True):
             for i, score in done:
-                found[i] = self._verdict(score, cases[i][1])
-        return found
+                verdicts[i] = self._verdict(score, rows[i].reference)
+                if verdicts[i].known:
+                    self._file.write(json.dumps([keys[i], verdicts[i].wrong]) + "\n")
+        self._file.flush()
+        return verdicts
 
     def _verdict(self, score: Score, reference: Any) -> Verdict:
         if not score.known:
             return Verdict(False)
         if score.reward >= self._rewards.right_at:
             return Verdict(True)
-        said = "" if reference is None else f"; the reference is {reference!r:.80}"
-        return Verdict(True, f"{self._name} gives {score.reward:g}{said}")
+        compared = "" if reference is None else f"; the reference is {reference!r:.80}"
+        return Verdict(True, f"{self._name} gives {score.reward:g}{compared}")

@@ -2,10 +2,11 @@
 
     OUT/train.jsonl     the kept rows, unchanged (train.jsonl.part while the work goes on)
     OUT/report.json     counts and examples of each filter; report.md says the same for a person
-    OUT/state.json      how far the work is: the same command goes on from there
+    OUT/state.json      settings, and whether the work is done
+    OUT/verdicts.jsonl  verdicts of a verifier, until the work is done
 
-Memory grows by the index of kept rows alone. After a kill the index is built anew from the rows
-that were written, so that the same command ends with the files of one that nobody disturbed.
+Memory grows by the index of kept rows alone. After a kill the same command decides all rows again,
+with the verdicts that it has, and ends with the same files.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,24 @@ from compass_jax.config.ranges import AUTO
 from compass_jax.curate.contamination import Contamination
 from compass_jax.curate.filters import check_languages, switched_on, too_long
 from compass_jax.curate.judge import Judge
-from compass_jax.curate.kept import AT_ONCE, Kept, Row, row_of
+from compass_jax.curate.kept import Kept, Row
 from compass_jax.curate.report import Tally, markdown
 from compass_jax.curate.sample import Sample
 from compass_jax.curate.settings import require_same_settings
 from compass_jax.data.files import DataError, field_of, files_of, read_rows
-from compass_jax.data.formats import FORMATS, TURNS, Reading, open_format, reference
+from compass_jax.data.formats import FORMATS, TURNS, Reading, open_format, reference, tools_of
+from compass_jax.data.sft import taught
 from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import read_json
 
-SAVED_EVERY = 8  # batches of AT_ONCE rows
+AT_ONCE = 1024  # rows
+TOLD_EVERY = 8  # batches of AT_ONCE rows
 TRAIN, STATE, REPORT, PAGE = "train.jsonl", "state.json", "report.json", "report.md"
-STATED = ("done", "settings", "sizes", "sets", "digest", "bytes", "readings", "tally")
+VERDICTS = "verdicts.jsonl"
+STATED = ("done", "settings", "sizes", "sets", "tally")
 MAY_CHANGE = ("workers", "timeout_s")  # no decision follows from them
 ANSWERS = tuple(
     dict.fromkeys(known.answer for known in FORMATS if known.answer not in (None, "", TURNS))
@@ -83,72 +86,69 @@ class _Preparation:
         for i, file in enumerate(self._sets.files):
             questions = self._sets.of_file.count(i)
             self._tally.overlap[file] = {"questions": questions, "rows": 0, "hit": []}
-        self._digest = hashlib.blake2b(digest_size=16)  # of all rows that were read
-        self._kept = Kept(out / f"{TRAIN}.part", config)
+        self._kept = Kept(config, TRAIN)
 
     def run(self, lock: FolderLock) -> Tally:
-        """Begins, or goes on; to the end."""
-        state = self._state()
-        if state.get("done"):
-            self._tally = Tally(**state["tally"])
+        """Makes the files, where they were not made before."""
+        if tally := self._made_before():
             self._publish()
             self._tell(f"{self._out / TRAIN} was made by this command before")
-            return self._tally
+            return tally
+        self._save(done=False)
         with contextlib.ExitStack() as stack:
-            kept = stack.enter_context(self._kept)
+            stack.enter_context(self._kept)
+            train = stack.enter_context((self._out / f"{TRAIN}.part").open("wb"))
+            judge = None
+            if self._config.reward:
+                judge = stack.enter_context(Judge(self._config, self._out / VERDICTS))
             rows = self._rows()
-            if state:
-                self._go_on(state, rows)
-            else:
-                kept.restore(0, 0, [])
-            judge = stack.enter_context(Judge(self._config)) if self._config.reward else None
-            number = 0
-            while batch := list(islice(rows, AT_ONCE)):
-                self._decide(batch, judge)
-                number += 1
-                if number % SAVED_EVERY == 0:
+            for number in count(1):
+                if not (batch := list(islice(rows, AT_ONCE))):
+                    break
+                train.writelines(self._decide(batch, judge))
+                if number % TOLD_EVERY == 0:
                     lock.check()
-                    self._save()
                     self._tell(f"{self._tally.rows:,} rows read, {self._tally.kept:,} kept")
             lock.check()
-            self._finish()
+            train.flush()
+            os.fsync(train.fileno())
+        self._finish()
         self._publish()
         return self._tally
 
     # ---- reading ---------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[Row]:
-        """The rows of all files in their order."""
+        """Yields the rows of all files in their order."""
         config, settings = self._config, ("--prompt-field", "--response-field")
         for path in self._files:
             named = (config.prompt_field, config.response_field or TURNS)
             reading, fields = open_format(path, "response", named, settings, self._tell)
             for where, row in read_rows(path, fields, None):
-                line = _line(where, row)
-                self._digest.update(line)
                 self._tally.rows += 1
-                yield row_of(reading, where, row, line, config)
+                messages = taught(reading, where, row, "")
+                sample = Sample(where, messages, tools_of(row, where), config.shingle_words)
+                yield Row(sample, _line(where, row), row, self._reference(reading, row))
 
-    def _reference(self, row: Row) -> Any:
-        """What the verifier compares with; the response itself is no reference."""
+    def _reference(self, reading: Reading, row: dict[str, Any]) -> Any:
+        """Returns the value that the verifier compares with; the response is no reference."""
         named = self._config.answer_field
         for name in ANSWERS if named == AUTO else (named,):
-            if name != row.reading.target and (found := field_of(row.row, name)) is not None:
-                return reference(found)
+            if name != reading.target and (value := field_of(row, name)) is not None:
+                return reference(value)
         return None
 
     # ---- deciding --------------------------------------------------------------------------------
 
-    def _decide(self, batch: list[Row], judge: Judge | None) -> None:
-        """Takes rows out, and keeps the others. What costs least is asked first."""
+    def _decide(self, batch: list[Row], judge: Judge | None) -> Iterator[bytes]:
+        """Yields the lines of the rows that stay. The cheapest filters decide first."""
         left = [row for row in batch if not self._out_alone(row)]
         if self._tokenizer is not None:
             left = self._fitting(left, self._tokenizer)
         if judge is not None:
             # a copy costs no verdict; one of a row in this batch is found below
             left = [row for row in left if not self._out_as_copy(row)]
-            cases = [(row.sample, self._reference(row), row.row) for row in left]
-            verdicts = judge(cases)
+            verdicts = judge(left)
             known = sum(verdict.known for verdict in verdicts)
             self._tally.judged += known
             self._tally.unjudged += len(left) - known
@@ -156,7 +156,8 @@ class _Preparation:
                 self._take(row, "wrong", verdict.wrong)
             left = [row for row, one in zip(left, verdicts, strict=True) if not one.wrong]
         for row, name, reason in self._kept.add(left):
-            self._take(row, name, reason)
+            if not self._take(row, name, reason):
+                yield row.line
         self._tally.kept = len(self._kept)
 
     def _take(self, row: Row, name: str, reason: str) -> bool:
@@ -199,14 +200,14 @@ class _Preparation:
         question = " ".join(self._sets.questions[hit.question].split())
         return f"{hit.why} of {file}: {question!r:.80}"
 
-    # ---- going on --------------------------------------------------------------------------------
+    # ---- the folder ------------------------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
         return json.loads(json.dumps(dataclasses.asdict(self._config)))
 
-    def _state(self) -> dict[str, Any]:
-        """What was done before; empty where nothing was. Raises ConfigError where it was something
-        else.
+    def _made_before(self) -> Tally | None:
+        """Returns the counts of this command's result, None where it has none. Raises ConfigError
+        where the folder is another command's.
         """
         path = self._out / STATE
         if not path.exists():
@@ -215,47 +216,28 @@ class _Preparation:
                     f"{self._out / TRAIN} is there, and this command did not make it; give another"
                     " --out"
                 )
-            return {}
+            return None
         state = read_json(path, error=DataError)
         if not isinstance(state, dict) or set(state) != set(STATED):
             raise ConfigError(f"{path} is not of compass prepare-sft; give another --out")
         require_same_settings(self._out, state["settings"], self._settings(), MAY_CHANGE)
-        changed = state["done"] and state["sizes"] != self._sizes()
-        if changed or state["sets"] != self._sets.digest:
+        if not state["done"]:
+            return None
+        if state["sizes"] != self._sizes() or state["sets"] != self._sets.digest:
             raise ConfigError(
                 f"{self._out} was made from files that have changed since; give another --out"
             )
-        return state
+        return Tally(**state["tally"])
 
     def _sizes(self) -> list[int]:
         return [os.stat(file).st_size for file in self._files]
 
-    def _go_on(self, state: dict[str, Any], rows: Iterator[Row]) -> None:
-        """Passes over the rows that were decided, and builds the index of those that were kept."""
-        before = Tally(**state["tally"])
-        for _ in islice(rows, before.rows):
-            pass
-        if self._digest.hexdigest() != state["digest"]:
-            raise DataError(
-                f"the first {before.rows} rows of {', '.join(self._files)[:200]} are not those that"
-                f" {self._out} was begun with; give another --out"
-            )
-        readings = [(number, Reading(*one)) for number, one in state["readings"]]
-        self._kept.restore(state["bytes"], before.kept, readings)
-        self._tally = before
-        self._tell(f"goes on after {before.rows:,} rows, of which {before.kept:,} are kept")
-
-    def _save(self, done: bool = False) -> None:
-        self._kept.save()
+    def _save(self, done: bool) -> None:
         state = {
             "done": done,
             "settings": self._settings(),
             "sizes": self._sizes(),
             "sets": self._sets.digest,
-            "digest": self._digest.hexdigest(),
-            "bytes": self._kept.bytes,
-            # what the settings and the columns decide; more is of evaluations
-            "readings": [(first, reading[:3]) for first, reading in self._kept.readings],
             "tally": dataclasses.asdict(self._tally),
         }
         write_atomically(self._out / STATE, json.dumps(state) + "\n")
@@ -275,12 +257,13 @@ class _Preparation:
         self._save(done=True)
 
     def _publish(self) -> None:
-        """Gives the kept rows their name, which a kill may have left undone."""
+        """Gives the kept rows their name, also after a kill before it."""
         part, train = self._out / f"{TRAIN}.part", self._out / TRAIN
         if part.exists():
             os.replace(part, train)
         if not train.exists():
             raise DataError(f"{train} was removed since it was made; remove {self._out} too")
+        (self._out / VERDICTS).unlink(missing_ok=True)
 
 
 def _line(where: str, row: dict[str, Any]) -> bytes:

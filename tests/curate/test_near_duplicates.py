@@ -27,7 +27,7 @@ def sample(text):
 def kept_of(samples, threshold, size=100, index=None):
     """The places of the samples that stay, decided in batches of `size`."""
     kept = []
-    index = index or NearDuplicates(threshold, lambda row: samples[kept[row]])
+    index = index or NearDuplicates(threshold, lambda row: samples[kept[row]].shingles)
     for first in range(0, len(samples), size):
         batch = Batch(index, samples[first : first + size])
         for place in range(len(samples[first : first + size])):
@@ -88,7 +88,7 @@ def test_decisions_do_not_depend_on_batches(corpus):
 def test_an_index_that_is_built_anew_decides_the_same(corpus):
     half, kept = 120, kept_of(corpus, 0.7)
     first = [corpus[i] for i in kept if i < half]
-    index = NearDuplicates(0.7, lambda row: (first + later)[row])
+    index = NearDuplicates(0.7, lambda row: (first + later)[row].shingles)
     batch = Batch(index, first)
     for place in range(len(first)):
         batch.keep(place)
@@ -112,7 +112,7 @@ def test_a_near_duplicate_among_thousands_of_one_template_is_found_and_nothing_e
     samples = [sample(" ".join(said).translate(digits)) for said in [*filled, twin]]
     assert jaccard(samples[0].shingles, samples[1].shingles) > 0.4
     read = []
-    index = NearDuplicates(0.7, lambda row: read.append(row) or samples[row])
+    index = NearDuplicates(0.7, lambda row: read.append(row) or samples[row].shingles)
     assert kept_of(samples, 0.7, 50, index) == list(range(600))
     assert read == [300]  # of all the others no text was looked at
 

@@ -13,7 +13,6 @@ from pyarrow import parquet
 
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.curate import kept as kept_rows
 from compass_jax.curate import prepare as run
 from compass_jax.curate.prepare import prepare
 from compass_jax.data.files import DataError
@@ -201,23 +200,22 @@ def test_the_reference_is_a_known_column_or_the_named_one(tmp_path):
 KILLED = """
 import os, signal, sys
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.curate import kept as kept_rows
 from compass_jax.curate import prepare as run
-run.AT_ONCE, run.SAVED_EVERY = 16, 2
+run.AT_ONCE = 16
 data, against, out, moment = sys.argv[1:]
-seen, row_of, publish = 0, run.row_of, run._Preparation._publish
+lines, line_of = 0, run._line
 
 def counted(*args):
-    global seen
-    seen += 1
-    if seen == int(moment):
+    global lines
+    lines += 1
+    if lines == int(moment):
         os.kill(os.getpid(), signal.SIGKILL)
-    return row_of(*args)
+    return line_of(*args)
 
 def never(self):
     os.kill(os.getpid(), signal.SIGKILL)
 
-run.row_of, run._Preparation._publish = counted, never
+run._line, run._Preparation._publish = counted, never
 run.prepare(PrepareConfig((data,), (against,)), out, lambda line: None)
 """
 
@@ -249,10 +247,6 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
         state = json.loads((tmp_path / "out" / "state.json").read_text())
         assert state["done"] is (moment > 200)
         assert not (tmp_path / "out" / "train.jsonl").exists()
-        if moment == 200:  # what was not saved is cut off, also half a line
-            assert state["tally"]["rows"] == 192
-            with (tmp_path / "out" / "train.jsonl.part").open("a") as part:
-                part.write('{"messages": [{"ro')
     told = []
     prepared(tmp_path, data, against=(against,), told=told)
     assert told[-1].endswith("train.jsonl was made by this command before")
@@ -263,49 +257,40 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
 
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
-    """A folder of a preparation that met an unreadable line, and the file with it."""
+    """A folder of a preparation that met an unreadable line, and the file without it."""
     monkeypatch.setattr(run, "AT_ONCE", 8)
-    monkeypatch.setattr(kept_rows, "AT_ONCE", 3)  # they are read again in several parts
-    monkeypatch.setattr(run, "SAVED_EVERY", 1)
     path = tmp_path / "rows.jsonl"
-    written(path, corpus(30))
+    rows = [(*(x["content"] for x in one["messages"]), i) for i, one in enumerate(corpus(30))]
+    tagged = [row(asked, f"{said} <answer>1</answer>", answer=i % 5) for asked, said, i in rows]
+    written(path, tagged)
     whole = path.read_text()
     path.write_text(whole + '{"messages": 3}\n')
     with pytest.raises(DataError, match=f"{path}, line 44: messages must be a non-empty list"):
-        prepared(tmp_path, str(path))
+        prepared(tmp_path, str(path), reward="exact")
     path.write_text(whole)
     return path
 
 
-def test_it_goes_on_once_a_bad_row_is_gone(stopped, tmp_path):
-    told = []
-    _, kept = prepared(tmp_path, str(stopped), told=told)
-    assert any(line.startswith("goes on after 40 rows, of which") for line in told)
-    assert kept == prepared(tmp_path, str(stopped), out="alone")[1]
-
-
-def test_other_rows_than_those_that_were_read_are_refused(stopped, tmp_path):
-    stopped.write_text(stopped.read_text().replace("Other words", "Others words"))
-    with pytest.raises(
-        DataError, match=r"the first 40 rows of .* are not those that .* begun with"
-    ):
-        prepared(tmp_path, str(stopped))
+def test_it_ends_once_a_bad_row_is_gone_and_judges_no_row_twice(stopped, tmp_path):
+    alone, kept = prepared(tmp_path, str(stopped), out="alone", reward="exact")
+    verdicts = tmp_path / "out" / "verdicts.jsonl"
+    first, *others = verdicts.read_text().splitlines(keepends=True)
+    key, wrong = json.loads(first)
+    assert wrong.startswith("exact gives 0") and len(others) > 20
+    verdicts.write_text(json.dumps([key, "as the file says"]) + "\n" + "".join(others) + '["ab')
+    tally, again = prepared(tmp_path, str(stopped), reward="exact")
+    assert again == kept and tally.taken == alone.taken
+    assert tally.examples["wrong"][0]["reason"] == "as the file says"
+    assert not verdicts.exists()
 
 
 def test_other_settings_are_refused_and_more_workers_are_not(stopped, tmp_path):
     with pytest.raises(ConfigError, match=r"begun with near = 0.7, and now it is 0.8"):
-        prepared(tmp_path, str(stopped), near=0.8)
-    assert prepared(tmp_path, str(stopped), workers=2)[1]
+        prepared(tmp_path, str(stopped), near=0.8, reward="exact")
+    assert prepared(tmp_path, str(stopped), workers=2, reward="exact")[1]
     stopped.write_text(stopped.read_text() + "\n")
     with pytest.raises(ConfigError, match="made from files that have changed since"):
-        prepared(tmp_path, str(stopped))
-
-
-def test_a_file_that_was_cut_meanwhile_is_refused(stopped, tmp_path):
-    part = tmp_path / "out" / "train.jsonl.part"
-    part.write_bytes(part.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"train.jsonl.part has 0 rows, and \d+ were written"):
-        prepared(tmp_path, str(stopped))
+        prepared(tmp_path, str(stopped), reward="exact")
 
 
 def test_evaluation_files_that_changed_are_refused(tmp_path):
