@@ -172,7 +172,8 @@ def run_rollout(capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("run", [pytest.param(run_train, marks=pytest.mark.slow), run_rollout])
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [run_train, run_rollout])
 def test_the_command_ends_with_one_line_of_json(run, capsys):
     (line,) = run(capsys).splitlines()
     found = json.loads(line)

@@ -154,6 +154,7 @@ def test_what_cannot_be_used_is_one_line(folder, monkeypatch, capsys, bad):
     assert told in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_one_command_trains(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = [f"--{name}={value}" for name, value in FAST.items() if name != "rl.buckets"]

@@ -58,7 +58,8 @@ def test_the_sampler_computes_as_training_does_unless_told_otherwise():
     assert (other.dtype, other.logprob_chunk) == ("float32", 7)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("off", marks=pytest.mark.slow), "e4m3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["off", "e4m3"])
 def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path, monkeypatch, kind):
     """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised; the state
     stays float32, and the mismatch is measured.

@@ -1,8 +1,51 @@
-"""`prepare` as one program; called as it is, it compiles each of two hundred operations alone."""
+"""`prepare` as one program, called with the arrays of a case; called as it is, it would compile
+each of two hundred operations alone.
+"""
 
 import jax
+import jax.numpy as jnp
 
 from compass_jax.rl import prepare as module
+from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.policy import policy_objective
 
 STATIC = ("n_groups", "config", "right_at", "wrong_at", "max_new_tokens")
 prepare = jax.jit(module.prepare, static_argnames=STATIC)
+
+
+def prepare_rows(mask, entropy, reward, known, group, config, dtype=jnp.float32, **options):
+    """Returns the prepared rows and their metrics as numbers; an entropy of None is 1 nat."""
+    optional = ("repetition", "old_logp", "rollout_logp", "gold")
+    arrays = {name: jnp.asarray(options.pop(name), dtype) for name in optional if name in options}
+    settings = {"right_at": 1.0, "wrong_at": 0.0, "max_new_tokens": 16, "config": config}
+    prepared, diagnostics = prepare(
+        jnp.asarray(mask),
+        jnp.ones(mask.shape, dtype) if entropy is None else jnp.asarray(entropy, dtype),
+        jnp.asarray(reward, dtype),
+        jnp.asarray(known),
+        jnp.asarray(group, jnp.int32),
+        **(settings | {"n_groups": int(max(group)) + 1} | options | arrays),
+    )
+    return prepared, numbers(diagnostics)
+
+
+def prepare_toy(toy, config, dtype=jnp.float64, **options):
+    """Returns the prepared rows of a toy policy's rollout and their metrics as numbers."""
+    arrays = {"entropy": toy.old_entropy, "n_groups": toy.n_groups, **options}
+    return prepare_rows(
+        toy.mask, arrays.pop("entropy"), toy.reward, toy.known, toy.group, config, dtype, **arrays
+    )
+
+
+def objective_of(logp, old_logp, entropy, p, config, vocab_size, ref_logp=None, **changes):
+    """Returns the objective of each token, and its diagnostics, for prepared rows."""
+    fields = ("advantage", "weight", "mask", "entropy_group", "kl_weight")
+    arrays = {name: getattr(p, name) for name in fields} | changes
+    advantage, weight = arrays.pop("advantage"), arrays.pop("weight")
+    others = {"ref_logp": ref_logp, "vocab_size": vocab_size}
+    return policy_objective(logp, old_logp, entropy, advantage, weight, config, **arrays, **others)
+
+
+def numbers(diagnostics):
+    """Returns the finished diagnostics as numbers."""
+    return {name: float(value) for name, value in finalize_diagnostics(diagnostics).items()}

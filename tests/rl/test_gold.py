@@ -5,15 +5,13 @@ else.
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from evolve import evolve
-from jitted import prepare
+from jitted import prepare_rows
 from tiny_run import tiny_run
 
 from compass_jax.config import RLConfig, TaskSource
-from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.training.programs import training_programs
 
 REWARD = [1.0, 2.0, 0.0, 0.0, 1.0, 0.5, 1.0, 0.0, 1.0]
@@ -24,23 +22,11 @@ LENGTHS = [3, 1, 4, 2, 2, 3, 1, 4, 2]
 
 
 def run(reward, known, group, gold=None):
-    b = len(reward)
-    mask = np.arange(5) < np.asarray(LENGTHS[:b])[:, None]
-    prepared, found = prepare(
-        jnp.asarray(mask),
-        jnp.ones((b, 5)),
-        jnp.asarray(reward, jnp.float32),
-        jnp.asarray(known),
-        jnp.asarray(group, jnp.int32),
-        n_groups=max(group) + 1,
-        config=RLConfig(),
-        right_at=2.0,
-        wrong_at=-1.0,
-        max_new_tokens=5,
-        gold=None if gold is None else jnp.asarray(gold, jnp.float32),
-    )
-    metrics = {name: float(value) for name, value in finalize_diagnostics(found).items()}
-    return prepared, metrics
+    """Returns the prepared rows and their metrics."""
+    mask = np.arange(5) < np.asarray(LENGTHS[: len(reward)])[:, None]
+    labels = {} if gold is None else {"gold": gold}
+    options = {"right_at": 2.0, "wrong_at": -1.0, "max_new_tokens": 5}
+    return prepare_rows(mask, None, reward, known, group, RLConfig(), **options, **labels)
 
 
 def share_inverted(reward, known, group, gold):

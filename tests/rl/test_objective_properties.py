@@ -15,6 +15,7 @@ import pytest
 import rl_reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jitted import objective_of
 
 from compass_jax.config import (
     CorrectionConfig,
@@ -29,7 +30,6 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.rl.policy import policy_objective
 from compass_jax.rl.prepare import Prepared, prepare
 
 LENGTH, REPETITION = (
@@ -72,42 +72,21 @@ CONFIGS_AND_PLAIN = CONFIGS | {
 def prepared(
     name, mask, entropy, reward, known, group, repetition, old_logp, rollout_logp, n_groups
 ):
-    return prepare(
-        mask,
-        entropy,
-        reward,
-        known,
-        group,
-        n_groups=n_groups,
-        config=CONFIGS_AND_PLAIN[name],
-        right_at=1.0,
-        wrong_at=0.0,
-        max_new_tokens=16,
-        repetition=repetition,
-        old_logp=old_logp,
-        rollout_logp=rollout_logp,
-    )
+    settings = {"config": CONFIGS_AND_PLAIN[name], "n_groups": n_groups, "max_new_tokens": 16}
+    log_probs = {"old_logp": old_logp, "rollout_logp": rollout_logp}
+    arrays = mask, entropy, reward, known, group
+    limits = {"right_at": 1.0, "wrong_at": 0.0}
+    return prepare(*arrays, repetition=repetition, **log_probs, **settings, **limits)
 
 
 @functools.partial(jax.jit, static_argnames="name")
 def per_token_and_grad(name, logp, old_logp, entropy, ref_logp, p: Prepared):
     objective = CONFIGS_AND_PLAIN[name].objective
+    reference = ref_logp if objective.kl_coef else None
 
     def total(logp):
-        per_token, diagnostics = policy_objective(
-            logp,
-            old_logp,
-            entropy,
-            p.advantage,
-            p.weight,
-            objective,
-            mask=p.mask,
-            entropy_group=p.entropy_group,
-            ref_logp=ref_logp if objective.kl_coef else None,
-            kl_weight=p.kl_weight,
-            vocab_size=50,
-        )
-        return per_token.sum(), (per_token, diagnostics)
+        found = objective_of(logp, old_logp, entropy, p, objective, 50, reference)
+        return found[0].sum(), found
 
     (_, (per_token, diagnostics)), grad = jax.value_and_grad(total, has_aux=True)(logp)
     return per_token, grad, diagnostics

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rl_reference as ref
-from jitted import prepare
+from jitted import numbers, objective_of, prepare_toy
 
 from compass_jax.config import (
     ConfigError,
@@ -85,20 +85,10 @@ def rl_config(config, correction=OFF):
 
 
 def prepared(toy, config, dtype, correction=OFF):
-    return prepare(
-        jnp.asarray(toy.mask),
-        jnp.asarray(toy.old_entropy, dtype),
-        jnp.asarray(toy.reward, dtype),
-        jnp.asarray(toy.known),
-        jnp.asarray(toy.group, jnp.int32),
-        n_groups=toy.n_groups,
-        config=rl_config(config, correction),
-        right_at=1.0,
-        wrong_at=0.0,
-        max_new_tokens=ref.MAX_NEW_TOKENS,
-        old_logp=jnp.asarray(toy.old_logp, dtype),
-        rollout_logp=jnp.asarray(toy.rollout_logp, dtype),
-    )[0]
+    """Returns the prepared rows of a toy policy's rollout."""
+    log_probs = {"old_logp": toy.old_logp, "rollout_logp": toy.rollout_logp}
+    rl = rl_config(config, correction)
+    return prepare_toy(toy, rl, dtype, max_new_tokens=ref.MAX_NEW_TOKENS, **log_probs)[0]
 
 
 def ours(toy, config, dtype=jnp.float64, jit=True, correction=OFF):
@@ -107,31 +97,18 @@ def ours(toy, config, dtype=jnp.float64, jit=True, correction=OFF):
     old_logp, ref_logp, entropy = (
         jnp.asarray(x, dtype) for x in (toy.old_logp, toy.ref_logp, toy.old_entropy)
     )
+    reference = ref_logp if config.kl_coef else None
 
     def total(theta):
         logp = jax.nn.log_softmax(theta)[toy.states, toy.taken]
-        per_token, diagnostics = policy_objective(
-            logp,
-            old_logp,
-            entropy,
-            p.advantage,
-            p.weight,
-            config,
-            mask=p.mask,
-            entropy_group=p.entropy_group,
-            ref_logp=ref_logp if config.kl_coef else None,
-            kl_weight=p.kl_weight,
-            vocab_size=toy.vocab_size,
+        per_token, diagnostics = objective_of(
+            logp, old_logp, entropy, p, config, toy.vocab_size, reference
         )
         return per_token.sum(), diagnostics
 
     run = jax.value_and_grad(total, has_aux=True)
     (value, diagnostics), grad = (jax.jit(run) if jit else run)(jnp.asarray(toy.theta, dtype))
-    return (
-        float(value),
-        np.asarray(grad),
-        {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()},
-    )
+    return float(value), np.asarray(grad), numbers(diagnostics)
 
 
 def reference(toy, config, correction=OFF):
@@ -226,18 +203,8 @@ def test_on_policy_ratio_is_exactly_one_and_nothing_is_clipped(name):
     toy = ref.make_toy(seed=4, drift=0.0)
     logp = jnp.asarray(toy.old_logp, jnp.float32)
     p = prepared(toy, config, jnp.float32)
-    per_token, diagnostics = policy_objective(
-        logp,
-        logp,
-        jnp.asarray(toy.old_entropy, jnp.float32),
-        p.advantage,
-        p.weight,
-        config,
-        mask=p.mask,
-        entropy_group=p.entropy_group,
-        ref_logp=logp,
-        vocab_size=toy.vocab_size,
-    )
+    entropy = jnp.asarray(toy.old_entropy, jnp.float32)
+    per_token, diagnostics = objective_of(logp, logp, entropy, p, config, toy.vocab_size, logp)
     d = finalize_diagnostics(diagnostics)
     assert (
         d["policy/ratio_dev_max"] == 0
@@ -259,17 +226,10 @@ def test_garbage_outside_the_mask_reaches_neither_value_nor_gradient(name):
         dirty = lambda x: jnp.where(p.mask, jnp.asarray(x, jnp.float32), fill)  # noqa: E731
 
         def total(logp):
-            per_token, diagnostics = policy_objective(
-                logp,
-                dirty(toy.old_logp),
-                dirty(toy.old_entropy),
-                dirty(p.advantage),
-                dirty(p.weight),
-                config,
-                mask=p.mask,
-                entropy_group=p.entropy_group,
-                ref_logp=dirty(toy.ref_logp),
-                vocab_size=toy.vocab_size,
+            arrays = (dirty(x) for x in (toy.old_logp, toy.old_entropy))
+            changes = {"advantage": dirty(p.advantage), "weight": dirty(p.weight)}
+            per_token, diagnostics = objective_of(
+                logp, *arrays, p, config, toy.vocab_size, dirty(toy.ref_logp), **changes
             )
             return per_token.sum(), (per_token, finalize_diagnostics(diagnostics))
 
@@ -286,30 +246,13 @@ def test_only_logp_carries_a_gradient():
     toy = ref.make_toy(seed=6, drift=0.04)
     config = Espo(kl_coef=0.1)
     p = prepared(toy, config, jnp.float32)
-    arrays = [
-        jnp.asarray(x, jnp.float32)
-        for x in (
-            toy.logp(toy.theta),
-            toy.old_logp,
-            toy.old_entropy,
-            p.advantage,
-            p.weight,
-            toy.ref_logp,
-        )
-    ]
+    arrays = [toy.logp(toy.theta), toy.old_logp, toy.old_entropy, toy.ref_logp]
+    arrays = [jnp.asarray(x, jnp.float32) for x in (*arrays, p.advantage, p.weight)]
 
-    def total(logp, old_logp, old_entropy, advantage, weight, ref_logp):
-        return policy_objective(
-            logp,
-            old_logp,
-            old_entropy,
-            advantage,
-            weight,
-            config,
-            mask=p.mask,
-            entropy_group=p.entropy_group,
-            ref_logp=ref_logp,
-            vocab_size=toy.vocab_size,
+    def total(logp, old_logp, entropy, ref_logp, advantage, weight):
+        changes = {"advantage": advantage, "weight": weight}
+        return objective_of(
+            logp, old_logp, entropy, p, config, toy.vocab_size, ref_logp, **changes
         )[0].sum()
 
     grads = jax.grad(total, argnums=tuple(range(6)))(*arrays)

@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jitted import prepare
+from jitted import prepare_rows
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, RLConfig, ShapingConfig, ZeroVarianceConfig
 from compass_jax.rl import shaping
-from compass_jax.rl.diagnostics import finalize_diagnostics
 
 penalties = jax.jit(shaping.penalties, static_argnames=("config", "right_at", "max_new_tokens"))
 CONFIG = ShapingConfig(length_penalty=0.05, length_free_tokens=10, repetition_penalty=0.02)
@@ -47,28 +46,15 @@ def test_dapos_overlong_penalty_holds_for_all_answers():
 
 
 def run(config, reward, lengths, repetition, group, known=None, rl_zvp=True):
-    """prepare() over rows of the given lengths, entropies 1 nat."""
-    b, t = len(reward), 50
-    mask = np.arange(t + 1) >= 1
-    mask = mask & (np.arange(t + 1) <= np.asarray(lengths)[:, None])
+    """Returns the mean advantage of each row, and the metrics; entropies are 1 nat."""
+    place = np.arange(51)
+    mask = (place >= 1) & (place <= np.asarray(lengths)[:, None])
+    known = [True] * len(reward) if known is None else known
     rl = RLConfig(shaping=config, zero_variance=ZeroVarianceConfig(rl_zvp=rl_zvp))
-    prepared, found = prepare(
-        jnp.asarray(mask),
-        jnp.ones((b, t + 1)),
-        jnp.asarray(reward, jnp.float32),
-        jnp.asarray(known if known is not None else [True] * b),
-        jnp.asarray(group, jnp.int32),
-        n_groups=max(group) + 1,
-        config=rl,
-        right_at=1.0,
-        wrong_at=0.0,
-        max_new_tokens=t,
-        repetition=jnp.asarray(repetition, jnp.float32),
-    )
-    advantage = np.array(
-        [a[m].mean() for a, m in zip(np.asarray(prepared.advantage), mask, strict=True)]
-    )
-    return advantage, {name: float(value) for name, value in finalize_diagnostics(found).items()}
+    options = {"max_new_tokens": 50, "repetition": repetition}
+    prepared, found = prepare_rows(mask, None, reward, known, group, rl, **options)
+    rows = zip(np.asarray(prepared.advantage), mask, strict=True)
+    return np.array([row[held].mean() for row, held in rows]), found
 
 
 def test_a_uniform_right_group_learns_from_the_penalty_undivided_a_varied_one_from_the_verifier():

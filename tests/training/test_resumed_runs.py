@@ -59,7 +59,7 @@ QUICK = [
 SLOW = [
     case("plain", stop_at_sample, 32, 1, 4, CLOSE),  # the last sample of step 2
     case("plain", stop_in, ("score", 3), 1, 4),
-    case("plain", stop_in, ("apply", 2), 2),
+    case("plain", stop_in, ("apply", 1), 1),
     case("plain", stop_after_step, 1, 1, save_every=0),
     case("dynamic", stop_at_sample, 3, 0, 8, CLOSE),
     case("stages", stop_after_step, 1, 1),
