@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from compass_jax.data.files import DataError, files_of, read_rows
+from compass_jax.data.files import DataError, check_messages, files_of, read_rows
 from compass_jax.verifiers.judge import messages
 
 VERDICTS = {"better": 1, "tie": 0, "worse": -1}
@@ -139,20 +139,12 @@ def _beginning(first: Any, second: Any, where: str) -> Sequence[Any]:
 
 
 def _text(value: Any, where: str, last: bool = False) -> str:
-    """A text, or the contents of messages: the last one's, else all, with their roles where there
-    are several.
+    """Returns a text, or the contents of messages: the last one's, else all of them, with their
+    roles if there are several.
     """
     if isinstance(value, str):
         return value
-    said: list[tuple[str, str]] = []
-    for one in value if isinstance(value, list) else ():
-        pair = [one.get(x) if isinstance(one, Mapping) else None for x in ("role", "content")]
-        if not all(isinstance(x, str) for x in pair):
-            said = []
-            break
-        said.append((str(pair[0]), str(pair[1])))
-    if not said:
-        raise DataError(f"{where} is neither a text nor messages with role and content")
-    if last or len(said) == 1:
-        return said[-1][1]
-    return "\n".join(f"{role}: {content}" for role, content in said)
+    messages = check_messages(value, where)
+    if last or len(messages) == 1:
+        return messages[-1]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)

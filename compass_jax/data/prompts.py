@@ -13,8 +13,7 @@ import numpy as np
 from compass_jax.config import ConfigError, DataConfig, RunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.files import DataError
-from compass_jax.data.questions import Question, Tell, evaluation_questions, questions
-from compass_jax.data.shares import at_most
+from compass_jax.data.questions import Question, Tell, at_most, evaluation_questions, questions
 from compass_jax.data.splits import heldout_origin
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError

@@ -18,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,6 @@ from compass_jax.data.files import (
 from compass_jax.data.formats import TURNS, Reading, open_format, reference, tools_of, turns_of
 from compass_jax.data.preferences import Asked, asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
-from compass_jax.data.shares import at_most
 from compass_jax.data.splits import describe_splits, evaluation_files, split_files
 from compass_jax.records import stable_id
 from compass_jax.tasks import Task
@@ -200,13 +200,12 @@ def _procedural(
     label = source.label or source.dataset
     for entry in distinct_entries(source, seed):
         text = entry["question"]
-        asked = f"{source.instruction}\n{text}" if source.instruction else text
+        prompt = f"{source.instruction}\n{text}" if source.instruction else text
+        messages = [{"role": "user", "content": prompt}]
         # some tasks have many right answers and name none
         answer = "" if entry["answer"] is None else str(entry["answer"])
-        messages = [{"role": "user", "content": asked}]
         row = _encoded(entry, f"reasoning-gym's {source.dataset}")
-        question = _question(config, index, label, text, messages, answer, row, text)
-        yield replace(question, entry=entry)
+        yield _question(config, index, label, text, messages, answer=answer, row=row, entry=entry)
 
 
 class _Kind(NamedTuple):
@@ -277,12 +276,20 @@ def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Questio
         answer = answer_of(found.answer, place, kind.compared)
         only = kind.compared and not kind.labelled
         read = {"answer": found.answer} if only else {**row, "answer": found.answer}
-    encoded = _encoded(read, where)
-    question = _question(
-        config, index, kind.label, text, messages, answer, encoded, found.asks or text
+    return _question(
+        config,
+        index,
+        kind.label,
+        text,
+        messages,
+        answer=answer,
+        row=_encoded(read, where),
+        asks=found.asks or text,
+        labels=(*labels_of(row, where), *found.labels),
+        tools=tuple(tools_of(row, where)),
+        turns=kind.turns,
+        place=where,
     )
-    tools, labels = tools_of(row, where), (*labels_of(row, where), *found.labels)
-    return replace(question, labels=labels, tools=tuple(tools), turns=kind.turns, place=where)
 
 
 def _encoded(row: Mapping[str, Any], where: str) -> str:
@@ -366,26 +373,83 @@ def _question(
     index: int,
     label: str,
     text: str,
-    asked: list[dict[str, Any]],
-    answer: str,
-    row: str,
-    asks: str,
+    asked: Sequence[dict[str, Any]],
+    **fields: Any,
 ) -> Question:
-    messages = asked
+    """Returns a question with its id, its side and the system prompt; `fields`: the others."""
+    messages = tuple(asked)
     if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
-        messages = [{"role": "system", "content": config.system_prompt}, *messages]
+        messages = ({"role": "system", "content": config.system_prompt}, *messages)
+    own_system = [message["content"] for message in asked if message["role"] in INSTRUCTIONS]
+    asks = fields.pop("asks", text)
     heldout = index >= len(config.sources) or (
         not config.eval_sources and is_heldout(asks, config.heldout_frac)
     )
-    own_system = [message["content"] for message in asked if message["role"] in INSTRUCTIONS]
-    return Question(
-        stable_id("\n".join([label, *own_system, text])),
-        index,
-        label,
-        text,
-        tuple(messages),
-        answer,
-        row,
-        heldout,
-        asks,
+    identity = stable_id("\n".join([label, *own_system, text]))
+    return Question(identity, index, label, text, messages, heldout=heldout, asks=asks, **fields)
+
+
+def at_most(wanted: int, available: Sequence[Question]) -> list[Question]:
+    """Returns the first `wanted` questions or fewer, in their order; each label has its share."""
+    left = _shares(Counter(one.label for one in available), wanted)
+    chosen = []
+    for one in available:
+        if left[one.label] > 0:
+            left[one.label] -= 1
+            chosen.append(one)
+    return chosen
+
+
+def _shares(available: Counter[str], wanted: int) -> dict[str, int]:
+    """Apportions `wanted` over labels by their counts and largest remainders; ties go to the
+    earlier label.
+    """
+    total = sum(available.values())
+    wanted = min(wanted, total)
+    shares = {label: wanted * count // total for label, count in available.items()}
+    by_remainder = sorted(available, key=lambda label: -(wanted * available[label] % total))
+    for label in by_remainder[: wanted - sum(shares.values())]:
+        shares[label] += 1
+    return shares
+
+
+# ---- questions that SFT rows ask -----------------------------------------------------------------
+
+
+def forms(question: Question) -> Iterable[str]:
+    """Returns the normalised texts that a row may ask this question by."""
+    return map(normalised, (question.text, question.asks, question.messages[-1]["content"]))
+
+
+def heldout_texts(pool: Iterable[Question]) -> set[str]:
+    """Returns the texts by which an example may ask a held-out question."""
+    return {text for question in pool if question.heldout for text in forms(question)}
+
+
+def sets_asked(config: DataConfig, pool: Collection[Question], asked: Collection[str]) -> str:
+    """Returns a line with the count of each evaluation set's questions that the SFT rows ask;
+    empty without sets.
+
+    Args:
+        pool: all questions, as `questions` returns them.
+        asked: those of `heldout_texts` that the rows ask.
+    """
+    counts = []
+    for one, place in zip(config.eval_sets, config.set_places(), strict=True):
+        mine = [question for question in pool if question.source in place]
+        met = sum(any(text in asked for text in forms(question)) for question in mine)
+        counts.append(f"{met:,} of the {len(mine):,} questions of {one.name}")
+    if not counts:
+        return ""
+    return f"data.eval_sets: the SFT rows ask {', '.join(counts)}; rows that ask one are left out"
+
+
+def sets_not_counted(config: DataConfig) -> str:
+    """Returns the line for rows that are read by record, which are not counted at the start."""
+    if not config.eval_sets:
+        return ""
+    names = ", ".join(one.name for one in config.eval_sets)
+    return (
+        f"data.eval_sets, {names}: it was not counted how many of their questions the SFT rows ask,"
+        " because the rows are read by record; one that asks one is left out when it is taken"
     )

@@ -31,10 +31,9 @@ from compass_jax.data.files import (
     refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, open_format, tools_of, turns_of
-from compass_jax.data.heldout import heldout_texts, sets_asked
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
-from compass_jax.data.questions import Question, Tell, questions
+from compass_jax.data.questions import Question, Tell, heldout_texts, questions, sets_asked
 from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
@@ -192,15 +191,14 @@ def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
             f" are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens,"
             f" {counts['heldout']} ask a held-out question"
         )
-    if counts["duplicates"]:
-        tell(f"{counts['duplicates']} SFT examples repeat an earlier one and are left out")
-    if counts["too_long"]:
-        tell(
-            f"{counts['too_long']} SFT examples are longer than sft.buckets[-1] = "
-            f"{config.sft.buckets[-1]} tokens and are left out"
-        )
-    if counts["heldout"]:
-        tell(f"{counts['heldout']} SFT examples ask a held-out question and are left out")
+    reasons = {
+        "duplicates": "repeat an earlier one",
+        "too_long": f"are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens",
+        "heldout": "ask a held-out question",
+    }
+    for name, reason in reasons.items():
+        if counts[name]:
+            tell(f"{counts[name]} SFT examples {reason} and are left out")
 
 
 def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[Conversation]:

@@ -23,8 +23,7 @@ import numpy as np
 from compass_jax.config import RunConfig
 from compass_jax.data.by_record import open_rows
 from compass_jax.data.files import BadRows, DataError, row_of
-from compass_jax.data.heldout import heldout_texts, sets_not_counted
-from compass_jax.data.questions import Tell, questions
+from compass_jax.data.questions import Tell, heldout_texts, questions, sets_not_counted
 from compass_jax.data.raw import CODECS
 from compass_jax.data.sft import (
     BESIDE,
