@@ -60,10 +60,16 @@ def test_the_forms_of_a_pair(tmp_path, row, wanted):
         ({"prompt": "q", "chosen": "a", "rejected": "b", "tie": 1}, "tie is 1; write true"),
         ({"chosen": "a", "rejected": "b"}, "no prompt: write one"),
         ({"chosen": chat("q", "a"), "rejected": chat("p", "b")}, "begin with other messages"),
-        ({"prompt": "q", "chosen": 7, "rejected": "b"}, "chosen is neither a text nor messages"),
+        (
+            {"prompt": "q", "chosen": 7, "rejected": "b"},
+            "chosen: messages must be a non-empty list",
+        ),
         ({"prompt": " ", "chosen": "a", "rejected": "b"}, "prompt is empty"),
         ({"prompt": "q", "chosen": "a", "rejected": "b", "reasoning": 1}, "reasoning is 1; write"),
-        ({"prompt": [{"role": "user"}], "chosen": "a", "rejected": "b"}, "prompt is neither"),
+        (
+            {"prompt": [{"role": "user"}], "chosen": "a", "rejected": "b"},
+            r"prompt: messages\[0\] must be an object",
+        ),
     ],
 )
 def test_what_is_no_pair_is_named_with_its_line(tmp_path, row, told):
