@@ -1,9 +1,8 @@
-"""The one reader of files and texts that others wrote: size, encoding, depth and numbers are
-checked before anybody uses them.
+"""The reader of files and texts from outside: it checks size, encoding, depth and numbers.
 
 Configurations, tokenizers, indexes, manifests, rows and requests are JSON. Python's reader takes
-more than JSON (NaN, lone surrogates, a key twice, integers of any length) and ends in a
-RecursionError where brackets nest; each of these is an error with a place here.
+more than JSON (NaN, lone surrogates, a key twice, integers of any length) and raises a
+RecursionError for deep brackets; here each of these is an error that names its place.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class UntrustedError(UserError):
 
 
 def open_regular(path: str | os.PathLike, *, error: type[Exception] = UntrustedError) -> IO[bytes]:
-    """A regular file, open for reading bytes. Raises `error` for anything else that may lie under
-    the name, and never waits.
+    """Returns a regular file, open for reading bytes. Raises `error` for anything else, as a folder
+    or a pipe, and never waits.
     """
     path = Path(path)
     try:
@@ -64,8 +63,8 @@ def read_bytes(
     error: type[Exception] = UntrustedError,
     most_bytes: int = MOST_BYTES,
 ) -> bytes:
-    """The content of a regular file of at most `most_bytes`. Raises `error` for anything else that
-    may lie under the name.
+    """Returns the content of a regular file of at most `most_bytes`. Raises `error` like
+    `open_regular`, and for a larger one.
     """
     with open_regular(path, error=error) as file:
         if (size := os.fstat(file.fileno()).st_size) > most_bytes:
@@ -84,11 +83,10 @@ def read_lines(
     error: type[Exception] = UntrustedError,
     most_bytes: int = MOST_LINE_BYTES,
 ) -> Iterator[tuple[str, bytes]]:
-    """(where, line) of a regular file, one at a time; `where` is "path, line 3", and the line keeps
-    its line feed.
+    """Yields (where, line) of a regular file; `where` is "path, line 3", and the line keeps its
+    line feed.
 
-    Raises `error` like `open_regular`, and for a line of more than `most_bytes`; all of it when the
-    first line is asked for.
+    Raises `error` like `open_regular`, and for a line of more than `most_bytes`.
     """
     with open_regular(path, error=error) as file:
         number = 0
@@ -115,8 +113,8 @@ def read_text(
     error: type[Exception] = UntrustedError,
     most_bytes: int = MOST_BYTES,
 ) -> str:
-    """The text of a UTF-8 file. Raises `error` like `read_bytes`, for another encoding, and for a
-    byte order mark: other readers of such files fail on it, and an export carries them along.
+    """Returns the text of a UTF-8 file. Raises `error` like `read_bytes`, for another encoding, and
+    for a byte order mark: other readers of such files fail on it, and an export carries them along.
     """
     data = read_bytes(path, error=error, most_bytes=most_bytes)
     if data.startswith(codecs.BOM_UTF8):
@@ -125,7 +123,7 @@ def read_text(
 
 
 def decode_utf8(data: bytes, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """`data` as text; a byte order mark at its start is left out. Raises `error` naming the byte
+    """Returns `data` as text without a byte order mark at its start. Raises `error` naming the byte
     that is not UTF-8.
     """
     try:
@@ -143,8 +141,8 @@ def read_json(
     most_bytes: int = MOST_BYTES,
     most_digits: int = MOST_DIGITS,
 ) -> Any:
-    """The value of a JSON file. Raises `error`, naming the path, for whatever `read_text` and
-    `parse_json` refuse.
+    """Returns the value of a JSON file. Raises `error`, naming the path, like `read_text` and
+    `parse_json`.
     """
     return parse_json(
         read_text(path, error=error, most_bytes=most_bytes),
@@ -159,23 +157,21 @@ def parse_json(
     where: str,
     *,
     error: type[Exception] = UntrustedError,
-    most_depth: int = MOST_DEPTH,
     most_digits: int = MOST_DIGITS,
 ) -> Any:
-    """The value of a JSON text: finite numbers, whole characters, every key once.
+    """Returns the value of a JSON text: finite numbers, whole characters, every key once.
 
     Args:
-        text: what is read; bytes must be UTF-8.
+        text: bytes must be UTF-8.
         where: the place that messages begin with ("rows.jsonl, line 3").
         error: the class to raise, made from one message.
-        most_depth: arrays and objects inside each other.
         most_digits: digits of an integer. Reference answers may be long; sizes and settings fit in
             19.
     """
     if isinstance(text, bytes):
         text = decode_utf8(text, where, error=error)
-    if nesting(text, most_depth) > most_depth:
-        raise error(f"{where}: nested deeper than {most_depth} levels")
+    if nesting(text, MOST_DEPTH) > MOST_DEPTH:
+        raise error(f"{where}: nested deeper than {MOST_DEPTH} levels")
     unusable: list[_Unusable] = []
 
     def refused(why: str) -> _Unusable:
@@ -198,11 +194,11 @@ def parse_json(
         return refused(f"{name} is no number of JSON; remove it, or write it as a string")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        value = dict(pairs)
+        if len(value) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise error(f"{where}: the key {twice[:80]!r} comes twice; keep one")
-        return found
+        return value
 
     try:
         value = json.loads(
@@ -216,17 +212,17 @@ def parse_json(
 
 
 class _Unusable:
-    """Stands in a value where a number cannot be used, until its place is known."""
+    """A placeholder of an unusable number, until its place is known."""
 
     def __init__(self, why: str):
         self.why = why
 
 
 def nesting(text: str, most: int = sys.maxsize) -> int:
-    """How deeply a JSON text nests, counted until that is more than `most`; 0 for a number.
+    """Returns the depth of a JSON text, counted up to `most`; 0 for a number.
 
-    Brackets inside strings do not count; those that nothing closes do. Each pass takes away the
-    innermost pairs, so that a text of many short arrays costs one pass.
+    Brackets inside strings do not count; unclosed ones do. Each pass removes the innermost pairs,
+    so that a text of many short arrays costs one pass.
     """
     brackets = _STRINGS.sub("", text) if '"' in text else text
     left = brackets.encode("utf-8", "surrogatepass").translate(_AS_SQUARE, _NO_BRACKETS)
@@ -238,8 +234,8 @@ def nesting(text: str, most: int = sys.maxsize) -> int:
 
 
 def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """`text`, which then can be encoded. Raises `error` where it holds half a character (a lone
-    surrogate).
+    """Returns `text`, which can be encoded. Raises `error` for half a character (a lone surrogate)
+    in it.
     """
     if half := _SURROGATE.search(text):
         place = f"character {half.start()}, {half[0]!r}"

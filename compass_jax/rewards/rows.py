@@ -49,7 +49,7 @@ def _place(prompt: Prompt) -> str:
 
 
 def _faults(scorer: AnyScorer, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, str]]:
-    """Yields the prompts whose row is at fault, in their order, each with what is wrong."""
+    """Yields the prompts whose row is at fault, in their order, with the fault."""
     by_source: dict[int, list[Prompt]] = {}
     for prompt in prompts:
         by_source.setdefault(prompt.source, []).append(prompt)
@@ -79,7 +79,7 @@ def _tried(scorer: AnyScorer, source: int, chunks: Sequence[Sequence[Prompt]]) -
     workers = scorer.workers
     for n, chunk in enumerate(chunks):
         workers.submit_rows(n, source, [prompt.row for prompt in chunk])
-    found: dict[int, Score] = {}
-    while len(found) < len(chunks):
-        found.update(workers.collect(block=True))
-    return [found[n] for n in range(len(chunks))]
+    scores: dict[int, Score] = {}
+    while len(scores) < len(chunks):
+        scores.update(workers.collect(block=True))
+    return [scores[n] for n in range(len(chunks))]

@@ -2,11 +2,10 @@
 
 `python -I program_child.py PACKAGES` reads one line of JSON for each request from its input and
 answers each with one line; `python -I program_child.py PACKAGES FILE` runs a program as a script.
-PACKAGES is JSON, the importable packages by name with their places. The process is started without
-anything that the program must not know: no test, no expected value, nothing of the process that
-judges. What it answers is a claim of the program's, no verdict.
+PACKAGES is JSON, the importable packages by name with their places. The process knows no test, no
+expected value and nothing of the process that judges. Its answers are claims of the program.
 
-Values travel as JSON: {"tuple": [...]} and so on stand for what JSON has no form of.
+Values travel as JSON: {"tuple": [...]} and other such objects stand for types that JSON lacks.
 """
 
 import json
@@ -120,11 +119,11 @@ def _text(error):
 
 
 def _raised(error):
-    said = {"raised": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)}
+    answer = {"raised": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)}
     try:
-        return {**said, "args": encode(list(error.args))}
+        return {**answer, "args": encode(list(error.args))}
     except Exception:
-        return said
+        return answer
 
 
 def _new_names():
@@ -145,10 +144,10 @@ def serve():
         try:
             if "load" in request:
                 names = _new_names()
-                said = _loaded(request["load"], names)
+                answer = _loaded(request["load"], names)
             else:
-                said = _called(names, *request["call"])
-            line = json.dumps(said)
+                answer = _called(names, *request["call"])
+            line = json.dumps(answer)
         except BaseException as error:  # a program may even call exit()
             line = json.dumps(_raised(error))
         left = line.encode() + b"\n"

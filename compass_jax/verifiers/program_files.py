@@ -1,8 +1,8 @@
 """The files that a program may read: Python's standard library, the system's shared libraries, and
-the packages that a setting names with what they require.
+the packages of a setting with their requirements.
 
-Neither the other packages of this Python are among them, which hold data of tasks, nor folders such
-as /opt and /usr/src.
+The other packages of this Python, which hold data of tasks, and folders such as /opt and /usr/src
+are not among them.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _importable: dict[str, str] = {}
 
 @cache
 def python_files() -> ProgramFiles:
-    """Returns what any program reads. The names in the standard library's folder are among them,
-    and so are those of the packages below it, but not their content.
+    """Returns the files that every program may read. Of the packages below the standard library's
+    folder it may read the names, but not the content.
     """
-    found = {*_FIXED, CHILD, os.path.realpath(sys.executable)}
-    found.add(os.path.join(sys.prefix, "pyvenv.cfg"))
+    files = {*_FIXED, CHILD, os.path.realpath(sys.executable)}
+    files.add(os.path.join(sys.prefix, "pyvenv.cfg"))
     for folder in {
         *_LIBRARIES,
         *(f"{base}/lib" for base in (sys.base_prefix, sys.base_exec_prefix)),
     }:
-        found.update(path for path in glob.glob(f"{folder}/*.so*") if os.path.isfile(path))
-        found.update(glob.glob(f"{folder}/*-linux-*"))
+        files.update(path for path in glob.glob(f"{folder}/*.so*") if os.path.isfile(path))
+        files.update(glob.glob(f"{folder}/*-linux-*"))
     standard = {sysconfig.get_path("stdlib"), os.path.dirname(os.__file__)}
     for folder in standard:
         entries = os.listdir(folder) if os.path.isdir(folder) else []
-        found.update(os.path.join(folder, name) for name in entries if name not in _SITE)
-    found.update(path for path in sys.path if path.endswith(("lib-dynload", ".zip")))
-    return ProgramFiles(frozenset(found), frozenset(standard))
+        files.update(os.path.join(folder, name) for name in entries if name not in _SITE)
+    files.update(path for path in sys.path if path.endswith(("lib-dynload", ".zip")))
+    return ProgramFiles(frozenset(files), frozenset(standard))
 
 
 def package_files(names: Sequence[str]) -> tuple[dict[str, str], set[str]]:
-    """Returns the modules of installed packages and of what they require, each with its file or
+    """Returns the modules of installed packages and their requirements, each with its file or
     folder, and all files and folders that they read.
 
     Raises UserError for a name that is not installed, unless it is one of USUAL_PACKAGES, and for
@@ -93,7 +93,7 @@ def package_files(names: Sequence[str]) -> tuple[dict[str, str], set[str]]:
 
 
 def _with_required(name: str) -> Iterator[metadata.Distribution]:
-    """Yields the installed distributions of a module and of all that it requires."""
+    """Yields the installed distributions of a module and of its requirements."""
     left, seen = _distributions(name), set[str]()
     while left:
         one = left.pop()
@@ -119,7 +119,7 @@ def _distributions(name: str) -> list[str]:
 
 
 def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
-    """Yields the names and places of what a distribution has beside other packages."""
+    """Yields the names and places of a distribution's entries in the packages' folder."""
     names = {file.parts[0] for file in distribution.files or () if not file.is_absolute()}
     for name in sorted(names - {"..", "__pycache__", "bin"}):
         path = str(distribution.locate_file(name))
@@ -139,6 +139,6 @@ def importable() -> str:
 
 
 def readable_at(path: str, allowed: Iterable[str]) -> str:
-    """Returns which of the files and folders `allowed` holds a file; empty: none."""
+    """Returns the file or folder of `allowed` that holds a file; empty: none does."""
     real = Path(os.path.realpath(path))
     return next((one for one in allowed if real.is_relative_to(os.path.realpath(one))), "")
