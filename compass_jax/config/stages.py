@@ -86,6 +86,7 @@ class Prepare(BaseStage):
         self.settings.validate()
 
     def reads(self) -> Reads:
+        """Yields the files that it reads."""
         for key in ("data", "against"):
             for i, path in enumerate(getattr(self.settings, key)):
                 yield f"settings.{key}[{i}]", path, False
@@ -115,12 +116,15 @@ class _Training(BaseStage):
         _validate_run(self.run)
 
     def starts(self) -> tuple[str, ...]:
+        """Returns the stages whose weights it takes."""
         return (self.start,) if self.start else ()
 
     def reads(self) -> Reads:
+        """Yields the files that it reads."""
         yield from _files_of(self.run)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        """Returns it with its empty settings filled."""
         given = self.start or self.run.init_from or not weights
         return self if given else replace(self, start=weights[-1])
 
@@ -132,12 +136,14 @@ class Sft(_Training):
     """
 
     def reads(self) -> Reads:
+        """Yields the files that it reads."""
         yield from super().reads()
         for key in ("files", "preferences"):
             for i, path in enumerate(getattr(self.run.sft, key)):
                 yield f"run.sft.{key}[{i}]", path, False
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        """Returns it with its empty settings filled."""
         stage, sft = super().filled(weights, rows), self.run.sft
         if not rows or sft.files or sft.procedural or sft.answers or sft.preferences:
             return stage
@@ -154,6 +160,7 @@ class Rl(_Training):
         self.run.validate_for_rl()
 
     def reads(self) -> Reads:
+        """Yields the files that it reads."""
         yield from super().reads()
         if self.run.data.keep_file:
             yield "run.data.keep_file", self.run.data.keep_file, False
@@ -190,6 +197,7 @@ class Merge(BaseStage):
         )
 
     def starts(self) -> tuple[str, ...]:
+        """Returns the stages whose weights it takes."""
         return tuple(filter(None, (self.base, *self.parents)))
 
 
@@ -211,12 +219,15 @@ class Evaluate(BaseStage):
         )
 
     def starts(self) -> tuple[str, ...]:
+        """Returns the stages whose weights it takes."""
         return self.of
 
     def reads(self) -> Reads:
+        """Yields the files that it reads."""
         yield from _files_of(self.run)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        """Returns it with its empty settings filled."""
         check(bool(self.of or weights), "no stage before it makes weights")
         return replace(self, of=self.of or tuple(weights))
 
@@ -232,9 +243,11 @@ class Export(BaseStage):
     """Stage whose weights are exported; empty: the nearest earlier stage that makes weights."""
 
     def starts(self) -> tuple[str, ...]:
+        """Returns the stages whose weights it takes."""
         return (self.start,) if self.start else ()
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        """Returns it with its empty settings filled."""
         check(bool(self.start or weights), "no stage before it makes weights")
         return replace(self, start=self.start or weights[-1])
 

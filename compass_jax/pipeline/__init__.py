@@ -1,1 +1,1 @@
-"""Stages of a pipeline run one after another, each in a process of its own."""
+"""Pipelines: stages that run one after another, each in its own process."""

@@ -1,6 +1,6 @@
 """The record of a pipeline: its settings (config.json), the state of each stage (pipeline.json) and
 the settings with which a stage began (stage.json in its folder). A stage is stale where its
-settings, the files that it reads or what it takes from other stages are others than at its start.
+settings, the files that it reads or the outputs of other stages that it takes have changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compass_jax.untrusted import read_json
 
 WHOLE, FILE, SETTINGS = "config.json", "pipeline.json", "stage.json"
 WAITING, RUNNING, DONE = "waiting", "running", "done"
-# settings that do not change what a stage makes; the number of steps does
+# settings that do not change a stage's output; the number of steps does
 FREE = MAY_CHANGE - {"rl.steps", "sft.steps"}
 MOST_TOLD = 3  # settings that an error names
 WHOLE_BYTES = (

@@ -28,7 +28,7 @@ def run_report(
     runs: Sequence[str | os.PathLike], out: str = "", console: Console | None = None
 ) -> list[Path]:
     """Prints the table of each stage of each run, draws its curves, and writes one page of all runs
-    to `out`; returns the files, the page last.
+    to `out`. Returns the files, the page last.
 
     `out` empty: report.html in the run's folder, or report_compared.html in the first one's.
     Raises ReportError where there is no run, or a log is damaged.
@@ -78,8 +78,8 @@ def _last_step(stages: dict[str, Series]) -> int:
 
 
 def write_page(runs: Mapping[Path, dict[str, Series]], out: str = "", again_s: float = 0) -> Path:
-    """Writes the page of runs, each a folder and its stages, and nothing else; like
-    `run_report`. `again_s`: see `page_data`.
+    """Writes only the page of runs, each a folder and its stages; like `run_report`. `again_s`: see
+    `page_data`.
     """
     name = "report.html" if len(runs) == 1 else "report_compared.html"
     path = Path(out) if out else next(iter(runs)) / name
@@ -89,7 +89,7 @@ def write_page(runs: Mapping[Path, dict[str, Series]], out: str = "", again_s: f
 
 
 def _stages(folder: Path) -> dict[str, Series]:
-    """Stage -> its series. ReportError where there is nothing to report on."""
+    """Stage -> its series. NotStarted without a logged step."""
     metrics = folder / "metrics.jsonl"
     if not metrics.exists():
         inside = sorted(x.parent.name for x in folder.glob("*/metrics.jsonl"))
@@ -105,7 +105,7 @@ def _stages(folder: Path) -> dict[str, Series]:
 
 
 def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[Path]:
-    """The pictures of a run, which are told beside its tables."""
+    """Prints the tables of a run and draws its curves; returns the pictures."""
     pictures = []
     for stage, series in stages.items():
         if rows := run_rows(series):
@@ -114,17 +114,17 @@ def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[P
             console.print(lost, highlight=False, soft_wrap=True)
         if panels_of(series):
             pictures.append(folder / f"curves_{stage}.png")
-            told = str(pictures[-1])
+            line = str(pictures[-1])
             try:
                 plot_curves(folder / "metrics.jsonl", pictures[-1], stage)
             except OSError as error:  # the page may go elsewhere
-                told = f"{pictures.pop()} cannot be written: {error.strerror or error}"
-            console.print(f"curves: {told}", highlight=False, soft_wrap=True)
+                line = f"{pictures.pop()} cannot be written: {error.strerror or error}"
+            console.print(f"curves: {line}", highlight=False, soft_wrap=True)
     return pictures
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replaces the file as a whole, so that a browser never loads half of it."""
+    """Replaces the file atomically: a browser never loads half of it."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with removed_on_error(temporary):

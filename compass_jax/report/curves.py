@@ -33,8 +33,8 @@ _ROWS = (
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
-    """A table of rows with the same keys: the first column is text, floats get four significant
-    digits, other values are shown as they are.
+    """Returns a table of rows with the same keys: the first column is text, floats have four
+    significant digits.
     """
     table = Table(title=title or None, title_style="bold", title_justify="left")
     for i, name in enumerate(rows[0] if rows else ()):
@@ -46,8 +46,8 @@ def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
 
 
 def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[str, str]]:
-    """Rows for `summary_table`: the mean of each known metric over the first and the last tenth of
-    the steps.
+    """Returns rows for `summary_table`: the mean of each known metric over the first and the last
+    tenth of the steps.
     """
     rows = []
     for label, names, form in _ROWS:
@@ -62,7 +62,7 @@ def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[s
 
 
 def without_verdict(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """The line below a run's table on samples that nothing judged; empty where there were none."""
+    """Returns the line below a run's table on samples without a verdict, or an empty text."""
     steps, shares = series.get("reward/unknown_frac", (np.array([]), np.array([])))
     lost = shares[shares > 0]
     if not lost.size:
@@ -115,9 +115,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over up to `window` neighbours, shorter at the ends; values that are not finite
-    are left out.
-    """
+    """Returns the centred mean of finite values over `window` neighbours, fewer at the ends."""
     half = window // 2
     return np.asarray([_mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 
@@ -158,8 +156,8 @@ def _share_limit(have: list[tuple]) -> float:
 
 
 def _usual_limit(have: list[tuple]) -> float:
-    """The upper end of an axis without a few values far above all others (a first step compiles);
-    0 where there are none.
+    """The upper end of an axis that cuts a few values far above all others (a first step compiles);
+    0 without such values.
     """
     values = np.concatenate([x[np.isfinite(x)] for _, x, _, _ in have])
     if len(values) < 8 or values.max() <= 2.5 * (usual := float(np.quantile(values, 0.9))):

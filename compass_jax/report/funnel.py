@@ -1,5 +1,5 @@
-"""Where the tokens of a run went: what was generated, what of it got a verdict, what it taught,
-and what each stage against zero variance did and cost.
+"""The account of a run's tokens: generated, with a verdict, by their signal; and the effect and
+cost of each stage against zero variance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SIGNALS = ("verifier", "shaping", "entropy")
 
 
 def token_funnel(series: Series) -> dict[str, Any] | None:
-    """Tokens of a whole RL stage, as JSON; None where no step says how many were generated.
+    """Returns the tokens of an RL stage, as JSON; None where no step logged their number.
 
     generated = dropped (by dynamic sampling) + unknown (no verdict) + verifier + shaping + entropy
     + silent (a verdict, and no signal). The metrics count tokens without a verdict by samples, so
@@ -27,7 +27,7 @@ def token_funnel(series: Series) -> dict[str, Any] | None:
         return None
 
     def tokens(metric: str) -> float:
-        """Of a share of each step's generated tokens."""
+        """Tokens of a share of each step's generated ones."""
         return float(np.nansum(at_steps(series, metric, steps) * generated))
 
     dropped_each = at_steps(series, "zero_variance/dynamic_dropped_tokens", steps)
@@ -49,17 +49,17 @@ def token_funnel(series: Series) -> dict[str, Any] | None:
 
 
 def at_steps(series: Series, name: str, steps: np.ndarray) -> np.ndarray:
-    """A metric's values at `steps`, 0 where it was not logged."""
+    """Returns a metric's values at `steps`, 0 where it was not logged."""
     values = np.zeros(len(steps))
     if name in series:
-        own, logged = series[name]
-        _, here, there = np.intersect1d(steps, own, return_indices=True)
-        values[here] = np.nan_to_num(logged[there])
+        logged_steps, logged = series[name]
+        _, to, at = np.intersect1d(steps, logged_steps, return_indices=True)
+        values[to] = np.nan_to_num(logged[at])
     return values
 
 
 def cumulative_tokens(series: Series, ends: list[int]) -> list[int]:
-    """Generated tokens until the end of each of the steps `ends`, the filter's among them."""
+    """Returns the tokens generated until the end of each of the steps `ends`, with the filter's."""
     if "waste/tokens_generated" not in series:
         return []
     steps, generated = series["waste/tokens_generated"]
@@ -75,8 +75,8 @@ def _last(values: np.ndarray) -> int:
 
 
 def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[dict[str, Any]]:
-    """What each stage did: groups that it skipped and rescued, and tokens that it taught and cost;
-    None where a stage has no such number. Stages that did not act are left out.
+    """The effect of each stage: skipped and rescued groups, taught and spent tokens; None where a
+    stage has no such number. Stages without effect are left out.
     """
     zero = "zero_variance/"
 

@@ -1,4 +1,4 @@
-"""Everything that a page shows of its runs, as JSON."""
+"""The data of a page of runs, as JSON."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def page_data(
     now: datetime.datetime | None = None,
     again_s: float = 0,
 ) -> dict[str, Any]:
-    """The data of a page of runs, each a folder and its stages. What does not fit into MOST_BYTES
-    is left out, evenly over a run, and the page says how much. `again_s`: seconds after which the
-    page loads itself again, because somebody rewrites it; 0: never.
+    """Returns the data of a page of runs, each a folder and its stages. Groups that do not fit into
+    MOST_BYTES are left out, evenly over a run, and counted. `again_s`: seconds after which the page
+    reloads itself, because it is rewritten; 0: never.
 
     Raises ReportError for a damaged line of a log.
     """

@@ -1,4 +1,4 @@
-"""The logged groups of a run, with the numbers of their tokens: as many as a page has room for."""
+"""The logged groups of a run with the numbers of their tokens, as many as fit into a page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _HEAD = re.compile(rb'\{"stage": "([^"\\]*)", "step": (\d+)(?:, "group": (\d+))?
 
 
 def index(path: Path) -> list[tuple[int, int, tuple[str, int, int]]]:
-    """(offset, line number, (stage, step, group)) of each line of a log of samples; groups of
-    rollouts.jsonl are counted within their step. A last line that has no end is left out.
+    """Returns (offset, line number, (stage, step, group)) of each line of a log of samples; groups
+    of rollouts.jsonl are counted within their step. A last line without an end is left out.
 
-    Lines of a step that is logged again (`--lost-log`) go on counting. Raises ReportError, with the
-    number, for a line that does not say its stage and step.
+    The count continues in a step that is logged again (`--lost-log`). ReportError, with the number,
+    for a line without stage and step.
     """
-    found: list[tuple[int, int, tuple[str, int, int]]] = []
+    places: list[tuple[int, int, tuple[str, int, int]]] = []
     counts: dict[tuple[str, int], int] = {}
     offset = 0
     for line_number, line in enumerate(_lines(path), 1):
@@ -34,15 +34,13 @@ def index(path: Path) -> list[tuple[int, int, tuple[str, int, int]]]:
         stage, step, group = _head(line, path, line_number)
         count = counts.get((stage, step), 0)
         counts[stage, step] = count + 1
-        found.append((offset, line_number, (stage, step, count if group is None else group)))
+        places.append((offset, line_number, (stage, step, count if group is None else group)))
         offset += len(line)
-    return found
+    return places
 
 
 def _head(line: bytes, path: Path, line_number: int) -> tuple[str, int, int | None]:
-    """(stage, step, group) of a line, whose head alone is read where it stands as a run writes
-    it.
-    """
+    """(stage, step, group) of a line, from its beginning where that has the usual form."""
     if head := _HEAD.match(line):
         group = None if head[3] is None else int(head[3])
         return head[1].decode(errors="replace"), int(head[2]), group
@@ -59,8 +57,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def evenly(count: int) -> Iterator[int]:
-    """Every number below `count` once: the last, the first, the middle, the quarters and so on, so
-    that any beginning of it lies evenly over the whole.
+    """Yields every number below `count` once: the last, the first, the middle, the quarters and so
+    on, so that any beginning is evenly spaced.
     """
     seen: set[int] = set()
     parts = 1
@@ -73,9 +71,9 @@ def evenly(count: int) -> Iterator[int]:
 
 
 def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, Any]], int]:
-    """(groups that fit into `room` bytes of JSON, by step; how many are logged) of a stage. They
-    lie evenly over the run where not all have room; numbers of tokens take what the texts leave,
-    at least 15%.
+    """Returns (groups that fit into `room` bytes of JSON, by step; the number of logged groups) of
+    a stage, evenly over the run where not all fit. Numbers of tokens get the rest of the room, at
+    least 15%.
     """
     path = folder / "rollouts.jsonl"
     if not path.is_file():
@@ -83,24 +81,24 @@ def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, An
     lines = [x for x in index(path) if x[2][0] == stage]
     chosen: dict[int, dict[str, Any]] = {}
     tokens = folder / "tokens.jsonl"
-    kept = room - int(TEXT_SHARE * room) if tokens.is_file() else 0
-    room -= kept
+    reserve = room - int(TEXT_SHARE * room) if tokens.is_file() else 0
+    room -= reserve
     with open(path, "rb") as file:
         for i in evenly(len(lines)):
             offset, line_number, (_, step, group) = lines[i]
             file.seek(offset)
-            found = parse_line(file.readline(), group_of_row, path, line_number)
-            found |= {"step": step, "group": group}
-            if (size := size_of(found)) > room:
+            row = parse_line(file.readline(), group_of_row, path, line_number)
+            row |= {"step": step, "group": group}
+            if (size := size_of(row)) > room:
                 break
-            chosen[i], room = found, room - size
+            chosen[i], room = row, room - size
     groups = [chosen[i] for i in sorted(chosen)]
-    _add_tokens(tokens, stage, groups, room + kept)
+    _add_tokens(tokens, stage, groups, room + reserve)
     return groups, len(lines)
 
 
 def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int) -> None:
-    """Puts the numbers of their tokens to the samples, under `values`, and their means."""
+    """Adds the numbers of tokens to the samples, under `values`, and their means."""
     if not path.is_file():
         return
     where = {key[1:]: (offset, line) for offset, line, key in index(path) if key[0] == stage}
@@ -127,7 +125,7 @@ def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int)
 
 
 def group_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page shows of a line of rollouts.jsonl, of this version or an earlier one."""
+    """Returns the parts of a line of rollouts.jsonl, of any version, that a page shows."""
     return {
         "prompt": _text(row["prompt"]),
         "label": str(row.get("label", "")),

@@ -1,1 +1,1 @@
-"""A run while it goes on and afterwards: its directory, its log, its screen."""
+"""A run: its directory, its logs, its screen."""

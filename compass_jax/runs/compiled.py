@@ -21,18 +21,18 @@ OFF = "off"
 
 
 def default_folder() -> Path:
-    """Where programs are kept: $XDG_CACHE_HOME (default ~/.cache) /compass_jax/programs."""
+    """Returns the folder of programs: $XDG_CACHE_HOME (default ~/.cache) /compass_jax/programs."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "compass_jax" / "programs"
 
 
 def keep_programs(where: str = "") -> str:
-    """Has JAX keep what it compiles in `where` (empty: `default_folder()`), and take it from there.
+    """Sets JAX's compilation cache to `where` (empty: `default_folder()`; "off": no cache).
 
-    Returns what a person should know: an empty string, or why nothing can be kept. The run goes on
-    then, and compiles. Where JAX has a folder already ($JAX_COMPILATION_CACHE_DIR), that one stays
-    unless `where` names another; "off" keeps nothing. Programs of other processors lie in other
-    folders: one that was compiled for instructions that a machine lacks would end the process.
+    Returns an empty string, or a notice why programs cannot be cached; the run then compiles them.
+    A folder in $JAX_COMPILATION_CACHE_DIR stays unless `where` names another. Each kind of
+    processor has its own folder: a program with instructions that a machine lacks would end the
+    process.
     """
     if where == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -52,23 +52,23 @@ def keep_programs(where: str = "") -> str:
     jax.config.update("jax_compilation_cache_max_size", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()  # it is opened once, and something may be compiled already
+    compilation_cache.reset_cache()  # JAX may have opened another one already
     return ""
 
 
 def _trim(folder: Path) -> None:
-    """Removes what was used longest ago, until MOST_BYTES are left."""
-    found = []
+    """Removes the least recently used programs until MOST_BYTES are left."""
+    entries = []
     for entry in os.scandir(folder):
         if entry.name.endswith(("-cache", "-atime")):
-            said = entry.stat()
-            found.append((max(said.st_atime, said.st_mtime), said.st_size, entry.path))
-    size = sum(one for _, one, _ in found)
-    for _, one, path in sorted(found):
-        if size <= MOST_BYTES:
+            stat = entry.stat()
+            entries.append((max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if total <= MOST_BYTES:
             return
         os.unlink(path)
-        size -= one
+        total -= size
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""How long the compiler takes, from what JAX tells of it."""
+"""The time that XLA's compiler takes, from JAX's monitoring events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import jax
 
 
 class CompilerClock:
-    """How long the main thread has waited for XLA's compiler, and whether it does now.
+    """A clock of the main thread's waits for XLA's compiler.
 
-    JAX tells listeners when a program has been lowered, which is when its compilation begins, and
-    when it is compiled or was loaded from the cache. What other threads compile costs the run no
-    time until the main thread waits for them.
+    JAX calls listeners when a program has been lowered, which begins its compilation, and when it
+    is compiled or loaded from the cache. Compilation in other threads costs the run no time until
+    the main thread waits for it.
     """
 
     LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -39,7 +39,7 @@ class CompilerClock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait of the main thread for what another one compiles."""
+        """Counts a wait of the main thread for the compilation in another one."""
         self._since = began = self._clock()
         try:
             yield
@@ -49,12 +49,12 @@ class CompilerClock:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of the compilation that is going on; 0 where none is."""
+        """Seconds of the present compilation, or 0."""
         return 0.0 if math.isnan(self._since) else self._clock() - self._since
 
     @property
     def seconds(self) -> float:
-        """All of them."""
+        """Seconds in total."""
         return self._done_s + self.busy_s
 
 

@@ -1,5 +1,5 @@
-"""An append-only file of JSON lines that nobody else may touch while a run writes to it, and that a
-checkpoint counts on.
+"""An append-only file of JSON lines, whose line count is part of a checkpoint. Nothing else may
+write to it during a run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class LogError(CompassError, RuntimeError):
 class LogFile:
     """Lines of the stages of a run, one stage after another. `count`: lines of this stage.
 
-    A line is with the operating system when `append` returns, and on the disk when `sync` does. A
-    file that was removed, replaced, cut or written by somebody else since this object last wrote to
-    it is a LogError at the next line: its lines would be missing for good.
+    `append` flushes to the operating system, `sync` to the disk. A file that was removed, replaced,
+    cut or written by another process is a LogError at the next line: its lines would be lost.
     """
 
     def __init__(self, path: Path, stage: str):
@@ -40,9 +39,7 @@ class LogFile:
             self._repair()
 
     def append(self, rows: list[dict]) -> None:
-        """Writes rows, a line each. Raises LogError; nothing of them is in the file then, where the
-        disk allows it.
-        """
+        """Writes a line for each row; on LogError none of them, if the disk allows it."""
         data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         with self._told("written"):
             if self._descriptor is None:
@@ -60,8 +57,8 @@ class LogFile:
         self._last_step = max([self._last_step, *(row["step"] for row in rows)])
 
     def sync(self) -> None:
-        """Forces the lines to the disk and closes the file: a bucket's mount keeps what is in a
-        closed file alone.
+        """Flushes the lines to the disk and closes the file: a bucket's mount stores closed files
+        only.
         """
         with self._told("written"):
             if self._descriptor is None and self._size is None:
@@ -72,8 +69,8 @@ class LogFile:
             self.close()
 
     def keep_until(self, step: int, count: int) -> int:
-        """Removes this stage's lines of later steps than `step`; how many of the `count` that
-        should be left are not there.
+        """Removes this stage's lines of later steps than `step`; returns how many of the `count`
+        lines that should remain are missing.
         """
         if self._last_step > step:
             self._remove_after(step)
@@ -102,19 +99,17 @@ class LogFile:
         self._size = self._size or 0
 
     def _check(self) -> int:
-        """The descriptor. LogError where the file under the name is not the one that was
-        written.
-        """
+        """Returns the descriptor. LogError where the path is another file than the open one."""
         assert self._descriptor is not None
-        mine = os.fstat(self._descriptor)
+        opened = os.fstat(self._descriptor)
         try:
-            found = os.stat(self.path)
+            at_path = os.stat(self.path)
         except FileNotFoundError:
             raise self._changed("it is gone") from None
-        if (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
+        if (at_path.st_dev, at_path.st_ino) != (opened.st_dev, opened.st_ino):
             raise self._changed("another file lies there")
-        if mine.st_size != self._size:
-            raise self._changed(f"it has {mine.st_size:,} bytes, {self._size:,} were written")
+        if opened.st_size != self._size:
+            raise self._changed(f"it has {opened.st_size:,} bytes, {self._size:,} were written")
         return self._descriptor
 
     def _changed(self, how: str) -> LogError:
@@ -140,9 +135,7 @@ class LogFile:
         self._last_step = step
 
     def _repair(self) -> None:
-        """Counts this stage's lines; a last line cut off by a kill is removed, so that the next
-        does not run into it.
-        """
+        """Counts this stage's lines and removes a last line that a kill cut off."""
         whole = 0
         with open_regular(self.path, error=LogError) as file, self._told("read"):
             for line in file:
@@ -156,9 +149,7 @@ class LogFile:
         self._size = whole
 
     def _step(self, line: bytes) -> int | None:
-        """The step of a line of this stage; None for others, and for what something else has
-        damaged.
-        """
+        """The step of a line of this stage; None for other and damaged lines."""
         try:
             row = json.loads(line)
             return int(row["step"]) if row["stage"] == self.stage else None
@@ -167,7 +158,7 @@ class LogFile:
 
     @contextlib.contextmanager
     def _told(self, what: str):
-        """An OSError as a LogError that says how much room there is."""
+        """Raises an OSError as a LogError with the free space."""
         try:
             yield
         except OSError as error:
@@ -188,7 +179,7 @@ def removed_on_error(temporary: Path) -> Iterator[None]:
 
 
 def room(path: Path, ask: Callable = shutil.disk_usage) -> str:
-    """ " (5 bytes free there)", or nothing where nobody can tell."""
+    """Returns " (5 bytes free there)", or an empty text where that is unknown."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
             return f" ({ask(folder).free:,} bytes free there)"

@@ -31,8 +31,7 @@ EVALUATION_START = "evaluation_start"  # the same of the weights before the firs
 ANSWERS = "answers.jsonl"
 SUMMARY = "summary.json"
 
-# How far and how often: settings that leave every step already taken as it was. `run_dir` only says
-# where the directory lies.
+# Settings that change no step that was taken: how far, how often, and the directory's path.
 MAY_CHANGE = frozenset(
     {
         "run_dir",
@@ -61,7 +60,7 @@ MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint goes on on a
 
 
 class RunDirectoryInUse(CompassError, RuntimeError):
-    """Another process is writing to the run directory; the message names its pid and host."""
+    """Another process writes to the run directory; the message names its pid and host."""
 
 
 class ConfigMismatch(ConfigError):
@@ -71,9 +70,7 @@ class ConfigMismatch(ConfigError):
 
 
 class RunDirectoryUnusable(ConfigError):
-    """No run can be written under this name; the message says what lies there, or what the system
-    refuses.
-    """
+    """No run can be written under this name; the message has the obstacle or the system's error."""
 
 
 class RunDirectoryGone(CompassError, RuntimeError):
@@ -81,13 +78,11 @@ class RunDirectoryGone(CompassError, RuntimeError):
 
 
 class FolderLock:
-    """One writer in a folder, which is made where there is none: a context manager around all that
-    is written there.
+    """The lock of a folder's single writer, as a context manager; the folder is created if absent.
 
     The lock is `flock` on `.lock`: the kernel releases it when the process ends, however it ends,
-    so no stale lock can stop the next. `check` looks whether the name still leads to the file that
-    is locked: in a folder that was removed and made again a second writer would get a lock of its
-    own.
+    so no stale lock can stop the next. `check` compares the file at the path with the locked one:
+    in a folder that was removed and created again a second writer would get another lock.
 
     Raises RunDirectoryInUse; RunDirectoryUnusable where the folder cannot be made or locked.
     """
@@ -112,8 +107,8 @@ class FolderLock:
             self._lock = None
 
     def check(self) -> None:
-        """Raises RunDirectoryGone unless the folder is the one that was locked. Does nothing where
-        no lock is held.
+        """Raises RunDirectoryGone unless the folder is the one that was locked. No-op without a
+        lock.
         """
         if self._lock is not None and not _same_file(self._lock, self.file):
             raise RunDirectoryGone(
@@ -124,8 +119,8 @@ class FolderLock:
 
 
 def is_locked(path: str | os.PathLike) -> bool:
-    """Returns whether a process holds a folder's lock. The question takes a shared lock for a
-    moment and writes nothing.
+    """Returns whether a process holds a folder's lock. It takes a shared lock for a moment and
+    writes nothing.
     """
     try:
         descriptor = os.open(Path(path) / ".lock", os.O_RDONLY | os.O_NONBLOCK)
@@ -141,8 +136,8 @@ def is_locked(path: str | os.PathLike) -> bool:
 
 
 class NewFolderLock(FolderLock):
-    """One writer of a folder that is to appear whole under its name: the lock is a file beside it,
-    removed at the end.
+    """The lock of a folder that appears under its name when complete: a file next to it, removed at
+    the end.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -197,15 +192,15 @@ class RunDir(FolderLock):
             )
 
     def _settle_config(self) -> bool:
-        """Writes config.json; True where a run of a compatible one has begun."""
+        """Writes config.json; returns whether a run of a compatible one has begun."""
         self.before = _begun(self.path, self.config)
         write_atomically(self.path / "config.json", config_to_json(self.config) + "\n")
         return self.before is not None
 
 
 def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
-    """Whether a run has begun in a directory that `RunDir` would open. Raises what it raises, and
-    makes nothing.
+    """Returns whether a run has begun in a directory that `RunDir` would open. Raises the same
+    errors and creates nothing.
     """
     path = Path(path)
     try:
@@ -225,8 +220,8 @@ def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
 
 
 def _begun(path: Path, config: RunConfig) -> RunConfig | None:
-    """What the run that has begun in a directory was made with; None where none has. Raises
-    ConfigMismatch where `config` cannot continue it.
+    """The configuration of the run that has begun in a directory, or None. ConfigMismatch where
+    `config` cannot continue it.
     """
     old = read_config(path) if os.path.lexists(path / "config.json") else None
     if old is None or nothing_trained(path):
@@ -236,7 +231,7 @@ def _begun(path: Path, config: RunConfig) -> RunConfig | None:
 
 
 def nothing_trained(path: Path) -> bool:
-    """Whether a run directory has no line of a step and no checkpoint, damaged ones included."""
+    """Returns whether a run directory has no line of a step and no checkpoint, damaged or not."""
     logs = (path / name for name in ("metrics.jsonl", "rollouts.jsonl"))
     written = any(log.exists() and log.stat().st_size for log in logs)
     folder = path / "checkpoints"
@@ -244,11 +239,11 @@ def nothing_trained(path: Path) -> bool:
 
 
 def staged(config: RunConfig, stage: str) -> RunConfig:
-    """`config` with the directory that stage "sft" or "rl" has by itself, runs/NAME/STAGE, unless
+    """Returns `config` with the default directory of stage "sft" or "rl", runs/NAME/STAGE, unless
     `run_dir` names one.
 
-    RL then starts from the SFT beside it, unless `init_from` says otherwise; a run that has begun
-    goes on from what it began with.
+    RL then starts from the SFT in the same folder, unless `init_from` is set; a run that has begun
+    keeps its start.
     """
     if config.run_dir:
         return config
@@ -262,7 +257,7 @@ def staged(config: RunConfig, stage: str) -> RunConfig:
     return replace(config, init_from=str(tuned)) if any(tuned.glob(_CHECKPOINTS)) else config
 
 
-# chosen by the memory that was free at a run's start, where its configuration was made from files
+# chosen by the free memory at a run's start, where its configuration was made from files
 SIZES = (
     "rollout.slots",
     "rl.prompts_per_step",
@@ -302,7 +297,7 @@ _CHECKPOINTS = "checkpoints/step_*"
 
 
 def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
-    """The refusal of the system, as an error that names the folder and the file."""
+    """Returns an error of the system as one that names the folder and the file."""
     file = getattr(error, "filename", None)
     where = f" ({str(file)[:200]})" if file and str(file) != str(path) else ""
     why = getattr(error, "strerror", None) or error
@@ -316,7 +311,7 @@ _FOLDERS = ("checkpoints", "tb", "tokenizer", "trackers")
 
 
 def _check_layout(path: Path) -> None:
-    """Raises RunDirectoryUnusable where something else lies under a name that a run writes to."""
+    """Raises RunDirectoryUnusable where a name that a run writes to is another kind of file."""
     for name in (*_FILES, *_FOLDERS):
         if not os.path.lexists(path / name):
             continue
@@ -333,8 +328,8 @@ def _check_layout(path: Path) -> None:
 
 
 def read_config(path: str | os.PathLike) -> RunConfig:
-    """The configuration a run directory was made with. Raises ConfigError naming the file where it
-    is absent or damaged.
+    """Returns the configuration of a run directory. ConfigError, naming the file, where it is
+    absent or damaged.
     """
     file = Path(path) / "config.json"
     if not file.exists():
@@ -379,16 +374,14 @@ def _attribute(name: str) -> str:
 
 
 def _same(was: Any, now: Any, moved: set[tuple[str, str]]) -> bool:
-    """Whether two values of a setting say the same, but for the paths of code that was moved."""
+    """Whether two values of a setting are equal, but for the paths of moved code."""
     if isinstance(was, tuple) and isinstance(now, tuple) and len(was) == len(now):
         return all(_same(a, b, moved) for a, b in zip(was, now))
     return was == now or (isinstance(was, str) and (was, now) in moved)
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replaces `file` by `text` so that a reader, or a crash at any moment, finds either the old
-    text or the new.
-    """
+    """Replaces `file` by `text` atomically: a crash leaves the old or the new text."""
     temporary = file.with_name(f".{file.name}.tmp")
     with removed_on_error(temporary):
         with open(temporary, "w", encoding="utf-8") as out:
@@ -399,11 +392,8 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def _acquire(file: Path, what: Path) -> int | None:
-    """The file descriptor that holds the lock, with this process's pid and host written into the
-    file.
-
-    None where the file was removed before it was locked: the lock would be of a file without a
-    name.
+    """Returns the descriptor that holds the lock, with this process's pid and host in the file;
+    None where the file was removed before it was locked.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
@@ -440,16 +430,16 @@ def _lock(descriptor: int, tries: int = 3) -> None:
 
 
 def _same_file(descriptor: int, path: Path) -> bool:
-    mine = os.fstat(descriptor)
+    opened = os.fstat(descriptor)
     try:
-        found = os.stat(path)
+        at_path = os.stat(path)
     except OSError:
         return False
-    return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
+    return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)
 
 
 def _holder(written: bytes) -> str:
-    """Who holds the lock, in words; a holder that has not yet written its name is unknown."""
+    """The holder of the lock as text; unknown before it has written its pid."""
     try:
         owner = json.loads(written)
         return f"process {owner['pid']} on host {owner['host']}"

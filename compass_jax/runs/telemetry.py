@@ -1,9 +1,8 @@
-"""The numbers of a run, and the only place that writes them: metrics.jsonl, rollouts.jsonl,
-tokens.jsonl, the trackers, and the screen.
+"""The writer of a run's numbers: metrics.jsonl, rollouts.jsonl, tokens.jsonl, the trackers, and the
+screen.
 
 A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
-not finite is null. RL adds "histograms": {name: [[low, high, count], ...]}. Steps count from 1:
-`log(step)` says that `step` steps of the stage are done.
+not finite is null. RL adds "histograms": {name: [[low, high, count], ...]}. Steps count from 1.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from compass_jax.trackers.opened import open_trackers
 
 
 def plain_numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Numbers as JSON has them: None for one that is not finite."""
+    """Returns numbers for JSON: None for one that is not finite."""
     return {name: float(x) if math.isfinite(x) else None for name, x in metrics.items()}
 
 
 class Telemetry:
     """Writes the metrics of one stage ("sft", "rl", ...) of a run.
 
-    Every line is with the operating system before `log` returns, so `kill -9` loses none. `state()`
-    goes into the checkpoint and `restore()` takes back what was logged after it, so that no step is
-    ever logged twice. What a checkpoint counts is on the disk before it; where lines of it are
-    missing later, `restore` is an error unless `lost_log` says that they may be. `check` is called
-    before anything is written: it raises where the run directory is no longer the run's. Of several
-    processes one writes; in the others (`writes` is False) nothing is recorded or shown. `trackers`
-    get the same numbers, and show `settings` (the run's configuration in JSON's types) with them.
+    Lines are flushed to the operating system before `log` returns, so `kill -9` loses none.
+    `state()` goes into the checkpoint, and `restore()` removes the lines logged after it, so that
+    no step is logged twice. The lines that a checkpoint counts are on the disk before it; if some
+    are missing later, `restore` is an error unless `lost_log` is given. `check` is called before
+    each write and raises where the run directory was replaced. Of several processes one writes; the
+    others (`writes` is False) record and show nothing. `trackers` get the same numbers, with
+    `settings` (the run's configuration in JSON's types).
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Telemetry:
         histograms: Mapping[str, Sequence[tuple[float, float, int]]] | None = None,
     ) -> None:
         """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one
-        element. `histograms` (name -> bins of low, high, count) are in the file alone.
+        element. `histograms` (name -> bins of low, high, count) go to the file alone.
         """
         if not self.writes:
             return
@@ -124,7 +123,7 @@ class Telemetry:
             self.screen.note(text)
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Says what the run does now, and how much of it is done."""
+        """Shows the present phase and its progress."""
         if self.writes:
             self.screen.phase(name, done, total)
 
@@ -134,11 +133,11 @@ class Telemetry:
             self.screen.samples(step, groups)
 
     def state(self) -> dict[str, int]:
-        """The cursor: lines of this stage in each file, and the last step. JSON-able, for the
-        checkpoint.
+        """Returns the cursor for the checkpoint, JSON-able: lines of this stage in each file, and
+        the last step.
 
-        All of them are on the disk then. The files are closed, and opened again by the next line.
-        Raises LogError where a file is not as it was written, and whatever `check` does.
+        It flushes the files to the disk and closes them; the next line opens them again. Raises
+        LogError where a file was changed, and the errors of `check`.
         """
         if self.writes:
             self.check()
@@ -147,11 +146,10 @@ class Telemetry:
         return {name: file.count for name, file in self._files.items()} | {"step": self._last_step}
 
     def restore(self, state: Mapping[str, int] | None) -> None:
-        """Back to a cursor: removes this stage's lines of later steps (all for None). Lines of
-        other stages stay.
+        """Returns to a cursor: removes this stage's lines of later steps (all for None), and keeps
+        those of other stages.
 
-        Raises LogError where lines of it are missing, unless `lost_log` was given: that they are
-        lost is told then.
+        Raises LogError where lines are missing, or prints a notice if `lost_log` was given.
         """
         state = state or {}
         self._last_step = state.get("step", 0)

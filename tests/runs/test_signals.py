@@ -25,7 +25,9 @@ ROOM = """
     def room(*args):
         {body}
 
-    sys.modules["compass_jax.report"] = types.SimpleNamespace(run_report=room)
+    sys.modules["compass_jax.report"] = types.SimpleNamespace(
+        run_report=room, watch_report=room
+    )
     sys.argv = ["compass", "report", "a"]
     sys.exit(cli.main())
 """
@@ -96,7 +98,7 @@ def test_a_signal_while_the_command_is_loaded_is_one_line(tmp_path):
 
         class Hook:
             def find_spec(self, name, *_):
-                if name == "compass_jax.config.io":
+                if name == "compass_jax.commands.cli":
                     os.kill(os.getpid(), signal.SIGINT)
 
         sys.meta_path.insert(0, Hook())
