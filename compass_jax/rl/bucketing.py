@@ -1,5 +1,5 @@
-"""Rows of many lengths -> micro-batches of few shapes. Plans are made on the host from lengths
-alone, so that every process makes the same one.
+"""Groups rows of many lengths into micro-batches of few shapes. A plan depends on lengths alone,
+so that every process makes the same one.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ def plan(
     *,
     rows_multiple: int = 1,
 ) -> list[MicroBatch]:
-    """Places every row exactly once, in a bucket at least as long as the row, with the fewest
-    padded tokens.
+    """Returns micro-batches that hold every row exactly once, in a bucket at least as long as the
+    row, with the fewest padded tokens.
 
     A micro-batch of bucket `length` has full = max(1, micro_batch_tokens // length) rows, or half
     or a quarter of that, rounded to a multiple of `rows_multiple` (the number of devices that share
-    the rows): three shapes per bucket at most, whatever the lengths. The rows left over in a bucket
-    ride in the free space of a longer one when that lowers the number of padded tokens. Longest
-    bucket first, so that what does not fit in memory fails at once. The same lengths give the same
-    plan. ValueError names the first row that is longer than the last bucket, or has a negative
-    length.
+    the rows): three shapes per bucket at most, whatever the lengths. The rows that do not fill
+    a micro-batch of their bucket move into the free space of a longer one when that lowers the
+    number of padded tokens. The longest bucket comes first, so that a shape that does not fit in
+    memory fails at once.
+
+    Raises:
+        ValueError: a row is longer than the last bucket, or has a negative length; names the first.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if sizes.ndim != 1:
@@ -64,22 +66,22 @@ def plan(
     if negative.size:
         raise ValueError(f"plan: row {int(negative[0])} has {sizes[negative[0]]} tokens")
     order = np.argsort(sizes, kind="stable")
-    own = np.searchsorted(np.asarray(buckets), sizes[order])
-    queue = [order[own == k] for k in range(len(buckets))]
+    bucket = np.searchsorted(np.asarray(buckets), sizes[order])
+    queue = [order[bucket == k] for k in range(len(buckets))]
     shapes = [row_counts(length, micro_batch_tokens, rows_multiple) for length in buckets]
     moved = _rides(tuple(len(q) for q in queue), tuple(buckets), tuple(shapes))
     batches: list[MicroBatch] = []
     riders = order[:0]
     for k, length in enumerate(buckets):
-        here = np.concatenate([riders, queue[k]])
-        stay = len(here) - moved[k]
-        riders = here[stay:]  # the longest
-        batches = _cut(here[:stay], length, shapes[k]) + batches
+        waiting = np.concatenate([riders, queue[k]])
+        stay = len(waiting) - moved[k]
+        riders = waiting[stay:]  # the longest
+        batches = _cut(waiting[:stay], length, shapes[k]) + batches
     return batches
 
 
 def padding_frac(batches: Sequence[MicroBatch], lengths: Sequence[int] | np.ndarray) -> float:
-    """Share of the planned tokens that are padding, padding rows included; 0 for an empty plan."""
+    """Returns the share of padding in planned tokens, padding rows included; 0 for no plan."""
     area = sum(b.length * len(b.rows) for b in batches)
     return 1.0 - float(np.sum(np.asarray(lengths, dtype=np.int64))) / area if area else 0.0
 
@@ -90,39 +92,39 @@ def take_rows(
     length: int,
     fill: int | float | bool = 0,
 ):
-    """Rows `rows` of a numpy or JAX array, with axis 1 (t, if there is one) cut or padded to
-    `length`. Padding holds `fill`.
+    """Returns rows `rows` of a numpy or JAX array, with axis 1 (t, if the array has it) cut or
+    padded to `length`. Padding holds `fill`.
     """
     xp = np if isinstance(array, np.ndarray) else jnp
     value = np.asarray(fill, array.dtype)
     rows = np.asarray(rows)
     if array.shape[0] == 0:
-        taken = xp.full((len(rows), *array.shape[1:]), value)
+        out = xp.full((len(rows), *array.shape[1:]), value)
     else:
         padding = (rows < 0).reshape(-1, *[1] * (array.ndim - 1))
-        taken = xp.where(padding, value, array[np.maximum(rows, 0)])
+        out = xp.where(padding, value, array[np.maximum(rows, 0)])
     if array.ndim == 1:
-        return taken
-    taken = taken[:, :length]
-    missing = length - taken.shape[1]
+        return out
+    out = out[:, :length]
+    missing = length - out.shape[1]
     return (
-        xp.pad(taken, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), constant_values=value)
+        xp.pad(out, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), constant_values=value)
         if missing
-        else taken
+        else out
     )
 
 
 def row_counts(length: int, micro_batch_tokens: int, multiple: int) -> tuple[int, ...]:
-    """The numbers of rows that a micro-batch of a bucket may have, largest first: full, half,
-    quarter, in whole multiples of `multiple`.
+    """Returns the numbers of rows that a micro-batch of a bucket may have, largest first: full,
+    half and quarter, as multiples of `multiple`.
     """
     full = max(1, micro_batch_tokens // length // multiple)
     return tuple(sorted({max(1, full // part) * multiple for part in (1, 2, 4)}, reverse=True))
 
 
 def _cover(n: int, counts: Sequence[int]) -> list[int]:
-    """Micro-batch sizes that hold `n` rows: full ones, then half and quarter at most once each if
-    that saves rows. Only the last has free rows.
+    """Returns micro-batch sizes that hold `n` rows: full ones, then half and quarter at most once
+    each if that saves rows. Only the last has free rows.
     """
     sizes = [counts[0]] * (n // counts[0])
     rest = n - sum(sizes)
@@ -134,8 +136,8 @@ def _cover(n: int, counts: Sequence[int]) -> list[int]:
 
 
 def _cut(rows: Int[np.ndarray, "n"], length: int, counts: Sequence[int]) -> list[MicroBatch]:
-    """Rows of one bucket, shortest first, as micro-batches; the last one is filled up with padding
-    rows.
+    """Returns the rows of one bucket, shortest first, as micro-batches; padding rows fill the last
+    one.
     """
     sizes = _cover(len(rows), counts)
     padded = np.concatenate([rows, np.full(sum(sizes) - len(rows), -1, rows.dtype)])
@@ -149,11 +151,11 @@ def _cut(rows: Int[np.ndarray, "n"], length: int, counts: Sequence[int]) -> list
 def _rides(
     rows: Sequence[int], buckets: Sequence[int], counts: Sequence[Sequence[int]]
 ) -> list[int]:
-    """How many rows each bucket hands to the next one: fewest tokens in all, then fewest
+    """Returns how many rows each bucket hands to the next one: fewest tokens in all, then fewest
     micro-batches, then fewest rows moved.
 
-    Dynamic programming over (bucket, rows handed to it). Only numbers of rows that would free a
-    micro-batch, or let a smaller one do, are tried.
+    Dynamic programming over (bucket, rows handed to it). It tries only numbers of rows that save a
+    micro-batch or make one smaller.
     """
 
     @cache
@@ -162,19 +164,19 @@ def _rides(
         options = {0}
         if k + 1 < len(buckets):
             options |= {n % count for count in counts[k]} | ({n} if n <= counts[k][0] else set())
-        found = []
+        plans = []
         for moved in options:
             sizes = _cover(n - moved, counts[k])
             (tokens, batches, total), rest = (
                 best(k + 1, moved) if k + 1 < len(buckets) else ((0, 0, 0), ())
             )
-            found.append(
+            plans.append(
                 (
                     (tokens + sum(sizes) * buckets[k], batches + len(sizes), total + moved),
                     (moved, *rest),
                 )
             )
-        return min(found)
+        return min(plans)
 
     return list(best(0, 0)[1])
 
@@ -182,11 +184,14 @@ def _rides(
 def best_buckets(
     lengths: Sequence[int] | np.ndarray, count: int, longest: int, multiple: int = 8
 ) -> tuple[int, ...]:
-    """At most `count` buckets that hold rows of these lengths with the fewest padded tokens:
-    multiples of `multiple`, but for the last, `longest`.
+    """Returns at most `count` buckets that hold rows of these lengths with the fewest padded
+    tokens. The last bucket is `longest`, the others are multiples of `multiple`.
 
     Exact, by dynamic programming over the ends of buckets; rows that `plan` adds to fill a
-    micro-batch are not counted. ValueError for a row longer than `longest`.
+    micro-batch are not counted.
+
+    Raises:
+        ValueError: a row is longer than `longest`.
     """
     sizes = np.asarray(lengths, np.int64)
     if count < 1 or multiple < 1 or (sizes.size and sizes.max() > longest):

@@ -1,5 +1,5 @@
-"""How far the sampler's probabilities are from the trainer's, at the same parameters, and the
-weights that correct for it.
+"""The mismatch between the sampler's and the trainer's probabilities at the same parameters, and
+the weights that correct for it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EXTREME_RATIO = 2.0
 def mismatch(
     old_logp: Float[Array, "b t"], rollout_logp: Float[Array, "b t"], mask: Bool[Array, "b t"]
 ) -> Diagnostics:
-    """The gap between rollout and training, with rho = exp(old_logp - rollout_logp), the log-ratio
-    clamped to +-20:
+    """Computes the mismatch of rollout and training, with rho = exp(old_logp - rollout_logp), the
+    log-ratio clamped to +-20:
 
         logp_abs_diff   mean |old_logp - rollout_logp| (not clamped)
         kl_k3           mean(rho - 1 - ln rho), an estimate of KL(rollout || training)
@@ -55,8 +55,8 @@ def correction_weight(
     mask: Bool[Array, "b t"],
     config: CorrectionConfig,
 ) -> tuple[Float[Array, "b t"], Diagnostics]:
-    """Weight of each token outside the clip, without gradient, with rho = exp(old_logp -
-    rollout_logp); 1 outside the mask.
+    """Computes the weight of each token outside the clip, without gradient, with rho = exp(old_logp
+    - rollout_logp); 1 outside the mask.
 
         tis       min(rho, C)                                       truncated importance sampling, C
                   = `tis_cap`
@@ -64,7 +64,8 @@ def correction_weight(
         sequence  rho if low <= geometric mean of the response's rho <= high, else 0 for the whole
                   response    `sequence_range`
 
-    Dropped tokens stay in the denominator: multiply the normaliser with it, never renormalise.
+    Dropped tokens stay in the denominator: multiply the normaliser by the weight, never
+    renormalise.
     """
     require_shape("correction_weight", (None, None), old_logp=old_logp)
     require_shape("correction_weight", old_logp.shape, rollout_logp=rollout_logp, mask=mask)

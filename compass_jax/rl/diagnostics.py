@@ -1,7 +1,7 @@
-"""Numbers that are gathered over micro-batches: a dict of name -> tuple of scalars, merged by
-addition, divided once at the end.
+"""Diagnostics of micro-batches: a dict of name -> tuple of scalars, merged by addition, divided
+once at the end.
 
-    (numerator, denominator)        a mean over what was counted; 0/0 is 0
+    (numerator, denominator)        a mean; 0/0 is 0
     (value, 1), name ends in _max   a maximum; merged by max
     (total,)                        a total
     (sum w, sum w^2, n)             the effective sample size of the weights w as a share of n: (sum
@@ -27,20 +27,20 @@ Diagnostics = dict[str, tuple[Float[Array, ""], ...]]
 def mean_of(
     x: Float[Array, "..."], mask: Bool[Array, "..."]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(sum of `x` where `mask`, number of selected entries), without gradient."""
+    """Returns (sum of `x` where `mask`, number of selected entries), without gradient."""
     return jax.lax.stop_gradient(masked_sum(x, mask)), jnp.sum(mask).astype(x.dtype)
 
 
 def share_of(
-    part: Bool[Array, "..."], whole: Bool[Array, "..."], dtype=jnp.float32
+    part: Bool[Array, "..."], mask: Bool[Array, "..."], dtype=jnp.float32
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(number of entries in both `part` and `whole`, number in `whole`)."""
-    return jnp.sum(part & whole).astype(dtype), jnp.sum(whole).astype(dtype)
+    """Returns (number of entries in both `part` and `mask`, number in `mask`)."""
+    return jnp.sum(part & mask).astype(dtype), jnp.sum(mask).astype(dtype)
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """The diagnostics of all `parts` together; a name that only some of them report is merged over
-    those.
+    """Returns the diagnostics of all `parts` together; a name that only some parts report is merged
+    over those parts.
     """
     merged: Diagnostics = {}
     for part in parts:
@@ -55,7 +55,9 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
 
 
 def finalize_diagnostics(diagnostics: Diagnostics) -> dict[str, Float[Array, ""]]:
-    """Name -> number. ValueError for a tuple of another length than this file's docstring lists."""
+    """Returns name -> number. Raises ValueError for a tuple of a length that the module does not
+    list.
+    """
     return {name: _finish(name, *parts) for name, parts in diagnostics.items()}
 
 
@@ -74,9 +76,9 @@ def _finish(name: str, *parts: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def _ratio(numerator: Float[Array, ""], denominator: Float[Array, ""]) -> Float[Array, ""]:
-    filled = denominator != 0
+    nonzero = denominator != 0
     return jnp.where(
-        filled,
-        numerator / jnp.where(filled, denominator, jnp.ones_like(denominator)),
+        nonzero,
+        numerator / jnp.where(nonzero, denominator, jnp.ones_like(denominator)),
         jnp.zeros_like(numerator),
     )

@@ -1,4 +1,4 @@
-"""Advantages of whole responses, in varied groups and in groups that shaping alone tells apart."""
+"""Advantages of whole responses, in varied groups and in groups that only shaping distinguishes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import Advantage
 from compass_jax.rl.advantages.inputs import AdvantageInputs
-from compass_jax.rl.grouping import UNIFORM_WITHIN, group_statistics, spread
+from compass_jax.rl.grouping import UNIFORM_WITHIN, group_statistics, per_row
 
 
 def group_advantage(
@@ -20,7 +20,7 @@ def group_advantage(
     divides_by_std: bool = True,
     shaped: Float[Array, "b"] | None = None,
 ) -> tuple[Float[Array, "b"], Bool[Array, "b"]]:
-    """Returns (the advantage of each response, whether shaping alone makes it).
+    """Returns the advantage of each response, and whether only shaping produces it.
 
         varied by raw reward:     A_i = `advantage` of S
         uniform by raw reward:    A_i = S_i - mean S, never divided: penalties of 0..0.07 must not
@@ -34,8 +34,8 @@ def group_advantage(
     counted = known & (group >= 0)
     inputs = AdvantageInputs(shaped, counted, group, n_groups, divides_by_std)
     raw, stats = group_statistics(reward, known, group, n_groups), inputs.statistics
-    varied = spread(raw.decided & ~raw.uniform, group) & counted
-    by_shaping = spread(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted
-    difference = shaped - spread(stats.mean, group)
+    varied = per_row(raw.decided & ~raw.uniform, group) & counted
+    by_shaping = per_row(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted
+    difference = shaped - per_row(stats.mean, group)
     uniform = jnp.where(by_shaping, difference, jnp.zeros((), reward.dtype))
     return jnp.where(varied, advantage.responses(inputs), uniform), by_shaping

@@ -14,7 +14,7 @@ UNIFORM_WITHIN = 1e-6  # a group whose known raw rewards differ by at most this 
 
 
 class GroupStatistics(NamedTuple):
-    """Of the known raw rewards of each group; all 0 for a group without any."""
+    """Statistics of the known raw rewards of each group; all 0 where no reward is known."""
 
     known: Int[Array, "g"]  # number of known rewards
     mean: Float[Array, "g"]
@@ -24,30 +24,32 @@ class GroupStatistics(NamedTuple):
 
     @property
     def decided(self) -> Bool[Array, "g"]:
-        """At least two known rewards: fewer cannot be compared."""
+        """True for groups of at least two known rewards: fewer cannot be compared."""
         return self.known >= 2
 
     @property
     def uniform(self) -> Bool[Array, "g"]:
-        """Decided, and all known rewards equal within `UNIFORM_WITHIN`."""
+        """True for decided groups whose known rewards are equal within `UNIFORM_WITHIN`."""
         return self.decided & (self.high - self.low <= UNIFORM_WITHIN)
 
 
 def group_sum(x: Array, group: Int[Array, "b"], n_groups: int) -> Array:
-    """Sum of the rows of `x` [b] over each group [g]; rows of group -1 (padding) belong to none."""
+    """Returns the sum of `x` [b] over each group [g]; rows of group -1 (padding) are left out."""
     return jax.ops.segment_sum(x, _segment(group, n_groups), num_segments=n_groups + 1)[:n_groups]
 
 
-def spread(x: Array, group: Int[Array, "b"]) -> Array:
-    """The value [g] of each row's group [b]. Rows of group -1 get some value: mask them."""
+def per_row(x: Array, group: Int[Array, "b"]) -> Array:
+    """Returns the value [g] of each row's group, as [b]. Mask rows of group -1: their value is
+    arbitrary.
+    """
     return x[jnp.maximum(group, 0)]
 
 
 def group_statistics(
     reward: Float[Array, "b"], known: Bool[Array, "b"], group: Int[Array, "b"], n_groups: int
 ) -> GroupStatistics:
-    """Statistics of the known raw rewards of each group; unknown rewards may hold anything, NaN
-    included.
+    """Computes the statistics of the known raw rewards of each group; unknown rewards may hold any
+    value, NaN included.
     """
     require_shape("group_statistics", reward.shape[:1], reward=reward, known=known, group=group)
     known = known & (group >= 0)
@@ -55,7 +57,7 @@ def group_statistics(
     count = group_sum(known.astype(jnp.int32), group, n_groups)
     n = jnp.maximum(count, 1).astype(reward.dtype)
     mean = group_sum(jnp.where(known, reward, zero), group, n_groups) / n
-    squares = jnp.square(jnp.where(known, reward - spread(mean, group), zero))
+    squares = jnp.square(jnp.where(known, reward - per_row(mean, group), zero))
     std = jnp.sqrt(group_sum(squares, group, n_groups) / n)
     segment = _segment(jnp.where(known, group, -1), n_groups)
     low = jax.ops.segment_min(reward, segment, num_segments=n_groups + 1)[:n_groups]
@@ -66,7 +68,7 @@ def group_statistics(
 
 
 def _segment(group: Int[Array, "b"], n_groups: int) -> Int[Array, "b"]:
-    """Padding rows go to one more segment, which is cut off: a negative index would count from the
-    end.
+    """Returns segment ids in which padding rows have a segment of their own, which the caller cuts
+    off: a negative index would count from the end.
     """
     return jnp.where(group < 0, n_groups, group)

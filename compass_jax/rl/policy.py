@@ -1,8 +1,8 @@
 """The objective of a micro-batch, to be maximised: `objective = per_token.sum()` over all
 micro-batches of an update, loss = -objective; and the weights of an update.
 
-What is clipped how, and how tokens are averaged, says the objective's class (rl/objectives/).
-Everything but `logp` is constant in the gradient.
+The objective's class (rl/objectives/) defines the clipping and the mean over tokens. Only `logp`
+carries a gradient.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ def policy_objective(
     kl_weight: Float[Array, "b t"] | None = None,
     vocab_size: int,
 ) -> tuple[Float[Array, "b t"], Diagnostics]:
-    """The objective of each token, times its `weight`, less `kl_coef` times k3 to the reference,
-    times `kl_weight` (None: `weight`); and diagnostics to merge.
+    """Computes each token's objective times its `weight`, less `kl_coef` times k3 to the reference
+    times `kl_weight` (None: `weight`). Returns it with diagnostics to merge.
 
-    One row is one sequence. Arrays may hold anything, NaN included, outside the mask: value and
+    One row is one sequence. Outside the mask arrays may hold any value, NaN included: value and
     gradient there are 0. Differentiable in `logp` only. `vocab_size` counts the real columns of the
-    LM head. ValueError for mixed shapes, a missing `entropy_group` (espo), or a missing `ref_logp`
-    with `kl_coef` > 0.
+    LM head.
+
+    Raises:
+        ValueError: shapes differ, `entropy_group` is missing (espo), or `ref_logp` is missing with
+            `kl_coef` > 0.
     """
     arrays = dict(
         old_logp=old_logp,
@@ -81,8 +84,8 @@ def _policy_diagnostics(
     surrogate: Surrogate,
     mask: Bool[Array, "b t"],
 ) -> Diagnostics:
-    """Of the ratio that the objective clips: a token's for grpo, a sequence's for gspo, an entropy
-    group's for espo.
+    """Returns diagnostics of the ratio that the objective clips: a token's for grpo, a sequence's
+    for gspo, an entropy group's for espo.
 
     `policy/kl_k3` estimates KL(pi_old || pi), per token, from the tokens that pi_old sampled.
     """
@@ -105,13 +108,13 @@ def token_weights(
     dtype=jnp.float32,
     max_new_tokens: int | None = None,
 ) -> Float[Array, "b t"]:
-    """The normaliser of one update as a weight per token, so that no split into buckets or
+    """Computes the normaliser of one update as a weight per token, so that no split into buckets or
     micro-batches changes the gradient.
 
-    A mean over responses is one over the groups with a known sample, of the mean over a group's
-    known samples. Give it all rows of the update. Except for dr_grpo, which divides by
-    `max_new_tokens` (ValueError without it), the weights sum to 1 if every response that counts has
-    tokens; samples with unknown reward and padding have 0.
+    A mean over responses is the mean over the groups with a known sample of the mean over a group's
+    known samples, so pass all rows of the update. The weights sum to 1 if every known response has
+    tokens (dr_grpo's do not: it divides by `max_new_tokens` and raises ValueError without it).
+    Samples with unknown reward and padding have weight 0.
     """
     require_shape("token_weights", (None, None), mask=mask)
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)

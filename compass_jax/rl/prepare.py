@@ -1,5 +1,5 @@
-"""From raw rewards to what an update trains on: advantages, weights, masks. Pure; what is not an
-array is static.
+"""Turns raw rewards into advantages, weights and masks of an update. Pure; arguments that are not
+arrays are static.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from compass_jax.config import RLConfig
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
-from compass_jax.rl.grouping import spread
+from compass_jax.rl.grouping import per_row
 from compass_jax.rl.policy import token_weights
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.shaping import inversion, penalties
-from compass_jax.rl.zero_variance import Kind, group_kind, rl_zvp_advantage, waste
+from compass_jax.rl.zero_variance import GroupKind, group_kind, rl_zvp_advantage, waste
 
 
 class Prepared(NamedTuple):
-    """Per token; 0, False or -1 where nothing is trained on."""
+    """The arrays that an update trains on, per token; 0, False or -1 at tokens that are not
+    trained.
+    """
 
     advantage: Float[Array, "b t"]
     weight: Float[Array, "b t"]
@@ -32,8 +34,8 @@ class Prepared(NamedTuple):
     kl_weight: Float[Array, "b t"] | None = None  # of the KL penalty; None: `weight`
 
     def of_responses(self) -> np.ndarray:
-        """The mean advantage over each response's trained tokens `[b]`, on the host; NaN where
-        there is none.
+        """Returns the mean advantage over each response's trained tokens `[b]`, on the host; NaN
+        for a response without trained tokens.
         """
         tokens = np.sum(self.mask, axis=1)
         total = np.sum(self.advantage, axis=1, where=self.mask, dtype=np.float64)
@@ -58,14 +60,22 @@ def prepare(
     ref_logp: Float[Array, "b t"] | None = None,
     gold: Float[Array, "b"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
-    """Advantages and weights of one update's rows, in any order, and its metrics to finalize.
+    """Computes advantages and weights of one update's rows, in any order, and its metrics to
+    finalize.
 
-    `mask` holds all generated tokens; `group` is in 0..n_groups-1, or -1 for a padding row. Give it
-    every row of the update: the weights' denominators run over them. `old_entropy` and `reward`
-    have one dtype, and so has the result. A correction needs `old_logp` and `rollout_logp`, a
-    repetition penalty `repetition`: ValueError without them. A response whose reward, entropies or
-    log-probs are not finite counts as one of unknown reward. Inverted pairs are counted against
-    `gold`, NaN where nobody knows it; None: against `reward`.
+    A response whose reward, entropies or log-probs are not finite is one of unknown reward. The
+    result has the dtype of `old_entropy` and `reward`, which must agree.
+
+    Args:
+        mask: all generated tokens.
+        group: the prompt of each row, in 0..n_groups-1, or -1 for a padding row. Pass every row of
+            the update: the weights' denominators run over all of them.
+        repetition: share of repeated n-grams of each response, for a repetition penalty.
+        old_logp: log-probs of the trainer, for a correction; rollout_logp: of the sampler.
+        gold: the label that inverted pairs are counted against, NaN where unknown; None: `reward`.
+
+    Raises:
+        ValueError: a setting needs an array that is None, or shapes differ.
     """
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
@@ -75,9 +85,9 @@ def prepare(
     known = known & _finite(mask, old_entropy, old_logp, rollout_logp, ref_logp)
     trained = mask & known[:, None]
 
-    # raw rewards, before any shaping
+    # From raw rewards: a penalty must not hide a uniform group from the stages that act on it.
     kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)
-    row_kind = jnp.where(group >= 0, spread(kinds, group), int(Kind.UNDECIDED))
+    row_kind = jnp.where(group >= 0, per_row(kinds, group), int(GroupKind.UNDECIDED))
     objective = config.objective
     shaped, components = _shape(mask, reward, repetition, config, right_at, max_new_tokens)
     response_advantage, by_shaping = group_advantage(
@@ -89,7 +99,7 @@ def prepare(
         divides_by_std=objective.divides_by_std,
         shaped=shaped,
     )
-    still_uniform = jnp.where(by_shaping, int(Kind.UNDECIDED), row_kind)
+    still_uniform = jnp.where(by_shaping, int(GroupKind.UNDECIDED), row_kind)
     advantage = _advantage(response_advantage, trained, old_entropy, still_uniform, config)
 
     entropy_group = objective.groups(old_entropy, trained)
@@ -110,7 +120,7 @@ def prepare(
 def _labels(
     reward: Float[Array, "b"], known: Bool[Array, "b"], gold: Float[Array, "b"] | None
 ) -> tuple[Float[Array, "b"], Bool[Array, "b"]]:
-    """(what inverted pairs are counted against, where it is known)."""
+    """Returns the labels that inverted pairs are counted against, and where they are known."""
     if gold is None:
         return reward, known
     has_gold = jnp.isfinite(gold)
@@ -124,8 +134,8 @@ def _advantage(
     still_uniform: Int[Array, "b"],
     config: RLConfig,
 ) -> Float[Array, "b t"]:
-    """Each token's advantage. Stage 4 takes what is still uniform after the stages before it: its
-    advantage is 0 until here, so that adding is replacing.
+    """Computes each token's advantage. Stage 4 (RL-ZVP) acts on groups that are uniform after the
+    earlier stages; their advantage is 0 until then, so that adding replaces it.
     """
     zero = jnp.zeros((), old_entropy.dtype)
     advantage = jnp.where(trained, response_advantage[:, None], zero)
@@ -135,9 +145,9 @@ def _advantage(
     return advantage + rl_zvp_advantage(old_entropy, trained, still_uniform, alpha)
 
 
-def _finite(mask: Bool[Array, "b t"], *given: Float[Array, "b t"] | None) -> Bool[Array, "b"]:
-    """Whether no array holds NaN or infinity at a token of the response."""
-    finite = [jnp.all(jnp.isfinite(x) | ~mask, axis=1) for x in given if x is not None]
+def _finite(mask: Bool[Array, "b t"], *arrays: Float[Array, "b t"] | None) -> Bool[Array, "b"]:
+    """Returns whether every array is finite at all tokens of the response."""
+    finite = [jnp.all(jnp.isfinite(x) | ~mask, axis=1) for x in arrays if x is not None]
     return functools.reduce(jnp.logical_and, finite)
 
 
@@ -147,8 +157,8 @@ def _corrected(
     old_logp: Float[Array, "b t"] | None,
     rollout_logp: Float[Array, "b t"] | None,
 ) -> tuple[Prepared, Diagnostics]:
-    """The correction weighs the policy term alone, never the KL penalty: a token that it drops is
-    still pulled to the reference.
+    """Multiplies the policy term's weights by the correction. The KL penalty keeps its own weights:
+    a token that the correction drops is still pulled to the reference.
     """
     if config.correction.name == "off":
         return prepared, {}
@@ -157,9 +167,9 @@ def _corrected(
             f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp,"
             " recomputed, and rollout_logp"
         )
-    factor, found = correction_weight(old_logp, rollout_logp, prepared.mask, config.correction)
+    factor, metrics = correction_weight(old_logp, rollout_logp, prepared.mask, config.correction)
     kl_weight = prepared.weight if config.uses_reference else None
-    return prepared._replace(weight=prepared.weight * factor, kl_weight=kl_weight), found
+    return prepared._replace(weight=prepared.weight * factor, kl_weight=kl_weight), metrics
 
 
 def _shape(
@@ -168,9 +178,9 @@ def _shape(
     repetition: Float[Array, "b"] | None,
     config: RLConfig,
     right_at: float,
-    most: int,
+    max_new_tokens: int,
 ):
-    """Stage 3: (the reward that advantages are made of, its parts by name)."""
+    """Applies stage 3: returns the shaped reward and its parts by name."""
     if not config.shaping.total:
         return reward, {"verifier": reward}
     if config.shaping.repetition_penalty and repetition is None:
@@ -179,12 +189,12 @@ def _shape(
             " repetition, a share per response"
         )
     length = jnp.sum(mask, axis=1, dtype=jnp.int32)
-    # without the penalty it is multiplied by 0
+    # Without a repetition penalty the share is multiplied by 0.
     repeated = jnp.zeros_like(reward) if repetition is None else repetition
-    taken = penalties(
-        reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=most
+    penalty = penalties(
+        reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=max_new_tokens
     )
-    return reward - sum(taken.values()), {
+    return reward - sum(penalty.values()), {
         "verifier": reward,
-        **{name: -x for name, x in taken.items()},
+        **{name: -x for name, x in penalty.items()},
     }

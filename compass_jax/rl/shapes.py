@@ -1,6 +1,4 @@
-"""The shape check in the first lines of every function of this room: wrong ranks would broadcast
-into wrong numbers.
-"""
+"""The shape check of every function in `rl`: wrong ranks would broadcast into wrong numbers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Stage 3 of the zero-variance elimination: penalties that make right answers differ, and never put
 a wrong one above a right one.
 
-Terms apply to right answers alone; DAPO's overlong penalty, a baseline, applies to all. Their
-ranges sum to less than the smallest difference of two raw rewards (refused at load time otherwise),
-so shaping cannot turn the order of two answers around.
+The penalties apply to right answers only; DAPO's overlong penalty, a baseline, applies to all.
+Their ranges sum to less than the smallest difference of two raw rewards (a configuration in which
+they do not is an error), so shaping cannot reverse the order of two answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def penalties(
     right_at: float,
     max_new_tokens: int,
 ) -> dict[str, Float[Array, "b"]]:
-    """What each penalty takes off, by name; `length` in generated tokens, `repetition` in [0, 1]
+    """Computes each penalty, by name; `length` in generated tokens, `repetition` in [0, 1]
     (rewards/penalties.py).
 
         length       of right answers, w_len * clip((n - free) / (max - free), 0, 1)
@@ -46,10 +46,10 @@ def penalties(
     def ramp(start: int) -> Float[Array, "b"]:
         return jnp.clip((n - start) / max(max_new_tokens - start, 1), 0.0, 1.0).astype(dtype)
 
-    of_length = config.length_penalty * ramp(config.length_free_tokens)
+    too_long = config.length_penalty * ramp(config.length_free_tokens)
     overlong = config.overlong_penalty * ramp(max_new_tokens - config.overlong_buffer_tokens)
-    of_right = {"length": of_length, "repetition": config.repetition_penalty * repetition}
-    return {name: jnp.where(right, x.astype(dtype), zero) for name, x in of_right.items()} | {
+    right_only = {"length": too_long, "repetition": config.repetition_penalty * repetition}
+    return {name: jnp.where(right, x.astype(dtype), zero) for name, x in right_only.items()} | {
         "overlong": overlong.astype(dtype)
     }
 
@@ -61,8 +61,8 @@ def inversion(
     mask: Bool[Array, "b t"],
     group: Int[Array, "b"],
 ) -> Diagnostics:
-    """Share of a group's pairs with unequal raw rewards in which the better answer has the lower
-    advantage. With gold labels, `reward` is these, and `known` where there is one.
+    """Computes the share of a group's pairs with unequal raw rewards in which the better answer has
+    the lower advantage. With gold labels, pass them as `reward`, and as `known` where they exist.
 
         share of pairs with (R_i - R_j)(A_i - A_j) < 0,    A = mean over the response's tokens
     """

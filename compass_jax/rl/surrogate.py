@@ -1,5 +1,5 @@
-"""What the clipped policy objectives share: ratios under a mask, the clipped surrogate and the k3
-estimator of KL.
+"""Parts shared by the clipped policy objectives: ratios under a mask, the clipped surrogate and the
+k3 estimator of KL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Surrogate(NamedTuple):
 def token_log_ratio(
     logp: Float[Array, "b t"], old_logp: Float[Array, "b t"], mask: Bool[Array, "b t"]
 ) -> Float[Array, "b t"]:
-    """log(pi / pi_old) clamped to +-20, 0 outside the mask, where both may hold anything.
+    """Computes log(pi / pi_old) clamped to +-20, 0 outside the mask, where both may hold any value.
 
     Both are replaced outside the mask *before* the subtraction: a NaN in a branch not taken would
     still reach the gradient.
@@ -46,27 +46,27 @@ def token_log_ratio(
 
 
 def group_mean(x: Float[Array, "b t"], member: Bool[Array, "b t n"]) -> Float[Array, "b n"]:
-    """Mean of `x` over the tokens of each of a row's n groups of tokens; 0 for an empty group."""
+    """Computes the mean of `x` over each of a row's n groups of tokens; 0 for an empty group."""
     return masked_mean(jnp.broadcast_to(x[:, :, None], member.shape), member, axis=1)
 
 
 def to_tokens(x: Float[Array, "b n"], member: Bool[Array, "b t n"]) -> Float[Array, "b t"]:
-    """The value of each token's group; 0 for a token of none."""
+    """Returns the value of each token's group; 0 for a token without a group."""
     return jnp.sum(jnp.where(member, x[:, None, :], jnp.zeros((), x.dtype)), axis=2)
 
 
 def group_ratio(
     log_ratio: Float[Array, "b t"], member: Bool[Array, "b t n"]
 ) -> Float[Array, "b t"]:
-    """s = exp(mean over the group's tokens of log(pi / pi_old)) at each token, the mean clamped to
-    +-10; without gradient.
+    """Computes s = exp(mean over the group's tokens of log(pi / pi_old)) at each token, the mean
+    clamped to +-10; without gradient.
     """
     mean = jnp.clip(group_mean(log_ratio, member), -MAX_MEAN_LOG_RATIO, MAX_MEAN_LOG_RATIO)
     return jax.lax.stop_gradient(jnp.exp(to_tokens(mean, member)))
 
 
 def unit_ratio(logp: Float[Array, "b t"], mask: Bool[Array, "b t"]) -> Float[Array, "b t"]:
-    """pi / sg[pi]: the value 1 with the gradient of logp at each token of the mask."""
+    """Computes pi / sg[pi]: the value 1 with the gradient of logp at each token of the mask."""
     logp = jnp.where(mask, logp, jnp.zeros((), logp.dtype))
     return jnp.exp(logp - jax.lax.stop_gradient(logp))
 
@@ -79,7 +79,7 @@ def clipped_surrogate(
     high: Float[Array, "b t"] | float,
     dual: float = 0.0,
 ) -> Surrogate:
-    """Stop paying for a ratio that has already moved far enough (PPO, arXiv 1707.06347, eq. 7).
+    """Computes PPO's clipped surrogate (arXiv 1707.06347, eq. 7).
 
         min(r A, clip(r, 1 - low, 1 + high) A)
 
@@ -103,7 +103,7 @@ def clipped_surrogate(
 
 
 def kl_k3(log_ratio: Float[Array, "b t"]) -> Float[Array, "b t"]:
-    """k3 estimator of KL(p || q) per token from d = log(q / p) at tokens sampled from p: exp(d) - d
-    - 1 >= 0 (arXiv 2402.03300, eq. 4).
+    """Computes the k3 estimator of KL(p || q) per token, exp(d) - d - 1 >= 0 with d = log(q / p) at
+    tokens sampled from p (arXiv 2402.03300, eq. 4).
     """
     return jnp.expm1(log_ratio) - log_ratio

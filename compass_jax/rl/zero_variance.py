@@ -1,5 +1,5 @@
-"""Zero-variance groups: which they are, the advantage that entropy gives them, and what the
-rollout's tokens were good for.
+"""Zero-variance groups: their kinds, their entropy advantage (RL-ZVP), and the account of the
+rollout's tokens by training signal.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from compass_jax.rl.grouping import group_statistics
 from compass_jax.rl.shapes import require_shape
 
 
-class Kind(IntEnum):
-    """What the known raw rewards of a group say."""
+class GroupKind(IntEnum):
+    """A group's kind by its known raw rewards."""
 
     UNDECIDED = 0  # fewer than two known rewards
     VARIED = 1
@@ -35,8 +35,8 @@ def group_kind(
     right_at: float,
     wrong_at: float,
 ) -> Int[Array, "g"]:
-    """The `Kind` of each group, from raw rewards: never from shaped ones, or a penalty would hide a
-    uniform group.
+    """Returns the `GroupKind` of each group, from raw rewards: a penalty in shaped ones would hide
+    a uniform group.
 
     Uniform: max - min <= 1e-6. All right: uniform and every reward >= `right_at`; all wrong:
     uniform and every reward <= `wrong_at`.
@@ -44,18 +44,18 @@ def group_kind(
     if not wrong_at < right_at:
         raise ValueError(f"group_kind: wrong_at = {wrong_at} must be below right_at = {right_at}")
     stats = group_statistics(reward, known, group, n_groups)
-    kind = jnp.full((n_groups,), Kind.VARIED, jnp.int32)
-    kind = jnp.where(stats.uniform, int(Kind.UNIFORM_BETWEEN), kind)
-    kind = jnp.where(stats.uniform & (stats.low >= right_at), int(Kind.ALL_RIGHT), kind)
-    kind = jnp.where(stats.uniform & (stats.high <= wrong_at), int(Kind.ALL_WRONG), kind)
-    return jnp.where(stats.decided, kind, int(Kind.UNDECIDED))
+    kind = jnp.full((n_groups,), GroupKind.VARIED, jnp.int32)
+    kind = jnp.where(stats.uniform, int(GroupKind.UNIFORM_BETWEEN), kind)
+    kind = jnp.where(stats.uniform & (stats.low >= right_at), int(GroupKind.ALL_RIGHT), kind)
+    kind = jnp.where(stats.uniform & (stats.high <= wrong_at), int(GroupKind.ALL_WRONG), kind)
+    return jnp.where(stats.decided, kind, int(GroupKind.UNDECIDED))
 
 
 def rl_zvp_advantage(
     old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"], kind: Int[Array, "b"], alpha: float
 ) -> Float[Array, "b t"]:
-    """Uniform groups learn from entropy: right answers are confirmed and wrong ones discouraged
-    (RL-ZVP, arXiv 2509.21880).
+    """Computes RL-ZVP's advantage of uniform groups (arXiv 2509.21880): entropy confirms right
+    answers and discourages wrong ones.
 
         all right:  A_t = + alpha * H_t
         all wrong:  A_t = - alpha * (max_j H_j - H_t)        max over the response's masked tokens
@@ -70,9 +70,9 @@ def rl_zvp_advantage(
     right = alpha * entropy
     wrong = -alpha * (masked_max(entropy, mask, axis=1, keepdims=True) - entropy)
     advantage = jnp.where(
-        (kind == Kind.ALL_RIGHT)[:, None],
+        (kind == GroupKind.ALL_RIGHT)[:, None],
         right,
-        jnp.where((kind == Kind.ALL_WRONG)[:, None], wrong, zero),
+        jnp.where((kind == GroupKind.ALL_WRONG)[:, None], wrong, zero),
     )
     return jnp.where(mask, advantage, zero)
 
@@ -87,45 +87,49 @@ def waste(
     by_shaping: Bool[Array, "b"],
     dtype=jnp.float32,
 ) -> Diagnostics:
-    """What the generated tokens are trained on, and how many groups were uniform.
+    """Counts the generated tokens by their training signal, and the uniform groups.
 
-    `mask` holds every generated token, those of samples with an unknown reward included: they cost
-    as much and are counted under `frac_none`, as are undecided groups, uniform ones in between and,
-    without `rl_zvp`, all uniform ones. The four shares sum to 1. `by_shaping` marks the rows of
-    uniform groups whose advantage stage 3 made. `rate_all_right` and `rate_all_wrong` are shares of
-    the groups with at least two known rewards.
+    `mask` holds every generated token. Samples with an unknown reward cost as much as others: they
+    are in `frac_none`, as are undecided groups, uniform ones in between and, without `rl_zvp`, all
+    uniform ones. The four shares sum to 1. `by_shaping` marks the rows of uniform groups whose
+    advantage comes from stage 3. `rate_all_right` and `rate_all_wrong` are shares of the groups
+    with at least two known rewards.
     """
     require_shape("waste", mask.shape[:1], known=known, row_kind=row_kind, by_shaping=by_shaping)
-    uniform = (row_kind == Kind.ALL_RIGHT) | (row_kind == Kind.ALL_WRONG)
-    verifier = known & (row_kind == Kind.VARIED)
+    uniform = (row_kind == GroupKind.ALL_RIGHT) | (row_kind == GroupKind.ALL_WRONG)
+    verifier = known & (row_kind == GroupKind.VARIED)
     shaping = known & by_shaping
     entropy = known & uniform & ~by_shaping & rl_zvp
-    nothing = ~(verifier | shaping | entropy)
+    no_signal = ~(verifier | shaping | entropy)
     signals = {
         "verifier_signal": verifier,
         "shaping_signal": shaping,
         "entropy_signal": entropy,
-        "none": nothing,
+        "none": no_signal,
     }
-    decided = group_kinds != Kind.UNDECIDED
+    decided = group_kinds != GroupKind.UNDECIDED
     return {
         "waste/tokens_generated": (jnp.sum(mask).astype(dtype),),
         **{
             f"waste/frac_{name}": share_of(jnp.broadcast_to(rows[:, None], mask.shape), mask, dtype)
             for name, rows in signals.items()
         },
-        "zero_variance/rate_all_right": share_of(group_kinds == Kind.ALL_RIGHT, decided, dtype),
-        "zero_variance/rate_all_wrong": share_of(group_kinds == Kind.ALL_WRONG, decided, dtype),
+        "zero_variance/rate_all_right": share_of(
+            group_kinds == GroupKind.ALL_RIGHT, decided, dtype
+        ),
+        "zero_variance/rate_all_wrong": share_of(
+            group_kinds == GroupKind.ALL_WRONG, decided, dtype
+        ),
     }
 
 
 def waste_of_dropped(tokens: int) -> Diagnostics:
-    """Tokens of groups that are not trained on, to merge with `waste`: they were generated and
-    carry nothing.
+    """Counts the tokens of groups that are not trained on, to merge with `waste`: they have no
+    signal.
     """
-    count, none = jnp.float32(tokens), jnp.zeros((), jnp.float32)
+    count, zero = jnp.float32(tokens), jnp.zeros((), jnp.float32)
     shares = {
-        name: (count if name == "none" else none, count)
+        name: (count if name == "none" else zero, count)
         for name in ("verifier_signal", "shaping_signal", "entropy_signal", "none")
     }
     return {

@@ -8,12 +8,18 @@ import rl_reference as ref
 
 from compass_jax.rl import zero_variance
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
-from compass_jax.rl.zero_variance import Kind, rl_zvp_advantage
+from compass_jax.rl.zero_variance import GroupKind, rl_zvp_advantage
 
 group_kind = jax.jit(zero_variance.group_kind, static_argnames=("n_groups", "right_at", "wrong_at"))
 waste = jax.jit(zero_variance.waste, static_argnames="rl_zvp")
 F, T = False, True
-U, V, R, W, B = Kind.UNDECIDED, Kind.VARIED, Kind.ALL_RIGHT, Kind.ALL_WRONG, Kind.UNIFORM_BETWEEN
+U, V, R, W, B = (
+    GroupKind.UNDECIDED,
+    GroupKind.VARIED,
+    GroupKind.ALL_RIGHT,
+    GroupKind.ALL_WRONG,
+    GroupKind.UNIFORM_BETWEEN,
+)
 
 
 def kinds(groups, right_at=1.0, wrong_at=0.0):

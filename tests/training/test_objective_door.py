@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from compass_jax.config import Advantage, Objective
-from compass_jax.rl.grouping import spread
+from compass_jax.rl.grouping import per_row
 from compass_jax.rl.objectives.inputs import token_mean
 from compass_jax.rl.surrogate import Surrogate
 
@@ -55,7 +55,7 @@ class BestOfGroup(Advantage):
     below: float = 1.0
 
     def responses(self, inputs):
-        return inputs.reward - self.below * spread(inputs.statistics.high, inputs.group)
+        return inputs.reward - self.below * per_row(inputs.statistics.high, inputs.group)
 
 
 @dataclass(frozen=True)

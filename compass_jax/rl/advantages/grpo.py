@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from compass_jax.config import Advantage
 from compass_jax.rl.advantages.inputs import AdvantageInputs
-from compass_jax.rl.grouping import spread
+from compass_jax.rl.grouping import per_row
 
 STD_EPSILON = 1e-6
 
@@ -31,7 +31,7 @@ class GrpoAdvantage(Advantage):
     def responses(self, inputs: AdvantageInputs) -> Float[Array, "b"]:
         """Returns the advantage of each response."""
         stats = inputs.statistics
-        difference = inputs.reward - spread(stats.mean, inputs.group)
+        difference = inputs.reward - per_row(stats.mean, inputs.group)
         if not (self.divide_by_std and inputs.divides_by_std):
             return difference
-        return difference / (spread(stats.std, inputs.group) + STD_EPSILON)
+        return difference / (per_row(stats.std, inputs.group) + STD_EPSILON)

@@ -1,4 +1,4 @@
-"""What an advantage may read."""
+"""The inputs of an advantage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compass_jax.rl.grouping import GroupStatistics, group_statistics
 class AdvantageInputs(NamedTuple):
     """Every row of one update, one row a response, in any order."""
 
-    reward: Float[Array, "b"]  # after shaping; may hold anything where it is not known
+    reward: Float[Array, "b"]  # after shaping; may hold any value where it is unknown
     known: Bool[Array, "b"]  # False for padding rows too
     group: Int[Array, "b"]  # the prompt of each row; -1: padding
     n_groups: int

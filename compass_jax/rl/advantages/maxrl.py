@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from compass_jax.config import Advantage
 from compass_jax.rl.advantages.inputs import AdvantageInputs
-from compass_jax.rl.grouping import spread
+from compass_jax.rl.grouping import per_row
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,6 @@ class MaxRL(Advantage):
 
     def responses(self, inputs: AdvantageInputs) -> Float[Array, "b"]:
         """Returns the advantage of each response."""
-        mean = spread(inputs.statistics.mean, inputs.group)
+        mean = per_row(inputs.statistics.mean, inputs.group)
         one, zero = jnp.ones_like(mean), jnp.zeros_like(mean)
         return jnp.where(mean > 0, (inputs.reward - mean) / jnp.where(mean > 0, mean, one), zero)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from compass_jax.config import Advantage
 from compass_jax.masked import masked_mean
 from compass_jax.rl.advantages.inputs import AdvantageInputs
-from compass_jax.rl.grouping import spread
+from compass_jax.rl.grouping import per_row
 
 STD_EPSILON = 1e-6
 
@@ -28,7 +28,7 @@ class ReinforcePlusPlus(Advantage):
 
     def responses(self, inputs: AdvantageInputs) -> Float[Array, "b"]:
         """Returns the advantage of each response."""
-        mean = spread(inputs.statistics.mean, inputs.group)
+        mean = per_row(inputs.statistics.mean, inputs.group)
         difference = jnp.where(inputs.known, inputs.reward - mean, jnp.zeros_like(mean))
         variance = masked_mean(jnp.square(difference), inputs.known)
         return difference / (jnp.sqrt(variance) + STD_EPSILON)

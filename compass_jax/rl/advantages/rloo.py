@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from compass_jax.config import Advantage
 from compass_jax.rl.advantages.inputs import AdvantageInputs
-from compass_jax.rl.grouping import spread
+from compass_jax.rl.grouping import per_row
 
 
 @dataclass(frozen=True)
@@ -23,5 +23,5 @@ class Rloo(Advantage):
     def responses(self, inputs: AdvantageInputs) -> Float[Array, "b"]:
         """Returns the advantage of each response."""
         stats = inputs.statistics
-        n = spread(jnp.maximum(stats.known, 2), inputs.group).astype(inputs.reward.dtype)
-        return (inputs.reward - spread(stats.mean, inputs.group)) * (n / (n - 1))
+        n = per_row(jnp.maximum(stats.known, 2), inputs.group).astype(inputs.reward.dtype)
+        return (inputs.reward - per_row(stats.mean, inputs.group)) * (n / (n - 1))

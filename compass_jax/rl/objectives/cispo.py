@@ -17,8 +17,8 @@ from compass_jax.rl.surrogate import Surrogate, token_log_ratio
 
 @dataclass(frozen=True)
 class Cispo(Objective):
-    """No token loses its gradient, only its weight is bounded (CISPO, arXiv 2506.13585, eq. 4-5,
-    upper bound alone):
+    """CISPO (arXiv 2506.13585, eq. 4-5, upper bound only): every token keeps its gradient, with a
+    bounded weight:
 
     sg[min(r_t, ratio_max)] A_t log pi(t)
     """
@@ -27,7 +27,7 @@ class Cispo(Objective):
     """Cap of a token's weight, which is its ratio (1.2 is published too)."""
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
-        """The weighted log-prob of each token; a token counts as clipped above the bound."""
+        """Computes the weighted log-prob of each token; a token above the bound is clipped."""
         logp, mask = inputs.logp, inputs.mask
         ratio = jax.lax.stop_gradient(jnp.exp(token_log_ratio(logp, inputs.old_logp, mask)))
         zero, one = jnp.zeros((), logp.dtype), jnp.ones((), logp.dtype)
@@ -41,5 +41,5 @@ class Cispo(Objective):
         )
 
     def weights(self, inputs: WeightInputs) -> Float[Array, "b t"]:
-        """Mean over all tokens of the update."""
+        """Returns the weights of a mean over all tokens of the update."""
         return all_token_mean(inputs)

@@ -1,5 +1,5 @@
-"""ESPO, entropy-adaptive group policy optimisation (arXiv 2512.00499v2): tokens of like entropy
-share a ratio and a clip range.
+"""ESPO, entropy-adaptive group policy optimisation (arXiv 2512.00499v2): tokens of similar
+entropy share a ratio and a clip range.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from compass_jax.rl.surrogate import (
 
 @dataclass(frozen=True)
 class Espo(Objective):
-    """Uncertain tokens may move further than certain ones (arXiv 2512.00499v2, eq. 5-9), per token
-    of entropy group tau:
+    """ESPO (arXiv 2512.00499v2, eq. 5-9): tokens of high entropy may move further than others. For
+    a token of entropy group tau:
 
         min(s A, clip(s, 1 - eps_tau, 1 + eps_tau) A)
         s_tau = exp(mean_{t in tau} log(pi / pi_old))
         s = sg[s_tau] * pi / sg[pi]  (`token_form` "gspo"),  sg[s_tau] * pi / sg[pi_old] ("printed")
 
     eps_tau is `clip_range`, or clip_low / clip_high with `fixed_clip`. With one group and the fixed
-    clip this is GSPO. `every_token` is the paper's ablation "without grouping": a token is a group
-    of its own, s = pi / pi_old, and its clip range is that of its own entropy.
+    clip this is GSPO. `every_token` is the paper's ablation "without grouping": each token is its
+    group, s = pi / pi_old, and its clip range follows its entropy.
     """
 
     alpha: FromZero = 0.02
@@ -54,11 +54,11 @@ class Espo(Objective):
     quantiles: tuple[Fraction, ...] = (0.8,)
     """Boundaries of the entropy groups: shares of a response's tokens by entropy; (): one group."""
     token_form: Literal["gspo", "printed"] = "gspo"
-    """A token's ratio stops the gradient at its own probability (gspo), or as the paper prints it
-    (printed).
+    """Denominator of a token's ratio: its detached probability (gspo), or the old one, as the paper
+    prints it (printed).
     """
     every_token: bool = False
-    """Each token is a group of its own, the paper's ablation; quantiles must be ()."""
+    """Whether each token is its own group, the paper's ablation; quantiles must be ()."""
     fixed_clip: bool = False
     """Clip by clip_low and clip_high instead of the entropy."""
     clip_low: Clip = 3e-4
@@ -71,11 +71,11 @@ class Espo(Objective):
     def groups(
         self, old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"]
     ) -> Int[Array, "b t"]:
-        """The entropy group of each token."""
+        """Returns the entropy group of each token."""
         return entropy_groups(old_entropy, mask, self.quantiles)
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
-        """The clipped surrogate of each token, whose ratio and clip range are its group's."""
+        """Computes the clipped surrogate of each token from its group's ratio and clip range."""
         member = self._members(inputs.entropy_group, inputs.mask)
         log_ratio = token_log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
         if self.every_token:
@@ -84,22 +84,22 @@ class Espo(Objective):
             ratio = group_ratio(log_ratio, member) * unit_ratio(inputs.logp, inputs.mask)
         else:
             ratio = group_ratio(log_ratio, member) * jnp.exp(log_ratio)
-        low, high, found = self._range(inputs, member)
+        low, high, metrics = self._range(inputs, member)
         surrogate = clipped_surrogate(
             ratio, inputs.advantage, inputs.mask, low, high, self.dual_clip
         )
         clipped = _clip_diagnostics(surrogate.clipped, inputs.mask, member, inputs.logp.dtype)
-        return surrogate._replace(diagnostics=clipped | found)
+        return surrogate._replace(diagnostics=clipped | metrics)
 
     def weights(self, inputs: WeightInputs) -> Float[Array, "b t"]:
-        """Mean over responses, over their non-empty entropy groups, over a group's tokens: one of a
-        small group weighs more.
+        """Returns the weights of a mean over responses of the mean over their non-empty entropy
+        groups of the mean over a group's tokens: a token of a small group weighs more.
         """
         member = self._members(inputs.entropy_group, inputs.mask)
         one = jnp.ones((), inputs.dtype)
         tokens = jnp.sum(member, axis=1).astype(inputs.dtype)
-        filled = jnp.maximum(jnp.sum(tokens > 0, axis=1, keepdims=True), 1).astype(inputs.dtype)
-        return inputs.responses * to_tokens(one / (jnp.maximum(tokens, one) * filled), member)
+        groups = jnp.maximum(jnp.sum(tokens > 0, axis=1, keepdims=True), 1).astype(inputs.dtype)
+        return inputs.responses * to_tokens(one / (jnp.maximum(tokens, one) * groups), member)
 
     def validate(self) -> None:
         super().validate()
@@ -117,12 +117,11 @@ class Espo(Objective):
         )
         check(
             not self.every_token or not q,
-            f"{key}.every_token: quantiles {q} would do nothing beside it; set {key}.quantiles ()",
+            f"{key}.every_token: has no use for quantiles {q}; set {key}.quantiles ()",
         )
         check(
             not self.every_token or self.token_form == "gspo",
-            f"{key}.token_form = {self.token_form!r} would do nothing beside every_token; set"
-            " 'gspo'",
+            f"{key}.token_form = {self.token_form!r} has no effect with every_token; set 'gspo'",
         )
 
     def _members(self, entropy_group, mask):
@@ -131,7 +130,7 @@ class Espo(Objective):
         return group_members(entropy_group, mask, len(self.quantiles) + 1)
 
     def _range(self, inputs: PolicyInputs, member):
-        """(lower clip, upper clip, what is reported of them)."""
+        """Returns the lower clip, the upper clip, and their diagnostics."""
         if self.fixed_clip:
             return self.clip_low, self.clip_high, {}
         if self.every_token:
@@ -139,11 +138,11 @@ class Espo(Objective):
             entropy = jax.lax.stop_gradient(jnp.where(inputs.mask, inputs.old_entropy, zero))
             adaptive = self.alpha * entropy / math.log(inputs.vocab_size)
             epsilon, floored = jnp.maximum(adaptive, self.floor), adaptive < self.floor
-            found = {
+            metrics = {
                 "espo/group_0/epsilon": mean_of(epsilon, inputs.mask),
                 "espo/group_0/floor_frac": share_of(floored, inputs.mask, epsilon.dtype),
             }
-            return epsilon, epsilon, found
+            return epsilon, epsilon, metrics
         epsilon, floored = clip_range(
             inputs.old_entropy, member, self.alpha, self.floor, inputs.vocab_size
         )
@@ -154,8 +153,8 @@ class Espo(Objective):
 def entropy_groups(
     old_entropy: Float[Array, "b t"], mask: Bool[Array, "b t"], quantiles: tuple[float, ...]
 ) -> Int[Array, "b t"]:
-    """The entropy group tau of each token: the number of thresholds <= e_t, and -1 outside the
-    mask.
+    """Returns the entropy group tau of each token: the number of thresholds <= e_t, and -1 outside
+    the mask.
 
     A threshold is a quantile, linearly interpolated, of the response's own masked entropies: (0.8,)
     makes group 1 the 20% of the tokens with the highest entropy. No quantiles: one group. Ties may
@@ -173,7 +172,7 @@ def entropy_groups(
 def group_members(
     entropy_group: Int[Array, "b t"], mask: Bool[Array, "b t"], n: int
 ) -> Bool[Array, "b t n"]:
-    """Whether a token of the mask is in each of the `n` entropy groups of its response."""
+    """Returns whether a token of the mask is in each of the `n` entropy groups of its response."""
     return mask[:, :, None] & (
         entropy_group[:, :, None] == jnp.arange(n, dtype=entropy_group.dtype)[None, None, :]
     )
@@ -186,8 +185,8 @@ def clip_range(
     floor: float,
     vocab_size: int,
 ) -> tuple[Float[Array, "b n"], Bool[Array, "b n"]]:
-    """eps_tau = max(alpha * mean_{t in tau} e_t / ln v, floor), and where the floor acts (arXiv
-    2512.00499v2, eq. 8).
+    """Computes eps_tau = max(alpha * mean_{t in tau} e_t / ln v, floor), and where the floor acts
+    (arXiv 2512.00499v2, eq. 8).
     """
     entropy = jax.lax.stop_gradient(
         jnp.where(jnp.any(member, axis=2), old_entropy, jnp.zeros((), old_entropy.dtype))
@@ -199,23 +198,25 @@ def clip_range(
 def _clip_diagnostics(
     clipped: Bool[Array, "b t"], mask: Bool[Array, "b t"], member: Bool[Array, "b t n"], dtype
 ) -> Diagnostics:
-    """Per group: the share of its tokens that are clipped, and its share of all tokens."""
-    found: Diagnostics = {}
+    """Returns, per group, the share of its tokens that are clipped and its share of all tokens."""
+    metrics: Diagnostics = {}
     for i in range(member.shape[2]):
-        found[f"espo/group_{i}/clip_frac"] = share_of(clipped, member[:, :, i], dtype)
-        found[f"espo/group_{i}/token_frac"] = share_of(member[:, :, i], mask, dtype)
-    return found
+        metrics[f"espo/group_{i}/clip_frac"] = share_of(clipped, member[:, :, i], dtype)
+        metrics[f"espo/group_{i}/token_frac"] = share_of(member[:, :, i], mask, dtype)
+    return metrics
 
 
 def _range_diagnostics(
     epsilon: Float[Array, "b n"], floored: Bool[Array, "b n"], member: Bool[Array, "b t n"]
 ) -> Diagnostics:
-    """Per group, over the responses in which it is not empty: mean clip range, share held up by the
-    floor.
+    """Returns, per group, over the responses in which it is not empty, the mean clip range and the
+    share of ranges at the floor.
     """
-    filled = jnp.any(member, axis=1)
-    found: Diagnostics = {}
+    nonempty = jnp.any(member, axis=1)
+    metrics: Diagnostics = {}
     for i in range(member.shape[2]):
-        found[f"espo/group_{i}/epsilon"] = mean_of(epsilon[:, i], filled[:, i])
-        found[f"espo/group_{i}/floor_frac"] = share_of(floored[:, i], filled[:, i], epsilon.dtype)
-    return found
+        metrics[f"espo/group_{i}/epsilon"] = mean_of(epsilon[:, i], nonempty[:, i])
+        metrics[f"espo/group_{i}/floor_frac"] = share_of(
+            floored[:, i], nonempty[:, i], epsilon.dtype
+        )
+    return metrics

@@ -1,5 +1,5 @@
-"""GRPO (arXiv 2402.03300), and DAPO (2503.14476) and Dr.GRPO (2503.20783), which clip and average
-its surrogate otherwise.
+"""GRPO (arXiv 2402.03300), and DAPO (2503.14476) and Dr.GRPO (2503.20783), which change its
+clipping and its mean.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from compass_jax.rl.surrogate import Surrogate, clipped_surrogate, token_log_rat
 
 @dataclass(frozen=True)
 class Grpo(Objective):
-    """Each token has its own ratio (GRPO, arXiv 2402.03300, eq. 3):
+    """GRPO (arXiv 2402.03300, eq. 3), with a ratio per token:
 
         min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),    r_t = pi(t) / pi_old(t)
 
-    `mean` is that over responses of the mean over a response's tokens ("response"); over all tokens
-    of the update, where a long response weighs more ("tokens", DAPO, section 3.3); or over
-    responses of the sum over a response's tokens / the largest number of new tokens, with
-    advantages that are not divided by a standard deviation ("constant", Dr.GRPO, section 3.2).
+    `mean` "response" is the mean over responses of the mean over a response's tokens; "tokens" is
+    the mean over all tokens of the update, where a long response weighs more (DAPO, section 3.3);
+    "constant" is the mean over responses of a response's sum divided by the largest number of new
+    tokens, with advantages that are not divided by a standard deviation (Dr.GRPO, section 3.2).
     """
 
     clip_low: Clip = 0.2
@@ -47,17 +47,19 @@ class Grpo(Objective):
 
     @property
     def divides_by_std(self) -> bool:
-        """False for Dr.GRPO."""
+        """Whether advantages are divided by a standard deviation: not for Dr.GRPO."""
         return self.mean != "constant"
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
-        """The clipped surrogate of each token."""
+        """Computes the clipped surrogate of each token."""
         ratio = jnp.exp(token_log_ratio(inputs.logp, inputs.old_logp, inputs.mask))
         clips = self.clip_low, self.clip_high, self.dual_clip
         return clipped_surrogate(ratio, inputs.advantage, inputs.mask, *clips)
 
     def weights(self, inputs: WeightInputs) -> Float[Array, "b t"]:
-        """As `mean` says. ValueError without `max_new_tokens` where it is the divisor."""
+        """Returns the weights of `mean`. Raises ValueError where its divisor `max_new_tokens` is
+        None.
+        """
         if self.mean == "tokens":
             return all_token_mean(inputs)
         if self.mean == "response":
@@ -68,23 +70,24 @@ class Grpo(Objective):
 
 
 def grpo(**changes: Any) -> Grpo:
-    """GRPO's own settings, with `changes`."""
+    """Returns GRPO's published settings, with `changes`."""
     return Grpo(**changes)
 
 
 def dr_grpo(**changes: Any) -> Grpo:
-    """Dr.GRPO: a constant divisor, and advantages as they are."""
+    """Returns Dr.GRPO: a constant divisor, and advantages without a division."""
     return Grpo(**{"mean": "constant", **changes})
 
 
 def dapo_surrogate(**changes: Any) -> Grpo:
-    """DAPO's objective alone: a higher upper clip, and all tokens weigh the same."""
+    """Returns DAPO's objective alone: a higher upper clip and equal weights of all tokens."""
     return Grpo(**{"clip_high": 0.28, "mean": "tokens", **changes})
 
 
 def dapo(rl: RLConfig, max_new_tokens: int) -> RLConfig:
-    """`rl` as DAPO (arXiv 2503.14476): its objective, its dynamic sampling instead of RL-ZVP, and
-    its overlong penalty over the last fifth of an answer, halved because rewards are 0 and 1.
+    """Returns `rl` with DAPO (arXiv 2503.14476): its objective, its dynamic sampling instead of
+    RL-ZVP, and its overlong penalty over the last fifth of an answer, halved because rewards are 0
+    and 1.
     """
     zero = dataclasses.replace(rl.zero_variance, rl_zvp=False, dynamic_sampling=True)
     buffer = max(max_new_tokens // 5, 1)  # 4,096 of 20,480

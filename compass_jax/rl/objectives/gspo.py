@@ -20,7 +20,7 @@ from compass_jax.rl.surrogate import (
 
 @dataclass(frozen=True)
 class Gspo(Objective):
-    """The reward is the sequence's, so the ratio is too (GSPO-token, arXiv 2507.18071, eq. 13-14):
+    """GSPO-token (arXiv 2507.18071, eq. 13-14), with a ratio per sequence, as the reward is:
 
     min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t)
     s_t = sg[s] * pi(t) / sg[pi(t)],    s = exp(mean over the response of log(pi / pi_old))
@@ -34,14 +34,14 @@ class Gspo(Objective):
     """Dual clip: the largest ratio (a number) if the advantage is negative; 0: off."""
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
-        """The clipped surrogate of each token, whose ratio is its sequence's."""
+        """Computes the clipped surrogate of each token from its sequence's ratio."""
         log_ratio = token_log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
         s = group_ratio(log_ratio, inputs.mask[:, :, None]) * unit_ratio(inputs.logp, inputs.mask)
         clips = self.clip_low, self.clip_high, self.dual_clip
         return clipped_surrogate(s, inputs.advantage, inputs.mask, *clips)
 
     def weights(self, inputs: WeightInputs) -> Float[Array, "b t"]:
-        """Mean over responses of the mean over a response's tokens."""
+        """Returns the weights of a mean over responses of the mean over a response's tokens."""
         return token_mean(inputs)
 
     def validate(self) -> None:

@@ -1,4 +1,4 @@
-"""What an objective may read: `PolicyInputs` for its surrogate, `WeightInputs` for its weights; and
+"""The inputs of an objective: `PolicyInputs` of its surrogate, `WeightInputs` of its weights; and
 the means that several objectives share.
 """
 
@@ -9,31 +9,31 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.rl.grouping import group_sum, spread
+from compass_jax.rl.grouping import group_sum, per_row
 
 
 class PolicyInputs(NamedTuple):
-    """One micro-batch, one row a response; `logp` alone carries a gradient."""
+    """One micro-batch, one response a row; only `logp` carries a gradient."""
 
     logp: Float[Array, "b t"]
     old_logp: Float[Array, "b t"]
     old_entropy: Float[Array, "b t"]
     advantage: Float[Array, "b t"]
     mask: Bool[Array, "b t"]
-    entropy_group: Int[Array, "b t"] | None  # what `Objective.groups` returned
+    entropy_group: Int[Array, "b t"] | None  # from `Objective.groups`
     vocab_size: int
 
 
 def response_weight(
     group: Int[Array, "b"], known: Bool[Array, "b"], n_groups: int, dtype
 ) -> Float[Array, "b"]:
-    """1 / (G s_g): every group with a known sample weighs the same, however many samples it has;
-    unknown and padding rows 0.
+    """Computes 1 / (G s_g): every group with a known sample weighs the same, whatever its number of
+    samples s_g; unknown and padding rows weigh 0.
     """
     known = known & (group >= 0)
     samples = group_sum(known.astype(jnp.int32), group, n_groups)
     groups = jnp.sum(samples > 0, dtype=jnp.int32)
-    share = jnp.ones((), dtype) / jnp.maximum(spread(samples, group) * groups, 1).astype(dtype)
+    share = jnp.ones((), dtype) / jnp.maximum(per_row(samples, group) * groups, 1).astype(dtype)
     return jnp.where(known, share, jnp.zeros((), dtype))
 
 
@@ -50,19 +50,19 @@ class WeightInputs(NamedTuple):
 
     @property
     def responses(self) -> Float[Array, "b 1"]:
-        """The share of each response in a mean over responses."""
+        """The weight of each response in a mean over responses."""
         return response_weight(self.group, self.known, self.n_groups, self.dtype)[:, None]
 
 
 def token_mean(x: WeightInputs) -> Float[Array, "b t"]:
-    """Mean over responses of the mean over a response's tokens: 1 / (tokens of the response)."""
+    """Returns the weights of a mean over responses of the mean over a response's tokens."""
     count = jnp.maximum(jnp.sum(x.mask, axis=1, keepdims=True), 1).astype(x.dtype)
     return x.responses * (x.mask.astype(x.dtype) / count)
 
 
 def all_token_mean(x: WeightInputs) -> Float[Array, "b t"]:
-    """Mean over all tokens of the update: a long response weighs more (DAPO, arXiv 2503.14476,
-    section 3.3).
+    """Returns the weights of a mean over all tokens of the update, in which a long response weighs
+    more (DAPO, arXiv 2503.14476, section 3.3).
     """
     counted = x.mask & (x.known & (x.group >= 0))[:, None]
     return counted.astype(x.dtype) / jnp.maximum(jnp.sum(counted), 1).astype(x.dtype)
