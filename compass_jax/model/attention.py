@@ -1,5 +1,5 @@
-"""Grouped-query attention with rotary positions and optional QK norm; reads and writes the KV cache
-when one is given.
+"""Grouped-query attention with rotary positions and optional QK norm, with or without a KV
+cache.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class LayerCache(NamedTuple):
 
 
 class InStack(NamedTuple):
-    """One layer's part of caches that are stacked over layers."""
+    """One layer's part of caches stacked over layers."""
 
     cache: LayerCache  # leaves [layers b kv s d]
     layer: Int[Array, ""]
 
     def part(self) -> LayerCache:
-        """That layer's cache."""
+        """Returns the layer's cache."""
         return jax.tree.map(
             lambda x: jax.lax.dynamic_index_in_dim(x, self.layer, 0, keepdims=False), self.cache
         )
 
 
 def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> Float[Array, "*n d"]:
-    """x / rms(x) * scale, the mean square in at least float32."""
+    """Computes x / rms(x) * scale, with the mean square in at least float32."""
     wide = x.astype(at_least_float32(x.dtype))
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype).reshape(
@@ -53,7 +53,7 @@ def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> F
 def rope_tables(
     positions: Int[Array, "b t"], head_dim: int, theta: float, dtype
 ) -> tuple[Float[Array, "b t 1 d"], Float[Array, "b t 1 d"]]:
-    """Cosine and sine of the rotary angles, computed once for all layers; the two halves of a head
+    """Computes cosine and sine of the rotary angles once for all layers; the two halves of a head
     rotate together.
     """
     wide = at_least_float32(dtype)
@@ -64,8 +64,8 @@ def rope_tables(
 
 
 def apply_rope(x: Float[Array, "b t h d"], tables) -> Float[Array, "b t h d"]:
-    """Rotary position embedding (arXiv 2104.09864) in the half-split form of the Hugging Face
-    families.
+    """Applies rotary position embedding (arXiv 2104.09864) in the half-split form of the Hugging
+    Face families.
     """
     cos, sin = tables
     first, second = jnp.split(x, 2, axis=-1)
@@ -82,15 +82,15 @@ def _project(x, params, name: str, heads: int):
 def _attend(
     q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Array, "#b t s"]
 ) -> Float[Array, "b kv g t d"]:
-    """softmax(q k^T / sqrt(d)) v without repeating keys; hidden scores take a large finite
-    negative, so no row is NaN.
+    """Computes softmax(q k^T / sqrt(d)) v without repeating keys. Masked scores are a large
+    negative finite number, so that no row is NaN.
     """
     wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
     k, v = (x.values.astype(q.dtype) if isinstance(x, Quantized) else x for x in cache)
     flat = (q * (1.0 / d**0.5)).reshape(b, kv, g * t, d)
     scores = jnp.einsum("bkqd,bksd->bkqs", flat, k, preferred_element_type=wide)
-    # scales go to the products, of which there are fewer than entries of the cache
+    # Scaling the scores takes fewer operations than scaling the cache's entries.
     if isinstance(cache.k, Quantized):
         scores = scores * cache.k.scales.astype(wide).transpose(0, 1, 3, 2)
     scores = jnp.where(
@@ -104,19 +104,19 @@ def _attend(
     return jnp.einsum("bkqs,bksd->bkqd", weights.astype(q.dtype), v).reshape(b, kv, g, t, d)
 
 
-# tokens that attend together, at least; and chunks of a sequence, at most
-CHUNK, MOST_CHUNKS = 32, 8
+# smallest number of queries in a chunk, and largest number of chunks in a sequence
+CHUNK, MAX_CHUNKS = 32, 8
 
 
 def _causal(
     q: Float[Array, "b kv g t d"], new: LayerCache, segments: Int[Array, "b t"] | None
 ) -> Float[Array, "b kv g t d"]:
-    """Attention within rows, or within the segments of each, chunk of queries by chunk: no chunk
-    computes scores of keys behind it, nearly half of them all.
+    """Computes attention within rows, or within their segments, by chunks of queries. A chunk skips
+    the keys after it, nearly half of all scores.
     """
     k, v = _arrays(new)
     t = q.shape[3]
-    size, out = max(CHUNK, -(-t // MOST_CHUNKS)), []
+    size, out = max(CHUNK, -(-t // MAX_CHUNKS)), []
     for first in range(0, t, size):
         last = min(t, first + size)
         queries = q[:, :, :, first:last]
@@ -129,9 +129,9 @@ def _causal(
     return out[0] if len(out) == 1 else jnp.concatenate(out, axis=3)
 
 
-def _whole(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
-    """Attention within rows at once, queries split over devices: slices of them would cross the
-    split.
+def _causal_unchunked(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
+    """Computes attention within rows in one piece, for queries split over devices: chunks would
+    cross the split.
     """
     at = jnp.arange(q.shape[3])
     return _attend(q, new, (at[None, :] <= at[:, None])[None])
@@ -149,15 +149,17 @@ def attention(
     table: Int[Array, "b n"] | None = None,
     segments: Int[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
-    """Causal self-attention.
+    """Computes causal self-attention.
 
-    Without a cache a token sees the tokens before it in its row; where there are segments, those of
-    its own segment alone, and the row lies whole on a device. With a cache, the row's keys and
-    values are written at `positions` and a token sees the cache's positions up to its own.
-    Positions past the cache are not written. kernel: "splash" for rows without a cache, or that
-    fill theirs (their positions then count from 0), and for one query of each row, where the
-    kernels take their lengths. table: the cache is of pages, and the row's stretches lie in these;
-    then one query of each row, by the kernel.
+    Without a cache a token sees the earlier tokens of its row, or of its segment where there are
+    segments (the row is then whole on its device). With a cache, the row's keys and values are
+    written at `positions` and a token sees the cache's positions up to its own. Positions past the
+    cache are dropped.
+
+    Args:
+        kernel: "splash" for rows without a cache, or that fill it (their positions then count from
+            0), and for one query per row, at lengths that the kernels accept.
+        table: block table of a paged cache; needs one query per row and uses the kernel.
     """
     q, k, v = _heads(x, params, tables, config, placement)
     shape = x.shape[0], config.heads, x.shape[1], config.head_dim
@@ -168,13 +170,13 @@ def attention(
     new = LayerCache(keys, values)
     if cache is not None:
         cache, seen = _write_both(cache, k, v, positions, table, placement)
-    # 8-bit keys are read as they are kept
+    # 8-bit keys are read from the cache, with their rounding.
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
         out = splash_causal(_scaled(q).reshape(shape), keys, values, placement, segments)
     elif cache is None:
         split = placement is not None and placement.token_axis(x.shape[1]) is not None
-        out = _whole(q, new) if split else _causal(q, new, segments)
+        out = _causal_unchunked(q, new) if split else _causal(q, new, segments)
     elif table is not None or (
         kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)
     ):
@@ -190,8 +192,8 @@ def attention(
 
 
 def _heads(x, params, tables, config: ModelConfig, placement: Placement | None):
-    """Queries, keys and values `[b t heads d]`, normalised where the model does, at their
-    positions.
+    """Computes queries, keys and values `[b t heads d]` at their positions, with QK norm where the
+    model has it.
     """
     q = _project(x, params, "q", config.heads)
     k = _project(x, params, "k", config.kv_heads)
@@ -203,7 +205,7 @@ def _heads(x, params, tables, config: ModelConfig, placement: Placement | None):
         )
     q, k = apply_rope(q, tables), apply_rope(k, tables)
     q = constrain(placement, q, "batch", "tokens", "heads", None)
-    # all tokens' keys and values, where tokens are split
+    # Keys and values of all tokens, also where queries are split over devices.
     k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))
     return q, k, v
 
@@ -213,7 +215,7 @@ def _scaled(q: Float[Array, "b kv g t d"]) -> Float[Array, "b kv g t d"]:
 
 
 def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement):
-    """Attention of one query of each row, which reads the cache where it lies."""
+    """Computes attention of one query per row with the kernel that reads the cache in place."""
     from compass_jax.model.decode_kernel import decode_attention
 
     if isinstance(cache, InStack):
@@ -227,13 +229,13 @@ def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement):
 
 
 def _arrays(cache: LayerCache) -> tuple[Array, Array]:
-    """Keys and values that are not in 8 bits."""
+    """Returns keys and values that are not in 8 bits."""
     assert not isinstance(cache.k, Quantized) and not isinstance(cache.v, Quantized)
     return cache.k, cache.v
 
 
 def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
-    """Whether decoding can read this cache by the kernel: its type, and the size of its rows or
+    """Returns whether the decode kernel can read this cache: its dtype, and the size of its rows or
     pages and heads.
     """
     k = (cache.cache if isinstance(cache, InStack) else cache).k
@@ -243,7 +245,7 @@ def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
 def _write_both(
     cache: LayerCache | InStack, k, v, positions, table, placement
 ) -> tuple[LayerCache | InStack, LayerCache]:
-    """(the cache with the new keys and values, one layer's of it)."""
+    """Writes new keys and values; returns the cache and one layer's part of it."""
     stack, layer = (cache, None) if isinstance(cache, LayerCache) else cache
 
     def write(stack, new, positions, table, layer):
@@ -254,7 +256,7 @@ def _write_both(
             is_leaf=lambda x: isinstance(x, Quantized),
         )
 
-    if table is not None and placement is not None:  # pages are counted within a group of slots
+    if table is not None and placement is not None:  # page ids count within a group of slots
         rows = placement.batch_axes(positions.shape[0]) or None
         pages = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), rows, "tensor"), stack)
         of_new: Any = P(rows, None, "tensor")
@@ -282,16 +284,19 @@ def _write(
     table=None,
     layer=None,
 ):
-    """Scatters each token's row to its position, in 8 bits where the cache has them; positions past
-    the cache are dropped.
+    """Scatters each token's key or value to its position, in 8 bits where the cache is. Positions
+    past the cache are dropped.
 
-    table: of a cache of pages; positions without a page are dropped. layer: of a stacked cache, the
-    one that is written.
+    Args:
+        table: block table of a paged cache; positions without a page are dropped.
+        layer: the layer to write in a stacked cache.
     """
     rows = jnp.arange(positions.shape[0])[:, None]
     if table is not None:
-        size, none = cache.shape[-2], cache.shape[-4]
-        rows = jnp.take_along_axis(table, positions // size, axis=1, mode="fill", fill_value=none)
+        size, no_page = cache.shape[-2], cache.shape[-4]
+        rows = jnp.take_along_axis(
+            table, positions // size, axis=1, mode="fill", fill_value=no_page
+        )
         positions = positions % size
 
     def put(buffer, values):

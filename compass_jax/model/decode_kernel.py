@@ -1,9 +1,9 @@
-"""The TPU's decoding attention (Pallas): one query of every slot, over keys that stay where they
-lie, in rows or in pages.
+"""The TPU's decode attention (Pallas): one query per slot over keys read in place, in rows or in
+pages.
 
 Blocks of keys come through the block table, as in PagedAttention (arXiv 2309.06180), with a running
-softmax (FlashAttention-2, 2307.08691). Blocks behind a slot's length are neither fetched nor
-computed, so that a step costs what the live sequences hold.
+softmax (FlashAttention-2, 2307.08691). Blocks past a slot's length are neither fetched nor
+computed, so that the cost of a step follows the live sequences.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, Int
 from compass_jax.model import kernels
 from compass_jax.sharding import Placement
 
-_HIDDEN = -1e30  # of a score; finite, so that a block without any visible key leaves no NaN
+_HIDDEN = -1e30  # a masked score; finite, so that a block without a visible key gives no NaN
 _LARGEST = 4096  # tokens of a block where keys lie in rows
-_BLOCK_BYTES = 8 * 2**20  # of fast memory for blocks of keys and values, two of each at a time
+_BLOCK_BYTES = 8 * 2**20  # VMEM for blocks of keys and values, two of each at a time
 
 
 def decode_attention(
@@ -34,12 +34,12 @@ def decode_attention(
     layer: Int[Array, ""],
     placement: Placement | None,
 ) -> Float[Array, "b kv g d"]:
-    """softmax(q k^T) v over the first `lengths` keys of each slot in `layer`; q comes scaled,
-    lengths are at least 1.
+    """Computes softmax(q k^T) v over the first `lengths` keys of each slot in `layer`. q is scaled
+    by the caller; lengths are at least 1.
 
-    Without a table row i of the cache is slot i's; with one, its page j is `table[i, j]` (only
-    pages below its length are looked up), over a mesh counted within the part of the pages that
-    lies with the slot.
+    Without a table, row i of the cache belongs to slot i. With one, page j of slot i is `table[i,
+    j]` (only pages below its length are read); over a mesh page ids count within the part of the
+    pages on the slot's device.
     """
     run = partial(_decode, interpret=kernels.INTERPRET)
     if placement is None:
@@ -87,10 +87,11 @@ def _decode(q, k, v, lengths, table, layer, interpret: bool):
 
 
 def block_tokens(positions: int, token_bytes: int) -> int:
-    """Tokens of a block of rows of so many positions, whose keys take `token_bytes` a token.
+    """Returns the tokens of a block of rows with `positions` positions, whose keys take
+    `token_bytes` a token.
 
-    Every block is a step of the grid, which costs a fraction of a microsecond whatever it holds: so
-    blocks are as large as the fast memory takes. `positions` is a multiple of 128.
+    Every block is a step of the grid, which costs a fraction of a microsecond whatever its size, so
+    blocks are as large as VMEM allows. `positions` is a multiple of 128.
     """
     room = _BLOCK_BYTES // (4 * token_bytes)
     sizes = (_LARGEST >> i for i in range(6))
@@ -102,8 +103,8 @@ def _last_block(size: int, i, lengths):
 
 
 def _own_row(size: int, i, j, lengths, table, layer):
-    """Block j of row i; behind the last one that is needed that one again, which is there already
-    and not fetched.
+    """Returns the index of block j of row i. Past the last block that is needed it repeats that
+    block, which is already in VMEM and not fetched again.
     """
     return layer[0], i, 0, jnp.minimum(j, _last_block(size, i, lengths)), 0
 
@@ -132,14 +133,14 @@ def _kernel(
         scores = jnp.where(at < lengths[i], scores, _HIDDEN)
         top = jnp.maximum(largest[...], jnp.max(scores, axis=2, keepdims=True))
         weights, keep = jnp.exp(scores - top), jnp.exp(largest[...] - top)
-        here = jax.lax.dot_general(
+        partial_out = jax.lax.dot_general(
             weights.astype(v.dtype),
             v[...],
             (((2,), (1,)), ((0,), (0,))),
             preferred_element_type=jnp.float32,
         )
         largest[...], total[...] = top, total[...] * keep + jnp.sum(weights, axis=2, keepdims=True)
-        weighed[...] = weighed[...] * keep + here
+        weighed[...] = weighed[...] * keep + partial_out
 
     @pl.when(j == blocks - 1)
     def _():

@@ -1,5 +1,5 @@
-"""Floating-point operations that the model's arithmetic needs, whatever computes it: the measure of
-MFU (PaLM, arXiv 2204.02311, appendix B).
+"""Floating-point operations of the model's arithmetic, independent of the implementation: the
+measure of MFU (PaLM, arXiv 2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from compass_jax.model.params import param_count
 
 
 def flops_per_token(config: ModelConfig) -> float:
-    """Of a forward pass, in products with weights: 2 for each weight that a token meets (of the
-    experts its top k); attention scores left out.
+    """Counts the operations of a forward pass in products with weights: 2 for each weight that a
+    token uses (of the experts its top k), without attention scores.
     """
     c = config
     attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads)
@@ -24,8 +24,8 @@ def flops_per_token(config: ModelConfig) -> float:
 
 
 def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> float:
-    """Of a forward pass over sequences of `lengths` tokens, causal attention's scores and sums
-    included: 2 h d t^2 a layer for t tokens.
+    """Counts the operations of a forward pass over sequences of `lengths` tokens, with causal
+    attention's scores and sums: 2 h d t^2 a layer for t tokens.
     """
     sizes = np.asarray(lengths, np.float64)
     return flops_per_token(config) * float(
@@ -34,8 +34,8 @@ def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> f
 
 
 def active_params(config: ModelConfig) -> int:
-    """Parameters without the experts that a token does not choose: what a model's name calls active
-    (A3B).
+    """Counts parameters without the experts that a token does not choose: the active parameters in
+    a model's name (A3B).
     """
     moe = config.moe
     idle = (

@@ -1,7 +1,7 @@
-"""Attention kernels of the TPU (Pallas), behind the functions of model/attention.py: what they
-compute, the portable code computes too.
+"""The TPU's attention kernels (Pallas), called by model/attention.py. They compute the same as its
+portable code.
 
-Pallas is imported where a kernel is used: on other chips it would only be slow to import.
+Pallas is imported where a kernel is used: on other chips its import would only cost time.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from jaxtyping import Array, Float, Int
 
 from compass_jax.sharding import Placement
 
-_LANES, _BLOCK = 128, 512  # the kernel's grain in tokens and head size; tokens of a block
-# tests set it, where there is no TPU; what is compiled for one must not depend on where that is
-# done
+_LANES, _BLOCK = 128, 512  # the kernel's granularity in tokens and head size; tokens of a block
+# Set by tests without a TPU. It is not read from the backend, because programs for a TPU are also
+# compiled on other machines.
 INTERPRET = False
 
 
 def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool:
-    """Whether `splash_causal` takes rows of so many tokens: each device's part of them, and a head,
-    in whole multiples of 128.
+    """Returns whether `splash_causal` takes rows of `tokens` tokens: each device's part of them,
+    and a head, must be multiples of 128.
     """
     axis = None if placement is None else placement.token_axis(tokens)
-    here = tokens // (placement.size(axis) if placement is not None and axis else 1)
-    return here % _LANES == 0 and head_dim % _LANES == 0
+    local_tokens = tokens // (placement.size(axis) if placement is not None and axis else 1)
+    return local_tokens % _LANES == 0 and head_dim % _LANES == 0
 
 
 def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:
-    """Whether `decode_kernel.decode_attention` takes rows of so many positions, or pages of so
-    many: heads of whole lanes, blocks of whole tiles.
+    """Returns whether `decode_kernel.decode_attention` takes rows, or pages, of `positions`
+    positions: heads of whole lanes, blocks of whole tiles.
     """
     return head_dim % _LANES == 0 and (positions % 16 == 0 if paged else positions % _LANES == 0)
 
@@ -45,10 +45,11 @@ def splash_causal(
     placement: Placement | None,
     segments: Int[Array, "b t"] | None = None,
 ) -> Float[Array, "b h t d"]:
-    """Causal softmax(q k^T) v, within the segments of each row where there are any; q comes scaled.
-    Scores exist a block at a time, in the backward pass too (FlashAttention-2, arXiv 2307.08691).
+    """Computes causal softmax(q k^T) v, within the segments of each row where they are given. q is
+    scaled by the caller. Scores exist a block at a time, in the backward pass too
+    (FlashAttention-2, arXiv 2307.08691).
 
-    Over a mesh each device has its rows, its heads and its part of the queries, and all keys of its
+    Over a mesh each device has its rows, its heads, its part of the queries, and all keys of its
     rows.
     """
     b, h, t, _ = q.shape
@@ -70,8 +71,8 @@ def splash_causal(
 
 
 def _by_rows(kernel: Any, q, k, v, of_queries, of_keys):
-    """The kernel's attention of each row of a device; the segments are those of its queries and of
-    its keys, or None.
+    """Runs the kernel on each row of a device, with the segments of its queries and of its keys, or
+    None.
     """
     if of_queries is None:
         return jax.vmap(kernel)(q, k, v)
@@ -81,7 +82,7 @@ def _by_rows(kernel: Any, q, k, v, of_queries, of_keys):
 
 
 def _kernel(heads: int, tokens: int, shards: int) -> Any:
-    """The kernel of `heads` heads whose queries lie in `shards` parts."""
+    """Builds the kernel of `heads` heads with queries in `shards` parts."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -105,5 +106,5 @@ def _kernel(heads: int, tokens: int, shards: int) -> Any:
 
 
 def _block(tokens: int) -> int:
-    """The largest block that divides `tokens`."""
+    """Returns the largest block size that divides `tokens`."""
     return next(size for size in (_BLOCK, _BLOCK // 2, _LANES) if tokens % size == 0)

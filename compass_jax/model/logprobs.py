@@ -1,4 +1,4 @@
-"""Hidden states -> log-prob and entropy of the taken token, in chunks: `[b t v]` never exists in
+"""Log-prob and entropy of tokens from hidden states, in chunks: `[b t v]` never exists in
 float32.
 """
 
@@ -17,12 +17,12 @@ from compass_jax.sharding import Placement
 
 
 def head_weights(params) -> Float[Array, "d v"]:
-    """The LM head; the transposed embedding where the two are tied."""
+    """Returns the LM head: the transposed embedding where the two are tied."""
     return params["head"] if "head" in params else params["embed"].T
 
 
 def logits_of(hidden: Float[Array, "*n d"], head: Float[Array, "d v"]) -> Float[Array, "*n v"]:
-    """LM-head logits, accumulated in at least float32 (float64 stays float64)."""
+    """Computes LM-head logits, accumulated in at least float32 (float64 stays float64)."""
     wide = at_least_float32(hidden.dtype)
     exact = jax.lax.Precision.HIGHEST if hidden.dtype == wide else None
     return jnp.matmul(
@@ -33,15 +33,15 @@ def logits_of(hidden: Float[Array, "*n d"], head: Float[Array, "d v"]) -> Float[
 def known_columns(
     logits: Float[Array, "*n v"], known: int | None, axis: str | None = None
 ) -> Float[Array, "*n v"]:
-    """Logits whose columns from `known` on are so low that they have no probability, and no
+    """Lowers the logits of columns from `known` on, so that they have no probability and no
     gradient.
 
-    These are the columns that pad an LM head: no token has their ids. The value is finite, so that
-    0 * log 0 is 0 in an entropy. None, or as many as there are columns: nothing is done.
+    These columns pad an LM head: no token has their ids. The value is finite, so that 0 * log 0 is
+    0 in an entropy. Without such columns the logits are returned unchanged.
 
     Args:
         logits: this device's columns.
-        known: ids that the tokenizer has (its largest id + 1), or None for all.
+        known: size of the tokenizer (its largest id + 1), or None for all.
         axis: the mesh axis over which the columns are split, where the caller is inside shard_map.
     """
     v = logits.shape[-1]
@@ -58,7 +58,7 @@ def known_columns(
 def log_softmax_entropy(
     logits: Float[Array, "*n v"],
 ) -> tuple[Float[Array, "*n v"], Float[Array, "*n"]]:
-    """log_softmax and its entropy in nats."""
+    """Computes log_softmax and its entropy in nats."""
     logp = jax.nn.log_softmax(logits, axis=-1)
     return logp, -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
@@ -72,12 +72,12 @@ def token_logprobs(
     placement: Placement | None = None,
     known: int | None = None,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
-    """(logp, entropy) of token t under log_softmax(logits / T) of the hidden state at t-1; index 0
-    is 0 in both.
+    """Computes (logp, entropy) of token t under log_softmax(logits / T) of the hidden state at t-1;
+    index 0 is 0 in both.
 
-    Entropy is of the same distribution and carries no gradient. The logits of `chunk` tokens exist
-    at once on a device, in the backward pass too (each chunk is recomputed there). The head's
-    columns from `known` on count for nothing (`known_columns`).
+    The entropy is of the same distribution and carries no gradient. A device holds the logits of
+    `chunk` tokens at a time, in the backward pass too (which recomputes each chunk). The head's
+    columns from `known` on are ignored (`known_columns`).
     """
     targets, run = (
         jnp.roll(tokens, -1, axis=1),
@@ -98,17 +98,19 @@ def _over_tokens(
     head: Float[Array, "d v"],
     targets: Int[Array, "b t"],
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
-    """(logp, entropy) of `targets` by `chunked(hidden, head, targets, axis)`, each device its own
-    tokens and its part of the vocabulary.
+    """Computes (logp, entropy) of `targets` by `chunked(hidden, head, targets, axis)` on each
+    device's tokens and part of the vocabulary.
     """
-    here = P(placement.batch_axes(hidden.shape[0]) or None, placement.token_axis(hidden.shape[1]))
+    by_token = P(
+        placement.batch_axes(hidden.shape[0]) or None, placement.token_axis(hidden.shape[1])
+    )
     axis = "tensor" if placement.size("tensor") > 1 else None
     local = partial(chunked, axis=axis)
     return jax.shard_map(
         local,
         mesh=placement.mesh,
-        in_specs=(here, P(None, axis), here),
-        out_specs=(here, here),
+        in_specs=(by_token, P(None, axis), by_token),
+        out_specs=(by_token, by_token),
         check_vma=False,
     )(hidden, head, targets)
 
@@ -122,8 +124,8 @@ def _chunked(
     axis: str | None = None,
     known: int | None = None,
 ):
-    """(logp, entropy) of `targets` `[b t]` at their own places. axis: the mesh axis over which the
-    vocabulary is split.
+    """Computes (logp, entropy) of `targets` `[b t]` from the hidden states at the same index.
+    `axis` is the mesh axis over which the vocabulary is split.
     """
     b, t, d = hidden.shape
     n = b * t
@@ -152,16 +154,16 @@ def _chunked(
 def _split_logprobs(
     logits: Float[Array, "n v"], target: Int[Array, "n"], axis: str
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
-    """(logp of the target, entropy) where each device has its own part of the vocabulary."""
+    """Computes (logp of the target, entropy) from each device's part of the vocabulary."""
     size = logits.shape[1]
     largest = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(logits, axis=1)), axis)
     shifted = logits - largest[:, None]
     weights = jnp.exp(shifted)
     total = jax.lax.psum(jnp.sum(weights, axis=1), axis)
     local = target - jax.lax.axis_index(axis) * size
-    own = (local >= 0) & (local < size)
-    mine = jnp.take_along_axis(shifted, jnp.clip(local, 0, size - 1)[:, None], axis=1)[:, 0]
-    chosen = jax.lax.psum(jnp.where(own, mine, jnp.zeros((), mine.dtype)), axis)
+    is_local = (local >= 0) & (local < size)
+    local_logit = jnp.take_along_axis(shifted, jnp.clip(local, 0, size - 1)[:, None], axis=1)[:, 0]
+    chosen = jax.lax.psum(jnp.where(is_local, local_logit, jnp.zeros((), local_logit.dtype)), axis)
     logz = jnp.log(total)
     mean = jax.lax.psum(jnp.sum(weights * shifted, axis=1), axis) / total
     return chosen - logz, jax.lax.stop_gradient(logz - mean)

@@ -1,9 +1,9 @@
 """Mixture of experts with explicit routes: route -> sort by expert -> grouped matmul -> combine,
 dropless.
 
-Routing is `[n k]` unsigned ids; the type's largest value means unset (`unset_id`). `read_routes` is
-the only reader of an array of routes: raw use is silently wrong, since a gather at 255 gives NaN
-or the last expert and uint8 + 16 wraps.
+Routes are `[n k]` unsigned ids; the dtype's largest value means unset (`unset_id`). Read routes
+only with `read_routes`. Raw use is silently wrong: a gather at 255 gives NaN or the last expert,
+and uint8 + 16 wraps.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class RouterStats(NamedTuple):
 
 
 def routing_dtype(experts: int) -> np.dtype:
-    """uint8 up to 255 experts, else uint16: one value is kept for 'unset'."""
+    """Returns uint8 up to 255 experts, else uint16: one value is reserved for 'unset'."""
     return np.dtype(np.uint8 if experts <= 255 else np.uint16)
 
 
 def unset_id(dtype) -> int:
-    """The value that means 'no route recorded here'."""
+    """Returns the id that means 'no route recorded'."""
     return int(np.iinfo(dtype).max)
 
 
 def empty_routes(config: ModelConfig, *shape: int) -> UInt[Array, "..."] | None:
-    """Unset routes `[*shape l k]`; None for a dense model."""
+    """Returns unset routes `[*shape l k]`; None for a dense model."""
     if not config.moe_layers:
         return None
     dtype = routing_dtype(config.mixture.experts)
@@ -55,7 +55,7 @@ def empty_routes(config: ModelConfig, *shape: int) -> UInt[Array, "..."] | None:
 def read_routes(
     routes: UInt[Array, "*n k"], experts: int
 ) -> tuple[Int[Array, "*n k"], Bool[Array, "*n"]]:
-    """The only reader of routes: int32 ids in [0, experts) and whether each row is set."""
+    """Returns int32 ids in [0, experts) and whether each row is set. The only reader of routes."""
     is_set = jnp.all(routes != jnp.array(unset_id(routes.dtype), routes.dtype), axis=-1)
     return jnp.clip(routes.astype(jnp.int32), 0, experts - 1), is_set
 
@@ -63,7 +63,7 @@ def read_routes(
 def check_routes(
     routes: np.ndarray, experts: int, top_k: int, layers: int, where: str = "routes"
 ) -> None:
-    """Host-side check of `[... t l k]`; raises ValueError for a wrong width, a partial row, an id
+    """Checks `[... t l k]` on the host. Raises ValueError for a wrong width, a partial row, an id
     out of range or a repeated id.
     """
     if routes.shape[-2:] != (layers, top_k):
@@ -97,7 +97,8 @@ def route(
     mask: Bool[Array, "n"],
     config: MoEConfig,
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"], RouterStats]:
-    """Expert ids and gate weights (arXiv 2510.11370: the choice is replayed, the weights are live).
+    """Computes expert ids and gate weights (arXiv 2510.11370: the choice is replayed, the weights
+    are live).
 
     g_i = exp(s_i) / sum_{j in ids} exp(s_j) with top-k normalisation, exp(s_i) / sum_{all e}
     exp(s_j) without. Weights are gathered from the dense live scores, so a replayed expert outside
@@ -141,7 +142,9 @@ def moe_layer(
     config: MoEConfig,
     experts: Experts,
 ) -> tuple[Float[Array, "b t d"], UInt[Array, "b t k"], RouterStats]:
-    """(output, the routes taken, router statistics of all tokens) of one MoE layer."""
+    """Runs one MoE layer; returns its output, the routes used, and router statistics over all
+    tokens.
+    """
     layer = partial(_layer, config=config, work=experts.work(y.shape), chunk=experts.chunk)
     if experts.placement is None or experts.specs is None:
         return layer(y, gate_input, params, routes, mask)
@@ -149,7 +152,7 @@ def moe_layer(
 
 
 def _layer(y, gate_input, params, routes, mask, *, config: MoEConfig, work: Callable, chunk: int):
-    """`moe_layer` of one device's tokens; `work` is what all experts do with them."""
+    """Runs `moe_layer` on one device's tokens; `work` runs all experts on them."""
     b, t, d = y.shape
     flat, mask, wide = y.reshape(b * t, d), mask.reshape(b * t), at_least_float32(y.dtype)
     logits = jnp.matmul(
@@ -173,8 +176,8 @@ def _layer(y, gate_input, params, routes, mask, *, config: MoEConfig, work: Call
 
 
 def _by_chunks(run: Callable, chunk: int, *tokens: Array) -> Float[Array, "n d"]:
-    """`run` of `[n ...]` arrays, `chunk` of their tokens after the other; the last ones are filled
-    up with masked tokens.
+    """Calls `run` on `chunk` tokens of the `[n ...]` arrays at a time; masked tokens pad the last
+    chunk.
     """
     n = tokens[0].shape[0]
 

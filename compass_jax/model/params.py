@@ -1,14 +1,13 @@
-"""Every parameter declared once: shape, logical axes, initialiser, whether it decays and whether it
-is quantised. Modules read, they never declare.
+"""Every parameter declared once: shape, logical axes, initialiser, weight decay and quantisation.
+Modules read parameters and never declare them.
 
 The decoder is a static list of runs of equal layers (`layer_runs`): a run is a period of layer
-kinds repeated. Three layouts of a run: *stacked* for storage and for training with one `lax.scan`
-per run, a leading axis of length `repeats`; *unrolled* for training few layers, a tuple over
-repeats, because layers that are slices of one array are copied out of it, and their gradients into
-it; *decode*, unrolled with the experts' gate and up side by side in one array, because one wide
-product of few rows is faster than two; *decode_stacked*, the same stacked, for a scan
-(compute.scan_decode). Abstract tree, shardings, initialisation and checkpoint conversion are all
-derived from `param_specs`.
+kinds, repeated. A run has one of four layouts. *stacked*, for storage and for training with one
+`lax.scan` per run, has a leading axis of length `repeats`. *unrolled*, for training few layers, is
+a tuple over repeats: slices of one array would be copied, and so would their gradients. *decode* is
+unrolled with the experts' gate and up concatenated, because one wide product of few rows is faster
+than two. *decode_stacked* is its stacked form, for a scan (compute.scan_decode). Abstract trees,
+shardings, initialisation and checkpoint conversion derive from `param_specs`.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ Layout = Literal["stacked", "unrolled", "decode", "decode_stacked"]
 
 
 class Run(NamedTuple):
-    """`repeats` copies of `period` (True = MoE layer) starting at decoder layer `start`."""
+    """`repeats` copies of `period` (True = MoE layer) that start at decoder layer `start`."""
 
     start: int
     period: tuple[bool, ...]
     repeats: int
 
     def layer(self, repeat: int, offset: int) -> int:
-        """Decoder layer index of position `offset` of the period in copy `repeat`."""
+        """Returns the decoder layer of position `offset` of the period in copy `repeat`."""
         return self.start + repeat * len(self.period) + offset
 
 
 class ParamSpec(NamedTuple):
-    """One parameter leaf, called `name` by the families ("attention.q"; those of an MoE layer's MLP
+    """One parameter leaf. Families know it by `name` ("attention.q"; in the MLP of an MoE layer
     "moe.gate").
     """
 
@@ -50,13 +49,13 @@ class ParamSpec(NamedTuple):
     axes: tuple[str | None, ...]
     init: str = "normal"  # normal, ones, zeros
     decays: bool = True  # takes weight decay
-    quantised: bool = False  # in 8 bits, where the rollout's weights are
+    quantised: bool = False  # in 8 bits in a quantised rollout
     stacked: bool = False  # leading axis is the run's repeats
     per_expert: bool = False  # next axis is the expert
 
     def over_mesh(self, x: Any) -> PartitionSpec:
-        """How `x`, this parameter or the scales of its 8 bits, lies inside `shard_map`: what
-        storage alone splits is whole.
+        """Returns the partition of `x` (this parameter or its 8-bit scales) inside `shard_map`:
+        axes that only storage splits are whole.
         """
         sizes = zip(x.shape, self.axes, strict=True)
         return PartitionSpec(*(SPLIT.get(axis or "") if size > 1 else None for size, axis in sizes))
@@ -86,7 +85,7 @@ def _matrix(name: str, shape: tuple[int, ...], *axes: str) -> ParamSpec:
 
 
 def _scale(name: str, size: int, axis: str | None, init: str = "ones") -> ParamSpec:
-    """Of a norm, or a bias: no weight decay."""
+    """Declares a norm's scale or a bias, without weight decay."""
     return ParamSpec(name, (size,), (axis,), init, decays=False)
 
 
@@ -118,7 +117,7 @@ def _dense_specs(c: ModelConfig) -> dict[str, ParamSpec]:
 
 
 def moe_specs(c: ModelConfig, layout: Layout = "stacked") -> dict[str, ParamSpec]:
-    """The router and the experts of one MoE layer, without the axis of a stack."""
+    """Declares the router and the experts of one MoE layer, without a stack's leading axis."""
     moe, axes = c.mixture, ("expert", "embed", "expert_ffn")
     specs = {
         "router": ParamSpec("moe.router", (c.hidden, moe.experts), ("embed", None)),
@@ -141,27 +140,27 @@ def _layer_specs(c: ModelConfig, is_moe: bool, layout: Layout) -> dict[str, Any]
 
 
 def is_spec(x: Any) -> bool:
-    """Leaf test for `jax.tree.map` over a tree of ParamSpec (which is itself a tuple)."""
+    """Tests for a leaf in `jax.tree.map` over a tree of ParamSpec (which is itself a tuple)."""
     return isinstance(x, ParamSpec)
 
 
 def training_layout(compute: ComputeConfig) -> Layout:
-    """In which layout a run trains; checkpoints are stacked whichever it is."""
+    """Returns the layout in which a run trains. Checkpoints are always stacked."""
     return "stacked" if compute.scan_layers else "unrolled"
 
 
 def decode_layout(compute: ComputeConfig) -> Layout:
-    """In which layout a run samples."""
+    """Returns the layout in which a run samples."""
     return "decode_stacked" if compute.scan_decode else "decode"
 
 
 def is_stacked(layout: Layout) -> bool:
-    """Whether a run's layers are one array."""
+    """Returns whether a run's layers are one array."""
     return layout in ("stacked", "decode_stacked")
 
 
 def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, Any]:
-    """Nested dict of ParamSpec with the structure of the parameter tree in a layout."""
+    """Returns the nested dict of ParamSpec with the structure of the parameter tree in a layout."""
     table = config.vocab_size, config.hidden
     tree: dict[str, Any] = {
         "embed": ParamSpec("embed", table, ("vocab", "embed")),
@@ -188,10 +187,10 @@ def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, An
 
 @jax.custom_vjp
 def unstack_run(run: Any) -> tuple[Any, ...]:
-    """One run's stacked parameters as a tuple of per-repeat trees.
+    """Returns one run's stacked parameters as a tuple of per-repeat trees.
 
-    Its gradient writes each layer's into its place of one array: that of indexing would be a padded
-    array of the whole stack for every layer.
+    Its gradient writes each layer's gradient into one array. The gradient of indexing would be a
+    padded array of the whole stack for every layer.
     """
     repeats = jax.tree.leaves(run)[0].shape[0]
     return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
@@ -199,10 +198,10 @@ def unstack_run(run: Any) -> tuple[Any, ...]:
 
 def _stack_gradients(_, layers: tuple[Any, ...]) -> tuple[Any]:
     def stack(*parts):
-        whole = jnp.zeros((len(parts), *parts[0].shape), parts[0].dtype)
+        stacked = jnp.zeros((len(parts), *parts[0].shape), parts[0].dtype)
         for r, part in enumerate(parts):
-            whole = jax.lax.dynamic_update_slice_in_dim(whole, part[None], r, 0)
-        return whole
+            stacked = jax.lax.dynamic_update_slice_in_dim(stacked, part[None], r, 0)
+        return stacked
 
     return (jax.tree.map(stack, *layers),)
 
@@ -211,15 +210,15 @@ unstack_run.defvjp(lambda run: (unstack_run(run), None), _stack_gradients)
 
 
 def unroll(tree: Any) -> Any:
-    """Stacked -> unrolled layout, for every parameter tree in `tree` (an optimiser's state has
-    several); one that is unrolled stays as it is.
+    """Converts every stacked parameter tree in `tree` (an optimiser's state has several) to the
+    unrolled layout; unrolled ones are unchanged.
     """
     return _each_run(lambda run: run if isinstance(run, tuple) else unstack_run(run), tree)
 
 
 def stack(tree: Any) -> Any:
-    """Unrolled -> stacked layout, for every parameter tree in `tree`; one that is stacked stays as
-    it is.
+    """Converts every unrolled parameter tree in `tree` to the stacked layout; stacked ones are
+    unchanged.
     """
     return _each_run(
         lambda run: (
@@ -230,7 +229,7 @@ def stack(tree: Any) -> Any:
 
 
 def in_layout(tree: Any, layout: Layout) -> Any:
-    """`tree`, stacked, in a training layout."""
+    """Converts a stacked `tree` to a training layout."""
     return tree if layout == "stacked" else unroll(tree)
 
 
@@ -253,7 +252,7 @@ def _has_runs(tree: Any) -> bool:
 
 
 def to_decode(params: dict[str, Any], tensor: int = 1, layout: Layout = "decode") -> dict[str, Any]:
-    """Stacked or unrolled layout -> a decode layout, for experts that are split over `tensor`
+    """Converts the stacked or unrolled layout to a decode layout, for experts split over `tensor`
     devices.
     """
     params = stack(params) if is_stacked(layout) else unroll(params)
@@ -265,19 +264,19 @@ def _is_moe_mlp(tree: Any) -> bool:
 
 
 def _fuse(tree: Any, tensor: int) -> Any:
-    """An MoE layer's gate and up `[... e d f]` as gate_up `[... e d 2f]`, in each of `tensor` parts
-    gate before up; anything else as it is.
+    """Concatenates an MoE layer's gate and up `[... e d f]` into gate_up `[... e d 2f]`, gate
+    before up in each of `tensor` parts. Returns any other tree unchanged.
     """
     if not _is_moe_mlp(tree):
         return tree
-    kept = {name: w for name, w in tree.items() if name not in ("gate", "up")}
+    other_weights = {name: w for name, w in tree.items() if name not in ("gate", "up")}
     *first, f = tree["gate"].shape
     parts = [tree[name].reshape(*first, tensor, f // tensor) for name in ("gate", "up")]
-    return {**kept, "gate_up": jnp.concatenate(parts, axis=-1).reshape(*first, 2 * f)}
+    return {**other_weights, "gate_up": jnp.concatenate(parts, axis=-1).reshape(*first, 2 * f)}
 
 
 def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
-    """The parameter tree as ShapeDtypeStructs."""
+    """Returns the parameter tree as ShapeDtypeStructs."""
     return jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype)),
         param_specs(config),
@@ -286,43 +285,44 @@ def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
 
 
 def decays(config: ModelConfig, layout: Layout) -> tuple[bool, ...]:
-    """Which leaves of the parameter tree take weight decay, in the tree's order."""
+    """Returns which leaves of the parameter tree take weight decay, in the tree's order."""
     return tuple(s.decays for s in jax.tree.leaves(param_specs(config, layout), is_leaf=is_spec))
 
 
 def shardings_like(
     tree: Any, config: ModelConfig, placement: Placement, table: dict[str, Any] = STORE
 ) -> Any:
-    """A sharding for each leaf: those of parameter trees (an optimiser's state has several, in
-    either training layout) by `table`, others whole.
+    """Returns a sharding for each leaf: by `table` for parameter trees (an optimiser's state has
+    several, in either training layout), replicated for others.
     """
 
     def of(part):
         if not _has_runs(part):
             return placement.sharding()
         runs = [run for name, run in part.items() if str(name).startswith("run_")]
-        loose = any(isinstance(run, tuple) for run in runs)
+        unrolled = any(isinstance(run, tuple) for run in runs)
 
         def sharding(spec: ParamSpec, leaf: Any):
             if getattr(leaf, "shape", None) == tuple(spec.shape):
                 return placement.param_sharding(spec.axes, table)
-            # an optimiser may keep less (Adafactor's rows and columns), or nothing (a masked leaf)
+            # An optimiser's leaf may have another shape (Adafactor's rows and columns) or be
+            # absent (a masked leaf).
             return jax.tree.map(lambda _: placement.sharding(), leaf)
 
-        specs = param_specs(config, "unrolled" if loose else "stacked")
+        specs = param_specs(config, "unrolled" if unrolled else "stacked")
         return jax.tree.map(sharding, specs, part, is_leaf=is_spec)
 
     return jax.tree.map(of, tree, is_leaf=_has_runs)
 
 
 def place(tree: Any, config: ModelConfig, placement: Placement | None) -> Any:
-    """`tree` on the mesh as it is stored; as it is without one."""
+    """Moves `tree` to its storage layout on the mesh; returns it unchanged without a mesh."""
     return tree if placement is None else move(tree, shardings_like(tree, config, placement))
 
 
 def placed_structs(abstract: Any, config: ModelConfig, placement: Placement | None) -> Any:
-    """ShapeDtypeStructs with the shardings of storage, so that a checkpoint is read straight into
-    them.
+    """Returns ShapeDtypeStructs with the shardings of storage, into which a checkpoint is read
+    directly.
     """
     if placement is None:
         return abstract
@@ -335,8 +335,8 @@ def placed_structs(abstract: Any, config: ModelConfig, placement: Placement | No
 def decode_shardings(
     tree: Any, config: ModelConfig, placement: Placement, layout: Layout = "decode"
 ) -> Any:
-    """A sharding for each leaf of a decoding copy in `layout`, 8-bit matrices and their scales (of
-    one input) too.
+    """Returns a sharding for each leaf of decode weights in `layout`, including 8-bit matrices and
+    their scales.
     """
 
     def of(spec: ParamSpec, part: Any):
@@ -346,20 +346,20 @@ def decode_shardings(
 
 
 def param_count(config: ModelConfig) -> int:
-    """Number of parameters."""
+    """Returns the number of parameters."""
     return sum(math.prod(s.shape) for s in jax.tree.leaves(param_specs(config), is_leaf=is_spec))
 
 
 def init_leaf(key: jax.Array, spec: ParamSpec, std: float, dtype: str) -> jax.Array:
-    """Initial value of one parameter, drawn in float32."""
+    """Draws the initial value of one parameter in float32."""
     if spec.init == "normal":
         return (std * jax.random.normal(key, spec.shape, jnp.float32)).astype(dtype)
     return jnp.ones(spec.shape, dtype) if spec.init == "ones" else jnp.zeros(spec.shape, dtype)
 
 
 def init_tree(key: jax.Array, specs: Any, std: float, dtype: str) -> Any:
-    """Initial values of a (sub)tree of specs; leaf n of the flattened tree uses key fold_in(key,
-    n).
+    """Draws the initial values of a (sub)tree of specs; leaf n of the flattened tree has the key
+    fold_in(key, n).
     """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     return jax.tree.unflatten(

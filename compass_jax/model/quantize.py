@@ -1,12 +1,12 @@
-"""8-bit weights for the rollout: (values, scales) with one scale per output channel and expert;
-8-bit keys and values: one per position and head.
+"""8-bit weights for the rollout, (values, scales) with one scale per output channel and expert; and
+8-bit keys and values, with one scale per position and head.
 
 Only the matrices of attention and MLP are quantised (ParamSpec.quantised); router, norms, biases,
-embedding and LM head stay as they are. On TPU and GPU the sampler holds 8-bit weights, half the
-bytes of bfloat16: `matmul` casts the values to the activations' dtype in front of the product and
-scales it. Whether the compiler fuses that cast into the product, so that a decoding step reads half
-the bytes too, has not been measured. On CPU, where that would only be slower, they are emulated:
-quantised and at once dequantised to the rollout's dtype, so that the sampler computes with the
+embedding and LM head keep their dtype. On TPU and GPU the sampler holds 8-bit weights, half the
+bytes of bfloat16: `matmul` casts the values to the activations' dtype before the product and scales
+the result. Whether the compiler fuses that cast into the product, so that a decode step also reads
+half the bytes, has not been measured. On CPU, where that would only be slower, 8 bits are emulated:
+weights are quantised and dequantised to the rollout's dtype, so that the sampler computes with the
 values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 """
 
@@ -24,13 +24,13 @@ from compass_jax.model.precision import at_least_float32
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
 _TYPE = {"e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
-# lower bound of a channel's absmax: an all-zero channel divides by it, and its 448th part is still
-# a normal float32
+# Lower bound of a channel's absmax. An all-zero channel divides by it, and its 448th part is still
+# a normal float32.
 _TINY = 1e-30
 
 
-# a chip's name as JAX gives it -> the 8-bit type that its matrix units multiply at twice the rate
-# of bfloat16
+# JAX's name of a chip -> the 8-bit type that its matrix units multiply at twice the rate of
+# bfloat16
 _CHIPS: tuple[tuple[str, Literal["e4m3", "int8"]], ...] = (
     (r"tpu ?v?7", "e4m3"),
     (r"tpu v[56]", "int8"),
@@ -40,11 +40,11 @@ _CHIPS: tuple[tuple[str, Literal["e4m3", "int8"]], ...] = (
 
 
 def kind_for(device_kind: str) -> Literal["e4m3", "int8", "off"]:
-    """What `rollout.quantize = "auto"` is on a chip (`jax.Device.device_kind`): "e4m3", "int8", or
-    "off" for a chip that gains nothing or is unknown.
+    """Returns the value of `rollout.quantize = "auto"` on a chip (`jax.Device.device_kind`):
+    "e4m3", "int8", or "off" for a chip that gains nothing or is unknown.
 
-    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 int8. TPU
-    v4 and CPUs do neither faster.
+    TPU v7 and NVIDIA's Hopper, Blackwell and Ada multiply float8; TPU v5 and v6 and A100 multiply
+    int8. TPU v4 and CPUs do neither faster.
     """
     return next(
         (kind for pattern, kind in _CHIPS if re.search(pattern, device_kind.lower())), "off"
@@ -52,24 +52,24 @@ def kind_for(device_kind: str) -> Literal["e4m3", "int8", "off"]:
 
 
 class Quantized(NamedTuple):
-    """`values * scales` is the matrix."""
+    """A matrix, equal to `values * scales`."""
 
     values: Array  # [... i o], float8_e4m3fn or int8
     scales: Float[Array, "... 1 o"]  # float32; [... i 1] of keys and values
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The matrix's."""
+        """The matrix's shape."""
         return self.values.shape
 
 
 def quantize(w: Float[Array, "... i o"], kind: str, axis: int = -2) -> Quantized:
-    """8-bit values of w / scale, scale = max(absmax, tiny) / 448 (127 for int8) over `axis`: the
-    inputs `i` of each output channel.
+    """Quantises w / scale to 8 bits, with scale = max(absmax, tiny) / 448 (127 for int8) over
+    `axis`: the inputs `i` of each output channel.
 
-    `kind`: "e4m3" or "int8"; KeyError for another. The cast to e4m3 gives NaN from 464 on, which
-    the scale keeps away from. A finite matrix gives finite values; an entry's error is at most half
-    the distance between the type's values around it, times the scale.
+    `kind` is "e4m3" or "int8" (KeyError otherwise). The cast to e4m3 gives NaN from 464 on, which
+    the scale avoids: a finite matrix gives finite values. An entry's error is at most half the
+    distance between neighbouring values of the type, times the scale.
     """
     largest, wide = LARGEST[kind], w.astype(jnp.float32)
     scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axis, keepdims=True), _TINY) / largest
@@ -78,23 +78,23 @@ def quantize(w: Float[Array, "... i o"], kind: str, axis: int = -2) -> Quantized
 
 
 def dequantize(q: Quantized, dtype: str) -> Float[Array, "... i o"]:
-    """values * scales, computed in float32."""
+    """Computes values * scales in float32 and casts to `dtype`."""
     return (q.values.astype(jnp.float32) * q.scales).astype(dtype)
 
 
 def kind_of(q: Quantized) -> str:
-    """ "e4m3" or "int8"."""
+    """Returns "e4m3" or "int8"."""
     return next(kind for kind, dtype in _TYPE.items() if q.values.dtype == dtype)
 
 
 def quantized_zeros(shape: tuple[int, ...], kind: str) -> Quantized:
-    """Zeros `[... i o]` with a scale for each row."""
+    """Returns zeros `[... i o]` with a scale for each row."""
     return Quantized(jnp.zeros(shape, _TYPE[kind]), jnp.zeros((*shape[:-1], 1), jnp.float32))
 
 
 def eight_bit(params: Any, specs: Any, kind: str, dtype: str) -> Any:
-    """A parameter tree in `dtype` with those that its `specs` (params.param_specs) call quantised
-    as `Quantized` in 8 bits of `kind`; "off": all are only cast.
+    """Casts a parameter tree to `dtype`, and the leaves that `specs` (params.param_specs) declare
+    quantised to 8 bits of `kind`. With "off" it only casts.
     """
 
     def leaf(spec, w):
@@ -104,7 +104,9 @@ def eight_bit(params: Any, specs: Any, kind: str, dtype: str) -> Any:
 
 
 def emulate(params: Any, specs: Any, kind: str, dtype: str) -> Any:
-    """`eight_bit`, dequantised to `dtype`: arrays alone, with what 8 bits leave of the matrices."""
+    """Applies `eight_bit` and dequantises to `dtype`: plain arrays with the values that 8 bits can
+    hold.
+    """
     low = eight_bit(params, specs, kind, dtype)
     return jax.tree.map(
         lambda w: dequantize(w, dtype) if is_quantized(w) else w, low, is_leaf=is_quantized
@@ -112,25 +114,25 @@ def emulate(params: Any, specs: Any, kind: str, dtype: str) -> Any:
 
 
 def is_quantized(w: Any) -> TypeGuard[Quantized]:
-    """Whether a matrix is in 8 bits."""
+    """Returns whether a matrix is in 8 bits."""
     return isinstance(w, Quantized)
 
 
 def any_quantized(tree: Any) -> bool:
-    """Whether a parameter tree has 8-bit matrices."""
+    """Returns whether a parameter tree has 8-bit matrices."""
     return any(map(is_quantized, jax.tree.leaves(tree, is_leaf=is_quantized)))
 
 
 def in_dtype(w: Array | Quantized, dtype) -> Array | Quantized:
-    """A matrix cast to `dtype`; 8-bit ones as they are."""
+    """Casts a matrix to `dtype`; returns an 8-bit one unchanged."""
     return w if isinstance(w, Quantized) else w.astype(dtype)
 
 
 def matmul(
     x: Float[Array, "... m i"], w: Float[Array, "... i o"] | Quantized
 ) -> Float[Array, "... m o"]:
-    """x @ w in the dtype of x. 8-bit values are exact in bfloat16; their scales multiply the
-    product before it is rounded.
+    """Computes x @ w in the dtype of x. 8-bit values are exact in bfloat16; their scales multiply
+    the product before it is rounded.
 
     A batch of matrices takes a batch of x; one matrix takes x of any rank.
     """
@@ -144,8 +146,8 @@ def matmul(
 def ragged_matmul(
     x: Float[Array, "m i"], w: Float[Array, "e i o"] | Quantized, sizes: Int[Array, "e"]
 ) -> Float[Array, "m o"]:
-    """`jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on; rows behind the last group
-    are undefined.
+    """Computes `jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on. Rows after the
+    last group are undefined.
     """
     if not isinstance(w, Quantized):
         return jax.lax.ragged_dot(x, w, sizes)
@@ -162,5 +164,5 @@ def ragged_matmul(
 
 
 def of_expert(w: Float[Array, "e i o"] | Quantized, expert) -> Float[Array, "i o"] | Quantized:
-    """One expert's matrix."""
+    """Returns one expert's matrix."""
     return jax.tree.map(lambda x: x[expert], w)

@@ -1,4 +1,4 @@
-"""Rows of recorded routes `[rows t l k]` on the device, taken and written."""
+"""Reads and writes rows of recorded routes `[rows t l k]` on the device."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from compass_jax.model.moe import unset_id
 def take_routes(
     routes: UInt[Array, "b t l k"], rows: Int[Array, "m"], length: int
 ) -> UInt[Array, "m n l k"]:
-    """Rows of `routes`, cut or padded to `length`; unset where a row is out of range or past their
-    end.
+    """Returns rows of `routes`, cut or padded to `length`; unset for rows out of range and tokens
+    past the end.
     """
     unset = unset_id(routes.dtype)
-    taken = jnp.take(routes[:, :length], rows, axis=0, mode="fill", fill_value=unset)
-    missing = length - taken.shape[1]
-    return jnp.pad(taken, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=unset)
+    out = jnp.take(routes[:, :length], rows, axis=0, mode="fill", fill_value=unset)
+    missing = length - out.shape[1]
+    return jnp.pad(out, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=unset)
 
 
 @partial(jax.jit, donate_argnums=0)
 def put_routes(
     routes: UInt[Array, "b t l k"], rows: Int[Array, "m"], new: UInt[Array, "m n l k"]
 ) -> UInt[Array, "b t l k"]:
-    """`routes`, which are donated, with `new` in `rows`; rows out of range are dropped."""
+    """Writes `new` to `rows` of `routes`, which are donated; rows out of range are dropped."""
     length = min(routes.shape[1], new.shape[1])
     return routes.at[rows, :length].set(new[:, :length], mode="drop")

@@ -3,10 +3,10 @@
     apply(params, tokens, positions, mask=..., routes=None, cache=None, segments=None)
         -> ModelOutput(hidden, routes, cache, aux)
 
-Parameters in the stacked layout scan over layers (params.py); in the others the layers are unrolled
-and a KV cache may be passed (prefill and decode). `routes` replays recorded expert choices (arXiv
-2510.11370), unset rows route live, and the routes taken come back. `segments` numbers the sequences
-that share a row: a token attends within its own.
+Parameters in the stacked layout scan over layers (params.py); other layouts unroll them and accept
+a KV cache (prefill and decode). `routes` replays recorded expert choices (arXiv 2510.11370): unset
+rows route live, and the output has the routes used. `segments` numbers the sequences that share a
+row: a token attends within its own segment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ Cache = tuple[LayerCache, ...]
 
 
 class ModelOutput(NamedTuple):
-    """`hidden` is after the final norm. `routes` and `aux` are None for a dense model."""
+    """The decoder's output. `hidden` is after the final norm; `routes` and `aux` are None for a
+    dense model.
+    """
 
     hidden: Float[Array, "b t d"]
     routes: UInt[Array, "b t l k"] | None
@@ -47,20 +49,19 @@ class ModelOutput(NamedTuple):
 
 
 class Transformer(nn.Module):
-    """Parameters are declared from `params.param_specs`, in `layout`."""
+    """The decoder, with parameters declared by `params.param_specs` in `layout`."""
 
     config: ModelConfig
     compute: ComputeConfig = ComputeConfig()
     layout: Layout = "stacked"
-    # how parameters and activations lie on a mesh; None: one device
+    # layout of parameters and activations on a mesh; None: one device
     placement: Placement | None = None
-    # ids that the tokenizer has; the LM head's other columns count for nothing (None: all are
-    # tokens)
+    # size of the tokenizer; the LM head's columns beyond it are ignored (None: all are tokens)
     known: int | None = None
 
     @property
     def columns(self) -> int:
-        """Columns of the LM head that are tokens."""
+        """The number of LM-head columns that are tokens."""
         return (
             self.config.vocab_size
             if self.known is None
@@ -79,15 +80,21 @@ class Transformer(nn.Module):
         table: Int[Array, "b n"] | None = None,
         segments: Int[Array, "b t"] | None = None,
     ) -> ModelOutput | None:
-        """Runs the decoder on tokens at positions; masked tokens must follow the valid ones of
-        their row, or segment. `table`: `cache` is of pages. `segments`: neighbours of a row with
-        one number are a sequence; None: a row is one. None in `init`, which asks for parameters
-        alone.
+        """Runs the decoder on tokens at positions. Masked tokens must follow the valid ones of
+        their row or segment.
+
+        Args:
+            table: block table; `cache` then consists of pages.
+            segments: number of the sequence that each token of a row belongs to; None: one sequence
+                a row.
+
+        Returns:
+            The output; None in `init`, which only declares parameters.
         """
         config, compute = self.config, self.compute
         specs, stacked = param_specs(config, self.layout), is_stacked(self.layout)
         params = {name: self._declared(name, spec) for name, spec in specs.items()}
-        if self.is_initializing():  # a forward would compile each of its operations by itself
+        if self.is_initializing():  # a forward would compile each operation separately
             return None
         _require_fitting(self, tokens, routes, cache, segments)
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
@@ -103,44 +110,51 @@ class Transformer(nn.Module):
         ids, stats, first = [], [], 0
         caches: list[LayerCache] = []
         for n, run in enumerate(layer_runs(config)):
-            moe_here = run.repeats * sum(run.period)
-            of_run = None if by_layer is None else by_layer[first : first + moe_here]
-            first += moe_here
-            here = params[f"run_{n}"]
+            run_moe_layers = run.repeats * sum(run.period)
+            run_routes = None if by_layer is None else by_layer[first : first + run_moe_layers]
+            first += run_moe_layers
+            run_params = params[f"run_{n}"]
             if cache is not None and stacked:
                 x, out, new = _scan_cached(
-                    block, run, here, x, of_run, cache[len(caches) : len(caches) + len(run.period)]
+                    block,
+                    run,
+                    run_params,
+                    x,
+                    run_routes,
+                    cache[len(caches) : len(caches) + len(run.period)],
                 )
                 caches += new
             elif stacked and compute.scan_layers:
-                x, out = _scan_run(block, run, here, x, of_run)
+                x, out = _scan_run(block, run, run_params, x, run_routes)
             else:
-                layers = unstack_run(here) if stacked else here
-                x, out, new = _unroll_run(block, run, layers, x, of_run, cache)
+                layers = unstack_run(run_params) if stacked else run_params
+                x, out, new = _unroll_run(block, run, layers, x, run_routes, cache)
                 caches += new
             ids.append(out[0])
             stats.append(out[1])
         hidden = rms_norm(x, params["final_norm"], config.norm_eps)
         if not config.moe_layers:
             return ModelOutput(hidden, None, tuple(caches) if cache is not None else None, None)
-        taken = jnp.moveaxis(jnp.concatenate(ids), 0, 2)
+        used_routes = jnp.moveaxis(jnp.concatenate(ids), 0, 2)
         aux = jax.tree.map(lambda *xs: jnp.concatenate(xs), *[s for s in stats if s is not None])
-        return ModelOutput(hidden, taken, tuple(caches) if cache is not None else None, aux)
+        return ModelOutput(hidden, used_routes, tuple(caches) if cache is not None else None, aux)
 
     def _declared(self, name: str, spec: Any) -> Any:
-        """The parameters of `spec`. 8-bit matrices are read as they are: flax compares what it is
-        given with the initialiser's, leaf by leaf.
+        """Returns the parameters of `spec`. 8-bit matrices are returned without a check: flax
+        compares every leaf with the initialiser's, which has no scales.
         """
-        held: Any = self.get_variable("params", name) if self.has_variable("params", name) else None
-        if any_quantized(held):
-            return held
+        value: Any = (
+            self.get_variable("params", name) if self.has_variable("params", name) else None
+        )
+        if any_quantized(value):
+            return value
         return self.param(
             name, lambda key: init_tree(key, spec, self.config.init_std, self.compute.param_dtype)
         )
 
 
 class _Block(NamedTuple):
-    """What every layer of one forward pass shares."""
+    """The arguments shared by all layers of a forward pass."""
 
     config: ModelConfig
     compute: ComputeConfig
@@ -153,7 +167,7 @@ class _Block(NamedTuple):
     segments: Int[Array, "b t"] | None
 
     def layer(self, x, params, is_moe: bool, routes, cache):
-        """One decoder layer -> (x, cache, ids or None, stats or None)."""
+        """Runs one decoder layer; returns (x, cache, ids or None, stats or None)."""
         config = self.config
         with jax.named_scope("attention"):
             y = self._normed(x, params["attention_norm"], "attention")
@@ -183,15 +197,15 @@ class _Block(NamedTuple):
                 )
         with jax.named_scope("moe"):
             assert self.experts is not None
-            own = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
-            gate_input = self._normed(x, params["mlp_norm"], "gate") if own else y
+            separate_gate = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
+            gate_input = self._normed(x, params["mlp_norm"], "gate") if separate_gate else y
             y, ids, stats = moe_layer(
                 y, gate_input, params["mlp"], routes, self.mask, config.mixture, self.experts
             )
             return x + y.astype(x.dtype), cache, ids, stats
 
     def _normed(self, x, scale, part: str):
-        """RMS norm in the dtype of `part`, or in that of the stream where that is wider."""
+        """Computes the RMS norm in the dtype of `part`, or of the stream where that is wider."""
         dtype = jnp.dtype(self.compute.dtype_of(part))
         x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
         return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
@@ -204,9 +218,7 @@ def _require_fitting(
     cache: Cache | None,
     segments: Int[Array, "b t"] | None,
 ) -> None:
-    """Raises ValueError for a cache, routes or segments that this model does not take as it is laid
-    out.
-    """
+    """Raises ValueError for a cache, routes or segments that do not fit the model's layout."""
     if cache is not None and model.layout == "stacked":
         raise ValueError(
             "a KV cache needs the decode layout of the parameters (params.to_decode): a scan"
@@ -217,16 +229,15 @@ def _require_fitting(
     split = model.placement is not None and model.placement.token_axis(tokens.shape[1]) is not None
     if segments is not None and (split or cache is not None):
         raise ValueError(
-            "segments need rows that lie whole on a device, on a mesh without context, and no KV"
-            " cache"
+            "segments need whole rows on a device (a mesh without context) and no KV cache"
         )
 
 
 def _require_own_routes(
     config: ModelConfig, tokens: Int[Array, "b t"], routes: UInt[Array, "b t l k"]
 ) -> None:
-    """Raises ValueError for routes of another model: a layer too many would go unread, one too few
-    would be read twice, without a word.
+    """Raises ValueError for routes of another model: an extra layer would be ignored and a missing
+    one read twice, silently.
     """
     if not config.moe_layers:
         raise ValueError("the model has no MoE layers: routes must be None")
@@ -242,24 +253,26 @@ def _require_own_routes(
 
 
 def attention_kernel(compute: ComputeConfig) -> str:
-    """'splash' on a TPU, 'portable' elsewhere, unless the config names one."""
+    """Returns the attention kernel: the configured one, else 'splash' on a TPU and 'portable'
+    elsewhere.
+    """
     if compute.attention != "auto":
         return compute.attention
     return "splash" if jax.default_backend() == "tpu" else "portable"
 
 
 def _period(block: _Block, kinds, params, x, routes, caches):
-    """The layers of one period; `routes` is `[moe layers of the period, b t k]`."""
+    """Runs the layers of one period; `routes` is `[moe layers of the period, b t k]`."""
     ids, stats, new, at = [], [], [], 0
     for j, is_moe in enumerate(kinds):
-        own = routes[at] if is_moe and routes is not None else None
-        x, cache, taken, stat = block.layer(
-            x, params[f"layer_{j}"], is_moe, own, None if caches is None else caches[j]
+        layer_routes = routes[at] if is_moe and routes is not None else None
+        x, cache, used, stat = block.layer(
+            x, params[f"layer_{j}"], is_moe, layer_routes, None if caches is None else caches[j]
         )
         at += is_moe
         new.append(cache)
         if is_moe:
-            ids.append(taken)
+            ids.append(used)
             stats.append(stat)
     out = (jnp.stack(ids), jax.tree.map(lambda *s: jnp.stack(s), *stats)) if ids else (None, None)
     return x, out, new
@@ -271,8 +284,8 @@ def _flatten_layers(tree):
 
 def _scan_run(block: _Block, run, params, x, routes):
     def body(carry, scanned):
-        layer_params, own = scanned
-        y, out, _ = _period(block, run.period, layer_params, carry, own, None)
+        layer_params, period_routes = scanned
+        y, out, _ = _period(block, run.period, layer_params, carry, period_routes, None)
         return y, out
 
     if block.compute.remat:
@@ -285,8 +298,8 @@ def _scan_run(block: _Block, run, params, x, routes):
 
 
 def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
-    """One run with stacked caches: these are carried, and each layer writes and reads its own part,
-    so that they are never copied.
+    """Runs layers with stacked caches as the scan's carry. Each layer reads and writes its part in
+    place, so that XLA copies no cache.
     """
     per_period = sum(run.period)
     if routes is not None and per_period:
@@ -294,9 +307,14 @@ def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
 
     def body(carry, scanned):
         x, caches = carry
-        layer, layer_params, own = scanned
+        layer, layer_params, period_routes = scanned
         x, out, new = _period(
-            block, run.period, layer_params, x, own, [InStack(cache, layer) for cache in caches]
+            block,
+            run.period,
+            layer_params,
+            x,
+            period_routes,
+            [InStack(cache, layer) for cache in caches],
         )
         return (x, tuple(part.cache for part in new)), out
 
@@ -310,25 +328,23 @@ def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
 def _unroll_run(block: _Block, run, params, x, routes, cache):
     outs, new, size, per_period = [], [], len(run.period), sum(run.period)
 
-    def period(params, x, own, part):
-        return _period(block, run.period, params, x, own, part)
+    def period(params, x, period_routes, part):
+        return _period(block, run.period, params, x, period_routes, part)
 
     if block.compute.remat and cache is None:
         period = jax.checkpoint(period)
     for r in range(run.repeats):
-        own = None if routes is None else routes[r * per_period : (r + 1) * per_period]
+        period_routes = None if routes is None else routes[r * per_period : (r + 1) * per_period]
         at = run.layer(r, 0)
         part = None if cache is None else cache[at : at + size]
-        x, out, caches = period(params[r], x, own, part)
+        x, out, caches = period(params[r], x, period_routes, part)
         outs.append(out)
         new += caches
     return x, _drop_empty(jax.tree.map(lambda *ys: jnp.concatenate(ys), *outs), block), new
 
 
 def _drop_empty(out, block: _Block):
-    """A run without MoE layers contributes routes of zero layers, so that runs can be
-    concatenated.
-    """
+    """Gives a run without MoE layers routes of zero layers, so that runs can be concatenated."""
     ids, stats = out
     if ids is None and block.config.moe is not None:
         ids = jnp.zeros(
@@ -338,7 +354,7 @@ def _drop_empty(out, block: _Block):
 
 
 def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> Any:
-    """Random parameters in the stacked layout."""
+    """Returns random parameters in the stacked layout."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     return Transformer(config, compute).init(key, tokens, tokens, mask=jnp.ones((1, 1), bool))[
         "params"
@@ -357,7 +373,7 @@ def apply(
     table=None,
     segments=None,
 ) -> ModelOutput:
-    """`model.apply` on the bare parameter tree."""
+    """Calls `model.apply` on the bare parameter tree."""
     out: Any = model.apply(
         {"params": params},
         tokens,
@@ -374,11 +390,11 @@ def apply(
 def init_cache(
     config: ModelConfig, batch: int, length: int, compute: ComputeConfig, kind: str = "off"
 ) -> Cache:
-    """An empty KV cache of `length` positions per sequence, in the dtype of attention or in the 8
-    bits of `kind` ("e4m3", "int8").
+    """Returns an empty KV cache of `length` positions per sequence, in the dtype of attention or in
+    8 bits of `kind` ("e4m3", "int8").
 
-    One of each layer; with compute.scan_decode one of each layer of a run's period, its repeats in
-    front.
+    It has one LayerCache per layer; with compute.scan_decode one per layer of a run's period, with
+    a leading axis of the run's repeats.
     """
 
     def empty(*first: int):

@@ -1,6 +1,4 @@
-"""The experts of a model's MoE layers, as this chip or a mesh computes them: built once, called in
-every layer.
-"""
+"""The experts of a model's MoE layers on this chip or mesh: built once, called in every layer."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ from compass_jax.sharding import Placement
 
 
 class Grouped(NamedTuple):
-    """A grouped matmul, and the way of finding each expert's rows that is fast beside it."""
+    """A grouped matmul and its dispatch: how it finds each expert's rows."""
 
-    dispatch: Callable[..., Dispatch]  # (the expert of each pair, how many experts)
+    dispatch: Callable[..., Dispatch]  # (expert of each pair, number of experts)
     swiglu: Callable[..., Float[Array, "n d"]]  # (x, gates, weights, dispatch)
 
 
@@ -33,13 +31,13 @@ class Experts(NamedTuple):
     """The experts of a model's MoE layers.
 
     Args:
-        grouped: the grouped matmul of this chip
-        chunk: so many tokens of a device go through the experts at once (0: all), and once more in
-            the backward pass: what dropless dispatch may need, room for all of them on one device,
-            is then of a chunk
-        specs: declarations of the layer's weights, which say how they lie on a mesh
-        placement: the mesh; None: one device
-        exchange: how tokens get to experts on other devices (ComputeConfig.exchange)
+        grouped: the grouped matmul of this chip.
+        chunk: tokens of a device that go through the experts at a time (0: all), and again in the
+            backward pass. It bounds the memory of dropless dispatch, which must hold all tokens of
+            a chunk on one device in the worst case.
+        specs: declarations of the layer's weights, with their layout on a mesh.
+        placement: the mesh; None: one device.
+        exchange: how tokens reach experts on other devices (ComputeConfig.exchange).
     """
 
     grouped: Grouped
@@ -49,8 +47,8 @@ class Experts(NamedTuple):
     exchange: Literal["gather", "all_to_all"] = "gather"
 
     def work(self, shape: tuple[int, ...]) -> Callable[..., Float[Array, "n d"]]:
-        """`(x, ids, gates, mask, weights) -> output` of one device's tokens `[n d]`, where tokens
-        `shape` are those of all devices.
+        """Returns `(x, ids, gates, mask, weights) -> output` for one device's tokens `[n d]`;
+        `shape` is that of all devices' tokens.
         """
         local, placement = partial(moe_ffn, grouped=self.grouped), self.placement
         if placement is None:
@@ -71,7 +69,7 @@ def build(
     placement: Placement | None = None,
     layout: Layout = "stacked",
 ) -> Experts | None:
-    """The experts of a model whose parameters come in `layout`; None for a dense one."""
+    """Returns the experts of a model with parameters in `layout`; None for a dense model."""
     if config.moe is None:
         return None
     trains = placement is not None and placement.use == "train"
@@ -85,8 +83,9 @@ def build(
 
 
 def grouped_matmul(name: str, parts: int = 1) -> Grouped:
-    """That of CPU ("padded") or of TPU and GPU ("ragged"). parts: of how many the experts here are
-    one, so that about that share of the pairs is theirs; it changes sizes of blocks alone.
+    """Returns the grouped matmul of CPU ("padded") or of TPU and GPU ("ragged"). `parts` is the
+    number of devices that share the experts, so that about 1 / parts of the pairs are local; it
+    only changes block sizes.
     """
     if name == "ragged":
         return Grouped(counted_dispatch, ragged_swiglu)
@@ -94,7 +93,7 @@ def grouped_matmul(name: str, parts: int = 1) -> Grouped:
 
 
 def _matmul_for(compute: ComputeConfig) -> str:
-    """Padded on CPU, ragged elsewhere, unless the configuration names one."""
+    """Returns the configured grouped matmul; by default padded on CPU and ragged elsewhere."""
     if compute.experts != "auto":
         return compute.experts
     return "padded" if jax.default_backend() == "cpu" else "ragged"
@@ -108,8 +107,8 @@ def moe_ffn(
     weights: dict[str, Float[Array, "e ..."] | Quantized],
     grouped: Grouped,
 ) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens, and choices whose id is the
-    number of experts, are not dispatched and give 0.
+    """Computes sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens, and choices whose id is
+    the number of experts, are not dispatched and give 0.
     """
     n, k = ids.shape
     experts = weights["down"].shape[0]

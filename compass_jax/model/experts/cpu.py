@@ -1,12 +1,12 @@
 """Grouped SwiGLU for CPU, where XLA's `ragged_dot` is a dense product over all experts: padded
 blocks, nothing dropped.
 
-Few rows (decoding) are one batched matmul: every expert gets a block of `height` rows, and a loop
-over smaller blocks works off what does not fit, if there is any. Many rows (training, prefill) are
-gathered once into the order of the experts. An expert's rows are blocks of the full size (about the
-mean load) and one smaller block with the rest; a loop for each size runs over the experts that need
-it. So every product has a shape that XLA knows, and a skewed load costs as much as an even one: at
-most a unit of empty rows an expert.
+Few rows (decoding) take one batched matmul, in which every expert has a block of `height` rows; a
+loop over smaller blocks computes the overflow. Many rows (training, prefill) are gathered once into
+the order of the experts. An expert's rows are blocks of the full size (about the mean load) and one
+smaller block for the remainder, with one loop for each block size. So every product has a shape
+known to XLA, and a skewed load costs as much as an even one: at most a unit of padding rows per
+expert.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.model.experts.dispatch import Dispatch
 from compass_jax.model.quantize import Quantized, matmul, of_expert
 
-MANY_ROWS = 128  # an expert, on average
+MANY_ROWS = 128  # rows per expert, on average
 SMALL_MATRIX = 4096  # weights
 
 
@@ -33,11 +33,13 @@ def grouped_swiglu(
     dispatch: Dispatch,
     parts: int = 1,
 ) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU of a token's k-th expert; masked tokens give 0.
+    """Computes sum_k gates_k * SwiGLU of a token's k-th expert; masked tokens give 0.
 
-    `weights`: gate and up `[e d f]`, or both side by side as gate_up `[e d 2f]` (one wider product;
-    not differentiable); down `[e f d]`. The latter may be 8-bit. `parts`: about so many of the
-    pairs for each that is dispatched.
+    Args:
+        weights: gate and up `[e d f]`, or their concatenation gate_up `[e d 2f]` (one wider
+            product; not differentiable); down `[e f d]`. gate_up and down may be 8-bit.
+        parts: number of devices that share the experts: about 1 / parts of the pairs are
+            dispatched.
     """
     down, pairs = weights["down"], dispatch.order.shape[0] // parts
     blocks = block_shapes(pairs, down.shape[0], down.shape[1] * down.shape[2])
@@ -52,10 +54,10 @@ def grouped_swiglu(
 
 
 def block_heights(pairs: int, experts: int) -> tuple[int, int]:
-    """Rows of an expert's block, and of a block of the loop behind it.
+    """Returns the rows of an expert's block, and of a block of the overflow loop.
 
-    Two standard deviations of an even load above the mean, since a turn of the loop reads an
-    expert's weights once more for a row or two.
+    The height is two standard deviations of an even load above the mean, since an iteration of the
+    loop reads an expert's weights again for a row or two.
     """
     mean = pairs / experts
     height = 8 * math.ceil((mean + 2 * math.sqrt(mean)) / 8)
@@ -71,18 +73,20 @@ def batched_swiglu(
     height: int,
     extra: int,
 ) -> Float[Array, "n d"]:
-    """`grouped_swiglu` with blocks of `height` rows in one batched matmul, and of `extra` rows in a
-    loop for what does not fit in them.
+    """Computes `grouped_swiglu` with blocks of `height` rows in one batched matmul, and blocks of
+    `extra` rows in a loop for the overflow.
     """
     k = gates.shape[1]
-    offset, starts, own = (
+    offset, starts, expert_of_pair = (
         jnp.arange(height, dtype=jnp.int32)[None, :],
         dispatch.starts(),
         dispatch.expert(),
     )
     pair = jnp.take(dispatch.order, starts[:, None] + offset, mode="clip")
     out = _swiglu(rows_of(x, pair // k, offset < dispatch.sizes[:, None]), gate_up, down)
-    place = own * height + jnp.minimum(dispatch.row - jnp.take(starts, own), height - 1)
+    place = expert_of_pair * height + jnp.minimum(
+        dispatch.row - jnp.take(starts, expert_of_pair), height - 1
+    )
     out = rows_of(out.reshape(-1, out.shape[-1]), place, dispatch.dispatched())
     rest = jnp.maximum(dispatch.sizes - height, 0)
     blocks = (rest + extra - 1) // extra
@@ -120,16 +124,16 @@ def _put(
     filled: Bool[Array, "r"],
     values: Float[Array, "r d"],
 ) -> Float[Array, "m d"]:
-    """Writes the filled rows; the others point past the end, where nothing is written."""
+    """Writes the filled rows; other indices point past the end, where writes are dropped."""
     return target.at[jnp.where(filled, pairs, target.shape[0])].set(values, mode="drop")
 
 
 class _Layout(NamedTuple):
-    """Where the rows of the experts lie, each expert's from a whole unit on."""
+    """The place of the experts' rows; each expert starts at a whole unit."""
 
     pair: Int[Array, "c"]
     filled: Bool[Array, "c"]
-    place: Int[Array, "m"]  # of each pair; any place for a pair of no expert
+    place: Int[Array, "m"]  # of each pair; arbitrary for a pair without an expert
     starts: Int[Array, "e"]
     units: Int[Array, "e"]
 
@@ -147,10 +151,10 @@ class Blocks(NamedTuple):
 
 
 def block_shapes(pairs: int, experts: int, weights: int) -> Blocks:
-    """Units of an eighth of the mean load, in multiples of 8 rows, and as many sizes as make the
-    largest block about the mean load.
+    """Returns units of an eighth of the mean load, in multiples of 8 rows, and the number of sizes
+    that makes the largest block about the mean load.
 
-    Experts of few `weights` in a matrix have half blocks and whole ones: their empty rows cost less
+    Experts with few `weights` in a matrix have half and full blocks only: their padding costs less
     than the compilation of eight products.
     """
     mean = pairs / experts
@@ -163,8 +167,8 @@ def block_shapes(pairs: int, experts: int, weights: int) -> Blocks:
 def rows_of(
     x: Float[Array, "n d"], index: Int[Array, "*m"], filled: Bool[Array, "*m"]
 ) -> Float[Array, "*m d"]:
-    """x[index] where filled, else 0: an empty place must not bring in what a masked token holds,
-    which may be NaN.
+    """Returns x[index] where filled, else 0. A masked token may hold NaN, which must not reach an
+    empty row.
     """
     return jnp.where(
         filled[..., None], jnp.take(x, index, axis=0, mode="clip"), jnp.zeros((), x.dtype)
@@ -177,9 +181,10 @@ def combine(
     filled: Bool[Array, "n k"],
     gates: Float[Array, "n k"] | None,
 ) -> Float[Array, "n d"]:
-    """sum_j gates[n, j] * values[place[n, j]] over the filled places; without gates, the plain sum.
+    """Computes sum_j gates[n, j] * values[place[n, j]] over the filled places; without gates, the
+    plain sum.
 
-    One pass on CPU, where a gather of all pairs and a contraction are three.
+    This is one pass on CPU, where a gather of all pairs and a contraction are three.
     """
     parts = [rows_of(values, place[:, j], filled[:, j]) for j in range(place.shape[1])]
     scaled = (part if gates is None else part * gates[:, j, None] for j, part in enumerate(parts))
@@ -195,8 +200,8 @@ def sized_forward(
     dispatch: Dispatch,
     blocks: Blocks,
 ):
-    """(output `[n d]`, what the backward pass needs). `into`: (gate, up) `[e d f]`, or both side by
-    side `[e d 2f]`.
+    """Returns (output `[n d]`, residuals of the backward pass). `into` is (gate, up) `[e d f]`, or
+    their concatenation `[e d 2f]`.
     """
     layout = _arrange(dispatch, blocks)
     rows = rows_of(x, layout.pair // gates.shape[1], layout.filled)
@@ -207,7 +212,8 @@ def sized_forward(
         a, u = hidden if len(into) == 2 else jnp.split(hidden[0], 2, axis=-1)
         out = matmul(jax.nn.silu(a) * u, of_expert(down, expert))
         return tuple(
-            _write(whole, new, first) for whole, new in zip(carry, (*hidden, out), strict=True)
+            _write(rows_of_block, new, first)
+            for rows_of_block, new in zip(carry, (*hidden, out), strict=True)
         )
 
     start = tuple(jnp.zeros((rows.shape[0], w.shape[-1]), x.dtype) for w in (*into, down))
@@ -219,8 +225,8 @@ def sized_forward(
 def sized_swiglu(
     x, gates, gate, up, down, dispatch: Dispatch, blocks: Blocks
 ) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens. Differentiable in all
-    but the last two.
+    """Computes sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens. Differentiable
+    in all but the last two arguments.
 
     x `[n d]`, gates `[n k]`, gate and up `[e d f]`, down `[e f d]`; `dispatch` holds the n * k
     pairs. Gates of masked tokens must be finite.
@@ -234,32 +240,34 @@ def _sized_fwd(x, gates, gate, up, down, dispatch, blocks: Blocks):
 
 
 def _sized_bwd(blocks: Blocks, residuals, g):
-    """The gates' gradient is that of the hidden layer along it: <g, h W> = <g W^T, h>, so the
-    output is not needed again.
+    """Computes the gates' gradient from the hidden layer, <g, h W> = <g W^T, h>, so that the output
+    is not needed again.
     """
     (layout, x, a, u), dispatch, gates, gate, up, down = residuals
-    own = rows_of(gates.reshape(-1, 1), layout.pair, layout.filled)
-    rows = x, a, u, own, rows_of(g, layout.pair // gates.shape[1], layout.filled)
+    row_gates = rows_of(gates.reshape(-1, 1), layout.pair, layout.filled)
+    rows = x, a, u, row_gates, rows_of(g, layout.pair // gates.shape[1], layout.filled)
 
     def body(count, expert, first, carry):
-        d_rows, d_own, *totals = carry
-        x, a, u, own, g = (jax.lax.dynamic_slice_in_dim(whole, first, count) for whole in rows)
+        d_rows, d_gate_rows, *totals = carry
+        x, a, u, row_gates, g = (
+            jax.lax.dynamic_slice_in_dim(whole, first, count) for whole in rows
+        )
         s, d_out = jax.nn.sigmoid(a), g @ down[expert].T
-        h, d_h = a * s * u, own * d_out
+        h, d_h = a * s * u, row_gates * d_out
         d_a, d_u = d_h * u * s * (1 + a * (1 - s)), d_h * a * s
         d_x = d_a @ gate[expert].T + d_u @ up[expert].T
-        parts = x.T @ d_a, x.T @ d_u, (own * h).T @ g
+        parts = x.T @ d_a, x.T @ d_u, (row_gates * h).T @ g
         new = (
             _write(d_rows, d_x, first),
-            _write(d_own, jnp.sum(h * d_out, axis=1, keepdims=True), first),
+            _write(d_gate_rows, jnp.sum(h * d_out, axis=1, keepdims=True), first),
         )
         return *new, *(_add(total, part, expert) for total, part in zip(totals, parts, strict=True))
 
-    d_rows, d_own, *d_weights = _over_blocks(
-        layout, blocks, body, tuple(jnp.zeros_like(v) for v in (x, own, gate, up, down))
+    d_rows, d_gate_rows, *d_weights = _over_blocks(
+        layout, blocks, body, tuple(jnp.zeros_like(v) for v in (x, row_gates, gate, up, down))
     )
     place, filled = _by_token(layout, dispatch, gates)
-    d_gates = rows_of(d_own, layout.place, dispatch.dispatched()).reshape(gates.shape)
+    d_gates = rows_of(d_gate_rows, layout.place, dispatch.dispatched()).reshape(gates.shape)
     return combine(d_rows, place, filled, None), d_gates, *d_weights, None
 
 
@@ -274,8 +282,12 @@ def _arrange(dispatch: Dispatch, blocks: Blocks) -> _Layout:
     (order, row, sizes), unit = dispatch, blocks.unit
     units, experts = (sizes + unit - 1) // unit, len(sizes)
     ends = jnp.cumsum(units, dtype=jnp.int32) * unit
-    starts, sorted_starts, own = ends - units * unit, dispatch.starts(), dispatch.expert()
-    # every product is compiled, so a full block must fit
+    starts, sorted_starts, expert_of_pair = (
+        ends - units * unit,
+        dispatch.starts(),
+        dispatch.expert(),
+    )
+    # Every product is compiled, so a full block must fit.
     room = max(-(-order.shape[0] // unit) + experts, blocks.sizes) * unit
     place = jnp.arange(room, dtype=jnp.int32)
     expert = jnp.minimum(
@@ -286,7 +298,7 @@ def _arrange(dispatch: Dispatch, blocks: Blocks) -> _Layout:
     return _Layout(
         pair,
         offset < jnp.take(sizes, expert),
-        jnp.take(starts, own) + row - jnp.take(sorted_starts, own),
+        jnp.take(starts, expert_of_pair) + row - jnp.take(sorted_starts, expert_of_pair),
         starts,
         units,
     )
@@ -329,10 +341,10 @@ def _over_blocks(layout: _Layout, blocks: Blocks, body, carry):
     return carry
 
 
-def _write(whole: Float[Array, "c d"], part: Float[Array, "r d"], first) -> Float[Array, "c d"]:
-    return jax.lax.dynamic_update_slice_in_dim(whole, part, first, axis=0)
+def _write(rows: Float[Array, "c d"], part: Float[Array, "r d"], first) -> Float[Array, "c d"]:
+    return jax.lax.dynamic_update_slice_in_dim(rows, part, first, axis=0)
 
 
 def _add(total: Float[Array, "e d f"], part: Float[Array, "d f"], expert) -> Float[Array, "e d f"]:
-    mine = jax.lax.dynamic_index_in_dim(total, expert, keepdims=False)
-    return jax.lax.dynamic_update_index_in_dim(total, mine + part, expert, axis=0)
+    expert_total = jax.lax.dynamic_index_in_dim(total, expert, keepdims=False)
+    return jax.lax.dynamic_update_index_in_dim(total, expert_total + part, expert, axis=0)

@@ -1,5 +1,5 @@
-"""Pairs of (token, choice) in the order of their experts: by sorting, or by counting; and gathers
-whose transposes are gathers too.
+"""Sorts pairs of (token, choice) by expert, by sorting or by counting; and gathers whose transposes
+are gathers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Dispatch(NamedTuple):
-    """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Those of
-    masked tokens come last, in no expert's rows.
+    """(token, choice) pairs sorted by expert; pair p is choice p % k of token p // k. Pairs of
+    masked tokens come last, outside every expert's rows.
     """
 
     order: Int[Array, "m"]  # the pair in each sorted row
@@ -22,15 +22,15 @@ class Dispatch(NamedTuple):
     sizes: Int[Array, "e"]  # rows of each expert
 
     def dispatched(self) -> Bool[Array, "m"]:
-        """Which pairs belong to an expert."""
+        """Returns which pairs belong to an expert."""
         return self.row < jnp.sum(self.sizes, dtype=jnp.int32)
 
     def starts(self) -> Int[Array, "e"]:
-        """The sorted row at which each expert begins."""
+        """Returns the sorted row at which each expert begins."""
         return jnp.cumsum(self.sizes, dtype=jnp.int32) - self.sizes
 
     def expert(self) -> Int[Array, "m"]:
-        """The expert of each pair; the last one for pairs of masked tokens."""
+        """Returns the expert of each pair; the last one for pairs of masked tokens."""
         ends = jnp.cumsum(self.sizes, dtype=jnp.int32)
         return jnp.minimum(
             jnp.sum(self.row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32),
@@ -39,9 +39,7 @@ class Dispatch(NamedTuple):
 
 
 def sorted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
-    """The pairs of (token, choice) by their `expert`, those of one in their order; the id `experts`
-    is none and comes behind.
-    """
+    """Sorts pairs by `expert`, stably; the id `experts` means no expert and sorts last."""
     order = _stable_order(expert, experts + 1)
     row = (
         jnp.zeros_like(order)
@@ -60,36 +58,37 @@ def sorted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
 
 
 def counted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
-    """`sorted_dispatch` by counting: running counts of each expert's pairs say where each pair
-    goes. On a TPU sums are cheap; a sort is slow, and takes its compiler seconds in every layer."""
+    """Computes `sorted_dispatch` by counting: running counts of each expert's pairs give each
+    pair's row. On a TPU sums are cheap; a sort is slow and takes seconds to compile in every layer.
+    """
     m = expert.shape[0]
-    here = expert[:, None] == jnp.arange(experts + 1, dtype=expert.dtype)[None, :]
-    counts = _running_counts(here)
+    is_expert = expert[:, None] == jnp.arange(experts + 1, dtype=expert.dtype)[None, :]
+    counts = _running_counts(is_expert)
     sizes = counts[-1]
     starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    row = jnp.sum(jnp.where(here, counts - 1 + starts[None, :], 0), axis=1, dtype=jnp.int32)
+    row = jnp.sum(jnp.where(is_expert, counts - 1 + starts[None, :], 0), axis=1, dtype=jnp.int32)
     order = jnp.zeros_like(row).at[row].set(jnp.arange(m, dtype=jnp.int32), unique_indices=True)
     return Dispatch(order, row, sizes[:experts])
 
 
-def _running_counts(here: Bool[Array, "m e"], size: int = 256) -> Int[Array, "m e"]:
-    """Cumulative sum over axis 0: within blocks a product with a triangle (0, 1 and counts up to
-    256 are exact), then over the blocks.
+def _running_counts(is_expert: Bool[Array, "m e"], size: int = 256) -> Int[Array, "m e"]:
+    """Computes a cumulative sum over axis 0: within blocks by a product with a triangle (0, 1 and
+    counts up to 256 are exact), then over the blocks.
     """
-    m, e = here.shape
-    blocks = jnp.pad(here, ((0, -m % size), (0, 0))).reshape(-1, size, e).astype(jnp.bfloat16)
+    m, e = is_expert.shape
+    blocks = jnp.pad(is_expert, ((0, -m % size), (0, 0))).reshape(-1, size, e).astype(jnp.bfloat16)
     triangle = jnp.tril(jnp.ones((size, size), jnp.bfloat16))
     within = jnp.einsum("ij,bje->bie", triangle, blocks, preferred_element_type=jnp.float32).astype(
         jnp.int32
     )
-    whole = within[:, -1]
-    before = jnp.cumsum(whole, axis=0, dtype=jnp.int32) - whole
+    block_totals = within[:, -1]
+    before = jnp.cumsum(block_totals, axis=0, dtype=jnp.int32) - block_totals
     return (within + before[:, None]).reshape(-1, e)[:m]
 
 
 def _stable_order(keys: Int[Array, "m"], bound: int) -> Int[Array, "m"]:
-    """argsort of keys in [0, bound), ties in their order. One sort of (key, index) in an integer is
-    three times faster than a sort of pairs.
+    """Returns a stable argsort of keys in [0, bound). One sort of (key, index) packed in an integer
+    is three times as fast as a sort of pairs.
     """
     m = keys.shape[0]
     if bound * m > np.iinfo(np.int32).max:
@@ -101,7 +100,9 @@ def _stable_order(keys: Int[Array, "m"], bound: int) -> Int[Array, "m"]:
 def permute(
     x: Float[Array, "m d"], order: Int[Array, "m"], inverse: Int[Array, "m"]
 ) -> Float[Array, "m d"]:
-    """x[order]; its transpose is a gather too (a scatter-add is many times slower on CPU)."""
+    """Returns x[order]; its transpose is a gather too (a scatter-add is many times slower
+    on CPU).
+    """
     return jnp.take(x, order, axis=0, unique_indices=True, mode="clip")
 
 
@@ -118,20 +119,20 @@ permute.defvjp(_permute_fwd, _permute_bwd)
 
 
 @jax.custom_vjp
-def spread(
+def repeat_tokens(
     x: Float[Array, "n d"], order: Int[Array, "m"], inverse: Int[Array, "m"]
 ) -> Float[Array, "m d"]:
-    """Each token once for each of its m / n choices, the choices in `order`; the transpose sums a
-    token's, by a gather too.
+    """Repeats each token for its m / n choices, in `order`; the transpose sums a token's choices,
+    by a gather too.
     """
     return jnp.take(x, order // (order.shape[0] // x.shape[0]), axis=0, mode="clip")
 
 
-def _spread_fwd(x, order, inverse):
-    return spread(x, order, inverse), (inverse, x.shape[0])
+def _repeat_fwd(x, order, inverse):
+    return repeat_tokens(x, order, inverse), (inverse, x.shape[0])
 
 
-def _spread_bwd(saved, g):
+def _repeat_bwd(saved, g):
     inverse, n = saved
     return (
         jnp.take(g, inverse, axis=0, unique_indices=True, mode="clip")
@@ -142,4 +143,4 @@ def _spread_bwd(saved, g):
     )
 
 
-spread.defvjp(_spread_fwd, _spread_bwd)
+repeat_tokens.defvjp(_repeat_fwd, _repeat_bwd)

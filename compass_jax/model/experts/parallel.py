@@ -1,13 +1,12 @@
 """Experts on several devices, in `shard_map` over the axis "expert".
 
-Each device gets the tokens of the devices that hold the other experts, all of them (gather) or
-those that its experts are chosen for (all_to_all), computes what its own experts have to do with
-them, and the sums go back. Nothing is dropped, and in float32 each token's routes are those of a
-single device.
+Each device receives tokens of the devices that hold the other experts: all of them (gather), or
+those that chose its experts (all_to_all). It runs its experts on them, and the sums are sent back.
+Nothing is dropped, and in float32 each token's routes equal those of a single device.
 
-By all_to_all a token goes once to each device that holds one of its experts, however many (as
-DeepEP's dispatch, arXiv 2412.19437 section 3.2), so no more arrives than an all-gather brings.
-XLA:CPU has no ragged_all_to_all; there an all-gather stands in.
+With all_to_all a token is sent once to each device that holds one of its experts (as in DeepEP's
+dispatch, arXiv 2412.19437 section 3.2), so that a device receives at most what an all-gather
+brings. XLA:CPU has no ragged_all_to_all; an all-gather replaces it there.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.model.experts.dispatch import counted_dispatch, permute, spread
+from compass_jax.model.experts.dispatch import counted_dispatch, permute, repeat_tokens
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, is_quantized
 from compass_jax.sharding import Placement
@@ -30,37 +29,35 @@ AXIS = "expert"
 
 
 class Share(NamedTuple):
-    """How one device takes part in the experts' work: `local` is what it does with its own."""
+    """One device's part of the experts' work; `local` runs the device's experts."""
 
     local: Callable[..., Float[Array, "n d"]]  # (x, ids, gates, mask, weights)
 
-    how: Literal["gather", "all_to_all", "here"]  # here: each device has the same tokens
+    how: Literal["gather", "all_to_all", "here"]  # here: all devices have the same tokens
     expert: int
     tensor: int
     native: bool = False  # a TPU's own all-to-all
 
     def __call__(self, x, ids, gates, mask, weights) -> Float[Array, "n d"]:
-        """`local` of this device's tokens, with the experts of all devices along the
-        expert axis.
-        """
-        held = weights["down"].shape[0]
+        """Runs the experts of all devices along the expert axis on this device's tokens."""
+        experts = weights["down"].shape[0]
         work = partial(self.local, weights=weights)
         if self.how == "all_to_all":
-            out = through_experts(work, x, ids, gates, mask, held, self.native)
+            out = through_experts(work, x, ids, gates, mask, experts, self.native)
         else:
             if self.how == "gather":
                 x, ids, gates, mask = (
                     jax.lax.all_gather(y, "expert", tiled=True) for y in (x, ids, gates, mask)
                 )
-            first = jax.lax.axis_index("expert") * held
-            # `held` is no expert: not dispatched
-            own = jnp.where((ids >= first) & (ids < first + held), ids - first, held)
-            out = work(x, own, gates, mask)
+            first = jax.lax.axis_index("expert") * experts
+            # The id `experts` is not dispatched.
+            local_ids = jnp.where((ids >= first) & (ids < first + experts), ids - first, experts)
+            out = work(x, local_ids, gates, mask)
         if self.how == "gather":
             out = jax.lax.psum_scatter(out, "expert", scatter_dimension=0, tiled=True)
         elif self.how == "here" and self.expert > 1:
             out = jax.lax.psum(out, "expert")
-        # Last: over this device's own tokens, not over all that came.
+        # Last, over this device's tokens: a sum before it would move all received tokens.
         return jax.lax.psum(out, "tensor") if self.tensor > 1 else out
 
 
@@ -74,12 +71,12 @@ def over_mesh(
     routes,
     mask,
 ):
-    """`layer(y, gate_input, params, routes, mask) -> (output, ids, statistics)` of each device's
-    own tokens, in `shard_map`; the statistics are of all tokens. `specs`: those of `params`, which
-    say how each lies inside.
+    """Calls `layer(y, gate_input, params, routes, mask) -> (output, ids, statistics)` on each
+    device's tokens in `shard_map`; the statistics are summed over all tokens. `specs` declares the
+    layout of `params` inside.
     """
     rows, tokens = placement.batch_axes(y.shape[0]), placement.token_axis(y.shape[1])
-    split, here = (*rows, *([tokens] if tokens else ())), P(rows or None, tokens)
+    split, by_token = (*rows, *([tokens] if tokens else ())), P(rows or None, tokens)
 
     def local(*arrays):
         out, ids, stats = layer(*arrays)
@@ -89,15 +86,15 @@ def over_mesh(
     run = jax.shard_map(
         local,
         mesh=placement.mesh,
-        in_specs=(here, here, weights, None if routes is None else here, here),
-        out_specs=(here, here, P()),
+        in_specs=(by_token, by_token, weights, None if routes is None else by_token, by_token),
+        out_specs=(by_token, by_token, P()),
         check_vma=False,
     )
     return run(y, gate_input, params, routes, mask)
 
 
 def _inside(spec: Any, w: Array | Quantized) -> Any:
-    """The layout of a weight, or of the values and scales of one in 8 bits."""
+    """Returns the partition of a weight, or of the values and scales of an 8-bit one."""
     if is_quantized(w):
         return Quantized(spec.over_mesh(w.values), spec.over_mesh(w.scales))
     return spec.over_mesh(w)
@@ -109,21 +106,23 @@ def through_experts(
     ids: Int[Array, "n k"],
     gates: Float[Array, "n k"],
     mask: Bool[Array, "n"],
-    held: int,
+    experts: int,
     native: bool,
 ) -> Float[Array, "n d"]:
-    """The sum over devices of `work(rows, ids, gates, mask)`, each for the tokens it was sent; in
-    `shard_map` over AXIS.
+    """Computes the sum over devices of `work(rows, ids, gates, mask)`, each on the tokens that it
+    received; call it in `shard_map` over AXIS.
 
-    held: experts of each device; `work` gets ids within its own, `held` for choices that are
-    another's. native: by ragged_all_to_all.
+    Args:
+        experts: experts of each device; `work` gets ids within its own, and `experts` for choices
+            of other devices.
+        native: whether to use ragged_all_to_all.
     """
     (n, k), devices = ids.shape, jax.lax.axis_size(AXIS)
-    # One pair for each device of a token: its first choice there. The others, and those of masked
-    # tokens, go nowhere (device `devices`).
-    there = jnp.where(mask[:, None], ids // held, devices)
-    again = jnp.tril(there[:, :, None] == there[:, None, :], -1).any(2)
-    dispatch = counted_dispatch(jnp.where(again, devices, there).reshape(n * k), devices)
+    # One pair for each device of a token: its first choice on that device. Other choices, and
+    # those of masked tokens, are not sent (device `devices`).
+    device = jnp.where(mask[:, None], ids // experts, devices)
+    is_repeat = jnp.tril(device[:, :, None] == device[:, None, :], -1).any(2)
+    dispatch = counted_dispatch(jnp.where(is_repeat, devices, device).reshape(n * k), devices)
     sizes = jax.lax.all_gather(dispatch.sizes, AXIS)  # [source, destination]
     send = partial(exchange, sizes=sizes, room=n * devices, native=native)
 
@@ -131,13 +130,13 @@ def through_experts(
     choices = jnp.concatenate(
         [ids.astype(wide), jnp.where(mask[:, None], gates, 0).astype(wide)], axis=1
     )
-    rows = send(spread(x, dispatch.order, dispatch.row))
-    got = send(spread(choices, dispatch.order, dispatch.row))
-    own = got[:, :k].astype(jnp.int32) - jax.lax.axis_index(AXIS) * held
-    own = jnp.where((own >= 0) & (own < held), own, held)
+    rows = send(repeat_tokens(x, dispatch.order, dispatch.row))
+    got = send(repeat_tokens(choices, dispatch.order, dispatch.row))
+    local_ids = got[:, :k].astype(jnp.int32) - jax.lax.axis_index(AXIS) * experts
+    local_ids = jnp.where((local_ids >= 0) & (local_ids < experts), local_ids, experts)
     filled = jnp.arange(n * devices, dtype=jnp.int32) < jnp.sum(sizes[:, jax.lax.axis_index(AXIS)])
-    out = work(rows, own, got[:, k:].astype(gates.dtype), filled)
-    # zero behind what came back, where the pairs lie that went nowhere
+    out = work(rows, local_ids, got[:, k:].astype(gates.dtype), filled)
+    # Rows after the received ones are zero: the pairs that were not sent.
     back = exchange(out, sizes=sizes.T, room=n * k, native=native)
     back = permute(back, dispatch.row, dispatch.order).reshape(n, k, -1)
     return jnp.sum(back, axis=1, dtype=at_least_float32(x.dtype)).astype(x.dtype)
@@ -146,10 +145,11 @@ def through_experts(
 def exchange(
     rows: Float[Array, "m d"], sizes: Int[Array, "p p"], room: int, native: bool
 ) -> Float[Array, "r d"]:
-    """What each device of AXIS was sent, in the order of the senders, then zeros up to `room` rows.
+    """Returns the rows sent to each device of AXIS, in the order of the senders, then zeros up to
+    `room` rows.
 
-    sizes[i, j]: rows from device i to device j. `rows` has this device's, in the order of the
-    receivers; what lies behind them stays.
+    sizes[i, j] is the number of rows from device i to device j. `rows` has this device's rows in
+    the order of the receivers; rows after them are not sent.
     """
     return _exchange(rows, sizes, room, native)
 
@@ -165,7 +165,7 @@ def _forward(rows, sizes, room, native):
 
 def _backward(room, native, saved, g):
     sizes, m = saved
-    # each row's gradient goes back the way that the row came
+    # Each row's gradient returns to the row's sender.
     return _exchange(g, sizes.T, m, native), None
 
 
@@ -177,27 +177,27 @@ def _starts(sizes: Int[Array, "p p"], axis: int) -> Int[Array, "p p"]:
 
 
 def _ragged(rows, sizes, room):
-    here = jax.lax.axis_index(AXIS)
+    device = jax.lax.axis_index(AXIS)
     return jax.lax.ragged_all_to_all(
         rows,
         jnp.zeros((room, *rows.shape[1:]), rows.dtype),
-        input_offsets=_starts(sizes, 1)[here],
-        send_sizes=sizes[here],
-        output_offsets=_starts(sizes, 0)[here],
-        recv_sizes=sizes[:, here],
+        input_offsets=_starts(sizes, 1)[device],
+        send_sizes=sizes[device],
+        output_offsets=_starts(sizes, 0)[device],
+        recv_sizes=sizes[:, device],
         axis_name=AXIS,
     )
 
 
 def _gathered(rows, sizes, room):
-    here, everything = jax.lax.axis_index(AXIS), jax.lax.all_gather(rows, AXIS)
-    at, ends = jnp.arange(room, dtype=jnp.int32), jnp.cumsum(sizes[:, here], dtype=jnp.int32)
+    device, all_rows = jax.lax.axis_index(AXIS), jax.lax.all_gather(rows, AXIS)
+    at, ends = jnp.arange(room, dtype=jnp.int32), jnp.cumsum(sizes[:, device], dtype=jnp.int32)
     source = jnp.minimum(
         jnp.sum(at[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(ends) - 1
     )
-    place = _starts(sizes, 1)[source, here] + at - _starts(sizes, 0)[source, here]
+    place = _starts(sizes, 1)[source, device] + at - _starts(sizes, 0)[source, device]
     return jnp.where(
         (at < ends[-1])[:, None],
-        everything[source, jnp.minimum(place, rows.shape[0] - 1)],
+        all_rows[source, jnp.minimum(place, rows.shape[0] - 1)],
         jnp.zeros((), rows.dtype),
     )

@@ -1,4 +1,4 @@
-"""Grouped SwiGLU of TPUs and GPUs: one `ragged_dot` over the rows of all experts."""
+"""Grouped SwiGLU for TPUs and GPUs: one `ragged_dot` over the rows of all experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from compass_jax.model.experts.dispatch import Dispatch, permute, spread
+from compass_jax.model.experts.dispatch import Dispatch, permute, repeat_tokens
 from compass_jax.model.quantize import Quantized, ragged_matmul
 
 
@@ -16,23 +16,23 @@ def ragged_swiglu(
     weights: dict[str, Float[Array, "e ..."] | Quantized],
     dispatch: Dispatch,
 ) -> Float[Array, "n d"]:
-    """sum_k gates_k * SwiGLU of a token's k-th expert, by `jax.lax.ragged_dot`; masked tokens
-    give 0.
+    """Computes sum_k gates_k * SwiGLU of a token's k-th expert with `jax.lax.ragged_dot`; masked
+    tokens give 0.
 
-    `weights`: gate and up `[e d f]`, or both side by side as gate_up `[e d 2f]`; down `[e f d]`.
-    Each may be 8-bit.
+    `weights` are gate and up `[e d f]`, or their concatenation gate_up `[e d 2f]`, and down `[e f
+    d]`; each may be 8-bit.
     """
     order, row, sizes = dispatch
     dispatched = (jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[
         :, None
     ]
     zero = jnp.zeros((), x.dtype)
-    rows = spread(x, order, row)
+    rows = repeat_tokens(x, order, row)
     rows = jnp.where(dispatched, rows, zero)
     if "gate_up" in weights:
         a, u = jnp.split(ragged_matmul(rows, weights["gate_up"], sizes), 2, axis=-1)
     else:
         a, u = (ragged_matmul(rows, weights[name], sizes) for name in ("gate", "up"))
-    # rows behind the last group are undefined
+    # Rows after the last group are undefined.
     out = jnp.where(dispatched, ragged_matmul(jax.nn.silu(a) * u, weights["down"], sizes), zero)
     return jnp.einsum("nkd,nk->nd", permute(out, row, order).reshape(*gates.shape, -1), gates)
