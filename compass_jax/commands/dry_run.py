@@ -30,7 +30,7 @@ from compass_jax.runs.rundir import look_into
 from compass_jax.session import load_tokenizer, open_scorer, with_code
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
-from compass_jax.training.header import header, model_in_words, stage_line
+from compass_jax.training.header import describe_model, header, stage_line
 from compass_jax.training.notices import idle_settings
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights
@@ -47,7 +47,7 @@ def run_dry(
     weights: those of --checkpoint, for a command that has them.
     """
     if command == "plan":  # for other devices, often with files that are not here
-        lines = [f"model  {model_in_words(config.model, param_count(config.model))}"]
+        lines = [f"model  {describe_model(config.model, param_count(config.model))}"]
     elif command in ("sft", "train"):
         lines = _training(config, command, tell)
     elif command.startswith("train-judge"):
@@ -126,7 +126,7 @@ def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -
     if weights is not None:
         check_weights(replace(config, init_from=weights))
     rows = {
-        "model": model_in_words(config.model, param_count(config.model)),
+        "model": describe_model(config.model, param_count(config.model)),
         "weights": weights or config.init_from or "random",
         "prompts": f"{len(train):,} of the training, {evaluated}",
     }

@@ -73,12 +73,14 @@ def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], st
             if not left:
                 if steps and max(steps) >= ends_and_saves(run)[0]:
                     return told
-                evaluator.tell(f"waiting for {'the first' if not steps else 'a later'} checkpoint")
+                evaluator.say_once(
+                    f"waiting for {'the first' if not steps else 'a later'} checkpoint"
+                )
                 pause()
                 continue
             step = left[0]
             if saved_between(run, before, step):
-                evaluator.tell(GONE.format(f"what was saved between steps {before} and {step}"))
+                evaluator.say_once(GONE.format(f"what was saved between steps {before} and {step}"))
             before = max(before, step)
             try:
                 found = evaluator(str(steps[step]), str(done.folder(step)))
@@ -86,10 +88,10 @@ def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], st
                 require_there(run)
                 if not _removed(steps[step]):
                     raise
-                evaluator.tell(GONE.format(f"the checkpoint of step {step}"))
+                evaluator.say_once(GONE.format(f"the checkpoint of step {step}"))
                 continue
             done.add(step, found)
-            evaluator.tell(f"step {step}, {found.line()}")
+            evaluator.say_once(f"step {step}, {found.line()}")
             told = found.warning
             if strict and told:
                 return told

@@ -1,4 +1,4 @@
-"""A step's groups -> the arrays that the learner reads, on the host."""
+"""Turns a step's groups into the learner's arrays, on the host."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def assemble(
     gold: bool = False,
     hotter_from: int | None = None,
 ) -> StepArrays:
-    """Arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
+    """Returns arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
     Repetition is of `ngram` tokens. With `gold` they hold the scores' gold labels.
 
-    hotter_from: the samples of a group from this index on were drawn at another temperature than
-    the training's (rl.zero_variance.grow_temperature); None: none were.
+    Rows without a sample (of groups that did not grow) have length 0 and group -1.
 
-    Rows that no sample has (of groups that did not grow) have length 0 and group -1.
+    Args:
+        hotter_from: samples of a group from this index on were drawn at another temperature than
+            training's (rl.zero_variance.grow_temperature); None: none were.
     """
     rows = len(groups) * size
     shape = (rows, length)

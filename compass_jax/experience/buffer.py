@@ -1,8 +1,8 @@
-"""Samples in flight: everything between the engine and the update, by key.
+"""Samples in flight: the state between the engine and the update, by key.
 
-A prompt is drawn, its samples are queued, run, finish or pause, and are scored; its group is then
-kept for the step, dropped, or goes on later. A stop, partial rollouts, one step off, growth and
-dynamic sampling leave the same things here, and a checkpoint has ONE form of them.
+A prompt is drawn; its samples are queued, run, finish or pause, and are scored; its group is then
+kept for the step, dropped, or carried into a later step. A stop, partial rollouts, one step off,
+growth and dynamic sampling all leave the same state, and a checkpoint has ONE form of it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from compass_jax.rollout.routes import RouteBuffer
 
 GroupKey = tuple[int, int]  # Prompt.key
 ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}
-NOWHERE = np.iinfo(np.int32).max  # a row that no route buffer has
+NO_ROW = np.iinfo(np.int32).max  # a row outside every route buffer
 
 
 class Sample(NamedTuple):
-    """A sample that has begun; those of a prompt in flight that are not held are queued."""
+    """A sample that has started. Samples of a prompt in flight without an entry are queued."""
 
     rollout: Rollout
-    done: bool  # else it is paused, and goes on where it stopped
+    done: bool  # else it is paused, and continues where it stopped
     score: Score | None = None
 
 
 class ExperienceBuffer:
-    """The prompts in flight in the order in which they were drawn, and their samples.
+    """The prompts in flight, in the order in which they were drawn, and their samples.
 
-    A prompt's group is open until it is `kept`, for the step that is being collected, or `dropped`,
-    with what is remembered of it. `counts` are the step's so far, by their public names.
+    A prompt's group is open until it is `kept` for the step that is being collected, or `dropped`
+    with its outcome. `counts` are the step's counters, by metric name.
     """
 
     def __init__(self, routes: RouteBuffer):
@@ -44,13 +44,13 @@ class ExperienceBuffer:
         self.kept: list[GroupKey] = []  # in the order in which the step trains on them
         self.dropped: dict[GroupKey, Outcome] = {}
         self.counts: dict[str, float] = {}
-        self._first: dict[GroupKey, int] = {}  # of a group's rows in `routes`
+        self._first: dict[GroupKey, int] = {}  # a group's first row in `routes`
 
-    # ---- what there is ---------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------
 
     @property
     def open(self) -> list[GroupKey]:
-        """The groups of which nothing is decided yet."""
+        """The groups that are neither kept nor dropped."""
         decided = {*self.kept, *self.dropped}
         return [group for group in self.prompts if group not in decided]
 
@@ -61,42 +61,46 @@ class ExperienceBuffer:
 
     @property
     def finished(self) -> int:
-        """Samples that are done."""
+        """The number of samples that are done."""
         return sum(x.done for x in self.samples.values())
 
     def first_row(self, group: GroupKey) -> int:
-        """Where the group's routes begin: those of sample c lie in row `first_row + c`."""
+        """Returns the row of the group's routes; those of sample c are in row `first_row + c`."""
         return self._first[group]
 
     def begun(self, group: GroupKey) -> list[Sample]:
-        """The group's samples that are done or paused, in their order."""
+        """Returns the group's samples that are done or paused, in order."""
         keys = (SampleKey(*group, index) for index in range(self.routes.size))
         return [self.samples[key] for key in keys if key in self.samples]
 
     def done(self, group: GroupKey, size: int) -> bool:
-        """Whether its first `size` samples are done."""
-        held = (self.samples.get(SampleKey(*group, index)) for index in range(size))
-        return all(x is not None and x.done for x in held)
+        """Returns whether the group's first `size` samples are done."""
+        samples = (self.samples.get(SampleKey(*group, index)) for index in range(size))
+        return all(x is not None and x.done for x in samples)
 
     def scores(self, group: GroupKey) -> list[Score | None]:
-        """The verdicts on the group's samples, from the first one to the last that is done."""
+        """Returns the verdicts on the group's samples, from the first to the last that is done;
+        None where a sample has none.
+        """
         samples = {x.rollout.sample: x for x in self.begun(group) if x.done}
         return [
             samples[i].score if i in samples else None for i in range(max(samples, default=-1) + 1)
         ]
 
     def group(self, group: GroupKey) -> Group:
-        """A group of which every sample that has begun is done and scored."""
+        """Returns a group whose samples are all done and scored. Raises ValueError otherwise."""
         samples = self.begun(group)
         scores = tuple(x.score for x in samples if x.score is not None)
         if len(scores) < len(samples):
             raise ValueError(f"group {group} has samples that are not scored")
         return Group(self.prompts[group], tuple(x.rollout for x in samples), scores)
 
-    # ---- what happens to it ----------------------------------------------------------------------
+    # ---- changes ---------------------------------------------------------------------------------
 
     def add(self, prompts: Iterable[Prompt]) -> None:
-        """Queues the samples of prompts. ValueError for one that is in flight already."""
+        """Queues the samples of prompts. Raises ValueError for a prompt that is already in
+        flight.
+        """
         for prompt in prompts:
             if prompt.key in self.prompts:
                 raise ValueError(f"prompt {prompt.id} is in flight at visit {prompt.visit} already")
@@ -104,47 +108,47 @@ class ExperienceBuffer:
             self._first[prompt.key] = self.routes.allocate()
 
     def put(self, rollout: Rollout, done: bool) -> None:
-        """Takes in what a sample has by now; its routes are in its row."""
+        """Stores the tokens that a sample has so far; its routes are in its row."""
         self.samples[rollout.key] = Sample(rollout, done)
 
     def judge(self, key: SampleKey, score: Score) -> None:
-        """Takes in a verdict. It stands: one that depended on a clock could change."""
+        """Stores a verdict. It is final: a verdict that depends on a clock could change."""
         self.samples[key] = self.samples[key]._replace(score=score)
 
     def count(self, counts: Mapping[str, float]) -> None:
-        """Adds to the step's counts."""
+        """Adds to the step's counters."""
         for name, value in counts.items():
             self.counts[name] = self.counts.get(name, 0.0) + float(value)
 
     def keep(self, groups: Sequence[GroupKey]) -> None:
-        """The step will train on these, after those that it has."""
+        """Appends groups to those that the step trains on."""
         self.kept += groups
 
     def drop(self, group: GroupKey, outcome: Outcome) -> None:
-        """Nobody will train on this group; its samples go, what is remembered of it stays."""
+        """Removes a group that is not trained on, and stores its outcome."""
         self.dropped[group] = outcome
         self._forget(group)
 
     def step_groups(self) -> tuple[list[Group], Any]:
-        """The kept groups, and their routes `[groups * size t l k]` (row n * size + c: sample c of
-        the n-th; unset where there is none; None where no routes are kept).
+        """Returns the kept groups and their routes `[groups * size t l k]` (row n * size + c is
+        sample c of group n; unset without a sample; None without router replay).
         """
         groups = [self.group(key) for key in self.kept]
-        rows = np.full((len(groups), self.routes.size), NOWHERE, np.int32)
+        rows = np.full((len(groups), self.routes.size), NO_ROW, np.int32)
         for n, group in enumerate(groups):
             for rollout in group.rollouts:
                 rows[n, rollout.sample] = rollout.row
         return groups, self.routes.read(rows.reshape(-1))
 
     def forget_verdicts(self) -> None:
-        """Takes back the verdicts on the step's groups: a run that goes on judges them again."""
+        """Removes the verdicts on the step's groups, so that a resumed run judges them again."""
         for group in self.kept:
             for sample in self.begun(group):
                 self.samples[sample.rollout.key] = sample._replace(score=None)
         self.kept, self.counts = [], {}
 
     def end_step(self) -> None:
-        """The kept groups leave the buffer, and the dropped ones: open groups alone go on."""
+        """Removes the kept and dropped groups; open groups stay for the next step."""
         for key in self.kept:
             self._forget(key)
         for key in (*self.kept, *self.dropped):
@@ -156,15 +160,15 @@ class ExperienceBuffer:
             self.samples.pop(SampleKey(*group, index), None)
         self.routes.free(self._first.pop(group))
 
-    # ---- in a checkpoint -------------------------------------------------------------------------
+    # ---- checkpoint ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All but tokens and routes, as JSON (which keeps rewards exactly)."""
+        """Returns all but tokens and routes, as JSON (which keeps rewards exactly)."""
         number = {group: n for n, group in enumerate(self.prompts)}
         return {
             "prompts": [[*group, self._first.get(group, -1)] for group in self.prompts],
             "kept": [number[group] for group in self.kept],
-            "dropped": [[number[group], *found] for group, found in self.dropped.items()],
+            "dropped": [[number[group], *outcome] for group, outcome in self.dropped.items()],
             "scores": [
                 [*key, *dataclasses.astuple(x.score)]
                 for key, x in sorted(self.samples.items())
@@ -174,8 +178,8 @@ class ExperienceBuffer:
         }
 
     def arrays(self, length: int) -> dict[str, Any]:
-        """What the samples have by now, in rows of `length` tokens, each sample in the row of its
-        routes. The shapes depend on the configuration alone.
+        """Returns the samples' tokens so far in rows of `length` tokens, each sample in the row of
+        its routes. The shapes depend on the configuration only.
         """
         rows = len(self.routes)
         out: dict[str, Any] = {n: np.zeros((rows, length), dtype) for n, dtype in ARRAYS.items()}
@@ -190,7 +194,7 @@ class ExperienceBuffer:
         if routes is None:
             return out
         for sample in self.samples.values():
-            # a turn that gave way to others had begun, and will be sampled anew
+            # A preempted turn is sampled anew, so its partial routes are unset.
             if not sample.done and sample.rollout.prompt.turns:
                 row, n = sample.rollout.row, len(sample.rollout.tokens)
                 routes = routes.at[row, n - 1 :].set(jnp.iinfo(routes.dtype).max)
@@ -203,21 +207,21 @@ class ExperienceBuffer:
         find: Callable[[int, int], Prompt],
         end_ids: Container[int],
     ) -> None:
-        """Goes on from what `state` and `arrays` gave; `find(id, visit)` gives a prompt."""
+        """Restores what `state` and `arrays` returned; `find(id, visit)` returns a prompt."""
         keys = [(int(prompt), int(visit)) for prompt, visit, _ in state["prompts"]]
         self.prompts = {key: find(*key) for key in keys}
         firsts = (first for _, _, first in state["prompts"])
         self._first = {key: first for key, first in zip(keys, firsts, strict=True) if first >= 0}
         self.routes.adopt(list(self._first.values()), arrays.get("routes"))
         self.kept = [keys[n] for n in state["kept"]]
-        self.dropped = {keys[n]: Outcome(*found) for n, *found in state["dropped"]}
+        self.dropped = {keys[n]: Outcome(*outcome) for n, *outcome in state["dropped"]}
         self.counts = dict(state["counts"])
-        held = {name: np.asarray(arrays[name]) for name in (*ARRAYS, "lengths", "done")}
+        columns = {name: np.asarray(arrays[name]) for name in (*ARRAYS, "lengths", "done")}
         for group, first in self._first.items():
-            for row in first + np.flatnonzero(held["lengths"][first : first + self.routes.size]):
-                parts = {name: held[name][row, : held["lengths"][row]] for name in ARRAYS}
+            for row in first + np.flatnonzero(columns["lengths"][first : first + self.routes.size]):
+                parts = {name: columns[name][row, : columns["lengths"][row]] for name in ARRAYS}
                 cut, index = int(parts["tokens"][-1]) not in end_ids, int(row) - first
                 rollout = Rollout(self.prompts[group], index, truncated=cut, row=int(row), **parts)
-                self.put(rollout, bool(held["done"][row]))
+                self.put(rollout, bool(columns["done"][row]))
         for prompt, visit, index, *score in state["scores"]:
             self.judge(SampleKey(prompt, visit, index), Score(*score))

@@ -1,9 +1,9 @@
-"""The loop between the engine and the update: prompts are drawn, their samples run while the
-verifiers score what has finished, until the step has its groups.
+"""The loop between the engine and the update: it draws prompts and runs their samples, while the
+verifiers score finished ones, until the step has its groups.
 
-What to do next is a policy's decision over what is in flight (experience/policies.py). So a rollout
-that was stopped goes on by the same call, and one that nobody has trained on yet is finished by it
-at once.
+A policy decides on the samples in flight what to do next (experience/policies.py). So the same call
+continues a rollout that was stopped, and returns at once where a rollout is complete and not yet
+trained on.
 """
 
 from __future__ import annotations
@@ -28,35 +28,39 @@ from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.stats import RolloutStats
 
-LOOK_AGAIN_S = 0.05  # for a slow verdict, or a stop
+POLL_S = 0.05  # between looks for a slow verdict, or a stop
 
 
 def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:
-    """Nothing in flight, with room for all that can be."""
+    """Returns an empty buffer, sized for the configuration."""
     new = engine.new_routes if config.replay == "R3" else lambda rows: None
-    rooms = new, engine.taken_routes, groups_in_flight(config), config.capacity
-    return ExperienceBuffer(RouteBuffer(*rooms))
+    return ExperienceBuffer(
+        RouteBuffer(new, engine.taken_routes, groups_in_flight(config), config.capacity)
+    )
 
 
 def groups_in_flight(config: RLConfig) -> int:
-    """Those of a round, and beside them those that earlier rounds of dynamic sampling kept."""
-    kept = config.prompts_per_step if config.zero_variance.dynamic_sampling else 0
-    return config.prompts_per_round + kept
+    """Returns the largest number of groups in flight: a round's, and those kept from earlier rounds
+    of dynamic sampling.
+    """
+    kept_groups = config.prompts_per_step if config.zero_variance.dynamic_sampling else 0
+    return config.prompts_per_round + kept_groups
 
 
-def sampler_of(engine: Engine, config: RLConfig, doubled: int) -> Sampler:
-    """The sampler of groups that have been doubled so often."""
-    plain = engine.default_sampler()
-    hotter = config.zero_variance.grow_temperature**doubled
-    return replace(plain, temperature=plain.temperature * hotter)
+def sampler_of(engine: Engine, config: RLConfig, doublings: int) -> Sampler:
+    """Returns the sampler of groups that have been doubled `doublings` times."""
+    sampler = engine.default_sampler()
+    factor = config.zero_variance.grow_temperature**doublings
+    return replace(sampler, temperature=sampler.temperature * factor)
 
 
 class Collector:
     """Fills a buffer until it has a step's groups.
 
     Args:
-        turns: makes of a sample what its verifier reads, and of what an environment says tokens.
-        expected_length: response tokens expected of a prompt's samples, NaN where unknown.
+        turns: converts samples to a verifier's text, and an environment's text to tokens.
+        expected_length: returns the expected response tokens of a prompt's samples, NaN where
+            unknown.
         batcher: runs requests, as Collection does.
     """
 
@@ -90,16 +94,16 @@ class Collector:
         last: bool,
         stopped: Callable[[], bool],
     ) -> dict[str, float] | None:
-        """The rollout's metrics, once `buffer` keeps the step's groups; None where a stop came
-        first. The same call goes on from there, then or after a restart.
+        """Fills `buffer` with the step's groups and returns the rollout's metrics; None where a
+        stop came first. The same call continues then, or after a restart.
 
         Args:
-            params: for decoding; `policy_version` is theirs.
-            draw: gives the next n prompts.
-            last: no step comes after this one.
-            stopped: whether the rollout has to end; asked after every call of the engine.
+            params: decode weights of version `policy_version`.
+            draw: returns the next n prompts.
+            last: whether this is the run's last step.
+            stopped: whether the rollout has to end; called after every call of the engine.
         """
-        for key in buffer.unscored:  # a stop came before their verdicts
+        for key in buffer.unscored:  # a stop interrupted the wait for their verdicts
             self._submit(buffer.samples[key].rollout)
         stats, waited_s = RolloutStats(), self._wait(buffer, stopped)
         if buffer.unscored:
@@ -118,16 +122,18 @@ class Collector:
         return metrics | (carried_metrics(buffer) if self.policy.carries else {})
 
     def _missing(self, buffer: ExperienceBuffer) -> list[SampleKey]:
-        """The samples to run before anything can be decided."""
+        """Returns the samples to run before the policy can decide."""
         return [] if self._enough(buffer)() else queued(buffer, self.rl, self.policy.carries)
 
     def _enough(self, buffer: ExperienceBuffer) -> Callable[[], bool]:
-        """Whether a step's groups are whole at the sizes of now; never, where all have to be."""
+        """Returns a predicate: whether enough groups are complete at their current sizes. It is
+        always false for a policy that waits for all groups.
+        """
         if not self.policy.carries:
             return lambda: False
         sizes = {group: grow(buffer.scores(group), self.rl) for group in buffer.open}
-        wanted = self.rl.prompts_per_step
-        return lambda: sum(buffer.done(group, n) for group, n in sizes.items()) >= wanted
+        needed = self.rl.prompts_per_step
+        return lambda: sum(buffer.done(group, n) for group, n in sizes.items()) >= needed
 
     def _sample(
         self,
@@ -138,8 +144,8 @@ class Collector:
         stats: RolloutStats,
         stopped: Callable[[], bool],
     ) -> None:
-        """Runs the missing samples, until all are done, a stop comes or, where the rest is carried,
-        the step has enough.
+        """Runs the missing samples until all are done, a stop comes or, for a policy that carries
+        samples, the step has enough.
         """
         rl, enough = self.rl, self._enough(buffer)
         prompts = [buffer.prompts[group] for group in buffer.open]
@@ -173,16 +179,16 @@ class Collector:
         self.scorer.submit(rollout.key, rollout.prompt, text)
 
     def _wait(self, buffer: ExperienceBuffer, stopped: Callable[[], bool]) -> float:
-        """Until every sample that is done has its score, or an environment's answer, with which it
-        goes on, or a stop comes while verdicts are slow; seconds.
+        """Waits until every finished sample has its score, or an environment's answer with which it
+        continues, or until a stop while verdicts are slow. Returns seconds.
         """
         started, waiting = time.perf_counter(), set(buffer.unscored)
         slow = self.scorer.slow
         while waiting and not (slow and stopped()):
-            found = self.scorer.collect(block=not slow)
-            if not found:
-                time.sleep(LOOK_AGAIN_S)
-            for key, score in found:
+            scored = self.scorer.collect(block=not slow)
+            if not scored:
+                time.sleep(POLL_S)
+            for key, score in scored:
                 rollout, verdict = self.turns.settled(buffer.samples[key].rollout, score)
                 if verdict is None:
                     buffer.put(rollout, done=False)
@@ -192,22 +198,26 @@ class Collector:
         return time.perf_counter() - started
 
     def _decide(self, buffer: ExperienceBuffer) -> None:
-        """Keeps the groups that the step trains on; those that nobody will train on are dropped."""
-        chosen, others = self.policy.chosen(buffer), []
+        """Keeps the groups that the step trains on. A policy that does not carry samples drops the
+        others.
+        """
+        chosen, dropped_keys = self.policy.chosen(buffer), []
         if not self.policy.carries:
-            others = [group for group in buffer.open if group not in chosen]
-        kept, dropped = ([buffer.group(x) for x in part] for part in (chosen, others))
-        buffer.count(growth_metrics([*kept, *dropped], self.rl))
+            dropped_keys = [group for group in buffer.open if group not in chosen]
+        kept_groups, dropped_groups = (
+            [buffer.group(x) for x in part] for part in (chosen, dropped_keys)
+        )
+        buffer.count(growth_metrics([*kept_groups, *dropped_groups], self.rl))
         buffer.keep(chosen)
-        for key, group in zip(others, dropped, strict=True):
+        for key, group in zip(dropped_keys, dropped_groups, strict=True):
             buffer.drop(key, outcome(group, self.rewards))
         rounds = len(buffer.prompts) // self.rl.prompts_per_round
         last = rounds == self.rl.zero_variance.dynamic_rounds
-        buffer.count(round_metrics(kept, dropped, last, self.rl))
+        buffer.count(round_metrics(kept_groups, dropped_groups, last, self.rl))
 
 
 def results_of(buffer: ExperienceBuffer, rewards: RewardConfig) -> list[tuple[Prompt, Outcome]]:
-    """What is to be remembered of the groups that were kept or dropped, as their prompts came."""
+    """Returns the outcomes of the kept and dropped groups, in the order of their prompts."""
     kept = {key: outcome(buffer.group(key), rewards) for key in buffer.kept}
-    found = {**buffer.dropped, **kept}
-    return [(prompt, found[key]) for key, prompt in buffer.prompts.items() if key in found]
+    outcomes = {**buffer.dropped, **kept}
+    return [(prompt, outcomes[key]) for key, prompt in buffer.prompts.items() if key in outcomes]

@@ -1,8 +1,8 @@
-"""Accuracies of sampled answers with their uncertainty: avg@k, pass@k, maj@k, and what two
-evaluations of the same prompts differ by.
+"""Estimators of accuracy with their uncertainty: avg@k, pass@k, maj@k, and the difference of two
+evaluations of the same prompts.
 
-Everything counts `right` and `known` samples of each prompt; a sample whose score is unknown is in
-no estimate. Prompts are the unit of chance: samples of one prompt are not independent.
+They count `right` and `known` samples of each prompt; samples with an unknown score are left out.
+Prompts are the unit of resampling: samples of one prompt are not independent.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 CONFIDENCE = 0.95
 _Z = 1.959963984540054  # the normal quantile of CONFIDENCE, two-sided
 RESAMPLES = 2000
-_ENTRIES = 2**22  # of the table of resampled prompts, held at once
+_ENTRIES = 2**22  # entries of the table of resampled prompts in memory at a time
 
 
 def pass_at_k(right: int, known: int, k: int) -> float:
-    """The probability that k of a prompt's `known` samples, drawn without replacement, have a right
-    one among them: 1 - C(known - right, k) / C(known, k) (arXiv 2107.03374v2, eq. 1). NaN where
-    there are fewer than k.
+    """Computes the probability that k of a prompt's `known` samples, drawn without replacement,
+    include a right one: 1 - C(known - right, k) / C(known, k) (arXiv 2107.03374v2, eq. 1). NaN for
+    fewer than k samples.
     """
     if known < k:
         return math.nan
@@ -31,28 +31,31 @@ def pass_at_k(right: int, known: int, k: int) -> float:
 
 
 def pass_counts(k: int) -> list[int]:
-    """The k' at which pass@k' is told for k samples: the powers of two up to k, and k."""
+    """Returns the k' at which pass@k' is reported for k samples: the powers of two up to k,
+    and k.
+    """
     return sorted({*(2**i for i in range(k.bit_length())), k})
 
 
 def maj_at_k(votes: Sequence[Hashable | None], right: Sequence[bool]) -> float:
-    """The expected accuracy of the most frequent answer among a prompt's samples (self-consistency,
-    arXiv 2203.11171v4): the mean over the answers that are tied for it, each with the share of its
-    samples that are right. 0 where no sample has an answer.
+    """Computes the expected accuracy of the most frequent answer among a prompt's samples
+    (self-consistency, arXiv 2203.11171v4): the mean over the answers tied for it, each with the
+    share of its samples that are right. 0 where no sample has an answer.
 
-    votes: the answer of each known sample, None where none was found.
+    Args:
+        votes: the answer of each known sample, None without an answer.
     """
-    found: dict[Hashable, list[bool]] = {}
+    by_answer: dict[Hashable, list[bool]] = {}
     for vote, one in zip(votes, right, strict=True):
         if vote is not None:
-            found.setdefault(vote, []).append(one)
-    most = max(map(len, found.values()), default=0)
-    tied = [np.mean(samples) for samples in found.values() if len(samples) == most]
+            by_answer.setdefault(vote, []).append(one)
+    most = max(map(len, by_answer.values()), default=0)
+    tied = [np.mean(samples) for samples in by_answer.values() if len(samples) == most]
     return float(np.mean(tied)) if tied else 0.0
 
 
 class Estimate(NamedTuple):
-    """A mean with its uncertainty; NaN where it cannot be told."""
+    """A mean with its uncertainty; NaN where it is undefined."""
 
     mean: float
     se: float
@@ -60,29 +63,30 @@ class Estimate(NamedTuple):
     high: float
 
 
-NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan)
+UNDEFINED = Estimate(math.nan, math.nan, math.nan, math.nan)
 
 
 def clustered(
     sums: np.ndarray, counts: np.ndarray, seed: int, support: tuple[float, float] = (0.0, 1.0)
 ) -> Estimate:
-    """The mean over all samples, its standard error clustered by prompt (arXiv 2411.00640v1, eq. 4,
-    with the factor g / (g - 1)), and its 95% interval: the percentile bootstrap over prompts.
+    """Computes the mean over all samples, its standard error clustered by prompt (arXiv
+    2411.00640v1, eq. 4, with the factor g / (g - 1)), and its 95% interval: the percentile
+    bootstrap over prompts.
 
-    The bootstrap has no width where all prompts have the same mean, as where none is solved; there
-    the interval is Wilson's, with prompts as its trials. One prompt has no error.
+    The bootstrap has no width where all prompts have the same mean, for example where none is
+    solved; the interval is then Wilson's, with prompts as its trials. One prompt has no error.
 
     Args:
-        sums: float [g], of the values of each prompt's samples.
-        counts: int [g], how many samples each has; prompts without any are left out.
-        seed: that of the bootstrap.
-        support: what a value can be at least and at most.
+        sums: float [g], the sum of each prompt's values.
+        counts: int [g], the number of each prompt's values; prompts without values are left out.
+        seed: of the bootstrap.
+        support: the range of a value.
     """
-    there = counts > 0
-    sums, counts = sums[there].astype(float), counts[there].astype(float)
+    has_values = counts > 0
+    sums, counts = sums[has_values].astype(float), counts[has_values].astype(float)
     g = len(sums)
     if not g:
-        return NOTHING
+        return UNDEFINED
     mean = float(sums.sum() / counts.sum())
     if g == 1:
         return Estimate(mean, math.nan, *support)
@@ -98,7 +102,7 @@ def clustered(
 
 
 def _resampled(sums: np.ndarray, counts: np.ndarray, seed: int):
-    """Means of RESAMPLES draws of as many prompts, with replacement."""
+    """Yields means of RESAMPLES draws of g prompts, with replacement."""
     rng, g = np.random.default_rng(seed), len(sums)
     at_once = max(1, _ENTRIES // g)
     for first in range(0, RESAMPLES, at_once):
@@ -108,8 +112,8 @@ def _resampled(sums: np.ndarray, counts: np.ndarray, seed: int):
 
 
 def wilson(share: float, trials: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of independent trials (Wilson 1927): where a normal test
-    would not refuse the true share. (0, 1) without trials.
+    """Computes Wilson's 95% interval of a share of independent trials (Wilson 1927): the shares
+    that a normal test would not reject. (0, 1) without trials.
     """
     if not trials:
         return 0.0, 1.0
@@ -117,13 +121,13 @@ def wilson(share: float, trials: int) -> tuple[float, float]:
     middle = (share + z2 / 2) / (1 + z2)
     width = _Z / (1 + z2) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials))
     low, high = max(0.0, middle - width), min(1.0, middle + width)
-    return low if share > 0 else 0.0, high if share < 1 else 1.0  # rounding apart, they are that
+    return low if share > 0 else 0.0, high if share < 1 else 1.0  # exact up to rounding
 
 
 def sign_test(only_first: int, only_second: int) -> float:
-    """McNemar's exact test, two-sided: the probability that pairs of which one alone is right fall
-    at least as unevenly as these, were both sides equally likely. 1 without such pairs.
+    """Computes McNemar's exact test, two-sided: the probability that pairs with one right side
+    split at least as unevenly as these, if both sides are equally likely. 1 without such pairs.
     """
     n, few = only_first + only_second, min(only_first, only_second)
     tail = sum(math.comb(n, i) for i in range(few + 1))
-    return min(1.0, 2 * tail / 2**n)  # of whole numbers: exact for any n
+    return min(1.0, 2 * tail / 2**n)  # of integers: exact for any n

@@ -1,5 +1,5 @@
-"""Accuracies on held-out prompts and on evaluation sets, through the same rollout and the same
-verifiers as training.
+"""Accuracies on held-out prompts and on evaluation sets, through the rollout and the verifiers of
+training.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def answers(
     seed: int,
     purpose: Purpose = Purpose.EVAL,
 ) -> tuple[list[list[Rollout]], list[list[Score]]]:
-    """`samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose, prompt,
-    sample, position) alone.
+    """Returns `samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose,
+    prompt, sample, position) only.
     """
     turns = turns_of(tokenizer, engine.config)
     rollouts: dict[int, Rollout] = {}
     scores: dict[int, Score] = {}
-    asked, begun = None, list[Rollout]()
-    while asked is None or begun:
-        options: dict[str, Any] = {"asked": asked, "carried": begun, "keep_routes": False}
+    keys, carried = None, list[Rollout]()
+    while keys is None or carried:
+        options: dict[str, Any] = {"asked": keys, "carried": carried, "keep_routes": False}
         waiting: set[int] = set()
         for rollout in Collection(
             engine, params, prompts, samples, purpose, seed, sampler=sampler, **options
@@ -84,22 +84,22 @@ def answers(
             rollouts[rollout.row] = rollout
             waiting.add(rollout.row)
             scorer.submit(rollout.row, rollout.prompt, partial(turns.text, rollout))
-        begun = []
+        carried = []
         while waiting:
             for row, score in scorer.collect(block=True):
                 waiting.discard(row)
                 rollouts[row], verdict = turns.settled(rollouts[row], score)
                 if verdict is None:
-                    begun.append(rollouts[row])
+                    carried.append(rollouts[row])
                 else:
                     scores[row] = verdict
-        asked = frozenset(rollout.key for rollout in begun)
+        keys = frozenset(rollout.key for rollout in carried)
     rows = [range(n * samples, (n + 1) * samples) for n in range(len(prompts))]
     return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
 
 
 def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
-    """How conversations cross between the texts of environments and a tokenizer's tokens."""
+    """Returns the conversion between environments' texts and a tokenizer's tokens."""
     return Turns(
         tokenizer.decode_response,
         turn_encoder(tokenizer),
@@ -109,18 +109,18 @@ def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
 
 
 def evaluation_uses(config: RunConfig) -> list[EngineWorkload]:
-    """What an evaluation wants of the engine, for the held-out prompts and each set: k samples of
-    each prompt, then one greedy answer. What two sets both want is there once.
+    """Returns an evaluation's workloads on the engine, for the held-out prompts and each set: k
+    samples of each prompt, then one greedy answer. Duplicates are merged.
     """
     e, goes_on = config.evaluation, config.rollout.cache_pages > 0 or talks(config.data)
-    asked = [(e.k, e.temperature)] if config.data.eval_prompts else []
-    asked += [
+    sampling = [(e.k, e.temperature)] if config.data.eval_prompts else []
+    sampling += [
         (one.k or e.k, e.temperature if one.temperature is None else one.temperature)
         for one in config.data.eval_sets
     ]
     uses = [
         EngineWorkload("evaluation", k, (Sampler(temperature, e.top_k, e.top_p),), goes_on=goes_on)
-        for k, temperature in dict.fromkeys(asked)
+        for k, temperature in dict.fromkeys(sampling)
     ]
     return (
         [*uses, EngineWorkload("evaluation", 1, (Sampler(0.0),), goes_on=goes_on)] if uses else []
@@ -139,9 +139,9 @@ def evaluate(
     config: RunConfig,
     keep: Keep | None = None,
 ) -> Evaluation:
-    """k samples and one greedy answer for every prompt of every set (data/prompts.py makes them);
-    right means reward >= rewards.right_at. `keep` gets each set's name and a group for each of its
-    prompts, the greedy answer the last.
+    """Samples k answers and one greedy answer for every prompt of every set (data/prompts.py makes
+    them); an answer is right if reward >= rewards.right_at. `keep` is called with each set's name
+    and a group for each of its prompts, the greedy answer last.
     """
     results, warnings, e = dict[str, SetResult](), [], config.evaluation
     votes = votes_of(config.data, config.rewards.answer_tag)
@@ -163,31 +163,31 @@ def evaluate(
 
 
 def _evaluation(results: dict[str, SetResult], warning: str, config: RunConfig) -> Evaluation:
-    told: dict[str, Any] = {
+    common: dict[str, Any] = {
         "warning": warning,
         "right_at": config.rewards.right_at,
         "sets": results,
     }
-    held = results.get(HELDOUT)
-    if held is None:
-        return Evaluation(config.evaluation.k, 0, math.nan, math.nan, math.nan, 0, **told)
+    heldout = results.get(HELDOUT)
+    if heldout is None:
+        return Evaluation(config.evaluation.k, 0, math.nan, math.nan, math.nan, 0, **common)
     return Evaluation(
-        held.k,
-        held.prompts,
-        held.avg_at_k,
-        held.pass_at[held.k],
-        held.greedy,
-        held.unknown,
-        {label: (one.prompts, one.avg_at_k, one.greedy) for label, one in held.by.items()},
-        held.extracted,
-        held.kinds,
-        reward=held.reward,
-        **told,
+        heldout.k,
+        heldout.prompts,
+        heldout.avg_at_k,
+        heldout.pass_at[heldout.k],
+        heldout.greedy,
+        heldout.unknown,
+        {label: (one.prompts, one.avg_at_k, one.greedy) for label, one in heldout.by.items()},
+        heldout.extracted,
+        heldout.kinds,
+        reward=heldout.reward,
+        **common,
     )
 
 
 def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: RunConfig) -> str:
-    """What is said of samples whose rewards say nothing; empty for others."""
+    """Returns a warning about samples whose rewards carry no information; empty otherwise."""
     sampled = [
         Group(group.prompt, group.rollouts[:-1], group.scores[:-1])  # without the greedy answer
         for group in groups
@@ -203,8 +203,8 @@ def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: Run
 
 
 def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
-    """Engine, decoding parameters and tokenizer for the weights of a run directory, a checkpoint or
-    a Hugging Face folder.
+    """Returns engine, decode weights and tokenizer for the weights of a run directory, a checkpoint
+    or a Hugging Face folder.
     """
     tokenizer = load_tokenizer(config)
     engine = Engine(
@@ -219,8 +219,8 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
 
 
 def decoding_weights(config: RunConfig, weights: str, engine: Engine) -> Any:
-    """The weights of a run directory, a checkpoint or a Hugging Face folder, as `engine` decodes
-    with them.
+    """Loads the weights of a run directory, a checkpoint or a Hugging Face folder in the layout
+    that `engine` decodes with.
     """
     placement = engine.placement
     shardings = (
@@ -245,8 +245,8 @@ def decoding_weights(config: RunConfig, weights: str, engine: Engine) -> Any:
 
 
 class Evaluator:
-    """Evaluations by one configuration: the second weights meet the engine, the programs and the
-    prompts of the first. Raises ConfigError where there is nothing to evaluate on.
+    """Evaluates several weights by one configuration with the same engine, programs and prompts.
+    Raises ConfigError where there is nothing to evaluate on.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -255,18 +255,18 @@ class Evaluator:
             raise ConfigError(NOTHING_TO_EVALUATE)
         self.config = config
         console = Console(soft_wrap=True, quiet=not is_main_process())
-        self.tell = once(partial(console.print, highlight=False, markup=False))
-        self._rooms: tuple[Engine, Sequence[PromptSet], Tokenizer] | None = None
+        self.say_once = once(partial(console.print, highlight=False, markup=False))
+        self._loaded: tuple[Engine, Sequence[PromptSet], Tokenizer] | None = None
 
     def __call__(self, weights: str, out: str | None = None) -> Evaluation:
-        """As `evaluate_weights`."""
+        """Evaluates weights; arguments and result are those of `evaluate_weights`."""
         config = self.config
-        if self._rooms is None:
+        if self._loaded is None:
             engine, decode, tokenizer = decoder_of(config, weights)
-            self._rooms = engine, evaluation_sets(config, tokenizer, self.tell), tokenizer
+            self._loaded = engine, evaluation_sets(config, tokenizer, self.say_once), tokenizer
         else:
-            decode = decoding_weights(config, weights, self._rooms[0])
-        engine, sets, tokenizer = self._rooms
+            decode = decoding_weights(config, weights, self._loaded[0])
+        engine, sets, tokenizer = self._loaded
         rows: list[dict[str, Any]] = []
 
         def keep(name: str, groups: list[Group]) -> None:
@@ -274,25 +274,26 @@ class Evaluator:
 
         with open_scorer(config) as scorer:
             check_rows(scorer, config.data, [prompt for one in sets for prompt in one.prompts])
-            found = evaluate(
+            evaluation = evaluate(
                 engine, decode, sets, tokenizer, scorer, config, keep if out is not None else None
             )
         if out is not None and is_main_process():
             with FolderLock(out) as lock:
-                write_evaluation(lock.path, found, rows, config, weights)
-            self.tell(
+                write_evaluation(lock.path, evaluation, rows, config, weights)
+            self.say_once(
                 f"{len(rows)} prompts with their answers: {out}/{ANSWERS}; accuracies: {SUMMARY}"
             )
-        if found.warning:
-            self.tell(found.warning)
-        return found
+        if evaluation.warning:
+            self.say_once(evaluation.warning)
+        return evaluation
 
 
 def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) -> Evaluation:
-    """The accuracy of the weights of a run directory, a checkpoint or a Hugging Face folder on the
-    held-out prompts and on `data.eval_sets`.
+    """Returns the accuracy of the weights of a run directory, a checkpoint or a Hugging Face folder
+    on the held-out prompts and on `data.eval_sets`.
 
-    out: a folder for answers.jsonl and summary.json (`write_evaluation`); None: nothing is written.
+    Args:
+        out: a folder for answers.jsonl and summary.json (`write_evaluation`); None: no files.
     """
     return Evaluator(config)(weights, out)
 
@@ -300,22 +301,23 @@ def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) ->
 def run_eval(
     config: RunConfig, checkpoint: str, out: str | None = None, as_json: bool = False
 ) -> dict[str, Any]:
-    """`compass eval`: prints a table for each set, and returns what summary.json holds; `out` as in
-    `evaluate_weights`. With `as_json` stdout gets the summary alone, and stderr everything else.
+    """Runs `compass eval`: prints a table for each set and returns the content of summary.json;
+    `out` is that of `evaluate_weights`. With `as_json` stdout has the summary only, and stderr
+    everything else.
     """
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        found = evaluate_weights(config, checkpoint, out)
-        _show(found, config, checkpoint)
-    summary = summary_of(found, config, checkpoint)
+        evaluation = evaluate_weights(config, checkpoint, out)
+        _show(evaluation, config, checkpoint)
+    summary = summary_of(evaluation, config, checkpoint)
     if as_json and is_main_process():
         print(json.dumps(summary, indent=2))
     return summary
 
 
-def _show(found: Evaluation, config: RunConfig, checkpoint: str) -> None:
+def _show(evaluation: Evaluation, config: RunConfig, checkpoint: str) -> None:
     console = Console(soft_wrap=True, quiet=not is_main_process())
     console.print(notice(config.rewards.sandbox), highlight=False)
-    for name, one in found.sets.items():
+    for name, one in evaluation.sets.items():
         title = f"{checkpoint}: {'held-out prompts' if name == HELDOUT else name}"
         console.print(summary_table(table_rows(one), title=title))
         console.print(words_of(one), highlight=False)

@@ -1,5 +1,5 @@
-"""What an evaluation leaves: answers.jsonl with every answer, summary.json with every number, and
-tables for a person.
+"""The files of an evaluation: answers.jsonl with every answer and summary.json with every number;
+and tables for the terminal.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from compass_jax.runs.rundir import ANSWERS, SUMMARY, write_atomically
 def answer_rows(
     name: str, groups: Sequence[Group], text_of: Callable[[Rollout], str]
 ) -> list[dict[str, Any]]:
-    """The rows of answers.jsonl for a set of this name: those of rollouts.jsonl, each with its
-    set and the prompt's id; the greedy answer is the last of a row's samples.
+    """Returns the rows of answers.jsonl for the set `name`: those of rollouts.jsonl with the set
+    and the prompt's id. The last sample of a row is the greedy answer.
     """
     rows = sample_rows(groups, text_of)
     return [
@@ -31,9 +31,9 @@ def answer_rows(
     ]
 
 
-def summary_of(found: Evaluation, config: RunConfig, weights: str) -> dict[str, Any]:
-    """What summary.json holds: the fields of `Evaluation`, with null for a number that nobody
-    knows; which weights it is of; and the settings that decide what its numbers mean.
+def summary_of(evaluation: Evaluation, config: RunConfig, weights: str) -> dict[str, Any]:
+    """Returns the content of summary.json: the fields of `Evaluation` with null for an undefined
+    number, the weights, and the settings on which the numbers depend.
     """
     e = config.evaluation
     settings = {
@@ -44,12 +44,12 @@ def summary_of(found: Evaluation, config: RunConfig, weights: str) -> dict[str, 
         "answer_tag": config.rewards.answer_tag,
         "system_prompt": config.data.system_prompt,
     }
-    told = {"weights": weights, "seed": config.seed, "settings": settings}
-    return _plain(told | dataclasses.asdict(found))
+    context = {"weights": weights, "seed": config.seed, "settings": settings}
+    return _plain(context | dataclasses.asdict(evaluation))
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON has it: None for a number that is not finite, names as text."""
+    """Converts `value` to JSON types: None for a number that is not finite, names as text."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -59,44 +59,49 @@ def _plain(value: Any) -> Any:
 
 def write_evaluation(
     folder: Path,
-    found: Evaluation,
+    evaluation: Evaluation,
     rows: Sequence[dict[str, Any]],
     config: RunConfig,
     weights: str,
 ) -> None:
-    """Writes answers.jsonl, of `answer_rows`, and summary.json into a folder that is there."""
+    """Writes answers.jsonl (of `answer_rows`) and summary.json into an existing folder."""
     write_atomically(folder / ANSWERS, "".join(json.dumps(row) + "\n" for row in rows))
-    summary = summary_of(found, config, weights)
+    summary = summary_of(evaluation, config, weights)
     write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def table_rows(found: SetResult) -> list[dict[str, Any]]:
-    """Rows for report.summary_table: each label, then all prompts of the set."""
-    every = {**found.by, "all": found}
-    return [_row(label, one) for label, one in every.items()]
+def table_rows(result: SetResult) -> list[dict[str, Any]]:
+    """Returns rows for report.summary_table: each label, then all prompts of the set."""
+    accuracies = {**result.by, "all": result}
+    return [_row(label, one) for label, one in accuracies.items()]
 
 
-def _row(label: str, one: Accuracy) -> dict[str, Any]:
-    row: dict[str, Any] = {"task": label, "prompts": one.prompts}
-    row[f"avg@{one.k}"] = f"{one.avg_at_k:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]"
-    row |= {f"pass@{k}": x for k, x in one.pass_at.items() if k in (1, one.k) and k > 1}
-    if not math.isnan(one.maj_at_k):
-        row[f"maj@{one.k}"] = one.maj_at_k
-    row["reward"] = one.reward
-    low, high = one.greedy_interval
-    row["greedy"] = f"{one.greedy:.3f} [{low:.3f}, {high:.3f}]"
-    return row | {"tokens": one.length_mean_tokens, "truncated": f"{one.truncated_frac:.1%}"}
+def _row(label: str, accuracy: Accuracy) -> dict[str, Any]:
+    row: dict[str, Any] = {"task": label, "prompts": accuracy.prompts}
+    row[f"avg@{accuracy.k}"] = (
+        f"{accuracy.avg_at_k:.3f} [{accuracy.interval[0]:.3f}, {accuracy.interval[1]:.3f}]"
+    )
+    row |= {f"pass@{k}": x for k, x in accuracy.pass_at.items() if k in (1, accuracy.k) and k > 1}
+    if not math.isnan(accuracy.maj_at_k):
+        row[f"maj@{accuracy.k}"] = accuracy.maj_at_k
+    row["reward"] = accuracy.reward
+    low, high = accuracy.greedy_interval
+    row["greedy"] = f"{accuracy.greedy:.3f} [{low:.3f}, {high:.3f}]"
+    return row | {
+        "tokens": accuracy.length_mean_tokens,
+        "truncated": f"{accuracy.truncated_frac:.1%}",
+    }
 
 
-def words_of(found: SetResult) -> str:
-    """The line below a set's table."""
-    passed = ", ".join(f"pass@{k} {x:.4g}" for k, x in found.pass_at.items())
+def words_of(result: SetResult) -> str:
+    """Returns the line below a set's table."""
+    passed = ", ".join(f"pass@{k} {x:.4g}" for k, x in result.pass_at.items())
     line = (
-        f"{passed}; reward: the mean of the k samples; an answer was found in"
-        f" {found.extracted:.1%} of the responses; scores left out because the check"
-        f" failed: {found.unknown}; in brackets: 95% intervals, of avg@k by bootstrap over"
+        f"{passed}; reward: the mean of the k samples; an answer was result in"
+        f" {result.extracted:.1%} of the responses; scores left out because the check"
+        f" failed: {result.unknown}; in brackets: 95% intervals, of avg@k by bootstrap over"
         " prompts, of greedy answers by Wilson"
     )
-    if found.overlap:
-        line += f"; {found.overlap} of the prompts are in data.sources too (overlap/training)"
+    if result.overlap:
+        line += f"; {result.overlap} of the prompts are in data.sources too (overlap/training)"
     return line

@@ -1,5 +1,5 @@
-"""What a run remembers of its prompts: pass rates, lengths, the last result. It is in the
-checkpoint; later steps may select by it.
+"""The prompts' history in a run: pass rates, lengths, the last result. It is in the checkpoint, and
+later steps may select prompts by it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from compass_jax.config import RewardConfig
 from compass_jax.experience.policies import is_uniform, known_rewards
 from compass_jax.records import Group, Outcome, Prompt
 
-LABEL_MEMORY = 0.9  # of a label's sums from step to step
+LABEL_DECAY = 0.9  # of a label's sums per step
 
 
 def outcome(group: Group, rewards: RewardConfig) -> Outcome:
-    """The group's outcome, judged on its known rewards."""
+    """Returns the group's outcome by its known rewards."""
     known = known_rewards(group.scores)
     kind = ""
     if is_uniform(group.scores):
@@ -37,11 +37,11 @@ def outcome(group: Group, rewards: RewardConfig) -> Outcome:
 
 
 class PromptHistory:
-    """Of each prompt: samples, those scored, sum of rewards, response tokens, and of its last group
-    the mean reward and length.
+    """Per prompt: samples, scored samples, sum of rewards, response tokens, and the mean reward and
+    length of its last group.
 
-    `samples` and `tokens` of each label too, halved in weight about every seven steps, for prompts
-    that have not come yet.
+    Per label: samples and tokens, whose weight halves about every seven steps, as an estimate for
+    prompts that have not been sampled yet.
     """
 
     def __init__(self) -> None:
@@ -55,27 +55,27 @@ class PromptHistory:
         return len(self._entries)
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]]) -> None:
-        """Takes in a step's groups."""
+        """Adds a step's groups."""
         for sums in self._labels.values():
-            sums[:] = [LABEL_MEMORY * x for x in sums]
-        for prompt, found in results:
+            sums[:] = [LABEL_DECAY * x for x in sums]
+        for prompt, outcome in results:
             entry = self._entries.setdefault(
                 str(prompt.id),
                 dict.fromkeys(("samples", "scored", "reward_sum", "tokens", "last_reward"), 0.0),
             )
-            entry["samples"] += found.samples
-            entry["scored"] += found.known
-            entry["reward_sum"] += found.reward_sum
-            entry["tokens"] += found.response_tokens
-            entry["last_length"] = found.response_tokens / found.samples
-            if found.known:
-                entry["last_reward"] = found.reward_sum / found.known
+            entry["samples"] += outcome.samples
+            entry["scored"] += outcome.known
+            entry["reward_sum"] += outcome.reward_sum
+            entry["tokens"] += outcome.response_tokens
+            entry["last_length"] = outcome.response_tokens / outcome.samples
+            if outcome.known:
+                entry["last_reward"] = outcome.reward_sum / outcome.known
             label = self._labels.setdefault(prompt.label, [0.0, 0.0])
-            label[:] = [label[0] + found.samples, label[1] + found.response_tokens]
+            label[:] = [label[0] + outcome.samples, label[1] + outcome.response_tokens]
 
     def expected_length(self, prompt: Prompt) -> float:
-        """Response tokens of a sample: the mean of the prompt's last group, of its label where it
-        is new, NaN where the label is new too.
+        """Returns the expected response tokens of a sample: the mean of the prompt's last group, of
+        its label for a new prompt, NaN for a new label.
         """
         if str(prompt.id) in self._entries:
             return self._entries[str(prompt.id)]["last_length"]
@@ -83,13 +83,13 @@ class PromptHistory:
         return tokens / samples if samples else math.nan
 
     def state(self) -> dict[str, Any]:
-        """All entries, as JSON."""
+        """Returns all entries as JSON."""
         return {
             "prompts": {k: dict(v) for k, v in self._entries.items()},
             "labels": {k: list(v) for k, v in self._labels.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`."""
+        """Restores what `state` returned."""
         self._entries = {name: dict(entry) for name, entry in state["prompts"].items()}
         self._labels = {name: list(sums) for name, sums in state["labels"].items()}

@@ -1,5 +1,5 @@
-"""What the verifiers said of whole groups: the shares of responses with an answer and of groups by
-kind, and a warning with a sample where the rewards say nothing.
+"""Verdicts on whole groups: the share of responses with an answer, the groups by kind, and a
+warning with a sample where rewards carry no information.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from compass_jax.rewards.answer_form import form_of, remedy
 from compass_jax.rewards.faults import summary
 
 KINDS = ("varied", "all_right", "all_wrong", "between", "undecided")
-FAILURES = ("error", "crash", "timeout")  # outcomes of checks that did not come to an end
-MOST_REASONS = 3  # that are told of samples without a reward
-MOST_SHOWN = 600  # characters of a text in a warning
+FAILURES = ("error", "crash", "timeout")  # outcomes of checks that did not finish
+MAX_REASONS = 3  # in a message about samples without a reward
+MAX_SHOWN = 600  # characters of a text in a warning
 
 NOTHING_EXTRACTED, ALL_WRONG, ALL_RIGHT = "nothing extracted", "all wrong", "all right"
 NO_GROUP_VARIES = "no group varies"
 
 
 def kind_of(scores: Sequence[Score], rewards: RewardConfig) -> str:
-    """One of KINDS, as rl/zero_variance.py counts them."""
+    """Returns one of KINDS, as rl/zero_variance.py counts them."""
     known = known_rewards(scores)
     if len(known) < 2:
         return "undecided"
@@ -37,33 +37,36 @@ def kind_of(scores: Sequence[Score], rewards: RewardConfig) -> str:
 
 
 def group_shares(groups: Sequence[Sequence[Score]], rewards: RewardConfig) -> dict[str, float]:
-    """The share of each kind of group; they sum to 1."""
+    """Returns the share of each kind of group; they sum to 1."""
     kinds = Counter(kind_of(scores, rewards) for scores in groups)
     return {kind: kinds[kind] / max(len(groups), 1) for kind in KINDS}
 
 
 def extracted_frac(scores: Sequence[Score]) -> float:
-    """The share of the responses in which an answer was found, of those whose check came to an end;
-    NaN where none did.
+    """Returns the share of responses with an answer among those whose check finished; NaN where
+    none did.
     """
-    ended = _ended(scores)
-    return sum(score.extracted for score in ended) / len(ended) if ended else math.nan
+    finished = _finished(scores)
+    return sum(score.extracted for score in finished) / len(finished) if finished else math.nan
 
 
 def verdicts_in_words(scores: Sequence[Score]) -> str:
-    """ "an answer in 100% of 8 responses", and how many have no verdict, where there are any."""
-    lost = Counter(score.outcome for score in scores if not score.known)
-    outcomes = counts_in_words(lost)
-    if not (ended := _ended(scores)):
-        return f"a verdict on none of {len(scores)} responses ({outcomes}){why_lost(scores)}"
-    told = f"an answer in {extracted_frac(scores):.0%} of {len(ended)} responses"
-    if lost:
-        told += f"; {lost.total()} of {len(scores)} have no verdict ({outcomes}) and are left out"
-        told += why_lost(scores)
-    return told
+    """Returns a text such as "an answer in 100% of 8 responses", with the number of samples without
+    a verdict.
+    """
+    unknown_outcomes = Counter(score.outcome for score in scores if not score.known)
+    outcomes = counts_in_words(unknown_outcomes)
+    if not (finished := _finished(scores)):
+        return f"a verdict on none of {len(scores)} responses ({outcomes}){unknown_reasons(scores)}"
+    text = f"an answer in {extracted_frac(scores):.0%} of {len(finished)} responses"
+    if unknown_outcomes:
+        text += f"; {unknown_outcomes.total()} of {len(scores)} have no verdict ({outcomes})"
+        text += " and are left out"
+        text += unknown_reasons(scores)
+    return text
 
 
-def _ended(scores: Sequence[Score]) -> list[Score]:
+def _finished(scores: Sequence[Score]) -> list[Score]:
     return [score for score in scores if score.known or score.outcome == "unjudged"]
 
 
@@ -73,41 +76,41 @@ def failure_of(groups: Sequence[Group]) -> str:
     if not scores or any(score.outcome not in FAILURES for score in scores):
         return ""
     outcomes = counts_in_words(Counter(score.outcome for score in scores))
-    return f"all {len(scores)} samples of a step failed ({outcomes}){why_lost(scores)}"
+    return f"all {len(scores)} samples of a step failed ({outcomes}){unknown_reasons(scores)}"
 
 
-def why_lost(scores: Sequence[Score]) -> str:
+def unknown_reasons(scores: Sequence[Score]) -> str:
     """Lists the reasons of samples without a reward, the most frequent first."""
-    lost = [score for score in scores if not score.known]
-    reasons = Counter(summary(score.detail) for score in lost if score.detail)
-    parts = [reason for reason, _ in reasons.most_common(MOST_REASONS)]
-    if any(score.outcome == "unjudged" and not score.detail for score in lost):
+    unscored = [score for score in scores if not score.known]
+    reasons = Counter(summary(score.detail) for score in unscored if score.detail)
+    parts = [reason for reason, _ in reasons.most_common(MAX_REASONS)]
+    if any(score.outcome == "unjudged" and not score.detail for score in unscored):
         parts.append("a verifier returned None; a function that is to judge ends with a return")
     return f": {'; '.join(parts)}" if parts else ""
 
 
 def counts_in_words(counts: Counter[str]) -> str:
-    """ "3 error, 1 timeout"."""
+    """Returns a text such as "3 error, 1 timeout"."""
     return ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
 
 
 def silence(scores: Sequence[Score], rewards: RewardConfig) -> str:
-    """NOTHING_EXTRACTED, ALL_WRONG, or empty where the rewards say something, or where no check
-    came to an end (which is told elsewhere).
+    """Returns NOTHING_EXTRACTED or ALL_WRONG where the rewards carry no information, else an empty
+    string. Checks that did not finish are reported elsewhere.
     """
-    ended = _ended(scores)
-    if not ended:
+    finished = _finished(scores)
+    if not finished:
         return ""
-    if not any(score.extracted for score in ended):
+    if not any(score.extracted for score in finished):
         return NOTHING_EXTRACTED
-    known = known_rewards(ended)
+    known = known_rewards(finished)
     return ALL_WRONG if known and max(known) <= rewards.wrong_at else ""
 
 
 def no_advantage(groups: Sequence[Sequence[Score]], rewards: RewardConfig) -> str:
     """Returns ALL_RIGHT or NO_GROUP_VARIES where no group's known rewards differ, so that every
     advantage of the verifiers is 0; else an empty string. Groups with fewer than two known rewards
-    do not count, and all-wrong rollouts are the case of `silence`.
+    are ignored, and all-wrong rollouts belong to `silence`.
     """
     kinds = {kind_of(scores, rewards) for scores in groups} - {"undecided"}
     if not kinds or "varied" in kinds or kinds == {"all_wrong"}:
@@ -122,13 +125,13 @@ def silence_warning(
     responses: int,
     config: RunConfig,
 ) -> str:
-    """What is said of silent rewards, with one whole sample.
+    """Returns the warning about uninformative rewards, with one whole sample.
 
     Args:
-        kind: what `silence` found.
-        of: whose responses they are, as "of the first rollout".
+        kind: the result of `silence` or `no_advantage`.
+        of: describes the responses, for example "of the first rollout".
         sample: a prompt, a response to it and its score.
-        responses: how many there are.
+        responses: the number of responses.
     """
     prompt, response, score = sample
     where, source = config.data.keyed_sources()[prompt.source]
@@ -168,9 +171,9 @@ def silence_warning(
         f"warning: {what}",
         f"looked for: {places}",
         f"to change it: {option}",
-        f"prompt:    {shown(prompt.question)}",
-        f"response:  {shown(response)}",
-        f"reference: {shown(prompt.answer)}   reward: {score.reward:g} ({score.outcome})",
+        f"prompt:    {quoted(prompt.question)}",
+        f"response:  {quoted(response)}",
+        f"reference: {quoted(prompt.answer)}   reward: {score.reward:g} ({score.outcome})",
     ]
     return "\n  ".join(lines)
 
@@ -178,7 +181,7 @@ def silence_warning(
 def sample_of(
     groups: Sequence[Group], text_of: Callable[[Rollout], str]
 ) -> tuple[Prompt, str, Score]:
-    """The sample that a warning shows: the first that ended by itself, else the first."""
+    """Returns the sample that a warning shows: the first that was not truncated, else the first."""
     pairs = [
         (group.prompt, rollout, score)
         for group in groups
@@ -189,11 +192,13 @@ def sample_of(
     return prompt, text_of(rollout), score
 
 
-def shown(text: str) -> str:
-    """A text on one line: control characters escaped, and the middle of a long one left out."""
-    left_out = len(text) - MOST_SHOWN
-    if left_out > 0:
-        head, tail = 2 * MOST_SHOWN // 3, MOST_SHOWN // 3
-        text = f"{text[:head]} [... {left_out:,} characters ...] {text[-tail:]}"
+def quoted(text: str) -> str:
+    """Returns a text on one line, with control characters escaped and the middle of a long text
+    left out.
+    """
+    excess = len(text) - MAX_SHOWN
+    if excess > 0:
+        head, tail = 2 * MAX_SHOWN // 3, MAX_SHOWN // 3
+        text = f"{text[:head]} [... {excess:,} characters ...] {text[-tail:]}"
     escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return f'"{"".join(escaped)}"'

@@ -1,5 +1,5 @@
-"""What a step's groups look like in the log: rewards and lengths, a few samples; and the control
-experiment that shuffles rewards.
+"""Metrics of a step's groups: rewards and lengths, a few samples; and the control experiment that
+shuffles rewards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 
 def permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:
-    """Control experiment: rewards keep their group and lose their sample."""
+    """Shuffles rewards within each group, as a control experiment."""
     rng = np.random.default_rng(seed)
     for g in range(arrays.group.max() + 1):
         rows = np.flatnonzero(arrays.group == g)
@@ -27,7 +27,7 @@ def permute_rewards(arrays: StepArrays, seed: tuple[int, ...]) -> None:
 
 
 def group_metrics(groups: list[Group]) -> dict[str, float]:
-    """Rewards, the parts that verifiers named, and lengths of one step's samples."""
+    """Returns rewards, the reward parts named by verifiers, and lengths of one step's samples."""
     scores = [s for g in groups for s in g.scores]
     rollouts = [r for g in groups for r in g.rollouts]
     known = [s.reward for s in scores if s.known]
@@ -36,14 +36,14 @@ def group_metrics(groups: list[Group]) -> dict[str, float]:
     for name, part in (item for s in scores for item in s.components.items()):
         parts.setdefault(name, []).append(part)
     return {
-        # null in the log: 0 would be a reward
+        # NaN is null in the log; 0 would be a reward.
         "reward/mean": float(np.mean(known)) if known else float("nan"),
         "reward/timeout_frac": float(np.mean([s.outcome == "timeout" for s in scores])),
         "reward/unknown_frac": float(np.mean([not s.known for s in scores])),
         "response_length/mean": float(np.mean(lengths)),
         "response_length/max": float(np.max(lengths)),
         "truncated_frac": float(np.mean([r.truncated for r in rollouts])),
-        # over the samples that have it
+        # Means over the samples that have the part.
         **{f"reward/{name}/mean": float(np.mean(parts[name])) for name in sorted(parts)},
     }
 
@@ -97,10 +97,11 @@ def histogram(values: Sequence[float], bins: int = 16) -> Bins:
 def label_inversion(
     groups: Sequence[Group], arrays: StepArrays, advantage: np.ndarray
 ) -> dict[str, float]:
-    """advantage/<label>/inversion_frac: by gold labels, as rl/shaping.py:inversion counts all of
-    them; empty without gold labels, and for a label without a pair.
+    """Computes advantage/<label>/inversion_frac by gold labels, as rl/shaping.py:inversion does for
+    all labels together; empty without gold labels, and without an entry for a label without pairs.
 
-    advantage: of each response `[b]`, NaN where none was trained on.
+    Args:
+        advantage: of each response `[b]`, NaN for one that was not trained on.
     """
     if arrays.gold is None:
         return {}
@@ -108,9 +109,9 @@ def label_inversion(
     known = np.isfinite(arrays.gold) & np.isfinite(advantage)
     for g, group in enumerate(groups):
         rows = np.flatnonzero((arrays.group == g) & known)
-        gold, mine = arrays.gold[rows], advantage[rows]
+        gold, advantages = arrays.gold[rows], advantage[rows]
         better = gold[:, None] - gold[None, :] > UNIFORM_WITHIN
-        wrong = better & (mine[:, None] < mine[None, :])
+        wrong = better & (advantages[:, None] < advantages[None, :])
         counted = counts.setdefault(group.prompt.label, np.zeros(2, np.int64))
         counted += (int(wrong.sum()), int(better.sum()))
     return {
@@ -121,17 +122,17 @@ def label_inversion(
 
 
 def staleness(groups: list[Group], step: int) -> dict[str, float]:
-    """Updates between the weights that sampled a token and those that it is trained at: mean over
-    the generated tokens, and the most.
+    """Returns the updates between the weights that sampled a token and those that train on it: the
+    mean over generated tokens, and the maximum.
     """
-    behind = np.concatenate(
+    updates = np.concatenate(
         [step - r.versions[len(r.prompt.tokens) :][r.generated] for g in groups for r in g.rollouts]
     )
-    return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())}
+    return {"staleness": float(updates.mean()), "staleness_max": float(updates.max())}
 
 
 def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> list[dict[str, Any]]:
-    """Whole groups as rows of rollouts.jsonl."""
+    """Returns whole groups as rows of rollouts.jsonl."""
     return [
         {
             "prompt": group.prompt.question,
@@ -156,7 +157,9 @@ def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> l
 
 
 def growth_metrics(groups: Sequence[Group], config: RLConfig) -> dict[str, float]:
-    """What growth did: groups that grew, those of them that vary now, and the tokens it cost."""
+    """Returns the groups that grew, those that growth made vary, and the tokens that it
+    generated.
+    """
     if not config.zero_variance.grow_to:
         return {}
     first = config.group_size
@@ -175,21 +178,23 @@ def growth_metrics(groups: Sequence[Group], config: RLConfig) -> dict[str, float
 def round_metrics(
     kept: Sequence[Group], dropped: Sequence[Group], last: bool, config: RLConfig
 ) -> dict[str, float]:
-    """What a round of dynamic sampling did, the last one or not; empty without."""
+    """Returns the metrics of a round of dynamic sampling; empty without it."""
     if not config.zero_variance.dynamic_sampling:
         return {}
-    found = {"filled_groups": sum(not varies(group) for group in kept)} if last else {}
-    found |= {
+    counts = {"filled_groups": sum(not varies(group) for group in kept)} if last else {}
+    counts |= {
         "rounds": 1,
         "surplus_groups": sum(map(varies, dropped)),
         "dropped_groups": len(dropped),
         "dropped_tokens": sum(r.response_length for group in dropped for r in group.rollouts),
     }
-    return {f"zero_variance/dynamic_{name}": float(value) for name, value in found.items()}
+    return {f"zero_variance/dynamic_{name}": float(value) for name, value in counts.items()}
 
 
 def carried_metrics(buffer: ExperienceBuffer) -> dict[str, float]:
-    """What goes on in the next step: groups, and tokens that their samples have by now."""
+    """Returns the groups carried into the next step, and the tokens that their samples have
+    so far.
+    """
     waiting = [x.rollout for group in buffer.open for x in buffer.begun(group)]
     return {
         "rollout/carried_groups": float(len(buffer.open)),

@@ -1,6 +1,6 @@
-"""Two evaluations of the same prompts: paired differences, their intervals and tests.
+"""Comparison of two evaluations of the same prompts: paired differences, their intervals and tests.
 
-Pairing removes what makes prompts hard or easy from the error: the difference of two accuracies is
+Pairing removes the prompts' difficulty from the error, so that the difference of two accuracies is
 known better than either of them.
 """
 
@@ -22,13 +22,13 @@ from compass_jax.untrusted import parse_json, read_lines, read_text
 
 SIGN, T_TEST = "McNemar's, exact", "paired t"
 BOOTSTRAP_SEED = 0
-MOST_ROW_BYTES = 2**30  # of a prompt with all its answers
+MAX_ROW_BYTES = 2**30  # of a prompt with all its answers
 
-Key = tuple[str, int, str]  # set, id, what is asked
+Key = tuple[str, int, str]  # set, id, prompt
 
 
 class Judged(NamedTuple):
-    """What an evaluation found of a prompt."""
+    """The verdicts on a prompt's answers."""
 
     right: int  # of the samples
     known: int
@@ -37,8 +37,8 @@ class Judged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Read:
-    """An evaluation's files."""
+class EvaluationFiles:
+    """The content of an evaluation's files."""
 
     folder: str
     settings: dict[str, Any]  # of all sets
@@ -46,9 +46,9 @@ class Read:
     answers: dict[Key, Judged]
 
 
-def read_evaluation(place: str) -> Read:
-    """The evaluation in a folder that `compass eval --out` wrote, or in the directory of a run that
-    has ended. Raises ReportError for another place, and for files that are damaged.
+def read_evaluation(place: str) -> EvaluationFiles:
+    """Reads the evaluation in a folder that `compass eval --out` wrote, or in the directory of a
+    finished run. Raises ReportError for another folder or damaged files.
     """
     folders = [Path(place), Path(place) / EVALUATION_FOLDER]
     folder = next((one for one in folders if (one / ANSWERS).is_file()), None)
@@ -68,16 +68,16 @@ def read_evaluation(place: str) -> Read:
             f"{file}: no summary of an evaluation with sets ({error!r}); evaluate again"
         ) from error
     answers = {}
-    lines = read_lines(folder / ANSWERS, error=ReportError, most_bytes=MOST_ROW_BYTES)
+    lines = read_lines(folder / ANSWERS, error=ReportError, most_bytes=MAX_ROW_BYTES)
     for where, line in lines:
         key, judged = _read(line, where, used, right_at)
         answers[key] = judged
-    return Read(place, settings, used, answers)
+    return EvaluationFiles(place, settings, used, answers)
 
 
 def read_summary(folder: Path) -> Evaluation:
-    """Returns the held-out accuracies in the summary.json of a folder, without its
-    sets. Raises ReportError where there is no such summary.
+    """Returns the held-out accuracies in the summary.json of a folder, without its sets. Raises
+    ReportError without such a summary.
     """
     file = folder / SUMMARY
     summary = parse_json(read_text(file, error=ReportError), str(file), error=ReportError)
@@ -121,80 +121,80 @@ def _read(line: bytes, where: str, sets: Mapping[str, Any], right_at: float) -> 
     return key, Judged(sum(x >= right_at for x in known), len(known), greedy, sum(known))
 
 
-def compare(first: Read, second: Read) -> dict[str, Any]:
-    """From the first to the second evaluation, for each set that both have: how many prompts match,
-    and of avg@k, of the samples' mean reward and of the greedy answers both values on these, the
-    difference with its 95% interval and the p of a test of no difference. JSON's own types; None
-    for what nobody knows.
+def compare(first: EvaluationFiles, second: EvaluationFiles) -> dict[str, Any]:
+    """Compares two evaluations, for each set that both have: the matching prompts, and on these
+    both values of avg@k, mean reward and greedy accuracy, the difference from first to second with
+    its 95% interval, and the p of a test of no difference. Values have JSON types; None for an
+    unknown one.
 
-    Raises ReportError where no prompt matches, or where the two were sampled or judged under other
-    settings, which it names.
+    Raises ReportError where no prompt matches, or where sampling or judging settings differ, with
+    their names.
     """
     _check_same(first, second)
     names = [name for name in first.sets if name in second.sets]
     sets = {}
     for name in names:
-        mine, other = (
+        answers, other_answers = (
             {key: x for key, x in one.answers.items() if key[0] == name} for one in (first, second)
         )
-        both = [key for key in mine if key in other]
-        if both:
-            pairs = [(mine[key], other[key]) for key in both]
+        matched = [key for key in answers if key in other_answers]
+        if matched:
+            pairs = [(answers[key], other_answers[key]) for key in matched]
             sets[name] = {
                 **first.sets[name],
-                "matched": len(both),
-                "only_first": len(mine) - len(both),
-                "only_second": len(other) - len(both),
+                "matched": len(matched),
+                "only_first": len(answers) - len(matched),
+                "only_second": len(other_answers) - len(matched),
                 "avg_at_k": averages([((a.right, a.known), (b.right, b.known)) for a, b in pairs]),
                 "reward": averages([((a.reward, a.known), (b.reward, b.known)) for a, b in pairs]),
                 "greedy": greedies([(a.greedy, b.greedy) for a, b in pairs]),
             }
     if not sets:
         raise ReportError(
-            f"no prompt is in both {first.folder} ({', '.join(first.sets)}) and {second.folder}"
+            f"no prompt is in matched {first.folder} ({', '.join(first.sets)}) and {second.folder}"
             f" ({', '.join(second.sets)}): a comparison needs the same sets with the same prompts"
         )
     only = {name: one.folder for one in (first, second) for name in one.sets if name not in names}
     return {"first": first.folder, "second": second.folder, "sets": sets, "only": only}
 
 
-def _check_same(first: Read, second: Read) -> None:
+def _check_same(first: EvaluationFiles, second: EvaluationFiles) -> None:
     pairs = [("", first.settings, second.settings)]
     pairs += [(f"{x}: ", first.sets[x], second.sets[x]) for x in first.sets if x in second.sets]
-    told = [
+    differences = [
         f"{where}{key} = {one.get(key)!r:.60} and {other.get(key)!r:.60}"
         for where, one, other in pairs
         for key in dict.fromkeys([*one, *other])
         if one.get(key) != other.get(key)
     ]
-    if told:
+    if differences:
         raise ReportError(
             f"{first.folder} and {second.folder} were evaluated under other settings, so that their"
-            f" difference would say nothing of the weights: {'; '.join(told)}; evaluate one of them"
-            " again"
+            f" difference would not measure the weights: {'; '.join(differences)}; evaluate one of"
+            " them again"
         )
 
 
 def averages(pairs: list[tuple[tuple[float, int], tuple[float, int]]]) -> dict[str, Any]:
-    """The difference of avg@k or of the mean reward over prompts, each with its own mean: its
-    bootstrap interval over prompts, and the p of the paired t-test. ((sum, known), (sum, known)) of
-    each prompt; those that one side knows nothing of are left out.
+    """Returns the difference of avg@k or of the mean reward over prompts, each with equal weight:
+    its bootstrap interval over prompts and the p of the paired t-test. `pairs` has ((sum, known),
+    (sum, known)) of each prompt; prompts that one side has no known score of are left out.
     """
     known = [(a / n, b / m) for (a, n), (b, m) in pairs if n and m]
     sides = np.array(known, float).reshape(-1, 2)
     gains = sides[:, 1] - sides[:, 0]
     ones = np.ones(len(gains), int)
-    most = max(1.0, float(np.ptp(sides))) if known else 1.0  # rewards may lie further apart
-    found = clustered(gains, ones, BOOTSTRAP_SEED, support=(-most, most))
-    values = (*map(float, sides.mean(0)), found.mean) if known else (math.nan,) * 3
-    return _told(len(known), values, (found.low, found.high), _t_test(gains), T_TEST)
+    largest = max(1.0, float(np.ptp(sides))) if known else 1.0  # rewards may differ by more than 1
+    estimate = clustered(gains, ones, BOOTSTRAP_SEED, support=(-largest, largest))
+    values = (*map(float, sides.mean(0)), estimate.mean) if known else (math.nan,) * 3
+    return _comparison(len(known), values, (estimate.low, estimate.high), _t_test(gains), T_TEST)
 
 
 def _t_test(gains: np.ndarray) -> float:
-    """The two-sided p of a mean of zero; NaN for fewer than two. Where all gains are equal the test
-    has no error to measure by, and the sign test takes its place.
+    """Returns the two-sided p of a mean of zero; NaN for fewer than two values. Where all are
+    equal, the t-test has no error estimate and the sign test is used.
     """
-    from scipy import stats  # type: ignore[import-untyped]  # it has no types of its own
+    from scipy import stats  # type: ignore[import-untyped]  # untyped
 
     if len(gains) < 2:
         return math.nan
@@ -204,20 +204,19 @@ def _t_test(gains: np.ndarray) -> float:
 
 
 def greedies(pairs: list[tuple[bool | None, bool | None]]) -> dict[str, Any]:
-    """The difference of greedy accuracy: its bootstrap interval over prompts, and the p of
-    McNemar's exact test on the prompts that one side alone gets right. Unknown answers are left
-    out.
+    """Returns the difference of greedy accuracy: its bootstrap interval over prompts, and the p of
+    McNemar's exact test on the prompts that only one side gets right. Unknown answers are left out.
     """
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     sides = np.array(known, float).reshape(-1, 2)
     gains = sides[:, 1] - sides[:, 0]
-    found = clustered(gains, np.ones(len(gains), int), BOOTSTRAP_SEED, support=(-1.0, 1.0))
-    values = (*map(float, sides.mean(0)), found.mean) if known else (math.nan,) * 3
+    estimate = clustered(gains, np.ones(len(gains), int), BOOTSTRAP_SEED, support=(-1.0, 1.0))
+    values = (*map(float, sides.mean(0)), estimate.mean) if known else (math.nan,) * 3
     p = sign_test(int((gains < 0).sum()), int((gains > 0).sum())) if known else math.nan
-    return _told(len(known), values, (found.low, found.high), p, SIGN)
+    return _comparison(len(known), values, (estimate.low, estimate.high), p, SIGN)
 
 
-def _told(
+def _comparison(
     prompts: int,
     values: tuple[float, ...],
     interval: tuple[float, float],

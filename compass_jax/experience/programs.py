@@ -1,4 +1,4 @@
-"""What the collector wants of the engine, for the list of its programs."""
+"""The collector's workload on the engine, for the list of compiled programs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from compass_jax.rollout.programs import EngineWorkload
 
 
 def training_use(engine: Engine, config: RLConfig, talks: bool) -> EngineWorkload:
-    """What the collector wants of the engine; `talks`: environments answer some samples."""
-    most = doublings(config.capacity - 1, config)
+    """Returns the collector's workload on the engine; `talks` is whether environments answer some
+    samples.
+    """
+    most_doublings = doublings(config.capacity - 1, config)
     return EngineWorkload(
         "",
         config.capacity,
-        tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most + 1))),
+        tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most_doublings + 1))),
         rows=groups_in_flight(config) * config.capacity if config.replay == "R3" else 0,
         taken=config.prompts_per_step * config.capacity,
         goes_on=bool(talks or config.partial_prompts or engine.config.cache_pages),

@@ -1,5 +1,5 @@
-"""Numbers of single tokens as rows of tokens.jsonl: a bounded count of tokens of the logged groups
-of a step.
+"""Rows of tokens.jsonl: numbers of single tokens, for a bounded number of tokens in a step's logged
+groups.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 
 from compass_jax.records import Group
 
-DIGITS = 3  # significant ones of a logged number
+DIGITS = 3  # significant digits of a logged number
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `count`, evenly apart: the groups of a step stand in the
-    order of its updates, and some of each are to be seen.
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """Returns at most `most` of the numbers below `count`, evenly spaced: a step's groups are in
+    the order of its updates, and the log should have some of each update.
     """
     chosen = min(count, most)
     return [i * count // chosen for i in range(chosen)]
@@ -30,20 +30,20 @@ def token_rows(
     pieces: Callable[[np.ndarray], Sequence[str]],
     most: int,
 ) -> list[dict[str, Any]]:
-    """A row for each of the groups: means of `values` over each sample's tokens under `means` (of
-    logp_diff that of its absolute value), and the numbers of at most `most` tokens in all.
+    """Returns a row for each group: means of `values` over each sample's tokens under `means` (for
+    logp_diff of its absolute value), and the numbers of at most `most` tokens in all.
 
-    `group` counts the groups, and `sample` a group's samples, both from 0. Of a sample `text`
-    holds the characters that each token adds to the response, `version` the policy version that
-    sampled it (-1: an environment said it), and the other lists what `values` has; one number
+    `group` counts the groups and `sample` a group's samples, both from 0. In a sample, `text` has
+    the number of characters that each token adds to the response, `version` the policy version that
+    sampled it (-1: an environment's token), and the other lists come from `values`. One number
     stands for a list of equal ones, and null for one that is not finite.
 
     Args:
         values: `[n t]` each; row i * size + j is that of sample j of group i.
-        size: rows that a group has.
-        pieces: a response's tokens -> the text that each of them adds.
-        most: the best and the worst sample of each group are taken first; the last one that is
-            taken may have numbers for its first tokens alone.
+        size: rows of a group.
+        pieces: returns the text that each token of a response adds.
+        most: the best and the worst sample of each group come first; the last sample may have
+            numbers for its first tokens only.
     """
     rows: list[dict[str, Any]] = [
         {"group": g, "means": _means(group, values, g * size), "samples": []}
@@ -51,20 +51,20 @@ def token_rows(
     ]
     for g, s in _by_interest(groups):
         rollout = groups[g].rollouts[s]
-        taken = min(rollout.response_length, most)
-        most -= taken
-        if not taken:
+        logged = min(rollout.response_length, most)
+        most -= logged
+        if not logged:
             continue
         start = len(rollout.prompt.tokens)
-        part = slice(start, start + taken)
+        part = slice(start, start + logged)
         row = g * size + rollout.sample
         numbers = {name: _column(array[row, part]) for name, array in values.items()}
         rows[g]["samples"].append(
             {
                 "sample": s,
-                "tokens": taken,
-                # a few more, since a character may end in a later token
-                "text": [len(x) for x in pieces(rollout.response[: taken + 8])[:taken]],
+                "tokens": logged,
+                # A few more tokens, since a character may end in a later one.
+                "text": [len(x) for x in pieces(rollout.response[: logged + 8])[:logged]],
                 "version": _column(rollout.versions[part]),
                 **numbers,
             }
@@ -75,7 +75,7 @@ def token_rows(
 def _means(
     group: Group, values: Mapping[str, np.ndarray], first: int
 ) -> dict[str, list[int | float | None]]:
-    """Name -> the mean of each sample of a group whose rows begin at `first`."""
+    """Returns name -> the mean of each sample of a group whose rows begin at `first`."""
     start = len(group.prompt.tokens)
     parts = [(first + r.sample, start + np.flatnonzero(r.generated)) for r in group.rollouts]
     means: dict[str, list[int | float | None]] = {}
@@ -86,26 +86,28 @@ def _means(
 
 
 def _by_interest(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    """(group, sample) of all samples: each group's best, then each group's worst, then the rest."""
+    """Returns (group, sample) of all samples: each group's best, then each group's worst, then the
+    others.
+    """
     order = []
     for g, group in enumerate(groups):
         known = [(-score.reward, i) for i, score in enumerate(group.scores) if score.known]
         ranked = [i for _, i in sorted(known)]
         first = ranked[:1] + ranked[-1:][: len(ranked) - 1]
-        rest = [i for i in range(len(group.rollouts)) if i not in first]
+        remaining = [i for i in range(len(group.rollouts)) if i not in first]
         order += [(rank, g, i) for rank, i in enumerate(first)]
-        order += [(len(group.rollouts) + rank, g, i) for rank, i in enumerate(rest)]
+        order += [(len(group.rollouts) + rank, g, i) for rank, i in enumerate(remaining)]
     return [(g, i) for _, g, i in sorted(order)]
 
 
 def _column(values: np.ndarray) -> Any:
-    """A list of rounded numbers, or one where all are equal."""
+    """Returns a list of rounded numbers, or one number where all are equal."""
     numbers = [_rounded(float(x)) for x in values]
     return numbers[0] if all(x == numbers[0] for x in numbers) else numbers
 
 
 def _rounded(x: float) -> int | float | None:
-    """`x` with so many significant digits; a whole number is one in JSON, too."""
+    """Rounds `x` to DIGITS significant digits; a whole number becomes an int, also in JSON."""
     if not math.isfinite(x):
         return None
     if x == int(x) and abs(x) < 1e9:

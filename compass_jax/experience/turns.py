@@ -1,17 +1,16 @@
-"""Conversations with an environment (tasks/environment.py): a sample whose turn is over gets what
-the environment says, and is queued again.
+"""Conversations with an environment (tasks/environment.py): a sample whose turn is over gets the
+environment's answer and is queued again.
 
-A conversation is one sequence and one sample. What the environment says is no token of the
-policy's: it has version GIVEN, no log-prob, and is not trained on. The prefill with which the
-sample goes on, in whatever slot, replays the routes of the tokens that it has and records those of
-the new ones. Rounds end when the last sample's turn does, so that nothing depends on a clock but
-this: an environment has `rewards.conversation_s` for all its answers in a conversation, the seconds
-of the model and of waiting left out, and one that takes longer is left out as a timeout.
+A conversation is one sequence and one sample. The environment's tokens are not the policy's: they
+have version GIVEN and no log-prob, and are not trained on. The prefill with which the sample
+continues, in any slot, replays the routes of its earlier tokens and records those of the new ones.
+A round ends when the last sample's turn does, so that nothing depends on a clock but the time
+limit: an environment has `rewards.conversation_s` for all its answers in a conversation, without
+the time of the model and of waiting. A conversation over the limit is left out as a timeout.
 
-The seconds are no number of a run, and no checkpoint has them: after a kill a conversation that was
-under way has all its time again. A resume is exact for conversations that need less than the limit;
-that of one near it may end either way, as that of a check near `rewards.timeout_s` may. A verdict
-that is in the checkpoint stands.
+The time spent is in no checkpoint: after a kill, a running conversation has its full time again.
+Resume is exact for conversations that need less than the limit; one near it may end either way, as
+may a check near `rewards.timeout_s`. A verdict in the checkpoint is final.
 """
 
 from __future__ import annotations
@@ -35,27 +34,28 @@ SLOW = "the environment took longer for its {} answers than rewards.conversation
 
 @dataclass(frozen=True)
 class Turns:
-    """How conversations cross between tokens and texts.
+    """Conversion of conversations between tokens and texts.
 
     Args:
-        decode: the tokens of a response, or of a turn -> its text.
-        encode: what an environment says (`Score.says`) and the tokens of the turn before it -> the
-            tokens between the end token of this turn and the next turn.
-        most_tokens: after the prompt.
-        opened: the tokens before a turn -> the text with which they open a thought; empty: none.
+        decode: returns the text of a response's, or a turn's, tokens.
+        encode: returns the tokens between the end token of a turn and the next turn, from an
+            environment's answer (`Score.says`) and the turn's tokens.
+        most_tokens: largest number of tokens after the prompt.
+        opened: returns the text with which the tokens before a turn open a thought; empty without
+            one.
     """
 
     decode: Callable[[Any], str]
     encode: Callable[[str, Sequence[int]], Sequence[int]]
     most_tokens: int
     opened: Callable[[Any], str] = lambda tokens: ""
-    # what conversations that go on have had of their time
+    # share of their time that running conversations have used
     _spent: dict[SampleKey, float] = field(default_factory=dict, init=False, compare=False)
     _warned: set[str] = field(default_factory=set, init=False, compare=False)
 
     def text(self, rollout: Rollout) -> str:
-        """What a verifier reads: the response, or the JSON list of the model's turns where an
-        environment answers them.
+        """Returns the text for a verifier: the response, or the JSON list of the model's turns
+        where an environment answers them.
         """
         if not rollout.prompt.turns:
             return self.response(rollout)
@@ -67,18 +67,18 @@ class Turns:
         return json.dumps(texts)
 
     def response(self, rollout: Rollout) -> str:
-        """The response's text. Where the chat template opens a thought in the prompt, the text
-        begins with this "<think>": a verifier reads what the model wrote as a thought.
+        """Returns the response's text. Where the chat template opens a thought in the prompt, the
+        text begins with this "<think>", so that a verifier sees a complete thought.
         """
         return self.opened(rollout.prompt.tokens) + self.decode(rollout.response)
 
     def settled(self, rollout: Rollout, score: Score) -> tuple[Rollout, Score | None]:
-        """The sample as it goes on with what the environment says, and no verdict; or, where the
-        conversation is over, as it was and the verdict.
+        """Returns the sample with the environment's answer appended and no verdict; or, where the
+        conversation is over, the unchanged sample and the verdict.
 
-        It is over when the environment says nothing, after the last turn that is allowed, and where
-        a turn was cut or no token is left for the next one. An environment that would go on and has
-        had all its time leaves the sample out, and so does what the chat template cannot write.
+        It is over when the environment answers nothing, after the last allowed turn, and where a
+        turn was cut or no token remains for the next one. A sample without a reward results where
+        the environment used all its time, or where the chat template cannot render its answer.
         """
         verdict = replace(score, says="", spent=0.0)
         spent = self._spent.pop(rollout.key, 0.0) + score.spent
@@ -106,8 +106,8 @@ class Turns:
 
 
 def _answered(rollout: Rollout, new: np.ndarray) -> Rollout:
-    def after(held: np.ndarray, value: float) -> np.ndarray:
-        return np.concatenate([held, np.full(len(new), value, held.dtype)])
+    def after(values: np.ndarray, value: float) -> np.ndarray:
+        return np.concatenate([values, np.full(len(new), value, values.dtype)])
 
     return replace(
         rollout,
@@ -115,5 +115,5 @@ def _answered(rollout: Rollout, new: np.ndarray) -> Rollout:
         logp=after(rollout.logp, 0),
         entropy=after(rollout.entropy, 0),
         versions=after(rollout.versions, GIVEN),
-        truncated=True,  # it goes on
+        truncated=True,  # until its next turn ends
     )

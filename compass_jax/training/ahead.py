@@ -1,5 +1,5 @@
-"""Compilation beside the first rollout: the compiler works on the training's programs while the
-rollout's are compiled and run, so the first step does not wait for one after the other.
+"""Compilation beside the first rollout: training programs compile in a thread while the rollout's
+programs compile and run, so that the first step waits for neither.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from compass_jax.runs.compiler_clock import COMPILER
 
 
 class CompileAhead:
-    """Compiles programs in a thread of its own, in their order; a call finds what was compiled.
+    """Compiles programs in order in a thread; later calls reuse the compiled programs.
 
-    A program that cannot be compiled ends the thread alone: the call that needs it says why. No
-    number changes: what is compiled is what the call would compile.
+    A program that does not compile only ends the thread: the call that needs it raises the error.
+    Results are unchanged, since the same programs are compiled as in the calls.
     """
 
     def __init__(self, programs: Iterable[Program]):
@@ -28,7 +28,9 @@ class CompileAhead:
         self._thread.start()
 
     def finish(self) -> None:
-        """Waits for the program that is being compiled; the rest is left to its first call."""
+        """Waits for the program that is compiling; the remaining ones compile at their
+        first call.
+        """
         self._enough.set()
         with COMPILER.waiting():
             self._thread.join()

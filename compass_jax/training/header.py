@@ -1,4 +1,4 @@
-"""The first lines of a run: what it trains, on what, where."""
+"""The first lines of a run: model, data, devices."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from compass_jax.config.curriculum import Stage
 def header(
     config: RunConfig, work: str, parameters: int, done_steps: int, total: int, memory: str = ""
 ) -> list[str]:
-    """Lines of "name  value".
+    """Returns lines of "name value".
 
     Args:
-        work: what is trained on, in words: "160 prompts, 40 held out".
-        parameters: of the model.
-        done_steps: of the run that is continued; 0: it is new.
-        total: steps in all.
-        memory: the estimate of the run's memory, in words.
+        work: describes the training data, for example "160 prompts, 40 held out".
+        parameters: number of the model's parameters.
+        done_steps: steps of the run that is resumed; 0 for a new run.
+        total: number of steps.
+        memory: describes the estimate of the run's memory.
     """
     devices = jax.devices()
     where = f"{len(devices)} x {devices[0].device_kind}, {_axes(config.mesh)}"
     if config.rollout_mesh is not None:
         where += f"; rollout {_axes(config.rollout_mesh)}"
     rows = {
-        "model": model_in_words(config.model, parameters),
+        "model": describe_model(config.model, parameters),
         "weights": config.init_from or "random",
         "trains on": work,
         "devices": where,
@@ -39,7 +39,7 @@ def header(
 
 
 def stage_line(config: RunConfig, stage: Stage) -> str:
-    """What a stage of RL begins with, in one line. `config`: the settings of the stage."""
+    """Returns the first line of an RL stage. `config` has the stage's settings."""
     rl = config.rl
     mix = ", ".join(f"{share:.0%} of {low:g} to {high:g}" for low, high, share in stage.mix or ())
     return (
@@ -50,8 +50,8 @@ def stage_line(config: RunConfig, stage: Stage) -> str:
     )
 
 
-def model_in_words(model: ModelConfig, parameters: int) -> str:
-    """Family, number of parameters, experts."""
+def describe_model(model: ModelConfig, parameters: int) -> str:
+    """Returns family, number of parameters and experts."""
     kind = f"{model.family}, {_short(parameters)} parameters"
     if model.moe is not None:
         kind += f", {model.moe.experts} experts, top-{model.moe.top_k}"
@@ -59,13 +59,13 @@ def model_in_words(model: ModelConfig, parameters: int) -> str:
 
 
 def _axes(mesh: MeshConfig) -> str:
-    """ "fsdp 4, expert 2", or "one device"."""
-    found = [(f.name, getattr(mesh, f.name)) for f in fields(mesh)]
-    return ", ".join(f"{name} {size}" for name, size in found if size > 1) or "one device"
+    """Returns the mesh's axes, for example "fsdp 4, expert 2", or "one device"."""
+    sizes = [(f.name, getattr(mesh, f.name)) for f in fields(mesh)]
+    return ", ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one device"
 
 
 def _short(count: int) -> str:
-    """494k, 30.5B."""
+    """Returns a short number, for example 494k or 30.5B."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"

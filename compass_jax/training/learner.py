@@ -1,16 +1,16 @@
 """The learner: scores a rollout at the parameters before its first update, then updates them. It
-knows arrays alone, no prompts, files or engine, so it is a library on its own:
+takes arrays only, without prompts, files or engine, so it is a library of its own:
 
     model = Transformer(config.model, config.compute)
     learner = Learner.start(config, model, init_params(config.model, config.compute, key))
-    for arrays in rollouts:  # records.StepArrays, of whatever made them
+    for arrays in rollouts:  # records.StepArrays from any sampler
         scored = learner.score(arrays)
         for rows in learner.updates:
             metrics = learner.update(scored, rows)
     learner.state.params
 
-Scores and gradients work on micro-batches of the same rows, since a row's numbers depend on the
-shape it is computed in.
+Scores and gradients use micro-batches of the same rows, since a row's numbers depend on the shape
+in which it is computed.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.sharding import fetch, move
 from compass_jax.training import optim, step
 from compass_jax.training.programs import training_programs
-from compass_jax.training.stops import never, until
+from compass_jax.training.stops import never_stop, stoppable
 from compass_jax.training.trace import TokenTrace
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A rollout, and what the parameters before its first update say about it."""
+    """A rollout with log-probs and entropies at the parameters before its first update."""
 
     arrays: StepArrays
-    routes: UInt[Array, "b n l k"] | None  # to be replayed in the updates; None: they route live
+    routes: UInt[Array, "b n l k"] | None  # replayed in the updates; None: live routing
     old_logp: np.ndarray  # float32 [b t]
     old_entropy: np.ndarray  # float32 [b t], nats
-    ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference is kept
+    ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference
     diagnostics: Diagnostics
 
 
@@ -64,23 +64,23 @@ class Learner:
     def __init__(
         self, config: RunConfig, model: Transformer, state: TrainState, reference: Any = None
     ):
-        """`state` and `reference` are laid out as `model` stores its parameters; over a mesh they
-        are moved to where it wants them.
+        """Creates a learner from `state` and `reference` in the layout of `model`; over a mesh they
+        are moved to its shardings.
         """
         self.config, self.rl, self.model = config, config.rl, model
         self.state: TrainState = self._on_mesh(state)
         self.reference = self._on_mesh(reference)
-        # called after each micro-batch of `train` with (those done, all of the rollout)
+        # called after each micro-batch of `train` with (number done, number in the rollout)
         self.progress: Callable[[int, int], None] | None = None
         self._done = self._planned = 0
 
     @classmethod
     def start(cls, config: RunConfig, model: Transformer, params: Any) -> Learner:
-        """A learner at `params`, with a fresh optimiser; they are its reference, too, where
-        `rl.objective.kl_coef` asks for one.
+        """Returns a learner at `params` with a fresh optimiser. They are also its reference if
+        `rl.objective.kl_coef` needs one.
         """
         state = optim.init_state(params, config.rl.optim, config.rl.total_updates)
-        # a copy: the first update donates the parameters
+        # A copy, since the first update donates the parameters.
         reference = jax.tree.map(jnp.copy, params) if config.rl.uses_reference else None
         return cls(config, model, state, reference)
 
@@ -91,12 +91,14 @@ class Learner:
 
     @property
     def updates(self) -> list[slice]:
-        """The rows of each update of a rollout, whole groups of `rl.capacity` rows."""
+        """The rows of each update of a rollout: whole groups of `rl.capacity` rows."""
         size = self.rl.prompts_per_step // self.rl.updates_per_rollout * self.rl.capacity
         return [slice(u * size, (u + 1) * size) for u in range(self.rl.updates_per_rollout)]
 
     def programs(self) -> Iterator[Program]:
-        """What `train` runs on full micro-batches, for whoever compiles it before."""
+        """Yields the programs that `train` runs on full micro-batches, for compilation ahead of the
+        first step.
+        """
         mesh = self.model.placement is not None
 
         def of(x: jax.Array) -> jax.ShapeDtypeStruct:
@@ -110,16 +112,21 @@ class Learner:
         self,
         arrays: StepArrays,
         dropped_tokens: int = 0,
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = never_stop,
         trace: TokenTrace | None = None,
     ) -> dict[str, float]:
-        """The metrics of a whole rollout: it is scored, then comes every update of every epoch.
+        """Trains on a whole rollout: scores it, then runs every update of every epoch. Returns the
+        metrics.
 
-        `dropped_tokens` were rolled out and are not in `arrays`; they count as waste. `trace` is
-        filled in with the numbers of its rows' tokens. Raises
-        TrainingDiverged after `rl.optim.max_bad_steps` updates in a row without a finite gradient,
-        TrainingStopped where `stopped()` before the first update: it is asked before each
-        micro-batch until then, and nothing has changed.
+        Args:
+            dropped_tokens: tokens that were generated and are not in `arrays`; they are counted as
+                waste.
+            stopped: whether to stop; called before each micro-batch until the first update.
+            trace: filled in with the numbers of its rows' tokens.
+
+        Raises:
+            TrainingDiverged: `rl.optim.max_bad_steps` consecutive updates had no finite gradient.
+            TrainingStopped: `stopped()` was true before the first update; nothing has changed.
         """
         started = time.perf_counter()
         planned = sum(len(self._plan(arrays, rows)) for rows in self.updates)
@@ -127,24 +134,24 @@ class Learner:
         scored = self.score(arrays, stopped)
         scored_s = time.perf_counter() - started
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
-        self.advantage = np.concatenate([made.of_responses() for _, made, _ in prepared])
+        self.advantage = np.concatenate([x.of_responses() for _, x, _ in prepared])
         parts: list[Diagnostics] = []
         norms: list[dict] = []
         if trace is not None:
-            trace.begin(scored, [(rows, made) for rows, made, _ in prepared])
-        watched = trace if self.rl.epochs * len(prepared) > 1 else None
+            trace.begin(scored, [(rows, x) for rows, x, _ in prepared])
+        traced = trace if self.rl.epochs * len(prepared) > 1 else None
         for _ in range(self.rl.epochs):
-            for rows, made, _ in prepared:
-                asked = never if norms else stopped
-                found, applied = self._apply(scored, rows, made, asked, watched)
-                parts.append(found)
+            for rows, prepared_rows, _ in prepared:
+                should_stop = never_stop if norms else stopped
+                diagnostics, applied = self._apply(scored, rows, prepared_rows, should_stop, traced)
+                parts.append(diagnostics)
                 norms.append(applied)
-        if watched is not None:
-            watched.finish(self.rl.objective, self.model.columns)
+        if traced is not None:
+            traced.finish(self.rl.objective, self.model.columns)
         accounts = [
             scored.diagnostics,
             waste_of_dropped(dropped_tokens),
-            *(found for _, _, found in prepared),
+            *(account for _, _, account in prepared),
         ]
         metrics = self._metrics(parts, norms, accounts)
         seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
@@ -155,15 +162,15 @@ class Learner:
         }
         return metrics | self._mfu(arrays.lengths, seconds)
 
-    def score(self, arrays: StepArrays, stopped: Callable[[], bool] = never) -> Scored:
-        """Old log-probs and entropies of every row, the reference's log-probs, and the routes that
-        the updates replay: the rollout's (R3), those of this pass (R2) or none (off). Stops like
-        `train`.
+    def score(self, arrays: StepArrays, stopped: Callable[[], bool] = never_stop) -> Scored:
+        """Computes old log-probs and entropies of every row, the reference's log-probs, and the
+        routes that the updates replay: the rollout's (R3), those of this pass (R2) or none (off).
+        Stops like `train`.
         """
         mode = self.rl.replay if self.config.model.moe_layers else "off"
         routes = None if mode == "off" else self.routes_on_mesh(arrays.routes)
         if mode == "R2":
-            # nothing is set, so scoring routes live, in the program that will replay
+            # All rows are unset, so that scoring routes live in the program that will replay.
             routes = self.routes_on_mesh(
                 empty_routes(self.config.model, len(arrays.lengths), self.config.rollout.max_length)
             )
@@ -172,37 +179,39 @@ class Learner:
         old_logp, old_entropy = (np.zeros(shape, arrays.rollout_logp.dtype) for _ in range(2))
         ref_logp = None if self.reference is None else np.zeros_like(old_logp)
         micros = [micro for rows in self.updates for micro in self._plan(arrays, rows)]
-        for micro in until(stopped, micros, parts):
+        for micro in stoppable(stopped, micros, parts):
             tokens, lengths, micro_routes = self._sequences(arrays, micro, routes)
-            logp, entropy, taken, found = self._score(
+            logp, entropy, used_routes, diagnostics = self._score(
                 self.state.params, tokens, lengths, micro_routes
             )
             put_rows(old_logp, micro, logp)
             put_rows(old_entropy, micro, entropy)
             if mode == "R2":
                 assert routes is not None
-                routes = put_routes(routes, device_rows(micro, routes), taken)
-                found = {k: value for k, value in found.items() if not k.startswith("replay/")}
+                routes = put_routes(routes, device_rows(micro, routes), used_routes)
+                diagnostics = {
+                    k: value for k, value in diagnostics.items() if not k.startswith("replay/")
+                }
             if ref_logp is not None:
                 put_rows(ref_logp, micro, self._score(self.reference, tokens, lengths, None)[0])
-            parts.append(found)
+            parts.append(diagnostics)
             self._advance(parts)
         parts.append(score_account(arrays, old_logp, old_entropy, micros))
         return Scored(arrays, routes, old_logp, old_entropy, ref_logp, merge_diagnostics(parts))
 
     def update(self, scored: Scored, rows: slice) -> dict[str, float]:
-        """The metrics of one optimiser step on `rows` of a scored rollout: advantages and weights,
-        gradients summed over micro-batches, apply. `state` is new afterwards.
+        """Runs one optimiser step on `rows` of a scored rollout: advantages and weights, gradients
+        summed over micro-batches, apply. Returns the metrics; `state` is replaced.
 
-        Raises TrainingDiverged like `train`. ValueError where `rows` are no whole groups.
+        Raises TrainingDiverged like `train`, and ValueError where `rows` are not whole groups.
         """
         prepared, account = self.prepare(scored, rows)
-        found, applied = self._apply(scored, rows, prepared)
-        return self._metrics([found], [applied], [account])
+        diagnostics, applied = self._apply(scored, rows, prepared)
+        return self._metrics([diagnostics], [applied], [account])
 
     def prepare(self, scored: Scored, rows: slice) -> tuple[Prepared, Diagnostics]:
-        """Advantages and weights of one update's rows (rl/prepare.py) on the host, and the account
-        of its tokens. ValueError where `rows` are no whole groups.
+        """Computes advantages and weights of one update's rows (rl/prepare.py) on the host, and the
+        account of its tokens. Raises ValueError where `rows` are not whole groups.
         """
         arrays, capacity = scored.arrays, self.rl.capacity
         if rows.start % capacity or rows.stop % capacity or rows.step not in (None, 1):
@@ -211,7 +220,7 @@ class Learner:
                 " take one of Learner.updates"
             )
         group = np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - rows.start // capacity)
-        prepared, found = step.prepare(
+        prepared, account = step.prepare(
             arrays.mask[rows],
             scored.old_entropy[rows],
             arrays.reward[rows],
@@ -228,25 +237,29 @@ class Learner:
             ref_logp=None if scored.ref_logp is None else scored.ref_logp[rows],
             gold=None if arrays.gold is None else arrays.gold[rows],
         )
-        return jax.device_get(prepared), found
+        return jax.device_get(prepared), account
 
     def batches(
         self, scored: Scored, rows: slice, prepared: Prepared
     ) -> Iterator[step.UpdateBatch]:
-        """The micro-batches of one update, each on its way to the devices."""
+        """Yields the micro-batches of one update while they are transferred to the devices."""
         for micro in self._plan(scored.arrays, rows):
             sequences = self._sequences(scored.arrays, micro, scored.routes)
             yield update_batch(scored, micro, sequences, prepared, rows.start)
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def _apply(self, scored: Scored, rows: slice, prepared: Prepared, stopped=never, trace=None):
-        """(diagnostics, what the optimiser reports) of one update; `state` is new afterwards."""
+    def _apply(
+        self, scored: Scored, rows: slice, prepared: Prepared, stopped=never_stop, trace=None
+    ):
+        """Runs one update and replaces `state`. Returns its diagnostics and the optimiser's
+        metrics.
+        """
         tokens, total = max(int(prepared.mask.sum()), 1), None
         parts: list[Diagnostics] = []
         micros = iter(self._plan(scored.arrays, rows))
-        for batch in until(stopped, self.batches(scored, rows, prepared), parts):
-            grads, found, logp = step.gradients(
+        for batch in stoppable(stopped, self.batches(scored, rows, prepared), parts):
+            grads, diagnostics, logp = step.gradients(
                 self.model,
                 self.state.params,
                 batch,
@@ -255,8 +268,8 @@ class Learner:
                 temperature=self.config.rollout.temperature,
             )
             total = step.add(total, grads)
-            del grads  # else they would lie there through the next forward and backward
-            parts.append(found)
+            del grads  # frees their memory before the next forward and backward
+            parts.append(diagnostics)
             self._advance(parts)
             if trace is not None:
                 trace.update(next(micros), logp)
@@ -267,7 +280,7 @@ class Learner:
             total_steps=self.rl.total_updates,
             decays=decays(self.config.model, self.model.layout),
         )
-        # nothing, unless the compiler laid a part of it elsewhere
+        # No-op unless XLA changed a sharding.
         self.state = self._on_mesh(self.state)
         optim.check_divergence(
             int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory
@@ -275,8 +288,8 @@ class Learner:
         return merge_diagnostics(parts), applied
 
     def _advance(self, parts: Sequence[Any]) -> None:
-        """Counts a micro-batch, after all but the newest are computed: what waits in the device's
-        queue is not done.
+        """Counts a finished micro-batch and reports progress. It waits for all but the newest,
+        since queued work is not done.
         """
         self._done += 1
         if self.progress is not None:
@@ -286,7 +299,9 @@ class Learner:
     def _metrics(
         self, parts: list[Diagnostics], norms: list[dict], accounts: list[Diagnostics]
     ) -> dict[str, float]:
-        """Numbers of so many updates: `parts` and `norms` one an update, `accounts` of them all."""
+        """Returns metrics averaged over the updates: `parts` and `norms` have one entry per update,
+        `accounts` belong to all.
+        """
         total = fetch(finalize_diagnostics(merge_diagnostics([*parts, *accounts])))
         metrics = {name: float(value) for name, value in total.items()}
         metrics["loss"] /= len(parts)
@@ -299,22 +314,25 @@ class Learner:
         )
 
     def _plan(self, arrays: StepArrays, rows: slice) -> list[MicroBatch]:
-        """The micro-batches of one update; groups that did not grow leave rows empty."""
-        held = rows.start + np.flatnonzero(arrays.lengths[rows])
+        """Returns the micro-batches of one update, without the empty rows of groups that did not
+        grow.
+        """
+        filled = rows.start + np.flatnonzero(arrays.lengths[rows])
         multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
         micros = plan(
-            arrays.lengths[held],
+            arrays.lengths[filled],
             self.rl.buckets,
             self.rl.micro_batch_tokens,
             rows_multiple=multiple,
         )
         return [
-            micro._replace(rows=np.where(micro.rows < 0, -1, held[micro.rows])) for micro in micros
+            micro._replace(rows=np.where(micro.rows < 0, -1, filled[micro.rows]))
+            for micro in micros
         ]
 
     def _sequences(self, arrays: StepArrays, micro: MicroBatch, routes):
-        """`sequences`, its routes where the rows will be: scoring and updates then run one program,
-        whatever laid out the routes.
+        """Returns `sequences` with the routes on the devices of their rows: scoring and updates
+        then run one program, whatever the routes' sharding was.
         """
         tokens, lengths, routes = sequences(arrays, micro, routes)
         placement = self.model.placement
@@ -324,21 +342,23 @@ class Learner:
         return tokens, lengths, routes
 
     def _on_mesh(self, tree: Any) -> Any:
-        """Parameters, or a state that has some, as the mesh stores them."""
+        """Moves parameters, or a state that contains them, to the mesh's storage layout."""
         return place(tree, self.config.model, self.model.placement)
 
     def routes_on_mesh(self, routes: Any) -> Any:
-        """Routes on the devices that train; those of other devices may pass the host."""
+        """Moves routes to the training devices; routes of other devices may pass through
+        the host.
+        """
         placement = self.model.placement
         if placement is None or routes is None:
             return routes
         return move(routes, placement.rows(routes.shape[0]))
 
     def _mfu(self, lengths: np.ndarray, seconds: float) -> dict[str, float]:
-        """train/mfu: what forward and backward of these rows must compute, over what the devices
-        could have; old log-probs count as overhead.
+        """Returns train/mfu: the operations of forward and backward of these rows over the devices'
+        peak; the pass for old log-probs counts as overhead.
 
-        Empty on a chip whose peak is not known (compass_jax/chips.py).
+        Empty on a chip whose peak is unknown (compass_jax/chips.py).
         """
         chip = chip_of(jax.devices()[0].device_kind)
         if chip is None:
@@ -349,12 +369,14 @@ class Learner:
 
 
 def device_rows(micro: MicroBatch, routes: Array) -> Array:
-    """The micro-batch's rows of `routes`; padding rows point past their end."""
+    """Returns the micro-batch's rows of `routes`; padding rows point past their end."""
     return jnp.asarray(np.where(micro.rows < 0, routes.shape[0], micro.rows).astype(np.int32))
 
 
 def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None):
-    """(tokens, lengths, routes) of a micro-batch, from the routes of all rows (None: live)."""
+    """Returns (tokens, lengths, routes) of a micro-batch, from the routes of all rows
+    (None: live).
+    """
     tokens, lengths = (
         take_rows(x, micro.rows, micro.length) for x in (arrays.tokens, arrays.lengths)
     )
@@ -366,8 +388,8 @@ def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None):
 def update_batch(
     scored: Scored, micro: MicroBatch, inputs: tuple, prepared: Prepared, offset: int
 ) -> step.UpdateBatch:
-    """One micro-batch of an update. `inputs` are its `sequences`; `prepared` holds the update's
-    rows, which start at row `offset` of the rollout.
+    """Returns one micro-batch of an update. `inputs` are its `sequences`; `prepared` has the
+    update's rows, which start at row `offset` of the rollout.
     """
 
     def take(x, rows):
@@ -391,7 +413,7 @@ def update_batch(
 
 
 def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
-    """Writes a micro-batch's values `[m n]` to their rows of `target`; padding goes nowhere."""
+    """Writes a micro-batch's values `[m n]` to their rows of `target`; padding rows are dropped."""
     real = micro.rows >= 0
     length = min(target.shape[1], micro.length)
     target[micro.rows[real], :length] = fetch(values)[real, :length]
@@ -401,8 +423,8 @@ def score_account(
     arrays: StepArrays, old_logp: np.ndarray, old_entropy: np.ndarray, micros: Sequence[MicroBatch]
 ) -> Diagnostics:
     """Returns the mismatch to the sampler, the mean entropy and the padding of a scored rollout.
-    Rows that were sampled at another temperature have a mismatch of their own: they differ from
-    the training by intent, and would hide a fault of the others.
+    Rows sampled at another temperature have a separate mismatch, since they differ from training by
+    intent and would hide a fault of the others.
     """
     hotter = np.zeros_like(arrays.mask)
     if arrays.hotter is not None:

@@ -1,5 +1,5 @@
-"""What a run says once to whoever watches: settings that do nothing here, and rewards that are not
-as they were declared.
+"""Notices that a run prints once: settings without effect, and rewards that differ from their
+declaration.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from compass_jax.experience.judged import (
     sample_of,
     silence,
     silence_warning,
+    unknown_reasons,
     verdicts_in_words,
-    why_lost,
 )
 from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group, Rollout
@@ -32,59 +32,60 @@ from compass_jax.rewards.checks import judged_sources
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
-# steps whose lengths are looked at; share of tokens that other buckets must save
-WATCHED_STEPS, WORTH_SAYING = 4, 0.05
-MOSTLY = 0.5  # share of tokens on ESPO's floor that is worth saying
+# steps whose lengths are collected; share of tokens that other buckets must save for a notice
+WATCHED_STEPS, MIN_SAVED_PADDING = 4, 0.05
+MIN_FLOOR_SHARE = 0.5  # share of tokens on ESPO's floor for a notice
 
 
 def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
-    """Settings that are allowed and cannot act in this run, each with the reason and what to do.
+    """Returns notices about valid settings that cannot act in this run, each with the reason and
+    the remedy.
 
     Args:
         config: of the run, or of one of its stages.
-        prompts: how many one pass over the data gives.
-        labels: different labels of theirs (data/difficulty.py).
+        prompts: number of prompts in one pass over the data.
+        labels: number of their different labels (data/difficulty.py).
     """
-    rl, found = config.rl, []
+    rl, notices = config.rl, []
     if rl.replay != "off" and not config.model.moe_layers:
-        found.append(
+        notices.append(
             f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to"
             " replay; it runs as with 'off'"
         )
     if rl.updates_per_rollout == rl.epochs == 1:
-        found.append(
+        notices.append(
             f"rl.objective: the clip of {rl.objective.name} cannot act, because the only update of"
             " a rollout begins at the policy that it is compared with; raise rl.updates_per_rollout"
             " or rl.epochs"
         )
     if config.rollout.quantize == "auto" and _eight_bit(config) == "off":
-        found.append(
+        notices.append(
             "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
             " as with 'off'"
         )
     rollouts = rl.steps * rl.prompts_per_round
     if rl.zero_variance.select and rollouts <= prompts:
-        found.append(
+        notices.append(
             f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts}"
             f" rollouts are not more than one pass over {prompts} prompts: it will skip none; raise"
             " rl.steps"
         )
     if rl.zero_variance.curriculum and labels == 1:
-        found.append(
+        notices.append(
             "rl.zero_variance.curriculum: all prompts have the same label, so that only a prompt's"
             " own earlier result tells it from another; give data sources labels by task or"
             " difficulty"
         )
-    return found + _idle_rewards(config) + _idle_training(config) + idle_stages(config)
+    return notices + _idle_rewards(config) + _idle_training(config) + idle_stages(config)
 
 
 def _idle_rewards(config: RunConfig) -> list[str]:
-    """Of growth and shaping."""
-    rl, found = config.rl, []
+    """Returns notices about growth and shaping."""
+    rl, notices = config.rl, []
     if rl.zero_variance.grow_to and isinstance(config.rewards.judge, ScalarJudgeConfig):
         judged = judged_sources(config.data)
         if all(i in judged for i in range(len(config.data.sources))):
-            found.append(
+            notices.append(
                 f"rl.zero_variance.grow_to = {rl.zero_variance.grow_to}: groups grow whose rewards"
                 " are equal, and those of a scalar reward model never are; set it to 0"
             )
@@ -92,11 +93,11 @@ def _idle_rewards(config: RunConfig) -> list[str]:
     for penalty, settings in _PENALTIES.items():
         changed = [name for name in settings if _of(rl.shaping, name) != _of(usual, name)]
         if changed and not _of(rl.shaping, penalty):
-            found.append(
+            notices.append(
                 f"rl.shaping.{changed[0]} = {_of(rl.shaping, changed[0])}: rl.shaping.{penalty} is"
                 " 0, so that nothing is taken off; raise it, or leave both out"
             )
-    return found
+    return notices
 
 
 _PENALTIES = {
@@ -111,66 +112,66 @@ def _of(settings: ShapingConfig, name: str) -> float:
 
 
 def _eight_bit(config: RunConfig) -> str:
-    """The 8-bit type of the rollout's weights on this device, or "off"."""
+    """Returns the 8-bit type of the rollout's weights on this device, or "off"."""
     kind = config.rollout.quantize
     return kind_for(jax.devices()[0].device_kind) if kind == "auto" else kind
 
 
 def _idle_training(config: RunConfig) -> list[str]:
-    """Of the correction, the warm-up and the evaluation."""
-    rl, found = config.rl, []
+    """Returns notices about the correction, the warm-up and the evaluation."""
+    rl, notices = config.rl, []
     exact = config.compute.dtype == config.rollout_compute.dtype == "float32"
     rounded = _eight_bit(config) != "off" or config.rollout.kv_quantize != "off"
-    # weights of an earlier policy, or a hotter one
-    other = rl.one_step_off or rl.partial_prompts or rl.zero_variance.grow_temperature != 1
-    if rl.correction.name != "off" and exact and not rounded and not other:
-        found.append(
+    # Samples come from an older policy or from another temperature.
+    off_policy = rl.one_step_off or rl.partial_prompts or rl.zero_variance.grow_temperature != 1
+    if rl.correction.name != "off" and exact and not rounded and not off_policy:
+        notices.append(
             f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"
             " policy in float32, so that every weight is 1 but for rounding; it is for 8-bit or"
             " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts and grow_temperature"
         )
     if rl.optim.warmup_steps >= rl.total_updates:
-        found.append(
+        notices.append(
             f"rl.optim.warmup_steps = {rl.optim.warmup_steps}: the run has {rl.total_updates}"
             " updates, so that the learning rate is never reached; lower it"
         )
     if not config.data.evaluated:
-        asked = {"rl.eval_every": rl.eval_every, "evaluation.at": config.evaluation.at}
-        found += [
+        settings = {"rl.eval_every": rl.eval_every, "evaluation.at": config.evaluation.at}
+        notices += [
             f"{name} = {value}: data.eval_prompts is 0 and data.eval_sets is empty, so that there"
             " is nothing to evaluate on; raise the one or name a set"
-            for name, value in asked.items()
+            for name, value in settings.items()
             if value
         ]
-    elif late := [step for step in config.evaluation.at if step > rl.steps]:
-        found.append(
+    elif unreached := [step for step in config.evaluation.at if step > rl.steps]:
+        notices.append(
             f"evaluation.at = {config.evaluation.at}: the run ends after {rl.steps} steps"
-            f" (rl.steps) and never comes to {', '.join(map(str, late))}; leave out what lies"
+            f" (rl.steps) and never comes to {', '.join(map(str, unreached))}; leave out what lies"
             " beyond, or raise rl.steps"
         )
-    return found
+    return notices
 
 
 def idle_stages(config: RunConfig) -> list[str]:
-    """Of the stages of a run: those that never begin, or that change nothing."""
-    rl, found = config.rl, []
+    """Returns notices about stages that never begin or that change nothing."""
+    rl, notices = config.rl, []
     for i, stage in enumerate(rl.stages):
         if stage.after_steps >= rl.steps:
-            found.append(
+            notices.append(
                 f"rl.stages[{i}]: it begins after {stage.after_steps} steps, and the run ends after"
                 f" {rl.steps} (rl.steps): it has 0 steps; raise rl.steps"
             )
         elif i and replace(rl.stages[i - 1], after_steps=stage.after_steps) == stage:
-            found.append(
+            notices.append(
                 f"rl.stages[{i}]: it has the settings of the stage before it, so that nothing"
                 " changes where it begins; leave it out"
             )
-    return found
+    return notices
 
 
 def gap_violation(rewards: Sequence[float], smallest_gap: float) -> tuple[float, float] | None:
-    """The first two neighbouring rewards that differ by less than `smallest_gap`, unless they count
-    as equal (1e-6).
+    """Returns the first two neighbouring rewards that differ by less than `smallest_gap` without
+    being equal (within 1e-6), or None.
     """
     ordered = np.sort(np.asarray(rewards, np.float64))
     gaps = np.diff(ordered)
@@ -179,21 +180,21 @@ def gap_violation(rewards: Sequence[float], smallest_gap: float) -> tuple[float,
 
 
 def floor_share(metrics: Mapping[str, float]) -> float:
-    """The share of the tokens whose clip range is ESPO's floor, as a step's metrics say it: each
-    group's share of the tokens, times the responses in which the floor is its range.
+    """Returns the share of tokens whose clip range is ESPO's floor, from a step's metrics: each
+    group's share of tokens times the share of responses in which the floor is its range.
     """
-    found = 0.0
+    total = 0.0
     for i in itertools.count():
         if f"espo/group_{i}/floor_frac" not in metrics:
             break
         share = metrics.get(f"espo/group_{i}/token_frac", 1.0)
-        found += share * metrics[f"espo/group_{i}/floor_frac"]
-    return found
+        total += share * metrics[f"espo/group_{i}/floor_frac"]
+    return total
 
 
 class Notices:
-    """Says each thing once. `tell` prints a line above the progress; `said` is what was told before
-    in this run, and grows; `done_steps` is where the run goes on.
+    """Prints each notice once. `tell` prints a line above the progress; `said` has the notices
+    already printed in this run, and is extended; `done_steps` is the step at which the run resumes.
     """
 
     def __init__(
@@ -206,37 +207,42 @@ class Notices:
         self._config, self._tell = config, tell
         self._said = set() if said is None else said
         self._lengths: list[np.ndarray] = []
-        self._looked, self._begins = False, done_steps == 0  # looked at a rollout's rewards
-        # what a warning of silent rewards calls, where the run is to end over it
+        self._looked, self._begins = (
+            False,
+            done_steps == 0,
+        )  # whether a rollout's rewards were checked
+        # called by a warning about uninformative rewards, where it has to end the run
         self.end: Callable[[], None] | None = None
         self.ended = False
 
     def warn(self, text: str) -> None:
-        """Says a warning of silent rewards, unless it was said before; the run may end over it."""
+        """Prints a warning about uninformative rewards once; it may end the run."""
         self._once(text, text)
         if self.end is not None:
             self.ended = True
             self.end()
 
     def once(self, text: str) -> None:
-        """Says a line, unless it was said before."""
+        """Prints a line once."""
         self._once(text, text)
 
     def at_start(self, prompts: int, labels: int) -> None:
-        """Settings that cannot act over a pass of so many prompts with so many different labels."""
+        """Prints notices about settings that cannot act with this number of prompts and labels."""
         for text in idle_settings(self._config, prompts, labels):
             self.once(text)
 
     def of_groups(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Counts of one step's groups that are not as declared.
+        """Returns counts of a step's groups that differ from their declaration.
 
-        reward/unverified_groups    no verifier gave an answer: advantage 0, weight 0, in no
+        reward/unverified_groups    groups without a known reward: advantage 0, weight 0, in no
                                     denominator
-        reward/gap_violations       with shaping: two rewards differ by less than
-                                    rewards.smallest_gap, or, where that is not set, than the
-                                    penalties' sum, so that a penalty may turn them around
-        reward/extracted_frac       responses in which an answer was found, of those judged
-        groups/<kind>_frac          groups of each kind (experience/judged.py); they sum to 1
+        reward/gap_violations       with shaping: pairs of rewards that differ by less than
+                                    rewards.smallest_gap, or, without it, than the penalties'
+                                        sum, so
+                                    that a penalty may reverse them
+        reward/extracted_frac       share of judged responses with an answer
+        groups/<kind>_frac          share of groups of each kind (experience/judged.py); they
+            sum to 1
         """
         known = [[s.reward for s in group.scores if s.known] for group in groups]
         scores = [group.scores for group in groups]
@@ -251,18 +257,18 @@ class Notices:
             self._once(
                 "unverified",
                 f"no verifier gave a reward in a whole step ({counts_in_words(outcomes)}): nothing"
-                f" was trained on{why_lost([s for group in groups for s in group.scores])}",
+                f" was trained on{unknown_reasons([s for group in groups for s in group.scores])}",
             )
         if not self._config.rl.shaping.total:
             return out
         total, gap = self._config.rl.shaping.total, self._config.rewards.smallest_gap
-        found = [
+        violations = [
             (group.prompt.question, pair)
             for group, rewards in zip(groups, known)
             if (pair := gap_violation(rewards, total if gap is None else gap))
         ]
-        if found:
-            question, (low, high) = found[0]
+        if violations:
+            question, (low, high) = violations[0]
             relied_on, advice = f"the penalties of rl.shaping sum to {total:g}", "lower them"
             if gap is not None:
                 relied_on = f"rewards.smallest_gap = {gap}"
@@ -273,12 +279,12 @@ class Notices:
                 f" ({question!r:.60}): a penalty of rl.shaping may put the better below the other;"
                 f" {advice} (counted in reward/gap_violations)",
             )
-        return out | {"reward/gap_violations": float(len(found))}
+        return out | {"reward/gap_violations": float(len(violations))}
 
     def of_rewards(self, groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> None:
-        """Says what kinds of groups a run's first rollout gave, and warns, with a sample, where no
-        answer was found in any response, or where the first rollout since the start or resumption
-        is all wrong, all right, or without a group whose rewards differ.
+        """Prints the kinds of groups of a run's first rollout. Warns, with a sample, where no
+        response has an answer, or where the first rollout since the start or resumption is all
+        wrong, all right, or without a group whose rewards differ.
         """
         first, self._looked = not self._looked, True
         begins = first and self._begins
@@ -299,12 +305,12 @@ class Notices:
         of = "of the first rollout" if begins else "of a rollout"
         sample = sample_of(groups, text_of)
         text = silence_warning(kind, of, sample, len(scores), self._config)
-        # a small rollout may be without variance by chance, which is no reason to end a run
+        # A small rollout may lack variance by chance, which must not end the run.
         (self.once if kind == NO_GROUP_VARIES else self.warn)(text)
 
     def of_lengths(self, lengths: np.ndarray) -> None:
-        """Lengths of one step's rows, 0 for none. After the first few steps: which buckets would
-        have padded less, where it is worth it.
+        """Collects the lengths of a step's rows (0 without a row). After the first few steps prints
+        the buckets that would have padded less, if they save enough.
         """
         if "buckets" in self._said:
             return
@@ -317,7 +323,7 @@ class Notices:
             np.mean([padding_frac(plan(x, b, rl.micro_batch_tokens), x) for x in self._lengths])
             for b in (rl.buckets, better)
         )
-        if now - then >= WORTH_SAYING:
+        if now - then >= MIN_SAVED_PADDING:
             self._tell(
                 f"{now:.0%} of the training tokens were padding in {WATCHED_STEPS} steps;"
                 f" rl.buckets {better} would have made it {then:.0%}"
@@ -326,9 +332,11 @@ class Notices:
         self._lengths.clear()
 
     def of_update(self, metrics: Mapping[str, float]) -> None:
-        """Says where most of the tokens have ESPO's narrowest clip range, if the clip can act."""
+        """Prints a notice where most tokens have ESPO's narrowest clip range, if the clip
+        can act.
+        """
         share, rl = floor_share(metrics), self._config.rl
-        if share < MOSTLY or rl.updates_per_rollout == rl.epochs == 1:
+        if share < MIN_FLOOR_SHARE or rl.updates_per_rollout == rl.epochs == 1:
             return
         floor = getattr(rl.objective, "floor", 0.0)
         self._once(

@@ -1,5 +1,5 @@
 """The optimiser with warm-up and gradient clipping, from optax. optax's transformations and
-schedules need implicit promotion: only here is it allowed.
+schedules need implicit dtype promotion, which is allowed only here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compass_jax.records import TrainState
 
 
 class TrainingDiverged(CompassError, RuntimeError):
-    """Several updates in a row had a gradient with NaN or infinity."""
+    """Several consecutive updates had a gradient with NaN or infinity."""
 
 
 def check_divergence(bad_steps: int, limit: int, where: str) -> None:
@@ -32,11 +32,11 @@ def check_divergence(bad_steps: int, limit: int, where: str) -> None:
 
 
 class WithMaster(NamedTuple):
-    """The optimiser's state of narrow parameters: moments and the parameters themselves in float32.
-    What the model has is `master`, rounded.
+    """The optimiser's state for narrow parameters: moments and a float32 master copy, of which the
+    model has the rounded values.
 
-    An update of a relative size below 2^-9 would leave a bfloat16 parameter as it is; the master
-    adds such updates up.
+    An update of a relative size below 2^-9 leaves a bfloat16 parameter unchanged; the master
+    accumulates such updates.
     """
 
     moments: Any
@@ -44,13 +44,13 @@ class WithMaster(NamedTuple):
 
 
 def widen(tree: Any) -> Any:
-    """All leaves in at least float32."""
+    """Casts all leaves to at least float32."""
     return jax.tree.map(lambda x: x.astype(at_least_float32(x.dtype)), tree)
 
 
 def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
-    """Linear warm-up over `warmup_steps` updates (the first already moves), then constant, or
-    cosine decay to 0 at `total_steps` updates.
+    """Returns the schedule: linear warm-up over `warmup_steps` updates (the first has a rate above
+    0), then constant, or cosine decay to 0 at `total_steps` updates.
     """
     after = max(total_steps - config.warmup_steps, 1)
     peak = config.learning_rate
@@ -79,7 +79,7 @@ def make_optimizer(
         config: the optimiser's settings.
         total_steps: updates of the whole run, for the learning rate's schedule.
         decays: which leaves take weight decay, in the tree's order (params.decays); None: the
-            state that it starts from is the same whichever do.
+            initial state does not depend on them.
 
     Raises:
         ConfigError: the named function does not take its options, or returns something else.
@@ -124,8 +124,8 @@ def _named_optimizer(
 
 
 def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState:
-    """A train state before the first update; the parameters are copied, because updates donate the
-    state.
+    """Returns the train state before the first update. The parameters are copied, because updates
+    donate the state.
     """
     zero = jnp.zeros((), jnp.int32)
     master = widen(params) if config.float32_master and _is_narrow(params) else None
@@ -140,7 +140,7 @@ def _is_narrow(params: Any) -> bool:
 
 
 def global_norm(tree: Any) -> jax.Array:
-    """Square root of the sum of squares of all leaves, in at least float32."""
+    """Computes the square root of the sum of squares of all leaves, in at least float32."""
     leaves = jax.tree.leaves(widen(tree))
     return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
 
@@ -152,8 +152,8 @@ def update(
     total_steps: int,
     decays: tuple[bool, ...],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update, the gradient clipped to `clip_grad_norm`. A gradient with a NaN or infinity
-    changes nothing but the counters.
+    """Runs one update with the gradient clipped to `clip_grad_norm`. A gradient with NaN or
+    infinity changes only the counters.
     """
     norm = global_norm(grads)
     finite = jnp.isfinite(norm)

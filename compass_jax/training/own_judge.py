@@ -1,5 +1,5 @@
-"""The judge in an engine of our own: the policy itself or another checkpoint, on the rollout's
-devices, when the rollout waits for its verdicts.
+"""The judge on the rollout's devices: the policy itself or another checkpoint, while the rollout
+waits for its verdicts.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class OwnJudge:
         self._tokenizer, self._seed = tokenizer, seed
         self._text_of = turns_of(tokenizer, engine.config).response
 
-    def __call__(self, asked: Sequence[Messages]) -> list[Reply]:
-        """What the judge says to each. Draws depend on (seed, question, position) alone; a question
-        that is too long is refused.
+    def __call__(self, questions: Sequence[Messages]) -> list[Reply]:
+        """Returns the judge's reply to each question. Draws depend on (seed, question, position)
+        only; a question over the length limit is refused.
         """
         longest = self.engine.config.prompt_buckets[-1]
-        tokens = [self._tokenizer.encode_chat(messages) for messages in asked]
+        tokens = [self._tokenizer.encode_chat(messages) for messages in questions]
         replies = [
             Reply("", REFUSED, f"{len(ids)} tokens exceed rewards.judge.prompt_buckets")
             for ids in tokens
         ]
         prompts: dict[int, Prompt] = {}
         place: dict[int, int] = {}
-        for n, (messages, ids) in enumerate(zip(asked, tokens, strict=True)):
+        for n, (messages, ids) in enumerate(zip(questions, tokens, strict=True)):
             if len(ids) > longest:
                 continue
             text = json.dumps(list(messages))
@@ -68,7 +68,9 @@ class OwnJudge:
 
 
 class PolicyJudge:
-    """What a run's judge needs of its trainer; nothing where it asks an endpoint, or nobody."""
+    """Connects a run's judge with its trainer; no-op for a judge behind an endpoint and for no
+    judge.
+    """
 
     def __init__(self, config: RunConfig, scorer: AnyScorer, policy: Engine, tokenizer: Tokenizer):
         judge = config.rewards.judge
@@ -97,15 +99,13 @@ class PolicyJudge:
         self._own = self._asker.generate = OwnJudge(engine, None, tokenizer, config.seed)
 
     def use(self, params: Any, version: int) -> None:
-        """The policy's weights are these from now on; None: they are gone, and give their memory
-        back.
-        """
+        """Sets the policy's weights. None releases them and their memory."""
         if self._own is not None and isinstance(self._asker, Batched):
             self._own.params, self._asker.version = params, version
 
 
 def rollout_of(judge: EngineJudgeConfig, policy: RolloutConfig) -> RolloutConfig:
-    """How the judge is sampled: as the policy, but for its own settings."""
+    """Returns the judge's rollout configuration: the policy's with the judge's settings."""
     return replace(
         policy,
         slots=judge.slots,

@@ -1,5 +1,5 @@
-"""The programs that the learner runs: for every bucket its routes, forward, objective and backward,
-then the sum of gradients and the optimiser's step.
+"""The learner's programs: for every bucket its routes, forward, objective and backward, then the
+sum of gradients and the optimiser's step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from compass_jax.training import step
 def training_programs(
     config: RunConfig, model: Transformer, state: TrainState, full: bool = False
 ) -> Iterator[Program]:
-    """What `Learner.train` runs, the longest bucket first; `state` is of structs.
+    """Yields the programs of `Learner.train`, the longest bucket first; `state` holds structs.
 
-    full: of each bucket only the micro-batch that is full, which every long rollout has.
+    Args:
+        full: whether to list only each bucket's full micro-batch, which every large rollout has.
     """
     lister = _Lister(config, model, state)
     prepare = lister.prepare()
@@ -39,7 +40,7 @@ def training_programs(
         for count in counts[:1] if full else reversed(counts):
             *programs, backward = lister.micro_batch(length, count, prepare)
             yield from [*programs, backward]
-    assert backward is not None  # there is a bucket
+    assert backward is not None  # a configuration has at least one bucket
     grads, total = Result(backward), Result(backward, summed)
     yield Program("add", step.accumulate, (total, grads))
     keywords = {"config": config.rl.optim, "total_steps": config.rl.total_updates}
@@ -48,7 +49,7 @@ def training_programs(
 
 
 def summed(grads: Any) -> Any:
-    """Structs of what gradients add up to: each as its gradient lies, in at least float32."""
+    """Returns the structs of summed gradients: the gradients' shardings, in at least float32."""
     return jax.tree.map(lambda x: struct(x.shape, at_least_float32(x.dtype), x.sharding), grads)
 
 
@@ -64,84 +65,86 @@ class _Lister:
         return 1 if placement is None else placement.rows_multiple
 
     def prepare(self) -> Program:
-        """Advantages and weights of one update's rows."""
+        """Returns the program of one update's advantages and weights."""
         config, rl = self.config, self.config.rl
         groups = rl.prompts_per_step // rl.updates_per_rollout
         rows = groups * rl.capacity
-        of_tokens = self._host((rows, rl.buckets[-1]), jnp.float32)
-        of_rows = self._host((rows,), jnp.float32)
+        per_token = self._host((rows, rl.buckets[-1]), jnp.float32)
+        per_response = self._host((rows,), jnp.float32)
         known, group = self._host((rows,), jnp.bool_), self._host((rows,), jnp.int32)
-        mask = self._host(of_tokens.shape, jnp.bool_)
+        mask = self._host(per_token.shape, jnp.bool_)
         keywords = {
             "n_groups": groups,
             "config": rl,
             "right_at": config.rewards.right_at,
             "wrong_at": config.rewards.wrong_at,
             "max_new_tokens": config.rollout.max_new_tokens,
-            "repetition": of_rows,
-            "old_logp": of_tokens,
-            "rollout_logp": of_tokens,
-            "ref_logp": of_tokens if rl.uses_reference else None,
-            "gold": of_rows if config.data.labelled else None,
+            "repetition": per_response,
+            "old_logp": per_token,
+            "rollout_logp": per_token,
+            "ref_logp": per_token if rl.uses_reference else None,
+            "gold": per_response if config.data.labelled else None,
         }
-        return Program("prepare", step.prepare, (mask, of_tokens, of_rows, known, group), keywords)
+        return Program(
+            "prepare", step.prepare, (mask, per_token, per_response, known, group), keywords
+        )
 
     def micro_batch(self, length: int, count: int, prepare: Program) -> Iterator[Program]:
-        """All that `count` rows of one bucket go through."""
+        """Yields the programs that `count` rows of one bucket run through."""
         model, tokens = self.model, self._host((count, length), jnp.int32)
         lengths, mode = self._host((count,), jnp.int32), self.config.rl.replay
-        whole = self._all_routes() if mode != "off" else None
-        routes = None if whole is None else self._routes(whole, (count, length))
-        if whole is not None:
-            yield Program(f"replayed {length}", take_routes, (whole, lengths, length))
+        all_routes = self._all_routes() if mode != "off" else None
+        routes = None if all_routes is None else self._routes(all_routes, (count, length))
+        if all_routes is not None:
+            yield Program(f"replayed {length}", take_routes, (all_routes, lengths, length))
 
         def forward(name: str, routes: Any) -> Program:
             temperature, n = self.config.rollout.temperature, count * length
-            given = (model, self.state.params, tokens, lengths, routes, temperature)
-            return Program(f"{name} {length}", step.forward_and_pullback, given, tokens=n)
+            arguments = (model, self.state.params, tokens, lengths, routes, temperature)
+            return Program(f"{name} {length}", step.forward_and_pullback, arguments, tokens=n)
 
         scored = forward("forward", routes)
         yield scored
         if routes is not None and self.config.rl.uses_reference:
             yield forward("reference", None)
-        if whole is not None and mode == "R2":
-            used = Result(scored, lambda found: found[0][2])
-            yield Program(f"recorded {length}", put_routes, (whole, lengths, used))
+        if all_routes is not None and mode == "R2":
+            used = Result(scored, lambda out: out[0][2])
+            yield Program(f"recorded {length}", put_routes, (all_routes, lengths, used))
 
-        def batch(found: Any) -> step.UpdateBatch:
-            return self._batch(found[0], (tokens, lengths, routes))
+        def batch(out: Any) -> step.UpdateBatch:
+            return self._batch(out[0], (tokens, lengths, routes))
 
-        given = (Result(scored, lambda found: found[0][0]), Result(scored, lambda x: x[0][3]))
+        scores = (Result(scored, lambda out: out[0][0]), Result(scored, lambda out: out[0][3]))
         share = self._host((), jnp.float32)
         static = (self.config.rl, model.config, model.columns)
-        arguments = (*given, Result(prepare, batch), share, *static)
+        arguments = (*scores, Result(prepare, batch), share, *static)
         objective = Program(f"objective {length}", step._objective_gradient, arguments)
         yield objective
-        pullback = Result(scored, lambda found: found[1])
-        pulled = (model, self.state.params, pullback, Result(objective, lambda found: found[0]))
+        pullback = Result(scored, lambda out: out[1])
+        pulled = (model, self.state.params, pullback, Result(objective, lambda out: out[0]))
         yield Program(f"backward {length}", step.pull, pulled, tokens=count * length)
 
     def _batch(self, prepared: Any, sequences: tuple[Any, Any, Any]) -> step.UpdateBatch:
         shape = sequences[0].shape
 
-        def taken(x: Any) -> Any:
+        def rows_of(x: Any) -> Any:
             return None if x is None else self._host(shape, x.dtype)
 
         old = self._host(shape, jnp.float32)
         return step.UpdateBatch(
             *sequences,
-            mask=taken(prepared.mask),
+            mask=rows_of(prepared.mask),
             old_logp=old,
             old_entropy=old,
             ref_logp=old if self.config.rl.uses_reference else None,
-            advantage=taken(prepared.advantage),
-            weight=taken(prepared.weight),
-            entropy_group=taken(prepared.entropy_group),
-            kl_weight=taken(prepared.kl_weight),
+            advantage=rows_of(prepared.advantage),
+            weight=rows_of(prepared.weight),
+            entropy_group=rows_of(prepared.entropy_group),
+            kl_weight=rows_of(prepared.kl_weight),
         )
 
     def _all_routes(self) -> Any:
-        """The routes of a step's rows; None for a dense model."""
+        """Returns the routes of a step's rows; None for a dense model."""
         config, placement = self.config, self.model.placement
         rows = config.rl.prompts_per_step * config.rl.capacity
         length = config.rollout.max_length
@@ -150,15 +153,15 @@ class _Lister:
             return routes
         return struct(routes.shape, routes.dtype, placement.rows(rows))
 
-    def _routes(self, whole: Any, shape: tuple[int, int]) -> Any:
-        """Those of one micro-batch, where its rows will be."""
-        placement, shape = self.model.placement, (*shape, *whole.shape[2:])
+    def _routes(self, all_routes: Any, shape: tuple[int, int]) -> Any:
+        """Returns the routes of one micro-batch, on the devices of its rows."""
+        placement, shape = self.model.placement, (*shape, *all_routes.shape[2:])
         if placement is None:
-            return struct(shape, whole.dtype)
+            return struct(shape, all_routes.dtype)
         spec = placement.spec(shape, ("batch", "tokens", None, None))
-        return struct(shape, whole.dtype, placement.sharding(*spec))
+        return struct(shape, all_routes.dtype, placement.sharding(*spec))
 
     def _host(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array from the host: every device has it whole."""
+        """Returns an array from the host, replicated on every device."""
         placement = self.model.placement
         return struct(shape, dtype, None if placement is None else placement.sharding())

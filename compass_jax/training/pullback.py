@@ -1,5 +1,5 @@
-"""A pullback that travels from one compiled program to another without the parameters: it would
-carry a copy of all of them.
+"""A pullback that is passed from one compiled program to another without the parameters, of which
+it would carry a copy.
 """
 
 from __future__ import annotations
@@ -13,38 +13,39 @@ import jax
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["kept"], meta_fields=["structure", "places"]
+    jax.tree_util.register_dataclass, data_fields=["residuals"], meta_fields=["structure", "places"]
 )
 @dataclass(frozen=True)
 class Pullback:
-    """What `jax.vjp` returned, less the leaves that are the parameters themselves.
+    """The result of `jax.vjp` without the leaves that are parameters.
 
-    A compiled program returns each of its results in memory of its own, its arguments too where
-    they are among them.
+    A compiled program copies each of its results, including arguments that are among them.
     """
 
-    kept: list[Any]
+    residuals: list[Any]
     structure: Any
-    # of each leaf: whether it is a parameter, and which one of them or of `kept`
+    # of each leaf: whether it is a parameter, and its index in the parameters or in `residuals`
     places: tuple[tuple[bool, int], ...]
 
     @classmethod
     def without(cls, pullback: Callable, params: Any) -> Pullback:
-        """Takes out what is in `params`; within the trace that made the pullback."""
+        """Removes the leaves that are in `params`; call it within the trace that made the
+        pullback.
+        """
         leaves, structure = jax.tree.flatten(pullback)
-        of = {id(x): i for i, x in enumerate(jax.tree.leaves(params))}
-        kept: list[Any] = []
+        index = {id(x): i for i, x in enumerate(jax.tree.leaves(params))}
+        residuals: list[Any] = []
         places = []
         for leaf in leaves:
-            known = id(leaf) in of
-            places.append((known, of[id(leaf)] if known else len(kept)))
-            if not known:
-                kept.append(leaf)
-        return cls(kept, structure, tuple(places))
+            is_parameter = id(leaf) in index
+            places.append((is_parameter, index[id(leaf)] if is_parameter else len(residuals)))
+            if not is_parameter:
+                residuals.append(leaf)
+        return cls(residuals, structure, tuple(places))
 
     def within(self, params: Any) -> Callable:
-        """The pullback again, with the same parameters."""
-        own = jax.tree.leaves(params)
+        """Returns the pullback with the same parameters inserted."""
+        leaves = jax.tree.leaves(params)
         return self.structure.unflatten(
-            [own[i] if known else self.kept[i] for known, i in self.places]
+            [leaves[i] if is_parameter else self.residuals[i] for is_parameter, i in self.places]
         )

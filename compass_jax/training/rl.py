@@ -39,14 +39,14 @@ from compass_jax.session import (
 from compass_jax.training.header import stage_line
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.notices import idle_stages
-from compass_jax.training.stops import never
+from compass_jax.training.stops import never_stop
 
 
 def run_rl(
     config: RunConfig,
     lost_log: bool = False,
     strict: bool = False,
-    enough: Callable[[], bool] = never,
+    enough: Callable[[], bool] = never_stop,
 ) -> dict[str, Any]:
     """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and
     the evaluations.

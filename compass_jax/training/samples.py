@@ -1,5 +1,5 @@
-"""What is written down of a step's samples: groups in rollouts.jsonl, the numbers of their tokens
-in tokens.jsonl, a few of them on the screen.
+"""The log of a step's samples: groups in rollouts.jsonl, the numbers of their tokens in
+tokens.jsonl, a few of them on the screen.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from compass_jax.config import RunConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.metrics import sample_rows
-from compass_jax.experience.token_rows import spread, token_rows
+from compass_jax.experience.token_rows import evenly_spaced, token_rows
 from compass_jax.records import Group
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.serving.text import text_pieces
@@ -18,7 +18,7 @@ from compass_jax.training.trace import TokenTrace
 
 
 class SampleLog:
-    """Writes samples as `log` and `show_samples_every` of the configuration say."""
+    """Writes samples according to `log` and `show_samples_every`."""
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer, telemetry: Telemetry):
         self._log, self._capacity = config.log, config.rl.capacity
@@ -27,16 +27,16 @@ class SampleLog:
         self._telemetry = telemetry
 
     def trace(self, groups: int) -> TokenTrace | None:
-        """What takes the numbers of the logged groups' tokens; None where they are not logged."""
-        size, logged = self._capacity, spread(groups, self._log.groups)
+        """Returns the recorder of the logged groups' tokens; None where they are not logged."""
+        size, logged = self._capacity, evenly_spaced(groups, self._log.groups)
         if not logged or not self._log.tokens:
             return None
         return TokenTrace([g * size + i for g in logged for i in range(size)])
 
     def write(self, step: int, groups: list[Group], trace: TokenTrace | None) -> None:
-        """The groups of a step that is done, with what `trace` took."""
+        """Writes the groups of a finished step with the numbers in `trace`."""
         telemetry = self._telemetry
-        logged = [groups[g] for g in spread(len(groups), self._log.groups)]
+        logged = [groups[g] for g in evenly_spaced(len(groups), self._log.groups)]
         rows = sample_rows(logged, self._text_of)
         telemetry.log_rollouts(step, rows)
         if trace is not None and telemetry.writes:

@@ -1,13 +1,13 @@
-"""A scalar reward model: one number for an answer, from a head on the same decoder; its training on
+"""A scalar reward model: one number for an answer, from a head on the decoder; its training on
 preferences, and its use.
 
     r(x, y) = h_last . w                                 w: the LM head's column of the end token
     P(candidate beats anchor) = sigmoid(r_candidate - r_anchor)     [Bradley and Terry 1952;
                                                                      arXiv 2203.02155, eq. 1]
 
-The number is the logit of the end token after an answer that has ended, which no answer needs
-elsewhere: so the reward model is stored, sharded and exported as any model is, without a tensor of
-its own. A tie counts as half a win of either answer [ours].
+The number is the logit of the end token after a finished answer, which has no other use: so the
+reward model is stored, sharded and exported like any model, without an extra tensor. A tie is half
+a win of either answer [this project's choice].
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def scalar_rewards(
     lengths: Int[Array, "b"],
     column: int,
 ) -> tuple[Float[Array, "b"], RouterStats | None]:
-    """(rewards, router statistics) of conversations that end with an answer; `column`: the end
-    token's id. Of a padding row (length 0) the reward means nothing.
+    """Computes (rewards, router statistics) of conversations that end with an answer; `column` is
+    the end token's id. The reward of a padding row (length 0) is undefined.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     mask = positions < lengths[:, None]
@@ -63,8 +63,8 @@ def scalar_rewards(
 def pair_losses(
     candidate: Float[Array, "n"], anchor: Float[Array, "n"], gold: Int[Array, "n"]
 ) -> Float[Array, "n"]:
-    """-log-likelihood of verdicts in nats: cross-entropy of sigmoid(candidate - anchor) with 1 of
-    Better (gold 1), 1/2 of Tie (0), 0 of Worse (-1).
+    """Computes the negative log-likelihood of verdicts in nats: cross-entropy of sigmoid(candidate
+    - anchor) with 1 for Better (gold 1), 1/2 for Tie (0), 0 for Worse (-1).
     """
     margin = candidate - anchor
     won = (1 + gold.astype(margin.dtype)) / 2
@@ -76,25 +76,25 @@ rewards_of = partial(jax.jit, static_argnames=("model", "column"))(scalar_reward
 
 class ScalarTrainer(SFTTrainer):
     """Fits a scalar reward model to the training pairs of `config.data`, with the settings of
-    `config.sft`: its batch counts pairs.
+    `config.sft`; its batch counts pairs.
     """
 
     STAGE = "scalar"
 
     def examples(self) -> tuple[Sequence[Pair], dict[str, int]]:
-        """The training pairs; DataError where none can be used."""
+        """Returns the training pairs. Raises DataError where none can be used."""
         mixed = "sft.weights mixes conversations by their labels, and pairs have none: leave it out"
         check(not self.sft.weights, mixed)
         check(
             not self.sft.packing,
-            "sft.packing with a scalar reward model: each answer of a pair has a row of its own,"
-            " at whose end its reward is read; set sft.packing to False",
+            "sft.packing with a scalar reward model: each answer of a pair needs its own row,"
+            " since the reward is read at its end; set sft.packing to False",
         )
         training, _ = split_pairs(self.config.data)
         return encode_pairs(training, self.tokenizer, self.sft.buckets[-1], self.telemetry.note)
 
     def micro_batches(self, examples: Sequence[Pair]) -> Iterator[tuple[Any, ...]]:
-        """(tokens [2 n t], lengths [2 n], gold [n], weights [n]) of each micro-batch: the n
+        """Yields (tokens [2 n t], lengths [2 n], gold [n], weights [n]) of each micro-batch: n
         candidates, then their anchors. The weights are 1 / pairs of the update.
         """
         longest = self.sft.buckets[-1]
@@ -115,7 +115,7 @@ class ScalarTrainer(SFTTrainer):
             yield t, sizes, g, w
 
     def gradients(self, *arrays: Any) -> tuple[Any, Diagnostics]:
-        """One micro-batch's part of the gradient, and its diagnostics."""
+        """Returns one micro-batch's part of the gradient, and its diagnostics."""
         column, aux_coef = self.tokenizer.eos_id, self.sft.router_aux_coef
         return pair_gradients(self.model, self.state.params, *arrays, aux_coef, column=column)
 
@@ -132,8 +132,8 @@ def pair_gradients(
     *,
     column: int,
 ) -> tuple[Any, Diagnostics]:
-    """Gradient of sum(weight * pair_losses) plus the load-balancing loss, and its diagnostics; the
-    rows are n candidates and then their n anchors, the weights sum to 1 over an update.
+    """Computes the gradient of sum(weight * pair_losses) plus the load-balancing loss, and its
+    diagnostics. Rows are n candidates, then their n anchors; the weights sum to 1 over an update.
     """
 
     def loss(params):
@@ -147,24 +147,24 @@ def pair_gradients(
         return total, (losses, candidate - anchor, aux)
 
     grads, (losses, margin, aux) = jax.grad(loss, has_aux=True)(params)
-    apart = jnp.where(gold != 0, weight, 0)
+    decided = jnp.where(gold != 0, weight, 0)
     right = jnp.where(margin * gold.astype(margin.dtype) > 0, weight, 0)
     return step.stored(model, grads), {
         "loss": (losses,),
-        "scalar/right_frac": (jnp.sum(right), jnp.sum(apart)),
+        "scalar/right_frac": (jnp.sum(right), jnp.sum(decided)),
         "scalar/margin": (jnp.sum(weight * jnp.abs(margin)), jnp.sum(weight)),
         **step.router_diagnostics(aux),
     }
 
 
 class ScalarModel:
-    """The rewards of answers by the weights of a run, a checkpoint or a Hugging Face folder.
+    """Computes rewards of answers with the weights of a run, a checkpoint or a Hugging Face folder.
 
     Args:
         config: model, tokenizer, mesh and precision of the training.
-        weights: where they lie.
-        buckets: a conversation is padded to the next of these lengths in tokens.
-        micro_batch_tokens: so many tokens are read at once, padding included.
+        weights: path of the weights.
+        buckets: lengths in tokens to which conversations are padded.
+        micro_batch_tokens: tokens in a forward pass, padding included.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ class ScalarModel:
         self._params = first_parameters(replace(config, init_from=weights), self._model)
         self._buckets, self._micro_batch_tokens = tuple(buckets), micro_batch_tokens
 
-    def __call__(self, asked: Sequence[tuple[str, str]]) -> list[float | None]:
-        """The number r of each (question, answer); None where both exceed the last bucket."""
+    def __call__(self, questions: Sequence[tuple[str, str]]) -> list[float | None]:
+        """Returns the reward of each (question, answer); None where it exceeds the last bucket."""
         encode = self._tokenizer.encode_example
-        rows = [encode(conversation(question, answer))[0] for question, answer in asked]
-        found: list[float | None] = [None] * len(rows)
+        rows = [encode(conversation(question, answer))[0] for question, answer in questions]
+        results: list[float | None] = [None] * len(rows)
         fits = [n for n, ids in enumerate(rows) if len(ids) <= self._buckets[-1]]
         lengths = np.array([len(rows[n]) for n in fits], np.int32)
         tokens = np.zeros((len(fits), self._buckets[-1]), np.int32)
@@ -199,5 +199,5 @@ class ScalarModel:
             rewards, _ = rewards_of(self._model, self._params, t, n, column=self._tokenizer.eos_id)
             for place, reward in zip(micro.rows, np.asarray(fetch(rewards)), strict=True):
                 if place >= 0:
-                    found[fits[place]] = float(reward)
-        return found
+                    results[fits[place]] = float(reward)
+        return results

@@ -52,7 +52,7 @@ from compass_jax.session import (
 from compass_jax.sharding import fetch, placements
 from compass_jax.training import optim, step
 from compass_jax.training.header import header
-from compass_jax.training.stops import TrainingStopped, until
+from compass_jax.training.stops import TrainingStopped, stoppable
 from compass_jax.weights import checkpoint
 from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
@@ -206,7 +206,7 @@ class SFTTrainer:
     def _update(self, examples: Sequence[Any]):
         """One update, its gradient summed over micro-batches."""
         total, parts = None, list[Diagnostics]()
-        for arrays in until(lambda: self.stop.requested, self.micro_batches(examples), parts):
+        for arrays in stoppable(lambda: self.stop.requested, self.micro_batches(examples), parts):
             grads, found = self.gradients(*arrays)
             total = step.add(total, grads)
             del grads  # else they would lie there through the next forward and backward

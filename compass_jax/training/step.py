@@ -2,9 +2,9 @@
 
 `score` runs once per rollout at the parameters before its first update and fixes old log-probs and
 entropies. `prepare` (rl/prepare.py) turns rewards into advantages and weights over one whole
-update, so that `gradients` of its micro-batches add up to the same gradient however the rows are
-split. Routing is replayed by passing the array: R3 passes the rollout's, R2 the one that `score`
-returned.
+update, so that `gradients` of its micro-batches sum to the same gradient however the rows are
+split. Routing is replayed by passing an array: the rollout's for R3, the one that `score` returned
+for R2.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from compass_jax.training.pullback import Pullback
 
 
 class UpdateBatch(NamedTuple):
-    """One micro-batch of an update: sequences, what the old parameters said about them, and what
-    they are worth.
+    """One micro-batch of an update: sequences, the old parameters' log-probs and entropies,
+    advantages and weights.
     """
 
     tokens: Int[Array, "b t"]
@@ -62,9 +62,9 @@ def forward(
     temperature: float,
     segments: Int[Array, "b t"] | None = None,
 ):
-    """(logp, entropy, routes taken, aux) of whole sequences. The last token of a sequence is not an
-    input, so it is masked like padding. `segments`: the sequences that share a row, each of which
-    gives what it gives in a row of its own; `lengths` are then the rows'.
+    """Computes (logp, entropy, routes used, aux) of whole sequences. The last token of a sequence
+    is not an input, so it is masked like padding. `segments` numbers the sequences that share a
+    row, each of which gives the same result as in its own row; `lengths` are then the rows'.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     mask = positions < lengths[:, None] - 1
@@ -75,7 +75,7 @@ def forward(
     logp, entropy = token_logprobs(
         out.hidden, head, tokens, temperature, chunk, model.placement, model.known
     )
-    if segments is not None:  # nothing predicts a sequence's first token
+    if segments is not None:  # a sequence's first token is not predicted
         logp, entropy = (jnp.where(positions > 0, x, jnp.zeros_like(x)) for x in (logp, entropy))
     return logp, entropy, out.routes, out.aux
 
@@ -83,7 +83,9 @@ def forward(
 def _within(
     segments: Int[Array, "b t"], positions: Int[Array, "b t"], mask: Bool[Array, "b t"]
 ) -> tuple[Int[Array, "b t"], Bool[Array, "b t"]]:
-    """(positions that begin at 0 in each segment, `mask` without each segment's last token)."""
+    """Returns (positions that start at 0 in each segment, `mask` without each segment's last
+    token).
+    """
     begins = segments != jnp.roll(segments, 1, axis=1)
     start = jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)
     return positions - start, mask & (segments == jnp.roll(segments, -1, axis=1))
@@ -93,32 +95,37 @@ def _within(
 def forward_and_pullback(
     model: Transformer, params: Any, tokens, lengths, routes, temperature: float
 ):
-    """((logp, entropy, routes taken, aux), pullback of (logp, mean router probabilities) to the
-    parameters).
+    """Computes ((logp, entropy, routes used, aux), pullback of (logp, mean router probabilities) to
+    the parameters).
 
-    One compiled program gives the old and the new log-probs: two programs round differently (1e-5
-    in a token's ratio in float32, far more in bfloat16, where ESPO clips at 1e-5 to 2e-3), and then
-    the first update would not be on policy.
+    One compiled program computes the old and the new log-probs. Two programs round differently
+    (1e-5 in a token's ratio in float32, far more in bfloat16, where ESPO clips at 1e-5 to 2e-3), so
+    that the first update would be off policy.
     """
 
     def run(params):
-        logp, entropy, taken, aux = forward(model, params, tokens, lengths, routes, temperature)
-        return (logp, None if aux is None else aux.probs), (entropy, taken, aux)
+        logp, entropy, used_routes, aux = forward(
+            model, params, tokens, lengths, routes, temperature
+        )
+        return (logp, None if aux is None else aux.probs), (entropy, used_routes, aux)
 
-    (logp, _), pullback, (entropy, taken, aux) = jax.vjp(run, params, has_aux=True)
-    return (logp, entropy, taken, jax.lax.stop_gradient(aux)), Pullback.without(pullback, params)
+    (logp, _), pullback, (entropy, used_routes, aux) = jax.vjp(run, params, has_aux=True)
+    return (logp, entropy, used_routes, jax.lax.stop_gradient(aux)), Pullback.without(
+        pullback, params
+    )
 
 
 @partial(jax.jit, static_argnames=("model",))
 def pull(model: Transformer, params: Any, pullback: Pullback, cotangents):
-    """The parameters' gradient, from a pullback of `forward_and_pullback` at `params` and
-    cotangents of what it pulls back; over a mesh it lies as they do."""
+    """Computes the parameters' gradient from a pullback of `forward_and_pullback` at `params` and
+    its cotangents; over a mesh it has the parameters' sharding.
+    """
     return stored(model, pullback.within(params)(cotangents)[0])
 
 
 def stored(model: Transformer, grads: Any) -> Any:
-    """Gradients laid out like their parameters: left to itself the compiler may keep them whole on
-    every device.
+    """Constrains gradients to their parameters' sharding: without it the compiler may replicate
+    them on every device.
     """
     if model.placement is None:
         return grads
@@ -136,12 +143,13 @@ def score(
     *,
     temperature: float,
 ):
-    """(old_logp, old_entropy, routes taken, diagnostics) at `params`, routed as `routes` say (None:
-    live); bitwise what `gradients` sees at the same parameters and a batch of the same rows."""
-    (logp, entropy, taken, aux), _ = forward_and_pullback(
+    """Returns (old_logp, old_entropy, routes used, diagnostics) at `params`, routed by `routes`
+    (None: live). The values equal bit for bit those of `gradients` at the same parameters and rows.
+    """
+    (logp, entropy, used_routes, aux), _ = forward_and_pullback(
         model, params, tokens, lengths, routes, temperature
     )
-    return logp, entropy, taken, router_diagnostics(aux)
+    return logp, entropy, used_routes, router_diagnostics(aux)
 
 
 def gradients(
@@ -153,10 +161,10 @@ def gradients(
     config: RLConfig,
     temperature: float,
 ) -> tuple[Any, Diagnostics, Float[Array, "b t"]]:
-    """Gradient of -objective of one micro-batch, and its diagnostics, which both add up over the
-    micro-batches of an update; and the log-probs at `params`.
+    """Computes the gradient of -objective of one micro-batch and its diagnostics, which both sum
+    over the micro-batches of an update; and the log-probs at `params`.
 
-    `share` is the micro-batch's share of the update's tokens; it scales the router's load-balancing
+    `share` is the micro-batch's share of the update's tokens. It scales the router's load-balancing
     loss, the only term that depends on how an update is split (it is a product of two means; off by
     default).
     """
@@ -173,7 +181,7 @@ def gradients(
 def objective_diagnostics(
     logp: Float[Array, "b t"], batch: UpdateBatch, objective: Objective, vocab_size: int
 ) -> Diagnostics:
-    """What an objective would report about one micro-batch whose current log-probs are `logp`."""
+    """Returns an objective's diagnostics of one micro-batch whose current log-probs are `logp`."""
     return policy_objective(
         logp,
         batch.old_logp,
@@ -199,7 +207,9 @@ def _objective_gradient(
     shape: ModelConfig,
     columns: int,
 ):
-    """Gradient of -objective in (logp, aux.probs), and the micro-batch's diagnostics."""
+    """Computes the gradient of -objective in (logp, aux.probs), and the micro-batch's
+    diagnostics.
+    """
 
     def loss(of):
         logp, probs = of
@@ -240,8 +250,8 @@ def sft_gradients(
     aux_coef: float,
     segments: Int[Array, "b t"] | None = None,
 ) -> tuple[Any, Diagnostics]:
-    """Gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0 off the
-    assistant's tokens and sums to 1 over the update. `segments`: see `forward`.
+    """Computes the gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0
+    outside the assistant's tokens and sums to 1 over the update. `segments` is that of `forward`.
     """
 
     def loss(params):
@@ -267,13 +277,15 @@ def sft_gradients(
 
 
 def add(total: Any | None, part: Any) -> Any:
-    """Sum of two gradients (None: of nothing yet) in at least float32; the first is donated."""
+    """Adds two gradients in at least float32 and donates the first; None stands for an
+    empty sum.
+    """
     return optim.widen(part) if total is None else accumulate(total, part)
 
 
 @partial(jax.jit, donate_argnums=(0,))
 def accumulate(total: Any, part: Any) -> Any:
-    """total + part in the types of `total`, which is donated."""
+    """Returns total + part in the dtypes of `total`, which is donated."""
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part)
 
 
@@ -286,13 +298,13 @@ def apply(
     total_steps: int,
     decays: tuple[bool, ...],
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One optimiser update (`optim.update`); the state is donated."""
+    """Runs one optimiser update (`optim.update`); the state is donated."""
     return optim.update(state, grads, config, total_steps, decays)
 
 
 def load_balancing_loss(aux: RouterStats, top_k: int) -> Float[Array, ""]:
-    """e / k * sum_e f_e P_e, mean over MoE layers: 1 when balanced (Switch Transformer, arXiv
-    2101.03961, eq. 4, for top-k).
+    """Computes e / k * sum_e f_e P_e, the mean over MoE layers: 1 when balanced (Switch
+    Transformer, arXiv 2101.03961, eq. 4, for top-k).
     """
     tokens = jnp.maximum(aux.tokens, 1.0)[:, None]
     experts = aux.load.shape[1]
@@ -304,8 +316,8 @@ def load_balancing_loss(aux: RouterStats, top_k: int) -> Float[Array, ""]:
 
 
 def router_diagnostics(aux: RouterStats | None) -> Diagnostics:
-    """Flip rate against live routing, share of unset rows, and the fullest expert's load over the
-    mean; empty for a dense model.
+    """Returns the flip rate against live routing, the share of unset rows, and the fullest expert's
+    load over the mean; empty for a dense model.
     """
     if aux is None:
         return {}

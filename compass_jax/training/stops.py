@@ -1,4 +1,4 @@
-"""A stop between two micro-batches."""
+"""Stops between two micro-batches."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ T = TypeVar("T")
 
 
 class TrainingStopped(CompassError, RuntimeError):
-    """A stop was asked for before the step's first update; the parameters are as they were."""
+    """A stop was requested before the step's first update; the parameters are unchanged."""
 
 
-def never() -> bool:
-    """Nobody asks."""
+def never_stop() -> bool:
+    """Returns False: a stop predicate that is always false."""
     return False
 
 
-def until(stopped: Callable[[], bool], micros: Iterable[T], results: Sequence[Any]) -> Iterator[T]:
-    """The micro-batches, while nobody asks for a stop; TrainingStopped where somebody does.
+def stoppable(
+    should_stop: Callable[[], bool], micros: Iterable[T], results: Sequence[Any]
+) -> Iterator[T]:
+    """Yields the micro-batches; raises TrainingStopped once `should_stop()` is true.
 
-    `results` grows by one for each: all but the newest are waited for, or the whole step would lie
-    in the devices' queue before anybody could ask.
+    `results` grows by one per micro-batch. All but the newest are waited for; otherwise the whole
+    step would be queued on the devices before a stop could take effect.
     """
     for micro in micros:
-        if stopped is not never:
+        if should_stop is not never_stop:
             jax.block_until_ready(results[-2:-1])
-            if stopped():
-                raise TrainingStopped("the training was stopped between two micro-batches")
+            if should_stop():
+                raise TrainingStopped("the training was should_stop between two micro-batches")
         yield micro

@@ -1,4 +1,4 @@
-"""What the learner knows of single tokens: the numbers of a few rows of a rollout, for the log."""
+"""Numbers of single tokens: a few rows of a rollout, for the log."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from compass_jax.sharding import fetch
 
 
 class TokenTrace:
-    """Numbers of the tokens of some rows of a rollout; `Learner.train` fills it in.
+    """Numbers of the tokens of some rows of a rollout; `Learner.train` fills them in.
 
-    `values` has an array `[n t]` for each: entropy (nats), logp, logp_diff (that of training less
-    that of the rollout), advantage; and where a rollout has more than one update, so that the ratio
-    is not 1 throughout, ratio and clipped (0 or 1), both as the objective forms them in the last
-    update that trained on the row. `mask` `[n t]` says which tokens were trained on.
+    `values` has an array `[n t]` for each of entropy (nats), logp, logp_diff (training's minus the
+    rollout's) and advantage. With more than one update in a rollout, so that the ratio is not 1
+    throughout, it also has ratio and clipped (0 or 1) as the objective computes them in the last
+    update of the row. `mask` `[n t]` marks the tokens that were trained on.
     """
 
     def __init__(self, rows: Sequence[int]):
@@ -33,15 +33,15 @@ class TokenTrace:
         self._seen: list[tuple[MicroBatch, jax.Array]] = []
 
     def begin(self, scored: Any, prepared: Sequence[tuple[slice, Prepared]]) -> None:
-        """Takes what is fixed before the first update.
+        """Stores the values that are fixed before the first update.
 
         Args:
             scored: the learner's `Scored`.
-            prepared: the rows of each update, in order, and what `prepare` made of them.
+            prepared: the rows of each update, in order, and their `Prepared`.
         """
 
         def of_rows(name: str) -> np.ndarray:
-            parts = [np.asarray(getattr(made, name)) for _, made in prepared]
+            parts = [np.asarray(getattr(rows_prepared, name)) for _, rows_prepared in prepared]
             return np.concatenate(parts)[self.rows]
 
         logp = scored.old_logp[self.rows]
@@ -56,20 +56,20 @@ class TokenTrace:
             self._groups = of_rows("entropy_group")
 
     def update(self, micro: MicroBatch, logp: jax.Array) -> None:
-        """Remembers the log-probs `[m t]` of a micro-batch of an update, where it has such rows."""
+        """Stores the log-probs `[m t]` of an update's micro-batch if it has traced rows."""
         if np.isin(micro.rows, self.rows).any():
             self._seen.append((micro, logp))
 
     def finish(self, objective: Objective, vocab_size: int) -> None:
-        """Adds ratio and clipped, where any update was seen. Each process must call it: what they
-        hold in parts is gathered.
+        """Adds ratio and clipped if any update was stored. Every process must call it, since it
+        gathers their parts.
         """
         if not self._seen:
             return
         logp = self.values["logp"].copy()
-        for micro, found in self._seen:  # a later update takes the place of an earlier one
+        for micro, row_logp in self._seen:  # a later update overwrites an earlier one
             at = {row: i for i, row in enumerate(micro.rows) if row >= 0}
-            numbers, length = fetch(found), min(micro.length, logp.shape[1])
+            numbers, length = fetch(row_logp), min(micro.length, logp.shape[1])
             for i, row in enumerate(self.rows):
                 if row in at:
                     logp[i, :length] = numbers[at[row], :length]
@@ -82,7 +82,7 @@ class TokenTrace:
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))
 def _clip(logp, old_logp, entropy, advantage, mask, groups, objective, vocab_size):
-    """(ratio, whether it is clipped) of each token."""
+    """Computes (ratio, whether it is clipped) of each token."""
     inputs = PolicyInputs(logp, old_logp, entropy, advantage, mask, groups, vocab_size)
-    found = objective.surrogate(inputs)
-    return found.ratio, found.clipped
+    surrogate = objective.surrogate(inputs)
+    return surrogate.ratio, surrogate.clipped

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from compass_jax.experience.token_rows import spread, token_rows
+from compass_jax.experience.token_rows import evenly_spaced, token_rows
 from compass_jax.records import Group, Prompt, Rollout, Score
 
 SIZE = 3  # rows of a group
@@ -94,4 +94,4 @@ def test_a_default_step_stays_below_its_bytes():
     [(64, 4, [0, 16, 32, 48]), (4, 4, [0, 1, 2, 3]), (2, 4, [0, 1]), (3, 2, [0, 1]), (5, 0, [])],
 )
 def test_logged_groups_lie_evenly_over_the_updates(count, most, chosen):
-    assert spread(count, most) == chosen
+    assert evenly_spaced(count, most) == chosen
