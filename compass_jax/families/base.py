@@ -1,8 +1,8 @@
-"""What a Hugging Face model family is: its `config.json` in and out, the names of its tensors, what
-its class can express, and what is refused.
+"""A Hugging Face model family: its `config.json` in and out, the names of its tensors, the models
+that its class can express, and what is refused.
 
-A family is one file with one `FAMILY`. Those of this package are beside this file; your own may lie
-anywhere and is named `family="path/file.py:FAMILY"`:
+A family is one file with one `FAMILY`. This package's families are in this folder; a user's own is
+named `family="path/file.py:FAMILY"`:
 
     from compass_jax.families.base import KEYS, MOE_KEYS, TENSORS, Family, renamed
 
@@ -14,10 +14,10 @@ anywhere and is named `family="path/file.py:FAMILY"`:
         tensors=renamed(TENSORS, {"model.layers.": "transformer.h."}),
     )
 
-What a file says and we cannot compute is refused by name: a model that loads and answers wrongly is
-the worst outcome. Both spellings are read, the hub's (`num_experts`, `rope_theta`, `rope_scaling`)
-and that of transformers 5 (`num_local_experts`, `rope_parameters`); the hub's is written, which
-transformers 4 and 5 and the serving engines read.
+A field that changes the maths and is not supported is an error with its name: a model that loads
+and answers wrongly is the worst outcome. Both spellings are read, the hub's (`num_experts`,
+`rope_theta`, `rope_scaling`) and that of transformers 5 (`num_local_experts`, `rope_parameters`).
+The hub's is written, which transformers 4 and 5 and the serving engines read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsEr
 
 
 class Tensor(NamedTuple):
-    """One parameter in the files: its name, with `{i}` for the decoder layer and `{e}` for the
-    expert; `transposed`: as torch keeps the weight of a Linear, [out, in].
+    """One parameter's tensor: its name, with `{i}` for the decoder layer and `{e}` for the expert.
+    `transposed` means torch's layout of a Linear, [out, in].
     """
 
     name: str
@@ -46,7 +46,7 @@ def _linear(name: str) -> Tensor:
 
 
 _LAYER = "model.layers.{i}."
-# Parameter (model/params.py) -> its tensor; those of experts are one tensor each.
+# Parameter (model/params.py) -> its tensor. Each expert has its own tensor.
 TENSORS: Mapping[str, Tensor] = {
     "embed": Tensor("model.embed_tokens.weight"),
     "final_norm": Tensor("model.norm.weight"),
@@ -74,14 +74,14 @@ TENSORS: Mapping[str, Tensor] = {
 
 
 def renamed(tensors: Mapping[str, Tensor], changes: Mapping[str, str]) -> dict[str, Tensor]:
-    """`tensors` with each part of a name that `changes` has replaced by what it says."""
-    found = dict(tensors)
+    """Returns `tensors` with each key of `changes` in their names replaced by its value."""
+    result = dict(tensors)
     for old, new in changes.items():
-        found = {
+        result = {
             leaf: tensor._replace(name=tensor.name.replace(old, new))
-            for leaf, tensor in found.items()
+            for leaf, tensor in result.items()
         }
-    return found
+    return result
 
 
 # Field of ModelConfig -> key of config.json.
@@ -109,8 +109,8 @@ MOE_KEYS: Mapping[str, str] = {
 }
 _EXPERTS_TOO = "num_local_experts"  # transformers 5's spelling
 _SIZES = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ffn")  # no class has a default
-_FLAGS = {"hidden_act", "use_sliding_window"}  # beside the keys that are read
-# What the classes of the Qwen families take where config.json does not say it.
+_FLAGS = {"hidden_act", "use_sliding_window"}  # besides the keys that are read
+# Defaults of the Qwen classes for keys that config.json lacks.
 QWEN: Mapping[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -122,7 +122,7 @@ QWEN: Mapping[str, Any] = {
 
 
 class Attention(NamedTuple):
-    """What a family's attention has."""
+    """The variants of a family's attention."""
 
     qk_norm: bool
     qkv_bias: bool
@@ -133,16 +133,16 @@ class Attention(NamedTuple):
 class Family:
     """A Hugging Face model family. `model_type` and `architecture` are those of its config.json.
 
-    A value that config.json lacks is never guessed: `defaults` or `fixed` has it, or reading is an
-    error.
+    A value that config.json lacks is never guessed: it comes from `defaults` or `fixed`, or reading
+    is an error.
 
     Args:
         keys, moe_keys: field of ModelConfig and of MoEConfig -> key of config.json; moe_keys None:
-            a family without experts
-        tensors: parameter -> its tensor in the files
-        attention: what the family's class can express; the first is its default
-        defaults: key of config.json -> the value that the class takes where the key is absent
-        fixed: key -> the value that the class always has; an export leaves these keys out
+            a family without experts.
+        tensors: parameter -> its tensor in the files.
+        attention: the variants that the family's class can express; the first is its default.
+        defaults: key of config.json -> the class's value where the key is absent.
+        fixed: key -> the class's constant value; an export leaves these keys out.
     """
 
     model_type: str
@@ -158,14 +158,14 @@ class Family:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, ours, every in (
+        for name, mapping, fields in (
             ("keys", self.keys, KEYS),
             ("moe_keys", self.moe_keys or MOE_KEYS, MOE_KEYS),
         ):
-            if wrong := sorted(ours.keys() ^ every.keys()):
+            if wrong := sorted(mapping.keys() ^ fields.keys()):
                 raise ConfigError(
                     f"the family {self.model_type}: {name} must have a key of config.json for each"
-                    f" of {', '.join(every)}; look at {', '.join(wrong)}"
+                    f" of {', '.join(fields)}; look at {', '.join(wrong)}"
                 )
         for name, values in (("defaults", self.defaults), ("fixed", self.fixed)):
             if wrong := sorted(values.keys() - self.read_keys - _FLAGS):
@@ -175,7 +175,9 @@ class Family:
                 )
 
     def tensor(self, leaf: str) -> Tensor:
-        """The tensor of a parameter; UnsupportedModel where the family names none."""
+        """Returns the tensor of a parameter. Raises UnsupportedModel where the family names
+        none.
+        """
         if leaf not in self.tensors:
             raise UnsupportedModel(
                 f"the family {self.model_type} names no tensor for the parameter {leaf}:"
@@ -184,49 +186,54 @@ class Family:
         return self.tensors[leaf]
 
     def read(self, raw: dict[str, Any], where: str, name: str) -> ModelConfig:
-        """Returns the ModelConfig of a parsed config.json; `name` is the family's in
+        """Returns the ModelConfig of a parsed config.json; `name` is the family's name in
         configurations.
 
-        Raises UnsupportedModel, with every field that changes the maths and is not supported, and
-        WeightsError for what is missing or malformed.
+        Raises:
+            UnsupportedModel: a field changes the maths and is not supported; names all of them.
+            WeightsError: a field is missing or malformed.
         """
         declared = {key: value for key, value in raw.items() if value is not None}
-        given, key = Raw({**self.defaults, **declared, **self.fixed}, where), self.keys
-        if problems := [*self._unsupported(declared, given), *self._absent(declared, given)]:
+        raw_config, key = Raw({**self.defaults, **declared, **self.fixed}, where), self.keys
+        if problems := [
+            *self._unsupported(declared, raw_config),
+            *self._absent(declared, raw_config),
+        ]:
             raise UnsupportedModel(_in_one(where, problems))
-        hidden, heads = given.integer(key["hidden"]), given.integer(key["heads"])
+        hidden, heads = raw_config.integer(key["hidden"]), raw_config.integer(key["heads"])
         try:
             config = ModelConfig(
                 family=name,
-                vocab_size=given.integer(key["vocab_size"]),
+                vocab_size=raw_config.integer(key["vocab_size"]),
                 hidden=hidden,
-                layers=given.integer(key["layers"]),
+                layers=raw_config.integer(key["layers"]),
                 heads=heads,
-                kv_heads=given.integer(key["kv_heads"]),
-                head_dim=given.integer(key["head_dim"], hidden // max(heads, 1)),
-                ffn=given.integer(key["ffn"]),
-                moe=self._moe(given),
-                rope_theta=_rope_theta(Raw(declared, where), given.get("rope_theta")),
-                norm_eps=given.number(key["norm_eps"]),
-                tie_embeddings=given.flag(key["tie_embeddings"]),
-                max_positions=given.integer(key["max_positions"]),
-                init_std=given.number(key["init_std"], 0.02),
-                **self._attention(given)._asdict(),
+                kv_heads=raw_config.integer(key["kv_heads"]),
+                head_dim=raw_config.integer(key["head_dim"], hidden // max(heads, 1)),
+                ffn=raw_config.integer(key["ffn"]),
+                moe=self._moe(raw_config),
+                rope_theta=_rope_theta(Raw(declared, where), raw_config.get("rope_theta")),
+                norm_eps=raw_config.number(key["norm_eps"]),
+                tie_embeddings=raw_config.flag(key["tie_embeddings"]),
+                max_positions=raw_config.integer(key["max_positions"]),
+                init_std=raw_config.number(key["init_std"], 0.02),
+                **self._attention(raw_config)._asdict(),
             )
             config.validate()
         except ConfigError as error:
             raise WeightsError(f"{where} describes an impossible model: {error}") from error
-        kinds = given.get("layer_types")
+        kinds = raw_config.get("layer_types")
         if kinds is not None and len(kinds) != config.layers:
             raise WeightsError(
                 f"{where}: layer_types has {len(kinds)} entries, {key['layers']} is {config.layers}"
             )
-        given.token_ids(config.vocab_size)
+        raw_config.token_ids(config.vocab_size)
         return config
 
     def write(self, config: ModelConfig, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:
-        """The config.json of a model whose weights are stored as `dtype`; `token_ids` as
-        `TOKEN_IDS`. UnsupportedModel where the family's class cannot express the model.
+        """Returns the config.json of a model whose weights are stored as `dtype`; `token_ids` has
+        the keys of `TOKEN_IDS`. Raises UnsupportedModel where the family's class cannot express the
+        model.
         """
         self.check(config)
         raw: dict[str, Any] = {
@@ -248,7 +255,7 @@ class Family:
         return {key: value for key, value in raw.items() if key not in self.fixed}
 
     def _values(self, config: ModelConfig) -> dict[str, Any]:
-        """Returns what `keys` and `moe_keys` name of a model."""
+        """Returns the values of the keys that `keys` and `moe_keys` name."""
         values = {key: getattr(config, field) for field, key in self.keys.items()}
         if config.moe is not None and self.moe_keys is not None:
             moe = {field: getattr(config.moe, field) for field in self.moe_keys}
@@ -276,44 +283,44 @@ class Family:
                     f" {value}, so this model cannot be exported"
                 )
 
-    def _attention(self, given: Raw) -> Attention:
+    def _attention(self, raw: Raw) -> Attention:
         only = self.attention[0].qkv_bias if len(self.attention) == 1 else None
-        biased = given.flag("attention_bias", only)
+        biased = raw.flag("attention_bias", only)
         return next(form for form in self.attention if form.qkv_bias == biased)
 
-    def _moe(self, given: Raw) -> MoEConfig | None:
+    def _moe(self, raw: Raw) -> MoEConfig | None:
         key = self.moe_keys
         if key is None:
             return None
-        spelled = [name for name in (key["experts"], _EXPERTS_TOO) if given.get(name) is not None]
-        experts = {given.integer(name) for name in spelled or [key["experts"]]}
+        spelled = [name for name in (key["experts"], _EXPERTS_TOO) if raw.get(name) is not None]
+        experts = {raw.integer(name) for name in spelled or [key["experts"]]}
         if len(experts) > 1:
             raise WeightsError(
-                f"{given.where}: {key['experts']} = {given.get(key['experts'])} and"
-                f" {_EXPERTS_TOO} = {given.get(_EXPERTS_TOO)} disagree"
+                f"{raw.where}: {key['experts']} = {raw.get(key['experts'])} and"
+                f" {_EXPERTS_TOO} = {raw.get(_EXPERTS_TOO)} disagree"
             )
         name = key["dense_layers"]
-        dense = [] if given.get(name) is None else given.get(name)
+        dense = [] if raw.get(name) is None else raw.get(name)
         if not isinstance(dense, list) or not all(type(i) is int for i in dense):
             raise WeightsError(
-                f"{given.where}: {name} = {shown(dense)}, a list of layer numbers is expected"
+                f"{raw.where}: {name} = {shown(dense)}, a list of layer numbers is expected"
             )
         return MoEConfig(
             experts=experts.pop(),
-            top_k=given.integer(key["top_k"]),
-            ffn=given.integer(key["ffn"]),
-            norm_top_k=given.flag(key["norm_top_k"]),
-            sparse_step=given.integer(key["sparse_step"]),
+            top_k=raw.integer(key["top_k"]),
+            ffn=raw.integer(key["ffn"]),
+            norm_top_k=raw.flag(key["norm_top_k"]),
+            sparse_step=raw.integer(key["sparse_step"]),
             dense_layers=tuple(sorted(set(dense))),
         )
 
     @property
     def read_keys(self) -> frozenset[str]:
-        """The keys of config.json that `read` takes its model from."""
+        """The keys of config.json from which `read` builds the model."""
         of_moe = () if self.moe_keys is None else (*self.moe_keys.values(), _EXPERTS_TOO)
         return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe))
 
-    def _unsupported(self, declared: dict[str, Any], given: Raw) -> list[str]:
+    def _unsupported(self, declared: dict[str, Any], raw: Raw) -> list[str]:
         """Returns a line for each thing in config.json that changes the maths and is not
         supported.
         """
@@ -334,47 +341,45 @@ class Family:
                 f" {self.model_type} model; remove {'this one' if len(unread) == 1 else 'those'}"
                 " that changes nothing that the model computes)"
             )
-        if given.get("sliding_window") is not None and given.get("use_sliding_window") is not False:
+        if raw.get("sliding_window") is not None and raw.get("use_sliding_window") is not False:
             hint = "null, or use_sliding_window false; every layer attends to the whole sequence"
-            lines.append(unsupported("sliding_window", given.get("sliding_window"), hint))
-        if given.get("architectures") not in (None, [], [self.architecture]):
-            lines.append(
-                unsupported("architectures", given.get("architectures"), self.architecture)
-            )
-        return lines + self._other_attention(given) + _scaled_rope(declared)
+            lines.append(unsupported("sliding_window", raw.get("sliding_window"), hint))
+        if raw.get("architectures") not in (None, [], [self.architecture]):
+            lines.append(unsupported("architectures", raw.get("architectures"), self.architecture))
+        return lines + self._other_attention(raw) + _scaled_rope(declared)
 
-    def _other_attention(self, given: Raw) -> list[str]:
-        """Returns the lines of `_unsupported` about biases, norms and layers of attention."""
-        lines, kinds = [], given.get("layer_types")
+    def _other_attention(self, raw: Raw) -> list[str]:
+        """Returns the messages of `_unsupported` about biases, norms and layers of attention."""
+        lines, kinds = [], raw.get("layer_types")
         if kinds is not None and (
             not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
         ):
             lines.append(unsupported("layer_types", kinds, "'full_attention' in every layer"))
-        biased = given.get("attention_bias")
+        biased = raw.get("attention_bias")
         forms = [form for form in self.attention if biased in (None, form.qkv_bias)]
         if biased is not None and not forms and type(biased) is bool:
-            hint = f"{str(not biased).lower()} in {self.model_type}, whose class knows no other"
+            hint = f"{str(not biased).lower()} in {self.model_type}, whose class has no other"
             lines.append(unsupported("attention_bias", biased, hint))
         form = (forms or self.attention)[0]
-        for field, ours in (("qkv_bias", form.qkv_bias), ("use_qk_norm", form.qk_norm)):
-            if given.get(field) not in (None, ours):
-                hint = f"{ours} in this {self.model_type} model"
-                lines.append(unsupported(field, given.get(field), hint))
+        for field, supported in (("qkv_bias", form.qkv_bias), ("use_qk_norm", form.qk_norm)):
+            if raw.get(field) not in (None, supported):
+                hint = f"{supported} in this {self.model_type} model"
+                lines.append(unsupported(field, raw.get(field), hint))
         return lines
 
-    def _absent(self, declared: dict[str, Any], given: Raw) -> list[str]:
-        """Returns a line that names the keys whose value neither config.json nor the family
-        says.
+    def _absent(self, declared: dict[str, Any], raw: Raw) -> list[str]:
+        """Returns a message with the keys that neither config.json nor the family has a
+        value for.
         """
         optional = {self.keys["head_dim"], self.keys["init_std"]}
         required = ["hidden_act", *(key for key in self.keys.values() if key not in optional)]
         required += [] if len(self.attention) == 1 else ["attention_bias"]
-        if self.moe_keys is not None and given.get(_EXPERTS_TOO) is None:
+        if self.moe_keys is not None and raw.get(_EXPERTS_TOO) is None:
             required += self.moe_keys.values()
         elif self.moe_keys is not None:
             required += (key for field, key in self.moe_keys.items() if field != "experts")
-        absent = [key for key in dict.fromkeys(required) if given.get(key) is None]
-        if not _thetas(declared) and given.get("rope_theta") is None:
+        absent = [key for key in dict.fromkeys(required) if raw.get(key) is None]
+        if not _thetas(declared) and raw.get("rope_theta") is None:
             absent.append("rope_theta")
         if not absent:
             return []
@@ -382,22 +387,22 @@ class Family:
         hint = (
             ""
             if sizes.issuperset(absent)
-            else f", and the family {self.model_type} does not say what it is: add what the class"
-            " takes then to the family's `defaults`, or what it always has to `fixed`"
+            else f", and the family {self.model_type} has no default: add the class's default to"
+            " the family's `defaults`, or its constant value to `fixed`"
         )
         return [f"it has no {', '.join(absent)}{hint}"]
 
 
 def _in_one(where: str, problems: list[str]) -> str:
-    """Returns one message of all that is wrong with a config.json."""
+    """Joins the problems of a config.json into one message."""
     if len(problems) == 1:
         return f"{where}: {problems[0]}"
     return "\n  ".join([f"{where} is not supported:", *problems])
 
 
 def _scaled_rope(declared: dict[str, Any]) -> list[str]:
-    """Returns a line for rotary embeddings that are scaled or partial, or have a key that is not
-    known: it would change the angles.
+    """Returns a message for rotary embeddings that are scaled or partial, or have an unknown key,
+    which would change the angles.
     """
     lines = []
     for field in ("rope_scaling", "rope_parameters"):
@@ -430,15 +435,15 @@ def _thetas(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _rope_theta(given: Raw, default: Any) -> float:
-    """Returns theta of plain rotary embeddings. WeightsError where two places disagree."""
+def _rope_theta(raw: Raw, default: Any) -> float:
+    """Returns theta of plain rotary embeddings. Raises WeightsError where two fields disagree."""
     thetas = {
-        field: Raw(values, f"{given.where}: {field}").number("rope_theta")
-        for field, values in _thetas(given.values).items()
+        field: Raw(values, f"{raw.where}: {field}").number("rope_theta")
+        for field, values in _thetas(raw.values).items()
     }
     if len(set(thetas.values())) > 1:
         raise WeightsError(
-            f"{given.where}: "
+            f"{raw.where}: "
             + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items())
             + "; they disagree"
         )

@@ -1,4 +1,4 @@
-"""Families by name: every file beside this one that has a FAMILY, and a person's own by
+"""Families by name: every file in this folder with a FAMILY, and a user's own by
 `path/file.py:FAMILY` or `module:FAMILY`.
 """
 
@@ -17,14 +17,14 @@ from compass_jax.families.raw import UnsupportedModel
 
 @cache
 def own() -> dict[str, Family]:
-    """The families of this package, by name."""
+    """Returns the families of this package, by name."""
     names = sorted(module.name for module in pkgutil.iter_modules(families.__path__))
     modules = {name: importlib.import_module(f"{families.__name__}.{name}") for name in names}
     return {name: module.FAMILY for name, module in modules.items() if hasattr(module, "FAMILY")}
 
 
 def find(name: str) -> Family:
-    """The family that `model.family` names. ConfigError where there is none of this name."""
+    """Returns the family that `model.family` names. Raises ConfigError for an unknown name."""
     if name in own():
         return own()[name]
     if ":" not in name:
@@ -42,7 +42,7 @@ def find(name: str) -> Family:
 
 
 def check(model: ModelConfig) -> None:
-    """Raises ConfigError for a model whose family there is not, or cannot express it."""
+    """Raises ConfigError for a model whose family is unknown or cannot express it."""
     try:
         find(model.family).check(model)
     except UnsupportedModel as error:

@@ -1,5 +1,5 @@
-"""Keys of a Hugging Face `config.json` that say nothing about the maths of any family, and values
-that change nothing.
+"""Keys of a Hugging Face `config.json` that have no effect on the maths of any family, and values
+without effect.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Read whatever the family: the rest of what is read has its keys in the family.
+# Read for every family; the other keys are in the family.
 ALWAYS_READ = {
     "model_type",
     "architectures",
@@ -27,9 +27,9 @@ _METADATA = re.compile(
     r"\w*_token_(ids?|index)|\w*name_or_path|\w*commit_hash|\w*_version"
     r"|_?\w*attn_implementation\w*|_?experts_implementation\w*|unsloth_\w*"
 )
-# What transformers' base class, the classes of the families and well-known tools write, and
-# what does not change what a token gives: what a call returns, losses, dropout, defaults of
-# generation. The number of layers with a sliding window says nothing where there is no window.
+# Keys that transformers' base class, the families' classes and well-known tools write and that do
+# not change the model's output: return values, losses, dropout, defaults of generation. The number
+# of layers with a sliding window has no effect without a window.
 HARMLESS = {
     "torch_dtype",
     "dtype",
@@ -86,11 +86,11 @@ HARMLESS = {
 
 
 def says_no_maths(key: str) -> bool:
-    """Returns whether a key says nothing about the maths of any family."""
+    """Returns whether a key has no effect on the maths of any family."""
     return key in HARMLESS or _METADATA.fullmatch(key) is not None
 
 
-# Keys that other families use, at the value where they change nothing (null never does).
+# Keys of other families, with the values at which they have no effect (null has none).
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "hidden_act": (("silu",), "'silu'"),
     "hidden_activation": (("silu",), "'silu'"),

@@ -1,4 +1,4 @@
-"""Qwen2, dense: queries, keys and values always have a bias, and nothing is normalised."""
+"""Qwen2, dense: queries, keys and values always have a bias; no QK norm."""
 
 from __future__ import annotations
 

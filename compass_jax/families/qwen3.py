@@ -1,4 +1,4 @@
-"""Qwen3, dense. Its class alone has a default head size of its own; the others divide."""
+"""Qwen3, dense. Its class has a default head size; those of the other families divide."""
 
 from __future__ import annotations
 

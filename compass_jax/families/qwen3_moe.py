@@ -1,4 +1,4 @@
-"""Qwen3 with experts in every layer, or in some."""
+"""Qwen3 with experts in some or all layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The fields of a parsed `config.json`, each checked as it is read; what is wrong is named by its
-field.
-"""
+"""The fields of a parsed `config.json`, checked as they are read; an error names its field."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ _REQUIRED = object()
 
 
 class WeightsError(UserError):
-    """A model folder that cannot be read or written; the message names the file or tensor and what
-    is wrong with it.
+    """A model folder that cannot be read or written; the message names the file or tensor and the
+    problem.
     """
 
 
 class UnsupportedModel(WeightsError):
     """A model that this package would compute wrongly; the message names the field, its value and
-    what is supported.
+    the supported ones.
     """
 
 
@@ -32,12 +30,12 @@ class Raw(NamedTuple):
     where: str
 
     def get(self, field: str) -> Any:
-        """The value of a field; None where it is absent or null."""
+        """Returns the value of a field; None where it is absent or null."""
         return self.values.get(field)
 
     def typed(self, field: str, kinds: tuple[type, ...], default: Any) -> Any:
-        """The value of a field, one of `kinds`; `default` where it is absent. WeightsError for
-        another type.
+        """Returns the value of a field, one of `kinds`; `default` where it is absent. Raises
+        WeightsError for another type.
         """
         value = self.get(field)
         if value is None:
@@ -52,33 +50,33 @@ class Raw(NamedTuple):
         return value
 
     def integer(self, field: str, default: Any = _REQUIRED) -> int:
-        """An integer; WeightsError where it is absent and has no default."""
+        """Returns an integer. Raises WeightsError where it is absent without a default."""
         return self.typed(field, (int,), default)
 
     def number(self, field: str, default: Any = _REQUIRED) -> float:
-        """A float; infinity for what no float holds."""
+        """Returns a float; infinity for a number beyond float's range."""
         value = self.typed(field, (float, int), default)
         return float(value) if abs(value) < 1e300 else float("inf")
 
     def flag(self, field: str, default: Any = _REQUIRED) -> bool:
-        """True or false."""
+        """Returns a boolean."""
         return self.typed(field, (bool,), default)
 
     def token_ids(self, vocab: int = 2**31) -> dict[str, Any]:
-        """Those of `TOKEN_IDS` that are given, each an id below `vocab`, the end tokens perhaps
-        several.
+        """Returns the fields of `TOKEN_IDS` that are present, each an id below `vocab`; there may
+        be several end tokens.
         """
-        found = {name: self.values[name] for name in TOKEN_IDS if self.get(name) is not None}
-        for name, value in found.items():
+        ids_by_name = {name: self.values[name] for name in TOKEN_IDS if self.get(name) is not None}
+        for name, value in ids_by_name.items():
             ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
             if not all(type(i) is int and 0 <= i < vocab for i in ids):
                 raise WeightsError(
                     f"{self.where}: {name} = {shown(value)}, a token id from 0 to {vocab - 1} is"
                     " expected"
                 )
-        return found
+        return ids_by_name
 
 
 def unsupported(field: str, value: Any, supported: str) -> str:
-    """Returns the words on a field whose value changes the maths."""
+    """Returns the message about a field whose value changes the maths."""
     return f"{field} = {shown(value)} is not supported (supported: {supported})"

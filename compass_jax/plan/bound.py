@@ -1,5 +1,5 @@
-"""The least time that each program and a whole RL step can take at the chip's published peaks. A
-bound, not a prediction.
+"""The least time of each program and of an RL step at the chip's published peaks. A bound, not a
+prediction.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from compass_jax.rl.bucketing import row_counts
 
 
 class Bound(NamedTuple):
-    """Seconds of one run of a program, by what it needs: arithmetic, memory (each argument and
-    result once), links.
+    """Seconds of one run of a program by resource: arithmetic, memory (each argument and result
+    once), links.
     """
 
     flops_s: float
@@ -25,18 +25,18 @@ class Bound(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All three may go on at the same time."""
+        """The bound: all three resources may work at the same time."""
         return max(self)
 
     @property
     def by(self) -> str:
-        """Which of them it is."""
+        """The limiting resource."""
         return ("FLOPs", "HBM", "ICI")[self.index(self.seconds)]
 
 
 def program_flops(config: RunConfig, name: str, tokens: int) -> float:
-    """Of one run, over all devices; of one token step of the decoding program, every slot at the
-    longest length (the worst case).
+    """Counts the operations of one run over all devices; for decode of one token step with every
+    slot at the longest length (the worst case).
     """
     model, rollout = config.model, config.rollout
     kind, _, length = name.partition(" ")
@@ -57,7 +57,7 @@ def program_flops(config: RunConfig, name: str, tokens: int) -> float:
 def bound_of(
     config: RunConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float
 ) -> Bound:
-    """Of one run of program `name` (decode: one token step)."""
+    """Returns the bound on one run of program `name` (decode: one token step)."""
     share, sampling = chip.devices, name.split()[0] in ROLLOUT
     devices = (config.rollout_mesh or config.mesh).devices if sampling else config.mesh.devices
     return Bound(
@@ -68,11 +68,13 @@ def bound_of(
 
 
 def runs_per_step(config: RunConfig, rows_multiple: int) -> dict[str, float]:
-    """How often each program runs in one RL step whose answers are all as long as they may be."""
+    """Returns how often each program runs in an RL step in which all answers have the largest
+    length.
+    """
     rl, rollout = config.rl, config.rollout
     samples, length = rl.prompts_per_step * rl.group_size, rl.buckets[-1]
     zero = rl.zero_variance
-    # one round of dynamic sampling, at least
+    # Dynamic sampling has at least one round.
     fills = samples * (zero.dynamic_batch if zero.dynamic_sampling else 1) / rollout.slots
     micro = samples / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
     return {
@@ -80,7 +82,7 @@ def runs_per_step(config: RunConfig, rows_multiple: int) -> dict[str, float]:
         "prefill": fills,
         "insert": fills,
         "decode": max(1.0, fills) * rollout.max_new_tokens,
-        # old log-probs, the reference's, and the updates' own
+        # Old log-probs, the reference's, and the updates' forward passes.
         f"forward {length}": micro * (1 + rl.uses_reference + rl.epochs),
         f"backward {length}": micro * rl.epochs,
         "add": micro * rl.epochs,

@@ -1,5 +1,5 @@
-"""What a compiled program sends: the collectives of its HLO text, each as often as the loops around
-it run.
+"""The collectives in a compiled program's HLO text, each multiplied by the trip counts of the loops
+around it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KINDS = (
     "ragged-all-to-all",
     "collective-permute",
 )
-# others: what the name's digits say, f8e4m3fn and its like 8
+# Other types have the bits in their name, except f8e4m3fn and similar (8).
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16}
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
 _OP = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
@@ -32,9 +32,9 @@ _CALLED = re.compile(
 
 
 class Sent(NamedTuple):
-    """One kind of collective: how many run, and the bytes that each device sends in them."""
+    """One kind of collective: how many run, and the bytes that each device sends."""
 
-    count: float  # type: ignore[assignment]  # the tuple's own `count` is not needed
+    count: float  # type: ignore[assignment]  # hides tuple.count
     bytes: float
 
 
@@ -46,14 +46,14 @@ class _Op(NamedTuple):
 
 
 def collectives(hlo: str) -> dict[str, Sent]:
-    """Per kind, of one device and one run of the program. A loop whose length the compiler does not
-    know counts once: a decoding program's bytes are those of one token step, and of what is around
-    it.
+    """Returns the collectives of one device in one run of the program, by kind. A loop of unknown
+    length counts once: a decode program's bytes are those of one token step and of the code around
+    the loop.
 
-    A device of n sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce
-    (ring), and what it permutes. What a ragged all-to-all sends depends on the data: counted is a
-    share of the smaller of its operand and its room for the result, which is what even routing
-    sends at most.
+    Each of n devices sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce
+    (ring), and all of what it permutes. The bytes of a ragged all-to-all depend on the data: the
+    count is a share of the smaller of its operand and its result buffer, the most that even routing
+    sends.
     """
     programs = _computations(hlo)
     times = _times(programs)
@@ -67,7 +67,7 @@ def collectives(hlo: str) -> dict[str, Sent]:
             size = _bytes_sent(kind, op)
             if kind == "ragged-all-to-all":
                 size = min(size, _operand_size(op, ops) * (1 - 1 / max(1, _group_size(op.rest))))
-            # how the TPU's compiler fuses the two: of the whole sum only a part is kept
+            # The TPU's compiler fuses all-reduce and slice: a device keeps a part of the sum.
             if name.startswith("all-reduce-scatter"):
                 kind, size = "reduce-scatter", size / 2
             counts[kind] += times[name]
@@ -75,24 +75,26 @@ def collectives(hlo: str) -> dict[str, Sent]:
     return {kind: Sent(counts[kind], sent[kind]) for kind in KINDS if counts[kind]}
 
 
-def total_bytes(found: Iterable[Sent]) -> float:
-    """Bytes that a device sends in all of them."""
-    return sum(x.bytes for x in found)
+def total_bytes(collectives: Iterable[Sent]) -> float:
+    """Returns the bytes that a device sends in all of them."""
+    return sum(x.bytes for x in collectives)
 
 
 def _computations(hlo: str) -> dict[str, list[_Op]]:
-    found: dict[str, list[_Op]] = {}
-    here: list[_Op] | None = None
+    computations: dict[str, list[_Op]] = {}
+    ops: list[_Op] | None = None
     for line in hlo.splitlines():
         if line and not line[0].isspace() and (head := _HEAD.match(line)):
-            here = found.setdefault(("ENTRY " if line.startswith("ENTRY") else "") + head[1], [])
-        elif here is not None and (op := _OP.match(line)):
-            here.append(_Op(op[1], op[3], op[2], op[4]))
-    return found
+            ops = computations.setdefault(
+                ("ENTRY " if line.startswith("ENTRY") else "") + head[1], []
+            )
+        elif ops is not None and (op := _OP.match(line)):
+            ops.append(_Op(op[1], op[3], op[2], op[4]))
+    return computations
 
 
 def _times(programs: dict[str, list[_Op]]) -> dict[str, float]:
-    """How often each computation runs in one run of the entry."""
+    """Returns how often each computation runs in one run of the entry."""
     times: dict[str, float] = defaultdict(float)
 
     def visit(name: str, n: float) -> None:
@@ -110,11 +112,11 @@ def _times(programs: dict[str, list[_Op]]) -> dict[str, float]:
 
 
 def _trips(loop: _Op, programs: dict[str, list[_Op]]) -> float:
-    """How often a loop runs: what the compiler wrote, or else the bound of a condition that only
-    compares a counter from 0 with a constant.
+    """Returns how often a loop runs: the compiler's trip count, else the bound of a condition that
+    only compares a counter from 0 with a constant.
     """
-    if found := _TRIPS.search(loop.rest):
-        return float(found[1])
+    if known := _TRIPS.search(loop.rest):
+        return float(known[1])
     named = _CONDITION.search(loop.rest)
     condition = programs.get(named[1], []) if named else []
     bounds = [
@@ -134,33 +136,33 @@ def _trips(loop: _Op, programs: dict[str, list[_Op]]) -> float:
 
 def _bytes_sent(kind: str, op: _Op) -> float:
     sizes = [_size(*shape) for shape in _SHAPE.findall(op.out)]
-    largest, whole, n = max(sizes, default=0.0), sum(sizes), _group_size(op.rest)
+    largest, total, n = max(sizes, default=0.0), sum(sizes), _group_size(op.rest)
     if kind == "collective-permute":
         return largest
     if n <= 1:
         return 0.0
     if op.kind.endswith("-start") and kind == "all-reduce":
-        whole = whole if not op.out.startswith("((") else whole / 2
+        total = total if not op.out.startswith("((") else total / 2
     share = (n - 1) / n
     if kind == "all-gather":  # a start's type has the operands beside the results
-        return largest * share if op.kind.endswith("-start") else whole * share
+        return largest * share if op.kind.endswith("-start") else total * share
     if kind == "all-reduce":
-        return 2 * whole * share
+        return 2 * total * share
     if kind == "reduce-scatter":
-        return (largest if op.kind.endswith("-start") else whole * n) * share
-    return whole * share
+        return (largest if op.kind.endswith("-start") else total * n) * share
+    return total * share
 
 
 def _operand_size(op: _Op, ops: list[_Op]) -> float:
-    """Bytes of an operation's first operand; what is not in its computation is taken to be as large
-    as may be.
+    """Returns the bytes of an operation's first operand; infinity where it is not in the
+    computation.
     """
     first = op.rest.split(",")[0].split(")")[0].strip().lstrip("%")
-    found = next((x for x in ops if x.name == first), None)
+    operand = next((x for x in ops if x.name == first), None)
     return (
         math.inf
-        if found is None
-        else max((_size(*shape) for shape in _SHAPE.findall(found.out)), default=math.inf)
+        if operand is None
+        else max((_size(*shape) for shape in _SHAPE.findall(operand.out)), default=math.inf)
     )
 
 
@@ -170,15 +172,15 @@ def _size(dtype: str, dims: str) -> float:
     return math.prod(int(d) for d in dims.split(",") if d) * bits / 8
 
 
-def _group_size(rest: str) -> int:
-    """Devices of one group, from `replica_groups=` `[groups,size]<=...`, `{{0,1},{2,3}}` or
-    `mesh['x'=4,'y'=2] {'y'}`; 0 where there is none.
+def _group_size(attributes: str) -> int:
+    """Returns the devices of one group, from `replica_groups=` `[groups,size]<=...`,
+    `{{0,1},{2,3}}` or `mesh['x'=4,'y'=2] {'y'}`; 0 without one.
     """
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", rest):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found[2]))
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
-        return int(found[2])
-    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
-        return found[1].count(",") + 1
+    if match := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
+    if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes):
+        return int(match[2])
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return match[1].count(",") + 1
     return 0

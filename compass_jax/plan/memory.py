@@ -1,5 +1,5 @@
-"""Bytes on each device while each program of a step runs, and what to change where they are too
-many.
+"""Bytes on each device while each program of a step runs, and the settings to change where they
+exceed the memory.
 """
 
 from __future__ import annotations
@@ -12,77 +12,84 @@ from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device
 from compass_jax.programs import Program
 from compass_jax.training.programs import summed
 
-USABLE = 0.97  # of the published memory: the runtime keeps some for itself
+USABLE = 0.97  # share of the published memory; the runtime reserves the remainder
 
 
 class Memory(NamedTuple):
     """Bytes per device in one program."""
 
     arguments: int
-    results: int  # that do not lie in donated arguments
+    results: int  # outside donated arguments
     temporary: int
-    beside: int  # of what else is alive
+    beside: int  # live arrays of other programs
     code: int = 0
 
     @property
     def total(self) -> int:
-        """At the same time, at most."""
+        """Peak bytes."""
         return sum(self)
 
 
 def memory_of(config: RunConfig, program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
-    """What the compiler says of a compiled program, and what lies beside it; `parts` from
-    `resident`.
+    """Returns the compiler's memory analysis of a program, with the live arrays of other programs;
+    `parts` comes from `resident`.
     """
-    found = compiled.memory_analysis()
+    analysis = compiled.memory_analysis()
     return Memory(
-        found.argument_size_in_bytes,
-        found.output_size_in_bytes - found.alias_size_in_bytes,
-        found.temp_size_in_bytes,
+        analysis.argument_size_in_bytes,
+        analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        analysis.temp_size_in_bytes,
         bytes_beside(config, program, parts),
-        found.generated_code_size_in_bytes,
+        analysis.generated_code_size_in_bytes,
     )
 
 
 def bytes_beside(config: RunConfig, program: Program, parts: dict[str, int]) -> int:
-    """Bytes per device of what is alive while `program` runs and is not its own."""
+    """Returns the bytes per device of arrays that are live while `program` runs and do not belong
+    to it.
+    """
     return sum(parts.get(name, 0) for name in beside(config, program))
 
 
 def resident(step: Step) -> dict[str, int]:
-    """Bytes per device of what lives from program to program, by the names that `beside` gives;
-    what is not compiled yet is missing.
+    """Returns the bytes per device of arrays that live from program to program, by the names in
+    `beside`; programs that are not compiled yet are missing.
     """
     params = bytes_per_device(step.state.params)
-    found = {"state": bytes_per_device(step.state)}
-    found["moments"] = found["state"] - params
+    sizes = {"state": bytes_per_device(step.state)}
+    sizes["moments"] = sizes["state"] - params
     if step.config.rl.uses_reference:
-        found["reference"] = params
+        sizes["reference"] = params
     longest = step.config.rl.buckets[-1]
-    kept = {"store": "store", "decode": "hand-over", "slots": "slots", "sum": f"backward {longest}"}
-    for part, name in kept.items():
+    sources = {
+        "store": "store",
+        "decode": "hand-over",
+        "slots": "slots",
+        "sum": f"backward {longest}",
+    }
+    for part, name in sources.items():
         if (result := step.result(name)) is not None:
-            found[part] = bytes_per_device(summed(result) if part == "sum" else result)
+            sizes[part] = bytes_per_device(summed(result) if part == "sum" else result)
     for program in step.programs:
         if program.name == f"replayed {longest}":
-            found["replayed"] = bytes_per_device(program.arguments[0])
-    return found
+            sizes["replayed"] = bytes_per_device(program.arguments[0])
+    return sizes
 
 
 def refused_bytes(error: BaseException) -> int | None:
-    """The bytes that a program would have needed, from the compiler's refusal; None for another
-    error.
+    """Returns the bytes that a program needs, from the compiler's out-of-memory error; None for
+    another error.
     """
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
         return None
-    if found := re.search(r"Used ([\d.]+)([KMG]?) of", text):
-        return int(float(found[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found[2]])
+    if used := re.search(r"Used ([\d.]+)([KMG]?) of", text):
+        return int(float(used[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[used[2]])
     return -1
 
 
 class Change(NamedTuple):
-    """One setting to change, as on the command line, and why."""
+    """One setting to change, as on the command line, and the reason."""
 
     setting: str
     value: str
@@ -95,27 +102,27 @@ class Change(NamedTuple):
 def advice(
     config: RunConfig, program: str, memory: Memory | None, parts: dict[str, int]
 ) -> list[Change]:
-    """What lowers the memory of the program that needs the most; the change that takes off most
-    comes first.
+    """Returns changes that lower the memory of the program that needs most, the most effective
+    first.
     """
-    found: list[tuple[float, Change]] = []
+    changes: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
     if program.split()[0] in (*ROLLOUT, "hand-over"):
-        found += _of_rollout(config, sizes, program)
+        changes += _of_rollout(config, sizes, program)
     else:
-        found += _of_training(config, sizes)
+        changes += _of_training(config, sizes)
     halves, mesh = "parameters and moments in parts of half the size", config.mesh
     state = Change("mesh.fsdp", str(2 * mesh.fsdp), f"{halves}, on twice the chips")
     if mesh.replica % 2 == 0:
         state = Change("mesh.fsdp", f"{2 * mesh.fsdp} --mesh.replica {mesh.replica // 2}", halves)
-    found.append((sizes.get("state", 0) / 2, state))
-    return [change for _, change in sorted(found, key=lambda x: -x[0])]
+    changes.append((sizes.get("state", 0) / 2, state))
+    return [change for _, change in sorted(changes, key=lambda x: -x[0])]
 
 
 def _of_rollout(
     config: RunConfig, sizes: dict[str, int], program: str
 ) -> list[tuple[float, Change]]:
-    rollout, slots, mesh, there = (
+    rollout, slots, mesh, rollout_mesh = (
         config.rollout,
         sizes.get("slots", 0),
         config.mesh,
@@ -123,47 +130,48 @@ def _of_rollout(
     )
     if (
         program == "hand-over"
-        and there.expert != mesh.expert
-        and (there.replica * there.expert) % mesh.expert == 0
+        and rollout_mesh.expert != mesh.expert
+        and (rollout_mesh.replica * rollout_mesh.expert) % mesh.expert == 0
     ):
-        value = (
-            f"{mesh.expert} --rollout-mesh.replica {there.replica * there.expert // mesh.expert}"
-        )
-        why = "experts cut alike in training and rollout never meet whole on the way"
+        replica = rollout_mesh.replica * rollout_mesh.expert // mesh.expert
+        value = f"{mesh.expert} --rollout-mesh.replica {replica}"
+        why = "with the same split of experts in training and rollout, weight sync gathers none"
         return [(float("inf"), Change("rollout-mesh.expert", value, why))]
-    # refused, "slots" has no size yet: it is the cache itself
+    # A refused "slots" program has no size yet; it is the cache itself.
     gain = float("inf") if program == "slots" else slots / 2 + sizes["temporary"] / 4
-    found = [(gain, Change("rollout.slots", str(rollout.slots // 2), "half the KV cache"))]
+    changes = [(gain, Change("rollout.slots", str(rollout.slots // 2), "half the KV cache"))]
     if rollout.quantize == "off":
-        found.append(
+        changes.append(
             (
                 sizes.get("decode", 0) / 2,
                 Change("rollout.quantize", "auto", "the sampler's weights in 8 bits"),
             )
         )
-    return found
+    return changes
 
 
 def _of_training(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
     compute, temporary = config.compute, sizes["temporary"]
-    found = []
+    changes = []
     if not compute.remat:
         why = "layers are computed again in the backward pass, not kept"
-        found.append((0.9, Change("compute.remat", "True", why)))
+        changes.append((0.9, Change("compute.remat", "True", why)))
     if shorter := _fewer_tokens(config):
-        found.append((0.5, shorter))
+        changes.append((0.5, shorter))
     if config.model.moe is not None and (not compute.moe_chunk or compute.moe_chunk >= 1024):
         share, chunk = (0.6, compute.moe_chunk // 4) if compute.moe_chunk else (0.8, 4096)
         why = "fewer tokens go through the experts at once"
-        found.append((share, Change("compute.moe_chunk", str(chunk), why)))
+        changes.append((share, Change("compute.moe_chunk", str(chunk), why)))
     if not compute.scan_layers:
         why = "one layer's working memory for all"
-        found.append((0.25, Change("compute.scan_layers", "True", why)))
-    return [(temporary * share, change) for share, change in found]
+        changes.append((0.25, Change("compute.scan_layers", "True", why)))
+    return [(temporary * share, change) for share, change in changes]
 
 
 def _fewer_tokens(config: RunConfig) -> Change | None:
-    """Half the tokens of a micro-batch on each device: by fewer rows, or by a part of each row."""
+    """Returns the change that halves the tokens of a micro-batch on each device: fewer rows, or a
+    part of each row.
+    """
     rl, mesh = config.rl, config.mesh
     half = str(rl.micro_batch_tokens // 2)
     if rl.micro_batch_tokens >= 2 * mesh.replica * mesh.fsdp * mesh.expert * rl.buckets[-1]:

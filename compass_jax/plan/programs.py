@@ -1,5 +1,5 @@
-"""The programs of a run on devices that are not here: those that the engine and the learner list,
-in the shapes and layouts that the run would give them.
+"""The programs of a run for devices that are not attached: those that the engine and the learner
+list, in the run's shapes and layouts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from compass_jax.training import optim
 from compass_jax.training.programs import training_programs
 from compass_jax.weights.sync import resolve, sync_program
 
-# What is alive while a program runs and is not its own, by the first word of its name (`resident`);
-# beside these the rollout has its "store" of routes, and the training the routes that it replays.
+# Arrays of other programs that are live while a program runs, by the first word of its name
+# (`resident`). The rollout's "store" of routes and training's replayed routes come on top.
 ROLLOUT = {
     "slots": ("state", "decode"),
     "store": ("state", "decode"),
@@ -64,7 +64,7 @@ _OWN = {"store", "stored", "harvest", "taken"}, {"replayed", "recorded"}  # rout
 
 
 def beside(config: RunConfig, program: Program) -> set[str]:
-    """The parts of `resident` that lie on a program's devices while it runs."""
+    """Returns the parts of `resident` that are on a program's devices while it runs."""
     kind, rl, apart = program.name.split()[0], config.rl, config.rollout_apart
     samples = kind in ROLLOUT
     parts = {*(ROLLOUT if samples else TRAINING)[kind]}
@@ -86,9 +86,11 @@ def run_programs(
     state: TrainState,
     stored: bool,
 ) -> Iterator[Program]:
-    """Every large program of a run: those that the weight sync, the engine and the learner list.
+    """Yields every large program of a run: those of weight sync, the engine and the learner.
 
-    stored: 8-bit weights as values and scales, not emulated. `state` is of structs.
+    Args:
+        state: structs of the train state.
+        stored: whether 8-bit weights are values and scales, or emulated.
     """
     dtype, quantize = config.rollout_compute.dtype, config.rollout.quantize
     sync = sync_program(
@@ -107,29 +109,29 @@ def run_programs(
 
 
 def planned(programs: Iterator[Program]) -> list[Program]:
-    """Of programs that differ in size alone the largest, which comes last. Evaluation decodes as
-    training does, but for the sampler: that is compiled once.
+    """Keeps the largest of programs that differ in size only, which comes last. Evaluation decodes
+    like training except for the sampler, so its decode program is dropped.
     """
-    found: dict[str, Program] = {}
+    programs_by_name: dict[str, Program] = {}
     for program in programs:
         kind, *use = program.name.split()
         if kind not in ("decode", "harvest") or not use:
-            found.pop(program.name, None)
-            found[program.name] = program
-    return list(found.values())
+            programs_by_name.pop(program.name, None)
+            programs_by_name[program.name] = program
+    return list(programs_by_name.values())
 
 
 def topology_devices(name: str) -> list[jax.Device]:
-    """The devices of "v5p:4x4x4" and its like, none of which is here. ConfigError for a name that
-    the TPU's compiler does not know.
+    """Returns the devices of a topology such as "v5p:4x4x4". Raises ConfigError for a name that the
+    TPU's compiler does not know.
     """
     from jax.experimental import topologies
 
-    # otherwise a host has a square of four
+    # The default is four chips a host.
     single = {"chips_per_host_bounds": [1, 1, 1]} if re.fullmatch(r"[^:]+:1(x1)*", name) else {}
     try:
         return list(topologies.get_topology_desc(name, platform="tpu", **single).devices)
-    except Exception as error:  # whatever it is, it is about the name, or about libtpu
+    except Exception as error:  # of many types, all about the name or libtpu
         raise ConfigError(
             f"--topology {name}: {_first_line(error)}; names are like v5p:4x4x4, v6e:16x16,"
             f" tpu7x:4x4x4, and the compiler comes with {how_to_install('plan', 'jax', 'libtpu')}"
@@ -137,7 +139,7 @@ def topology_devices(name: str) -> list[jax.Device]:
 
 
 def known_chip(devices: list[jax.Device]) -> Chip:
-    """The peaks of its chips, or ConfigError."""
+    """Returns the peaks of the devices' chip. Raises ConfigError for an unknown chip."""
     if chip := chip_of(devices[0].device_kind):
         return chip
     raise ConfigError(
@@ -151,7 +153,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def for_chip(config: RunConfig, kind: str) -> RunConfig:
-    """`config` with what a run decides by its devices decided for another kind of them."""
+    """Resolves the settings that a run chooses by its device for another kind of device."""
     compute = config.compute
     compute = dataclasses.replace(
         compute,
@@ -165,10 +167,10 @@ def for_chip(config: RunConfig, kind: str) -> RunConfig:
 
 
 def known_ids(config: RunConfig) -> int:
-    """Ids that the run's tokenizer has: the LM head's other columns are masked.
+    """Returns the number of ids in the run's tokenizer; the LM head's other columns are masked.
 
-    Where its folder is not here, one less than the head has: most published heads are padded, and
-    the mask costs the same whatever it covers.
+    Without the tokenizer's folder it is one less than the head's columns: most published heads are
+    padded, and the mask costs the same whatever it covers.
     """
     if (Path(config.data.tokenizer or "-") / "tokenizer.json").is_file():
         return load_tokenizer(config).vocab_size
@@ -176,9 +178,9 @@ def known_ids(config: RunConfig) -> int:
 
 
 class Step:
-    """The abstract arrays of a run on `devices`, and its programs. Programs are compiled in the
-    order of `programs`: later ones take the layouts that earlier ones give their results. Of a run
-    in stages it is the one whose rollouts are the largest.
+    """The abstract arrays of a run on `devices`, and its programs. Programs compile in the order of
+    `programs`, since later ones take the layouts of earlier results. For a run in stages, the stage
+    with the largest rollouts is used.
     """
 
     def __init__(self, config: RunConfig, devices: list[jax.Device]):
@@ -191,31 +193,33 @@ class Step:
             config.model, config.rollout_compute, config.rollout, 0, self.decode, known
         )
         self.state = fresh_state(config, self.model)
-        given = (config, self.engine, self.model, self.state)
-        self.programs = planned(run_programs(*given, stored=True))
-        self.results: dict[Program, Any] = {}  # what compiled programs give, as structs
+        arguments = (config, self.engine, self.model, self.state)
+        self.programs = planned(run_programs(*arguments, stored=True))
+        self.results: dict[Program, Any] = {}  # results of compiled programs, as structs
 
     def done(self, program: Program, compiled: jax.stages.Compiled) -> None:
-        """Keeps the shapes and layouts of what a compiled program gives, for those after it."""
-        found = jax.tree.map(_laid, compiled.out_info, compiled.output_shardings)
-        # it was cut on the training's devices, and is copied to the rollout's
+        """Stores the shapes and layouts of a compiled program's results for later programs."""
+        results = jax.tree.map(_laid, compiled.out_info, compiled.output_shardings)
+        # It was sharded on the training devices and is copied to the rollout's.
         if program.name == "hand-over" and self.config.rollout_apart:
-            there = decode_shardings(found, self.config.model, self.decode, self.engine.layout)
-            found = jax.tree.map(_laid, found, there)
-        self.results[program] = found
+            shardings = decode_shardings(
+                results, self.config.model, self.decode, self.engine.layout
+            )
+            results = jax.tree.map(_laid, results, shardings)
+        self.results[program] = results
 
     def result(self, name: str) -> Any:
-        """What the program of this name gives; None where it is not compiled yet."""
+        """Returns the result of the program with this name; None before it is compiled."""
         return next((x for program, x in self.results.items() if program.name == name), None)
 
     def training(self) -> list[Program]:
-        """The programs of every bucket, the longest first, with what comes before them."""
+        """Returns the programs of every bucket, the longest first, with their predecessors."""
         names = ("prepare", "replayed", "forward", "objective", "backward")
         return [x for x in self.programs if x.name.split()[0] in names]
 
 
 def fresh_state(config: RunConfig, model: Transformer) -> TrainState:
-    """The structs of a train state before the first update, laid out as `model` has it."""
+    """Returns the structs of a train state before the first update, in the layout of `model`."""
 
     def fresh() -> TrainState:
         params = init_params(config.model, config.compute, jax.random.key(0))
@@ -225,8 +229,8 @@ def fresh_state(config: RunConfig, model: Transformer) -> TrainState:
 
 
 def _placements(config: RunConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:
-    """Training's and the rollout's, together on all `devices`: a part of them would leave the rest
-    of what is paid for idle.
+    """Returns the placements of training and rollout, which must use all `devices`: unused chips
+    would be paid for idle.
     """
     rollout = config.rollout_mesh or config.mesh
     takes = config.mesh.devices + (rollout.devices if config.rollout_apart else 0)
@@ -246,7 +250,7 @@ def _placements(config: RunConfig, devices: list[jax.Device]) -> tuple[Placement
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Of structs that have shardings."""
+    """Returns the bytes per device of structs with shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype)
         for x in jax.tree.leaves(tree)

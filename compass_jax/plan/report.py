@@ -1,4 +1,4 @@
-"""A plan as a person reads it: tables, and a picture of the memory."""
+"""A plan for people: tables, and a picture of the memory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Any
 from rich.console import Console
 
 from compass_jax.plan.bound import Bound
-from compass_jax.plan.run import GIB, Found, Plan
+from compass_jax.plan.run import GIB, CompiledProgram, Plan
 from compass_jax.report import summary_table
 
 _KINDS = ("arguments", "results", "temporary", "beside")
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Memory, collectives and bound of every program, then the verdict."""
+    """Prints memory, collectives and bound of every program, then the verdict."""
     per_chip = plan.chip.devices
     what = f"{plan.devices} devices, {plan.devices // per_chip} chips" + (
         f" of {per_chip} devices each" if per_chip > 1 else ""
     )
     console.print(
         summary_table(
-            [_memory_row(x, per_chip) for x in plan.found], f"GiB per chip, {plan.topology}: {what}"
+            [_memory_row(x, per_chip) for x in plan.programs],
+            f"GiB per chip, {plan.topology}: {what}",
         )
     )
-    rows = [_work_row(x, x.bound, per_chip) for x in plan.found if x.bound]
+    rows = [_work_row(x, x.bound, per_chip) for x in plan.programs if x.bound]
     if rows:
         console.print(
             summary_table(
@@ -62,7 +63,7 @@ def _gib(size: float, per_chip: int) -> str:
     return f"{size * per_chip / GIB:.2f}"
 
 
-def _memory_row(x: Found, per_chip: int) -> dict[str, Any]:
+def _memory_row(x: CompiledProgram, per_chip: int) -> dict[str, Any]:
     if x.memory is None:
         return {
             "program": x.name,
@@ -79,11 +80,11 @@ def _memory_row(x: Found, per_chip: int) -> dict[str, Any]:
     }
 
 
-def _refused(x: Found, per_chip: int) -> str:
+def _refused(x: CompiledProgram, per_chip: int) -> str:
     return "refused" if x.needs < 0 else f"{_gib(x.needs, per_chip)} refused"
 
 
-def _work_row(x: Found, bound: Bound, per_chip: int) -> dict[str, Any]:
+def _work_row(x: CompiledProgram, bound: Bound, per_chip: int) -> dict[str, Any]:
     sent = (
         ", ".join(
             f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})"
@@ -103,13 +104,13 @@ def _work_row(x: Found, bound: Bound, per_chip: int) -> dict[str, Any]:
 
 
 def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
-    """A bar for each program: what it holds and what lies beside it, GiB per chip, against what a
-    chip has.
+    """Draws a bar for each program, in GiB per chip against the chip's memory: its arrays and the
+    live arrays of other programs.
     """
     from matplotlib.figure import Figure
 
-    per_chip, rows = plan.chip.devices, [x for x in plan.found if x.memory is not None]
-    figure = Figure(figsize=(9, 1.6 + 0.34 * len(plan.found)), layout="constrained")
+    per_chip, rows = plan.chip.devices, [x for x in plan.programs if x.memory is not None]
+    figure = Figure(figsize=(9, 1.6 + 0.34 * len(plan.programs)), layout="constrained")
     axes, left = figure.subplots(), [0.0] * len(rows)
     for name, colour in (
         ("beside", "#9aa5b1"),
@@ -121,7 +122,7 @@ def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
         sizes = [getattr(x.memory, name) * per_chip / GIB for x in rows]
         axes.barh([x.name for x in rows], sizes, left=left, color=colour, label=name, height=0.7)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
-    for x in plan.found:
+    for x in plan.programs:
         if x.memory is None:
             axes.barh(
                 [x.name],
@@ -147,7 +148,7 @@ def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
         fontsize=8,
         frameon=False,
         loc="upper center",
-        bbox_to_anchor=(0.5, -0.12 - 0.6 / (len(plan.found) + 4)),
+        bbox_to_anchor=(0.5, -0.12 - 0.6 / (len(plan.programs) + 4)),
     )
     axes.spines[["top", "right"]].set_visible(False)
     Path(png).parent.mkdir(parents=True, exist_ok=True)

@@ -28,28 +28,28 @@ from compass_jax.tpu_versions import installed
 GIB = 2**30
 
 
-class Found(NamedTuple):
-    """One program, compiled: or refused for want of memory (`memory` None), when `needs` is what
-    the compiler said it would take.
+class CompiledProgram(NamedTuple):
+    """One program: compiled, or refused for lack of memory (`memory` is None), with the bytes that
+    the compiler reported in `needs`.
     """
 
     name: str
     memory: Memory | None
-    needs: int  # bytes per device, with what lies beside it; -1: more than there is
+    needs: int  # bytes per device, with other live arrays; -1: more than the compiler can place
     sent: dict[str, Sent]
     bound: Bound | None
     compile_s: float
 
 
 class Plan(NamedTuple):
-    """What `compass plan` found."""
+    """The result of `compass plan`."""
 
     topology: str
     chip: Chip
     devices: int
     config: RunConfig
-    parts: dict[str, int]  # bytes per device of what lives from program to program
-    found: list[Found]
+    parts: dict[str, int]  # bytes per device of arrays that live from program to program
+    programs: list[CompiledProgram]
     changes: list[Change]
 
     @property
@@ -58,27 +58,27 @@ class Plan(NamedTuple):
         return USABLE * self.chip.hbm_gib * GIB / self.chip.devices
 
     @property
-    def worst(self) -> Found:
+    def worst(self) -> CompiledProgram:
         """The program that needs the most memory."""
-        return max(self.found, key=lambda x: math.inf if x.needs < 0 else x.needs)
+        return max(self.programs, key=lambda x: math.inf if x.needs < 0 else x.needs)
 
     @property
     def fits(self) -> bool:
-        """Whether every program does."""
-        return all(x.memory is not None and x.needs <= self.limit for x in self.found)
+        """Whether every program fits."""
+        return all(x.memory is not None and x.needs <= self.limit for x in self.programs)
 
     @property
     def step_s(self) -> float:
-        """The bound on an RL step whose answers are all as long as they may be; NaN where a program
+        """The bound on an RL step in which all answers have the largest length; NaN where a program
         did not compile.
 
-        One step off, the rollout runs beside the training: the longer of the two counts, with the
-        hand-over between them.
+        One step off, the rollout runs beside training: the longer of the two counts, with weight
+        sync between them.
         """
         runs = runs_per_step(self.config, _rows_multiple(self.config))
         took = {
             x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
-            for x in self.found
+            for x in self.programs
         }
         rollout, between = (
             sum(s for name, s in took.items() if name.split()[0] in ROLLOUT),
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
         )
 
     def summary(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Returns what `--json` prints."""
         per_chip = self.chip.devices
         worst = self.worst
         return {
@@ -105,9 +105,9 @@ class Plan(NamedTuple):
             "parts_gib_per_chip": {
                 name: round(size * per_chip / GIB, 3) for name, size in self.parts.items()
             },
-            "programs": {x.name: _row(x, per_chip) for x in self.found},
+            "programs": {x.name: _row(x, per_chip) for x in self.programs},
             "step_bound_s": None if math.isnan(self.step_s) else round(self.step_s, 2),
-            "compile_s": round(sum(x.compile_s for x in self.found), 1),
+            "compile_s": round(sum(x.compile_s for x in self.programs), 1),
             "changes": [str(x) for x in self.changes],
         }
 
@@ -116,7 +116,7 @@ def _rows_multiple(config: RunConfig) -> int:
     return config.mesh.replica * config.mesh.fsdp * config.mesh.expert
 
 
-def _row(x: Found, per_chip: int) -> dict[str, Any]:
+def _row(x: CompiledProgram, per_chip: int) -> dict[str, Any]:
     memory = (
         None
         if x.memory is None
@@ -139,16 +139,15 @@ def _row(x: Found, per_chip: int) -> dict[str, Any]:
 def make_plan(
     config: RunConfig, topology: str, tell: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """Compiles the programs of `config` for `topology` one after the other, saying each through
-    `tell`.
+    """Compiles the programs of `config` for `topology` in order, and reports each through `tell`.
 
-    The first one that the compiler refuses for want of memory ends it: what comes after needs its
-    results. ConfigError for an unknown topology or chip, and for a mesh that the topology or the
-    model does not divide into.
+    The first program that the compiler refuses for lack of memory ends the plan, since later ones
+    need its results. Raises ConfigError for an unknown topology or chip, and for a mesh that does
+    not divide the topology or the model.
     """
     devices = topology_devices(topology)
     step = Step(config, devices)
-    found: list[tuple[Program, Any, dict[str, Sent], int, float]] = []
+    compiled_programs: list[tuple[Program, Any, dict[str, Sent], int, float]] = []
     for program in step.programs:
         started = time.perf_counter()
         tell(f"compiling {program.name}")
@@ -158,10 +157,10 @@ def make_plan(
             needs = refused_bytes(error)
             if needs is None:
                 raise
-            found.append((program, None, {}, needs, time.perf_counter() - started))
+            compiled_programs.append((program, None, {}, needs, time.perf_counter() - started))
             break
         step.done(program, compiled)
-        found.append(
+        compiled_programs.append(
             (
                 program,
                 compiled,
@@ -170,20 +169,20 @@ def make_plan(
                 time.perf_counter() - started,
             )
         )
-    return _judge(step, topology, len(devices), found)
+    return _judge(step, topology, len(devices), compiled_programs)
 
 
 def _judge(
     step: Step,
     topology: str,
     devices: int,
-    found: list[tuple[Program, Any, dict[str, Sent], int, float]],
+    compiled_programs: list[tuple[Program, Any, dict[str, Sent], int, float]],
 ) -> Plan:
     parts, rows = resident(step), []
-    for program, compiled, sent, needs, seconds in found:
+    for program, compiled, sent, needs, seconds in compiled_programs:
         if compiled is None:
             rows.append(
-                Found(
+                CompiledProgram(
                     program.name,
                     None,
                     needs + bytes_beside(step.config, program, parts) if needs > 0 else -1,
@@ -197,7 +196,7 @@ def _judge(
         bound = bound_of(
             step.config, step.chip, program.name, program.tokens, memory, total_bytes(sent.values())
         )
-        rows.append(Found(program.name, memory, memory.total, sent, bound, seconds))
+        rows.append(CompiledProgram(program.name, memory, memory.total, sent, bound, seconds))
     plan = Plan(topology, step.chip, devices, step.config, parts, rows, [])
     if plan.fits:
         return plan

@@ -1,5 +1,5 @@
-"""Other layouts of the training for a topology: ranked by an estimate, the likeliest compiled and
-ranked by their bounds.
+"""Search for training layouts of a topology: layouts are ranked by an estimate; the best are
+compiled and ranked by their bounds.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ GIB = 2**30
 
 
 class Estimate(NamedTuple):
-    """Of one layout, before anything is compiled."""
+    """The estimated memory and time of one layout, before compilation."""
 
     config: RunConfig
-    gib: float  # per device: parameters, moments, sums of gradients and what a micro-batch keeps
+    gib: float  # per device: parameters, moments, summed gradients and a micro-batch's residuals
     # the greater of arithmetic and links for a million tokens of forward and backward
     s_per_mtoken: float
 
 
 def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
-    """`config` on every training mesh of so many devices that divides the model and a row, with and
-    without remat; one row of the longest bucket on each group of context devices."""
+    """Yields `config` on every training mesh of `devices` devices that divides the model and a row,
+    with and without remat; one row of the longest bucket on each group of context devices.
+    """
     sizes = [n for n in range(1, devices + 1) if devices % n == 0]
     longest = config.rl.buckets[-1]
     for replica, expert, tensor, context in itertools.product(sizes, sizes, sizes, sizes):
-        if devices % (taken := replica * expert * tensor * context) or longest % (128 * context):
+        if devices % (used := replica * expert * tensor * context) or longest % (128 * context):
             continue
-        mesh = MeshConfig(replica, devices // taken, expert, tensor, context)
+        mesh = MeshConfig(replica, devices // used, expert, tensor, context)
         try:
             mesh.validate("mesh", config.model)
         except ConfigError:
@@ -57,15 +58,15 @@ def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
 
 
 def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
-    """Memory and time of one layout, roughly: it only decides what is worth compiling."""
+    """Estimates memory and time of one layout, to decide which ones to compile."""
     model, mesh = config.model, config.mesh
     length, total = config.rl.buckets[-1], param_count(model)
     moe = model.moe
     experts = 0 if moe is None else len(model.moe_layers) * 3 * moe.experts * model.hidden * moe.ffn
     store, d, local = mesh.fsdp * mesh.context, model.hidden, length / mesh.context
-    held = (experts / mesh.expert + (total - experts)) / (store * mesh.tensor)
-    kept = model.layers * local * d * 2 * (1 if config.compute.remat else 18)
-    gib = (held * (14 + 4 + 2) + kept) / GIB
+    local_params = (experts / mesh.expert + (total - experts)) / (store * mesh.tensor)
+    residuals = model.layers * local * d * 2 * (1 if config.compute.remat else 18)
+    gib = (local_params * (14 + 4 + 2) + residuals) / GIB
     gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)
     moved = 2 * local * d * (mesh.expert - 1) * len(model.moe_layers)
     summed = 4 * local * d * (1 - 1 / mesh.tensor) * 2 * model.layers
@@ -79,8 +80,8 @@ def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Esti
         / 2
     )
     passes = 4 if config.compute.remat else 3
-    alike = held * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, made the same in all replicas
-    links = ((gathered + moved + summed + keys) * passes + alike) / ici_bytes_s
+    all_reduced = local_params * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, over replicas
+    links = ((gathered + moved + summed + keys) * passes + all_reduced) / ici_bytes_s
     arithmetic = (
         forward_flops(model, [length]) / (mesh.context * mesh.tensor) * passes / device_flops
     )
@@ -92,8 +93,8 @@ def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Esti
 
 
 def search(config: RunConfig, topology: str, count: int, console: Console) -> list[dict[str, Any]]:
-    """Compiles forward and backward of the `count` likeliest layouts; prints and returns them, the
-    fastest by its bound first.
+    """Compiles forward and backward of the `count` best layouts by estimate; prints and returns
+    them, the fastest by its bound first.
     """
     devices = topology_devices(topology)
     chip = known_chip(devices)

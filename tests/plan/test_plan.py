@@ -20,7 +20,7 @@ from compass_jax.config import MeshConfig
 from compass_jax.plan.bound import Bound, runs_per_step
 from compass_jax.plan.memory import advice, refused_bytes
 from compass_jax.plan.programs import Step, topology_devices
-from compass_jax.plan.run import Found, Plan
+from compass_jax.plan.run import CompiledProgram, Plan
 from compass_jax.plan.search import layouts
 
 pytest.importorskip("libtpu")
@@ -261,7 +261,9 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
         "forward 32768": 1.0,
         "backward 32768": 2.0,
     }
-    found = [Found(name, None, 0, {}, Bound(s, 0.0, 0.0), 0.0) for name, s in seconds.items()]
+    found = [
+        CompiledProgram(name, None, 0, {}, Bound(s, 0.0, 0.0), 0.0) for name, s in seconds.items()
+    ]
     rollout, training = (
         sum(runs[name] * seconds[name] for name in names)
         for names in (list(seconds)[1:3], list(seconds)[3:])

@@ -297,7 +297,7 @@ def test_wrong_input_is_named(change, message, unchecked):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantiles": (0.8,)}, "every_token: quantiles"),
+        ({"quantiles": (0.8,)}, "every_token: has no use for quantiles"),
         ({"token_form": "printed"}, "would do nothing beside every_token"),
     ],
 )

@@ -24,7 +24,7 @@ from compass_jax.experience.judged import (
     group_shares,
     no_advantage,
     sample_of,
-    shown,
+    quoted,
     silence,
     silence_warning,
 )
@@ -84,8 +84,8 @@ def test_what_counts_as_a_rollout_without_advantages(groups, kind):
 
 
 def test_a_text_is_shown_on_one_line_without_what_moves_a_terminal():
-    assert shown('a\nb\x1b[31m\u202e\x00"é') == '"a\\nb\\x1b[31m\\u202e\\x00"é"'
-    long = shown("x" * 5000 + "\n" + "y" * 5000)
+    assert quoted('a\nb\x1b[31m\u202e\x00"é') == '"a\\nb\\x1b[31m\\u202e\\x00"é"'
+    long = quoted("x" * 5000 + "\n" + "y" * 5000)
     assert len(long) < 700 and "[... 9,401 characters ...]" in long and long.endswith('yyy"')
 
 
