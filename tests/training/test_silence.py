@@ -23,8 +23,8 @@ from compass_jax.experience.judged import (
     extracted_frac,
     group_shares,
     no_advantage,
-    sample_of,
     quoted,
+    sample_of,
     silence,
     silence_warning,
 )
