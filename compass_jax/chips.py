@@ -1,6 +1,4 @@
-"""Published peaks of the chips that a run may be on or planned for. A bound made of them is a
-bound, never a prediction.
-"""
+"""Published peaks of chips for runs and plans. A bound from them is a bound, not a prediction."""
 
 from __future__ import annotations
 
@@ -37,5 +35,5 @@ CHIPS = (
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip of a `jax.Device.device_kind`; None for one that is not in the table (a CPU)."""
+    """Returns the chip of a `jax.Device.device_kind`; None for one outside the table (a CPU)."""
     return next((chip for chip in CHIPS if re.search(chip.pattern, device_kind.lower())), None)

@@ -1,24 +1,24 @@
-"""The base classes of all errors that this project raises on purpose."""
+"""The base classes of this project's errors."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-# exit status of a command that ended because its rewards said nothing (--strict)
+# exit status of a command that ended because its rewards carry no information (--strict)
 STRICT = 3
 
 
 class CompassError(Exception):
-    """An error whose message says what was wrong, where, and what to do: a command that ends with
-    it says that alone, without a traceback.
+    """An error whose message says what was wrong, where, and what to do. A command prints the
+    message only, without a traceback.
 
-    `exit_status` is the command's: 1 for what befell a run, 2 for what a person gave.
+    `exit_status` is the command's: 1 for a failed run, 2 for wrong input.
     """
 
     exit_status: ClassVar[int] = 1
 
 
 class UserError(CompassError, ValueError):
-    """Something that a person gave cannot be used: a setting, a file, a folder, weights."""
+    """A setting, file, folder or weights that cannot be used."""
 
     exit_status = 2

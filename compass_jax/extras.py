@@ -1,8 +1,8 @@
-"""How a package that is not installed is installed: in words that hold for a clone and for an
-installed compass_jax alike.
+"""Installation commands for missing packages, which work for a clone and for an installed
+compass_jax.
 
-`pip install compass_jax[NAME]` holds for neither: in a clone pip would look for compass_jax
-elsewhere.
+`pip install compass_jax[NAME]` works for neither: in a clone pip would search its index for
+compass_jax.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 
 
 def how_to_install(extra: str, *packages: str) -> str:
-    """Two commands of which one works: the requirements that the extra has on this Python of
-    `packages`, wherever compass_jax came from; and the extra itself, in a clone.
+    """Returns two commands of which one works: the extra's requirements for `packages` on this
+    Python, and the extra itself in a clone.
     """
     known = _requirements(extra)
     lines = [line for name in packages for line in known.get(name, [name])]
@@ -23,10 +23,10 @@ def how_to_install(extra: str, *packages: str) -> str:
 
 
 def _requirements(extra: str) -> dict[str, list[str]]:
-    """Package -> what the extra asks of it here, the most exact one; nothing of a folder that was
-    never installed.
+    """Returns package -> the extra's requirement on this machine, the most exact one; empty for a
+    folder that was never installed.
     """
-    found: dict[str, list[str]] = {}
+    requirements: dict[str, list[str]] = {}
     try:
         lines = requires("compass_jax") or []
     except PackageNotFoundError:
@@ -34,5 +34,5 @@ def _requirements(extra: str) -> dict[str, list[str]]:
     for one in map(Requirement, lines):
         if one.marker and "extra" in str(one.marker) and one.marker.evaluate({"extra": extra}):
             one.marker = None
-            found[one.name] = [max([str(one), *found.get(one.name, [])], key=len)]
-    return found
+            requirements[one.name] = [max([str(one), *requirements.get(one.name, [])], key=len)]
+    return requirements

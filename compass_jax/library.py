@@ -1,4 +1,4 @@
-"""What `import compass_jax` offers to a program of one's own."""
+"""The functions behind `import compass_jax`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def train(
     run_dir: str,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Trains as `compass train --model MODEL --data DATA ... --run-dir RUN_DIR` does; returns what
-    `run_rl` does. `compass_jax.train` is this function with defaults.
+    """Trains like `compass train --model MODEL --data DATA ... --run-dir RUN_DIR` and returns the
+    result of `run_rl`. `compass_jax.train` is this function with defaults.
 
     Args:
         model: a Hugging Face folder or a checkpoint.
@@ -35,10 +35,10 @@ def train(
         reward: a verifier's name, a function at the top of a file, or weights of several.
         evaluation: a file of held-out prompts; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
-        run_dir: the run's directory; a run that is there goes on.
+        run_dir: the run's directory; an existing run is resumed.
         settings: values by their dotted names, such as {"rl.steps": 4}.
 
-    Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
+    Raises ConfigError, DataError, TokenizerError or WeightsError for arguments that cannot be used.
     """
     prepare_streams()
     name = reward_name(reward) if callable(reward) else reward
@@ -50,36 +50,38 @@ def train(
 
 
 def reward_name(function: Callable[..., Any]) -> str:
-    """`module:function` or `file.py:function`, by which a worker finds a function. ConfigError for
-    one that has no such name: of a notebook, or made within another function.
+    """Returns `module:function` or `file.py:function`, by which a worker imports a function. Raises
+    ConfigError for a function without such a name, in a notebook or inside another function.
     """
     name, module = function.__qualname__, sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if getattr(module, name, None) is not function or not (file or function.__module__):
         raise ConfigError(
-            f"reward = {name}: a worker could not find it again; define it at the top of a file"
+            f"reward = {name}: a worker cannot import it; define it at the top of a file"
         )
     if function.__module__ != "__main__":
         return f"{function.__module__}:{name}"
     if not file:
         raise ConfigError(
-            f"reward = {name}: it was typed in, and workers import files; write it to one and give"
+            f"reward = {name}: it was typed in, and workers import files; write it to a file and give"
             ' its name, "my_rewards.py:score"'
         )
     return f"{file}:{name}"
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """`config` with settings by their dotted names; ConfigError for one that there is not."""
+    """Returns `config` with settings by their dotted names. Raises ConfigError for an
+    unknown one.
+    """
     for name, value in settings.items():
         config = _replaced(config, name.split("."), value, name)
     return config
 
 
 def _replaced(part: Any, path: list[str], value: Any, name: str) -> Any:
-    known = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
-    if path[0] not in known:
-        near = difflib.get_close_matches(path[0], known, n=1)
+    names = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
+    if path[0] not in names:
+        near = difflib.get_close_matches(path[0], names, n=1)
         hint = foreign_name(name) or (f"did you mean {near[0]}?" if near else "")
         hint = f"; {hint}" if hint else ""
         raise ConfigError(f"settings: there is no {name}{hint}")

@@ -1,4 +1,4 @@
-"""The memory of this machine: how much processes can still get, and the most that this one used."""
+"""This machine's memory: bytes available to processes, and the peak of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-FREE_SHARE = 0.8  # of the memory that is available: a run may use no more than this by default
+FREE_SHARE = 0.8  # share of the available memory that a run uses at most by default
 CGROUP_LIMITS = ("memory.max", "memory.limit_in_bytes")
 CGROUP_USES = ("memory.current", "memory.usage_in_bytes")
 
@@ -20,8 +20,8 @@ def on_cpu() -> bool:
 
 
 def usable_bytes() -> float:
-    """Returns the bytes that a run may use of one device: of an accelerator its memory, of a CPU's
-    simulated device its part of FREE_SHARE of what is available.
+    """Returns the bytes of one device that a run may use: an accelerator's memory, or a simulated
+    CPU device's part of FREE_SHARE of the available memory.
     """
     device = jax.devices()[0]
     stats = device.memory_stats() if not on_cpu() else None
@@ -31,14 +31,14 @@ def usable_bytes() -> float:
 
 
 def available_bytes(root: Path = Path("/")) -> float:
-    """Returns the bytes of memory that processes can still get: what the system says is available,
-    or what a container's limit leaves of it.
+    """Returns the bytes of memory still available to processes: the system's figure, or the room
+    under a container's limit if that is smaller.
 
     Args:
-        root: where /proc and /sys are; of tests.
+        root: parent of /proc and /sys, for tests.
     """
-    there = _meminfo(root) or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return float(min([there, *_cgroup_room(root)]))
+    system = _meminfo(root) or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return float(min([system, *_cgroup_room(root)]))
 
 
 def _meminfo(root: Path) -> int:
@@ -47,13 +47,13 @@ def _meminfo(root: Path) -> int:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
         return 0
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else 0
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else 0
 
 
 def _cgroup_room(root: Path) -> list[int]:
-    """Returns what the limits of this process's control groups and their parents leave, in versions
-    1 and 2.
+    """Returns the room under the limits of this process's control groups and their parents, in
+    versions 1 and 2.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -65,7 +65,7 @@ def _cgroup_room(root: Path) -> list[int]:
             continue
         base = root / "sys/fs/cgroup" / controllers
         inner = base / path.lstrip("/")
-        # in a container its own group is mounted as the root, whatever path says
+        # In a container its own group is mounted as the root, whatever the path says.
         for folder in {base, inner, *(x for x in inner.parents if x.is_relative_to(base))}:
             limit, used = (_number(folder, names) for names in (CGROUP_LIMITS, CGROUP_USES))
             if limit is not None:
@@ -95,8 +95,8 @@ def _reclaimable(folder: Path) -> int:
 
 
 def peak_bytes() -> float:
-    """Returns the most memory that this process has used so far: on an accelerator that of its
-    device, elsewhere the process's resident memory.
+    """Returns the peak memory of this process so far: its device's on an accelerator, else resident
+    memory.
     """
     device = jax.devices()[0]
     stats = device.memory_stats() if not on_cpu() else None

@@ -1,4 +1,4 @@
-"""Statistics under a mask. The only place that decides what 0/0 is: an empty selection gives 0."""
+"""Statistics under a mask. An empty selection gives 0 everywhere in the package."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jaxtyping import Array, Bool, Float
 def masked_sum(
     x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
 ) -> Float[Array, "..."]:
-    """Sum of `x` where `mask`; values outside the mask may be NaN."""
+    """Computes the sum of `x` where `mask`; values outside the mask may be NaN."""
     return jnp.sum(jnp.where(mask, x, jnp.zeros((), x.dtype)), axis=axis, keepdims=keepdims)
 
 
 def masked_mean(
     x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
 ) -> Float[Array, "..."]:
-    """Mean of `x` where `mask`; 0 where nothing is selected."""
+    """Computes the mean of `x` where `mask`; 0 for an empty selection."""
     count = jnp.sum(mask, axis=axis, keepdims=keepdims).astype(x.dtype)
     return masked_sum(x, mask, axis, keepdims) / jnp.maximum(count, jnp.ones((), x.dtype))
 
@@ -26,7 +26,7 @@ def masked_mean(
 def masked_max(
     x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
 ) -> Float[Array, "..."]:
-    """Maximum of `x` where `mask`; 0 where nothing is selected."""
+    """Computes the maximum of `x` where `mask`; 0 for an empty selection."""
     low = jnp.full((), jnp.finfo(x.dtype).min, x.dtype)
     top = jnp.max(jnp.where(mask, x, low), axis=axis, keepdims=keepdims, initial=low)
     return jnp.where(jnp.any(mask, axis=axis, keepdims=keepdims), top, jnp.zeros((), x.dtype))
@@ -35,24 +35,24 @@ def masked_max(
 def masked_quantile(
     x: Float[Array, "b t"], mask: Bool[Array, "b t"], q: float
 ) -> Float[Array, "b"]:
-    """The `q` quantile of each row where `mask`, linearly interpolated (numpy's `linear`); 0 for an
-    empty row.
+    """Computes the `q` quantile of each row where `mask`, linearly interpolated (numpy's `linear`);
+    0 for an empty row.
 
-    `q` is read as the nearest fraction with a denominator up to 10,000, and the position q (n - 1)
-    is computed in integers: where it falls on a value, the quantile is that value exactly, in every
-    precision, so that `x >= quantile` holds for it.
+    `q` is rounded to the nearest fraction with a denominator up to 10,000, and the position q (n -
+    1) is computed in integers. Where the position is an integer, the quantile equals that value
+    exactly in every precision, so that `x >= quantile` holds for it.
     """
     if not 0 <= q <= 1:
         raise ValueError(f"masked_quantile: q = {q} is outside [0, 1]")
     fraction = Fraction(q).limit_denominator(10_000)
     top, bottom = fraction.numerator, fraction.denominator
     last = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32) - 1, 0)
-    # q * last = whole + rest / bottom, without the overflow of top * last
-    rest = last % bottom * top
-    below = last // bottom * top + rest // bottom
+    # q * last = below + remainder / bottom, without the overflow of top * last
+    remainder = last % bottom * top
+    below = last // bottom * top + remainder // bottom
     above = jnp.minimum(below + 1, last)
     ordered = jnp.sort(jnp.where(mask, x, jnp.full((), jnp.inf, x.dtype)), axis=1)
     low, high = (jnp.take_along_axis(ordered, i[:, None], axis=1)[:, 0] for i in (below, above))
-    share = (rest % bottom).astype(x.dtype) / bottom
+    share = (remainder % bottom).astype(x.dtype) / bottom
     between = jnp.minimum(low + (high - low) * share, high)
     return jnp.where(jnp.any(mask, axis=1), between, jnp.zeros((), x.dtype))

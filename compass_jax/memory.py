@@ -1,8 +1,8 @@
-"""The memory that a run needs at its peak.
+"""Estimate of a run's peak memory.
 
-The activations are not guessed: tracing forward and backward of one micro-batch gives the shape of
-every array that the backward pass keeps, attention scores included, in a second or two and without
-compiling. The logits of `compute.logprob_chunk` tokens are added to them.
+The activations are traced: forward and backward of one micro-batch give the shape of every array
+that the backward pass keeps, attention scores included, in a second or two and without compilation.
+The logits of `compute.logprob_chunk` tokens are added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compass_jax.model.transformer import apply as apply_model
 
 # Python, JAX, the compiler and its programs, the tokenizer, on a CPU (docs/measurements.md)
 PROCESS_BYTES = 2.0 * 2**30
-# the forward pass of the next micro-batch runs beside the backward pass of this one
+# The forward pass of the next micro-batch overlaps the backward pass of the current one.
 MICRO_BATCHES_AT_ONCE = 2
 
 
@@ -51,11 +51,11 @@ class MemoryEstimate(NamedTuple):
 
 
 def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
-    """Returns what a run needs.
+    """Returns a run's estimate.
 
     Args:
         config: of the run.
-        stage: "train", or another command that trains without a rollout, as "sft".
+        stage: "train", or another command that trains without a rollout, such as "sft".
     """
     rl = stage == "train"
     settings: Any = config.rl if rl else config.sft
@@ -68,7 +68,7 @@ def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
 
 
 def memory_line(config: RunConfig, stage: str) -> str:
-    """Returns the estimate in words, with what is available where the run needs more."""
+    """Returns the estimate as text, with the available memory where the run needs more."""
     need, free = estimate(config, stage), usable_bytes()
     if on_cpu():  # its simulated devices share one memory
         need = MemoryEstimate(*(x * jax.local_device_count() for x in need))

@@ -1,7 +1,6 @@
-"""The methods' own settings for RL, each as its paper gives them, for runs that have no
-configuration file.
+"""Published RL settings of each method, for runs without a configuration file.
 
-What depends on the machine and the data (buckets, slots, prompts of a step) is chosen in
+Settings that depend on the machine and the data (buckets, slots, prompts of a step) are chosen in
 from_files.py.
 """
 
@@ -15,14 +14,14 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import dapo, grpo
 from compass_jax.rl.objectives.gspo import Gspo
 
-# a constant rate, the same in all four papers
+# A constant rate; all four papers have the same.
 _OPTIM = OptimConfig(learning_rate=1e-6)
 
 
 def espo(max_new_tokens: int) -> RLConfig:
-    """ESPO (arXiv 2512.00499, section 4.1): 128 prompts a step, 8 samples each; RL-ZVP for uniform
-    groups and router replay R3 as arXiv 2512.07710 has them. Four updates of a rollout [D]: in the
-    only one the ratio would be 1, and the clip could not act.
+    """Returns ESPO's settings (arXiv 2512.00499, section 4.1): 128 prompts a step, 8 samples each;
+    RL-ZVP for uniform groups and router replay R3 as in arXiv 2512.07710. Four updates a rollout
+    [this project's choice]: with a single one the ratio is 1 and the clip cannot act.
     """
     return RLConfig(
         prompts_per_step=128,
@@ -34,15 +33,15 @@ def espo(max_new_tokens: int) -> RLConfig:
 
 
 def gspo(max_new_tokens: int) -> RLConfig:
-    """GSPO (arXiv 2507.18071, section 5.1): four updates of a rollout, clips 3e-4 and 4e-4; uniform
-    groups teach nothing.
+    """Returns GSPO's settings (arXiv 2507.18071, section 5.1): four updates a rollout, clips 3e-4
+    and 4e-4, no signal from uniform groups.
     """
     return replace(espo(max_new_tokens), objective=Gspo(), zero_variance=_NO_STAGES)
 
 
 def grpo_(max_new_tokens: int) -> RLConfig:
-    """GRPO (arXiv 2402.03300, section 4.2): 64 samples of each of 16 prompts, a penalty of 0.04 on
-    the KL divergence from the first policy, one update of a rollout.
+    """Returns GRPO's settings (arXiv 2402.03300, section 4.2): 64 samples of each of 16 prompts, a
+    penalty of 0.04 on the KL divergence from the initial policy, one update a rollout.
     """
     return RLConfig(
         prompts_per_step=16,
@@ -54,8 +53,8 @@ def grpo_(max_new_tokens: int) -> RLConfig:
 
 
 def dapo_(max_new_tokens: int) -> RLConfig:
-    """DAPO (arXiv 2503.14476, section 4.1): 512 prompts a step, 16 samples each, 16 updates,
-    warm-up over 20 rollouts, dynamic sampling and the overlong penalty.
+    """Returns DAPO's settings (arXiv 2503.14476, section 4.1): 512 prompts a step, 16 samples each,
+    16 updates, warm-up over 20 rollouts, dynamic sampling and the overlong penalty.
     """
     rl = RLConfig(
         prompts_per_step=512,
@@ -71,22 +70,23 @@ PRESETS = {"espo": espo, "gspo": gspo, "grpo": grpo_, "dapo": dapo_}
 
 
 def preset(name: str, max_new_tokens: int) -> RLConfig:
-    """The settings of a method. ConfigError for a name that is not in PRESETS.
+    """Returns the settings of a method. Raises ConfigError for a name outside PRESETS.
 
-    max_new_tokens: the longest answer, over whose last fifth DAPO's penalty grows.
+    Args:
+        max_new_tokens: the longest answer, over whose last fifth DAPO's penalty grows.
     """
     if name not in PRESETS:
         raise ConfigError(f"preset {name!r:.60}: choose one of {', '.join(PRESETS)}")
     return PRESETS[name](max_new_tokens)
 
 
-# a step with fewer prompts, or a group with fewer samples, is no baseline
+# A step with fewer prompts, or a group with fewer samples, is not a useful baseline.
 LEAST_PROMPTS, LEAST_GROUP = 4, 8
 
 
 def fitted_preset(name: str, max_new_tokens: int, slots: int, prompts: int) -> RLConfig:
-    """Returns the settings of a method for a machine that decodes `slots` samples at once and data
-    of so many prompts.
+    """Returns the settings of a method for a machine that decodes `slots` samples at a time and
+    data of `prompts` prompts.
 
     Where the paper's step has more samples than slots, prompts and group size shrink by the same
     factor as far as LEAST_PROMPTS and LEAST_GROUP allow. Updates divide a step's prompts; the

@@ -1,5 +1,5 @@
-"""The compiled programs of a run as values: the engine, the learner and the weight sync list what
-they run, each with its abstract arguments. `compass plan` compiles what these lists say.
+"""The compiled programs of a run as values: the engine, the learner and the weight sync list the
+programs that they run, with abstract arguments. `compass plan` compiles these lists.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import jax
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One jitted function and the arguments of one shape in which it runs.
+    """One jitted function and its arguments of one shape.
 
     Args:
-        name: several programs that differ in size alone have one; the largest comes last.
-        function: it is jitted.
-        arguments: structs, static values, and `Result`s of programs that come before.
-        keywords: arguments by name, in the same way.
-        tokens: that one run of it takes in, all devices together.
+        name: programs that differ in size only share a name; the largest comes last.
+        function: a jitted function.
+        arguments: structs, static values, and `Result`s of earlier programs.
+        keywords: arguments by name, of the same kinds.
+        tokens: tokens that one run processes over all devices.
     """
 
     name: str
@@ -30,16 +30,18 @@ class Program:
     tokens: int = 0
 
     def lower(self, results: Mapping[Program, Any]) -> jax.stages.Lowered:
-        """What the compiler takes; `results` are structs of what earlier programs give."""
+        """Lowers the program; `results` are structs of earlier programs' results."""
         arguments, keywords = _filled((self.arguments, dict(self.keywords)), results)
         return self.function.lower(*arguments, **keywords)
 
 
 class Result(NamedTuple):
-    """What a program gives, or what `pick` takes out of it: an argument of another one."""
+    """The result of a program, or the part that `pick` returns, as an argument of another
+    program.
+    """
 
     program: Program
-    pick: Callable[[Any], Any] = lambda found: found
+    pick: Callable[[Any], Any] = lambda result: result
 
 
 def _is_result(x: Any) -> bool:
@@ -47,7 +49,7 @@ def _is_result(x: Any) -> bool:
 
 
 def _filled(tree: Any, results: Mapping[Program, Any]) -> Any:
-    """`tree` with structs in the place of each `Result`."""
+    """Replaces each `Result` in `tree` by its structs."""
 
     def fill(x: Any) -> Any:
         return x.pick(results[x.program]) if isinstance(x, Result) else x
@@ -56,5 +58,5 @@ def _filled(tree: Any, results: Mapping[Program, Any]) -> Any:
 
 
 def struct(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """An array that is not there."""
+    """Returns an abstract array."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

@@ -32,49 +32,49 @@ def stable_id(text: str) -> int:
 
 
 class SampleKey(NamedTuple):
-    """Who a sample is, wherever it lies: the same numbers key every random draw that made it."""
+    """A sample's identity. The same numbers key every random draw of the sample."""
 
     prompt: int  # Prompt.id
     visit: int
-    index: int  # type: ignore[assignment]  # in its group; the tuple's own is not needed
+    index: int  # type: ignore[assignment]  # in its group; hides tuple.index
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, tokenised. `id` folds into every random key drawn for it; `visit` counts earlier
-    rollouts of it.
+    """One tokenised prompt. `id` is folded into every random key drawn for it; `visit` counts its
+    earlier rollouts.
     """
 
     id: int  # stable_id(source label + question)
     source: int  # index into data.keyed_sources(): which scorer checks it
     label: str  # name in the accuracy table
-    question: str  # what the user asks, before the chat template
+    question: str  # the user's message, before the chat template
     tokens: np.ndarray  # int32 [t], chat template and generation prompt applied
-    answer: str  # reference answer, as logs show it
-    row: str = "{}"  # all that its verifier reads, as tasks/rows.py writes it
-    labels: tuple[str, ...] = ()  # "domain/algebra": its row's own, beside `label`
+    answer: str  # reference answer, for logs
+    row: str = "{}"  # the fields for its verifier, as tasks/rows.py writes them
+    labels: tuple[str, ...] = ()  # the row's labels besides `label`, such as "domain/algebra"
     visit: int = 0
-    turns: int = 0  # most turns of the model, where an environment answers it; 0: none does
-    place: str = ""  # "rows.jsonl, line 3"; empty: its source computes it
+    turns: int = 0  # largest number of the model's turns with an environment; 0: no environment
+    place: str = ""  # such as "rows.jsonl, line 3"; empty for a computed prompt
 
     @property
     def key(self) -> tuple[int, int]:
-        """(id, visit): whose group its samples are."""
+        """(id, visit): the key of its samples' group."""
         return self.id, self.visit
 
     def sample(self, index: int) -> SampleKey:
-        """The key of one of its samples."""
+        """Returns the key of one of its samples."""
         return SampleKey(self.id, self.visit, index)
 
     def at_visit(self, visit: int) -> Prompt:
-        """The same prompt on its `visit`-th rollout."""
+        """Returns the same prompt at its `visit`-th rollout."""
         return dataclasses.replace(self, visit=visit)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sample, finished or paused to go on later. Its routes stay on the device, in row `row` of
-    the RouteBuffer.
+    """One sample, finished or paused. Its routes stay on the device, in row `row` of the
+    RouteBuffer.
     """
 
     prompt: Prompt
@@ -83,29 +83,33 @@ class Rollout:
     logp: np.ndarray  # float32 [t]; 0 on the prompt
     entropy: np.ndarray  # float32 [t], nats; 0 on the prompt
     truncated: bool  # stopped by length, not by the end token
-    # int32 [t]: the policy version under which each token was sampled; GIVEN on what an environment
-    # said; not read on the prompt
+    # int32 [t]: the policy version that sampled each token; GIVEN on an environment's tokens;
+    # unused on the prompt
     versions: np.ndarray
     row: int
 
     @property
     def key(self) -> SampleKey:
-        """Who it is."""
+        """The sample's identity."""
         return self.prompt.sample(self.sample)
 
     @property
     def response_length(self) -> int:
-        """Tokens after the prompt: generated ones, end token included, and an environment's."""
+        """The number of tokens after the prompt: generated ones, end token included, and an
+        environment's.
+        """
         return len(self.tokens) - len(self.prompt.tokens)
 
     @property
     def response(self) -> np.ndarray:
-        """int32 [response_length]."""
+        """The tokens after the prompt, int32 [response_length]."""
         return self.tokens[len(self.prompt.tokens) :]
 
     @property
     def generated(self) -> np.ndarray:
-        """bool [response_length]: the model's tokens; the others an environment said."""
+        """Whether each token was generated, bool [response_length]; the others are an
+        environment's.
+        """
         return self.versions[len(self.prompt.tokens) :] != GIVEN
 
     @property
@@ -121,20 +125,20 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Score:
-    """A verifier's answer. `known` is False after a hang, crash or exception, and where the
-    verifier could judge no answer: the sample is then excluded.
+    """A verifier's verdict. `known` is False after a hang, crash or exception, and where the
+    verifier could not judge the answer: the sample is then excluded.
     """
 
     reward: float
     known: bool
     outcome: str = "ok"  # ok, unjudged, timeout, crash, error
     detail: str = ""
-    # what the verifier named beside the reward
+    # parts of the reward by name
     components: dict[str, float] = field(default_factory=dict)
     # the response had an answer to judge; nobody knows after a hang, crash or exception
     extracted: bool = True
-    says: str = ""  # the messages of an environment that goes on, a list of JSON; else empty
-    # of `rewards.conversation_s` the share that such an environment took for this answer; else 0
+    says: str = ""  # messages of an environment that continues, as a JSON list; else empty
+    # share of `rewards.conversation_s` that such an environment took for this answer; else 0
     spent: float = 0.0
 
 
@@ -148,7 +152,7 @@ class Group:
 
 
 class Outcome(NamedTuple):
-    """What is remembered of one group."""
+    """The result of one group, for the prompts' history."""
 
     known: int  # samples with a verdict
     reward_sum: float
@@ -161,8 +165,8 @@ class Outcome(NamedTuple):
 class StepArrays:
     """All sequences of one step, on the host: `[b t]` with t the longest training bucket.
 
-    Row n * s + c is sample c of prompt n, where s is the most samples that a group may have. A row
-    that no sample has is of length 0 and of group -1.
+    Row n * s + c is sample c of prompt n, where s is the largest number of samples in a group. A
+    row without a sample has length 0 and group -1.
     """
 
     tokens: np.ndarray  # int32 [b t], prompt and response
@@ -173,16 +177,16 @@ class StepArrays:
     known: np.ndarray  # bool [b]: the verifier gave a reward
     repetition: np.ndarray  # float32 [b], share of a response's n-grams that it had said before
     group: np.ndarray  # int32 [b], numbers the prompts
-    # [b t' l k] on the devices, the rollout's, of any length t'; None where it kept none
+    # [b t' l k] on the devices: the rollout's routes, of any length t'; None without router replay
     routes: Any = None
-    # float32 [b], what the answers are truly worth, NaN where nobody knows; None: no source says it
+    # float32 [b]: gold labels of the answers, NaN where unknown; None: no source has them
     gold: np.ndarray | None = None
-    # bool [b]: sampled at another temperature than the one of training; None: no row was
+    # bool [b]: whether the row was sampled at another temperature than training's; None: no row was
     hotter: np.ndarray | None = None
 
 
 class TrainState(NamedTuple):
-    """What an update reads and returns; all of it is in the checkpoint."""
+    """The state that an update reads and returns; all of it is in the checkpoint."""
 
     params: Any
     opt_state: Any

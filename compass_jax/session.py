@@ -1,8 +1,5 @@
-"""What SFT and RL runs share: the run directory, a stop signal, the tokenizer checked against the
-model, errors that end a run.
-
-And what of it several processes do together: process 0 writes, scores and requests to stop are
-everyone's.
+"""Parts shared by SFT and RL runs: the run directory, the stop signal, the tokenizer checked
+against the model, the scorer; and the coordination of several processes, of which process 0 writes.
 """
 
 from __future__ import annotations
@@ -55,8 +52,8 @@ STOPPING = (
 
 
 class StopSignal:
-    """Turns SIGTERM and SIGINT (Ctrl-C) into a flag that the loop reads where it can save and
-    leave. A second one ends the process at once.
+    """Turns SIGTERM and SIGINT (Ctrl-C) into a flag, which the loop reads where it can save and
+    leave. A second signal ends the process at once.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -69,8 +66,8 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether to stop. Of several processes one request is enough, and all must look at the
-        same places: they ask each other.
+        """Whether to stop. One process's request is enough; all processes must read it at the same
+        places.
         """
         self._agreed = self._agreed or distributed.anyone(self._asked)
         return self._agreed
@@ -86,7 +83,7 @@ class StopSignal:
         self.status = status
 
     def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():  # no other may
+        if threading.current_thread() is threading.main_thread():  # other threads may not
             self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
         return self
 
@@ -98,7 +95,7 @@ class StopSignal:
         if self._asked:
             before = self._before.get(number)
             if callable(before) and before is not signal.default_int_handler:
-                before(number, frame)  # a command's: it does not return
+                before(number, frame)  # a command's handler, which does not return
             raise SystemExit(128 + number)
         self._asked = True
         self.status = 128 + number
@@ -107,17 +104,16 @@ class StopSignal:
 
 
 def why_stopped(stop: StopSignal) -> str:
-    """Who stopped a run, in words."""
+    """Returns the cause of a stop as text."""
     return "by --strict" if stop.status == STRICT else "on request"
 
 
 @contextlib.contextmanager
 def open_run(config: RunConfig) -> Iterator[RunDir]:
-    """The run directory, opened for writing by process 0; what it refuses is raised in every
-    process.
+    """Opens the run directory for writing in process 0; an error there is raised in every process.
 
-    A run that ends without an error has its directory still: RunDirectoryGone where it was removed
-    meanwhile. ConfigError where another process has another configuration.
+    Raises RunDirectoryGone where the directory was removed during the run, and ConfigError where
+    processes have different configurations.
     """
     if jax.devices()[0].platform == "tpu" and config.model.moe_layers:
         check_versions(config.model.mixture.experts)
@@ -130,9 +126,9 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
             run.__enter__()
         except Exception as error:
             refusal = error
-    told = distributed.exchange(str(refusal or "").encode())[0].decode()
-    if told:
-        raise refusal or RunRefused(told)
+    message = distributed.exchange(str(refusal or "").encode())[0].decode()
+    if message:
+        raise refusal or RunRefused(message)
     try:
         yield run
         run.check()
@@ -141,12 +137,14 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
 
 
 def with_code(config: RunConfig) -> RunConfig:
-    """`config` with the hashes of the files of own code, as a run's config.json has it."""
+    """Returns `config` with the hashes of the user's code files, as in a run's config.json."""
     return replace(config, rewards=replace(config.rewards, code=code_of(config.data)))
 
 
 def code_changes(run: RunDir) -> list[str]:
-    """What to tell of own verifiers whose files changed since the run was last started."""
+    """Returns warnings about the user's verifiers whose files changed since the run last
+    started.
+    """
     before = run.before.rewards.code if run.before else ()
     return [f"warning: {text}" for text in changed(before, run.config.rewards.code)]
 
@@ -171,11 +169,11 @@ def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint
 
 
 def open_scorer(config: RunConfig, directory: str | None = None) -> AnyScorer:
-    """What judges the answers to the run's prompts; every command has it from here. With a run's
-    `directory` the judge's verdicts are kept there.
+    """Opens the scorer of a run's prompts, for every command. With a run's `directory` the judge's
+    verdicts are stored there.
 
-    It starts before anything is written: a verifier that cannot be used is a VerifierError here,
-    a judge that is not configured a ConfigError.
+    It starts before anything is written: raises VerifierError for a verifier that cannot be used
+    and ConfigError for a judge that is not configured.
     """
     judge = _judge(config, directory)
     scorer = Scorer(config.rewards, config.data)
@@ -212,15 +210,17 @@ def _judge(config: RunConfig, directory: str | None) -> AnyJudge | None:
 
 
 def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:
-    """`scorer`; of several processes each checks its share of the samples."""
+    """Returns `scorer`; with several processes, one that checks this process's share of the
+    samples.
+    """
     if jax.process_count() == 1:
         return scorer
     return SharedScorer(scorer, jax.process_index(), jax.process_count(), distributed.exchange)
 
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:
-    """The run's tokenizer. ConfigError where none is named; TokenizerError where it has ids that
-    the model lacks.
+    """Returns the run's tokenizer. Raises ConfigError without one and TokenizerError where it has
+    ids that the model lacks.
     """
     if not config.data.tokenizer:
         raise ConfigError(
@@ -231,9 +231,7 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def carry_tokenizer(config: RunConfig) -> None:
-    """Copies the tokenizer's files into the run directory, from where an export takes them; its
-    folder may hold weights beside them.
-    """
+    """Copies the tokenizer's files into the run directory, from which an export takes them."""
     if distributed.is_main_process():
         target = Path(config.directory) / "tokenizer"
         target.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""Where arrays lie: tables from logical axes to mesh axes, for parameters in storage, for
-training's activations and for decoding.
+"""Shardings: tables from logical axes to mesh axes, for parameters in storage, for training's
+activations and for decoding.
 
-A `Placement` is a mesh and how activations lie on it. Models, engines and steps take one, or None
+A `Placement` is a mesh with the layout of activations. Models, engines and steps take one, or None
 for a single device.
 """
 
@@ -34,8 +34,8 @@ BATCH = {"train": ("replica", "fsdp", "expert"), "decode": ("replica", "fsdp", "
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh over `devices` (None: the first of all devices). ConfigError where there are too
-    few.
+    """Returns the mesh over `devices` (None: the first of all devices). Raises ConfigError for too
+    few devices.
     """
     have = jax.devices() if devices is None else devices
     if len(have) < config.devices:
@@ -55,39 +55,43 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 @dataclass(frozen=True)
 class Placement:
-    """A mesh, and whether it trains (rows over replica, fsdp and expert, tokens over context) or
-    decodes (slots over these and context).
+    """A mesh and its use: training (rows over replica, fsdp and expert, tokens over context) or
+    decode (slots over these and context).
     """
 
     mesh: Mesh
     use: Literal["train", "decode"] = "train"
 
     def size(self, *axes: str) -> int:
-        """Devices along these mesh axes together."""
+        """Returns the number of devices along these mesh axes."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
     @property
     def rows_multiple(self) -> int:
-        """Rows that a batch of training must be a multiple of."""
+        """The number that a training batch's rows must be a multiple of."""
         return self.size(*BATCH[self.use])
 
     def batch_axes(self, rows: int) -> tuple[str, ...]:
-        """The mesh axes over which `rows` are split: as many of them, in their order, as divide the
-        number. Along others the rows are repeated.
+        """Returns the mesh axes over which `rows` are split: in order, as long as they divide the
+        number. Rows are replicated along other axes.
         """
-        taken: list[str] = []
+        axes: list[str] = []
         for axis in BATCH[self.use]:
-            if rows % self.size(*taken, axis) == 0 and self.mesh.shape[axis] > 1:
-                taken.append(axis)
-        return tuple(taken)
+            if rows % self.size(*axes, axis) == 0 and self.mesh.shape[axis] > 1:
+                axes.append(axis)
+        return tuple(axes)
 
     def token_axis(self, tokens: int) -> str | None:
-        """The mesh axis over which the tokens of a row are split, where they divide."""
+        """Returns the mesh axis over which a row's tokens are split, or None where it does not
+        divide them.
+        """
         n = self.mesh.shape["context"]
         return "context" if self.use == "train" and n > 1 and tokens % n == 0 else None
 
     def spec(self, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Of an array of this shape whose axes are "batch", "tokens", a name of SPLIT, or None."""
+        """Returns the partition of an array of this shape whose axes are "batch", "tokens", a name
+        of SPLIT, or None.
+        """
         parts: list[Any] = []
         for size, axis in zip(shape, axes, strict=True):
             if axis == "batch":
@@ -97,21 +101,21 @@ class Placement:
         return PartitionSpec(*parts)
 
     def rows(self, count: int) -> NamedSharding:
-        """Of an array of `count` rows."""
+        """Returns the sharding of an array of `count` rows."""
         return self.sharding(self.batch_axes(count) or None)
 
     def sharding(self, *parts: Any) -> NamedSharding:
-        """On this mesh, by mesh axes."""
+        """Returns a sharding on this mesh by mesh axes."""
         return NamedSharding(self.mesh, PartitionSpec(*parts))
 
     def constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
-        """`x`, laid out by its logical axes."""
+        """Constrains `x` to the sharding of its logical axes."""
         return jax.lax.with_sharding_constraint(
             x, NamedSharding(self.mesh, self.spec(x.shape, axes))
         )
 
     def param_sharding(self, axes: tuple[str | None, ...], table: dict[str, Any]) -> NamedSharding:
-        """Of a parameter by its logical axes; `table`: STORE or SPLIT."""
+        """Returns the sharding of a parameter by its logical axes; `table` is STORE or SPLIT."""
         return self.sharding(*(table.get(axis or "") for axis in axes))
 
 
@@ -121,11 +125,12 @@ def placements(
     disaggregated: bool,
     devices: list[jax.Device] | None = None,
 ) -> tuple[Placement | None, Placement | None]:
-    """(training's, the rollout's): None where one device does both. On the same devices unless
-    `disaggregated`: then the rollout's are those after.
+    """Returns the placements of training and rollout; None where a single device does both. They
+    use the same devices unless `disaggregated`, in which case the rollout's come after training's.
 
-    devices: which there are (None: all). Both meshes on the same ones take them in one order, as a
-    program that has arrays of both must.
+    Args:
+        devices: available devices (None: all). Meshes on the same devices have them in the same
+            order, as a program with arrays of both requires.
     """
     rollout, have = rollout or train, jax.devices() if devices is None else devices
     if devices is None:
@@ -133,13 +138,17 @@ def placements(
     if train.devices == rollout.devices == 1 and not disaggregated:
         return None, None
     first = _by_torus(train, have[: train.devices])
-    rest = _by_torus(rollout, have[train.devices :][: rollout.devices]) if disaggregated else first
-    return Placement(make_mesh(train, first)), Placement(make_mesh(rollout, rest), "decode")
+    rollout_devices = (
+        _by_torus(rollout, have[train.devices :][: rollout.devices]) if disaggregated else first
+    )
+    return Placement(make_mesh(train, first)), Placement(
+        make_mesh(rollout, rollout_devices), "decode"
+    )
 
 
 def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]:
-    """TPU devices so ordered that neighbours on the mesh are neighbours on the torus; others as
-    they come.
+    """Orders TPU devices so that neighbours on the mesh are neighbours on the torus; other devices
+    keep their order.
     """
     if not devices or devices[0].platform != "tpu" or len(devices) != config.devices:
         return devices
@@ -147,13 +156,13 @@ def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]
         return list(
             create_device_mesh(astuple(config), devices, allow_split_physical_axes=True).flat
         )
-    except (NotImplementedError, ValueError):  # a part of a torus that has no shape of its own
+    except (NotImplementedError, ValueError):  # part of a torus without a mesh shape
         return devices
 
 
 def _check_processes(train: MeshConfig, disaggregated: bool) -> None:
-    """Several processes run one program: a process without devices in a mesh could not take part in
-    it.
+    """Raises ConfigError for a mesh that leaves out a process's devices: all processes run one
+    program.
     """
     have, processes = jax.device_count(), jax.process_count()
     if processes == 1:
@@ -171,9 +180,7 @@ def _check_processes(train: MeshConfig, disaggregated: bool) -> None:
 
 
 def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """`x`, which this process has whole, laid out by `sharding`; over several processes it is the
-    same in each of them.
-    """
+    """Moves a host array `x` to `sharding`; over several processes it must be the same in each."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     host = np.asarray(x)
@@ -181,8 +188,8 @@ def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def fetch(tree: Any) -> Any:
-    """`jax.device_get`; what this process has only in part is gathered first, by all processes at
-    the same place.
+    """Calls `jax.device_get`. Arrays of which this process has only a part are gathered first; all
+    processes must call it together.
     """
     leaves, structure = jax.tree.flatten(tree)
     parts = [
@@ -190,46 +197,50 @@ def fetch(tree: Any) -> Any:
         for i, x in enumerate(leaves)
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
     ]
-    whole = tuple(NamedSharding(leaves[i].sharding.mesh, PartitionSpec()) for i in parts)
-    for i, x in zip(parts, _relay(whole)([leaves[i] for i in parts]) if parts else (), strict=True):
+    replicated = tuple(NamedSharding(leaves[i].sharding.mesh, PartitionSpec()) for i in parts)
+    for i, x in zip(
+        parts, _relay(replicated)([leaves[i] for i in parts]) if parts else (), strict=True
+    ):
         leaves[i] = x
     return jax.device_get(jax.tree.unflatten(structure, leaves))
 
 
 def everywhere() -> jax.sharding.Sharding:
-    """A copy on every device of every process."""
+    """Returns the sharding that replicates on every device of every process."""
     return NamedSharding(Mesh(np.asarray(jax.devices()), ("all",)), PartitionSpec())
 
 
 def move(tree: Any, shardings: Any) -> Any:
-    """`tree` laid out by `shardings`: only leaves that lie elsewhere move, on the same devices
-    never off them; from others perhaps via the host.
+    """Moves `tree` to `shardings`. Only leaves with another sharding move: between the same devices
+    without the host, else possibly through it.
     """
     leaves = jax.tree.leaves(tree)
     structure: Any = jax.tree.structure(tree)
-    wanted = structure.flatten_up_to(shardings)
+    targets = structure.flatten_up_to(shardings)
     moving = [
         i
-        for i, (x, s) in enumerate(zip(leaves, wanted, strict=True))
+        for i, (x, s) in enumerate(zip(leaves, targets, strict=True))
         if not x.sharding.is_equivalent_to(s, x.ndim)
     ]
-    here = [i for i in moving if ordered(leaves[i].sharding) == ordered(wanted[i])]
+    same_devices = [i for i in moving if ordered(leaves[i].sharding) == ordered(targets[i])]
     for i, x in zip(
-        here, _relay(tuple(wanted[i] for i in here))([leaves[i] for i in here]), strict=True
+        same_devices,
+        _relay(tuple(targets[i] for i in same_devices))([leaves[i] for i in same_devices]),
+        strict=True,
     ):
         leaves[i] = x
-    for i in set(moving).difference(here):
+    for i in set(moving).difference(same_devices):
         leaves[i] = (
-            put(leaves[i], wanted[i])
+            put(leaves[i], targets[i])
             if leaves[i].is_fully_addressable
-            else jax.device_put(leaves[i], wanted[i])
+            else jax.device_put(leaves[i], targets[i])
         )
     return jax.tree.unflatten(structure, leaves)
 
 
 def ordered(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
-    """Its devices in the order in which a program has them, on a torus seldom that of their
-    numbers; arrays of two orders share no program.
+    """Returns the sharding's devices in program order, which on a torus is seldom the order of
+    their ids; arrays of two orders cannot share a program.
     """
     mesh = getattr(sharding, "mesh", None)
     return tuple(
@@ -245,5 +256,5 @@ def _relay(shardings: tuple[NamedSharding, ...]) -> Callable[[list[jax.Array]], 
 
 
 def constrain(placement: Placement | None, x: jax.Array, *axes: str | None) -> jax.Array:
-    """`Placement.constrain`; on a single device, `x`."""
+    """Calls `Placement.constrain`; returns `x` unchanged on a single device."""
     return x if placement is None else placement.constrain(x, *axes)
