@@ -63,8 +63,8 @@ def reward_name(function: Callable[..., Any]) -> str:
         return f"{function.__module__}:{name}"
     if not file:
         raise ConfigError(
-            f"reward = {name}: it was typed in, and workers import files; write it to a file and give"
-            ' its name, "my_rewards.py:score"'
+            f"reward = {name}: it was typed in, and workers import files; write it to a file and"
+            ' give its name, "my_rewards.py:score"'
         )
     return f"{file}:{name}"
 

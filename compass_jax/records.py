@@ -1,12 +1,12 @@
-"""The nouns that cross boundaries, frozen and shaped.
+"""The records that cross module boundaries, frozen and shaped.
 
 Axes: `b` sequences (one row = one sequence), `t` tokens, `g` groups (one prompt each), `s` samples
 of a group, `l` MoE layers, `k` experts per token, `e` experts, `v` vocabulary.
 
 Alignment, everywhere: index `t` of logp, entropy, mask, advantage and weight belongs to *token* t,
-the one that was sampled from the hidden state at t-1 (so index 0 is never in a mask). Index `t` of
-routing belongs to token t as an *input*; the last token of a sequence is never an input, so T
-tokens own T-1 routing rows and its row is unset.
+which was sampled from the hidden state at t-1 (so index 0 is never in a mask). Index `t` of routing
+belongs to token t as an *input*; the last token of a sequence is never an input, so T tokens have
+T-1 routing rows and the last row is unset.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data prepa
     from jaxtyping import Array, Int
 
 
-GOLD = "gold"  # the component of a score that says what the answer is truly worth
-GIVEN = -1  # in the place of a version: nobody sampled the token
+GOLD = "gold"  # the component of a score with the answer's gold label
+GIVEN = -1  # the version of a token that was not sampled
 
 
 def stable_id(text: str) -> int:
-    """A 32-bit id of a text that is the same in every process (unlike `hash`)."""
+    """Returns a 32-bit id of a text that is the same in every process (unlike `hash`)."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
@@ -135,7 +135,7 @@ class Score:
     detail: str = ""
     # parts of the reward by name
     components: dict[str, float] = field(default_factory=dict)
-    # the response had an answer to judge; nobody knows after a hang, crash or exception
+    # whether the response had an answer; meaningless after a hang, crash or exception
     extracted: bool = True
     says: str = ""  # messages of an environment that continues, as a JSON list; else empty
     # share of `rewards.conversation_s` that such an environment took for this answer; else 0
@@ -175,7 +175,7 @@ class StepArrays:
     rollout_logp: np.ndarray  # float32 [b t], of the policy that sampled
     reward: np.ndarray  # float32 [b]
     known: np.ndarray  # bool [b]: the verifier gave a reward
-    repetition: np.ndarray  # float32 [b], share of a response's n-grams that it had said before
+    repetition: np.ndarray  # float32 [b], share of a response's n-grams that are repeated
     group: np.ndarray  # int32 [b], numbers the prompts
     # [b t' l k] on the devices: the rollout's routes, of any length t'; None without router replay
     routes: Any = None
