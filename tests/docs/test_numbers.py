@@ -19,7 +19,7 @@ def rows(name):
     return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
 
 
-def test_readme_router_replay():
+def test_router_replay():
     ratios = []
     for seed in range(3):
         points = [
@@ -31,7 +31,7 @@ def test_readme_router_replay():
         ]
         gap = {p["mode"]: p["recorded"]["logp_abs_diff"] for p in points}
         ratios.append(gap["off"] / gap["R3"])
-    assert f"{mean(ratios):.1f} times smaller" in README
+    assert f"{mean(ratios):.1f} times smaller" in PAGE
 
 
 STAGES = {
@@ -64,12 +64,12 @@ def test_stages(said):
     assert line in PAGE
 
 
-def test_readme_stages():
+def test_tokens_of_the_stages():
     every, plain = of_variant("all"), of_variant("grpo")
     ratio = mean(r["tokens"] for r in every) / mean(r["tokens"] for r in plain)
     none = [mean(r["shares"]["none"] for r in runs) for runs in (plain, every)]
-    assert f"{ratio:.2f} times GRPO's tokens" in README and f"{ratio:.2f} times" in PAGE
-    assert f"from {none[0]:.0%} to {none[1]:.0%}" in README
+    assert f"{ratio:.2f} times GRPO's tokens" in PAGE
+    assert none[1] < 0.2 * none[0]
     weak = [0.1 * mean(r["series"]["entropy_nats"]) for r in every]
     assert 100 < 1 / max(weak) < 1 / min(weak) < 400  # "about 200 times weaker"
 
@@ -151,7 +151,7 @@ def test_objectives(said):
     for cell, (end, _) in zip(row, cells, strict=True):
         assert cell.startswith(f"{end:.3f} (")
     if said == "ESPO":
-        assert f"reaches {cells[1][0]:.2f}" in README
+        assert f"task at one size ({cells[1][0]:.2f})" in README
 
 
 def test_speed():
@@ -159,8 +159,6 @@ def test_speed():
         found = json.loads((RESULTS / f"{name}.json").read_text())
         line = f"| {found['ours_tokens_per_s']:,.0f} | {found['transformers_tokens_per_s']:,.0f} |"
         assert line in PAGE
-        if name == "rollout":
-            assert f"{found['ratio']:.1f} times as fast" in README
 
 
 def test_plans():
