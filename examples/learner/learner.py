@@ -2,7 +2,7 @@
 # # The learner as a library
 #
 # The learner turns arrays into updates of a model. It knows no prompts, files or engine: whatever
-# made the samples, a learner trains on them. Here nobody samples from the model at all: answers are
+# made the samples, a learner trains on them. Nothing here is sampled from the model: answers are
 # random tokens, and the reward counts how often the token 7 is among them.
 
 # %%
@@ -62,7 +62,7 @@ learner = Learner.start(config, model, params)
 # ## Samples of any origin
 #
 # One row for each sample, the samples of a prompt one after the other. `rollout_logp` is what the
-# policy that sampled says of each token: here all tokens are equally likely.
+# sampling policy gives each token: here all tokens are equally likely.
 
 
 # %%

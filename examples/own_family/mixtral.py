@@ -1,5 +1,5 @@
-"""Mixtral: experts in every layer. Its config.json does not say how the weights of the chosen
-experts are made; its class divides them by their sum.
+"""Mixtral: experts in every layer. Its config.json lacks the normalisation of the chosen
+experts' weights; its class divides them by their sum.
 """
 
 from compass_jax.families.base import MOE_KEYS, TENSORS, Attention, Family, renamed

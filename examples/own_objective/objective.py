@@ -1,4 +1,4 @@
-"""An objective of one's own: REINFORCE in which bad answers count less than good ones."""
+"""A user's objective: REINFORCE in which bad answers count less than good ones."""
 
 from dataclasses import dataclass
 from typing import Annotated

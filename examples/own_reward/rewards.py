@@ -1,4 +1,4 @@
-"""A reward of one's own: the right number gets 1, a near one gets a part."""
+"""A user's reward: the right number gets 1, a near one gets a part."""
 
 import re
 

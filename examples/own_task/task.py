@@ -1,4 +1,4 @@
-"""A task of one's own in one file: where its prompts come from, and how an answer is judged."""
+"""A user's task in one file: its prompts, and the judgement of an answer."""
 
 import random
 import re

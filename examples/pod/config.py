@@ -1,4 +1,4 @@
-"""Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4), with data and a reward of one's own."""
+"""Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4), with a user's data and reward."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
 
 
 def my_pod_run() -> RunConfig:
-    """Trains with 2-way context, samples with experts over 8 and heads over 4 devices. What it
-    reads and writes is on the bucket that launch/ mounts at /gcs.
+    """Trains with 2-way context, samples with experts over 8 and heads over 4 devices. Its
+    input and output are on the bucket that launch/ mounts at /gcs.
     """
     run = pod_run(
         "my_pod_run",
