@@ -13,13 +13,13 @@ from compass_jax.rl.surrogate import Surrogate
 
 @dataclass(frozen=True)
 class Forgiving(Objective):
-    """A log pi where the advantage A is positive, `negative` times that where it is not."""
+    """REINFORCE: A log pi where the advantage A is positive, else `negative` times A log pi."""
 
     negative: Annotated[float, Range(0, 1)] = 0.25
-    """The gradient of answers below their group's mean counts so much."""
+    """Weight of the gradient of answers below their group's mean."""
 
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
-        """What is maximised, for each token; nothing is clipped."""
+        """Computes each token's objective, without a clip."""
         logp = jnp.where(inputs.mask, inputs.logp, jnp.zeros_like(inputs.logp))
         advantage = jnp.where(inputs.mask, inputs.advantage, jnp.zeros_like(inputs.advantage))
         factor = jnp.where(advantage < 0, self.negative * advantage, advantage)
