@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import experiments, rl_runs
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
-from compass_jax.config import CorrectionConfig, RolloutConfig, RunConfig
+from compass_jax.config import RolloutConfig, RunConfig, named_correction
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.report import read_metrics
 from compass_jax.runs.rundir import write_atomically
@@ -39,7 +39,7 @@ def run_config(variant: str, seed: int, folder: Path, weights: str, smoke: bool)
     config = dataclasses.replace(
         rl_runs.without_stages(), seed=seed, run_dir=str(folder), init_from=weights
     )
-    correction = CorrectionConfig("off" if variant == "float32" else "tis")
+    correction = named_correction("off" if variant == "float32" else "tis")
     rl = dataclasses.replace(
         config.rl,
         steps=2 if smoke else 200,

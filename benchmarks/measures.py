@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import experiments, rl_runs
 from compass_jax.commands.cli import tune_allocator
-from compass_jax.config import CorrectionConfig, RunConfig
+from compass_jax.config import RunConfig, named_correction
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import StopSignal
@@ -113,7 +113,7 @@ def variant_config(
         save_every=0,
         eval_every=0,
         one_step_off=variant.one_step_off,
-        correction=CorrectionConfig("tis"),
+        correction=named_correction("tis"),
         prompts_per_step=4 if smoke else config.rl.prompts_per_step,
         group_size=4 if smoke else config.rl.group_size,
     )

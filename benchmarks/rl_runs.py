@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import experiments
 from compass_jax.commands.configured import load_config
-from compass_jax.config import CorrectionConfig, RunConfig, ShapingConfig, ZeroVarianceConfig
+from compass_jax.config import RunConfig, ShapingConfig, ZeroVarianceConfig, named_correction
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.rl import run_rl
@@ -89,7 +89,7 @@ def without_stages() -> RunConfig:
     rl = dataclasses.replace(
         config.rl,
         prompts_per_step=64,
-        correction=CorrectionConfig(),
+        correction=named_correction("off"),
         shaping=ShapingConfig(),
         zero_variance=ZeroVarianceConfig(),
     )

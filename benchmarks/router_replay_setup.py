@@ -11,12 +11,12 @@ from pathlib import Path
 from benchmarks import rl_runs
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
-    CorrectionConfig,
     MoEConfig,
     OptimConfig,
     RLConfig,
     RolloutConfig,
     RunConfig,
+    named_correction,
 )
 
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -93,7 +93,7 @@ def full() -> Setup:
             steps=16,
             updates_per_rollout=8,
             save_every=8,
-            correction=CorrectionConfig(),
+            correction=named_correction("off"),
             optim=OptimConfig(learning_rate=1e-4, warmup_steps=2),
         ),
     )

@@ -37,13 +37,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHO
 def variants() -> dict[str, dict[str, Any]]:
     """What each run has of its own: fields of RLConfig, and under "run" those of RunConfig."""
     from compass_jax.config import (
-        CorrectionConfig,
         MeshConfig,
         ShapingConfig,
         ZeroVarianceConfig,
+        named_correction,
     )
 
-    tis, rollout = CorrectionConfig("tis"), {"slots": 6}
+    tis, rollout = named_correction("tis"), {"slots": 6}
     dynamic = ZeroVarianceConfig(
         rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=3
     )

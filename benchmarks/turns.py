@@ -27,11 +27,11 @@ from benchmarks import experiments, rl_runs
 from benchmarks import shop as shop_rl
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import (
-    CorrectionConfig,
     EvalConfig,
     RunConfig,
     TaskSource,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.gym import shop
@@ -92,7 +92,7 @@ def variant_config(name: str, seed: int, folder: Path, cold_starts: Path, smoke:
         config.rl,
         buckets=(length,),
         zero_variance=STAGES[stages],
-        correction=CorrectionConfig("tis"),
+        correction=named_correction("tis"),
         save_every=0,
         eval_every=0,
         steps=1 if smoke else 12,

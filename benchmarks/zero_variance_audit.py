@@ -32,12 +32,12 @@ from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.offline_filter import run_filter
 from compass_jax.config import (
-    CorrectionConfig,
     OptimConfig,
     RLConfig,
     RunConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
@@ -93,7 +93,7 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
         _with(
             zero_variance={**HOTTER, "rl_zvp": True},
             shaping=SHAPING,
-            correction=CorrectionConfig("tis"),
+            correction=named_correction("tis"),
         ),
     ),
     "all but the filter, hotter growth": (
@@ -101,7 +101,7 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
         _with(
             zero_variance={**HOTTER, "rl_zvp": True},
             shaping=SHAPING,
-            correction=CorrectionConfig("tis"),
+            correction=named_correction("tis"),
         ),
     ),
     "dapo": (
@@ -110,7 +110,7 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     ),
     "hotter growth in place of RL-ZVP": (
         True,
-        _with(zero_variance=HOTTER, shaping=SHAPING, correction=CorrectionConfig("tis")),
+        _with(zero_variance=HOTTER, shaping=SHAPING, correction=named_correction("tis")),
     ),
     "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }

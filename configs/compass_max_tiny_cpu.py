@@ -15,7 +15,6 @@ from pathlib import Path
 
 from compass_jax.config import (
     ComputeConfig,
-    CorrectionConfig,
     DataConfig,
     EvalConfig,
     EvalSet,
@@ -31,6 +30,7 @@ from compass_jax.config import (
     ShapingConfig,
     TaskSource,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.prepare import PrepareConfig
@@ -131,7 +131,7 @@ def _reinforced(name: str, steps: int, *sources: TaskSource) -> RunConfig:
             micro_batch_tokens=4096,
             objective=Espo(),
             # samples of grown groups are from a hotter policy
-            correction=CorrectionConfig("tis"),
+            correction=named_correction("tis"),
             shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=36),
             zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=16, grow_temperature=1.6),
             optim=OptimConfig(learning_rate=5e-4, warmup_steps=2, schedule="cosine"),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from compass_jax.config import (
     ComputeConfig,
-    CorrectionConfig,
     DataConfig,
     EvalConfig,
     ModelConfig,
@@ -24,6 +23,7 @@ from compass_jax.config import (
     RolloutConfig,
     RunConfig,
     SFTConfig,
+    named_correction,
 )
 from compass_jax.rl.objectives.espo import Espo
 
@@ -91,7 +91,7 @@ def router_replay_cpu() -> RunConfig:
             micro_batch_tokens=4096,
             objective=Espo(),
             optim=OptimConfig(learning_rate=3e-4),
-            correction=CorrectionConfig(name="tis"),
+            correction=named_correction("tis"),
         ),
         evaluation=EvalConfig(k=4),
     )

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from compass_jax.config import (
     ComputeConfig,
-    CorrectionConfig,
     DataConfig,
     EvalConfig,
     ModelConfig,
@@ -28,6 +27,7 @@ from compass_jax.config import (
     SFTConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.rl.objectives.espo import Espo
 
@@ -128,7 +128,7 @@ def tiny_reasoning_cpu() -> RunConfig:
             micro_batch_tokens=4096,
             objective=Espo(),
             # samples of grown groups are from a hotter policy
-            correction=CorrectionConfig("tis"),
+            correction=named_correction("tis"),
             shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=40),
             zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=16, grow_temperature=1.6),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),

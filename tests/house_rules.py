@@ -63,6 +63,7 @@ LAYERS = {
     "data": {"records", "config", "untrusted", "tasks", "token_ids", "data", "verifiers"},
     "weights": MODEL | {"families", "weights", "distributed", "token_ids"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
+    "training.callbacks": BASE | {"distributed", "config"},
     "training.notices": MODEL | {"rl", "training", "experience", "rewards"},
     "training.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
     "training.header": {"config"},

@@ -14,11 +14,11 @@ from tiny_run import tiny_run
 import compass_jax.config as config_module
 from compass_jax.config import (
     ConfigError,
-    CorrectionConfig,
     RLConfig,
     Seam,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
     seam_class,
 )
 from compass_jax.rl.objectives.cispo import Cispo
@@ -63,16 +63,16 @@ REFUSED = {
     "a quantile of one": (Espo(quantiles=(0.5, 1.0)), r"inside \(0, 1\)"),
     "KL": (Espo(kl_coef=-0.1), r"kl_coef = -0\.1"),
     "cap of TIS": (
-        CorrectionConfig("tis", tis_cap=0.5),
-        r"rl\.correction\.tis_cap = 0\.5: must be at least 1",
+        named_correction("tis", cap=0.5),
+        r"rl\.correction\.cap = 0\.5: must be at least 1",
     ),
     "range of IcePop": (
-        CorrectionConfig("icepop", icepop_range=(1.5, 5.0)),
-        r"icepop_range = \(1\.5, 5\.0\): must enclose 1",
+        named_correction("icepop", ratio_range=(1.5, 5.0)),
+        r"ratio_range = \(1\.5, 5\.0\): must enclose 1",
     ),
     "range of sequences": (
-        CorrectionConfig("sequence", sequence_range=(0.9, 0.99)),
-        r"sequence_range = \(0\.9, 0\.99\): must enclose 1",
+        named_correction("sequence", ratio_range=(0.9, 0.99)),
+        r"ratio_range = \(0\.9, 0\.99\): must enclose 1",
     ),
     "alpha of RL-ZVP": (
         ZeroVarianceConfig(rl_zvp_alpha=0.0),
@@ -92,7 +92,7 @@ REFUSED = {
     ),
     "a temperature without correction": (
         RLConfig(zero_variance=ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)),
-        r"1\.5 samples from another policy .* set rl\.correction\.name",
+        r"1\.5 samples from another policy .* set rl\.correction to",
     ),
     "growth that cannot be": (
         RLConfig(group_size=8, zero_variance=ZeroVarianceConfig(grow_to=8)),

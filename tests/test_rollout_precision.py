@@ -12,7 +12,7 @@ import pytest
 from evolve import evolve
 from tiny_run import tiny_run
 
-from compass_jax.config import ComputeConfig, ConfigError, CorrectionConfig
+from compass_jax.config import ComputeConfig, ConfigError, named_correction
 from compass_jax.experience import evaluate
 from compass_jax.model.params import stack
 from compass_jax.training import loop
@@ -22,7 +22,7 @@ from compass_jax.weights.sync import sync_weights
 
 def with_rollout(config=None, correction="tis", **changes):
     config = config or tiny_run()
-    rl = dataclasses.replace(config.rl, correction=CorrectionConfig(name=correction))
+    rl = dataclasses.replace(config.rl, correction=named_correction(correction))
     return evolve(config, rl=rl, rollout={**changes})
 
 
@@ -30,7 +30,7 @@ def with_rollout(config=None, correction="tis", **changes):
 def test_a_quantised_rollout_without_correction_is_refused_in_rl_alone(kind):
     with pytest.raises(
         ConfigError,
-        match=f"rollout.quantize = '{kind}' samples from other weights .* rl.correction.name",
+        match=f"rollout.quantize = '{kind}' samples from other weights .* rl.correction to",
     ):
         with_rollout(correction="off", quantize=kind).validate_for_rl()
     with_rollout(correction="off", quantize=kind).validate()  # evaluation may

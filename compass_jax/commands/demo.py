@@ -26,10 +26,10 @@ from compass_jax.commands.comparison import (
 )
 from compass_jax.commands.configured import SHIPPED, load_config
 from compass_jax.config import (
-    CorrectionConfig,
     RunConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import heldout_prompts
@@ -184,7 +184,7 @@ def baseline_config(rl: RunConfig) -> RunConfig:
             steps=steps,
             objective=Grpo(),
             replay="off",
-            correction=CorrectionConfig(),
+            correction=named_correction("off"),
             shaping=ShapingConfig(),
             zero_variance=ZeroVarianceConfig(rl_zvp=False),
         ),

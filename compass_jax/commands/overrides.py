@@ -12,7 +12,15 @@ from typing import Any
 
 from compass_jax.commands.cli import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
-from compass_jax.config import Advantage, ConfigError, Objective, RunConfig, Seam, seam_class
+from compass_jax.config import (
+    Advantage,
+    ConfigError,
+    Correction,
+    Objective,
+    RunConfig,
+    Seam,
+    seam_class,
+)
 from compass_jax.config.foreign import VERL, suggestion
 from compass_jax.config.io import flatten, tuples
 from compass_jax.config.verifiers import Options
@@ -47,7 +55,7 @@ def override(config: RunConfig, arguments: Sequence[str], prog: str = "compass")
 
 def settings_help(config: RunConfig, prog: str) -> str:
     """Returns the help text of all settings, each with its value in `config`."""
-    for part in (RunConfig, type(config.rl.objective), type(config.rl.advantage)):
+    for part in (RunConfig, *map(type, _seams(config))):
         describe(part)
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         override(config, ["--help"], prog)
@@ -56,7 +64,7 @@ def settings_help(config: RunConfig, prog: str) -> str:
 
 def _about(config: RunConfig) -> str:
     lines = ["Settings, each with its value in this configuration."]
-    for part in (config.rl.objective, config.rl.advantage):
+    for part in _seams(config):
         lines.append(f"--{part.key} NAME: {class_sentence(part)} (default: {part.name})")
     return "\n".join(lines)
 
@@ -77,8 +85,9 @@ def _refuse_unknown(config: RunConfig, arguments: Sequence[str]) -> None:
 
 
 def _with_classes(config: RunConfig, arguments: Sequence[str]) -> tuple[RunConfig, Sequence[str]]:
-    """Returns `config` with the classes of `--rl.objective NAME` and `--rl.advantage NAME`, and the
-    other arguments. The class decides which settings exist, so it comes first.
+    """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME` and
+    `--rl.correction NAME`, and the other arguments. A class decides which settings exist, so it
+    comes first.
     """
     name, arguments = _take(arguments, Objective)
     if name == "dapo":
@@ -91,10 +100,17 @@ def _with_classes(config: RunConfig, arguments: Sequence[str]) -> tuple[RunConfi
         config = replace(config, rl=replace(config.rl, objective=dr_grpo()))
     elif name:
         config = replace(config, rl=replace(config.rl, objective=seam_class(Objective, name)()))
-    name, arguments = _take(arguments, Advantage)
-    if name:
-        config = replace(config, rl=replace(config.rl, advantage=seam_class(Advantage, name)()))
+    for base in (Advantage, Correction):
+        name, arguments = _take(arguments, base)
+        if name:
+            field = base.key.rpartition(".")[2]
+            config = replace(config, rl=replace(config.rl, **{field: seam_class(base, name)()}))
     return config, arguments
+
+
+def _seams(config: RunConfig) -> tuple[Seam, ...]:
+    """Returns the settings whose class is chosen by name."""
+    return config.rl.objective, config.rl.advantage, config.rl.correction
 
 
 def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:

@@ -9,6 +9,7 @@ function takes them as static.
 from __future__ import annotations
 
 from compass_jax.config.advantage import Advantage
+from compass_jax.config.correction import Correction, named_correction
 from compass_jax.config.data import (
     DataConfig,
     EvalConfig,
@@ -30,7 +31,6 @@ from compass_jax.config.run import RunConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import (
-    CorrectionConfig,
     OptimConfig,
     RLConfig,
     ShapingConfig,
@@ -41,7 +41,7 @@ __all__ = [
     "Advantage",
     "ComputeConfig",
     "ConfigError",
-    "CorrectionConfig",
+    "Correction",
     "DataConfig",
     "EngineJudgeConfig",
     "EvalConfig",
@@ -66,5 +66,6 @@ __all__ = [
     "ShapingConfig",
     "TaskSource",
     "ZeroVarianceConfig",
+    "named_correction",
     "seam_class",
 ]

@@ -52,7 +52,7 @@ TRL = {
     "dataset_name": "--data, or data.sources",
     "reward_funcs": "--reward, or a source's verifier",
     "reward_weights": "--reward NAME=WEIGHT, or a source's verifier",
-    "vllm_importance_sampling_correction": "rl.correction.name (tis)",
+    "vllm_importance_sampling_correction": "rl.correction (tis)",
 }
 VERL = {
     "data.train_files": "--data, or data.sources",

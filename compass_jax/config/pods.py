@@ -13,11 +13,11 @@ from compass_jax.config.objective import default_objective
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig
 from compass_jax.config.training import (
-    CorrectionConfig,
     OptimConfig,
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 
 PROMPT, ANSWER = 2048, 30_720  # tokens; 32,768 together
@@ -155,7 +155,7 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
         buckets=(8192, 16_384, PROMPT + ANSWER),
         micro_batch_tokens=rows * (PROMPT + ANSWER),
         objective=default_objective(),  # ESPO with its paper's alpha
-        correction=CorrectionConfig(name="tis"),
+        correction=named_correction("tis"),
         shaping=ShapingConfig(
             length_penalty=0.05, length_free_tokens=ANSWER // 2, repetition_penalty=0.02
         ),

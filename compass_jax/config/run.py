@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+from compass_jax.config import named
 from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
-from compass_jax.config.ranges import Count, CountOrOff, Range, Section, shown
+from compass_jax.config.ranges import Count, CountOrOff, Name, Range, Section, shown
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.sft import SFTConfig
@@ -61,8 +62,15 @@ class RunConfig(Section):
     """Number of checkpoints that are kept, the newest ones."""
     show_samples_every: CountOrOff = 10
     """Interval in steps of the table of samples on the screen; 0: never."""
+    callbacks: tuple[Name, ...] = ()
+    """Functions, as module:function or file.py:function, that are called after each RL step with
+    (step, groups, metrics).
+    """
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """Trackers that receive the metrics besides metrics.jsonl; none: metrics.jsonl alone."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "callbacks", tuple(map(named.absolute, self.callbacks)))
 
     @property
     def directory(self) -> str:
@@ -76,6 +84,8 @@ class RunConfig(Section):
 
     def _check(self, key: str) -> None:
         check(bool(self.name), "name is empty: give the run a name")
+        for callback in self.callbacks:
+            named.check_name(callback, "callbacks", "'my_code.py:after_step'")
         check(
             "://" not in self.run_dir,
             f"run_dir = {self.run_dir!r}: must be a path; mount the bucket (gcsfuse; launch/ does"
@@ -175,8 +185,8 @@ class RunConfig(Section):
         ):
             kind = getattr(r, name)
             check(
-                kind == "off" or self.rl.correction.name != "off",
-                f"rollout.{name} = {kind!r} samples from {what}: set rl.correction.name to 'tis',"
+                kind == "off" or self.rl.correction.acts,
+                f"rollout.{name} = {kind!r} samples from {what}: set rl.correction to 'tis',"
                 f" 'icepop' or 'sequence', or rollout.{name} to 'off'",
             )
         longest = r.prompt_buckets[-1] + r.max_new_tokens

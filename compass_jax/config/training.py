@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config import named
 from compass_jax.config.advantage import Advantage, default_advantage
+from compass_jax.config.correction import Correction, no_correction
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Objective, default_objective
 from compass_jax.config.ranges import (
@@ -34,10 +35,9 @@ DualClip = Annotated[float, Range(1, 1e6, above=True, or_zero=True)]
 FromZero = Annotated[float, Range(0, 1e6, above=True)]
 Temper = Annotated[float, Range(0, 100, above=True, note="1: all samples alike")]
 Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
-Cap = Annotated[float, Range(1, 1e6, note="below, on-policy tokens are scaled down")]
 BatchTokens = Annotated[int, Range(1, 2**31 - 1)]
 MAX_SAMPLES = 2**24  # of a round
-SET_CORRECTION = "set rl.correction.name to 'tis', 'icepop' or 'sequence'"
+SET_CORRECTION = "set rl.correction to 'tis', 'icepop' or 'sequence'"
 
 
 @dataclass(frozen=True)
@@ -91,30 +91,13 @@ class OptimConfig(Section):
                 )
 
 
-@dataclass(frozen=True)
-class CorrectionConfig(Section):
-    """Correction of the mismatch between rollout and training probabilities (rl/correction.py): a
-    weight outside the clip.
-    """
-
-    KEY: ClassVar[str] = "rl.correction"
-
-    name: Literal["off", "tis", "icepop", "sequence"] = "off"
-    """Method: weights by token (tis, icepop) or by response (sequence)."""
-    tis_cap: Cap = 2.0
-    """Cap of tis on the ratio of training to rollout probabilities (arXiv 2512.01374 has 5)."""
-    icepop_range: tuple[Bound, Bound] = (0.5, 5.0)
-    """Range of icepop: a token outside this ratio has no weight."""
-    sequence_range: tuple[Bound, Bound] = (0.999, 1.002)
-    """Range of sequence: a response outside this mean ratio has no weight."""
-
-    def _check(self, key: str) -> None:
-        for name in ("icepop_range", "sequence_range"):
-            low, high = getattr(self, name)
-            check(
-                0 < low < 1 < high,
-                f"{key}.{name} = {low, high}: must enclose 1, its lower end positive",
-            )
+def check_encloses_one(key: str, ratio_range: tuple[float, float]) -> None:
+    """Raises ConfigError for a range of ratios that excludes 1 or is not positive."""
+    low, high = ratio_range
+    check(
+        0 < low < 1 < high,
+        f"{key}.ratio_range = {low, high}: must enclose 1, its lower end positive",
+    )
 
 
 @dataclass(frozen=True)
@@ -227,7 +210,7 @@ class RLConfig(Section):
     """The advantage of a response within its group, and its settings."""
     objective: Objective = field(default_factory=default_objective)
     """The policy objective and its settings."""
-    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    correction: Correction = field(default_factory=no_correction)
     """Correction of the mismatch between rollout and training."""
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     """Penalties on length and repetition (stage 3)."""
@@ -311,7 +294,7 @@ class RLConfig(Section):
 
     def _check_correction(self) -> None:
         """Raises ConfigError if samples of another policy are trained on without correction."""
-        corrected, zero = self.correction.name != "off", self.zero_variance
+        corrected, zero = self.correction.acts, self.zero_variance
         heated = f"rl.zero_variance.grow_temperature = {zero.grow_temperature}"
         check(
             zero.grow_temperature == 1 or corrected,

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from compass_jax.config import CorrectionConfig
-from compass_jax.masked import masked_mean, masked_sum
+from compass_jax.config import Correction
+from compass_jax.masked import masked_sum
+from compass_jax.rl.corrections.inputs import CorrectionInputs
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.surrogate import kl_k3, token_log_ratio
@@ -53,36 +54,18 @@ def correction_weight(
     old_logp: Float[Array, "b t"],
     rollout_logp: Float[Array, "b t"],
     mask: Bool[Array, "b t"],
-    config: CorrectionConfig,
+    correction: Correction,
 ) -> tuple[Float[Array, "b t"], Diagnostics]:
-    """Computes the weight of each token outside the clip, without gradient, with rho = exp(old_logp
-    - rollout_logp); 1 outside the mask.
-
-        tis       min(rho, C)                                       truncated importance sampling, C
-                  = `tis_cap`
-        icepop    rho if low <= rho <= high else 0                  `icepop_range`
-        sequence  rho if low <= geometric mean of the response's rho <= high, else 0 for the whole
-                  response    `sequence_range`
+    """Computes the weight of each token outside the clip, without gradient; 1 outside the mask.
 
     Dropped tokens stay in the denominator: multiply the normaliser by the weight, never
     renormalise.
     """
     require_shape("correction_weight", (None, None), old_logp=old_logp)
     require_shape("correction_weight", old_logp.shape, rollout_logp=rollout_logp, mask=mask)
-    log_rho = jax.lax.stop_gradient(token_log_ratio(old_logp, rollout_logp, mask))
-    rho, zero, one = jnp.exp(log_rho), jnp.zeros((), old_logp.dtype), jnp.ones((), old_logp.dtype)
-    if config.name == "off":
-        weight = jnp.ones_like(rho)
-    elif config.name == "tis":
-        weight = jnp.minimum(rho, jnp.array(config.tis_cap, rho.dtype))
-    elif config.name == "icepop":
-        low, high = config.icepop_range
-        weight = jnp.where((rho >= low) & (rho <= high), rho, zero)
-    else:
-        low, high = config.sequence_range
-        mean = jnp.exp(masked_mean(log_rho, mask, axis=1, keepdims=True))
-        weight = jnp.where((mean >= low) & (mean <= high), rho, zero)
-    weight = jnp.where(mask, weight, one)
+    log_ratio = jax.lax.stop_gradient(token_log_ratio(old_logp, rollout_logp, mask))
+    weight = correction.weights(CorrectionInputs(log_ratio, mask))
+    weight = jnp.where(mask, weight, jnp.ones((), weight.dtype))
     return weight, {
         "correction/weight_mean": mean_of(weight, mask),
         "correction/dropped_frac": share_of(weight == 0, mask, weight.dtype),

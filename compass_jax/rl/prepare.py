@@ -160,7 +160,7 @@ def _corrected(
     """Multiplies the policy term's weights by the correction. The KL penalty keeps its own weights:
     a token that the correction drops is still pulled to the reference.
     """
-    if config.correction.name == "off":
+    if not config.correction.acts:
         return prepared, {}
     if old_logp is None or rollout_logp is None:
         raise ValueError(

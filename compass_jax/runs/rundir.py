@@ -44,6 +44,7 @@ MAY_CHANGE = frozenset(
         "rewards.smallest_gap",  # it is checked and watched, and nothing is computed from it
         "show_samples_every",
         "trackers",
+        "callbacks",
         "rl.steps",
         "rl.save_every",
         "rl.eval_every",

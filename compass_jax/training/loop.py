@@ -67,6 +67,7 @@ from compass_jax.session import (
 from compass_jax.sharding import placements
 from compass_jax.training import optim
 from compass_jax.training.ahead import CompileAhead
+from compass_jax.training.callbacks import Callbacks
 from compass_jax.training.header import header
 from compass_jax.training.learner import Learner
 from compass_jax.training.notices import Notices
@@ -151,6 +152,7 @@ class RLTrainer:
         self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
         self.buffer = new_buffer(self.engine, self.rl)
         self.samples = SampleLog(config, self.tokenizer, telemetry)
+        self.callbacks = Callbacks(config.callbacks)
         labels = {label_of(prompt) for prompt in prompts}
         self.by_label = 1 < len(labels) <= MOST_LABELS
         self.histograms: dict[str, Bins] = {}  # of the step that was yielded last
@@ -303,15 +305,13 @@ class RLTrainer:
             self.done_steps += 1
             self.samples.write(self.done_steps, groups, trace)
             self.histograms = step_histograms(groups)
-            yield (
-                self.done_steps,
-                {
-                    **metrics,
-                    **handed,
-                    "policy_version": float(self.learner.version),
-                    "memory/peak_gib": peak_bytes() / 2**30,
-                },
-            )
+            metrics |= {
+                **handed,
+                "policy_version": float(self.learner.version),
+                "memory/peak_gib": peak_bytes() / 2**30,
+            }
+            self.callbacks(self.done_steps, groups, metrics)
+            yield self.done_steps, metrics
 
     def _label_metrics(self, groups: list[Group]) -> dict[str, float]:
         """Returns the metrics of each label, where the data has several labels and not too many."""

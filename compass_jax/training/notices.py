@@ -124,7 +124,7 @@ def _idle_training(config: RunConfig) -> list[str]:
     rounded = _eight_bit(config) != "off" or config.rollout.kv_quantize != "off"
     # Samples come from an older policy or from another temperature.
     off_policy = rl.one_step_off or rl.partial_prompts or rl.zero_variance.grow_temperature != 1
-    if rl.correction.name != "off" and exact and not rounded and not off_policy:
+    if rl.correction.acts and exact and not rounded and not off_policy:
         notices.append(
             f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"
             " policy in float32, so that every weight is 1 but for rounding; it is for 8-bit or"

@@ -18,7 +18,7 @@ from compass_jax.commands.cli import main
 STEPS, TIMEOUT_S = 12, 200
 # A rollout that was cut in two was made by two processes, each of which used its slots otherwise.
 NOT_COMPARED = ("time/", "memory/", "rollout/slot_occupancy", "rollout/preempted")
-CORRECTED = ["--rl.correction.name", "tis"]
+CORRECTED = ["--rl.correction", "tis"]
 VARIANTS = {
     "plain": ["--rl.updates-per-rollout", "2"],
     "partial": [*CORRECTED, "--rl.partial-prompts", "1"],

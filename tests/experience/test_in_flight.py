@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt
 
-from compass_jax.config import CorrectionConfig, RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import RewardConfig, RLConfig, ZeroVarianceConfig, named_correction
 from compass_jax.experience import collect
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
@@ -30,7 +30,7 @@ CONFIGS = {
         prompts_per_step=3,
         group_size=2,
         zero_variance=ZeroVarianceConfig(grow_to=7, grow_temperature=2.0),
-        correction=CorrectionConfig("tis"),
+        correction=named_correction("tis"),
     ),
     "dynamic": RLConfig(
         prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC)
@@ -39,14 +39,14 @@ CONFIGS = {
         prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC, grow_to=4)
     ),
     "partial": RLConfig(
-        prompts_per_step=3, group_size=2, partial_prompts=2, correction=CorrectionConfig("tis")
+        prompts_per_step=3, group_size=2, partial_prompts=2, correction=named_correction("tis")
     ),
     "partial growth": RLConfig(
         prompts_per_step=3,
         group_size=2,
         partial_prompts=2,
         zero_variance=ZeroVarianceConfig(grow_to=6),
-        correction=CorrectionConfig("tis"),
+        correction=named_correction("tis"),
     ),
 }
 IN_ROUNDS = [name for name in CONFIGS if "partial" not in name]

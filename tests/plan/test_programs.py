@@ -12,7 +12,7 @@ import jax
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.config import CorrectionConfig, ZeroVarianceConfig
+from compass_jax.config import ZeroVarianceConfig, named_correction
 from compass_jax.model import routes
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
@@ -77,7 +77,7 @@ def changed(config, **changes):
     return dataclasses.replace(config, **parts)
 
 
-TIS = CorrectionConfig("tis")
+TIS = named_correction("tis")
 GROWN = ZeroVarianceConfig(grow_to=8, grow_temperature=1.25)
 VARIANTS = {
     "growth, evaluation": {"rl": {"steps": 1, "zero_variance": GROWN, "correction": TIS}},

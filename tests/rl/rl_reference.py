@@ -191,16 +191,14 @@ def correction(toy, config):
         if not len(tokens):
             continue
         if config.name == "tis":
-            out[i, tokens] = [min(r, config.tis_cap) for r in rho]
+            out[i, tokens] = [min(r, config.cap) for r in rho]
         if config.name == "icepop":
             out[i, tokens] = [
-                r if config.icepop_range[0] <= r <= config.icepop_range[1] else 0 for r in rho
+                r if config.ratio_range[0] <= r <= config.ratio_range[1] else 0 for r in rho
             ]
         if config.name == "sequence":
             inside = (
-                config.sequence_range[0]
-                <= np.prod(rho) ** (1 / len(rho))
-                <= config.sequence_range[1]
+                config.ratio_range[0] <= np.prod(rho) ** (1 / len(rho)) <= config.ratio_range[1]
             )
             out[i, tokens] = rho if inside else 0
     return out

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from jitted import objective_of
 
 from compass_jax.config import (
-    CorrectionConfig,
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.bucketing import take_rows
@@ -40,12 +40,12 @@ OVERLONG = ShapingConfig(overlong_penalty=0.2, overlong_buffer_tokens=12)
 CONFIGS = {
     "grpo": RLConfig(
         objective=Grpo(kl_coef=0.1),
-        correction=CorrectionConfig("tis", tis_cap=1.2),
+        correction=named_correction("tis", cap=1.2),
     ),
     "dapo": RLConfig(
         objective=dapo_surrogate(),
         shaping=OVERLONG,
-        correction=CorrectionConfig("icepop", icepop_range=(0.7, 1.5)),
+        correction=named_correction("icepop", ratio_range=(0.7, 1.5)),
     ),
     "dr_grpo": RLConfig(
         objective=dr_grpo(), shaping=REPETITION, advantage=GrpoAdvantage(divide_by_std=False)
@@ -53,7 +53,7 @@ CONFIGS = {
     "gspo": RLConfig(objective=Gspo(clip_low=0.02, clip_high=0.03), shaping=LENGTH),
     "cispo": RLConfig(
         objective=Cispo(ratio_max=1.2),
-        correction=CorrectionConfig("sequence", sequence_range=(0.9, 1.2)),
+        correction=named_correction("sequence", ratio_range=(0.9, 1.2)),
     ),
     "espo": RLConfig(objective=Espo(quantiles=(0.5, 0.8), alpha=0.05)),
 }

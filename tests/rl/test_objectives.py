@@ -12,9 +12,9 @@ from jitted import numbers, objective_of, prepare_toy
 
 from compass_jax.config import (
     ConfigError,
-    CorrectionConfig,
     RLConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.cispo import Cispo
@@ -69,7 +69,7 @@ CASES = {
 }
 
 
-OFF = CorrectionConfig()
+OFF = named_correction("off")
 
 
 def paper(config):
@@ -138,9 +138,9 @@ def test_value_and_gradient_agree_with_the_reference(name, x64):
 @pytest.mark.parametrize(
     "correction",
     [
-        CorrectionConfig("tis", tis_cap=1.2),
-        CorrectionConfig("icepop", icepop_range=(0.7, 1.5)),
-        CorrectionConfig("sequence", sequence_range=(0.98, 1.05)),
+        named_correction("tis", cap=1.2),
+        named_correction("icepop", ratio_range=(0.7, 1.5)),
+        named_correction("sequence", ratio_range=(0.98, 1.05)),
     ],
     ids=lambda c: c.name,
 )

@@ -12,10 +12,10 @@ import rl_reference as ref
 from jitted import prepare
 
 from compass_jax.config import (
-    CorrectionConfig,
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.diagnostics import finalize_diagnostics
@@ -132,7 +132,7 @@ def test_no_tokens_at_all():
             r"rl\.shaping\.repetition_penalty = 0\.1 needs repetition",
         ),
         (
-            RLConfig(correction=CorrectionConfig("tis")),
+            RLConfig(correction=named_correction("tis")),
             r"rl\.correction\.name = 'tis' needs old_logp, recomputed, and rollout_logp",
         ),
     ],
@@ -168,7 +168,7 @@ def test_what_is_not_finite_is_unknown_and_reaches_no_loss(name, bad, x64):
     known[row] = False
     config = RLConfig(
         objective=Grpo(kl_coef=0.1),
-        correction=CorrectionConfig("tis"),
+        correction=named_correction("tis"),
         zero_variance=ZeroVarianceConfig(rl_zvp=False),
     )
 

@@ -11,7 +11,7 @@ import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
-from compass_jax.config import ConfigError, CorrectionConfig
+from compass_jax.config import ConfigError, named_correction
 from compass_jax.model.attention import LayerCache, attention, rope_tables
 from compass_jax.model.params import to_decode
 from compass_jax.model.quantize import Quantized, dequantize, kind_of, quantize, quantized_zeros
@@ -117,10 +117,10 @@ def test_without_a_correction_it_is_refused():
         ConfigError,
         match=(
             r"rollout.kv_quantize = 'int8' samples from rounded keys and values: set"
-            r" rl\.correction\.name"
+            r" rl\.correction to"
         ),
     ):
         config.validate_for_rl()
     dataclasses.replace(
-        config, rl=dataclasses.replace(config.rl, correction=CorrectionConfig("tis"))
+        config, rl=dataclasses.replace(config.rl, correction=named_correction("tis"))
     ).validate_for_rl()

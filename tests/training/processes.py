@@ -21,14 +21,14 @@ CONFIG = """
 from dataclasses import replace
 
 from compass_jax.rl.objectives.grpo import Grpo
-from compass_jax.config import CorrectionConfig, MeshConfig, ZeroVarianceConfig
+from compass_jax.config import named_correction, MeshConfig, ZeroVarianceConfig
 from tiny_run import tiny_run
 
 
 def processes():
     config = tiny_run()
     # ESPO clips at ratios of 1e-5, where the order of a sum decides
-    objective, correction = Grpo(), CorrectionConfig("tis")
+    objective, correction = Grpo(), named_correction("tis")
     rl = replace(config.rl, objective=objective, correction=correction, steps=4)
     rl = replace(rl, {rl})
     model, rollout = replace(config.model, layers=1), replace(config.rollout, max_new_tokens=8)

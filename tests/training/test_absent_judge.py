@@ -9,7 +9,7 @@ from judged import quoted, served, settings
 from logged import lines
 from tiny_run import tiny_run
 
-from compass_jax.config import CorrectionConfig, FileSource
+from compass_jax.config import FileSource, named_correction
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.training.loop import StepFailed
 from compass_jax.training.rl import run_rl
@@ -68,7 +68,7 @@ def test_the_same_command_goes_on_when_the_judge_is_back(tmp_path, caplog):
 @pytest.mark.slow
 def test_a_step_of_fewer_samples_ends_the_run_before_it_is_trained_on(tmp_path):
     """Four samples a step are fewer than the eight that end a run during a rollout."""
-    small = {"one_step_off": True, "correction": CorrectionConfig("tis"), "prompts_per_step": 2}
+    small = {"one_step_off": True, "correction": named_correction("tis"), "prompts_per_step": 2}
     small |= {"group_size": 2, "steps": 3}
     with pytest.raises(StepFailed, match=r"all 4 samples of a step failed.*Connection refused"):
         run_rl(config(tmp_path, "run", nobody(), **small))

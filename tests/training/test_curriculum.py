@@ -11,7 +11,7 @@ import pytest
 from logged import lines
 from variants import STAGES, configured
 
-from compass_jax.config import CorrectionConfig, RLStage, ZeroVarianceConfig
+from compass_jax.config import RLStage, ZeroVarianceConfig, named_correction
 from compass_jax.config.curriculum import at_step
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.runs.rundir import ConfigMismatch
@@ -87,7 +87,7 @@ AHEAD = {
 def test_nothing_is_in_flight_between_two_stages_of_other_shapes(tmp_path, ahead):
     """Whatever runs beside the training or is carried: else it would have the old stage's sizes."""
     stages = (STAGES[0], dataclasses.replace(STAGES[1], after_steps=2))
-    correction = CorrectionConfig("tis")
+    correction = named_correction("tis")
     config = staged(tmp_path, steps=3, stages=stages, correction=correction, **AHEAD[ahead])
     assert run_rl(config)["steps"] == 3
     assert checkpoint.find(str(tmp_path), 2).meta()["pending"] is None

@@ -11,7 +11,6 @@ from tiny_run import tiny_run
 
 from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import (
-    CorrectionConfig,
     EvalConfig,
     EvalSet,
     ProceduralSource,
@@ -19,6 +18,7 @@ from compass_jax.config import (
     ScalarJudgeConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Rl
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PODS = sorted((ROOT / "configs").glob("*x*x*.py")) + sorted((ROOT / "configs").glob("*_16x16.py"))
 PIPELINES = [ROOT / "configs" / "compass_max_tiny_cpu.py"]
 SHIPPED = sorted({*(ROOT / "configs").glob("*.py")} - {*PIPELINES})
-TIS = CorrectionConfig("tis")
+TIS = named_correction("tis")
 # what a shipped configuration says that cannot act, and why it is there
 REASONS = {
     "router_replay_cpu": {

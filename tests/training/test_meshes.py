@@ -15,9 +15,9 @@ from tiny_run import tiny_run
 
 from compass_jax.config import (
     ConfigError,
-    CorrectionConfig,
     MeshConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.rl.objectives.grpo import Grpo
@@ -31,7 +31,7 @@ def configured(directory, rl=None, **options):
     # ESPO clips at ratios of 1e-5: off policy, a rounding error decides what is clipped
     objective = Grpo()
     rl = dataclasses.replace(
-        config.rl, **{"correction": CorrectionConfig("tis"), "objective": objective, **(rl or {})}
+        config.rl, **{"correction": named_correction("tis"), "objective": objective, **(rl or {})}
     )
     return dataclasses.replace(config, run_dir=str(directory), rl=rl, **options)
 

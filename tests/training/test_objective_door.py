@@ -2,6 +2,7 @@
 with one is said.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,12 +13,21 @@ from tiny_run import tiny_run
 
 from compass_jax.commands.cli import main
 from compass_jax.commands.overrides import override
-from compass_jax.config import Advantage, ConfigError, Objective, RLConfig, seam_class
+from compass_jax.config import (
+    Advantage,
+    ConfigError,
+    Correction,
+    Objective,
+    RLConfig,
+    named_correction,
+    seam_class,
+)
 from compass_jax.config.io import config_from_json, config_to_json, differences
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.training.callbacks import CallbackFailed
 from compass_jax.training.rl import run_rl
 
 MINE = """
@@ -25,7 +35,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from compass_jax.config import Advantage, Objective
+from compass_jax.config import Advantage, Correction, Objective
 from compass_jax.rl.grouping import per_row
 from compass_jax.rl.objectives.inputs import token_mean
 from compass_jax.rl.surrogate import Surrogate
@@ -63,6 +73,23 @@ class Nameless(Advantage):
     pass
 
 
+@dataclass(frozen=True)
+class RootRatio(Correction):
+    power: float = 0.5
+
+    def weights(self, inputs):
+        return inputs.ratio**self.power
+
+
+def write_step(step, groups, metrics):
+    with open("steps.txt", "a") as file:
+        print(step, len(groups), len(groups[0].rollouts), metrics["reward/mean"], file=file)
+
+
+def broken(step, groups, metrics):
+    raise KeyError("no such metric")
+
+
 class Thawed:
     pass
 """
@@ -87,6 +114,52 @@ def test_an_objective_and_an_advantage_of_a_users_file_train(mine, tmp_path):
     assert len(norms) == 2 and min(norms) > 0
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["rl"]
     assert saved["objective"]["name"].endswith("mine.py:Reinforce")
+
+
+def test_a_correction_of_one_class_in_a_users_file_trains(mine, tmp_path):
+    config = tiny_run("odd_verifiers:coin")
+    rl = dataclasses.replace(config.rl, steps=2)
+    config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
+    words = ["--rl.correction", f"{mine}:RootRatio", "--rl.correction.power", "0.25"]
+    config = override(config, [*words, "--rollout.dtype", "bfloat16"])
+    assert config.rl.correction == named_correction(f"{mine}:RootRatio", power=0.25)
+    assert config_from_json(config_to_json(config)) == config
+    run_rl(config)
+    weights = [
+        row["metrics"]["correction/weight_mean"] for row in lines(tmp_path / "run", "metrics")
+    ]
+    assert len(weights) == 2 and all(0 < abs(x - 1) < 0.1 for x in weights)
+
+
+@pytest.mark.parametrize("name", Correction.classes)
+def test_every_correction_is_written_and_read_again(name):
+    config = override(tiny_run(), ["--rl.correction", name])
+    assert config.rl.correction.name == name and config.rl.correction.acts == (name != "off")
+    assert config_from_json(config_to_json(config)) == config
+
+
+def test_a_callback_gets_each_step_with_its_groups_and_metrics(mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = tiny_run("odd_verifiers:coin")
+    rl = dataclasses.replace(config.rl, steps=2)
+    config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
+    run_rl(dataclasses.replace(config, callbacks=(f"{mine}:write_step",)))
+    rows = [line.split() for line in (tmp_path / "steps.txt").read_text().splitlines()]
+    logged = [row["metrics"]["reward/mean"] for row in lines(tmp_path / "run", "metrics")]
+    assert [int(row[0]) for row in rows] == [1, 2]
+    assert {(int(row[1]), int(row[2])) for row in rows} == {(rl.prompts_per_step, rl.group_size)}
+    assert [float(row[3]) for row in rows] == pytest.approx(logged)
+
+
+def test_a_callback_that_fails_ends_the_run_with_its_name(mine, tmp_path):
+    config = tiny_run("odd_verifiers:coin")
+    config = dataclasses.replace(config, run_dir=str(tmp_path / "run"))
+    with pytest.raises(CallbackFailed, match=r"mine\.py:broken failed after step 1: KeyError"):
+        run_rl(dataclasses.replace(config, callbacks=(f"{mine}:broken",)))
+    with pytest.raises(ConfigError, match="has no write_stp; did you mean write_step"):
+        run_rl(dataclasses.replace(config, callbacks=(f"{mine}:write_stp",)))
+    with pytest.raises(ConfigError, match="callbacks = 'print': must be module:name or"):
+        dataclasses.replace(config, callbacks=("print",)).validate()
 
 
 def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(mine, capsys):

@@ -7,7 +7,7 @@ import pytest
 import variants
 from logged import lines, numbers
 
-from compass_jax.config import ConfigError, CorrectionConfig
+from compass_jax.config import ConfigError, named_correction
 from compass_jax.rollout.collect import Collection
 from compass_jax.training.learner import Learner
 from compass_jax.training.optim import TrainingDiverged
@@ -118,7 +118,7 @@ def test_without_a_correction_it_is_refused(tmp_path):
         ConfigError,
         match=(
             r"rl\.one_step_off samples from the weights before the last updates: set"
-            r" rl\.correction\.name"
+            r" rl\.correction to"
         ),
     ):
-        configured(tmp_path, correction=CorrectionConfig()).validate_for_rl()
+        configured(tmp_path, correction=named_correction("off")).validate_for_rl()

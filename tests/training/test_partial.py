@@ -10,7 +10,7 @@ import variants
 from logged import lines
 from variants import limit_lengths
 
-from compass_jax.config import ConfigError, CorrectionConfig, ZeroVarianceConfig
+from compass_jax.config import ConfigError, ZeroVarianceConfig, named_correction
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.training.rl import run_rl
 
@@ -152,7 +152,7 @@ def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
 
 
 BAD = {
-    "correction": ({"correction": CorrectionConfig("off")}, "rl.correction.name"),
+    "correction": ({"correction": named_correction("off")}, "rl.correction.name"),
     "dynamic": (
         {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
         "dynamic sampling",

@@ -11,16 +11,16 @@ from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.config import (
-    CorrectionConfig,
     RLStage,
     RunConfig,
     ShapingConfig,
     ZeroVarianceConfig,
+    named_correction,
 )
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rollout.collect import Collection
 
-TIS = CorrectionConfig("tis")
+TIS = named_correction("tis")
 AHEAD = {"steps": 3, "correction": TIS, "one_step_off": True, "eval_every": 2}
 PARTIAL = {"steps": 3, "correction": TIS, "partial_prompts": 3}
 STAGES = (

@@ -43,6 +43,3 @@ class Gspo(Objective):
     def weights(self, inputs: WeightInputs) -> Float[Array, "b t"]:
         """Returns the weights of a mean over responses of the mean over a response's tokens."""
         return token_mean(inputs)
-
-    def validate(self) -> None:
-        super().validate()

@@ -1,0 +1,47 @@
+"""The base class of corrections of the mismatch between rollout and training. The corrections are
+in rl/corrections/, one file each, or in a user's file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from compass_jax.config.seam import Seam, seam_class
+
+
+@dataclass(frozen=True)
+class Correction(Seam):
+    """A correction: subclass it as a frozen dataclass, whose fields are its settings.
+
+    `rl.correction` in the configuration holds an instance. The inputs are those of
+    rl/corrections/inputs.py.
+    """
+
+    key: ClassVar[str] = "rl.correction"
+    classes: ClassVar[dict[str, str]] = {
+        "off": "compass_jax.rl.corrections.off:NoCorrection",
+        "tis": "compass_jax.rl.corrections.tis:Tis",
+        "icepop": "compass_jax.rl.corrections.icepop:IcePop",
+        "sequence": "compass_jax.rl.corrections.sequence:SequenceMask",
+    }
+    required: ClassVar[tuple[str, ...]] = ("weights",)
+    acts: ClassVar[bool] = True  # False: every weight is 1, and log-probs are not needed
+
+    def weights(self, inputs: Any) -> Any:
+        """Returns the weight `[b t]` of each token outside the clip (`CorrectionInputs` -> array).
+
+        It carries no gradient and is read inside the mask only. A dropped token has weight 0: the
+        normaliser is not changed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no weights(inputs)")
+
+
+def named_correction(name: str, **settings: Any) -> Correction:
+    """Returns the correction `name` ("off", "tis", "icepop", "sequence", or a user's own)."""
+    return seam_class(Correction, name)(**settings)
+
+
+def no_correction() -> Correction:
+    """Returns the correction that does nothing."""
+    return named_correction("off")
