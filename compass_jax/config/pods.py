@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from compass_jax.config.correction import named_correction
 from compass_jax.config.data import DataConfig, FileSource, RolloutConfig
 from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.mesh import MeshConfig
@@ -17,7 +18,6 @@ from compass_jax.config.training import (
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
-    named_correction,
 )
 
 PROMPT, ANSWER = 2048, 30_720  # tokens; 32,768 together

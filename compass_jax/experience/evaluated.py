@@ -97,7 +97,7 @@ def words_of(result: SetResult) -> str:
     """Returns the line below a set's table."""
     passed = ", ".join(f"pass@{k} {x:.4g}" for k, x in result.pass_at.items())
     line = (
-        f"{passed}; reward: the mean of the k samples; an answer was result in"
+        f"{passed}; reward: the mean of the k samples; an answer was extracted from"
         f" {result.extracted:.1%} of the responses; scores left out because the check"
         f" failed: {result.unknown}; in brackets: 95% intervals, of avg@k by bootstrap over"
         " prompts, of greedy answers by Wilson"

@@ -151,7 +151,7 @@ def compare(first: EvaluationFiles, second: EvaluationFiles) -> dict[str, Any]:
             }
     if not sets:
         raise ReportError(
-            f"no prompt is in matched {first.folder} ({', '.join(first.sets)}) and {second.folder}"
+            f"no prompt is in both {first.folder} ({', '.join(first.sets)}) and {second.folder}"
             f" ({', '.join(second.sets)}): a comparison needs the same sets with the same prompts"
         )
     only = {name: one.folder for one in (first, second) for name in one.sets if name not in names}

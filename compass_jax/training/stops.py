@@ -33,5 +33,5 @@ def stoppable(
         if should_stop is not never_stop:
             jax.block_until_ready(results[-2:-1])
             if should_stop():
-                raise TrainingStopped("the training was should_stop between two micro-batches")
+                raise TrainingStopped("the training was stopped between two micro-batches")
         yield micro

@@ -271,7 +271,7 @@ def test_a_stop_at_any_sample_leads_to_the_same_decisions(undisturbed, name):
 def test_a_stop_does_not_wait_for_slow_verdicts_and_those_that_came_stand(
     undisturbed, name, monkeypatch
 ):
-    monkeypatch.setattr(collect, "LOOK_AGAIN_S", 0)
+    monkeypatch.setattr(collect, "POLL_S", 0)
     expected, whole = undisturbed[name]
     calls = Slow(name)
     assert run(calls) == expected

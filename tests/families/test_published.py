@@ -194,13 +194,13 @@ def test_what_a_family_file_overlooks_is_refused_all_at_once(name, tmp_path, mon
         "mlp_only_layers",
     ],
 )
-def test_a_value_that_nobody_says_is_an_error_and_the_packages_families_say_theirs(lacking):
+def test_a_value_without_default_is_an_error(lacking):
     """QWEN3_2507 by the package's family, and by a file that is the same without its defaults."""
     raw = without(QWEN3_2507, lacking)
     assert config_from_dict(raw).family == "qwen3_moe"
     foreign = careless("qwen3_moe", "Qwen3MoeForCausalLM")
     assert foreign.read(QWEN3_2507, "x", "qwen3_moe").moe.norm_top_k
-    with pytest.raises(UnsupportedModel, match=rf"has no {lacking}, and the family qwen3_moe does"):
+    with pytest.raises(UnsupportedModel, match=rf"has no {lacking}, and the family qwen3_moe has no default"):
         foreign.read(raw, "x", "x")
     value = QWEN3_2507[lacking]
     for way in ("defaults", "fixed"):

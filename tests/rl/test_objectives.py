@@ -298,7 +298,7 @@ def test_wrong_input_is_named(change, message, unchecked):
     ("changes", "message"),
     [
         ({"quantiles": (0.8,)}, "every_token: has no use for quantiles"),
-        ({"token_form": "printed"}, "would do nothing beside every_token"),
+        ({"token_form": "printed"}, "has no effect with every_token"),
     ],
 )
 def test_settings_that_do_nothing_beside_every_token_alone_are_refused(changes, message):
