@@ -104,7 +104,8 @@ def _with_classes(config: RunConfig, arguments: Sequence[str]) -> tuple[RunConfi
         name, arguments = _take(arguments, base)
         if name:
             field = base.key.rpartition(".")[2]
-            config = replace(config, rl=replace(config.rl, **{field: seam_class(base, name)()}))
+            change: dict[str, Any] = {field: seam_class(base, name)()}
+            config = replace(config, rl=replace(config.rl, **change))
     return config, arguments
 
 

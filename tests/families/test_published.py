@@ -200,7 +200,9 @@ def test_a_value_without_default_is_an_error(lacking):
     assert config_from_dict(raw).family == "qwen3_moe"
     foreign = careless("qwen3_moe", "Qwen3MoeForCausalLM")
     assert foreign.read(QWEN3_2507, "x", "qwen3_moe").moe.norm_top_k
-    with pytest.raises(UnsupportedModel, match=rf"has no {lacking}, and the family qwen3_moe has no default"):
+    with pytest.raises(
+        UnsupportedModel, match=rf"has no {lacking}, and the family qwen3_moe has no default"
+    ):
         foreign.read(raw, "x", "x")
     value = QWEN3_2507[lacking]
     for way in ("defaults", "fixed"):
