@@ -152,7 +152,7 @@ def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
 
 
 BAD = {
-    "correction": ({"correction": named_correction("off")}, "rl.correction.name"),
+    "correction": ({"correction": named_correction("off")}, "rl.correction to"),
     "dynamic": (
         {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
         "dynamic sampling",
