@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from compass_jax.verifiers.answers import exact
@@ -98,17 +98,21 @@ def _said_last(text: str) -> str:
 
 
 def _any(results: Iterable[bool | None]) -> bool | None:
-    seen = list(results)
-    return True if True in seen else None if None in seen else False
+    return _first(results, True)
 
 
 def _all(results: Iterable[bool | None]) -> bool | None:
+    return _first(results, False)
+
+
+def _first(results: Iterable[bool | None], decisive: bool) -> bool | None:
+    """Returns the decisive result if there is one, else None if one is None, else the other."""
     undecided = False
     for result in results:
-        if result is False:
-            return False
+        if result is decisive:
+            return decisive
         undecided |= result is None
-    return None if undecided else True
+    return None if undecided else not decisive
 
 
 def compare(gold: Any, answer: Any) -> bool | None:
@@ -365,4 +369,4 @@ def _is_ordered(gold: Items, answer: Items) -> bool:
 def _as_sets(gold: Sequence[Any], answer: Sequence[Any]) -> bool | None:
     forward = (_any(compare(a, b) for b in answer) for a in gold)
     backward = (_any(compare(a, b) for a in gold) for b in answer)
-    return _all([*forward, *backward])
+    return _all(chain(forward, backward))
