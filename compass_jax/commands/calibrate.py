@@ -52,8 +52,8 @@ def run_calibration(
     alphas: Sequence[float] = ALPHAS,
     target: float = 0.15,
 ) -> dict[str, Any]:
-    """Prints and writes `out`/alpha.json; returns what it holds. Trains nothing that is kept. Of a
-    run in stages the first one counts.
+    """Prints and writes `out`/alpha.json; returns its content. No trained weights are kept. A run
+    in stages is measured in its first stage.
     """
     config = at_step(config, 0)
     espo = config.rl.objective
@@ -202,8 +202,8 @@ def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def widened(alphas: Sequence[float]) -> list[float]:
-    """The alphas with more on both sides, in their order: a diagnostic of one more costs little
-    beside the rollout that all of them share.
+    """Returns the alphas with more on both sides, in order: one more diagnostic costs little
+    compared with the shared rollout.
     """
     low = [alphas[0] / factor for factor in reversed(WIDER)]
     return [*low, *alphas, *(alphas[-1] * factor for factor in WIDER)]
@@ -225,8 +225,8 @@ def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float)
 def shown_rows(
     rows: Sequence[dict[str, float]], asked: set[float], suggestion: float | None
 ) -> list[dict[str, float]]:
-    """The rows of the alphas that were asked for, and those between them and the suggestion with
-    the one after it; all where there is no suggestion.
+    """Returns the rows of the requested alphas and those between them and the suggestion, with the
+    next one; all rows without a suggestion.
     """
     if suggestion is None:
         return list(rows)
@@ -237,7 +237,7 @@ def shown_rows(
 
 
 def out_of_range(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> str:
-    """The line that says on which side of what was measured the target lies."""
+    """Returns the message that the target lies above or below the measured clip fractions."""
     if max(clip_fracs) < target:
         side, remedy = "above", "policies this close are hardly clipped by any alpha; lower"
     else:

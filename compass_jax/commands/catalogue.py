@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from compass_jax import gym
+from compass_jax.commands.options import Tasks
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.data import Source
 from compass_jax.config.named import is_name, load
@@ -63,10 +64,10 @@ def shipped() -> dict[str, Task]:
 
 
 def source_of(name: str) -> Source:
-    """The data source that a name means: a usual verifier's rows, a data set, a task, or a function
-    of one's own.
+    """Returns the data source for a name: a usual verifier's rows, a data set, a task, or a
+    function of your own.
 
-    Raises ConfigError, with what is near, for a name that means nothing.
+    Raises ConfigError, with the nearest names, for an unknown name.
     """
     if name in kinds():
         return FileSource("rows.jsonl", verifier=name)
@@ -160,8 +161,9 @@ def shortened(text: str, most: int = MOST_SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def run_tasks(name: str) -> None:
-    """Prints the list; of one name all that is known, its row whole."""
+def run(options: Tasks) -> int:
+    """Prints the list, or everything about one name; returns the exit status."""
+    name = options.task
     if name == OWN_SCORERS:
         print("\n".join(listed(datasets())))
     elif name:
@@ -177,6 +179,7 @@ def run_tasks(name: str) -> None:
             f" scorers (compass tasks {OWN_SCORERS} shows a row of each):"
         )
         print(f"  {', '.join(names)}")
+    return 0
 
 
 def _print_entry(entry: Entry) -> None:

@@ -33,7 +33,7 @@ class CheckError(UserError):
 
 
 class Checked(NamedTuple):
-    """One thing that was looked at: its name, a few words on it, and what is wrong with it."""
+    """One checked part: its name, a description, and its faults."""
 
     what: str
     words: str
@@ -41,10 +41,10 @@ class Checked(NamedTuple):
 
 
 def run_check(path: str | os.PathLike, family: str | None = None) -> bool:
-    """Returns whether all is sound that lies in `path`; prints what was looked at and every fault.
+    """Returns whether everything in `path` is sound; prints each checked part and every fault.
 
     family: reads a Hugging Face folder; None: this package's of its model type. Raises CheckError
-    where `path` is no directory, or one of another kind.
+    for a path that is no directory, or one of another kind.
     """
     faulty = 0
     for checked in check(path, family):
@@ -57,9 +57,7 @@ def run_check(path: str | os.PathLike, family: str | None = None) -> bool:
 
 
 def check(path: str | os.PathLike, family: str | None = None) -> Iterator[Checked]:
-    """Yields what is looked at in `path`, one after the other. Raises CheckError as `run_check`
-    does.
-    """
+    """Yields the checked parts of `path`. Raises CheckError as `run_check` does."""
     hint = hub_hint(str(path))
     path = Path(path).absolute()
     if not path.is_dir():

@@ -254,7 +254,7 @@ def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Promp
 def summarise(
     first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RunConfig
 ) -> dict[str, Any]:
-    """What summary.json holds: the first keys are the ones to quote."""
+    """Returns the content of summary.json; the first keys are the main results."""
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
     at_first_step = {
         name.split("/")[-1]: float(series[name][1][0])

@@ -72,8 +72,8 @@ def _ruled(pair: Preference, both: Sequence[Future[Reply]]) -> Ruled:
 
 
 def own_judge(config: RunConfig, weights: str) -> Batched:
-    """A judge with the weights of a run, a checkpoint or a Hugging Face folder, in an engine of our
-    own with the sizes of `config.rollout`; greedy.
+    """Returns a judge with the weights of a run, a checkpoint or a Hugging Face folder, in an
+    engine of our own with the sizes of `config.rollout`; greedy.
     """
     sizes = config.rollout
     judge = EngineJudgeConfig(
@@ -145,8 +145,8 @@ def run_eval_judge(
 def judged(
     pairs: Sequence[Preference], asker: Asker, named: dict[str, str], out: str = ""
 ) -> Agreement:
-    """Asks about all pairs, closes the asker, and prints what was found; `named` says in SUMMARY
-    which judge it was. `out` as in `run_eval_judge`.
+    """Asks about all pairs, closes the asker, and prints the agreement; `named` is the judge in
+    SUMMARY. `out` as in `run_eval_judge`.
     """
     try:
         found = ruled(pairs, asker)
@@ -156,7 +156,7 @@ def judged(
 
 
 def told(found: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
-    """Prints what was found; `named` and `out` as in `judged`."""
+    """Prints and returns the agreement; `named` and `out` as in `judged`."""
     numbers = agreement(
         [one.pair.gold for one in found],
         [one.first for one in found],
@@ -191,7 +191,7 @@ def _tell(numbers: Agreement, failures: dict[str, int], found: Sequence[Ruled]) 
 
 
 def number(value: float) -> str:
-    """A share as a table shows it; - where there was nothing to count."""
+    """Returns a share as a table shows it; - for NaN."""
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 

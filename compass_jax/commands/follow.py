@@ -148,7 +148,7 @@ class Followed:
         return {step for step in self.rows if (self.folder(step) / SUMMARY).exists()}
 
     def folder(self, step: int) -> Path:
-        """Of the answers of one step."""
+        """Returns the folder of the answers of one step."""
         return self.path / f"step_{step:08d}"
 
     def add(self, step: int, found: Evaluation) -> None:

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from compass_jax.commands.settings import field_docs
+from compass_jax.commands.settings import default_of, field_docs
 from compass_jax.config import ConfigError, RunConfig
 
 _INDENT = "    "
@@ -57,7 +57,7 @@ def _call(config: Any, depth: int, classes: set[type]) -> str:
     docs, inner, lines = field_docs(type(config)), _INDENT * (depth + 1), []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value == _default(field):
+        if value == default_of(field):
             continue
         words = textwrap.wrap(docs.get(field.name, ""), _WIDTH - len(inner))
         lines += [f"{inner}# {line}\n" for line in words]
@@ -69,15 +69,9 @@ def _call(config: Any, depth: int, classes: set[type]) -> str:
     )
 
 
-def _default(field: dataclasses.Field) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
 def write_initial(config: RunConfig, out: str) -> Path:
-    """Writes the file. ConfigError where something lies there already, or where its name is not one
-    of a Python file.
+    """Writes the file. Raises ConfigError for an existing file, or a name that is not a Python
+    file.
     """
     path = Path(out)
     if path.suffix != ".py":

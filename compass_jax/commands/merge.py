@@ -44,7 +44,7 @@ def run(options: Merge) -> int:
 
 
 def _print(options: Merge, found: Any) -> None:
-    """What became of each model, and where the merged one is."""
+    """Prints each model's share of the merge, and the place of the result."""
     console = Console(soft_wrap=True)
     for notice in found.notices:
         console.print(notice, highlight=False, markup=False)

@@ -6,7 +6,7 @@ command.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from tyro.conf import (
@@ -445,7 +445,7 @@ class Pipeline(Compiling):
     """Print the progress of each stage and the results so far, and end."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Serve(Compiling):
     """Options of `compass serve`."""
 
@@ -482,7 +482,7 @@ class Serve(Compiling):
     """Maximum number of queued requests (a count)."""
     max_connections: int = 512
     """Maximum number of open connections (a count)."""
-    api_key: Annotated[str | None, arg(metavar="KEY")] = None
+    api_key: Annotated[str | None, arg(metavar="KEY")] = field(default=None, repr=False)
     """Key that clients must send; required if other machines reach the host. The variable
     COMPASS_API_KEY sets it out of sight of the process list.
     """

@@ -7,12 +7,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from compass_jax.commands.options import Serve
 from compass_jax.config import ConfigError, DataConfig, MeshConfig, RolloutConfig, RunConfig
 from compass_jax.config.foreign import hub_hint
 from compass_jax.data.tokenizer import Tokenizer
@@ -32,31 +33,9 @@ HTTP_PACKAGES = ("uvicorn", "starlette", "pydantic", "prometheus_client")
 
 
 @dataclass(frozen=True)
-class ServeConfig:
-    """What is served, where, and how large it may grow."""
+class ServeConfig(Serve):
+    """The options of `compass serve`, and the limits of its clients."""
 
-    weights: str  # a run directory, one checkpoint, or a Hugging Face folder
-    host: str = "127.0.0.1"
-    port: int = 9000  # 0, with --openai: any that is free
-    slots: int = 16  # requests that are decoded together
-    # longest prompt, a power of two; of a longer one the last tokens are kept
-    prompt_tokens: int = 256
-    max_new_tokens: int = 256
-    temperature: float = 1.0  # of JetStream's requests, which bring none; 0: greedy
-    # as in a run's configuration: rollout.cache_pages and so on, and mesh, as "expert=4,tensor=2"
-    cache_pages: int = RolloutConfig.cache_pages
-    page_tokens: int = RolloutConfig.page_tokens
-    dtype: Literal["", "float32", "bfloat16"] = RolloutConfig.dtype
-    quantize: Literal["off", "e4m3", "int8", "auto"] = RolloutConfig.quantize
-    kv_quantize: Literal["off", "e4m3", "int8"] = RolloutConfig.kv_quantize
-    mesh: str = ""  # empty: one device
-    openai: bool = False  # HTTP instead of gRPC
-    # HTTP alone:
-    max_waiting: int = 64  # sequences beyond those in slots
-    max_connections: int = Limits.connections
-    api_key: str | None = field(default=None, repr=False)  # None: that of COMPASS_API_KEY, if any
-    allow_host: Sequence[str] = ()  # names of this server, beside loopback's and its address
-    trust_prompts: bool = False  # special tokens spelt in /v1/completions are control tokens
     limits: Limits = field(default_factory=Limits)
 
     def rollout(self) -> RolloutConfig:

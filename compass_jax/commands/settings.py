@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import inspect
 import json
 import textwrap
@@ -42,8 +41,7 @@ class Setting(NamedTuple):
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-@functools.cache
-def field_docs(cls: Any) -> dict[str, str]:
+def field_docs(cls: type) -> dict[str, str]:
     """Returns the sentence after each field in the source of a class and its bases."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):

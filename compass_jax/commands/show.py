@@ -34,7 +34,7 @@ def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
 
 
 def _group(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is shown of a line, in the types that it must have."""
+    """Returns the shown fields of a line, in their types."""
     return {
         "step": int(row["step"]),
         "label": str(row.get("label", "")),
@@ -101,8 +101,8 @@ def run_show(
     most: int = 4,
     console: Console | None = None,
 ) -> int:
-    """Prints groups of a run's last logged step, or of `step`; how many. ReportError where there is
-    nothing to show, with what there is.
+    """Prints groups of a run's last logged step, or of `step`; returns their number. Raises
+    ReportError, with the available ones, if no group matches.
     """
     console = console or Console()
     rows = list(read_groups(run))

@@ -64,7 +64,7 @@ COMMANDS = {
             "Distil", "distil:run", "sample a teacher's answers and keep the correct ones for SFT"
         ),
         "tasks": Command(
-            "Tasks", "work:tasks", "list verifiers, tasks and data sets with examples", True
+            "Tasks", "catalogue:run", "list verifiers, tasks and data sets with examples", True
         ),
         "try": Command("Try", "trial:run", "score one answer as a run would, and say why", True),
     },

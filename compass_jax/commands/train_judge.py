@@ -35,8 +35,8 @@ FEW, MANY = 0.1, 2 / 3  # shares of ties between which nothing is said
 
 
 def balance(found: Sequence[Preference]) -> list[str]:
-    """What to tell of the verdicts of pairs: their counts, and ties that are rare or too many. In
-    both orders Better and Worse are as many.
+    """Returns messages about the verdicts of pairs: their counts, and rare or too many ties. In
+    both orders Better and Worse are equally frequent.
     """
     counts = Counter(pair.gold for pair in found)
     said = ", ".join(f"{name} {counts[gold]}" for gold, name in SAID.items())
@@ -55,7 +55,7 @@ def balance(found: Sequence[Preference]) -> list[str]:
 
 
 def run_train_judge(config: RunConfig, scalar: bool = False) -> dict[str, Any]:
-    """Trains and measures; a run that was ended goes on. Returns what the last stage returned, with
+    """Trains and measures; an interrupted run resumes. Returns the result of the last stage, with
     the Agreement after each stage as "sft" and "rl"; of a scalar reward model as "scalar".
     """
     config.validate_for_rl()

@@ -48,8 +48,8 @@ WORDS = {BETTER: "Better", TIE: "Tie", WORSE: "Worse", None: "no verdict"}
 ORDERS = ("of the answer against the anchor", "of the anchor against the answer")
 
 
-class Heard(Pooled):
-    """Asks an endpoint, and keeps what it said, in the order of the questions."""
+class RecordingAsker(Pooled):
+    """Asks an endpoint and records its replies, in the order of the questions."""
 
     def __init__(self, config: JudgeConfig):
         super().__init__(config)
@@ -61,7 +61,9 @@ class Heard(Pooled):
         return self.said[-1]
 
     def lines(self) -> list[str]:
-        """The verdict of each order with the judge's last words, or why there is none."""
+        """Returns the verdict of each order with the judge's last words, or the reason of a missing
+        verdict.
+        """
         found = []
         for order, reply in zip(ORDERS, (one.result() for one in self.said), strict=False):
             if reply.failure:
@@ -73,7 +75,7 @@ class Heard(Pooled):
 
 
 class Trial(NamedTuple):
-    """What is judged: a row of `source`, and the model's turns."""
+    """A row of `source`, and the model's turns to score."""
 
     source: Source
     row: Mapping[str, Any]
@@ -82,7 +84,7 @@ class Trial(NamedTuple):
     tag: str
 
     def verifiers(self) -> dict[Any, float]:
-        """What judges, by name or as it is, with weights."""
+        """Returns the verifiers, by name or as objects, with their weights."""
         if isinstance(self.source, FileSource | ProceduralSource):
             return dict(pairs(self.source.verifier))
         verify = load_task(self.source.task, "TASK").verify
@@ -133,7 +135,7 @@ def run_try(
     found = _row(task, source, row, number, seed)
     trial = Trial(source, *found, [_text(one) for one in responses], rewards.answer_tag)
     _check(task, trial, rewards.judge)
-    asker = Heard(rewards.judge) if isinstance(rewards.judge, JudgeConfig) else None
+    asker = RecordingAsker(rewards.judge) if isinstance(rewards.judge, JudgeConfig) else None
     scores = judged(trial, rewards, asker)
     for name, value in _lines(trial, scores, asker.lines() if asker else ()):
         print(f"{name:<11} {value}")
@@ -145,7 +147,7 @@ def _text(response: str) -> str:
 
 
 def _row(task: str, source: Source, row: str, number: int, seed: int) -> tuple[dict[str, Any], str]:
-    """The row with its columns, and what is asked."""
+    """Returns the columns of the row, and the question."""
     if row:
         try:
             columns = decode_row(row)
@@ -168,8 +170,8 @@ def _row(task: str, source: Source, row: str, number: int, seed: int) -> tuple[d
 
 
 def _check(task: str, trial: Trial, judge: Any) -> None:
-    """Raises ConfigError for responses that are too few or too many, a judge that nobody names, and
-    columns that are not there.
+    """Raises ConfigError for too few or too many responses, a judge without an endpoint, and
+    missing columns.
     """
     if not trial.responses:
         raise ConfigError("--response TEXT is missing: what is to be judged? (-: standard input)")
@@ -205,7 +207,7 @@ def _function(verifier: Any) -> Any:
     return verifier
 
 
-def judged(trial: Trial, rewards: RewardConfig, asker: Heard | None = None) -> list[Score]:
+def judged(trial: Trial, rewards: RewardConfig, asker: RecordingAsker | None = None) -> list[Score]:
     """The scores of a trial, from a worker and the judge that `asker` asks: one, or that after each
     turn of a conversation, as far as it goes.
 
@@ -233,7 +235,7 @@ def judged(trial: Trial, rewards: RewardConfig, asker: Heard | None = None) -> l
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps scorer and judge from telling what is printed as the reason."""
+    """Keeps scorer and judge from logging what is printed as the reason."""
     loggers = (faults.logger, judging.logger)
     before = [one.disabled for one in loggers]
     try:
@@ -265,7 +267,7 @@ def _lines(
 
 
 def reasons(trial: Trial, score: Score) -> list[str]:
-    """Why the score is what it is, a sentence for each verifier."""
+    """Returns a sentence for each verifier on the reason of its score."""
     failure = next((x for x in judging.FAILURES if score.components.get(f"judge_{x}")), "")
     if failure:
         return [f"the judge gave no verdict ({failure}): {score.detail}"]

@@ -4,7 +4,6 @@ the command's options, and its configuration where it has one, and returns the e
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
@@ -170,8 +169,7 @@ def serve(options: commands.Serve) -> int:
     from compass_jax.commands.serve import ServeConfig, run_serve
 
     keep_compiled(options)
-    names = {field.name for field in dataclasses.fields(ServeConfig)}
-    run_serve(ServeConfig(**{name: x for name, x in vars(options).items() if name in names}))
+    run_serve(ServeConfig(**vars(options)))
     return 0
 
 
@@ -183,14 +181,6 @@ def init(options: commands.Init) -> int:
         raise ConfigError("--model FOLDER is missing: which model is to be trained?")
     path = write_initial(config_from_options(options, command="init"), options.out)
     print(f"written: {path}; next: compass train {path}")
-    return 0
-
-
-def tasks(options: commands.Tasks) -> int:
-    """Lists verifiers, tasks and data sets."""
-    from compass_jax.commands.catalogue import run_tasks
-
-    run_tasks(options.task)
     return 0
 
 

@@ -40,8 +40,8 @@ def stage_at(rl: RLConfig, done_steps: int) -> Stage:
 
 
 def at_step(config: RunConfig, done_steps: int) -> RunConfig:
-    """The settings of the step that comes after `done_steps` steps, without stages: what the stage
-    says is written where the run's own setting was.
+    """Returns the settings of the step after `done_steps` steps, without stages: the stage's
+    settings replace the run's.
     """
     if not config.rl.stages:
         return config
@@ -49,8 +49,8 @@ def at_step(config: RunConfig, done_steps: int) -> RunConfig:
 
 
 def largest_stage(config: RunConfig) -> RunConfig:
-    """The settings of the stage whose rollouts may have the most tokens, without stages: what a
-    device must have room for.
+    """Returns the settings of the stage whose rollouts have the most tokens, without stages, for
+    estimates of memory.
     """
     found = [of_stage(config, stage) for stage in config.rl.stages] or [config]
     return max(found, key=lambda one: one.rollout.max_length * one.rl.capacity)

@@ -17,7 +17,7 @@ from compass_jax.errors import UserError
 
 
 class ConfigError(UserError):
-    """A setting that cannot be used; the message names the key, the value and what is allowed."""
+    """An unusable setting; the message names the key, the value and the remedy."""
 
 
 def check(ok: bool, message: str) -> None:
@@ -28,7 +28,7 @@ def check(ok: bool, message: str) -> None:
 
 @contextlib.contextmanager
 def of_file(path: Path) -> Iterator[None]:
-    """What a person's own Python file raises, as a ConfigError with the file and its line."""
+    """Raises errors of a user's Python file as a ConfigError with the file and its line."""
     try:
         yield
     except ConfigError as error:
@@ -91,5 +91,5 @@ def line_of(path: Path, key: str, owner: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its class where it has none."""
+    """Returns the first line of an error's text, or its class if the text is empty."""
     return (str(error).strip() or type(error).__name__).split("\n")[0][:300]

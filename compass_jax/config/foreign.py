@@ -89,7 +89,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def foreign_name(key: str) -> str:
-    """Returns what a setting of TRL or verl is called here, as the end of a sentence; empty for
+    """Returns the name here of a setting of TRL or verl, as the end of a sentence; empty for
     another name.
     """
     for owner, names in (("TRL", TRL), ("verl", VERL)):
@@ -115,8 +115,8 @@ def suggestion(key: str, known: Collection[str]) -> str:
 
 
 def hub_hint(name: str, dataset: bool = False) -> str:
-    """Returns how to download what has this name on the Hugging Face Hub, as the end of a sentence;
-    empty for what is no such name, or is there.
+    """Returns the download command for a name on the Hugging Face Hub, as the end of a sentence;
+    empty for another name or an existing path.
     """
     if not _HUB_NAME.fullmatch(name) or os.path.lexists(name):
         return ""

@@ -75,7 +75,8 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _dataclasses_of(hint: Any) -> dict[str, type]:
-    return {cls.__name__: cls for cls in options(hint) if dataclasses.is_dataclass(cls)}
+    found: list[Any] = [cls for cls in options(hint) if dataclasses.is_dataclass(cls)]
+    return {cls.__name__: cls for cls in found}
 
 
 def _required(cls: Any) -> list[str]:

@@ -26,7 +26,7 @@ _FORM = re.compile(r"(?:.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
 
 
 def absolute(name: Any) -> Any:
-    """`name` with the path of its file absolute; a name of another form as it is."""
+    """Returns `name` with an absolute path of its file; a name of another form unchanged."""
     file, _, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     return f"{os.path.abspath(file)}:{attribute}" if file.endswith(".py") else name
 
@@ -40,15 +40,15 @@ def check_name(name: str, key: str, example: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text has the form of a name of one's own code."""
+    """Returns whether a text has the form of a name of own code."""
     return bool(_FORM.fullmatch(text))
 
 
 def load(name: str, key: str) -> Any:
-    """What `name` names. Its module is imported once in a process.
+    """Returns the object that `name` names. Its module is imported once in a process.
 
-    Raises ConfigError, with `key` and with the file and line where there is one, for a name of
-    another form, a module that cannot be found or imported, and a name that it lacks.
+    Raises ConfigError, with `key` and the file and line, for a name of another form, a missing or
+    broken module, and a missing attribute.
     """
     check_name(name, key, "'my_code:name'")
     place, _, attribute = name.rpartition(":")
@@ -74,8 +74,8 @@ def load_module(place: str, key: str) -> ModuleType:
 
 
 def file_of(name: str) -> Path | None:
-    """The file that `load` would import for a name, which is not imported; None where there is
-    none, or it is no Python file.
+    """Returns the file that `load` would import for a name, without importing it; None if there is
+    no such Python file.
     """
     place = name.rpartition(":")[0]
     if place.endswith(".py"):
@@ -133,6 +133,6 @@ def _of_path(name: str) -> ModuleType:
 
 
 def _may_import_from(folder: Path) -> None:
-    """At the end of the path, where it hides nobody's module."""
+    """Adds a folder to the end of the import path, so that it shadows no other module."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

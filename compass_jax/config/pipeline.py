@@ -57,7 +57,7 @@ class PipelineConfig(Section):
 
 
 def texts(part: Any) -> Iterator[str]:
-    """Every text in a configuration class or a part of one."""
+    """Yields every text in a configuration class or a part of one."""
     if isinstance(part, str):
         yield part
     elif isinstance(part, tuple):

@@ -232,9 +232,7 @@ class RunConfig(Section):
 
 
 def of_stage(config: RunConfig, stage: RLStage) -> RunConfig:
-    """The settings of one stage, without stages: what it says is written where the run's own
-    setting was.
-    """
+    """Returns the settings of one stage, without stages: the stage's settings replace the run's."""
     rl, rollout = config.rl, config.rollout
     rate = rl.optim.learning_rate if stage.learning_rate is None else stage.learning_rate
     return replace(

@@ -53,8 +53,8 @@ S = TypeVar("S", bound=Seam)
 def seam_class(base: type[S], name: str) -> type[S]:
     """Returns the subclass of `base` that `name` names.
 
-    Raises ConfigError where there is none, where it is no frozen dataclass derived from `base`, or
-    where it lacks a required method.
+    Raises ConfigError for a missing class, one that is no frozen dataclass derived from `base`, and
+    one without a required method.
     """
     setting = f"{base.key}.name = {name!r:.200}"
     if ":" not in name and name not in base.classes:

@@ -33,7 +33,7 @@ def pairs(verifier: Verifiers) -> tuple[tuple[str, float], ...]:
 
 
 def looked_for(source: Any, tag: str) -> str:
-    """Where the verifiers of a source look for the answer in a response, in words."""
+    """Describes the place in a response where the verifiers of a source search the answer."""
     found = []
     last = f"the text in the last <{tag}>...</{tag}>" if tag else "the whole response"
     answer = f"{last}, else in the last \\boxed{{...}}, else after the last ####" if tag else last
@@ -50,9 +50,9 @@ def looked_for(source: Any, tag: str) -> str:
 
 
 def check_verifiers(source: Any, key: str, others: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError where a source's `verifier` or `verifier_args` cannot be used.
+    """Raises ConfigError for an unusable `verifier` or `verifier_args` of a source.
 
-    others: names beside the usual ones, the data set's own scorer for instance.
+    others: names beside the usual ones, such as the data set's own scorer.
     """
     names, usual = [name for name, _ in pairs(source.verifier)], kinds()
     others = (*others, JUDGE)
@@ -80,8 +80,8 @@ def check_verifiers(source: Any, key: str, others: tuple[str, ...] = ()) -> None
 
 
 def check_names(verifiers: Verifiers, key: str, others: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError where `key` names what is no verifier, one twice, or one of weight 0;
-    `others` as in `check_verifiers`.
+    """Raises ConfigError for an unknown or repeated verifier in `key`, or one of weight 0; `others`
+    as in `check_verifiers`.
     """
     names, known = [name for name, _ in pairs(verifiers)], (*kinds(), *others)
     for name, weight in pairs(verifiers):
