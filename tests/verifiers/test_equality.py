@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.verifiers.kinds.math import at_once, judge, math_decided, math_score
+from compass_jax.verifiers.kinds.math import KIND, at_once, judge, math_decided, math_score
 from compass_jax.verifiers.maths.evaluation import equal
 from compass_jax.verifiers.maths.expressions import Unreadable, parse
 
@@ -33,6 +33,12 @@ def table(name):
 def reward(response, reference, tag="answer"):
     verdict = judge(response, reference, tag)
     return verdict["reward"] if isinstance(verdict, dict) else verdict
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """Lets Math-Verify's parser learn its decisions, as a worker does before its first answer."""
+    KIND.warm()
 
 
 def test_the_page_has_rows_of_both_kinds():
