@@ -94,7 +94,7 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
         tokenizer = Tokenizer.load(TOKENIZER)
         team = Team(number, task["processes"], exchange)
         records, _ = sft_records(config, tokenizer, lambda line: None)
-        stream = ExampleStream(records, config.seed, (), team)
+        stream = ExampleStream(records, config.seed, (), team, 2 * BATCH)
         if task["state"]:
             stream.restore(task["state"])
         for count in range(1, task["batches"] + 1):
@@ -195,13 +195,13 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
     run_dir = str(folder / "run")
     config = RunConfig("loop", model, data=data, sft=sft, run_dir=run_dir).validate()
     found = {}
-    for name, threads in (("inside_the_step", 0), ("ahead", None)):
+    for name in ("inside_the_step", "ahead"):
         telemetry = Telemetry(config.directory, steps, "sft", writes=False)
         with StopSignal() as stop, telemetry:
             trainer = SFTTrainer(config, stop, telemetry)
-            if threads is not None:
+            if name == "inside_the_step":
                 records, _ = trainer.examples()
-                trainer.stream = ExampleStream(records, config.seed, threads=threads)
+                trainer.stream = ExampleStream(records, config.seed)
             logged = [metrics for _, metrics in trainer.steps()][2:]
         found[name] = {
             f"{key}_ms": round(1000 * statistics.median(x[f"time/{key}_s"] for x in logged), 2)

@@ -6,7 +6,7 @@ What a setting names comes first: a column named there is read, whatever the tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -148,10 +148,7 @@ def reading_of(
             raise DataError(
                 f"{where}: no field {name!r} (fields: {fields}); add it or set {setting}"
             )
-    for known in FORMATS:
-        have = getattr(known, use)
-        if have is None or (have == "" and compared) or known.verifier:
-            continue
+    for known, have in _usable(use, compared):
         have = have if target == AUTO else target
         ask = known.prompt if prompt == AUTO or have == TURNS else prompt
         if prompt not in (AUTO, ask) or ask not in columns:
@@ -185,15 +182,19 @@ def _benchmark(where: str, columns: list[str], key: str, compared: bool) -> Read
     return None
 
 
-def _known(use: str, compared: bool) -> str:
-    found = []
+def _usable(use: str, compared: bool) -> Iterator[tuple[Format, str]]:
+    """Yields the formats that have a column for a use, with its name."""
     for known in FORMATS:
         have = getattr(known, use)
-        if have is None or (have == "" and compared) or known.verifier:
-            continue
-        beside = "" if have in ("", TURNS) else f" + {have}"
-        found.append(f"{known.prompt}{beside} ({known.name})")
-    return ", ".join(found)
+        if have is not None and (have or not compared) and not known.verifier:
+            yield known, have
+
+
+def _known(use: str, compared: bool) -> str:
+    return ", ".join(
+        f"{known.prompt}{'' if have in ('', TURNS) else f' + {have}'} ({known.name})"
+        for known, have in _usable(use, compared)
+    )
 
 
 def turns_of(value: Any, row: Mapping[str, Any], where: str) -> Any:

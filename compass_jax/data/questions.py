@@ -1,5 +1,5 @@
 """The questions of RL and evaluation, before tokenisation: those of reasoning-gym's datasets, of
-JSONL and Parquet files, and of tasks of one's own.
+files, and of a user's tasks.
 
 1. Every source gives its distinct questions (`questions`), the same for the same configuration and
    seed. Two rows are the same where all their messages are, character by character: white space is
@@ -80,7 +80,7 @@ def is_heldout(question: str, heldout_frac: float) -> bool:
 
 
 def once(tell: Tell) -> Tell:
-    """A `tell` that passes each line on once."""
+    """Returns a `tell` that passes each line on once."""
     said: set[str] = set()
 
     def told(line: str) -> None:
@@ -92,7 +92,7 @@ def once(tell: Tell) -> Tell:
 
 
 def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
-    """All questions of all sources, both splits, in a fixed order: those of `eval_sources`, of
+    """Returns the questions of all sources, both splits, in a fixed order: of `eval_sources`, of
     `sources`, of `eval_sets`; distinct within a source; ids distinct overall. A question of
     `eval_sources` is in no other, one of `eval_sets` is not trained on; there it has the label
     OVERLAP where `sources` have it too.
@@ -138,7 +138,7 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
 
 
 def evaluation_questions(config: DataConfig, seed: int, tell: Tell) -> list[Question]:
-    """The questions of `data.eval_sources`; `tell` as in `questions`."""
+    """Returns the questions of `data.eval_sources`; `tell` as in `questions`."""
     used: set[int] = set()
     first = len(config.sources)
     return [
@@ -149,7 +149,7 @@ def evaluation_questions(config: DataConfig, seed: int, tell: Tell) -> list[Ques
 
 
 def _numbered(question: Question, used: set[int]) -> Question:
-    """The question with an id that is not in `used`, which gets it."""
+    """Returns the question with an id that is not in `used`, and adds the id."""
     number = question.id
     while number in used:  # a 32-bit collision, or one label used by two sources
         number = (number + 1) % 2**32

@@ -20,7 +20,6 @@ from compass_jax.records import Prompt
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-READ_AHEAD = 256  # items that a process prepares before they are taken
 READ_THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -28,7 +27,7 @@ class LeftOut(NamedTuple):
     """An item of the source that gives no training item."""
 
     reason: str
-    text: str = ""  # the error, where there is one
+    text: str = ""  # the error, if any
 
 
 class Source(Protocol[T_co]):
@@ -62,7 +61,7 @@ ALONE = Team()
 
 
 class ShuffledStream(Generic[T]):
-    """Endless passes over the items of a source, each in an order of its own.
+    """Endless passes over the items of a source, each pass in another order.
 
     Items that are left out take a position too.
 
@@ -70,9 +69,9 @@ class ShuffledStream(Generic[T]):
         source: the items.
         keys: identify the items. A state is restored only over the same keys in the same order.
         seed: of the order.
-        shares: parts of the source, first to last. Each part is shuffled by itself, and the parts
-            are mixed evenly by their weights, to one part in a hundred. Empty: one part.
-        threads: read items ahead of `take`; 0: `take` reads them.
+        shares: parts of the source, first to last. The items of each part are shuffled, and the
+            parts are mixed evenly by their weights, to one part in a hundred. Empty: one part.
+        ahead: the items that threads prepare before `take` needs them; 0: `take` prepares them.
         team: the processes that read together.
     """
 
@@ -82,7 +81,7 @@ class ShuffledStream(Generic[T]):
         keys: Iterable[str],
         seed: int,
         shares: Sequence[Share] = (),
-        threads: int = 0,
+        ahead: int = 0,
         team: Team = ALONE,
     ):
         import grain
@@ -96,7 +95,7 @@ class ShuffledStream(Generic[T]):
             parts.append(part.shuffle(seed=(seed + number) % 2**32).repeat())
             start += share.items
         order = grain.MapDataset.mix(parts, [x.weight for x in shares]) if shares else parts[0]
-        options = grain.ReadOptions(threads, READ_AHEAD if threads else 0)
+        options = grain.ReadOptions(READ_THREADS if ahead else 0, ahead)
         self._own_part = iter(order[team.process :: team.processes].to_iter_dataset(options))
         self.position = 0  # items that were taken or left out
         digest = hashlib.blake2b(digest_size=8)
@@ -135,6 +134,10 @@ class ShuffledStream(Generic[T]):
                     " lines on them, and sft.buckets and sft.bad_rows"
                 )
         return taken
+
+    def close(self) -> None:
+        """Stops the threads. The stream gives no more items; its state stays."""
+        self._own_part.close()
 
     def leave_out(self, item: LeftOut) -> None:
         """Notes an item that is left out."""
@@ -186,7 +189,7 @@ class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
     """Training prompts in a shuffled order; `visit` of each counts its earlier rollouts.
 
     repeats: visits of each data source's prompts in one pass (by source index; None: one). Each
-    repeat draws samples of its own, and so does each of several prompts with one id.
+    repeat is a visit with new samples, and so is each of several prompts with one id.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, repeats: Sequence[int] | None = None):

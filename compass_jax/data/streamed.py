@@ -38,7 +38,7 @@ from compass_jax.data.sft import (
     sft_reading,
 )
 from compass_jax.data.splits import tell_splits
-from compass_jax.data.stream import ALONE, READ_THREADS, LeftOut, Share, ShuffledStream, Team
+from compass_jax.data.stream import ALONE, LeftOut, Share, ShuffledStream, Team
 from compass_jax.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class ExampleStream(ShuffledStream[Any]):
             or records.
         weights: (label, weight) of every label (`sft.weights`). Empty: every example comes once in
             a pass.
-        team, threads: of `ShuffledStream`, for records; each process holds the whole list.
+        team, ahead: of `ShuffledStream`, for records; each process holds the whole list.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class ExampleStream(ShuffledStream[Any]):
         seed: int,
         weights: Sequence[tuple[str, float]] = (),
         team: Team = ALONE,
-        threads: int = READ_THREADS,
+        ahead: int = 0,
     ):
         self.left_out: Counter[str] = Counter()
         self._records = examples if isinstance(examples, StreamedExamples) else None
         if isinstance(examples, StreamedExamples):
             shares = _shares(weights, examples.sizes)
-            super().__init__(examples, examples.keys(), seed, shares, threads, team)
+            super().__init__(examples, examples.keys(), seed, shares, ahead, team)
             return
         if weights:  # sorting is stable, and without weights the order is the files'
             examples = sorted(examples, key=lambda example: example.label)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ class SFTTrainer:
         )
         examples, self.data_stats = self.examples()
         team = Team(jax.process_index(), jax.process_count(), distributed.exchange)
-        self.stream = ExampleStream(examples, config.seed, self.sft.weights, team)
+        ahead = 2 * self.sft.batch
+        self.stream = ExampleStream(examples, config.seed, self.sft.weights, team, ahead)
         state = self.stream.state()
         distributed.same(
             {f"the data's {name}": state[name] for name in ("items", "fingerprint")},
@@ -252,7 +254,7 @@ def run_sft(
         for line in [*machine, *trainer.header()]:
             telemetry.note(line)
         carry_tokenizer(config)
-        with trainer.checkpoints:
+        with trainer.checkpoints, closing(trainer.stream):
             return _run(trainer, config, telemetry, stop) | {"status": stop.status}
 
 

@@ -13,8 +13,7 @@ from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, RunConfig, SFTConfig
 from compass_jax.config.distil import DistilConfig
 from compass_jax.curate import distil as module
-from compass_jax.curate.distil import TeacherError, distil
-from compass_jax.curate.distilled import Answer, chosen
+from compass_jax.curate.distil import Answer, TeacherError, chosen, distil
 from compass_jax.data.files import DataError
 from compass_jax.data.sft import conversations
 from compass_jax.experience import evaluate
