@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from compass_jax.gym.shop import ITEMS
+from compass_jax.gym.shop import ITEMS, distinct
 from compass_jax.tasks.task import Task
 
 QUESTIONS = {
@@ -33,7 +34,6 @@ QUESTIONS = {
     },
 }
 KINDS = tuple(QUESTIONS["en"])
-TRIES = 50  # draws of a question that was there before: there are no more
 
 
 def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Iterator[dict[str, Any]]:
@@ -43,14 +43,7 @@ def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Itera
     for kind in KINDS:
         for language in languages:
             random_ = random.Random(f"{seed} {kind} {language}")
-            seen: set[str] = set()
-            repeated = 0
-            while len(seen) < each and repeated < TRIES:
-                row = _row(random_, kind, language)
-                repeated = repeated + 1 if row["prompt"] in seen else 0
-                if not repeated:
-                    seen.add(row["prompt"])
-                    yield row
+            yield from distinct(partial(_row, random_, kind, language), each)
 
 
 def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:

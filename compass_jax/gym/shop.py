@@ -15,6 +15,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from compass_jax.tasks.task import Task
 
 CALLS = (1, 2, 4, 8)
 COPIES = 4  # conversations of a row where clerks may be careless
-TRIES = 50  # draws of a request in a row that were there before: there are no more
+TRIES = 50  # repeated draws after which no new row is expected
 ITEMS = {
     "en": ("pen", "cup", "bag", "hat", "lamp", "book", "soap", "ring", "mat", "fan"),
     "id": ("pena", "gelas", "tas", "topi", "lampu", "buku", "sabun", "cincin", "tikar", "kipas"),
@@ -267,6 +268,18 @@ def clerks(row: Mapping[str, Any], careless: float, random_: random.Random) -> l
 # ---- rows ----------------------------------------------------------------------------------------
 
 
+def distinct(draw: Callable[[], dict[str, Any]], each: int) -> Iterator[dict[str, Any]]:
+    """Yields rows with distinct prompts, at most `each`; fewer after TRIES repeated ones."""
+    seen: set[str] = set()
+    repeated = 0
+    while len(seen) < each and repeated < TRIES:
+        row = draw()
+        repeated = repeated + 1 if row["prompt"] in seen else 0
+        if not repeated:
+            seen.add(row["prompt"])
+            yield row
+
+
 def rows(
     seed: int, calls: Sequence[int], each: int, languages: Sequence[str] = tuple(ITEMS)
 ) -> Iterator[dict[str, Any]]:
@@ -276,14 +289,7 @@ def rows(
     for count in calls:
         for language in languages:
             random_ = random.Random(f"{seed} {count} {language}")
-            seen: set[str] = set()
-            repeated = 0
-            while len(seen) < each and repeated < TRIES:
-                row = _row(random_, count, language)
-                repeated = repeated + 1 if row["prompt"] in seen else 0
-                if not repeated:
-                    seen.add(row["prompt"])
-                    yield row
+            yield from distinct(partial(_row, random_, count, language), each)
 
 
 def _row(random_: random.Random, calls: int, language: str) -> dict[str, Any]:
