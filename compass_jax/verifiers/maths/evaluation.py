@@ -68,7 +68,7 @@ def close(a: Number, b: Number) -> bool:
 
 
 def as_fraction(value: Number) -> Fraction:
-    """Returns a real value as a fraction, to 50 digits where it is not exact."""
+    """Returns a real value as a fraction, an inexact one to 50 digits."""
     if isinstance(value, Fraction):
         return value
     magnitude = _mp().mag(value) if value else 0
@@ -78,7 +78,7 @@ def as_fraction(value: Number) -> Fraction:
 
 
 def _checked(value: Number) -> Number:
-    """Returns a value within the bounds, real where it is. Raises Undefined."""
+    """Returns a value within the bounds, without a negligible imaginary part. Raises Undefined."""
     if isinstance(value, Fraction):
         bits = max(value.numerator.bit_length(), value.denominator.bit_length())
         return value if bits <= MAX_BITS else inexact(value)
@@ -137,7 +137,7 @@ def apply(kind: str, values: Sequence[Number]) -> Number:
 
 
 def _sum(*terms: Any) -> Number:
-    """Returns a sum, exactly 0 where nothing but rounding is left of its terms."""
+    """Returns a sum, exactly 0 if it is smaller than the rounding errors of its terms."""
     mp = _mp()
     total = mp.fsum(terms)
     largest = max(abs(term) for term in terms)
@@ -178,7 +178,7 @@ def _root(value: Number, degree: int) -> Number:
 
 
 def evaluate(node: Node, point: Mapping[str, Number], real: bool = False) -> Number:
-    """Returns the value of a tree at a point. Raises Undefined where there is none.
+    """Returns the value of a tree at a point. Raises Undefined if it has no value.
 
     With `real` no part may have a value that is not real.
     """
@@ -232,7 +232,7 @@ def _coordinate(name: str, index: int) -> Fraction:
 
 
 def points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
-    """Yields points at which expressions are compared: one where they have no variables."""
+    """Yields points at which expressions are compared, a single one without variables."""
     names = sorted(set[str]().union(*map(variables, nodes)))
     for index in range(POINTS if names else 1):
         yield {name: _coordinate(name, index) for name in names}
@@ -260,7 +260,7 @@ def equal(left: Node, right: Node) -> bool:
 
 
 def proportional(left: Node, right: Node) -> int:
-    """Returns the sign of the constant ratio of two trees, 0 where it is not constant."""
+    """Returns the sign of the constant ratio of two trees, 0 if it is not constant."""
     ratio = None
     for point in points(left, right):
         try:

@@ -1,8 +1,8 @@
 """One notation for the many ways in which an answer is written.
 
-`normalised` removes what has no meaning (delimiters, colours, fonts, thin spaces, a closing full
-stop) and writes what has a meaning in one way: Unicode powers, roots and fractions, plain-text
-operators and LaTeX synonyms become the same LaTeX.
+`normalised` removes marks without a meaning (delimiters, colours, fonts, thin spaces, a closing
+full stop). Unicode powers, roots and fractions, plain-text operators and LaTeX synonyms become the
+same LaTeX.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _repeating(mark: re.Match) -> str:
     return rf"(\frac{{{int(units + fixed + repeated) - int(units + fixed)}}}{{{nines}}})"
 
 
-# before commands are read: what is written around formulas, and the blanks in numbers
+# before commands are read: delimiters of formulas, and blanks in numbers
 _BEFORE = _compiled(
     (r"&lt;", "<"), (r"&gt;", ">"), (r"&amp;", "&"),
     (r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3})", ""),
@@ -208,7 +208,7 @@ def _commands(text: str, depth: int = 0) -> str:
 
 
 def _command(name: str, text: str, i: int, depth: int) -> tuple[str, int]:
-    """Returns what stands for `\\name` whose arguments begin at `i`, and where they end."""
+    """Returns the replacement of `\\name` whose arguments begin at `i`, and their end."""
     if argument := _argument(text, i):
         inner, end = argument
         if _COLOURS.fullmatch(name):
@@ -240,7 +240,7 @@ def _text(inner: str, depth: int) -> str:
 
 
 def plain_words(text: str) -> str:
-    """Returns what a text says without notation, case and punctuation."""
+    """Returns the words of a text without notation, case and punctuation."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\\([A-Za-z]+)", r" \1 ", text)
     text = re.sub(r"[^\w\s%]", " ", text).casefold()

@@ -95,7 +95,7 @@ def union(regions: Sequence[Region]) -> Region:
 
 
 def intersection(regions: Sequence[Region]) -> Region:
-    """Returns the intersection of regions, or their union where they have no common point."""
+    """Returns the intersection of regions, or their union if they have no common point."""
     combined = union(regions)
     choices = islice(product(*(region.alternatives for region in regions)), MAX_RELATIONS)
     common = Region(tuple(sum(choice, ()) for choice in choices), combined.name)

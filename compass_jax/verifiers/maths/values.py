@@ -1,6 +1,6 @@
 """What an answer is: a typed value, read from a text in normalised notation.
 
-Texts that no type fits are words. Nothing is evaluated here.
+A text that fits no other type is a text of words. This module evaluates no answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_NESTED = 8
 
 @dataclass(frozen=True)
 class Text:
-    """A value that is compared as it is written.
+    """A value whose written form is compared.
 
     Args:
         kind: "words"; "formal" (quantifiers, implications, cases); "opaque", a formula outside of
@@ -53,8 +53,8 @@ class Quantity:
 
     Args:
         nodes: the readings of the expression.
-        decimals: the digits after the point where it is written as a decimal, else None.
-        significant: the significant digits that are written.
+        decimals: the number of digits after the point of a decimal, else None.
+        significant: the number of significant digits of a decimal.
     """
 
     nodes: tuple[Node, ...]
@@ -300,7 +300,7 @@ def _items(text: str, depth: int) -> list[Any]:
 
 
 def _several(part: str, depth: int) -> Sequence[Any]:
-    r"""Returns the value of an item, or the values where it has a \pm."""
+    r"""Returns the value of an item, or both values of an item with \pm."""
     value = read(part, depth)
     is_list = isinstance(value, Items) and value.kind == "list"
     return value.items if is_list and _EITHER.search(part) else [value]
@@ -325,8 +325,8 @@ def _union(text: str, depth: int) -> Any:
     parts, _ = split(text, r"\\setminus|(?<=\\mathbb\{R\})\s*-")
     if len(parts) == 2:
         removed = region_of(read(parts[1], depth))
-        whole = region_of(read(parts[0], depth))
-        if whole is None or removed is None or [*map(len, whole.alternatives)] != [0]:
+        line = region_of(read(parts[0], depth))
+        if line is None or removed is None or [*map(len, line.alternatives)] != [0]:
             return None
         ends = [one for each in removed.alternatives for one in each]
         if any(one.sign != "=" for one in ends):
@@ -375,7 +375,7 @@ def _list(text: str, depth: int) -> Any:
     name = ""
     for part in parts[: MAX_ITEMS + 1]:
         if re.search(r"\\in\s*\\mathbb\s*\{?[ZNRQ]", part) and len(parts) > 1:
-            continue  # says what a parameter is
+            continue  # the domain of a parameter
         for value in _several(part, depth):
             if isinstance(value, Named):
                 name = value.name
@@ -501,7 +501,7 @@ def _ratio(text: str, depth: int) -> Any:
 
 
 def is_wordy(text: str) -> bool:
-    """Returns whether a text is written in words, rather than a formula."""
+    """Returns whether a text is prose rather than a formula."""
     bare = re.sub(r"_\s*\{[^{}]*\}|\\[A-Za-z]+", " ", _unwrapped(text))
     if bare.strip().lower() in _SHORT_WORDS:
         return True
