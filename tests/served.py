@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.commands.serve import ServeConfig, make_engine, openai_server
+from compass_jax.commands.options import Serve
+from compass_jax.commands.serve import make_engine, openai_server
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.logprobs import head_weights
@@ -60,8 +61,8 @@ def saved(folder):
 
 @contextlib.contextmanager
 def served(folder, **options):
-    """The ServeConfig, its port known, of a server for OpenAI's clients that runs meanwhile."""
-    config = ServeConfig(str(folder), port=0, openai=True, **options)
+    """The options, their port known, of a server for OpenAI's clients that runs meanwhile."""
+    config = Serve(weights=str(folder), port=0, openai=True, **options)
     with openai_server(config) as running:
         thread = threading.Thread(target=running.run)
         thread.start()
@@ -109,7 +110,7 @@ def own_texts(weights, options, texts, limits):
     """Greedy, by a collection with the settings of a server: of each prompt the last tokens that
     it takes, the padding token for an empty one.
     """
-    config = ServeConfig(str(weights), **options)
+    config = Serve(weights=str(weights), **options)
     engine, params, tokenizer = make_engine(config)
     most = config.prompt_tokens
     ids = [tokenizer.encode(text)[-most:] or [tokenizer.pad_id] for text in texts]

@@ -166,10 +166,10 @@ def check(options: commands.Check) -> int:
 
 def serve(options: commands.Serve) -> int:
     """Serves a model."""
-    from compass_jax.commands.serve import ServeConfig, run_serve
+    from compass_jax.commands.serve import run_serve
 
     keep_compiled(options)
-    run_serve(ServeConfig(**vars(options)))
+    run_serve(options)
     return 0
 
 

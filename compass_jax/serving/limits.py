@@ -55,13 +55,21 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host is empty: {text}")
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family = min((address[0] for address in addresses), key=lambda x: x is not socket.AF_INET)
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # With the protocol: asyncio sends small answers at once (TCP_NODELAY) if it knows TCP.
+        family, kind, protocol, _, address = min(addresses, key=lambda x: x[0] != socket.AF_INET)
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen(BACKLOG)
+        except OSError:
+            bound.close()
+            raise
     except (OSError, ValueError) as error:  # ValueError: a name that no resolver takes
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"--host {host[:200]!r} --port {port}: {reason}; choose another"
-        ) from error
+        where = f"--host {host[:200]!r} --port {port}"
+        raise ConfigError(f"{where}: {reason}; choose another") from error
+    return bound
 
 
 def is_loopback(bound: socket.socket) -> bool:

@@ -14,7 +14,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import grpc
 
-from compass_jax.commands.serve import ServeConfig, start_jetstream
+from compass_jax.commands.options import Serve
+from compass_jax.commands.serve import start_jetstream
 from compass_jax.rollout.batcher import Batcher
 
 
@@ -29,7 +30,7 @@ def main() -> None:
         start(self, *args, **options)
 
     Batcher.__init__ = watched
-    server = start_jetstream(ServeConfig(weights, port=port, **asked["serve"]))
+    server = start_jetstream(Serve(weights=weights, port=port, **asked["serve"]))
     from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
     stub = jetstream_pb2_grpc.OrchestratorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))

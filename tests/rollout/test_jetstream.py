@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from served import MODEL, PAGED, TOKENIZER, WHOLE, own_texts, parameters, saved
 
-from compass_jax.commands.serve import ServeConfig, make_engine
+from compass_jax.commands.options import Serve
+from compass_jax.commands.serve import make_engine, mesh_config, rollout_config
 from compass_jax.config import ConfigError
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.params import to_decode
@@ -100,13 +101,13 @@ def test_a_byte_of_a_longer_character_is_known():
 )
 def test_settings_that_cannot_be_served_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(ServeConfig("x"), **change).rollout()
+        rollout_config(Serve(weights="x", **change))
 
 
 @pytest.mark.parametrize("mesh", ["expert", "expert=two", "experts=2", "tensor=2,tensor=2", ","])
 def test_a_mesh_that_names_no_axes_is_refused(mesh):
     with pytest.raises(ConfigError, match=r"--mesh .* must be as expert=4,tensor=2; the axes are"):
-        ServeConfig("x", mesh=mesh).mesh_config()
+        mesh_config(Serve(weights="x", mesh=mesh))
 
 
 @pytest.mark.parametrize(
@@ -123,20 +124,20 @@ def test_a_mesh_that_names_no_axes_is_refused(mesh):
 )
 def test_a_mesh_that_the_model_or_the_machine_cannot_have_is_refused(weights, change, message):
     with pytest.raises(ConfigError, match=message):
-        make_engine(ServeConfig(str(weights), **change))
+        make_engine(Serve(weights=str(weights), **change))
 
 
 def test_weights_without_a_folder_or_without_a_tokenizer_are_refused(weights, tmp_path):
     with pytest.raises(ConfigError, match="there is no such folder"):
-        make_engine(ServeConfig(str(tmp_path / "nowhere")))
+        make_engine(Serve(weights=str(tmp_path / "nowhere")))
     bare = shutil.copytree(weights, tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="has no tokenizer beside it"):
-        make_engine(ServeConfig(str(bare)))
+        make_engine(Serve(weights=str(bare)))
 
 
 def test_the_decode_layout_is_loaded(weights):
-    engine, params, tokenizer = make_engine(ServeConfig(str(weights)))
+    engine, params, tokenizer = make_engine(Serve(weights=str(weights)))
     assert dataclasses.replace(engine.model_config, init_std=MODEL.init_std) == MODEL
     assert engine.model.known == tokenizer.vocab_size
     jax.tree.map(np.testing.assert_array_equal, params, to_decode(parameters()))

@@ -207,6 +207,7 @@ def test_addresses_that_cannot_be_bound_are_told_in_one_line():
 def test_what_other_machines_reach_is_told_from_loopback(host, loopback):
     with bind(host, 0) as bound:
         assert is_loopback(bound) is loopback
+        assert bound.proto == socket.IPPROTO_TCP, "asyncio sets TCP_NODELAY for this protocol alone"
 
 
 def test_connections_stay_below_the_descriptors(monkeypatch):

@@ -10,7 +10,7 @@ from compass_jax.data.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The ServeConfig of a server with two slots that runs while the module's tests do."""
+    """The options of a server with two slots that runs while the module's tests do."""
     folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
     options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": MOST, "max_waiting": 4}
     with served(folder, **options) as config:

@@ -17,7 +17,7 @@ IDS = Tokenizer.load(TOKENIZER).encode(TEXT)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The ServeConfig of a server that runs while the module's tests do."""
+    """The options of a server that runs while the module's tests do."""
     folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
     options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": 48, "max_waiting": 8}
     with served(folder, **options) as config:
