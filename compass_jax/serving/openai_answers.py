@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.online import Chunk, OnlineBatcher, Streamed
@@ -77,20 +77,12 @@ class Choice:
 
 class Answer:
     """All choices of a job, in the order in which their pieces come. `close` cancels unfinished
-    ones. Tokens become text in threads of `decoding`.
+    ones.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        served: Served,
-        batcher: OnlineBatcher,
-        decoding: CapacityLimiter,
-        number: int,
-        began: float,
-    ):
+    def __init__(self, job: Job, served: Served, batcher: OnlineBatcher, number: int, began: float):
         self.job = job
-        self._served, self._batcher, self._decoding = served, batcher, decoding
+        self._served, self._batcher = served, batcher
         self._number, self._began = number, began
         self._tokens = 0  # of all choices so far
         self._queue: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
@@ -147,7 +139,10 @@ class Answer:
                 route = "/v1/chat/completions" if self.job.chat else "/v1/completions"
                 metrics.FIRST_TOKEN.labels(route).observe(time.monotonic() - self._began)
                 first = False
-            piece = await to_thread.run_sync(choice.push, chunk, limiter=self._decoding)
+            if chunk.prompt is None:
+                piece = choice.push(chunk)
+            else:  # of a long prompt this takes a while
+                piece = await to_thread.run_sync(choice.push, chunk)
             if choice.text.stopped:
                 self._batcher.cancel([self._requests[index]])
             self._tokens += piece.tokens
@@ -160,7 +155,7 @@ class Answer:
         pieces: list[list[Piece]] = [[] for _ in self._choices]
         async for piece in self.pieces():
             pieces[piece.choice].append(piece)
-        yield await to_thread.run_sync(self._whole, pieces, limiter=self._decoding)
+        yield await to_thread.run_sync(self._whole, pieces)
 
     def _whole(self, pieces: list[list[Piece]]) -> bytes:
         choices = []

@@ -1,7 +1,7 @@
 """`compass serve --openai`: the routes of OpenAI's API over one batcher.
 
-An answer streams as server-sent events or comes whole. A client that leaves gives up its slots. The
-event loop moves bytes alone: bodies are parsed and tokenised, and tokens become text, in threads.
+An answer streams as server-sent events or comes whole. A client that leaves gives up its slots.
+Bodies are parsed and tokenised in threads, so that the event loop never waits for a long one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Api:
         self.batcher = batcher
         self.limits = limits
         self._preparing = 0
-        self._reading, self._decoding = CapacityLimiter(2), CapacityLimiter(1)
+        self._reading = CapacityLimiter(2)  # threads
         self._number = itertools.count(1)
         self._started = int(time.time())
         metrics.PREPARING.set_function(lambda: self._preparing)
@@ -98,7 +98,7 @@ class Api:
     def _submit(self, job: Job, began: float) -> Answer:
         number = next(self._number)
         try:
-            return Answer(job, self.served, self.batcher, self._decoding, number, began)
+            return Answer(job, self.served, self.batcher, number, began)
         except Full as error:
             raise ApiError(str(error), status=429) from error
         except ValueError as error:
