@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from compass_jax.curate.words import Numbers, hashed, numbers_in, runs, words
 from compass_jax.data.files import INSTRUCTIONS
 from compass_jax.data.procedural import normalised
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[dict[str, Any]]
 
 
 class Sample:
