@@ -34,8 +34,10 @@ def file(tmp_path_factory):
 def test_a_packed_run_has_the_losses_of_one_that_is_not_and_less_padding(
     tmp_path, file, reading, monkeypatch
 ):
-    """Tokens a second are of the conversations: the clock ticks once a second here."""
-    seconds = itertools.count()
+    """Tokens a second are of the conversations: each reading of the clock is half a second later,
+    and the rate's is the second one after the start.
+    """
+    seconds = itertools.count(step=0.5)
     clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
     monkeypatch.setattr(sft, "time", clock)
     speeds = []
