@@ -191,8 +191,7 @@ def test_a_run_that_is_removed_ends_it(trained, run, tmp_path, monkeypatch, caps
     else:
         monkeypatch.setattr(Evaluator, "__call__", remove)
     words = ["--checkpoint", str(run), "--follow", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(cli, "load_config", lambda path: trained)
-    assert cli.main(["eval", str(tmp_path / "c.py"), *words]) == 1
+    assert cli.main(["eval", *words]) == 1
     told = capsys.readouterr()
     assert "is gone" in told.err and "keep_checkpoints" not in told.out
 
