@@ -62,7 +62,7 @@ def failure(step: int, final: Path, error: Exception, size: int, free: int | Non
     room = "" if free is None else f" ({free:,} bytes free there)"
     return (
         f"checkpoint of step {step} could not be written to {final}{room}: {why}; "
-        f"its arrays have {size:,} bytes before compression, what was written of it was removed, "
+        f"its arrays have {size:,} bytes, what was written of it was removed, "
         "and earlier checkpoints are as they were: "
         f"{remedy}start the same command again"
     )

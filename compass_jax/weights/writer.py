@@ -123,7 +123,8 @@ class Checkpoints:
                 _tidy(self.root)
             multihost_utils.sync_global_devices("checkpoint directory")
             registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-            registry.add(ARRAYS, _Save, _Handler())
+            # floats hardly compress, and the processors are busy with the next step
+            registry.add(ARRAYS, _Save, _Handler(use_compression=False))
             options = ocp.CheckpointManagerOptions(
                 step_prefix="step",
                 step_format_fixed_length=8,

@@ -70,7 +70,7 @@ def test_a_full_disk_is_one_line_and_nothing_else(tmp_path):
         free = int(line.split("step_00000002 (")[1].split(" bytes free there)")[0].replace(",", ""))
         assert 3 * 2**20 < free < 4 * 2**20  # what a second try would have
         assert (
-            "): No space left on device; its arrays have 16,777,216 bytes before compression"
+            "): No space left on device; its arrays have 16,777,216 bytes, "
             in line
         )
         assert line.endswith(
