@@ -69,10 +69,7 @@ def test_a_full_disk_is_one_line_and_nothing_else(tmp_path):
         assert line.startswith(f"checkpoint of step 2 could not be written to {where} (")
         free = int(line.split("step_00000002 (")[1].split(" bytes free there)")[0].replace(",", ""))
         assert 3 * 2**20 < free < 4 * 2**20  # what a second try would have
-        assert (
-            "): No space left on device; its arrays have 16,777,216 bytes, "
-            in line
-        )
+        assert "): No space left on device; its arrays have 16,777,216 bytes, " in line
         assert line.endswith(
             "free some space there, or lower keep_checkpoints, then start the same command again"
         )
