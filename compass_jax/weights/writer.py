@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Writes the checkpoints of one run. All processes of the run make the same calls.
+    """Writes the checkpoints of one run. Every process of the run makes the same calls.
 
     Args:
         run_dir: the directory of checkpoints/, which is made by the first save.
