@@ -7,6 +7,7 @@ never on a clock, so every host of a pod takes the same ones.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -316,7 +317,7 @@ class Batcher:
         # slots may be empty although requests wait: there are too few pages for these
         empty = config.slots - len(entered)
         wants_top = any(request.logprobs for request in entered)
-        self._state, results = self.engine.generate(
+        self._state, new = self.engine.generate(
             self.params,
             self._with_table(),
             self.sampler,
@@ -324,7 +325,7 @@ class Batcher:
             wanted_free=empty + share(config) if self._waiting else None,
             top_logprobs=wants_top,
         )
-        results = fetch(results if wants_top else results.replace(top=None))
+        results: Any = fetch(new if wants_top else dataclasses.replace(new, top=None))
         for request in entered:
             self._take(request, results)
         self.stats.calls += 1
@@ -337,11 +338,12 @@ class Batcher:
         slot = request.slot
         found = results.get_result_at_slot(slot)
         valid = found.valid[0].astype(bool)
-        new = found.tokens[0][valid], results.logp[slot][valid], results.entropy[slot][valid]
-        request.take(*new, self.version)
+        assert results.logp is not None and results.entropy is not None
+        logp, entropy = (np.asarray(x[slot])[valid] for x in (results.logp, results.entropy))
+        request.take(found.tokens[0][valid], logp, entropy, self.version)
         if results.top is not None and request.logprobs:
             request.take_top(TopLogprobs(*(x[slot][valid] for x in results.top)))
-        self.stats.tokens += len(new[0])
+        self.stats.tokens += int(valid.sum())
         self.stats.live_steps += int(valid[1:].sum())  # the first column is a prefill's token
 
     def _rows(self, requests: Sequence[Request], padding: int) -> Array:
