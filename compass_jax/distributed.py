@@ -1,9 +1,10 @@
-"""Several processes, one program: each runs the same Python on the same host state, and arrays lie
-over the devices of all of them.
+"""Coordination of a program that runs as several processes (multi-controller JAX).
 
-So a process may decide only by what all know: what `sharding.fetch` reads from the devices, and
-what is exchanged here (scores, requests to stop). A process that is lost takes the others with it:
-none can compute alone, and the same command goes on from the last checkpoint.
+Each process runs the same Python program on the same host state, and arrays are sharded over the
+devices of all processes. A process may therefore branch only on values that all processes know:
+values that `sharding.fetch` reads from the devices, and values gathered with the functions below,
+such as scores and stop requests. When a process is lost, the others end too. The same command then
+resumes the run from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,31 +28,34 @@ from compass_jax.config.errors import check
 from compass_jax.errors import CompassError
 
 VARIABLES = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID")
-# exit status where another process was lost (EX_TEMPFAIL: the same command goes on); jax's own end
-# of a process is an abort, 134
+# Exit status after another process was lost (EX_TEMPFAIL: the same command resumes the run). When
+# jax itself ends a process, the status is that of an abort, 134.
 LOST = 75
-# a process that is silent for so long is lost; jax's own 100 s would hold a pod that long
+# Seconds without a heartbeat after which a process counts as lost. jax's default of 100 s would
+# keep a pod idle for that long.
 HEARTBEAT_S = 10
 _SIMULATED = "xla_force_host_platform_device_count"
-# Of XLA's pool where devices are simulated; it has as many as devices by itself. A collective holds
-# one for each device until all have come, and so does a launch onto a device with 32 programs ahead
-# of it: a device that is late then finds none, and all wait for ever (seen on two cores).
+# Threads of XLA's pool when devices are simulated. By default the pool has one thread per device.
+# A collective holds one thread per device until all devices arrive, and so does a launch onto a
+# device with 32 queued programs. A late device may then find no free thread: a deadlock (seen on
+# two cores).
 _THREADS = 64
-_SMALLEST = 1024  # bytes of an exchange: sizes are powers of two, so that few programs are compiled
+_SMALLEST = 1024  # bytes of a gather; sizes are powers of two, so that few programs are compiled
 
 
 class DistributedError(CompassError, RuntimeError):
-    """The processes did not find each other; the message names the address and what to check."""
+    """The processes could not connect; the message names the address and what to check."""
 
 
 def initialize() -> bool:
-    """Joins the processes that the environment names; whether there are several. Comes before
-    anything that uses a device, one process or many.
+    """Connects this process with the others that the environment variables describe.
 
-    COMPASS_COORDINATOR (host:port of process 0), COMPASS_PROCESSES and COMPASS_PROCESS_ID: all or
-    none. COMPASS_DISTRIBUTED=auto alone: a TPU pod or GKE, where jax finds the others itself.
-    Raises ConfigError for variables that cannot be used, DistributedError where the others are not
-    met.
+    Call it before anything that uses a device, with one process or many. Set COMPASS_COORDINATOR
+    (host:port of process 0), COMPASS_PROCESSES and COMPASS_PROCESS_ID together, or none of them. On
+    a TPU pod or GKE, set only COMPASS_DISTRIBUTED=auto; jax then finds the other processes.
+
+    Returns whether several processes run. Raises ConfigError for invalid variables and
+    DistributedError when the processes cannot connect.
     """
     settings: Any = jax.config
     options, on_cpu = _options(), "cpu" in (settings.jax_platforms or "cpu")
@@ -63,11 +67,11 @@ def initialize() -> bool:
         os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
     if options is None:
         return False
-    # it would take SIGTERM, which StopSignal answers
+    # this service would handle SIGTERM, which StopSignal handles
     jax.config.update("jax_enable_preemption_service", False)
     if on_cpu:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        # gloo pairs up collectives by their order: one program after the other
+        # gloo matches collectives by their order, so programs must run one after the other
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(**options, heartbeat_timeout_seconds=HEARTBEAT_S)
@@ -81,8 +85,10 @@ def initialize() -> bool:
     return True
 
 
-def refuse(what: str) -> None:
-    """ConfigError where the environment names several processes, and `what` works in one."""
+def require_single_process(what: str) -> None:
+    """Raises ConfigError if the environment describes several processes. `what` names the command
+    that runs in one process only.
+    """
     check(
         _options() is None,
         f"{what} runs in one process: unset {', '.join(VARIABLES)} and COMPASS_DISTRIBUTED, and"
@@ -91,25 +97,25 @@ def refuse(what: str) -> None:
 
 
 def _options() -> dict[str, Any] | None:
-    """What jax.distributed.initialize is to be told; None: this process is alone."""
-    given, auto = (
+    """Returns the arguments of jax.distributed.initialize, or None for a single process."""
+    variables, auto = (
         {name: os.environ.get(name, "") for name in VARIABLES},
         os.environ.get("COMPASS_DISTRIBUTED", ""),
     )
-    missing = [name for name, value in given.items() if not value]
-    if len(missing) == len(given):
+    missing = [name for name, value in variables.items() if not value]
+    if len(missing) == len(variables):
         check(
             auto in ("", "auto"),
             f"COMPASS_DISTRIBUTED = {auto!r}: only 'auto' is known, of TPU pods and GKE; else set"
             f" {', '.join(VARIABLES)}",
         )
         return {} if auto else None
-    there = ", ".join(name for name in given if given[name])
+    present = ", ".join(name for name in variables if variables[name])
     check(
         not missing,
-        f"{', '.join(missing)} not set, but {there}: set all of {', '.join(VARIABLES)}, or none",
+        f"{', '.join(missing)} not set, but {present}: set all of {', '.join(VARIABLES)}, or none",
     )
-    address, count, number = given.values()
+    address, count, number = variables.values()
     host, _, port = address.rpartition(":")
     check(
         bool(host) and port.isdigit(),
@@ -119,9 +125,9 @@ def _options() -> dict[str, Any] | None:
         count.isdigit() and int(count) >= 1,
         f"COMPASS_PROCESSES = {count!r}: must be a number of at least 1",
     )
-    known = number.isdigit() and int(number) < int(count)
+    is_valid = number.isdigit() and int(number) < int(count)
     check(
-        known,
+        is_valid,
         f"COMPASS_PROCESS_ID = {number!r}: must be in 0..{int(count) - 1} (COMPASS_PROCESSES ="
         f" {count})",
     )
@@ -141,11 +147,13 @@ def _options() -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def processes() -> Iterator[None]:
-    """Around a whole run: `initialize` before it; behind it every process waits for the others.
+    """Runs a block as one of the run's processes: calls `initialize` before it, and waits for the
+    other processes after it.
 
-    In a process of several, an error is told on stderr and ends the process at once: the
-    interpreter's own end would wait for processes that wait for this one. One that ends in any
-    other way (`kill -9`, jax's abort when another is lost) leaves last words.
+    With several processes, an error is printed to stderr and ends the process at once, because the
+    interpreter's normal exit would wait for processes that wait for this one. If the process ends
+    in another way (`kill -9`, or jax's abort after another process is lost), a shell prints
+    a message.
     """
     if not initialize() or jax.process_count() == 1:
         yield
@@ -154,20 +162,22 @@ def processes() -> Iterator[None]:
         f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()} on"
         f" {socket.gethostname()})"
     )
-    with _LastWords(name) as words:
+    with _ExitReporter(name) as reporter:
         try:
             yield
             jax.distributed.shutdown()
         except BaseException as error:  # SystemExit of a second SIGTERM, KeyboardInterrupt
-            code = _told(name, error)
-            # its message says all; it may be the same in every process
+            code = _report_error(name, error)
+            # the message says enough, and every process may print the same one
             if isinstance(error, CompassError):
-                words.withdraw()
+                reporter.cancel()
             os._exit(code)
 
 
-class _LastWords:
-    """A shell that waits for this process, and speaks if it ends without leaving the context."""
+class _ExitReporter:
+    """A shell that waits for this process and prints a message if the process ends without leaving
+    the context.
+    """
 
     def __init__(self, name: str):
         text = (
@@ -176,24 +186,24 @@ class _LastWords:
             " command, in every process, goes on from the last checkpoint."
         )
         script = 'read -r word; [ "$word" = done ] || printf "%s\\n" "$0" >&2'
-        # a session of its own: what ends the process's group must not end it
+        # a new session, so that a signal to this process's group does not end the shell
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", script, text], stdin=subprocess.PIPE, start_new_session=True
         )
 
-    def __enter__(self) -> _LastWords:
+    def __enter__(self) -> _ExitReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.withdraw()
+        self.cancel()
 
-    def withdraw(self) -> None:
-        """Nothing will be said."""
+    def cancel(self) -> None:
+        """Cancels the pending message."""
         self._shell.communicate(b"done\n")
 
 
-def _told(name: str, error: BaseException) -> int:
-    """Says what ended this process; its exit code."""
+def _report_error(name: str, error: BaseException) -> int:
+    """Prints the error that ends this process and returns the exit status."""
     if isinstance(error, SystemExit | KeyboardInterrupt):
         code = error.code if isinstance(error, SystemExit) else 130
         code = code if isinstance(code, int) else 1
@@ -207,7 +217,7 @@ def _told(name: str, error: BaseException) -> int:
             file=sys.stderr,
             flush=True,
         )
-        # jax's service names the process that was lost, and ends this one
+        # meanwhile jax's service names the lost process and ends this one
         time.sleep(HEARTBEAT_S + 2)
     elif isinstance(error, CompassError):
         code = error.exit_status
@@ -224,28 +234,32 @@ def _first_line(error: BaseException) -> str:
 
 
 def is_main_process() -> bool:
-    """Whether this process writes: the log, the configuration, checkpoints' metadata, the
-    console.
+    """Returns whether this process is the one that writes the log, the configuration, the
+    checkpoints' metadata and the console output.
     """
     return jax.process_index() == 0
 
 
-def exchange(payload: bytes) -> list[bytes]:
-    """Every process's payload, in their order. All call it at the same place."""
+def all_gather_bytes(payload: bytes) -> list[bytes]:
+    """Returns the payloads of all processes, in the order of the processes. Every process must call
+    it at the same place.
+    """
     if jax.process_count() == 1:
         return [payload]
     sizes = multihost_utils.process_allgather(np.array(len(payload), np.int32))
-    room = _SMALLEST
-    while room < sizes.max():
-        room *= 2
-    padded = np.zeros(room, np.uint8)
+    capacity = _SMALLEST
+    while capacity < sizes.max():
+        capacity *= 2
+    padded = np.zeros(capacity, np.uint8)
     padded[: len(payload)] = np.frombuffer(payload, np.uint8)
-    found = multihost_utils.process_allgather(padded)
-    return [row[:n].tobytes() for row, n in zip(found, sizes, strict=True)]
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:n].tobytes() for row, n in zip(rows, sizes, strict=True)]
 
 
-def anyone(flag: bool) -> bool:
-    """Whether `flag` holds in any process. All call it at the same place."""
+def any_process(flag: bool) -> bool:
+    """Returns whether `flag` is true in any process. Every process must call it at the same
+    place.
+    """
     return (
         flag
         if jax.process_count() == 1
@@ -253,17 +267,18 @@ def anyone(flag: bool) -> bool:
     )
 
 
-def same(values: dict[str, Any], remedy: str) -> None:
-    """Raises ConfigError, in every process, for the first of these values (JSON-able, by name) that
-    is not that of process 0.
+def require_equal_across_processes(values: dict[str, Any], remedy: str) -> None:
+    """Raises ConfigError, in every process, for the first of these JSON values (by name) that
+    differs from that of process 0. `remedy` ends the message.
     """
-    ours, *others = (json.loads(text) for text in exchange(json.dumps(values).encode()))
-    for number, theirs in enumerate(others, 1):
+    expected, *rest = (json.loads(text) for text in all_gather_bytes(json.dumps(values).encode()))
+    for number, actual in enumerate(rest, 1):
         name = next(
-            (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)), None
+            (name for name in {**expected, **actual} if expected.get(name) != actual.get(name)),
+            None,
         )
         check(
             name is None,
-            f"{name} is {ours.get(name)!r} in process 0 and {theirs.get(name)!r} in process"
+            f"{name} is {expected.get(name)!r} in process 0 and {actual.get(name)!r} in process"
             f" {number}: {remedy}",
         )

@@ -1,10 +1,9 @@
-"""A configuration for people who have none: made from a model's folder, files of data, a reward and
-the name of a method.
+"""A run configuration derived from a model folder, data files, a reward and the name of a method.
 
-The model and the tokenizer are the folder's, buckets fit the data's lengths, slots and
-micro-batches the memory of the devices. Everything that was chosen stands in the run's config.json,
-and can be overridden like any setting. The same files on the same machine give the same one, so
-that the same command goes on with a run.
+The model and the tokenizer come from the folder. Buckets are chosen from the lengths of the data;
+slots and micro-batch sizes are chosen from the device memory. All chosen values are written to the
+run's config.json and can be overridden like any setting. The same files on the same machine give
+the same configuration, so the same command resumes a run.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ from compass_jax.rl.bucketing import best_buckets
 from compass_jax.weights.hf_config import refuse_adapter
 from compass_jax.weights.start import model_of, tokenizer_beside
 
-LONGEST_ANSWER = {"cpu": 256}  # new tokens where nobody says how many; elsewhere:
+LONGEST_ANSWER = {"cpu": 256}  # default max_new_tokens; other platforms:
 LONGEST_ANSWER_ELSEWHERE = 8192
-CACHE_LENGTHS = {"cpu": 2}  # a small model compiles longer than it decodes; elsewhere:
+CACHE_LENGTHS = {"cpu": 2}  # few: a small model compiles longer than it decodes
 CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}
 MOST_SLOTS_ELSEWHERE = 512
-MICRO_BATCH_TOKENS = {"cpu": 2048}  # at most: more is no faster on a CPU; elsewhere 16,384
-CACHE_SHARE = 0.4  # of the memory that is left beside parameters, moments and gradients
+MICRO_BATCH_TOKENS = {"cpu": 2048}  # maximum: more is no faster on a CPU; others: 16,384
+CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
 ROUNDED_TO = 16  # tokens
-SAMPLED = 1024  # rows that tell the lengths of those that are read by record
+SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
 
 
 def rl_config(
@@ -69,35 +68,38 @@ def rl_config(
     answer: int | None = None,
     template_args: Options = (),
 ) -> RunConfig:
-    """The configuration of an RL run.
+    """Returns the configuration of an RL run.
 
     Args:
         model: a Hugging Face folder or a checkpoint, with its tokenizer.
-        data: files of prompts or folders of them, as FileSource reads them; or tasks,
-            "my_tasks.py:task", which judge their answers themselves.
-        reward: a verifier's name, "module:function" or "file.py:function"; or weights of several.
-        evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
+        data: prompt files or folders of them, read like FileSource; or tasks ("my_tasks.py:task"),
+            which bring their own verifier.
+        reward: a verifier's name, "module:function" or "file.py:function"; or a mapping from
+            verifiers
+            to weights.
+        evaluation: a file of evaluation prompts; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
-        answer: tokens of the longest answer; None: as the model's context and the machine leave.
-        template_args: those of DataConfig.
+        answer: maximum number of new tokens; None: chosen from the model's context and the machine.
+        template_args: chat template arguments, as in DataConfig.
 
-    Raises ConfigError, DataError, TokenizerError or WeightsError where one of them cannot be used.
+    Raises:
+        ConfigError, DataError, TokenizerError, WeightsError: an input cannot be used.
     """
-    found, folder = _model(model)
+    model_config, folder = _model(model)
     sources = tuple(_source(name, reward) for name in data)
     prompts = DataConfig(sources=sources, tokenizer=folder, template_args=template_args)
     if evaluation:
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
-    tokenizer = _tokenizer(folder, found, template_args)
-    lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _unsaid)]
-    longest = min(max(lengths), found.max_positions // 2)
-    kept = [n for n in lengths if n <= longest]
-    buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
-    compute, mesh = _compute(found), _mesh(found)
-    rollout = _rollout(found, compute, mesh, buckets, answer)
+    tokenizer = _tokenizer(folder, model_config, template_args)
+    lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _discard_notice)]
+    longest = min(max(lengths), model_config.max_positions // 2)
+    bucketed = [n for n in lengths if n <= longest]
+    buckets = best_buckets(bucketed, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
+    compute, mesh = _compute(model_config), _mesh(model_config)
+    rollout = _rollout(model_config, compute, mesh, buckets, answer)
     config = RunConfig(
         name=_name(model, data),
-        model=found,
+        model=model_config,
         init_from=model,
         compute=compute,
         mesh=mesh,
@@ -108,24 +110,26 @@ def rl_config(
 
 
 def sft_config(model: str, data: Sequence[str], template_args: Options = ()) -> RunConfig:
-    """The configuration of supervised fine-tuning on conversations; errors as those of
+    """Returns the configuration of supervised fine-tuning on conversations. Raises the errors of
     `rl_config`.
     """
-    found, folder = _model(model)
-    compute, mesh = _compute(found), _mesh(found)
-    longest = found.max_positions
+    model_config, folder = _model(model)
+    compute, mesh = _compute(model_config), _mesh(model_config)
+    longest = model_config.max_positions
     sft = SFTConfig(files=tuple(data), buckets=(longest,), optim=OptimConfig(learning_rate=1e-5))
     config = RunConfig(
         name=_name(model, data),
-        model=found,
+        model=model_config,
         init_from=model,
         compute=compute,
         mesh=mesh,
         data=DataConfig(tokenizer=folder, template_args=template_args),
         sft=sft,
     )
-    config = replace(config, sft=_fitted(config, _tokenizer(folder, found, template_args)))
-    rollout = RolloutConfig(prompt_buckets=(16,), max_new_tokens=min(128, found.max_positions - 64))
+    config = replace(config, sft=_fitted(config, _tokenizer(folder, model_config, template_args)))
+    rollout = RolloutConfig(
+        prompt_buckets=(16,), max_new_tokens=min(128, model_config.max_positions - 64)
+    )
     return replace(config, rollout=rollout)
 
 
@@ -137,8 +141,8 @@ def judge_config(
     answer: int | None = None,
     scalar: bool = False,
 ) -> RunConfig:
-    """The configuration of both stages of a judge, SFT and RL on the same files of preferences, or
-    of a scalar reward model; arguments and errors as those of `rl_config`.
+    """Returns the configuration that trains a judge in two stages, SFT and RL on the same
+    preference files, or a scalar reward model. Arguments and errors are those of `rl_config`.
     """
     config = rl_config(model, data, VERDICT, evaluation, method, answer)
     longest, optim = config.model.max_positions, OptimConfig(learning_rate=1e-5)
@@ -147,49 +151,49 @@ def judge_config(
     tokenizer = _tokenizer(config.data.tokenizer, config.model)
     if not scalar:
         return replace(config, sft=_fitted(config, tokenizer))
-    pairs, _ = encode_pairs(split_pairs(config.data)[0], tokenizer, longest, _unsaid)
+    pairs, _ = encode_pairs(split_pairs(config.data)[0], tokenizer, longest, _discard_notice)
     return replace(config, sft=_sized(config, [pair.longest for pair in pairs]))
 
 
 def engine_config(
     model: str, asked: Sequence[Sequence[Mapping[str, str]]], answer: int | None = None
 ) -> RunConfig:
-    """The configuration of an engine that answers these chats with the weights of `model`; `answer`
-    and errors as those of `rl_config`.
+    """Returns the configuration of an engine that answers the chats `asked` with the weights of
+    `model`. `answer` and the errors are those of `rl_config`.
     """
-    found, folder = _model(model)
-    compute, mesh = _compute(found), _mesh(found)
+    model_config, folder = _model(model)
+    compute, mesh = _compute(model_config), _mesh(model_config)
     messages = [[dict(one) for one in chat] for chat in asked]
-    tokenizer = _tokenizer(folder, found)
+    tokenizer = _tokenizer(folder, model_config)
     lengths = [len(tokenizer.encode_chat(chat)) for chat in messages]
-    longest = min(max(lengths, default=1), found.max_positions // 2)
-    kept = [n for n in lengths if n <= longest] or [longest]
-    buckets = best_buckets(kept, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
+    longest = min(max(lengths, default=1), model_config.max_positions // 2)
+    bucketed = [n for n in lengths if n <= longest] or [longest]
+    buckets = best_buckets(bucketed, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
     return RunConfig(
         name="engine",
-        model=found,
+        model=model_config,
         compute=compute,
         mesh=mesh,
         data=DataConfig(tokenizer=folder),
-        rollout=_rollout(found, compute, mesh, buckets, answer),
+        rollout=_rollout(model_config, compute, mesh, buckets, answer),
     ).validate()
 
 
 def _fitted(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
-    """`config.sft` with the lengths, batch and micro-batches that its examples ask for; the first
-    ones in the run's order, where they are read by record.
+    """Returns `config.sft` with buckets, batch and micro-batch chosen from its examples. For a
+    streamed data set, the first examples in the run's order are measured.
     """
-    found, _ = sft_records(config, tokenizer, _unsaid)
+    records, _ = sft_records(config, tokenizer, _discard_notice)
     examples = (
-        found
-        if isinstance(found, list)
-        else ExampleStream(found, config.seed).next_batch(min(SAMPLED, len(found)))
+        records
+        if isinstance(records, list)
+        else ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
     )
     return _sized(config, [example.longest for example in examples])
 
 
 def _sized(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
-    """`config.sft` for examples of these lengths in tokens."""
+    """Returns `config.sft` with sizes chosen for examples of these lengths in tokens."""
     longest = min(_up(max(lengths)), config.sft.buckets[-1])
     buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
     sft = replace(config.sft, buckets=buckets, batch=min(64, len(lengths)))
@@ -197,11 +201,11 @@ def _sized(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
     return replace(sft, micro_batch_tokens=micro)
 
 
-# ---- what depends on the model -------------------------------------------------------------------
+# ---- settings chosen from the model --------------------------------------------------------------
 
 
 def _model(path: str) -> tuple[ModelConfig, str]:
-    """(its model, its tokenizer's folder)."""
+    """Returns (model configuration, folder of the tokenizer)."""
     if not Path(path).is_dir():
         raise ConfigError(
             f"--model {path}: there is no such folder; "
@@ -223,8 +227,8 @@ def _source(name: str, reward: str | Mapping[str, float]) -> FileSource | TaskSo
     return TaskSource(name) if is_name(name) else FileSource(name, verifier=own_code(reward))
 
 
-def _unsaid(line: str) -> None:
-    """What is told of the data: the run says it, when it reads the files."""
+def _discard_notice(line: str) -> None:
+    """Discards notices about the data; the run prints them when it reads the files."""
 
 
 def _tokenizer(folder: str, model: ModelConfig, template_args: Options = ()) -> Tokenizer:
@@ -241,7 +245,9 @@ def _parameters(model: ModelConfig) -> int:
 
 
 def _compute(model: ModelConfig) -> ComputeConfig:
-    """bfloat16 on accelerators; large models recompute their layers, deep ones compile one body."""
+    """Returns the compute settings: bfloat16 on accelerators, rematerialization for large models,
+    scanned layers for deep models.
+    """
     narrow = jax.devices()[0].platform != "cpu"
     deep, large = model.layers > 8, _parameters(model) > 1e9
     return ComputeConfig(
@@ -253,21 +259,23 @@ def _compute(model: ModelConfig) -> ComputeConfig:
 
 
 def _mesh(model: ModelConfig) -> MeshConfig:
-    """All devices: parameters in parts where the hidden size divides, whole copies otherwise."""
+    """Returns a mesh of all devices: FSDP if the device count divides the hidden size, replicas
+    otherwise.
+    """
     count = jax.device_count()
     return MeshConfig(fsdp=count) if model.hidden % count == 0 else MeshConfig(replica=count)
 
 
-# ---- what depends on the memory ------------------------------------------------------------------
+# ---- settings chosen from the memory -------------------------------------------------------------
 
 
 def _free(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float:
-    """Returns the bytes of a device that are left beside the process, the parameters, two moments,
-    two gradients and the sampler's copy.
+    """Returns the bytes of a device that remain after the process, the parameters, two moments, two
+    gradients and the rollout's weights.
     """
     narrow = 2 if compute.dtype == "bfloat16" else 4
-    left = usable_bytes() - process_bytes() - _parameters(model) * (20 + narrow) / mesh.fsdp
-    return max(left, usable_bytes() / 10)
+    free = usable_bytes() - process_bytes() - _parameters(model) * (20 + narrow) / mesh.fsdp
+    return max(free, usable_bytes() / 10)
 
 
 def _rollout(
@@ -277,38 +285,40 @@ def _rollout(
     buckets: tuple[int, ...],
     answer: int | None,
 ) -> RolloutConfig:
-    """Answers as long as asked, or as the model's context leaves them, and as many slots, a power
-    of two, as their caches leave room for.
+    """Returns the rollout settings. The answer length is `answer`, or what the model's context
+    leaves; the number of slots is the largest power of two whose KV caches fit.
     """
     platform = jax.devices()[0].platform
     longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
-    wanted = buckets[-1] + (answer or longest)
-    # a decoding program for each length that the cache is read up to
+    total = buckets[-1] + (answer or longest)
+    # one decode program per cache length
     lengths = CACHE_LENGTHS.get(platform, CACHE_LENGTHS_ELSEWHERE)
-    piece = max(min(wanted, model.max_positions) // lengths // ROUNDED_TO, 1) * ROUNDED_TO
-    answer = answer or min(wanted, model.max_positions) // piece * piece - buckets[-1]
-    config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=piece)
+    bucket = max(min(total, model.max_positions) // lengths // ROUNDED_TO, 1) * ROUNDED_TO
+    answer = answer or min(total, model.max_positions) // bucket * bucket - buckets[-1]
+    config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
     width = 2 if compute.dtype == "bfloat16" else 4
     token = 2 * model.layers * model.kv_heads * model.head_dim * width
-    room = CACHE_SHARE * _free(model, compute, mesh) * mesh.devices
-    most = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) * mesh.devices
-    slots = min(max(int(room / (token * config.max_length)), mesh.devices), most)
+    cache_bytes = CACHE_SHARE * _free(model, compute, mesh) * mesh.devices
+    max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) * mesh.devices
+    slots = min(max(int(cache_bytes / (token * config.max_length)), mesh.devices), max_slots)
     return replace(config, slots=2 ** int(math.log2(slots)))
 
 
 def _micro_batch(config: RunConfig, stage: str) -> int:
-    """Returns the tokens of a micro-batch that fits, at least one row on each device."""
+    """Returns the tokens of the largest micro-batch that fits into memory, at least one row per
+    device.
+    """
     settings = config.rl if stage == "train" else config.sft
     longest, mesh = settings.buckets[-1], config.mesh
-    most = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
-    return fitting_rows(config, stage, most) * longest * mesh.devices
+    max_rows = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
+    return fitting_rows(config, stage, max_rows) * longest * mesh.devices
 
 
 def _rl(method: str, config: RunConfig, prompts: int) -> RLConfig:
-    """Returns the method's settings; the samples of a step fill the slots once where the paper's
-    are more.
+    """Returns the method's settings. If the preset's step has more samples than slots, the step is
+    reduced to the number of slots.
 
-    Updates are fewer where a step has fewer prompts than them.
+    A step with fewer prompts than updates has fewer updates.
     """
     rollout = config.rollout
     rl = fitted_preset(method, rollout.max_new_tokens, rollout.slots, prompts)
@@ -321,11 +331,11 @@ def _rl(method: str, config: RunConfig, prompts: int) -> RLConfig:
     rl = replace(rl, buckets=buckets, save_every=10, eval_every=10)
     micro = _micro_batch(replace(config, rl=rl), "train")
     if on_cpu():
-        # one shape, which holds an update: three would compile three times as long
+        # one shape that holds an update; three shapes would compile three times as long
         micro = min(micro, longest * rl.group_size * rows // updates)
     return replace(rl, micro_batch_tokens=micro)
 
 
 def _up(tokens: int) -> int:
-    """Rounded up to a multiple of ROUNDED_TO, at least one."""
+    """Returns `tokens` rounded up to a multiple of ROUNDED_TO, at least one multiple."""
     return int(-(-max(int(np.int64(tokens)), 1) // ROUNDED_TO) * ROUNDED_TO)

@@ -1,8 +1,8 @@
 """Estimate of a run's peak memory.
 
-The activations are traced: forward and backward of one micro-batch give the shape of every array
-that the backward pass keeps, attention scores included, in a second or two and without compilation.
-The logits of `compute.logprob_chunk` tokens are added.
+The activations are traced: an abstract forward and backward pass of one micro-batch gives the shape
+of every array that the backward pass stores, attention scores included. Tracing takes a second or
+two and compiles nothing. The logits of `compute.logprob_chunk` tokens are added.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.model.transformer import apply as apply_model
 
-# Python, JAX, the compiler and its programs, the tokenizer, on a CPU (docs/measurements.md)
+# Python, JAX, the compiler and its programs, and the tokenizer, on a CPU (docs/measurements.md)
 PROCESS_BYTES = 2.0 * 2**30
 # The forward pass of the next micro-batch overlaps the backward pass of the current one.
 MICRO_BATCHES_AT_ONCE = 2
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes on one device at the peak of training; on a CPU those of the process."""
+    """Bytes on one device at the peak of training; on a CPU, bytes of the process."""
 
     process: float
-    weights: float  # trained parameters, and the reference's
+    weights: float  # trained parameters, and those of the reference model
     optimizer: float
-    rollout: float  # the sampler's weights, its KV cache and its routes
-    gradients: float  # the update's sum, and the micro-batch's
-    activations: float  # what the backward passes of MICRO_BATCHES_AT_ONCE keep
+    rollout: float  # the rollout's weights, KV cache and routes
+    gradients: float  # the accumulated gradient, and that of the micro-batch
+    activations: float  # stored for the backward passes of MICRO_BATCHES_AT_ONCE
     logits: float
 
     @property
@@ -51,11 +51,11 @@ class MemoryEstimate(NamedTuple):
 
 
 def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
-    """Returns a run's estimate.
+    """Returns the peak memory of a run.
 
     Args:
-        config: of the run.
-        stage: "train", or another command that trains without a rollout, such as "sft".
+        config: the run's configuration.
+        stage: "train", or a command that trains without a rollout, such as "sft".
     """
     rl = stage == "train"
     settings: Any = config.rl if rl else config.sft
@@ -68,11 +68,11 @@ def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
 
 
 def memory_line(config: RunConfig, stage: str) -> str:
-    """Returns the estimate as text, with the available memory where the run needs more."""
+    """Returns the estimate as text. The text names the available memory if the run needs more."""
     need, free = estimate(config, stage), usable_bytes()
     if on_cpu():  # its simulated devices share one memory
         need = MemoryEstimate(*(x * jax.local_device_count() for x in need))
-        free = available_bytes() + peak_bytes()  # what this process has already is its own
+        free = available_bytes() + peak_bytes()  # this process's memory is counted in the estimate
     line = str(need)
     if need.total > free:
         sizes = "sft.micro_batch_tokens"
@@ -83,14 +83,14 @@ def memory_line(config: RunConfig, stage: str) -> str:
 
 
 def process_bytes() -> float:
-    """Returns a device's part of PROCESS_BYTES: all of a CPU's simulated devices share a process,
-    and an accelerator's memory holds none of it.
+    """Returns a device's share of PROCESS_BYTES. A CPU's simulated devices share one process; an
+    accelerator's memory holds none of it, so its share is 0.
     """
     return PROCESS_BYTES / jax.local_device_count() if on_cpu() else 0.0
 
 
 def rows_of(tokens: int, length: int, mesh: MeshConfig) -> int:
-    """Returns the rows that a full micro-batch has on one device."""
+    """Returns the number of rows per device in a full micro-batch."""
     return max(1, tokens // length // _shards_of_rows(mesh))
 
 
@@ -99,9 +99,9 @@ def _shards_of_rows(mesh: MeshConfig) -> int:
 
 
 def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
-    """Returns how many rows of the longest bucket fit into a micro-batch on one device: `most`, or
-    a power of two, which a little more or less free memory does not change; `stage` as in
-    `estimate`.
+    """Returns the number of rows of the longest bucket that fit into a micro-batch on one device:
+    `most`, or a power of two, so that small changes of the free memory do not change the result.
+    `stage` is as in `estimate`.
     """
     rl = stage == "train"
     room = usable_bytes() - process_bytes() - sum(_fixed(config, rl).values())
@@ -114,7 +114,7 @@ def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
 
 
 def _fixed(config: RunConfig, rl: bool) -> dict[str, float]:
-    """Returns the bytes of a device that do not depend on the micro-batch, by name."""
+    """Returns the bytes per device that do not depend on the micro-batch, by name."""
     shapes = _abstract_params(config.model, config.compute)
     narrow = jnp.dtype(config.compute.param_dtype).itemsize < 4
     master = narrow and (config.rl.optim if rl else config.sft.optim).float32_master
@@ -123,10 +123,10 @@ def _fixed(config: RunConfig, rl: bool) -> dict[str, float]:
     weights = tree_bytes(shapes) / parts
     rollout = 0.0
     if rl:
-        there = config.rollout_mesh or config.mesh
-        shared = config.mesh.fsdp * there.expert * there.tensor
-        rollout = count * jnp.dtype(config.rollout_compute.dtype).itemsize / shared
-        rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, there)
+        rollout_mesh = config.rollout_mesh or config.mesh
+        shards = config.mesh.fsdp * rollout_mesh.expert * rollout_mesh.tensor
+        rollout = count * jnp.dtype(config.rollout_compute.dtype).itemsize / shards
+        rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, rollout_mesh)
         rollout += route_bytes(config)
     wide = count * max(4, jnp.dtype(config.compute.param_dtype).itemsize) / parts
     return {
@@ -149,7 +149,7 @@ def cache_bytes(
 
 
 def route_bytes(config: RunConfig) -> float:
-    """Returns the bytes of recorded routes: those of the slots, and those of the step's samples."""
+    """Returns the bytes of recorded routes, those of the slots and those of the step's samples."""
     if not config.model.moe_layers:
         return 0.0
     samples = config.rollout.slots + 2 * config.rl.prompts_per_round * config.rl.capacity
@@ -160,22 +160,22 @@ def route_bytes(config: RunConfig) -> float:
 def _of_micro_batch(
     model: ModelConfig, compute: ComputeConfig, rows: int, length: int
 ) -> dict[str, float]:
-    """Returns the bytes of activations and logits of a micro-batch of a device."""
+    """Returns the bytes of activations and logits of one micro-batch on one device."""
     chunk = min(compute.logprob_chunk, rows * length)
     return {
-        "activations": MICRO_BATCHES_AT_ONCE * float(_kept_bytes(model, compute, rows, length)),
+        "activations": MICRO_BATCHES_AT_ONCE * float(_residual_bytes(model, compute, rows, length)),
         # the logits and their log-softmax
         "logits": 2.0 * chunk * model.vocab_size * 4,
     }
 
 
-def _kept_bytes(model: ModelConfig, compute: ComputeConfig, rows: int, length: int) -> int:
-    """Returns the bytes that the log-probs of a micro-batch keep for their backward pass, without
-    the parameters; as training/step.py computes them.
+def _residual_bytes(model: ModelConfig, compute: ComputeConfig, rows: int, length: int) -> int:
+    """Returns the bytes stored for the backward pass of a micro-batch's log-probs, without the
+    parameters. The computation matches training/step.py.
     """
     network = Transformer(model, compute, training_layout(compute))
 
-    def kept(params: Any, tokens: Any, routes: Any) -> list[Any]:
+    def residuals(params: Any, tokens: Any, routes: Any) -> list[Any]:
         positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
 
         def run(params: Any) -> Any:
@@ -186,15 +186,15 @@ def _kept_bytes(model: ModelConfig, compute: ComputeConfig, rows: int, length: i
             return (logp, None if out.aux is None else out.aux.probs), (entropy, out.routes)
 
         _, pullback, _ = jax.vjp(run, params, has_aux=True)
-        own = {id(x) for x in jax.tree.leaves(params)}
-        return [x for x in jax.tree.leaves(pullback) if id(x) not in own]
+        param_ids = {id(x) for x in jax.tree.leaves(params)}
+        return [x for x in jax.tree.leaves(pullback) if id(x) not in param_ids]
 
     shapes = (
         _abstract_params(model, compute),
         jax.ShapeDtypeStruct((rows, length), jnp.int32),
         jax.eval_shape(lambda: empty_routes(model, rows, length)) if model.moe_layers else None,
     )
-    return tree_bytes(jax.eval_shape(jax.jit(kept), *shapes))
+    return tree_bytes(jax.eval_shape(jax.jit(residuals), *shapes))
 
 
 def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Any:

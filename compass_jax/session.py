@@ -1,5 +1,5 @@
-"""Parts shared by SFT and RL runs: the run directory, the stop signal, the tokenizer checked
-against the model, the scorer; and the coordination of several processes, of which process 0 writes.
+"""Setup that SFT and RL runs share: the run directory, the stop signal, the tokenizer (checked
+against the model) and the scorer. With several processes, process 0 writes the files.
 """
 
 from __future__ import annotations
@@ -52,34 +52,36 @@ STOPPING = (
 
 
 class StopSignal:
-    """Turns SIGTERM and SIGINT (Ctrl-C) into a flag, which the loop reads where it can save and
-    leave. A second signal ends the process at once.
+    """A flag that SIGTERM and SIGINT (Ctrl-C) set. The training loop reads it where it can save and
+    exit. A second signal ends the process at once.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self) -> None:
-        self._asked = False
+        self._requested = False
         self._agreed = False
         self._before: dict[int, Any] = {}
         self.status = 128 + signal.SIGTERM  # the exit status of a run that stopped on request
 
     @property
     def requested(self) -> bool:
-        """Whether to stop. One process's request is enough; all processes must read it at the same
-        places.
+        """Whether the run should stop.
+
+        A request in any process stops all of them, so all processes must read this property at the
+        same places.
         """
-        self._agreed = self._agreed or distributed.anyone(self._asked)
+        self._agreed = self._agreed or distributed.any_process(self._requested)
         return self._agreed
 
     @requested.setter
     def requested(self, value: bool) -> None:
         """Asks for a stop, as SIGTERM does."""
-        self._asked = value
+        self._requested = value
 
     def end(self, status: int) -> None:
         """Asks for a stop, after which the run's exit status is `status`."""
-        self._asked = True
+        self._requested = True
         self.status = status
 
     def __enter__(self) -> StopSignal:
@@ -92,12 +94,12 @@ class StopSignal:
             signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self._requested:
             before = self._before.get(number)
             if callable(before) and before is not signal.default_int_handler:
-                before(number, frame)  # a command's handler, which does not return
+                before(number, frame)  # the handler of a command; it does not return
             raise SystemExit(128 + number)
-        self._asked = True
+        self._requested = True
         self.status = 128 + number
         with contextlib.suppress(OSError):
             os.write(2, STOPPING.format(signal.Signals(number).name).encode())
@@ -112,21 +114,23 @@ def why_stopped(stop: StopSignal) -> str:
 def open_run(config: RunConfig) -> Iterator[RunDir]:
     """Opens the run directory for writing in process 0; an error there is raised in every process.
 
-    Raises RunDirectoryGone where the directory was removed during the run, and ConfigError where
+    Raises RunDirectoryGone if the directory was removed during the run, and ConfigError if the
     processes have different configurations.
     """
     if jax.devices()[0].platform == "tpu" and config.model.moe_layers:
         check_versions(config.model.mixture.experts)
-    known = with_code(config)
-    distributed.same(flatten(known), "start the same command in every process")
-    run, refusal = RunDir(config.directory, known), None
+    run_config = with_code(config)
+    distributed.require_equal_across_processes(
+        flatten(run_config), "start the same command in every process"
+    )
+    run, refusal = RunDir(config.directory, run_config), None
     if distributed.is_main_process():
         try:
             check_trackers(config.trackers)
             run.__enter__()
         except Exception as error:
             refusal = error
-    message = distributed.exchange(str(refusal or "").encode())[0].decode()
+    message = distributed.all_gather_bytes(str(refusal or "").encode())[0].decode()
     if message:
         raise refusal or RunRefused(message)
     try:
@@ -150,30 +154,32 @@ def code_changes(run: RunDir) -> list[str]:
 
 
 def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint.Sound | None:
-    """The newest sound checkpoint of a run directory that is open for writing, or None where it has
-    none.
+    """Returns the newest valid checkpoint of a run directory that is open for writing, or None if
+    it has no checkpoint.
 
-    Damaged ones after it are told of and renamed to `damaged_...`: the run will write those steps
-    again. CheckpointError where all are damaged, ConfigError where the processes do not see the
-    same ones.
+    Damaged checkpoints after the valid one are reported through `tell` and renamed to
+    `damaged_...`, since the run will write those steps again. Raises CheckpointError if all
+    checkpoints are damaged, and ConfigError if the processes see different ones.
     """
     newest = checkpoint.latest(directory)
     remedy = "a run directory must be on a file system that all processes share"
-    distributed.same({f"the newest checkpoint in {directory}": newest}, remedy)
+    distributed.require_equal_across_processes(
+        {f"the newest checkpoint in {directory}": newest}, remedy
+    )
     if newest is None:
         return None
-    found = checkpoint.find(directory, tell=tell)
-    for kept in checkpoint.set_aside(found) if distributed.is_main_process() else ():
-        tell(f"it is kept as {kept}: remove it when nobody needs it")
-    return found
+    valid = checkpoint.find(directory, tell=tell)
+    for renamed in checkpoint.set_aside(valid) if distributed.is_main_process() else ():
+        tell(f"it is kept as {renamed}: remove it when nobody needs it")
+    return valid
 
 
 def open_scorer(config: RunConfig, directory: str | None = None) -> AnyScorer:
-    """Opens the scorer of a run's prompts, for every command. With a run's `directory` the judge's
-    verdicts are stored there.
+    """Opens the scorer of a run's prompts. With a run's `directory`, the judge's verdicts are
+    stored there.
 
-    It starts before anything is written: raises VerifierError for a verifier that cannot be used
-    and ConfigError for a judge that is not configured.
+    Call it before any file is written. Raises VerifierError for a verifier that cannot be used, and
+    ConfigError if a source needs a judge and none is configured.
     """
     judge = _judge(config, directory)
     scorer = Scorer(config.rewards, config.data)
@@ -210,17 +216,19 @@ def _judge(config: RunConfig, directory: str | None) -> AnyJudge | None:
 
 
 def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:
-    """Returns `scorer`; with several processes, one that checks this process's share of the
-    samples.
+    """Returns `scorer` itself in a run of one process, or a SharedScorer that checks this process's
+    share of the samples.
     """
     if jax.process_count() == 1:
         return scorer
-    return SharedScorer(scorer, jax.process_index(), jax.process_count(), distributed.exchange)
+    return SharedScorer(
+        scorer, jax.process_index(), jax.process_count(), distributed.all_gather_bytes
+    )
 
 
 def load_tokenizer(config: RunConfig) -> Tokenizer:
-    """Returns the run's tokenizer. Raises ConfigError without one and TokenizerError where it has
-    ids that the model lacks.
+    """Returns the run's tokenizer. Raises ConfigError if none is configured, and TokenizerError if
+    its ids exceed the model's vocabulary.
     """
     if not config.data.tokenizer:
         raise ConfigError(

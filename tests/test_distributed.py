@@ -109,21 +109,21 @@ def test_processes_that_do_not_meet_are_told_where(joined, monkeypatch):
 
 
 def test_a_command_of_one_process_is_refused_in_several(joined, monkeypatch):
-    distributed.refuse("compass filter")
+    distributed.require_single_process("compass filter")
     for name, value in GOOD.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
         ConfigError, match="compass filter runs in one process: unset COMPASS_COORDINATOR"
     ):
-        distributed.refuse("compass filter")
+        distributed.require_single_process("compass filter")
 
 
 def test_one_process_asks_nobody(joined):
     with distributed.processes():
         assert distributed.is_main_process() and joined == []
-    assert distributed.exchange(b"x") == [b"x"]
-    assert distributed.anyone(True) and not distributed.anyone(False)
-    distributed.same({"seed": 1}, "")
+    assert distributed.all_gather_bytes(b"x") == [b"x"]
+    assert distributed.any_process(True) and not distributed.any_process(False)
+    distributed.require_equal_across_processes({"seed": 1}, "")
     with pytest.raises(KeyError), distributed.processes():
         raise KeyError
 
@@ -166,14 +166,18 @@ def test_simulated_devices_may_lag_behind_their_host():
 
 def test_values_that_differ_are_named_with_the_process(monkeypatch):
     monkeypatch.setattr(
-        distributed, "exchange", lambda payload: [payload, payload, b'{"rl.steps": 3, "seed": 1}']
+        distributed,
+        "all_gather_bytes",
+        lambda payload: [payload, payload, b'{"rl.steps": 3, "seed": 1}'],
     )
-    distributed.same({"rl.steps": 3, "seed": 1}, "")
+    distributed.require_equal_across_processes({"rl.steps": 3, "seed": 1}, "")
     with pytest.raises(
         ConfigError,
         match=r"^rl\.steps is 2 in process 0 and 3 in process 2: start the same command$",
     ):
-        distributed.same({"rl.steps": 2, "seed": 1}, "start the same command")
+        distributed.require_equal_across_processes(
+            {"rl.steps": 2, "seed": 1}, "start the same command"
+        )
 
 
 def test_payloads_of_any_size_come_back_whole(monkeypatch):
@@ -188,7 +192,7 @@ def test_payloads_of_any_size_come_back_whole(monkeypatch):
     monkeypatch.setattr(distributed.multihost_utils, "process_allgather", gather)
     for size in (0, 1, 1024, 1025, 5000):
         payload = bytes(i % 256 for i in range(size))
-        assert distributed.exchange(payload) == [payload, payload]
+        assert distributed.all_gather_bytes(payload) == [payload, payload]
     assert sizes[1::2] == [1024, 1024, 1024, 2048, 8192]
 
 
@@ -209,5 +213,5 @@ def test_payloads_of_any_size_come_back_whole(monkeypatch):
 )
 def test_what_ends_a_process_is_told(error, code, said, capsys, monkeypatch):
     monkeypatch.setattr(distributed.time, "sleep", lambda seconds: None)
-    assert distributed._told("process 1 of 2", error) == code
+    assert distributed._report_error("process 1 of 2", error) == code
     assert said in capsys.readouterr().err

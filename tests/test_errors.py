@@ -32,7 +32,7 @@ def test_the_exit_status_is_the_errors_own(kind, capsys):
     error = kind("what was wrong")
     status = 2 if kind in GIVEN else 1
     assert words.in_words(error) == "what was wrong" and error.exit_status == status
-    assert distributed._told("process 1 of 2", error) == status
+    assert distributed._report_error("process 1 of 2", error) == status
     assert capsys.readouterr().err == "compass: process 1 of 2: what was wrong\n"
 
 

@@ -44,7 +44,7 @@ def second(monkeypatch):
         first = says.pop(0) if says else None
         return [payload if first is None else first, payload]
 
-    monkeypatch.setattr(distributed, "exchange", exchange)
+    monkeypatch.setattr(distributed, "all_gather_bytes", exchange)
     return says
 
 
@@ -142,7 +142,7 @@ def test_processes_that_see_different_checkpoints_do_not_share_a_disk(tmp_path, 
 def test_one_process_that_is_asked_to_stop_stops_all(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        distributed, "anyone", lambda flag: asked.append(flag) or flag or len(asked) == 3
+        distributed, "any_process", lambda flag: asked.append(flag) or flag or len(asked) == 3
     )
     with StopSignal() as stop:
         assert not stop.requested and not stop.requested and stop.requested and stop.requested

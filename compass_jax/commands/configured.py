@@ -195,7 +195,7 @@ def config_from_options(
 
     overrides: settings that are applied afterwards; those that others follow from are read.
     """
-    from compass_jax.distributed import initialize, refuse
+    from compass_jax.distributed import initialize, require_single_process
 
     if getattr(options, "config", ""):
         raise ConfigError(
@@ -203,7 +203,7 @@ def config_from_options(
         )
     if not options.data:
         raise ConfigError("--data FILE is missing: which prompts or conversations to train on?")
-    refuse(f"compass {command} --model")
+    require_single_process(f"compass {command} --model")
     initialize()
     from compass_jax import from_files
 
@@ -324,12 +324,12 @@ def _run(name: str, options: Any, config: RunConfig) -> int:
         return 0
     if not isinstance(options, Compiling):
         return command.run(options, config)
-    from compass_jax.distributed import processes, refuse
+    from compass_jax.distributed import processes, require_single_process
 
     if name in SINGLE_PROCESS:
-        refuse(f"compass {name}")
+        require_single_process(f"compass {name}")
     if getattr(options, "follow", False):
-        refuse("compass eval --follow")
+        require_single_process("compass eval --follow")
     with processes():
         keep_compiled(options)
         return command.run(options, config)

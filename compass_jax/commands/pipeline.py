@@ -10,7 +10,7 @@ from compass_jax.commands.configured import load_config_as
 from compass_jax.commands.options import Pipeline
 from compass_jax.config import ConfigError
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.distributed import refuse
+from compass_jax.distributed import require_single_process
 from compass_jax.pipeline.plan import check_outside, lines
 from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.results import results, results_table, status_table
@@ -25,7 +25,7 @@ def run(options: Pipeline) -> int:
         config = config.validate()
     except ConfigError as error:
         raise ConfigError(f"{options.config}: {error}") from error
-    refuse("compass pipeline")
+    require_single_process("compass pipeline")
     if options.dry_run or options.status:
         return _tell(config, options.status)
     from compass_jax.pipeline.run import run_pipeline

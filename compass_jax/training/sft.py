@@ -80,11 +80,11 @@ class SFTTrainer:
             self.tokenizer.vocab_size,
         )
         examples, self.data_stats = self.examples()
-        team = Team(jax.process_index(), jax.process_count(), distributed.exchange)
+        team = Team(jax.process_index(), jax.process_count(), distributed.all_gather_bytes)
         ahead = 2 * self.sft.batch
         self.stream = ExampleStream(examples, config.seed, self.sft.weights, team, ahead)
         state = self.stream.state()
-        distributed.same(
+        distributed.require_equal_across_processes(
             {f"the data's {name}": state[name] for name in ("items", "fingerprint")},
             "every process must find the same files",
         )

@@ -251,7 +251,7 @@ def _inside(where: Path, files: dict[str, Digest]) -> list[str]:
 
 def _agreed(faults: list[str]) -> list[str]:
     """The faults that any process found."""
-    told = (json.loads(part) for part in distributed.exchange(json.dumps(faults).encode()))
+    told = (json.loads(part) for part in distributed.all_gather_bytes(json.dumps(faults).encode()))
     return list(dict.fromkeys(fault for part in told for fault in part))
 
 

@@ -247,7 +247,7 @@ def test_of_several_processes_each_digests_its_share_and_all_decide_alike(tmp_pa
     assert list(sound._share(listed | of_three)) == own
     monkeypatch.setattr(
         distributed,
-        "exchange",
+        "all_gather_bytes",
         lambda payload: [b"[]", json.dumps(["another found this"]).encode(), payload],
     )
     assert sound.examine(where).faults == ["another found this"]
