@@ -285,8 +285,8 @@ def _rollout(
     buckets: tuple[int, ...],
     answer: int | None,
 ) -> RolloutConfig:
-    """Returns the rollout settings. The answer length is `answer`, or what the model's context
-    leaves; the number of slots is the largest power of two whose KV caches fit.
+    """Returns the rollout settings. The answer length is `answer`, or the rest of the model's
+    context; the number of slots is the largest power of two whose KV caches fit.
     """
     platform = jax.devices()[0].platform
     longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)

@@ -1,11 +1,11 @@
-"""Calls of tools in a model's text, in the formats that chat templates ask for:
+"""Parser of tool calls in a model's text, in the formats of chat templates:
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>            Hermes, Qwen; any number
     [{"name": "f", "arguments": {"a": 1}}]                                 a JSON list, or an object
     {"tool_calls": [{"function": {"name": "f", "arguments": "{\\"a\\": 1}"}}]}       OpenAI's fields
     [f(a=1), g(b='x')]                                                     Python's syntax
 
-A text is hostile input: it is read, and nothing of it is evaluated.
+The text is untrusted: it is parsed, never evaluated.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _WORDS = {"true": True, "false": False, "null": None}  # JSON's, in Python's syn
 
 
 class MalformedCall(CompassError, ValueError):
-    """A text begins a call that cannot be read; the message says why."""
+    """A text begins a call that cannot be parsed; the message gives the reason."""
 
 
 class ToolCall(NamedTuple):
-    """A call: a tool's name, its arguments by name, and those that Python's syntax gave by position
-    alone. Values are those of JSON.
+    """A tool call: the tool's name, the arguments by name, and positional arguments (Python syntax
+    only). Values are JSON values.
     """
 
     name: str
@@ -46,10 +46,11 @@ class ToolCall(NamedTuple):
 
 
 def tool_calls(text: str) -> list[ToolCall]:
-    """The calls in a text, in their order; empty where it makes none. What is thought (`<think>`)
-    calls nothing, and so does prose around a `<tool_call>` or a block between ``` marks.
+    """Returns the calls in a text, in their order, or an empty list.
 
-    Raises MalformedCall where a call begins that cannot be read, and for more than MOST_CALLS.
+    Text inside `<think>` contains no calls. Nor does prose around a `<tool_call>` or around a
+    fenced block. Raises MalformedCall for a call that cannot be parsed, and for more than
+    MOST_CALLS calls.
     """
     body = text.strip()
     if not _reader(body):
@@ -66,7 +67,9 @@ def tool_calls(text: str) -> list[ToolCall]:
 
 
 def call_span(text: str) -> tuple[int, int]:
-    """Returns where the calls that `tool_calls` reads begin and end in a text that has calls."""
+    """Returns the (begin, end) offsets of the calls that `tool_calls` finds. The text must have
+    calls.
+    """
     begin, end = 0, len(text)
     if not _reader(text.strip()):
         begin = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
@@ -82,7 +85,7 @@ def call_span(text: str) -> tuple[int, int]:
 
 
 def _reader(body: str) -> Callable[[str], list[ToolCall]] | None:
-    """What reads a text that begins with a call; None where it does not."""
+    """Returns the parser for a text that begins with a call; None if the text does not."""
     return _json if _JSON.match(body) else _python if _PYTHON.match(body) else None
 
 
@@ -93,7 +96,7 @@ def _few(calls: list[ToolCall]) -> list[ToolCall]:
 
 
 def _tagged(text: str) -> list[ToolCall]:
-    """The calls between tags. A tag inside a call's strings opens and closes nothing."""
+    """Returns the calls between tags. Tags inside the strings of a call are ignored."""
     calls: list[ToolCall] = []
     decoder = json.JSONDecoder()
     start = text.find(_OPEN)
@@ -114,8 +117,8 @@ def _tagged(text: str) -> list[ToolCall]:
 
 
 def _json(text: str, must: bool = False) -> list[ToolCall]:
-    """The calls of a JSON text. An object that has none of the fields of a call is none, unless it
-    `must` be one.
+    """Returns the calls of a JSON text. An object without any field of a call gives an empty list,
+    or an error with `must`.
     """
     value = parse_json(text, "a call", error=MalformedCall)
     fields = {"name", "function", "tool_calls"}
@@ -131,9 +134,11 @@ def _of_value(value: Any) -> list[ToolCall]:
 
 
 def of_object(value: Any) -> ToolCall:
-    """The call that a value of JSON is: its name is under "name" or "function", its arguments, an
-    object or one as text, under "arguments" or "parameters"; or both under "function", as OpenAI
-    has them. Raises MalformedCall for anything else.
+    """Returns the call that a JSON value describes.
+
+    The name is under "name" or "function". The arguments, an object or its JSON text, are under
+    "arguments" or "parameters". OpenAI's format has both under "function". Raises MalformedCall for
+    anything else.
     """
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = value["function"]
@@ -184,7 +189,7 @@ def _of_node(node: ast.AST) -> ToolCall:
 
 
 def _literal(node: ast.expr, depth: int) -> Any:
-    """The value of JSON that a node says."""
+    """Returns the JSON value of a syntax node. Raises MalformedCall for other nodes."""
     if depth > MOST_DEPTH:
         raise MalformedCall(f"an argument is nested deeper than {MOST_DEPTH} levels")
     if isinstance(node, ast.List | ast.Tuple):
@@ -206,12 +211,12 @@ def _literal(node: ast.expr, depth: int) -> Any:
         return sign * value
     if isinstance(value, float) and math.isfinite(value):
         return sign * value
-    raise MalformedCall(f"an argument is no value of JSON: {_shown(node)}")
+    raise MalformedCall(f"an argument is no value of JSON: {_source_of(node)}")
 
 
-def _shown(node: ast.expr) -> str:
-    """Returns the beginning of an argument's text, or what it is where it has too many digits or is
-    nested too deeply to be written.
+def _source_of(node: ast.expr) -> str:
+    """Returns the beginning of an argument's text. For an argument with too many digits or levels,
+    returns the type of its node.
     """
     try:
         return ast.unparse(node)[:80]

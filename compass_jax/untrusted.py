@@ -1,8 +1,8 @@
-"""The reader of files and texts from outside: it checks size, encoding, depth and numbers.
+"""Readers for untrusted files and texts: they check size, encoding, nesting depth and numbers.
 
-Configurations, tokenizers, indexes, manifests, rows and requests are JSON. Python's reader takes
-more than JSON (NaN, lone surrogates, a key twice, integers of any length) and raises a
-RecursionError for deep brackets; here each of these is an error that names its place.
+Configurations, tokenizers, indexes, manifests, rows and requests are JSON. Python's parser accepts
+more than JSON (NaN, lone surrogates, duplicate keys, integers of any length) and raises
+RecursionError for deeply nested brackets. Here each of these is an error that names its place.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UntrustedError(UserError):
-    """A file or text that cannot be used; the message says which, where in it, and what to do.
-    Rooms raise their own kind of it.
+    """A file or text that cannot be used. The message names the file, the place in it and a remedy.
+    Other modules derive their own errors from it.
     """
 
 
 def open_regular(path: str | os.PathLike, *, error: type[Exception] = UntrustedError) -> IO[bytes]:
-    """Returns a regular file, open for reading bytes. Raises `error` for anything else, as a folder
-    or a pipe, and never waits.
+    """Returns a regular file, opened for reading bytes. Raises `error` for anything else, such as a
+    folder or a pipe. It never blocks.
     """
     path = Path(path)
     try:
@@ -114,7 +114,7 @@ def read_text(
     most_bytes: int = MOST_BYTES,
 ) -> str:
     """Returns the text of a UTF-8 file. Raises `error` like `read_bytes`, for another encoding, and
-    for a byte order mark: other readers of such files fail on it, and an export carries them along.
+    for a byte order mark, because other readers of such files fail on it and exports copy the file.
     """
     data = read_bytes(path, error=error, most_bytes=most_bytes)
     if data.startswith(codecs.BOM_UTF8):
@@ -123,8 +123,8 @@ def read_text(
 
 
 def decode_utf8(data: bytes, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """Returns `data` as text without a byte order mark at its start. Raises `error` naming the byte
-    that is not UTF-8.
+    """Returns `data` as text, without a byte order mark at its start. Raises `error`, naming the
+    invalid byte, if `data` is not UTF-8.
     """
     try:
         return data.decode("utf-8-sig")
@@ -159,14 +159,15 @@ def parse_json(
     error: type[Exception] = UntrustedError,
     most_digits: int = MOST_DIGITS,
 ) -> Any:
-    """Returns the value of a JSON text: finite numbers, whole characters, every key once.
+    """Returns the value of a JSON text with finite numbers, whole characters and unique keys.
 
     Args:
         text: bytes must be UTF-8.
         where: the place that messages begin with ("rows.jsonl, line 3").
-        error: the class to raise, made from one message.
-        most_digits: digits of an integer. Reference answers may be long; sizes and settings fit in
-            19.
+        error: the class to raise, constructed from one message.
+        most_digits: maximum number of digits of an integer. Reference answers may be long; sizes
+            and
+            settings fit in 19.
     """
     if isinstance(text, bytes):
         text = decode_utf8(text, where, error=error)
@@ -174,26 +175,26 @@ def parse_json(
         raise error(f"{where}: nested deeper than {MOST_DEPTH} levels")
     unusable: list[_Unusable] = []
 
-    def refused(why: str) -> _Unusable:
+    def mark_unusable(why: str) -> _Unusable:
         unusable.append(_Unusable(why))
         return unusable[-1]
 
-    def whole(digits: str) -> int | _Unusable:
+    def parse_integer(digits: str) -> int | _Unusable:
         if len(digits.lstrip("-")) > most_digits:
             long = f"has more than {most_digits} digits; write it as a string"
-            return refused(f"the integer {digits[:20]}... {long}")
+            return mark_unusable(f"the integer {digits[:20]}... {long}")
         return int(digits)
 
-    def real(digits: str) -> float | _Unusable:
+    def parse_real(digits: str) -> float | _Unusable:
         if not math.isfinite(value := float(digits)):
             big = "is not finite; write it as a string, or a smaller one"
-            return refused(f"the number {digits[:40]} {big}")
+            return mark_unusable(f"the number {digits[:40]} {big}")
         return value
 
     def constant(name: str) -> _Unusable:
-        return refused(f"{name} is no number of JSON; remove it, or write it as a string")
+        return mark_unusable(f"{name} is no number of JSON; remove it, or write it as a string")
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
         if len(value) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -202,7 +203,11 @@ def parse_json(
 
     try:
         value = json.loads(
-            text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=once
+            text,
+            parse_int=parse_integer,
+            parse_float=parse_real,
+            parse_constant=constant,
+            object_pairs_hook=unique_keys,
         )
     except json.JSONDecodeError as cause:
         raise error(f"{where}: not JSON: {cause}") from cause
@@ -212,14 +217,14 @@ def parse_json(
 
 
 class _Unusable:
-    """A placeholder of an unusable number, until its place is known."""
+    """A placeholder for an invalid number whose place in the text is not known yet."""
 
     def __init__(self, why: str):
         self.why = why
 
 
 def nesting(text: str, most: int = sys.maxsize) -> int:
-    """Returns the depth of a JSON text, counted up to `most`; 0 for a number.
+    """Returns the nesting depth of a JSON text, counted up to `most`; 0 for a number.
 
     Brackets inside strings do not count; unclosed ones do. Each pass removes the innermost pairs,
     so that a text of many short arrays costs one pass.
@@ -234,8 +239,8 @@ def nesting(text: str, most: int = sys.maxsize) -> int:
 
 
 def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """Returns `text`, which can be encoded. Raises `error` for half a character (a lone surrogate)
-    in it.
+    """Returns `text` unchanged if it can be encoded. Raises `error` if it contains a lone surrogate
+    (half a character).
     """
     if half := _SURROGATE.search(text):
         place = f"character {half.start()}, {half[0]!r}"

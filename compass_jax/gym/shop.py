@@ -1,10 +1,10 @@
-"""A small shop as an environment: a customer asks for changes of orders, the model makes them by
-tools, and the final state of the shop is judged.
+"""A small shop as an environment: a customer requests changes of orders, the model makes them with
+tool calls, and the reward depends on the final state of the shop.
 
-    python -m compass_jax.gym.shop conversations.jsonl      right conversations for a cold start
-    python -m compass_jax.gym.shop mixed.jsonl --careless 0.5     of careful and careless clerks
+    python -m compass_jax.gym.shop conversations.jsonl      correct conversations for a cold start
+    python -m compass_jax.gym.shop mixed.jsonl --careless 0.5     some goals handled carelessly
 
-A row needs 1, 2, 4 or 8 calls, in English, Indonesian or Portuguese; it follows from the seed.
+A row needs 1, 2, 4 or 8 calls, in English, Indonesian or Portuguese. The seed determines the rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from compass_jax.tasks.environment import Environment, Message, Turn
 from compass_jax.tasks.task import Task
 
 CALLS = (1, 2, 4, 8)
-COPIES = 4  # conversations of a row where clerks may be careless
+COPIES = 4  # conversations per row if clerks may be careless
 TRIES = 50  # repeated draws after which no new row is expected
 ITEMS = {
     "en": ("pen", "cup", "bag", "hat", "lamp", "book", "soap", "ring", "mat", "fan"),
     "id": ("pena", "gelas", "tas", "topi", "lampu", "buku", "sabun", "cincin", "tikar", "kipas"),
     "pt": ("caneta", "copo", "bolsa", "boina", "foco", "livro", "giz", "anel", "tapete", "leque"),
 }
-# what a customer says, by the kind of goal
+# the customer's sentences, by kind of goal
 PHRASES = {
     "en": {
         "buy": "Buy {n} {item}.",
@@ -52,7 +52,7 @@ PHRASES = {
         "cheaper": "Compre {n} {item} ou {other}, o mais barato.",
     },
 }
-NEEDED = {"buy": 1, "coupon": 2, "cancel": 2, "cheaper": 3}  # calls
+NEEDED = {"buy": 1, "coupon": 2, "cancel": 2, "cheaper": 3}  # calls per goal
 OK = {"en": "Done.", "id": "Selesai.", "pt": "Feito."}
 
 Shop = dict[str, Any]  # JSON
@@ -63,11 +63,11 @@ Goal = Mapping[str, Any]
 
 
 def _price(shop: Shop, item: Any) -> int:
-    return shop["prices"][_known(shop, item)]
+    return shop["prices"][_require_item(shop, item)]
 
 
 def _stock(shop: Shop, item: Any) -> int:
-    return shop["stock"][_known(shop, item)]
+    return shop["stock"][_require_item(shop, item)]
 
 
 def _orders(shop: Shop) -> list[list[Any]]:
@@ -81,7 +81,7 @@ def _coupon(shop: Shop) -> str:
 
 
 def _buy(shop: Shop, item: Any, n: Any, coupon: Any = "") -> int:
-    """The number of the order. A coupon takes a tenth off, once."""
+    """Places an order and returns its number. A coupon takes a tenth off, once."""
     price = _price(shop, item)
     if type(n) is not int or n < 1:
         raise ValueError("n must be 1 or more")
@@ -108,13 +108,13 @@ def _cancel(shop: Shop, order: Any) -> str:
     raise ValueError("no such order")
 
 
-def _known(shop: Shop, item: Any) -> str:
+def _require_item(shop: Shop, item: Any) -> str:
     if not isinstance(item, str) or item not in shop["prices"]:
         raise ValueError("no such item")
     return item
 
 
-# name -> (function, arguments, how many of the last may be left out, what it does)
+# name -> (function, arguments, number of optional last arguments, description)
 TOOLS: dict[str, tuple[Callable[..., Any], tuple[str, ...], int, str]] = {
     "price": (_price, ("item",), 0, "Gives the price of one item."),
     "stock": (_stock, ("item",), 0, "Gives how many of an item there are."),
@@ -126,8 +126,9 @@ TOOLS: dict[str, tuple[Callable[..., Any], tuple[str, ...], int, str]] = {
 
 
 def use(shop: Shop, call: Call) -> str:
-    """What a call gives, as JSON; the shop is changed. A call that cannot be made gives
-    {"error": why} and changes nothing.
+    """Runs a call on the shop, which it changes, and returns the result as JSON.
+
+    A call that fails returns {"error": reason} and changes nothing.
     """
     try:
         if call.error:
@@ -142,24 +143,24 @@ def use(shop: Shop, call: Call) -> str:
 
 
 def schemas() -> list[dict[str, Any]]:
-    """The tools as chat templates show them."""
-    whole = ("n", "order")
+    """Returns the tools in the format of chat templates."""
+    integers = ("n", "order")
     return [
         {
             "type": "function",
             "function": {
                 "name": name,
-                "description": about,
+                "description": description,
                 "parameters": {
                     "type": "object",
                     "properties": {
-                        x: {"type": "integer" if x in whole else "string"} for x in args
+                        x: {"type": "integer" if x in integers else "string"} for x in args
                     },
                     "required": list(args[: len(args) - optional]),
                 },
             },
         }
-        for name, (_, args, optional, about) in TOOLS.items()
+        for name, (_, args, optional, description) in TOOLS.items()
     ]
 
 
@@ -167,13 +168,13 @@ def schemas() -> list[dict[str, Any]]:
 
 
 def start(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The shop of a row as it opens."""
+    """Returns the initial state of a row's conversation."""
     shop = json.loads(json.dumps(row["shop"]))
     return {"shop": shop, "opened": row["shop"], "wanted": row["wanted"]}
 
 
 def step(state: dict[str, Any], text: str) -> Turn:
-    """Makes the calls of a turn. The reward is 1 where the shop is as it is to be, else 0; a turn
+    """Runs the calls of a turn. The reward is 1 if the shop is in the wanted state, else 0. A turn
     without a call ends the conversation.
     """
     answers = [use(state["shop"], call) for call in calls_in(text)]
@@ -184,35 +185,37 @@ def step(state: dict[str, Any], text: str) -> Turn:
 
 
 def step_rewarded(state: dict[str, Any], text: str) -> Turn:
-    """`step`, its reward what the turn adds to `progress`: they sum to 1 where all is done."""
+    """Runs a turn like `step`, but the reward is the increase of `progress`; the rewards of a
+    complete conversation sum to 1.
+    """
     before = progress(state)
     turn = step(state, text)
     return turn._replace(reward=turn.components["progress"] - before)
 
 
 def progress(state: Mapping[str, Any]) -> float:
-    """Of the changes to orders that were made or are wanted, the share that were and are; 1 where
-    all is done and nothing else.
+    """Returns the number of wanted changes that were made, divided by the number of changes made or
+    wanted; 1 if exactly the wanted changes were made.
     """
-    opened, made = _changes(state["opened"]), _changes(state["shop"])
+    opened, changes = _changes(state["opened"]), _changes(state["shop"])
     wanted = Counter(map(tuple, state["wanted"]))
-    made.subtract(opened)
-    made = +made
-    return (made & wanted).total() / (made | wanted).total()
+    changes.subtract(opened)
+    changes = +changes
+    return (changes & wanted).total() / (changes | wanted).total()
 
 
 def _changes(shop: Shop) -> Counter[tuple[Any, ...]]:
     return Counter((o["item"], o["n"], o["total"], o["status"]) for o in shop["orders"])
 
 
-# ---- what a right conversation does --------------------------------------------------------------
+# ---- correct conversations -----------------------------------------------------------------------
 
-Script = Generator[Call, Any, None]  # gives calls, and is sent what they gave
+Script = Generator[Call, Any, None]  # yields calls, and is sent their results
 
 
 def _script(goal: Goal) -> Script:
     item, n = goal["item"], goal.get("n", 0)
-    if goal.get("careless"):  # looks nothing up, orders one whatever the number
+    if goal.get("careless"):  # looks nothing up and always orders one item
         yield Call("cancel", [11]) if goal["kind"] == "cancel" else Call("buy", [item, 1])
     elif goal["kind"] == "buy":
         yield Call("buy", [item, n])
@@ -220,9 +223,9 @@ def _script(goal: Goal) -> Script:
         code = yield Call("coupon", [])
         yield Call("buy", [item, n, code])
     elif goal["kind"] == "cancel":
-        found = yield Call("orders", [])
-        # none where a careless clerk cancelled it for another one
-        for number in [number for number, name, _ in found if name == item][:1]:
+        orders = yield Call("orders", [])
+        # empty if a careless clerk cancelled that order for another goal
+        for number in [number for number, name, _ in orders if name == item][:1]:
             yield Call("cancel", [number])
     else:
         first = yield Call("price", [item])
@@ -231,22 +234,22 @@ def _script(goal: Goal) -> Script:
 
 
 def right_calls(shop: Shop, goals: Sequence[Goal]) -> list[tuple[Call, str]]:
-    """The calls that reach the goals, each with what it gives; the shop is changed."""
-    made: list[tuple[Call, str]] = []
+    """Runs the calls that reach the goals on the shop, and returns each with its result."""
+    calls: list[tuple[Call, str]] = []
     for goal in goals:
-        script, sent = _script(goal), None
+        script, result = _script(goal), None
         while True:
             try:
-                call = script.send(sent)
+                call = script.send(result)
             except StopIteration:
                 break
-            made.append((call, use(shop, call)))
-            sent = json.loads(made[-1][1])
-    return made
+            calls.append((call, use(shop, call)))
+            result = json.loads(calls[-1][1])
+    return calls
 
 
 def conversation(row: Mapping[str, Any]) -> list[Message]:
-    """A right conversation, its calls in the short form."""
+    """Returns a correct conversation, with calls in the short form."""
     messages: list[Message] = [{"role": "user", "content": row["prompt"]}]
     for call, answer in right_calls(start(row)["shop"], row["goals"]):
         text = json.dumps({call.name: call.arguments}, separators=(",", ":"))
@@ -255,8 +258,8 @@ def conversation(row: Mapping[str, Any]) -> list[Message]:
 
 
 def clerks(row: Mapping[str, Any], careless: float, random_: random.Random) -> list[list[Message]]:
-    """`COPIES` conversations of a row, some alike: each goal meets a careless clerk with this
-    probability. The right one alone where it is 0.
+    """Returns COPIES conversations of a row; each goal is handled carelessly with probability
+    `careless`. Conversations may be equal. Returns one correct conversation if `careless` is 0.
     """
     talks = []
     for _ in range(COPIES if careless else 1):
@@ -270,22 +273,20 @@ def clerks(row: Mapping[str, Any], careless: float, random_: random.Random) -> l
 
 def distinct(draw: Callable[[], dict[str, Any]], each: int) -> Iterator[dict[str, Any]]:
     """Yields rows with distinct prompts, at most `each`; fewer after TRIES repeated ones."""
-    seen: set[str] = set()
+    prompts: set[str] = set()
     repeated = 0
-    while len(seen) < each and repeated < TRIES:
+    while len(prompts) < each and repeated < TRIES:
         row = draw()
-        repeated = repeated + 1 if row["prompt"] in seen else 0
+        repeated = repeated + 1 if row["prompt"] in prompts else 0
         if not repeated:
-            seen.add(row["prompt"])
+            prompts.add(row["prompt"])
             yield row
 
 
 def rows(
     seed: int, calls: Sequence[int], each: int, languages: Sequence[str] = tuple(ITEMS)
 ) -> Iterator[dict[str, Any]]:
-    """At most `each` distinct requests of each number of calls and language; fewer where there are
-    no more.
-    """
+    """Yields up to `each` distinct requests of each number of calls and language."""
     for count in calls:
         for language in languages:
             random_ = random.Random(f"{seed} {count} {language}")
@@ -303,8 +304,10 @@ def _row(random_: random.Random, calls: int, language: str) -> dict[str, Any]:
     }
     goals = _goals(random_, calls, items)
     ordered = [goal["item"] for goal in goals if goal["kind"] == "cancel"]
-    others = items[-2:][: random_.randint(0, 2)]
-    for number, item in enumerate(random_.sample([*ordered, *others], len(ordered) + len(others))):
+    other_items = items[-2:][: random_.randint(0, 2)]
+    for number, item in enumerate(
+        random_.sample([*ordered, *other_items], len(ordered) + len(other_items))
+    ):
         n = random_.randint(1, 3)
         one = {"id": 11 + number, "item": item, "n": n, "total": shop["prices"][item] * n * 10}
         shop["orders"].append({**one, "status": "open"})
@@ -324,23 +327,26 @@ def _row(random_: random.Random, calls: int, language: str) -> dict[str, Any]:
 
 
 def _goals(random_: random.Random, calls: int, items: Sequence[str]) -> list[dict[str, Any]]:
-    """Goals that need so many calls in all, each of items of its own; one at most uses the coupon.
+    """Returns goals that need this number of calls in all. Goals do not share items, and at most
+    one uses the coupon.
 
-    The last two items are nobody's: the shop may have orders of them.
+    No goal uses the last two items, for which the shop may have other orders.
     """
     goals: list[dict[str, Any]] = []
-    left, free = calls, list(items[:-2])
-    kinds = [kind for kind in NEEDED if kind != "buy" or calls != 2]  # of two, one looks up
-    while left:
-        fits = [kind for kind in kinds if NEEDED[kind] <= left] or ["buy"]
+    remaining, unused = calls, list(items[:-2])
+    kinds = [
+        kind for kind in NEEDED if kind != "buy" or calls != 2
+    ]  # with two calls, one is a look-up
+    while remaining:
+        fits = [kind for kind in kinds if NEEDED[kind] <= remaining] or ["buy"]
         kind = random_.choice(fits)
-        goal = {"kind": kind, "item": free.pop(), "n": random_.randint(1, 9)}
+        goal = {"kind": kind, "item": unused.pop(), "n": random_.randint(1, 9)}
         if kind == "cheaper":
-            goal["other"] = free.pop()
+            goal["other"] = unused.pop()
         if kind == "coupon":
             kinds = [other for other in kinds if other != "coupon"]
         goals.append(goal)
-        left -= NEEDED[kind]
+        remaining -= NEEDED[kind]
     return goals
 
 
@@ -352,25 +358,25 @@ def shop_task(
     tools: bool = True,
     per_turn: float | None = None,
 ) -> Task:
-    """The shop as a task.
+    """Returns the shop as a task.
 
     Args:
-        calls: that rows need: of CALLS.
-        tools: whether rows tell the chat template of the tools.
-        per_turn: the discount of a reward for each turn; None: the last turn's counts.
+        calls: numbers of calls that rows need, out of CALLS.
+        tools: whether rows give the tools to the chat template.
+        per_turn: discount of a reward for each turn; None: only the last turn is rewarded.
     """
 
     def prompts(seed: int) -> Iterator[dict[str, Any]]:
-        told = {"tools": schemas()} if tools else {}
+        columns = {"tools": schemas()} if tools else {}
         for row in rows(seed, calls, each, languages):
-            yield {**row, **told}
+            yield {**row, **columns}
 
-    taken = step if per_turn is None else step_rewarded
-    return Task(prompts, Environment(start, taken, max(calls) + 2, per_turn))
+    step_function = step if per_turn is None else step_rewarded
+    return Task(prompts, Environment(start, step_function, max(calls) + 2, per_turn))
 
 
 task = shop_task(CALLS, 500)
-# for models whose chat template shows no tools, which learn the short form in a cold start
+# for models whose chat template shows no tools; they learn the short form in a cold start
 short = shop_task(CALLS, 500, tools=False)
 easy = shop_task((1, 2), 500, tools=False)
 short_1, short_2, short_4, short_8 = (shop_task((n,), 500, tools=False) for n in CALLS)
@@ -380,7 +386,7 @@ rewarded_1, rewarded_2, rewarded_4, rewarded_8 = (
 
 
 def main() -> None:
-    """Writes conversations, one a line."""
+    """Writes conversations to a JSONL file."""
     parser = argparse.ArgumentParser(description="Conversations in the shop, as JSONL.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--calls", type=int, nargs="+", default=[1, 2])
@@ -389,13 +395,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     helps = "the probability that a goal meets a clerk who looks nothing up and orders one"
     parser.add_argument("--careless", type=float, default=0.0, help=helps)
-    given = parser.parse_args()
-    random_ = random.Random(f"{given.seed} clerks")
-    found = rows(given.seed, given.calls, given.each, given.languages)
-    talks = itertools.chain.from_iterable(clerks(row, given.careless, random_) for row in found)
+    options = parser.parse_args()
+    random_ = random.Random(f"{options.seed} clerks")
+    requests = rows(options.seed, options.calls, options.each, options.languages)
+    talks = itertools.chain.from_iterable(
+        clerks(row, options.careless, random_) for row in requests
+    )
     lines = [json.dumps({"messages": talk}) + "\n" for talk in talks]
-    given.file.write_text("".join(lines))
-    print(f"{len(lines)} conversations: {given.file}")
+    options.file.write_text("".join(lines))
+    print(f"{len(lines)} conversations: {options.file}")
 
 
 if __name__ == "__main__":

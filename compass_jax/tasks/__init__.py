@@ -1,4 +1,4 @@
-"""What is learnt: prompts, how an answer is judged, labels."""
+"""Tasks: prompts, labels and the verifiers that score the answers."""
 
 from compass_jax.tasks.environment import Environment, Turn
 from compass_jax.tasks.task import Task

@@ -1,24 +1,24 @@
-"""A task whose answers are conversations: an environment replies to the model's turns, by what its
-tools did.
+"""Environments: a task whose answers are conversations. The environment replies to each turn of the
+model with the results of its tools.
 
-    def start(row):                     the state of a new conversation: anything, changed by step
+    def start(row):                     returns the state of a new conversation (any object)
         return {"wanted": row["wanted"], "tries": 0}
 
-    def step(state, text):              one turn of the model
+    def step(state, text):              handles one turn of the model; may change the state
         state["tries"] += 1
         if text.strip() == state["wanted"]:
-            return Turn(reward=1.0)     it is over
+            return Turn(reward=1.0)     ends the conversation
         return Turn([{"role": "tool", "content": "another one"}])
 
     task = Task(prompts, Environment(start, step, turns=4))
 
-A row's "prompt" and "tools" open the conversation. No state is kept between turns: where a
-conversation goes on, in whatever process, it is played again from its start, so `start` and `step`
-must do the same for the same row and texts. They run where verifiers do: in a sandbox, and within
-`rewards.timeout_s` each time; all times of a conversation that goes on have
-`rewards.conversation_s` together.
+A row's "prompt" and "tools" open the conversation. No state is stored between turns: to continue a
+conversation, a worker replays it from its start, possibly in another process. `start` and `step`
+must therefore be deterministic functions of the row and the texts. They run in the sandbox of the
+verifiers. Each call has a timeout of `rewards.timeout_s`, and all calls of a conversation together
+have `rewards.conversation_s`.
 
-Imported by reward workers: nothing here may import jax.
+Reward workers import this module, so it must not import jax.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 from compass_jax.config.verifiers import Spread, summed
 from compass_jax.errors import CompassError
 
-DECIMALS = 9  # of a sum of rewards: 0.7 + 0.2 + 0.1 counts as right
-MOST_CHARS = 16_384  # of what an environment says at once
+DECIMALS = 9  # a sum of rewards is rounded, so that 0.7 + 0.2 + 0.1 equals 1
+MOST_CHARS = 16_384  # of an environment's reply to one turn
 MOST_MESSAGES = 128
 ROLES = ("tool", "user", "system")
 
@@ -41,13 +41,15 @@ Message = Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """What comes of one turn of the model.
+    """The result of one turn of the model.
 
-    messages: what the environment says to it, of the roles "tool", "user" or "system"; none: the
-        conversation is over.
-    reward: of the conversation as if it ended here, or, where rewards are discounted, of this turn
+    messages: the environment's reply, with the roles "tool", "user" or "system". An empty reply
+    ends the
+        conversation.
+    reward: the reward of the conversation if it ended here. With a discount, the reward of this
+    turn
         alone.
-    components: numbers with other names, whose means are logged; those of the last turn count.
+    components: named numbers whose means are logged. Those of the last turn count.
     """
 
     messages: Sequence[Message] = ()
@@ -56,24 +58,29 @@ class Turn(NamedTuple):
 
 
 class EnvironmentFault(CompassError, RuntimeError):
-    """An environment broke its contract: the conversation is left out, and counted."""
+    """An environment broke its contract. The conversation is excluded from training and counted."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What answers the model, as the verifier of a Task.
+    """An environment that replies to the model, used as the verifier of a Task.
 
     Args:
-        start: a row -> the state of a new conversation.
-        step: (state, the model's text) -> Turn; it may change the state.
-        turns: most turns of the model. After the last one nothing more is asked of it, and the
-            conversation is judged as it stands.
-        discount: None: the reward of a conversation is that of its last turn. A number g in
-            [0, 1]: it is sum_k g^k r_k over its turns k = 0, 1, ...
-        turn_range: (lowest, highest) reward of a turn; None: (0, 1), or to `turn_gap`.
-        turn_gap: two rewards of a turn that differ do so by at least this number; None: 1, or the
-            width of the range. Rewards are the lowest one and whole steps of it above; 0 is one of
-            them where rewards are discounted, since a turn that does not come adds nothing.
+        start: maps a row to the state of a new conversation.
+        step: maps (state, the model's text) to a Turn. It may change the state.
+        turns: maximum number of model turns. After the last one the conversation ends and is scored
+            in
+            its present state.
+        discount: None: the reward of a conversation is that of its last turn. A number g in [0, 1]:
+            it
+            is sum_k g^k r_k over its turns k = 0, 1, ...
+        turn_range: (lowest, highest) reward of a turn; None: (0, 1), or (0, `turn_gap`) if that is
+            wider.
+        turn_gap: smallest difference of two different rewards of a turn; None: 1, or the width of
+            the
+            range. Rewards are the lowest one plus whole multiples of the gap. With a discount, 0
+                must
+            be one of them, because a missing turn adds nothing.
     """
 
     start: Callable[[Mapping[str, Any]], Any]
@@ -98,13 +105,13 @@ class Environment:
 
     @property
     def _turn(self) -> Spread:
-        """The rewards of a turn."""
+        """Returns the range and gap of a turn's reward."""
         low, high = self.turn_range or (0.0, max(1.0, self.turn_gap or 0.0))
         return Spread(low, high, min(1.0, high - low) if self.turn_gap is None else self.turn_gap)
 
     @property
     def _spread(self) -> Spread:
-        """The rewards of a conversation."""
+        """Returns the range and gap of a conversation's reward."""
         if self.discount is None:
             return self._turn
         weights = (self.discount**k for k in range(self.turns))
@@ -112,39 +119,44 @@ class Environment:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """(lowest, highest) reward of a conversation, as a verifier says it of an answer's: one
-        outside is an error. None: nobody said it of a turn's.
+        """The (lowest, highest) reward of a conversation, or None if `turn_range` is None.
+
+        A reward outside the range is an error, as for other verifiers.
         """
         return None if self.turn_range is None else self._spread[:2]
 
     @property
     def gap(self) -> float:
-        """The smallest difference of two rewards of conversations that differ; discounted ones may
-        be closer than those of turns are.
+        """The smallest difference of two different rewards of conversations. With a discount it may
+        be smaller than the gap of a turn.
         """
         return self._spread.gap
 
     def play(self, row: Mapping[str, Any], texts: Sequence[str]) -> list[Turn]:
-        """What came of each of the model's turns. Raises EnvironmentFault where the conversation
-        was over before the last of them: the environment did not do the same again.
+        """Replays a conversation and returns the result of each turn of the model.
+
+        Raises EnvironmentFault if the conversation ends before the last turn, since the environment
+        then behaved differently from the first time.
         """
         state = self.start(row)
-        found: list[Turn] = []
+        done: list[Turn] = []
         for text in texts:
-            if found and not found[-1].messages:
+            if done and not done[-1].messages:
                 raise EnvironmentFault(
-                    f"the conversation is over after turn {len(found)} of {len(texts)}, and was not"
+                    f"the conversation is over after turn {len(done)} of {len(texts)}, and was not"
                     " before: make start and step depend on the row and the texts alone"
                 )
             turn = self.step(state, text)
             if not isinstance(turn, Turn):
                 raise EnvironmentFault(f"step gave a {type(turn).__name__}: make it a Turn")
-            found.append(turn)
-        return found
+            done.append(turn)
+        return done
 
     def __call__(self, row: Mapping[str, Any], response: str) -> dict[str, Any]:
-        """The verdict on a conversation, as verifiers give it. `response` is the JSON list of the
-        model's turns; "says" is that of the messages with which it goes on, empty where it is over.
+        """Returns the verdict on a conversation.
+
+        `response` is the JSON list of the model's turns. The verdict's "says" is the JSON list of
+        the environment's next messages; it is empty when the conversation is over.
         """
         turns = self.play(row, json.loads(response))
         rewards = [float(turn.reward) for turn in turns]
@@ -155,17 +167,18 @@ class Environment:
             **turns[-1].components,
             "reward": round(total, DECIMALS),
             "turns": float(len(turns)),
-            "says": _said(turns[-1].messages),
+            "says": _encode_messages(turns[-1].messages),
         }
 
 
-def _said(given: Sequence[Message]) -> str:
-    """Returns messages as JSON; nothing where there are too many, as after a text that calls tools
-    hundreds of times: the conversation is over then, and judged as it stands.
+def _encode_messages(replies: Sequence[Message]) -> str:
+    """Returns messages as a JSON list.
 
-    Raises EnvironmentFault for one message that is too long.
+    Returns an empty text for too many messages, for example after a text that calls tools hundreds
+    of times. The conversation is then over and is scored in its present state. Raises
+    EnvironmentFault for a single message that is too long.
     """
-    messages = [checked(message) for message in given]
+    messages = [checked(message) for message in replies]
     longest = max((len(json.dumps(message)) for message in messages), default=0)
     if longest > MOST_CHARS - len("[]"):
         raise EnvironmentFault(
@@ -177,16 +190,18 @@ def _said(given: Sequence[Message]) -> str:
 
 
 def checked(message: Any) -> dict[str, str]:
-    """A message of an environment: a role out of ROLES, a text as its content, and no more than a
-    name and a tool_call_id beside them. Raises EnvironmentFault for anything else.
+    """Returns a message of an environment as a dict, after checking it.
+
+    A message has a role out of ROLES and a text as its content. It may also have a name and a
+    tool_call_id. Raises EnvironmentFault for anything else.
     """
-    known = isinstance(message, Mapping) and set(message) <= {
+    has_known_fields = isinstance(message, Mapping) and set(message) <= {
         "role",
         "content",
         "name",
         "tool_call_id",
     }
-    if not (known and all(isinstance(value, str) for value in message.values())):
+    if not (has_known_fields and all(isinstance(value, str) for value in message.values())):
         raise EnvironmentFault(f"{message!r:.100} is no message: write its role and content")
     if message.get("role") not in ROLES or "content" not in message:
         raise EnvironmentFault(

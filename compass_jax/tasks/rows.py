@@ -1,7 +1,8 @@
-"""A prompt's row as JSON, from which the whole row comes back: what reward workers are sent.
+"""JSON encoding of a prompt's row, in the form that is sent to reward workers. Decoding restores
+the row.
 
-A tuple is written {"!tuple": [...]}, a set {"!set": [...]}, an object whose keys are not all
-strings {"!dict": [[key, value], ...]}.
+A tuple is encoded as {"!tuple": [...]}, a set as {"!set": [...]}, and a mapping whose keys are not
+all strings as {"!dict": [[key, value], ...]}.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# columns that are labels of a prompt, beside that of its source
+# columns with a prompt's labels; the name of its source is another label
 LABELS = ("domain", "language", "difficulty")
 
 
 def encode_row(row: Mapping[str, Any]) -> str:
-    """`row` as JSON. Raises TypeError, naming the column, for a value that JSON and this module
-    cannot say.
+    """Returns `row` as JSON. Raises TypeError, naming the column, for a value that cannot be
+    encoded.
     """
     try:
         return json.dumps(_tagged(row), ensure_ascii=False)
@@ -30,7 +31,7 @@ def encode_row(row: Mapping[str, Any]) -> str:
 
 
 def decode_row(text: str) -> dict[str, Any]:
-    """The row of `encode_row`."""
+    """Returns the row that `encode_row` encoded."""
     return json.loads(text, object_hook=_untagged)
 
 

@@ -1,4 +1,4 @@
-"""A task that a person writes in a file of their own, and names in `data.sources`.
+"""User-defined tasks: Python files that `data.sources` names.
 
     from compass_jax.tasks import Task
 
@@ -11,8 +11,8 @@
 
     task = Task(prompts, score)                 TaskSource("my_tasks.py:task")
 
-The workers that judge import the same file, without jax and in a sandbox: what takes long belongs
-into `prompts`, which they do not call.
+Reward workers import the same file in a sandbox, without jax. Put slow work into `prompts`, which
+workers do not call.
 """
 
 from __future__ import annotations
@@ -32,17 +32,23 @@ Verify = Callable[..., Any] | str
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts, and how an answer to one is judged.
+    """Prompts and the verifier of their answers.
 
     Args:
-        prompts: gives the rows for the run's seed, the same ones in the same order whenever it is
-            called: every process of a run calls it, and so does a resumed run. A row has "prompt"
-            (text, or chat messages), and may have "tools" for the chat template, "answer" (the
-            reference that logs show), the labels "domain", "language" and "difficulty", and
-            whatever the verifier reads. Its values are those of JSON, tuples and sets.
-        verify: a function that gets what its parameters name and gives the reward, or a mapping
-            with "reward" and components (docs/rewards.md); a usual verifier's name, as "math",
-            which compares with the row's "answer"; or several, {"math": 1.0, score: 0.2}.
+        prompts: maps the run's seed to an iterable of rows. It must give the same rows in the same
+            order every time, since every process of a run calls it, and so does a resumed run. A
+                row
+            has "prompt" (text or chat messages). It may have "tools" for the chat template,
+                "answer"
+            (the reference that logs show), the labels "domain", "language" and "difficulty", and
+                any
+            columns that the verifier reads. Values are JSON values, tuples and sets.
+        verify: a function that receives the arguments named by its parameters and returns the
+            reward,
+            or a mapping with "reward" and components (docs/rewards.md); the name of a built-in
+            verifier, such as "math", which compares with the row's "answer"; or several with
+                weights,
+            {"math": 1.0, score: 0.2}.
     """
 
     prompts: Callable[[int], Iterable[Row]]
@@ -50,12 +56,14 @@ class Task:
 
     @property
     def turns(self) -> int:
-        """Most turns of the model in a conversation; 0: its first answer is all that is judged."""
+        """Maximum number of model turns in a conversation; 0 if only the first answer is scored."""
         return self.verify.turns if isinstance(self.verify, Environment) else 0
 
 
 def load_task(name: str, key: str) -> Task:
-    """The task that the setting `key` names. Raises ConfigError for anything else."""
+    """Returns the task that the setting `key` names. Raises ConfigError if `name` is not a usable
+    task.
+    """
     task = load(name, key)
     if not isinstance(task, Task):
         raise ConfigError(
@@ -75,6 +83,6 @@ def load_task(name: str, key: str) -> Task:
 
 
 def talks(data: DataConfig) -> bool:
-    """Whether an environment answers the samples of some source."""
+    """Returns whether any source has an environment."""
     named = [(key, one) for key, one in data.keyed_sources() if isinstance(one, TaskSource)]
     return any(load_task(source.task, f"{key}.task").turns for key, source in named)
