@@ -1,12 +1,13 @@
-"""`compass distil`: answers of a teacher that a verifier finds right, as conversations for SFT.
+"""`compass distil`: SFT conversations from a teacher's answers that a verifier accepts.
 
-    OUT/answers.jsonl   a line for each sampled answer with its verdict, as it comes
-    OUT/train.jsonl     the conversations that are kept, in the prompts' order
-    OUT/report.json     pass rates, failures and tokens; settings.json: what the answers depend on
+    OUT/answers.jsonl   one line per sampled answer with its verdict, appended as answers arrive
+    OUT/train.jsonl     the kept conversations, in the order of the prompts
+    OUT/report.json     pass rates, failures and token counts
+    OUT/settings.json   the settings that the answers depend on
 
-The same command goes on after a stop: only samples without a line are drawn. Of our own engine the
-draws depend on (seed, prompt, sample, position) alone, so that it ends with the files of a command
-that nobody disturbed; an endpoint draws anew.
+A stopped command resumes when it is run again: it draws only the samples that have no line. With
+the built-in engine a draw depends only on (seed, prompt, sample, position), so a resumed command
+writes the same files as an uninterrupted one. An endpoint draws fresh samples.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_json, read_lines
 
 ANSWERS, TRAIN, REPORT, SETTINGS = "answers.jsonl", "train.jsonl", "report.json", "settings.json"
-# what may be another when a command goes on: answers that are there stay answers
+# settings that may change on resume: the answers drawn before stay valid
 MAY_CHANGE = (
     "samples",
     "keep",
@@ -52,14 +53,14 @@ MAY_CHANGE = (
     "endpoint",
     "key_env",
 )
-HOPELESS = 16  # answers in a row that did not come
-TOLD_EVERY = 100  # answers
-WAIT_S = 0.05  # for an answer, before verdicts are looked at
+HOPELESS = 16  # consecutive failed requests before the command gives up
+TOLD_EVERY = 100  # answers between progress messages
+WAIT_S = 0.05  # timeout of a wait for answers, between two looks at the verdicts
 Tell = Callable[[str], None]
 
 
 class TeacherError(CompassError, RuntimeError):
-    """The teacher gives no answers; the message says what the endpoint said."""
+    """The teacher does not answer; the message quotes the endpoint's error."""
 
 
 Key = tuple[int, int]  # Question.id, number of the sample
@@ -79,18 +80,20 @@ class Answer(NamedTuple):
     outcome: str
 
     def right(self, right_at: float) -> bool:
-        """Whether it is learnt from: one that was cut has no end to learn."""
+        """Returns whether the answer is used for training: judged correct and not truncated."""
         return self.known and self.whole and self.reward >= right_at
 
     @property
     def content(self) -> str:
-        """What is learnt: the chain of thought, where it came apart, and the answer."""
+        """The training target: the chain of thought, if it was returned separately, and the
+        answer.
+        """
         return f"<think>\n{self.thought}\n</think>\n\n{self.text}" if self.thought else self.text
 
 
 class Answers:
-    """answers.jsonl, and where each answer stands in it. A half last line, which a kill leaves, is
-    cut off.
+    """The file answers.jsonl with an index of byte offsets. A partial last line, left by a kill, is
+    truncated.
     """
 
     def __init__(self, path: Path):
@@ -104,7 +107,7 @@ class Answers:
             self._note(_read(line, where), len(line))
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Appends lines."""
+        """Appends the answers to the file."""
         with self.path.open("ab") as file:
             for answer in answers:
                 line = json.dumps(answer._asdict(), ensure_ascii=False).encode() + b"\n"
@@ -112,14 +115,14 @@ class Answers:
                 self._note(answer, len(line))
 
     def of(self, question: int, samples: int) -> list[Answer]:
-        """The first `samples` answers to a question, as many as there are."""
-        found = []
+        """Returns the stored answers to a question among its first `samples` samples."""
+        answers = []
         with self.path.open("rb") as file:
             for sample in range(samples):
                 if (offset := self.offsets.get((question, sample))) is not None:
                     file.seek(offset)
-                    found.append(_read(file.readline(), f"{self.path}, byte {offset}"))
-        return found
+                    answers.append(_read(file.readline(), f"{self.path}, byte {offset}"))
+        return answers
 
     def _note(self, answer: Answer, size: int) -> None:
         self.offsets.setdefault((answer.id, answer.sample), self._size)
@@ -137,41 +140,48 @@ def _read(line: bytes, where: str) -> Answer:
 
 
 def distil(config: DistilConfig, out: str, tell: Tell) -> dict[str, Any]:
-    """Samples, judges and keeps; what report.json holds. `tell` gets a line now and then.
+    """Samples answers, judges them and writes the files; returns the content of report.json.
 
-    Raises DataError for prompts that cannot be read, ConfigError for settings that cannot be used
-    or are others than those that `out` was begun with, TeacherError where no answer comes.
+    Args:
+        config: prompts, teacher, verifier and selection.
+        out: the output folder.
+        tell: receives progress messages.
+
+    Raises DataError for prompts that cannot be read, ConfigError for invalid settings or settings
+    that differ from those that `out` was begun with, and TeacherError if the teacher does not
+    answer.
     """
     config.validate()
-    asked = questions(config.prompts, config.seed, tell)
-    if any(question.turns for question in asked) or judged_sources(config.prompts):
+    all_questions = questions(config.prompts, config.seed, tell)
+    if any(question.turns for question in all_questions) or judged_sources(config.prompts):
         raise ConfigError(
             "distil.data names a task of several turns, or one that a judge judges: a task whose"
             " verifier judges one answer is needed"
         )
     with FolderLock(out) as lock:
-        known = Answers(lock.path / ANSWERS)
-        _check_settings(config, lock.path, begun=bool(known.offsets))
+        store = Answers(lock.path / ANSWERS)
+        _check_settings(config, lock.path, resumed=bool(store.offsets))
         failures: Counter[str] = Counter()
-        left = [
+        pending = [
             (question, sample)
-            for question in asked
+            for question in all_questions
             for sample in range(config.samples)
-            if (question.id, sample) not in known.offsets
+            if (question.id, sample) not in store.offsets
         ]
-        if left:
-            tell(f"{len(left):,} of {len(asked) * config.samples:,} answers are to be drawn")
-            _sample(config, asked, left, known, failures, lock, tell)
-        return _finish(config, asked, known, failures, lock.path)
+        if pending:
+            total = len(all_questions) * config.samples
+            tell(f"{len(pending):,} of {total:,} answers are to be drawn")
+            _sample(config, all_questions, pending, store, failures, lock, tell)
+        return _finish(config, all_questions, store, failures, lock.path)
 
 
-def _check_settings(config: DistilConfig, out: Path, begun: bool) -> None:
-    """Keeps the settings, or raises ConfigError where answers that are there follow from others."""
+def _check_settings(config: DistilConfig, out: Path, resumed: bool) -> None:
+    """Writes settings.json. Raises ConfigError if stored answers were drawn with other settings."""
     now = json.loads(json.dumps(asdict(config)))
     path = out / SETTINGS
     if (out / TRAIN).exists() and not path.exists():
         raise ConfigError(f"{out / TRAIN} is there, and this command did not make it")
-    before = read_json(path, error=DataError) if begun and path.exists() else now
+    before = read_json(path, error=DataError) if resumed and path.exists() else now
     if not isinstance(before, dict):
         raise ConfigError(f"{path} is not of compass distil; give another --out")
     require_same_settings(out, before, now, MAY_CHANGE)
@@ -183,19 +193,25 @@ def _check_settings(config: DistilConfig, out: Path, begun: bool) -> None:
 
 def _sample(
     config: DistilConfig,
-    asked: Sequence[Question],
-    left: Sequence[tuple[Question, int]],
-    known: Answers,
+    all_questions: Sequence[Question],
+    pending: Sequence[tuple[Question, int]],
+    store: Answers,
     failures: Counter[str],
     lock: FolderLock,
     tell: Tell,
 ) -> None:
-    """Draws and judges what is left. An answer that does not come is counted, and has no line."""
+    """Draws and judges the pending samples. Counts a failed request in `failures` and writes no
+    line for it.
+    """
     replies: dict[Key, Reply] = {}
-    # before the workers start: what is wrong with the teacher is said at once
-    draw = _at_endpoint(config, left) if config.endpoint else _by_engine(config, asked, left, tell)
-    hopeless = min(HOPELESS, len(left))
-    done = told = in_a_row = 0
+    # before the workers start, so that errors of the teacher are reported at once
+    draw = (
+        _at_endpoint(config, pending)
+        if config.endpoint
+        else _by_engine(config, all_questions, pending, tell)
+    )
+    hopeless = min(HOPELESS, len(pending))
+    done = last_report = in_a_row = 0
     with contextlib.closing(draw) as drawn, Scorer(config.rewards, config.prompts) as scorer:
         scorer.wait_ready()
         for (question, sample), reply in drawn:
@@ -212,34 +228,36 @@ def _sample(
                 in_a_row = 0
                 replies[question.id, sample] = reply
                 scorer.submit((question.id, sample), _prompt(question), reply.text)
-            done += _write(scorer.collect(block=False), replies, known, lock)
-            if done >= told + TOLD_EVERY:
-                told = done
-                tell(f"{done:,} of {len(left):,} answers are drawn and judged")
+            done += _write(scorer.collect(block=False), replies, store, lock)
+            if done >= last_report + TOLD_EVERY:
+                last_report = done
+                tell(f"{done:,} of {len(pending):,} answers are drawn and judged")
         while verdicts := scorer.collect(block=True):
-            _write(verdicts, replies, known, lock)
+            _write(verdicts, replies, store, lock)
 
 
 def _write(
     verdicts: Sequence[tuple[Key, Score]],
     replies: dict[Key, Reply],
-    known: Answers,
+    store: Answers,
     lock: FolderLock,
 ) -> int:
-    """Writes judged answers down; how many."""
+    """Appends judged answers to the store and returns their number."""
     lines = []
     for (question, sample), score in verdicts:
         reply = replies.pop((question, sample))
-        said = (reply.text, reply.thought, reply.tokens, reply.whole)
-        lines.append(Answer(question, sample, *said, score.reward, score.known, score.outcome))
+        reply_fields = (reply.text, reply.thought, reply.tokens, reply.whole)
+        lines.append(
+            Answer(question, sample, *reply_fields, score.reward, score.known, score.outcome)
+        )
     if lines:
         lock.check()
-        known.add(lines)
+        store.add(lines)
     return len(lines)
 
 
 def _prompt(question: Question) -> Prompt:
-    """The question as verifiers read it."""
+    """Returns the question as the Prompt that verifiers read."""
     no_tokens = np.zeros(1, np.int32)
     return Prompt(
         question.id,
@@ -255,13 +273,15 @@ def _prompt(question: Question) -> Prompt:
 Drawn = Generator[tuple[tuple[Question, int], Reply | None], None, None]
 
 
-def _at_endpoint(config: DistilConfig, left: Sequence[tuple[Question, int]]) -> Drawn:
-    """Each sample with the endpoint's reply, as they come; None now and then, while it waits."""
+def _at_endpoint(config: DistilConfig, pending: Sequence[tuple[Question, int]]) -> Drawn:
+    """Yields each sample with the endpoint's reply as replies arrive. Yields a None reply when a
+    wait times out.
+    """
     pool = Pooled(config.teacher, key="distil")
 
     def drawn() -> Drawn:
         waiting: dict[Future[Reply], tuple[Question, int]] = {}
-        coming = iter(left)
+        coming = iter(pending)
         try:
             while True:
                 for one in islice(coming, 2 * config.requests - len(waiting)):
@@ -281,50 +301,50 @@ def _at_endpoint(config: DistilConfig, left: Sequence[tuple[Question, int]]) -> 
 
 def _by_engine(
     config: DistilConfig,
-    asked: Sequence[Question],
-    left: Sequence[tuple[Question, int]],
+    all_questions: Sequence[Question],
+    pending: Sequence[tuple[Question, int]],
     tell: Tell,
 ) -> Drawn:
-    """Each sample with what our own engine draws for it. The engine's sizes follow from all that is
-    asked, so that they are the same after a stop.
+    """Yields each sample with the built-in engine's reply. The engine's sizes follow from all
+    questions, so a resumed command compiles the same programs.
     """
     from compass_jax.experience.evaluate import decoder_of, turns_of
     from compass_jax.from_files import engine_config
     from compass_jax.rollout.collect import Collection
     from compass_jax.rollout.sampling import Purpose, Sampler
 
-    chats = [question.messages for question in asked]
+    chats = [question.messages for question in all_questions]
     run = engine_config(config.model, chats, config.max_tokens or None)
     engine, params, tokenizer = decoder_of(run, config.model)
-    by_id = {question.id: question for question, _ in left}
+    by_id = {question.id: question for question, _ in pending}
     prompts = to_prompts(list(by_id.values()), tokenizer)
     prompts = fitting(prompts, run.rollout.prompt_buckets[-1], "drop", tell)
-    wanted = frozenset(SampleKey(question.id, 0, sample) for question, sample in left)
+    keys = frozenset(SampleKey(question.id, 0, sample) for question, sample in pending)
     part = max(1, 8 * run.rollout.slots // config.samples)
     sampler, purpose = Sampler(config.temperature), Purpose.FILTER
     text_of = turns_of(tokenizer, run.rollout).response
 
     def drawn() -> Drawn:
         for first in range(0, len(prompts), part):
-            some = prompts[first : first + part]
-            options: dict[str, Any] = {"sampler": sampler, "keep_routes": False, "asked": wanted}
+            batch = prompts[first : first + part]
+            options: dict[str, Any] = {"sampler": sampler, "keep_routes": False, "asked": keys}
             for rollout in Collection(
-                engine, params, some, config.samples, purpose, config.seed, **options
+                engine, params, batch, config.samples, purpose, config.seed, **options
             ):
-                text, whole = text_of(rollout), not rollout.truncated
-                reply = Reply(text, tokens=rollout.response_length, whole=whole)
+                text, complete = text_of(rollout), not rollout.truncated
+                reply = Reply(text, tokens=rollout.response_length, whole=complete)
                 yield (by_id[rollout.prompt.id], rollout.sample), reply
 
     return drawn()
 
 
-# ---- what is kept --------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------
 
 
 def _finish(
     config: DistilConfig,
-    asked: Sequence[Question],
-    known: Answers,
+    all_questions: Sequence[Question],
+    store: Answers,
     failures: Counter[str],
     out: Path,
 ) -> dict[str, Any]:
@@ -332,13 +352,13 @@ def _finish(
     labels: dict[str, Counter[str]] = {}
     temporary = out / f"{TRAIN}.part"
     with temporary.open("wb") as file:
-        for question in asked:
-            answers = known.of(question.id, config.samples) if known.offsets else []
-            kept = chosen(answers, config)
-            counts = _counted(answers, kept, config.rewards.right_at)
+        for question in all_questions:
+            answers = store.of(question.id, config.samples) if store.offsets else []
+            kept_answers = chosen(answers, config)
+            counts = _counted(answers, kept_answers, config.rewards.right_at)
             total.update(counts)
             labels.setdefault(question.label, Counter()).update(counts)
-            for answer in kept:
+            for answer in kept_answers:
                 row = _row(question, answer)
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     report = {
@@ -359,7 +379,9 @@ def _finish(
 
 
 def chosen(answers: Sequence[Answer], config: DistilConfig) -> list[Answer]:
-    """The right answers to one question that are kept, at most `config.keep` and no text twice."""
+    """Returns the correct answers to one question that are kept: at most `config.keep`, without
+    duplicate texts.
+    """
     right_at = config.rewards.right_at
     right = {a.content: a for a in reversed(answers) if a.right(right_at)}
     distinct = sorted(right.values(), key=lambda a: a.sample)
@@ -370,7 +392,9 @@ def chosen(answers: Sequence[Answer], config: DistilConfig) -> list[Answer]:
     return sorted(distinct, key=lambda a: (a.tokens, len(a.content), a.sample))[: config.keep]
 
 
-def _counted(answers: Sequence[Answer], kept: Sequence[Answer], at: float) -> dict[str, int]:
+def _counted(
+    answers: Sequence[Answer], kept_answers: Sequence[Answer], at: float
+) -> dict[str, int]:
     right = sum(answer.right(at) for answer in answers)
     return {
         "prompts": 1,
@@ -379,14 +403,14 @@ def _counted(answers: Sequence[Answer], kept: Sequence[Answer], at: float) -> di
         "right": right,
         "unknown": sum(not answer.known for answer in answers),
         "cut": sum(not answer.whole for answer in answers),
-        "kept": len(kept),
+        "kept": len(kept_answers),
         "tokens": sum(answer.tokens for answer in answers),
-        "kept_tokens": sum(answer.tokens for answer in kept),
+        "kept_tokens": sum(answer.tokens for answer in kept_answers),
     }
 
 
 def _rates(counts: Counter[str]) -> dict[str, Any]:
-    """The counts, the share of right answers, and the tokens that a kept one costs."""
+    """Returns the counts with the pass rate and the number of sampled tokens per kept answer."""
     return {
         **counts,
         "pass_rate": counts["right"] / counts["answers"] if counts["answers"] else None,
@@ -395,11 +419,11 @@ def _rates(counts: Counter[str]) -> dict[str, Any]:
 
 
 def _row(question: Question, answer: Answer) -> dict[str, Any]:
-    """A conversation as `compass sft` reads it; the reference stays, so that it can be judged
-    again.
+    """Returns a conversation in the format of `compass sft`, with the reference answer so that it
+    can be judged again.
     """
-    said = {"role": "assistant", "content": answer.content}
-    row: dict[str, Any] = {"messages": [*question.messages, said]}
+    message = {"role": "assistant", "content": answer.content}
+    row: dict[str, Any] = {"messages": [*question.messages, message]}
     row |= {"tools": list(question.tools)} if question.tools else {}
     row |= {"answer": question.answer} if question.answer else {}
     return {**row, "label": question.label, "sample": answer.sample, "tokens": answer.tokens}

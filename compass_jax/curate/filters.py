@@ -1,5 +1,5 @@
-"""The filters that look at one row alone. Each gives the reason why a row is taken out, and an
-empty text where it stays.
+"""Filters that decide on one row alone. Each returns the reason to drop the row, or an empty string
+to keep it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from compass_jax.curate.words import hashed, repeated_share, runs, words
 from compass_jax.extras import how_to_install
 
 _THINK = re.compile("</?think>")
-REPEATED_WORDS = 8  # of a run: shorter ones come again in any long chain of thought
-MOST_READ = 2000  # characters that the language is told by
-LEAST_LETTERS = 20  # fewer tell no language
-LEAST_SURE = 0.9  # probability of the language
+REPEATED_WORDS = 8  # length of a run: shorter runs recur in any long chain of thought
+MOST_READ = 2000  # characters passed to language detection
+LEAST_LETTERS = 20  # below this, no language is detected
+LEAST_SURE = 0.9  # minimum probability of the detected language
 
 
 def switched_on(config: PrepareConfig) -> dict[str, Callable[[Sample], str]]:
-    """The filters of one row alone that the settings switch on, by the name that reports have."""
-    every = {
+    """Returns the single-row filters that the settings enable, keyed by their name in reports."""
+    checks = {
         "unfinished": (config.unfinished, partial(unfinished, tag=config.answer_tag)),
         "too_short": (config.least_characters, partial(too_short, least=config.least_characters)),
         "repetition": (config.most_repeated < 1, partial(repetition, most=config.most_repeated)),
         "language": (config.languages, partial(other_language, languages=config.languages)),
     }
-    return {name: check for name, (on, check) in every.items() if on}
+    return {name: check for name, (on, check) in checks.items() if on}
 
 
 def unfinished(sample: Sample, tag: str) -> str:
-    """Why an answer is no whole one: nothing is said, or what opens does not close.
+    """Returns why an answer is incomplete: it is missing or empty, or a tag is not closed.
 
-    A chain of thought stands between <think> and </think>; `tag` and a box are looked for after it.
-    A conversation has one answer at least, and none is empty.
+    A chain of thought is enclosed in <think> and </think>. `tag` and \boxed{} are checked after it.
+    A conversation needs at least one answer, and none may be empty.
     """
     answers = [message for message in sample.messages if message["role"] == "assistant"]
     if not answers:
@@ -76,20 +76,23 @@ def _unclosed(text: str, tag: str) -> str:
 
 
 def too_short(sample: Sample, least: int) -> str:
-    """Why a conversation is too short; `least` is a count of characters without white space."""
+    """Returns why a conversation is too short. `least` is a number of characters without white
+    space.
+    """
     count = sum(map(len, sample.said.split()))
     return f"{count} characters, fewer than {least}" if count < least else ""
 
 
 def too_long(tokens: int, most: int) -> str:
-    """Why a conversation is too long, in tokens; `most` = 0: none is."""
+    """Returns why a conversation is too long, in tokens. `most` = 0 disables the limit."""
     return f"{tokens} tokens, more than {most}" if 0 < most < tokens else ""
 
 
 def repetition(sample: Sample, most: float) -> str:
-    """Why an answer repeats itself: more than the share `most` of its lines, blank ones left out,
-    or of its runs of 8 words, equals an earlier one (arXiv 2112.11446v2, table A1, has the two
-    measures for documents).
+    """Returns why an answer is repetitive.
+
+    It is if more than the share `most` of its non-blank lines, or of its runs of 8 words, equals an
+    earlier one (the measures for documents in arXiv 2112.11446v2, table A1).
     """
     for text in sample.of("assistant"):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -105,14 +108,14 @@ def repetition(sample: Sample, most: float) -> str:
 
 
 def check_languages(languages: Sequence[str]) -> None:
-    """Raises ConfigError where langdetect is not installed, or does not know one of these codes."""
+    """Raises ConfigError if langdetect is not installed or does not support one of the codes."""
     try:
         from langdetect.detector_factory import PROFILES_DIRECTORY
     except ImportError as error:
         raise ConfigError(
             f"prepare.languages needs langdetect: {how_to_install('gym', 'langdetect')}"
         ) from error
-    known = os.listdir(PROFILES_DIRECTORY)  # a file for each
+    known = os.listdir(PROFILES_DIRECTORY)  # one file per language
     for code in languages:
         if code not in known:
             raise ConfigError(
@@ -121,19 +124,21 @@ def check_languages(languages: Sequence[str]) -> None:
 
 
 def other_language(sample: Sample, languages: Sequence[str]) -> str:
-    """Why an answer is in none of these languages (ISO 639-1), by langdetect; it stays where the
-    language cannot be told: few letters, or no language is likely.
+    """Returns why an answer is in none of the languages (ISO 639-1 codes), by langdetect.
+
+    The row stays if the language cannot be detected: too few letters, or no language is likely
+    enough.
     """
     from langdetect import DetectorFactory, LangDetectException, detect_langs
 
-    DetectorFactory.seed = 0  # its choice is drawn otherwise
+    DetectorFactory.seed = 0  # detection is random otherwise
     text = sample.answer[:MOST_READ]
     if sum(map(str.isalpha, text)) < LEAST_LETTERS:
         return ""
     try:
-        found = detect_langs(text)[0]
-    except LangDetectException:  # nothing that it knows
+        guess = detect_langs(text)[0]
+    except LangDetectException:  # no known language
         return ""
-    if found.lang in languages or found.prob < LEAST_SURE:
+    if guess.lang in languages or guess.prob < LEAST_SURE:
         return ""
-    return f"the answer is in {found.lang}"
+    return f"the answer is in {guess.lang}"

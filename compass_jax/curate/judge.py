@@ -1,4 +1,6 @@
-"""The verdict of a verifier on the answers of rows, in the workers that judge a run's answers."""
+"""Verifier verdicts on the answers of rows, from the same worker processes that training
+runs use.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,17 @@ from compass_jax.verifiers.find import kinds
 
 
 class Verdict(NamedTuple):
-    """A verifier's verdict: unknown, right, or the reason why the answer is wrong."""
+    """A verifier's verdict: unknown, correct, or the reason why the answer is wrong."""
 
     known: bool
     wrong: str = ""
 
 
 class Judge:
-    """A verifier's workers, as a context manager. Verdicts are kept in the file `path`, so that a
-    command that was killed judges no row twice. Raises ConfigError and VerifierError like `Scorer`.
+    """A context manager that owns a verifier's workers.
+
+    Verdicts are stored in the file `path`, so that a command that was killed judges no row twice.
+    Raises ConfigError and VerifierError like `Scorer`.
     """
 
     def __init__(self, config: PrepareConfig, path: Path):
@@ -43,7 +47,7 @@ class Judge:
         )
         self._verdicts, size = dict[str, Verdict](), 0
         for where, line in read_lines(path, error=DataError) if path.exists() else ():
-            if not line.endswith(b"\n"):  # of a kill
+            if not line.endswith(b"\n"):  # a partial line of a killed command
                 os.truncate(path, size)
                 break
             size += len(line)
@@ -60,17 +64,19 @@ class Judge:
         self._file.close()
 
     def __call__(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Returns the verdict on each row's answer; an unknown one where the verifier compares and
-        the row has no reference, or the check fails.
+        """Returns the verdict on each row's answer.
+
+        The verdict is unknown if the verifier needs a reference and the row lacks it, or if the
+        check fails.
         """
         keys = [hashlib.blake2b(row.line, digest_size=16).hexdigest() for row in rows]
         verdicts = [self._verdicts.get(key, Verdict(False)) for key in keys]
         for i, row in enumerate(rows):
             if verdicts[i].known or (row.reference is None and self._compares):
                 continue
-            given = {} if row.reference is None else {"answer": row.reference}
+            reference = {} if row.reference is None else {"answer": row.reference}
             no_tokens = np.zeros(1, np.int32)
-            encoded = encode_row({**row.columns, **given})
+            encoded = encode_row({**row.columns, **reference})
             prompt = Prompt(0, 0, "", row.sample.asked, no_tokens, "", encoded)
             self._scorer.submit(i, prompt, row.sample.answer)
         while done := self._scorer.collect(block=True):

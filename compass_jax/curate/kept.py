@@ -1,4 +1,4 @@
-"""The kept rows, as later rows are compared with them."""
+"""The index of kept rows, which later rows are compared with."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from compass_jax.curate.words import Numbers
 
 
 class Row(NamedTuple):
-    """A row with its conversation, the line that is written, and its reference answer."""
+    """A row with its conversation, its output line, and its reference answer."""
 
     sample: Sample
     line: bytes
     columns: dict
-    reference: object  # None: there is none
+    reference: object  # None if the row has no reference
 
 
 class Kept:
-    """The index of the rows that stay; a context manager. Their shingles are in a temporary file,
-    from which a candidate's are read again.
+    """A context manager that indexes the rows that stay. Their shingles are stored in a temporary
+    file and read back for each candidate.
     """
 
     def __init__(self, config: PrepareConfig, name: str):
         self._config, self._name = config, name
         self._near = NearDuplicates(config.near, self.shingles) if config.near else None
         self._exact: dict[bytes, int] = {}
-        self._ends = array.array("Q", [0])  # bytes of the shingles up to each row
+        self._ends = array.array("Q", [0])  # byte offset after each row's shingles
 
     def __enter__(self) -> Kept:
         self._file = tempfile.TemporaryFile()
@@ -52,22 +52,22 @@ class Kept:
         return np.frombuffer(os.pread(self._file.fileno(), end - start, start), np.uint64)
 
     def copy_of(self, sample: Sample) -> str:
-        """Returns the place of the kept row that equals a sample but for white space, or ""."""
+        """Returns the place of a kept row that equals the sample up to white space, or ""."""
         number = self._exact.get(sample.key)
         return "" if number is None else self._place(number)
 
     def add(self, rows: Sequence[Row]) -> Iterator[tuple[Row, str, str]]:
-        """Keeps the rows that are no duplicates; yields (row, filter, reason) of each row, with an
-        empty filter for a kept one.
+        """Keeps the rows that are not duplicates. Yields (row, filter, reason) for each row; the
+        filter of a kept row is empty.
         """
         batch = Batch(self._near, [row.sample for row in rows]) if self._near else None
         for place, row in enumerate(rows):
             if reason := self.copy_of(row.sample):
                 yield row, "duplicate", reason
                 continue
-            near = batch.near(place) if batch else None
-            if near is not None:
-                yield row, "near_duplicate", self._place(near)
+            duplicate = batch.near(place) if batch else None
+            if duplicate is not None:
+                yield row, "near_duplicate", self._place(duplicate)
                 continue
             yield row, "", ""
             if self._config.exact:

@@ -1,10 +1,10 @@
-"""Methods that merge models which were trained from one base, in float32.
+"""Methods that merge models trained from one base, in float32.
 
     w = w_base + scale * merged(d_1, ..., d_P),   d_m = w_m - w_base
 
-A method looks at all blocks of the model as often as it needs (`prepare`), and returns a function
-of one block. So a model need not fit in memory, and how it is cut into blocks and files changes no
-number.
+A method reads all blocks of the model as often as it needs (`prepare`) and returns a function of
+one block. A model therefore need not fit in memory, and its division into blocks and files does not
+change the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HIGH_BINS = 2 ** (31 - _LOW_BITS)
 
 
 class MergeError(UserError):
-    """Models that cannot be merged, or not in the way that was asked for."""
+    """The models cannot be merged, or not with the requested settings."""
 
 
 class Block(NamedTuple):
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
     @property
     def deltas(self) -> Rows:
-        """The parents' changes to the base."""
+        """The parents' differences from the base."""
         return self.models - self.base[None]
 
 
@@ -59,15 +59,17 @@ Combine = Callable[[Block], Combined]
 
 
 class Blocks(Protocol):
-    """The blocks of the whole model, which can be read as often as one likes."""
+    """The blocks of a model, which can be iterated repeatedly."""
 
     def map(self, function: Callable[[Block], T]) -> Iterable[T]:
-        """Yields the values of a pure function of each block, in the blocks' order."""
+        """Yields the value of a pure function for each block, in the blocks' order."""
         ...
 
 
 class Method(Protocol):
-    """A way to merge. Its fields are its settings, those of parents in the parents' order."""
+    """A merge method. Its fields are its settings; settings per parent are in the order of the
+    parents.
+    """
 
     def prepare(self, blocks: Blocks) -> Combine:
         """Returns the function that merges one block, after any passes over all blocks."""
@@ -76,8 +78,8 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class TaskArithmetic:
-    """Weighted sum of the deltas: merged = sum(weight d). A negative weight takes a task away.
-    arXiv 2212.04089.
+    """Weighted sum of the deltas: merged = sum(weight d). A negative weight removes a task. arXiv
+    2212.04089.
     """
 
     weights: tuple[float, ...]
@@ -87,7 +89,7 @@ class TaskArithmetic:
         _check_weights(self.weights, self.signed)
 
     def prepare(self, blocks: Blocks) -> Combine:
-        """Returns the sum, which needs no pass over the model."""
+        """Returns the weighted sum; it needs no pass over the model."""
         factors = self._factors()
         return lambda block: Combined(block.deltas, _weighted_sum(block.deltas, factors))
 
@@ -109,9 +111,11 @@ class Linear(TaskArithmetic):
 
 @dataclass(frozen=True)
 class Ties:
-    """TIES: of each parent's whole delta the ceil(density n) largest magnitudes are kept, with all
-    ties; signs are elected; the weighted mean is taken over entries that agree. arXiv 2306.01708,
-    algorithm 1.
+    """TIES merging: trim, elect signs, and average the entries that agree.
+
+    Of each parent's whole delta it keeps the ceil(density n) entries of largest magnitude, with all
+    ties. It elects a sign for each entry and takes the weighted mean over the parents that agree
+    with it. arXiv 2306.01708, algorithm 1.
     """
 
     weights: tuple[float, ...]
@@ -124,15 +128,15 @@ class Ties:
                 raise MergeError(f"density: {share} must be from 1e-6 to 1")
 
     def prepare(self, blocks: Blocks) -> Combine:
-        """Reads the whole model twice, for the exact thresholds."""
-        least = kth_magnitudes(blocks, lambda n: [kept_count(x, n) for x in self.density])
+        """Returns the merge of a block. Reads the model twice to compute the exact thresholds."""
+        thresholds = kth_magnitudes(blocks, lambda n: [kept_count(x, n) for x in self.density])
         weights = np.array(self.weights, np.float32)
 
         def combine(block: Block) -> Combined:
             deltas = block.deltas
-            kept = np.where(_magnitudes(deltas) >= least[:, None], deltas, np.float32(0))
-            signs = np.sign(_weighted_sum(kept, weights))
-            return Combined(kept, _agreeing_mean(kept, signs, weights))
+            trimmed = np.where(_magnitudes(deltas) >= thresholds[:, None], deltas, np.float32(0))
+            signs = np.sign(_weighted_sum(trimmed, weights))
+            return Combined(trimmed, _agreeing_mean(trimmed, signs, weights))
 
         return combine
 
@@ -154,12 +158,12 @@ def method_of(
 
     Args:
         name: a key of METHODS.
-        parents: number of models that are merged.
-        weights: a factor for each parent; None: 1 for each.
-        density: the share of its entries that each parent keeps, one for all or one for each;
-            None: 0.2.
+        parents: number of models to merge.
+        weights: one factor per parent; None for 1 each.
+        density: the share of entries that each parent keeps, one value for all or one each; None:
+            0.2.
 
-    Raises MergeError for settings that the method does not have, or that are out of range.
+    Raises MergeError for settings that the method does not have or that are out of range.
     """
     if name not in METHODS:
         raise MergeError(
@@ -181,8 +185,8 @@ def method_of(
 
 
 def check_factor(name: str, value: float, signed: bool = True) -> None:
-    """Raises MergeError for a factor that is neither 0 nor from 1e-6 to 1e6, which float32
-    multiplies without loss; a negative one needs `signed`.
+    """Raises MergeError unless a factor is 0 or has a magnitude from 1e-6 to 1e6, which float32
+    multiplies without loss. A negative factor also needs `signed`.
     """
     if value != 0 and not (1e-6 <= abs(value) <= 1e6 and (signed or value > 0)):
         of_size = "of magnitude 1e-6 to 1e6" if signed else "from 1e-6 to 1e6"
@@ -190,7 +194,7 @@ def check_factor(name: str, value: float, signed: bool = True) -> None:
 
 
 def _check_weights(weights: tuple[float, ...], signed: bool = False) -> None:
-    """Raises MergeError for a weight that `check_factor` refuses, and where all are 0."""
+    """Raises MergeError if `check_factor` refuses a weight or if all weights are 0."""
     for weight in weights:
         check_factor("weights", weight, signed)
     if not any(weights):
@@ -198,23 +202,23 @@ def _check_weights(weights: tuple[float, ...], signed: bool = False) -> None:
 
 
 def kept_count(density: float, n: int) -> int:
-    """Returns ceil(density n) of the decimal number that was written: 0.1 of 30 is 3."""
+    """Returns ceil(density n), computed from density's decimal form: 0.1 of 30 is 3."""
     return math.ceil(Fraction(str(density)) * n)
 
 
 def _weighted_sum(deltas: Rows, weights: Float32[np.ndarray, "p"]) -> Entries:
-    """Returns sum(weight d), added in the parents' order."""
+    """Returns sum(weight d), accumulated in the order of the parents."""
     return (deltas * weights[:, None]).sum(0)
 
 
 def _magnitudes(deltas: Rows) -> UInt32[np.ndarray, "p n"]:
-    """Returns the bits of abs(d), which are ordered as abs(d) is."""
+    """Returns the bits of abs(d) as integers, which sort in the same order as abs(d)."""
     return deltas.view(np.uint32) & _MAGNITUDE
 
 
 def _agreeing_mean(deltas: Rows, signs: Entries, weights: Float32[np.ndarray, "p"]) -> Entries:
-    """Returns sum(weight d) / sum(weight) over the parents whose entry has the elected sign, and 0
-    where none has.
+    """Returns sum(weight d) / sum(weight) over the parents whose entry has the elected sign, or 0
+    if no parent's entry has it.
     """
     agree = deltas * signs > 0
     total = _weighted_sum(np.where(agree, deltas, np.float32(0)), weights)
@@ -225,40 +229,43 @@ def _agreeing_mean(deltas: Rows, signs: Entries, weights: Float32[np.ndarray, "p
 def kth_magnitudes(
     blocks: Blocks, counts: Callable[[int], Sequence[int]]
 ) -> UInt32[np.ndarray, "p"]:
-    """Returns the k-th largest magnitude of each parent's whole delta, exactly, as bits.
+    """Returns the exact k-th largest magnitude of each parent's whole delta, as bits.
 
-    Two passes count bits: the upper half of them, then the lower half of those that have the k-th
-    entry's upper half. Counts are integers, so the order of blocks changes nothing.
+    Two passes build histograms of the bits: first of the upper half, then of the lower half of the
+    entries whose upper half equals the k-th entry's. Counts are integers, so the order of the
+    blocks does not change the result.
 
-    counts: the number of all entries -> k of each parent.
+    Args:
+        blocks: the blocks of the model.
+        counts: maps the total number of entries to k for each parent.
     """
 
     def upper(block: Block) -> np.ndarray:
         return _histograms(_magnitudes(block.deltas) >> _LOW_BITS, _HIGH_BINS)
 
     high = reduce(np.add, blocks.map(upper))
-    wanted = counts(int(high[0].sum()))
-    found = [_bin_of(row, k) for row, k in zip(high, wanted, strict=True)]
-    places = np.array([place for place, _ in found], np.uint32)
+    ks = counts(int(high[0].sum()))
+    bins = [_bin_of(row, k) for row, k in zip(high, ks, strict=True)]
+    high_bits = np.array([high_bit for high_bit, _ in bins], np.uint32)
 
     def lower(block: Block) -> np.ndarray:
-        rows = zip(_magnitudes(block.deltas), places, strict=True)
+        rows = zip(_magnitudes(block.deltas), high_bits, strict=True)
         return _histograms(
-            (bits[bits >> _LOW_BITS == at] & _LOW for bits, at in rows), 2**_LOW_BITS
+            (bits[bits >> _LOW_BITS == high_bit] & _LOW for bits, high_bit in rows), 2**_LOW_BITS
         )
 
     low = reduce(np.add, blocks.map(lower))
-    rest = [_bin_of(row, left)[0] for row, (_, left) in zip(low, found, strict=True)]
-    return (places << _LOW_BITS) | np.array(rest, np.uint32)
+    low_bits = [_bin_of(row, rank)[0] for row, (_, rank) in zip(low, bins, strict=True)]
+    return (high_bits << _LOW_BITS) | np.array(low_bits, np.uint32)
 
 
 def _histograms(rows: Iterable[np.ndarray], bins: int) -> Int64[np.ndarray, "p bins"]:
-    """Returns how often each value comes in each row."""
+    """Returns the number of occurrences of each value in each row."""
     return np.stack([np.bincount(row, minlength=bins) for row in rows])
 
 
 def _bin_of(histogram: np.ndarray, k: int) -> tuple[int, int]:
-    """Returns the bin that holds the k-th entry from above, and that entry's rank in the bin."""
+    """Returns the bin of the k-th largest entry, and that entry's rank within the bin."""
     above = np.cumsum(histogram[::-1])
     i = int(np.searchsorted(above, k))
     place = len(histogram) - 1 - i
@@ -266,7 +273,9 @@ def _bin_of(histogram: np.ndarray, k: int) -> tuple[int, int]:
 
 
 def routers_from(which: str) -> int | None:
-    """Returns `routers_from` of `merge_folders`. Raises MergeError for what is no choice."""
+    """Returns the `routers_from` argument of `merge_folders`. Raises MergeError for an invalid
+    choice.
+    """
     if which in ("merge", "base"):
         return None if which == "merge" else 0
     if not which.isascii() or not which.isdigit() or int(which) < 1:
@@ -275,7 +284,7 @@ def routers_from(which: str) -> int | None:
 
 
 def shard_bytes(gib: float | None) -> int | None:
-    """Returns the bytes of a shard. Raises MergeError where it would be no size."""
+    """Returns the shard size in bytes. Raises MergeError if it is out of range."""
     if gib is None:
         return None
     if not 2**-20 <= gib <= 2**20:

@@ -1,7 +1,7 @@
-"""Models of Hugging Face folders merged into a new one, a block of a tensor at a time: in memory
-are a few blocks and one shard of the new folder.
+"""Merges the models of Hugging Face folders into a new folder, one block of a tensor at a time.
 
-A file is opened for each read, so that what was read of it does not stay in the process's memory.
+Only a few blocks and one shard of the new folder are in memory. A file is reopened for each read,
+so that its pages do not stay in the memory of the process.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from compass_jax.weights.safetensors_io import (
 )
 from compass_jax.weights.start import is_checkpoint
 
-READ = 2**20  # entries that are read of a tensor at once
-BLOCK = 2**17  # entries that are worked on together: they stay in the processor's cache
+READ = 2**20  # entries of a tensor per read
+BLOCK = 2**17  # entries per block: few enough for the processor's cache
 _MOST_THREADS = 16
 T = TypeVar("T")
 RECORD = "merge.json"
 
 
 class ParentShare(NamedTuple):
-    """What became of one parent, over all tensors that were merged: the share of its entries that
-    was kept, the share of these that have the merged entry's sign, the L2 norm of its delta, and
-    that norm over the base's.
+    """Statistics of one parent over all merged tensors.
+
+    They are the share of its entries that was kept, the share of these whose sign agrees with the
+    merged entry, the L2 norm of its delta, and that norm relative to the base's.
     """
 
     kept: float
@@ -59,7 +60,7 @@ class ParentShare(NamedTuple):
 
 
 class MergedFolder(NamedTuple):
-    """The new folder; what became of each parent; what a person should know."""
+    """The new folder, the statistics of each parent, and notices for the user."""
 
     path: Path
     parents: list[ParentShare]
@@ -68,18 +69,18 @@ class MergedFolder(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """The blocks of the tensors `names`, in this order, read and worked on by threads."""
+    """The blocks of the tensors `names`, in this order, read and processed by threads."""
 
     parents: Parents
     names: Sequence[str]
     tell: Callable[[str], None] = lambda line: None
 
     def map(self, function: Callable[[Block], T]) -> Iterator[T]:
-        """What a function gives of each block, in order; a few reads are ahead of it."""
+        """Yields the function's value for each block, in order, with a few reads ahead."""
         self.tell(f"reading {len(self.names):,} tensors of {1 + len(self.parents.models)} models")
 
         def work(name: str, rows: slice) -> list[T]:
-            with np.errstate(all="ignore"):  # what is not finite is told by `_Writer`
+            with np.errstate(all="ignore"):  # `_Writer` reports values that are not finite
                 return [function(block) for block in self._blocks(name, rows)]
 
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
@@ -114,24 +115,25 @@ def merge_folders(
     family: str | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> MergedFolder:
-    """Merges models that were trained from `base` into the new Hugging Face folder `out`, which
-    appears when it is whole; what was merged and how is in its merge.json.
+    """Merges models that were trained from `base` into the new Hugging Face folder `out`.
+
+    The folder appears once it is complete. Its merge.json records the models and the settings.
 
     Args:
-        base: a Hugging Face folder, a run directory or a checkpoint. config.json, tokenizer, types
-            and shards of `out` are its.
+        base: a Hugging Face folder, a run directory or a checkpoint. `out` takes its config.json,
+            tokenizer, types and shards.
         models: the parents, folders of the same kinds.
-        method: one of those in compass_jax/curate/merge.py, with settings for these parents.
-        scale: lambda, which the merged delta is multiplied by; 0 gives the base.
-        routers_from: None: the gates of MoE layers are merged like all else; 0: they are the
-            base's; n: those of the n-th parent.
-        shard_bytes: the most bytes of a shard; None: tensors lie in files as in `base`.
-        family: as `model.family` names it, for a family of your own.
-        tell: gets a line when a pass over the models, or a file, begins.
+        method: a method of compass_jax/curate/merge.py with settings for these parents.
+        scale: lambda, the factor of the merged delta; 0 gives the base.
+        routers_from: source of the gates of MoE layers. None merges them like other tensors; 0
+            copies the base's; n copies those of the n-th parent.
+        shard_bytes: maximum size of a shard; None keeps the base's assignment of tensors to files.
+        family: the model family as in `model.family`, for a custom family.
+        tell: receives a line when a pass over the models, or a file, begins.
 
-    Raises MergeError for what cannot be merged, every difference named; WeightsError for a folder
-    that is damaged, for numbers that are not finite, and for an `out` that exists or cannot be
-    written. The folder is to be written by one process at a time (NewFolderLock).
+    Raises MergeError for models that cannot be merged, listing every difference; WeightsError for a
+    damaged folder, for values that are not finite, and for an `out` that exists or cannot be
+    written. Only one process may write the folder at a time (NewFolderLock).
     """
     out = Path(out).absolute()
     check_new(out)
@@ -156,14 +158,14 @@ def merge_folders(
             carry_files(base_folder, temporary)
             settings = _settings(method, scale, routers_from)
             record = _record([base, *models], [base_folder, *folders], settings, shares)
-            told = {"notices": notices, "files": _digests(temporary)}
-            write_json(temporary / RECORD, record | told)
+            outcome = {"notices": notices, "files": _digests(temporary)}
+            write_json(temporary / RECORD, record | outcome)
     return MergedFolder(out, shares, notices)
 
 
 def read_rows(stored: Stored, name: str, rows: slice) -> np.ndarray:
-    """Rows of a stored tensor as flat float32. Raises WeightsError, naming it, where an entry is
-    not finite.
+    """Returns rows of a stored tensor as flat float32. Raises WeightsError with the tensor's name
+    if an entry is not finite.
     """
     with open_file(stored.file) as handle:
         piece = handle.get_slice(name)[rows] if stored.shape else handle.get_tensor(name)
@@ -183,8 +185,10 @@ def _bytes(stored: Stored) -> int:
 
 
 class _Written(NamedTuple):
-    """Merged entries as they are stored, and their counts: how many were merged; of each parent
-    those kept and those agreeing, and the sums of squares of its delta and of the base.
+    """Merged entries in their stored type, with counts.
+
+    `counts` has four rows: for each parent the kept entries, the agreeing entries, and the sums of
+    squares of its delta and of the base.
     """
 
     values: np.ndarray
@@ -193,25 +197,27 @@ class _Written(NamedTuple):
 
 
 class _Writer(NamedTuple):
-    """All that decides a merged block."""
+    """The function and settings that determine each merged block."""
 
     parents: Parents
     combine: Combine
     scale: np.float32
     routers_from: int | None
-    fixed: frozenset[str]  # tensors that one model gives
+    fixed: frozenset[str]  # tensors copied from one model
 
     def block(self, block: Block) -> _Written:
-        """The merged block in the base's type. MergeError where an entry is too large for it."""
+        """Returns the merged block in the base's type. Raises MergeError if an entry
+        overflows it.
+        """
         if block.name in self.fixed and self.routers_from is not None:
-            given = (block.base, *block.models)[self.routers_from]
-            return _Written(self._stored(given, block.name), 0, np.zeros((4, len(block.models))))
-        kept, merged = self.combine(block)
+            source = (block.base, *block.models)[self.routers_from]
+            return _Written(self._stored(source, block.name), 0, np.zeros((4, len(block.models))))
+        trimmed, merged = self.combine(block)
         counts = [
-            np.count_nonzero(kept, axis=1),
-            np.count_nonzero(np.sign(kept) * np.sign(merged) > 0, axis=1),
+            np.count_nonzero(trimmed, axis=1),
+            np.count_nonzero(np.sign(trimmed) * np.sign(merged) > 0, axis=1),
             np.square(block.deltas, dtype=np.float64).sum(1),
-            [np.square(block.base, dtype=np.float64).sum()] * len(kept),
+            [np.square(block.base, dtype=np.float64).sum()] * len(trimmed),
         ]
         values = self._stored(block.base + self.scale * merged, block.name)
         return _Written(values, merged.size, np.array(counts, np.float64))
@@ -229,16 +235,16 @@ class _Writer(NamedTuple):
     def write(
         self, folder: Path, files: dict[str, list[str]], tell: Callable[[str], None]
     ) -> list[ParentShare]:
-        """Writes the files and their index; returns what became of each parent."""
+        """Writes the files and their index; returns the statistics of each parent."""
         base = self.parents.base
         entries, counts = 0, np.zeros((4, len(self.parents.models)))
 
         def values(names: Sequence[str]) -> Iterator[np.ndarray]:
             nonlocal entries, counts
-            for written in StoredBlocks(self.parents, names).map(self.block):
-                entries += written.entries
-                counts += written.counts
-                yield written.values
+            for result in StoredBlocks(self.parents, names).map(self.block):
+                entries += result.entries
+                counts += result.counts
+                yield result.values
 
         def tensors() -> Iterator[np.ndarray]:
             for file, names in files.items():
@@ -256,30 +262,30 @@ class _Writer(NamedTuple):
         write_shards(folder, files, tensors())
         return [
             ParentShare(
-                kept / max(entries, 1),
-                agreeing / max(kept, 1),
+                kept_entries / max(entries, 1),
+                agreeing / max(kept_entries, 1),
                 math.sqrt(squares),
                 math.sqrt(squares / of_base) if of_base else 0.0,
             )
-            for kept, agreeing, squares, of_base in counts.T
+            for kept_entries, agreeing, squares, of_base in counts.T
         ]
 
 
 @contextmanager
 def _folders(paths: Sequence[str | Path], out: Path) -> Iterator[list[Path]]:
-    """Each path as a Hugging Face folder; runs and checkpoints are exported beside `out`, for as
-    long as the block lasts.
+    """Yields each path as a Hugging Face folder. Runs and checkpoints are exported to a temporary
+    folder next to `out`.
     """
     scratch = out.with_name(f".{out.name}.parents")
     shutil.rmtree(scratch, ignore_errors=True)
-    found = []
+    folders = []
     try:
         for number, path in enumerate(map(Path, paths)):
             if not path.is_dir():
                 raise MergeError(f"{path}: there is no such folder")
             exported = is_checkpoint(path)
-            found.append(export_hf(path, scratch / str(number)) if exported else path)
-        yield found
+            folders.append(export_hf(path, scratch / str(number)) if exported else path)
+        yield folders
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -294,7 +300,7 @@ def _check_router_choice(routers_from: int | None, parents: Parents) -> None:
 
 
 def _layout(base: dict[str, Stored], shard_bytes: int | None) -> dict[str, list[str]]:
-    """File -> its tensors: as in the base, or in shards of at most `shard_bytes`."""
+    """Returns file -> its tensors: as in the base, or in shards of at most `shard_bytes`."""
     if shard_bytes is not None:
         shards = plan_shards({name: _bytes(stored) for name, stored in base.items()}, shard_bytes)
         return dict(zip(shard_names(len(shards)), shards, strict=True))
@@ -305,8 +311,8 @@ def _layout(base: dict[str, Stored], shard_bytes: int | None) -> dict[str, list[
 
 
 def _far(models: Sequence[str | Path], shares: Sequence[ParentShare]) -> list[str]:
-    """A notice for each parent that lies further from the base than the base from zero: fine-tuning
-    does not go so far.
+    """Returns a notice for each parent whose distance from the base exceeds the base's norm, which
+    fine-tuning does not reach.
     """
     return [
         f"{model} differs from the base by {share.relative_norm:.2g} times the base's norm: was it"
@@ -317,7 +323,7 @@ def _far(models: Sequence[str | Path], shares: Sequence[ParentShare]) -> list[st
 
 
 def _settings(method: Method, scale: float, routers_from: int | None) -> dict[str, Any]:
-    """Everything that decides the numbers, as merge.json tells it."""
+    """Returns the settings that determine the numbers, as merge.json records them."""
     names = (name for name, kind in METHODS.items() if isinstance(method, kind))
     routers = {None: "merge", 0: "base"}.get(routers_from, routers_from)
     fields = dataclasses.asdict(method)  # type: ignore[call-overload]  # every method is one
@@ -330,15 +336,15 @@ def _settings(method: Method, scale: float, routers_from: int | None) -> dict[st
 
 
 def _record(
-    given: Sequence[str | Path],
+    paths: Sequence[str | Path],
     folders: Sequence[Path],
     settings: dict[str, Any],
     shares: Sequence[ParentShare],
 ) -> dict[str, Any]:
-    """What merge.json says of the models and of how they were merged."""
+    """Returns merge.json's record of the models and of the merge settings."""
     models = [
         {"folder": str(Path(path).absolute()), "files": _digests(folder)}
-        for path, folder in zip(given, folders, strict=True)
+        for path, folder in zip(paths, folders, strict=True)
     ]
     for model, share in zip(models[1:], shares, strict=True):
         model |= share._asdict()
@@ -346,6 +352,6 @@ def _record(
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The digest (XXH3, compass_jax/weights/digests.py) of each file with weights."""
+    """Returns the digest (XXH3, compass_jax/weights/digests.py) of each weight file."""
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     return {name: digest.value for name, digest in of_files(folder, names).items()}

@@ -1,7 +1,7 @@
 """`compass merge --sweep`: accuracy by domain against the weight of the first of two parents.
 
-OUT/sweep.jsonl has a line for each weight that was evaluated: the same command goes on after it.
-OUT/sweep.json has them all and how they were made, OUT/sweep.png is the picture.
+OUT/sweep.jsonl has one line per evaluated weight; the same command resumes after the last one.
+OUT/sweep.json has all rows and their settings. OUT/sweep.png is the plot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compass_jax.untrusted import parse_json, read_lines
 from compass_jax.weights.digests import of_bytes
 
 LINES, SUMMARY, PICTURE = "sweep.jsonl", "sweep.json", "sweep.png"
-Merge = Callable[[tuple[float, float], Path], Any]  # weights, and the new folder
+Merge = Callable[[tuple[float, float], Path], Any]  # (weights, new folder)
 
 
 def run_sweep(
@@ -37,19 +37,21 @@ def run_sweep(
     keep: bool = False,
     evaluate: Callable[[RunConfig, str], Evaluation] = evaluate_weights,
 ) -> list[dict[str, Any]]:
-    """Merges two parents with each weight w of the first, 1 - w of the second, and evaluates what
-    comes out; returns a row for each weight, in their order.
+    """Merges two parents with weights w and 1 - w for each w, and evaluates each result.
 
     Args:
         merge: merges into a new folder with two weights.
-        weights: those of the first parent, in [0, 1], each once.
-        config: what is evaluated and how.
+        weights: the first parent's weights, distinct values in [0, 1].
+        config: the evaluation.
         out: the folder of the sweep.
-        settings: what else decides the rows; another sweep in `out` is refused.
-        keep: leaves the merged folders, OUT/weight_0.25, where they are.
-        evaluate: the accuracy of a folder of weights.
+        settings: everything else that determines the rows; `out` must have been begun with the
+            same.
+        keep: keeps the merged folders, such as OUT/weight_0.25.
+        evaluate: evaluates a folder of weights.
 
-    Raises MergeError for weights that cannot be, and where `out` holds another sweep.
+    Returns a row for each weight, in increasing order.
+
+    Raises MergeError for invalid weights, and if `out` holds another sweep.
     """
     _check(weights)
     digest = of_bytes(config_to_json(config).encode()).value
@@ -60,16 +62,16 @@ def run_sweep(
             if weight in done:
                 continue
             folder = lock.path / f"weight_{weight}"
-            shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
+            shutil.rmtree(folder, ignore_errors=True)  # leftover of a killed sweep
             merge((weight, 1 - weight), folder)
-            found = evaluate(config, str(folder))
+            evaluation = evaluate(config, str(folder))
             if not keep:
                 shutil.rmtree(folder)
             lock.check()
-            done[weight] = _row(weight, found)
+            done[weight] = _row(weight, evaluation)
             lines = [json.dumps(settings), *map(json.dumps, done.values())]
             write_atomically(lock.path / LINES, "".join(f"{line}\n" for line in lines))
-            print(f"weight {weight:g}: {found.line()}", flush=True)
+            print(f"weight {weight:g}: {evaluation.line()}", flush=True)
         rows = [done[weight] for weight in sorted(done)]
         text = json.dumps({"settings": settings, "rows": rows}, indent=2)
         write_atomically(lock.path / SUMMARY, text + "\n")
@@ -85,25 +87,29 @@ def _check(weights: Sequence[float]) -> None:
         raise MergeError("--sweep: a weight comes twice; give each once")
 
 
-def _row(weight: float, found: Evaluation) -> dict[str, Any]:
-    """A line of sweep.jsonl: accuracies in [0, 1] of each label of the held-out prompts, of all of
-    them, and of each evaluation set; null where nobody knows one.
+def _row(weight: float, evaluation: Evaluation) -> dict[str, Any]:
+    """Returns a row of sweep.jsonl: accuracies in [0, 1] of each label of the held-out prompts, of
+    all of them, and of each evaluation set. Unknown ones are null.
     """
     labels: dict[str, Any] = {
         name: {"prompts": n, "avg_at_k": _known(average), "greedy": _known(greedy)}
-        for name, (n, average, greedy) in found.labels.items()
+        for name, (n, average, greedy) in evaluation.labels.items()
     }
-    if found.prompts:
-        labels["all"] = _accuracies(found)
-    for name, one in found.sets.items():
+    if evaluation.prompts:
+        labels["all"] = _accuracies(evaluation)
+    for name, one in evaluation.sets.items():
         if name != HELDOUT:
             labels[f"set/{name}"] = _accuracies(one) | {"k": one.k}
-    return {"weight": weight, "k": found.k, "labels": labels}
+    return {"weight": weight, "k": evaluation.k, "labels": labels}
 
 
-def _accuracies(found: Evaluation | SetResult) -> dict[str, Any]:
-    greedy = _known(found.greedy)
-    return {"prompts": found.prompts, "avg_at_k": _known(found.avg_at_k), "greedy": greedy}
+def _accuracies(evaluation: Evaluation | SetResult) -> dict[str, Any]:
+    greedy = _known(evaluation.greedy)
+    return {
+        "prompts": evaluation.prompts,
+        "avg_at_k": _known(evaluation.avg_at_k),
+        "greedy": greedy,
+    }
 
 
 def _known(accuracy: float) -> float | None:
@@ -111,25 +117,25 @@ def _known(accuracy: float) -> float | None:
 
 
 def averaged(rows: Sequence[dict[str, Any]]) -> str:
-    """What the accuracies of rows are: "avg@4", or "avg@k" where a set has another k."""
-    found = {one.get("k", row["k"]) for row in rows for one in row["labels"].values()}
-    return f"avg@{min(found)}" if len(found) == 1 else "avg@k"
+    """Returns the name of the rows' accuracy: "avg@4", or "avg@k" if the sets differ in k."""
+    ks = {one.get("k", row["k"]) for row in rows for one in row["labels"].values()}
+    return f"avg@{min(ks)}" if len(ks) == 1 else "avg@k"
 
 
 def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
-    """The rows of a sweep that was begun, by weight. MergeError where it is of other settings, or
-    damaged.
+    """Returns the rows of a sweep in progress, by weight. Raises MergeError if its settings differ
+    or the file is damaged.
     """
     if not os.path.lexists(file):
         return {}
     lines = [parse_json(line, where, error=MergeError) for where, line in read_lines(file)]
     if not all(isinstance(line, dict) for line in lines) or not lines:
         raise MergeError(f"{file} is no sweep's: remove it, or choose another folder")
-    begun, rows = lines[0], lines[1:]
-    for name in {**begun, **settings}:
-        if begun.get(name) != settings.get(name):
+    header, rows = lines[0], lines[1:]
+    for name in {**header, **settings}:
+        if header.get(name) != settings.get(name):
             raise MergeError(
-                f"{file} was begun with {name} {begun.get(name)!r}, not {settings.get(name)!r}:"
+                f"{file} was begun with {name} {header.get(name)!r}, not {settings.get(name)!r}:"
                 " go on with that, or give another --out"
             )
     if not all("weight" in row and "labels" in row for row in rows):
@@ -138,8 +144,8 @@ def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
 
 
 def plot_sweep(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy of each label and set against the first model's weight, all held-out prompts
-    together in black.
+    """Plots the accuracy of each label and set against the first model's weight; all held-out
+    prompts together are black.
     """
     import matplotlib
 
@@ -149,8 +155,8 @@ def plot_sweep(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for label in rows[0]["labels"]:
         style = {"color": "black", "linewidth": 2} if label == "all" else {"linewidth": 1}
-        found = [row["labels"][label]["avg_at_k"] for row in rows]
-        heights = [math.nan if x is None else x for x in found]
+        accuracies = [row["labels"][label]["avg_at_k"] for row in rows]
+        heights = [math.nan if x is None else x for x in accuracies]
         places = [row["weight"] for row in rows]
         axes.plot(places, heights, marker="o", markersize=4, label=label, **style)
     axes.set(

@@ -1,11 +1,11 @@
-"""What the counts of a filter tell of groups that are not rolled out yet.
+"""Predicts the share of uniform groups among the prompts that a difficulty filter keeps.
 
-Where most prompts are hard, one that came out right in 1 of 8 samples is more often one of 5% than
-one of 30%: to take 1/8 for its pass rate, after the same samples chose the prompt because they
-varied, promises too much. Here the pass rates have a distribution of unknown form (a Dirichlet
-prior over a grid; Ferguson, Annals of Statistics 1973), every prompt's own counts weigh its place
-in it, and both are drawn together (Gibbs sampling): what eight samples cannot tell is in the
-interval.
+If most prompts are hard, a prompt with 1 correct answer in 8 is more likely to have a pass rate of
+5% than of 30%. Using 1/8 as its pass rate would be too optimistic, because the same samples
+selected the prompt for their variance. Here the pass rates follow an unknown distribution (a
+Dirichlet prior over a grid; Ferguson, Annals of Statistics 1973), and each prompt's counts update
+its position in it. Gibbs sampling draws both together, so the interval includes the uncertainty of
+a few samples.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-GRID = np.sin(np.linspace(0, math.pi / 2, 61)) ** 2  # pass rates, 0 and 1 among them
-PRIOR = 2.0  # prompts that the prior is worth, spread evenly over the grid
-SWEEPS, FIRST = 1500, 200  # of Gibbs sampling; the first ones are not counted
-HELD = 0.9  # of the interval
+GRID = np.sin(np.linspace(0, math.pi / 2, 61)) ** 2  # pass rates, including 0 and 1
+PRIOR = 2.0  # weight of the prior in prompts, spread evenly over the grid
+SWEEPS, FIRST = 1500, 200  # Gibbs sampling: total sweeps, burn-in sweeps
+HELD = 0.9  # coverage of the interval
 
 
 class UniformShare(NamedTuple):
-    """The share of the kept prompts' next groups that come out uniform: its expectation, and an
-    interval that holds what is measured in 9 of 10 cases.
+    """The expected share of uniform groups among the kept prompts' next groups, with a 90%
+    interval.
     """
 
     mean: float
@@ -35,14 +35,16 @@ class UniformShare(NamedTuple):
 def uniform_shares(
     right: Sequence[int], known: Sequence[int], kept: Sequence[bool], sizes: Sequence[int]
 ) -> dict[int, UniformShare]:
-    """For each group size n the share of uniform groups, all right or all wrong, where each prompt
-    that is kept is rolled out in one fresh group of n samples. The same counts give the same
-    numbers. Empty where nothing is kept.
+    """Returns the predicted share of uniform groups (all correct or all wrong) for each group size
+    n.
+
+    Each kept prompt is rolled out in one fresh group of n samples. The same counts give the same
+    numbers. The result is empty if no prompt is kept.
 
     Args:
-        right: right answers of each prompt.
-        known: answers of each prompt that were judged; 0 tells nothing of it.
-        kept: which prompts are kept, whatever their counts.
+        right: number of correct answers of each prompt.
+        known: number of judged answers of each prompt; 0 carries no information.
+        kept: whether each prompt is kept.
         sizes: the group sizes n.
     """
     cells, counts = np.unique(np.stack([right, known, kept]), axis=1, return_counts=True)
@@ -60,12 +62,12 @@ def uniform_shares(
     for sweep in range(SWEEPS):
         posterior = likelihood * (rng.dirichlet(PRIOR / len(GRID) + placed) + 1e-12)
         posterior /= posterior.sum(1, keepdims=True)
-        found = rng.multinomial(counts, posterior)  # [cells, grid]
-        placed = found.sum(0)
+        assigned = rng.multinomial(counts, posterior)  # [cells, grid]
+        placed = assigned.sum(0)
         if sweep >= FIRST:
-            mine = found[chosen].sum(0)
+            kept_assigned = assigned[chosen].sum(0)
             expected.append(counts[chosen] @ posterior[chosen] @ uniform.T)
-            drawn.append(rng.binomial(mine, np.clip(uniform, 0, 1)).sum(1))
+            drawn.append(rng.binomial(kept_assigned, np.clip(uniform, 0, 1)).sum(1))
     total = counts[chosen].sum()
     mean = np.mean(expected, 0) / total
     low, high = np.quantile(np.stack(drawn), [(1 - HELD) / 2, (1 + HELD) / 2], axis=0) / total

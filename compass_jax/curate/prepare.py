@@ -1,12 +1,12 @@
-"""`compass prepare-sft`: rows of conversations through all filters, one batch after the other.
+"""`compass prepare-sft`: passes rows of conversations through all filters, batch by batch.
 
-    OUT/train.jsonl     the kept rows, unchanged (train.jsonl.part while the work goes on)
-    OUT/report.json     counts and examples of each filter; report.md says the same for a person
-    OUT/state.json      settings, and whether the work is done
-    OUT/verdicts.jsonl  verdicts of a verifier, until the work is done
+    OUT/train.jsonl     the kept rows, unchanged (train.jsonl.part until the work is done)
+    OUT/report.json     counts and examples of each filter; report.md is the readable version
+    OUT/state.json      the settings, and whether the work is done
+    OUT/verdicts.jsonl  a verifier's verdicts, until the work is done
 
-Memory grows by the index of kept rows alone. After a kill the same command decides all rows again,
-with the verdicts that it has, and ends with the same files.
+Memory grows only with the index of kept rows. After a kill the same command decides all rows again
+with the stored verdicts and ends with the same files.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import read_json
 
-AT_ONCE = 1024  # rows
-TOLD_EVERY = 8  # batches of AT_ONCE rows
+AT_ONCE = 1024  # rows per batch
+TOLD_EVERY = 8  # batches of AT_ONCE rows between progress messages
 TRAIN, STATE, REPORT, PAGE = "train.jsonl", "state.json", "report.json", "report.md"
 VERDICTS = "verdicts.jsonl"
 STATED = ("done", "settings", "sizes", "sets", "tally")
-MAY_CHANGE = ("workers", "timeout_s")  # no decision follows from them
+MAY_CHANGE = ("workers", "timeout_s")  # settings that do not affect decisions
 ANSWERS = tuple(
     dict.fromkeys(known.answer for known in FORMATS if known.answer not in (None, "", TURNS))
 )
@@ -53,11 +53,15 @@ Tell = Callable[[str], None]
 
 
 def prepare(config: PrepareConfig, out: str, tell: Tell) -> Tally:
-    """What was kept of `config.data`, and what each filter took; the files are in the folder `out`.
-    `tell` gets a line now and then.
+    """Filters the rows of `config.data` into the folder `out`; returns the counts of each filter.
 
-    Raises DataError for a row that cannot be read, and where none is left; ConfigError for settings
-    that cannot be used, and for others than those that `out` was begun with.
+    Args:
+        config: data, filters and their thresholds.
+        out: the output folder.
+        tell: receives progress messages.
+
+    Raises DataError for a row that cannot be read, and if no row is left; ConfigError for invalid
+    settings, and for settings that differ from those that `out` was begun with.
     """
     config.validate()
     if config.languages:
@@ -68,7 +72,7 @@ def prepare(config: PrepareConfig, out: str, tell: Tell) -> Tally:
 
 
 class _Preparation:
-    """The work on one folder."""
+    """The preparation of one output folder."""
 
     def __init__(self, config: PrepareConfig, out: Path, tell: Tell):
         self._config = config
@@ -89,7 +93,7 @@ class _Preparation:
         self._kept = Kept(config, TRAIN)
 
     def run(self, lock: FolderLock) -> Tally:
-        """Makes the files, where they were not made before."""
+        """Writes the files, unless an earlier command completed them."""
         if tally := self._made_before():
             self._publish()
             self._tell(f"{self._out / TRAIN} was made by this command before")
@@ -119,7 +123,7 @@ class _Preparation:
     # ---- reading ---------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[Row]:
-        """Yields the rows of all files in their order."""
+        """Yields the rows of all files, in order."""
         config, settings = self._config, ("--prompt-field", "--response-field")
         for path in self._files:
             named = (config.prompt_field, config.response_field or TURNS)
@@ -131,7 +135,9 @@ class _Preparation:
                 yield Row(sample, _line(where, row), row, self._reference(reading, row))
 
     def _reference(self, reading: Reading, row: dict[str, Any]) -> Any:
-        """Returns the value that the verifier compares with; the response is no reference."""
+        """Returns the row's reference answer for the verifier, or None. The response itself is not
+        a reference.
+        """
         named = self._config.answer_field
         for name in ANSWERS if named == AUTO else (named,):
             if name != reading.target and (value := field_of(row, name)) is not None:
@@ -141,30 +147,30 @@ class _Preparation:
     # ---- deciding --------------------------------------------------------------------------------
 
     def _decide(self, batch: list[Row], judge: Judge | None) -> Iterator[bytes]:
-        """Yields the lines of the rows that stay. The cheapest filters decide first."""
-        left = [row for row in batch if not self._out_alone(row)]
+        """Yields the output lines of the rows that stay. The cheapest filters run first."""
+        remaining = [row for row in batch if not self._out_alone(row)]
         if self._tokenizer is not None:
-            left = self._fitting(left, self._tokenizer)
+            remaining = self._fitting(remaining, self._tokenizer)
         if judge is not None:
-            # a copy costs no verdict; one of a row in this batch is found below
-            left = [row for row in left if not self._out_as_copy(row)]
-            verdicts = judge(left)
+            # a copy needs no verdict; copies within this batch are removed below
+            remaining = [row for row in remaining if not self._out_as_copy(row)]
+            verdicts = judge(remaining)
             known = sum(verdict.known for verdict in verdicts)
             self._tally.judged += known
-            self._tally.unjudged += len(left) - known
-            for row, verdict in zip(left, verdicts, strict=True):
+            self._tally.unjudged += len(remaining) - known
+            for row, verdict in zip(remaining, verdicts, strict=True):
                 self._take(row, "wrong", verdict.wrong)
-            left = [row for row, one in zip(left, verdicts, strict=True) if not one.wrong]
-        for row, name, reason in self._kept.add(left):
+            remaining = [row for row, one in zip(remaining, verdicts, strict=True) if not one.wrong]
+        for row, name, reason in self._kept.add(remaining):
             if not self._take(row, name, reason):
                 yield row.line
         self._tally.kept = len(self._kept)
 
     def _take(self, row: Row, name: str, reason: str) -> bool:
-        """Whether there is a reason; the row is counted then."""
+        """Counts the row under a filter if there is a reason, and returns whether there is one."""
         if reason:
-            asked = row.sample.asked
-            self._tally.take(name, row.sample.where, reason, asked, self._config.examples)
+            question = row.sample.asked
+            self._tally.take(name, row.sample.where, reason, question, self._config.examples)
         return bool(reason)
 
     def _out_alone(self, row: Row) -> bool:
@@ -174,8 +180,8 @@ class _Preparation:
         return self._take(row, "duplicate", self._kept.copy_of(row.sample))
 
     def _fitting(self, rows: list[Row], tokenizer: Tokenizer) -> list[Row]:
-        """The rows that the chat template takes and that are not too long."""
-        left, most = [], self._config.most_tokens
+        """Returns the rows that the chat template accepts and that are short enough."""
+        remaining, most = [], self._config.most_tokens
         for row in rows:
             try:
                 parts = tokenizer.encode_turns(row.sample.messages, row.sample.tools)
@@ -184,8 +190,8 @@ class _Preparation:
                 continue
             size = max(len(tokens) for tokens, _ in parts)
             if not self._take(row, "too_long", too_long(size, most)):
-                left.append(row)
-        return left
+                remaining.append(row)
+        return remaining
 
     def _contaminated(self, sample: Sample) -> str:
         hit = self._sets.hit(sample)
@@ -206,8 +212,8 @@ class _Preparation:
         return json.loads(json.dumps(dataclasses.asdict(self._config)))
 
     def _made_before(self) -> Tally | None:
-        """Returns the counts of this command's result, None where it has none. Raises ConfigError
-        where the folder is another command's.
+        """Returns the counts of this command's completed result, or None. Raises ConfigError if the
+        folder belongs to another command.
         """
         path = self._out / STATE
         if not path.exists():
@@ -249,15 +255,15 @@ class _Preparation:
         )
         write_atomically(self._out / PAGE, markdown(self._tally, self._settings()))
         if not self._tally.kept:
-            taken = {name: count for name, count in self._tally.taken.items() if count}
-            told = ", ".join(f"{name} {count}" for name, count in taken.items())
+            removed = {name: count for name, count in self._tally.taken.items() if count}
+            summary = ", ".join(f"{name} {count}" for name, count in removed.items())
             raise DataError(
-                f"none of {self._tally.rows} rows is left: {told}; {self._out / PAGE} shows some"
+                f"none of {self._tally.rows} rows is left: {summary}; {self._out / PAGE} shows some"
             )
         self._save(done=True)
 
     def _publish(self) -> None:
-        """Gives the kept rows their name, also after a kill before it."""
+        """Renames the finished output, also after a kill before the rename."""
         part, train = self._out / f"{TRAIN}.part", self._out / TRAIN
         if part.exists():
             os.replace(part, train)
@@ -267,10 +273,10 @@ class _Preparation:
 
 
 def _line(where: str, row: dict[str, Any]) -> bytes:
-    """A row as it is written. Raises DataError for what JSON cannot say."""
+    """Returns a row as a JSON line. Raises DataError for values that JSON cannot represent."""
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except (TypeError, ValueError) as error:  # of Parquet: bytes, dates, NaN
+    except (TypeError, ValueError) as error:  # Parquet values: bytes, dates, NaN
         raise DataError(
             f"{where}: it cannot be written as JSON ({error}); leave the column out, or write it as"
             " text"

@@ -1,4 +1,6 @@
-"""What `compass prepare-sft` counts and shows: how many rows each filter took, and examples."""
+"""The report of `compass prepare-sft`: the number of rows that each filter removed, with
+examples.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# in the order in which they are asked; a row is counted under the first that takes it
+# in the order in which they run; a row is counted under the first that removes it
 FILTERS = {
     "unfinished": "no whole answer",
     "too_short": "too few characters",
@@ -19,39 +21,39 @@ FILTERS = {
     "wrong": "the verifier finds the answer wrong",
     "near_duplicate": "nearly an earlier row",
 }
-MOST_SHOWN = 160  # characters of an example
+MOST_SHOWN = 160  # maximum characters of an example
 
 
 @dataclass
 class Tally:
-    """The counts so far, as state.json holds them."""
+    """The counts so far, in the layout of state.json."""
 
     rows: int = 0
     kept: int = 0
     taken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILTERS, 0))
-    judged: int = 0  # answers that the verifier found right or wrong
-    unjudged: int = 0  # answers without a verdict, which stay
-    # of each evaluation file: its questions, the rows that hold one, and which ones are held
+    judged: int = 0  # answers that the verifier judged right or wrong
+    unjudged: int = 0  # answers without a verdict; these rows stay
+    # per evaluation file: its number of questions, the rows with one, and the questions in them
     overlap: dict[str, dict[str, Any]] = field(default_factory=dict)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
     def take(self, name: str, where: str, reason: str, asked: str, most: int) -> None:
-        """Counts a row that filter `name` takes out; the first `most` are shown."""
+        """Counts a row that filter `name` removes, and stores the first `most` as examples."""
         self.taken[name] += 1
-        shown = self.examples.setdefault(name, [])
-        if len(shown) < most:
+        examples = self.examples.setdefault(name, [])
+        if len(examples) < most:
             text = " ".join(asked.split())
             text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
-            shown.append({"where": where, "reason": reason, "asked": text})
+            examples.append({"where": where, "reason": reason, "asked": text})
 
     def report(self) -> dict[str, Any]:
-        """What report.json holds: of the evaluation questions it has counts."""
+        """Returns the content of report.json, with counts in place of lists of questions."""
         overlap = {file: {**one, "hit": len(one["hit"])} for file, one in self.overlap.items()}
         return {**asdict(self), "overlap": overlap}
 
 
 def table(tally: Tally) -> list[dict[str, Any]]:
-    """A row for each filter that took something, and one for what is kept."""
+    """Returns a row for each filter that removed rows, and one for the kept rows."""
     counts = {name: count for name, count in tally.taken.items() if count} | {"kept": tally.kept}
     return [
         {
@@ -65,7 +67,7 @@ def table(tally: Tally) -> list[dict[str, Any]]:
 
 
 def overlaps(tally: Tally) -> list[str]:
-    """A line for each evaluation file: how many of its questions stand in how many rows."""
+    """Returns a line for each evaluation file with the number of its questions in the rows."""
     return [
         f"{file}: {len(one['hit'])} of {one['questions']} questions stand in {one['rows']} rows,"
         " which are left out"
@@ -74,7 +76,7 @@ def overlaps(tally: Tally) -> list[str]:
 
 
 def markdown(tally: Tally, settings: Mapping[str, Any]) -> str:
-    """report.md: counts, evaluation files, examples, settings."""
+    """Returns report.md: counts, evaluation files, examples and settings."""
     lines = ["# What was kept", "", *_table(("filter", "rows", "share", "why"), table(tally)), ""]
     if tally.overlap:
         lines += ["## Evaluation files", "", *(f"- {line}" for line in overlaps(tally)), ""]
@@ -84,15 +86,19 @@ def markdown(tally: Tally, settings: Mapping[str, Any]) -> str:
             "",
         ]
     for name in FILTERS:
-        if shown := tally.examples.get(name):
-            lines += [f"## {name}", "", *_table(("where", "reason", "asked"), shown), ""]
+        if examples := tally.examples.get(name):
+            lines += [f"## {name}", "", *_table(("where", "reason", "asked"), examples), ""]
     settled = [{"setting": name, "value": value} for name, value in settings.items()]
     return "\n".join([*lines, "## Settings", "", *_table(("setting", "value"), settled), ""])
 
 
 def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    told = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
-    return [f"| {' | '.join(cells)} |" for cells in told]
+    table_rows = [
+        names,
+        ["---"] * len(names),
+        *([_cell(row[name]) for name in names] for row in rows),
+    ]
+    return [f"| {' | '.join(cells)} |" for cells in table_rows]
 
 
 def _cell(value: Any) -> str:

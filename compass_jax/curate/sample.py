@@ -1,4 +1,4 @@
-"""A row of a file as the filters see it."""
+"""A row of a file in the form that the filters read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Messages = Sequence[dict[str, Any]]
 
 
 class Sample:
-    """A conversation, and what is computed of it once.
+    """A conversation with lazily computed features.
 
     Args:
-        where: its file and line.
-        messages, tools: what SFT would learn, as data/sft.py reads it.
-        shingle_words: the words of a shingle.
+        where: the row's file and line.
+        messages, tools: the conversation that SFT would train on, as data/sft.py reads it.
+        shingle_words: number of words in a shingle.
     """
 
     def __init__(self, where: str, messages: Messages, tools: Sequence[Any], shingle_words: int):
@@ -33,22 +33,22 @@ class Sample:
         self._shingle_words = shingle_words
 
     def of(self, role: str) -> list[str]:
-        """What the messages of a role say."""
+        """Returns the contents of the messages of a role."""
         return [message["content"] for message in self.messages if message["role"] == role]
 
     @property
     def asked(self) -> str:
-        """All that the user says."""
+        """The user's messages, joined."""
         return "\n".join(self.of("user"))
 
     @property
     def answer(self) -> str:
-        """The assistant's last message; empty where there is none."""
+        """The assistant's last message; empty if there is no such message."""
         return (self.of("assistant") or [""])[-1]
 
     @cached_property
     def said(self) -> str:
-        """All that is said but by the system, calls of tools included."""
+        """The messages except the system's, joined, with tool calls."""
         parts = []
         for message in self.messages:
             if message["role"] not in INSTRUCTIONS:
@@ -59,26 +59,26 @@ class Sample:
 
     @cached_property
     def words(self) -> Numbers:
-        """uint64 [words]: the words of `said`."""
+        """The hashed words of `said`, uint64 [words]."""
         return hashed(words(self.said))
 
     @cached_property
     def shingles(self) -> Numbers:
-        """uint64: the distinct shingles of `said`, sorted."""
+        """The distinct shingles of `said`, sorted, uint64."""
         return np.unique(runs(self.words, self._shingle_words))
 
     @cached_property
     def numbers(self) -> int:
-        """A 64-bit number for the numbers in its questions, whatever their order."""
+        """A 64-bit hash of the numbers in the user's messages, independent of their order."""
         text = " ".join(numbers_in(words(self.asked)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
     @cached_property
     def key(self) -> bytes:
-        """The same for conversations that differ in white space alone."""
-        told = [
+        """A hash that is equal for conversations that differ only in white space."""
+        messages = [
             [normalised(value) if isinstance(value, str) else value for value in message.values()]
             for message in self.messages
         ]
-        text = json.dumps([told, list(self.tools)], default=str)
+        text = json.dumps([messages, list(self.tools)], default=str)
         return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""The settings of a command that continues in its folder."""
+"""The settings of a command that resumes in its output folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Texts as words, and runs of words as 64-bit numbers: what duplicates, contamination and
-repetition are told by.
+"""Words and runs of words of texts as 64-bit hashes, for duplicate, contamination and repetition
+checks.
 
-A number stands for its words in every process. Two of a million runs are the same number by chance
-once in 40 million times.
+A hash is the same in every process. In a set of a million runs, two runs collide with a probability
+of 1 in 40 million.
 """
 
 from __future__ import annotations
@@ -18,62 +18,63 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.uint64]
 
-# scripts that put no blanks between words: a character is a word (Thai, Lao, Burmese, Khmer, kana,
-# Chinese)
+# scripts without spaces between words, where each character counts as a word (Thai, Lao, Burmese,
+# Khmer, kana, Chinese)
 _ALONE = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 )
-# signs that change what a question asks; other punctuation changes nothing
+# signs that change the meaning of a question; other punctuation is ignored
 _SIGNS = "+-*/^=<>%&|~\\"
 _WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|[{re.escape(_SIGNS)}]")
-MOST_KNOWN = 1_000_000  # words whose numbers are kept
+MOST_KNOWN = 1_000_000  # maximum number of cached words
 _BASE = 0x9E3779B97F4A7C15  # odd, so that a power of it has an inverse mod 2^64
 
 
 class _Known(dict[str, int]):
-    """Word -> its number. A corpus with ever new words does not fill the memory."""
+    """A cache of word hashes of bounded size."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= MOST_KNOWN:
             self.clear()
-        found = self[word] = xxhash.xxh3_64_intdigest(word.encode())
-        return found
+        digest = self[word] = xxhash.xxh3_64_intdigest(word.encode())
+        return digest
 
 
 _known = _Known()
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in one case and one of Unicode's forms (NFKC); signs of arithmetic are
-    words, white space and other punctuation are left out.
+    """Returns the words of a text, case-folded and in Unicode's NFKC form.
+
+    Arithmetic signs are words; white space and other punctuation are dropped.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     return _WORD.findall(text.casefold())
 
 
-def numbers_in(found: list[str]) -> list[str]:
-    """The words with a digit, and the signs beside them, sorted: the same whatever the order of the
-    sentences.
+def numbers_in(tokens: list[str]) -> list[str]:
+    """Returns the words with a digit and the signs next to them, sorted, so that the order of
+    sentences does not matter.
     """
-    digits = [not word.isalpha() and any(map(str.isdigit, word)) for word in found]
+    digits = [not word.isalpha() and any(map(str.isdigit, word)) for word in tokens]
     if True not in digits:
         return []
     return sorted(
         word
-        for i, word in enumerate(found)
+        for i, word in enumerate(tokens)
         if digits[i] or (word in _SIGNS and True in digits[max(i - 1, 0) : i + 2])
     )
 
 
-def hashed(found: list[str]) -> Numbers:
-    """uint64 [words]: the number of each word."""
-    return np.fromiter(map(_known.__getitem__, found), np.uint64, len(found))
+def hashed(tokens: list[str]) -> Numbers:
+    """Returns the hash of each word, uint64 [words]."""
+    return np.fromiter(map(_known.__getitem__, tokens), np.uint64, len(tokens))
 
 
 def combined(parts: Sequence[Numbers]) -> Numbers:
-    """uint64, of the shape of each part: sum_i parts[i] B^(i+1) mod 2^64, a polynomial hash of
-    what stands at one place of all parts.
+    """Returns a polynomial hash across the parts, uint64 of each part's shape: sum_i parts[i]
+    B^(i+1) mod 2^64.
     """
     total = parts[0] * _factor(0)
     for i, part in enumerate(parts[1:], 1):
@@ -87,8 +88,9 @@ def _factor(i: int) -> np.uint64:
 
 
 def runs(of_words: Numbers, length: int) -> Numbers:
-    """uint64 [words - length + 1]: a number for each run of `length` words, in order; of a shorter
-    text one for all of it, of an empty one none.
+    """Returns a hash for each run of `length` consecutive words, uint64 [words - length + 1].
+
+    A shorter text has one hash, of all its words; an empty text has no hash.
     """
     length = min(length, len(of_words))
     if not length:
@@ -98,5 +100,7 @@ def runs(of_words: Numbers, length: int) -> Numbers:
 
 
 def repeated_share(things: Sequence[object]) -> float:
-    """The share of entries that equal an earlier one, in [0, 1); 0 of none."""
+    """Returns the share of entries that equal an earlier one, in [0, 1); 0 for an empty
+    sequence.
+    """
     return 1 - len(set(things)) / len(things) if things else 0.0
