@@ -1,18 +1,20 @@
-"""The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates ->
-weight sync -> checkpoint.
+"""The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates -> weight
+sync -> checkpoint.
 
 One step:
- 1. take the next prompts; sample each `group_size` times under the synced policy, verifiers
-    running meanwhile
+ 1. collect: draw the next prompts and sample each `group_size` times under the synced policy, while
+    verifiers score finished samples
  2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies
-    (routing per R2/R3/off)
- 3. for each update: prepare (advantages, weights over the whole update), gradients summed over
+    (routing by R2, R3 or off)
+ 3. update: prepare (advantages, weights over the whole update), gradients summed over
     micro-batches, apply
- 4. hand the parameters over to the rollout; log; save
-With `rl.partial_prompts` 1 ends before its longest samples do: they go on in the next step
+ 4. sync the weights to the rollout
+ 5. log; save
+
+With `rl.partial_prompts` 1 ends before its longest samples do: they continue in the next step
 (experience/policies.py). With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of
-step n, from the parameters before them; rl.correction weighs it. Everything a step depends on is in
-the checkpoint, so a killed run repeats its steps exactly.
+step n, from the parameters before them, and rl.correction weighs it. A step depends on the
+checkpoint only, so a killed run repeats its steps exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -81,16 +83,16 @@ from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 from compass_jax.weights.sync import sync_weights
 
-MOST_LABELS = 32  # with metrics of their own; more would bury the others
+MAX_LABELS = 32  # with separate metrics; more would hide the others
 
 
 class StepFailed(CompassError, RuntimeError):
-    """Every sample of a step failed; the message says why."""
+    """Every sample of a step failed; the message has the reason."""
 
 
 class RLTrainer:
-    """The rooms of one run, its learner among them. `steps()` yields each step's metrics; `save()`
-    writes a checkpoint.
+    """One stage of a run with its learner, engine, prompts and buffer. `steps()` yields each step's
+    metrics; `save()` writes a checkpoint.
     """
 
     learner: Learner
@@ -104,10 +106,11 @@ class RLTrainer:
         telemetry: Telemetry,
         said: set[str] | None = None,
     ):
-        """The run goes on from its newest checkpoint, to the end of its stage
+        """Continues the run from its newest checkpoint, to the end of its stage
         (config/curriculum.py).
 
-        said: what was told before of this run; what is told is added.
+        Args:
+            said: notices already printed in this run; new ones are added.
         """
         found = newest_checkpoint(config.directory, telemetry.note)
         self.done_steps = 0 if found is None else found.manifest.step
@@ -115,7 +118,7 @@ class RLTrainer:
         config = at_step(config, self.done_steps)
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
-        known = self.tokenizer.vocab_size
+        vocab_size = self.tokenizer.vocab_size
         self.config, self.rl = config, config.rl
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
         self.checkpoints = Checkpoints(config.directory, config.model, config.keep_checkpoints)
@@ -125,14 +128,14 @@ class RLTrainer:
             config.rollout,
             self.tokenizer.end_ids,
             rollout,
-            known,
+            vocab_size,
         )
         self.notices = Notices(config, telemetry.note, said, self.done_steps)
-        once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
-        prompts = train_prompts(config.data, self.tokenizer, config.seed, once)
-        prompts = fitting(prompts, longest, config.data.overlong, once)
+        tell_once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
+        prompts = train_prompts(config.data, self.tokenizer, config.seed, tell_once)
+        prompts = fitting(prompts, longest, config.data.overlong, tell_once)
         prompts, self.filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
-        self.evaluated = evaluation_sets(config, self.tokenizer, once)
+        self.evaluated = evaluation_sets(config, self.tokenizer, tell_once)
         evaluated = (prompt for one in self.evaluated for prompt in one.prompts)
         check_rows(scorer, config.data, [*prompts, *evaluated])
         self.stream = PromptStream(
@@ -154,24 +157,24 @@ class RLTrainer:
         self.samples = SampleLog(config, self.tokenizer, telemetry)
         self.callbacks = Callbacks(config.callbacks)
         labels = {label_of(prompt) for prompt in prompts}
-        self.by_label = 1 < len(labels) <= MOST_LABELS
+        self.by_label = 1 < len(labels) <= MAX_LABELS
         self.histograms: dict[str, Bins] = {}  # of the step that was yielded last
         self.notices.at_start(len(self.stream), len(labels))
-        self.ahead: dict[str, float] | None = None  # metrics of the rollout that ran ahead
-        self.failure: VerifierError | None = None  # of the rollout that ran ahead
-        self.interrupted = False  # a stop came during a rollout
+        # the rollout that ran during the last step's updates, with its metrics or its error
+        self.ahead: Future[dict[str, float] | None] | None = None
+        self.interrupted = False  # whether a stop came within a step
         layout = training_layout(config.compute)
-        model = Transformer(config.model, config.compute, layout, train, known)
+        model = Transformer(config.model, config.compute, layout, train, vocab_size)
         self._restore_or_start(model, found)
         self._sync_weights()
 
     def _sync_weights(self) -> dict[str, float]:
-        """Hands the weights over to the rollout, and to a judge that has the policy's."""
+        """Syncs the weights to the rollout, and to a judge that uses the policy's."""
         config = self.config
-        # nobody samples by the last ones any more: their memory is free for the next
+        # The old decode weights are no longer needed: their memory is free for the new ones.
         self.decode = None
         self.judge.use(None, self.learner.version)
-        self.decode, handed = sync_weights(
+        self.decode, metrics = sync_weights(
             self.learner.state.params,
             config.model,
             config.rollout_compute.dtype,
@@ -180,7 +183,7 @@ class RLTrainer:
             layout=self.engine.layout,
         )
         self.judge.use(self.decode, self.learner.version)
-        return handed
+        return metrics
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
@@ -189,7 +192,7 @@ class RLTrainer:
         if found is None:
             self.learner = Learner.start(config, model, first_parameters(config, model))
             self.vocab_rows = vocab_rows(config, self.tokenizer.vocab_size)
-            # steps that were logged by a run killed before its first checkpoint
+            # Drops the lines of a run that was killed before its first checkpoint.
             self.telemetry.restore(None)
             return
         abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, model.placement)
@@ -198,8 +201,10 @@ class RLTrainer:
                 lambda: self.buffer.arrays(self.engine.config.max_length)
             )
         _, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
-        kept = (in_layout(arrays.get(name), model.layout) for name in ("state", "reference"))
-        self.learner = Learner(config, model, *kept)
+        state, reference = (
+            in_layout(arrays.get(name), model.layout) for name in ("state", "reference")
+        )
+        self.learner = Learner(config, model, state, reference)
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
@@ -246,8 +251,8 @@ class RLTrainer:
     # ---- one step --------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Runs the remaining steps of the stage; yields (step, metrics) after each. Where a stop
-        comes during a rollout it is `interrupted`, and what is in flight is saved.
+        """Runs the remaining steps of the stage; yields (step, metrics) after each. After a stop
+        within a step it is `interrupted`, with the unfinished step saved.
         """
         left = self.done_steps < self.stage.end
         compiler = CompileAhead(self.learner.programs() if left else ())
@@ -258,70 +263,102 @@ class RLTrainer:
 
     def _steps(self, compiler: CompileAhead) -> Iterator[tuple[int, dict[str, float]]]:
         while self.done_steps < self.stage.end and not self.stop.requested:
-            if self.failure is not None:
-                raise self.failure
-            metrics = self.ahead
-            if metrics is None:
-                metrics = self._rollout(self.done_steps + 1, self._stopped)()
-            if metrics is not None:
-                kept = [self.buffer.group(key) for key in self.buffer.kept]
-                self._stop_if_all_failed(kept)
-                self.notices.of_rewards(kept, self.collect.turns.response)
-            stopped = self.collect.policy.carries and self.stop.requested
-            if metrics is None or stopped or self.notices.ended:
-                self.save()
-                self.interrupted = True
-                return
-            self.ahead = None
-            groups, arrays = self._arrays()
+            # 1. Collect: rollout and rewards, unless they ran during the last step's updates.
+            rollout_metrics = self._collect()
+            if rollout_metrics is None:
+                return self._interrupt()
+            groups, arrays = self._assemble()
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
-            metrics |= self.notices.of_groups(groups)
-            self.notices.of_lengths(arrays.lengths)
-            filtered = {"waste/filter_tokens": float(self.filter_tokens)}
-            staged = {"curriculum/stage": float(self.stage.number)}
-            metrics |= {
-                **group_metrics(groups),
-                "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean()),
-                **(filtered if self.filter_tokens else {}),
-                **(staged if self.stage.total else {}),
-                **staleness(groups, self.learner.version),
-                **self._label_metrics(groups),
-                "epoch": self.stream.epoch,
-            }
-            dropped = int(metrics.get("zero_variance/dynamic_dropped_tokens", 0))
+            step_metrics = self._group_metrics(groups, arrays)
+
+            # 2. and 3. Score and update. Programs that still compile ahead would compete with it.
             self.telemetry.phase("training")
             compiler.finish()
+            trace = self.samples.trace(len(groups))
+            dropped = int(rollout_metrics.get("zero_variance/dynamic_dropped_tokens", 0))
             try:
-                trace = self.samples.trace(len(groups))
-                metrics |= self._train(arrays, dropped, trace)
-                metrics |= label_inversion(groups, arrays, self.learner.advantage)
-                self.notices.of_update(metrics)
-            except TrainingStopped:
-                self.save()
-                self.interrupted = True
-                return
-            handed = self._sync_weights()
+                train_metrics = self._train(arrays, dropped, trace)
+            except (
+                TrainingStopped
+            ):  # before the first update, so the groups are still in the buffer
+                return self._interrupt()
+
+            # 4. Sync. From here on the step is done: the next rollout has the new weights.
+            sync_metrics = self._sync_weights()
             self.done_steps += 1
-            self.samples.write(self.done_steps, groups, trace)
-            self.histograms = step_histograms(groups)
-            metrics |= {
-                **handed,
+
+            # 5. Log.
+            metrics = {
+                **rollout_metrics,
+                **step_metrics,
+                **train_metrics,
+                **label_inversion(groups, arrays, self.learner.advantage),
+                **sync_metrics,
                 "policy_version": float(self.learner.version),
                 "memory/peak_gib": peak_bytes() / 2**30,
             }
+            self.notices.of_update(metrics)
+            self.samples.write(self.done_steps, groups, trace)
+            self.histograms = step_histograms(groups)
             self.callbacks(self.done_steps, groups, metrics)
             yield self.done_steps, metrics
 
+    def _interrupt(self) -> None:
+        """Saves the step's finished rollouts, with which the same command continues."""
+        self.save()
+        self.interrupted = True
+
+    def _collect(self) -> dict[str, float] | None:
+        """Returns the metrics of the next step's rollout, whose groups are in the buffer; None if
+        the run has to stop first.
+
+        Raises:
+            StepFailed: every sample failed.
+            VerifierError: a verifier or judge cannot be used.
+        """
+        if self.ahead is None:
+            metrics = self._rollout(self.done_steps + 1, self._stopped)()
+        else:
+            metrics, self.ahead = self.ahead.result(), None
+        if metrics is None:
+            return None
+        groups = [self.buffer.group(key) for key in self.buffer.kept]
+        self._raise_if_all_failed(groups)
+        self.notices.of_rewards(groups, self.collect.turns.response)
+        # A rollout that carries samples ignores a stop until here, so that the ticks at which it
+        # cuts samples do not depend on the stop.
+        stopped = self.collect.policy.carries and self.stop.requested
+        return None if stopped or self.notices.ended else metrics
+
+    def _group_metrics(self, groups: list[Group], arrays: StepArrays) -> dict[str, float]:
+        """Returns the metrics of a step's groups before the update, and prints notices on them."""
+        metrics = {
+            **self.notices.of_groups(groups),
+            **group_metrics(groups),
+            **staleness(groups, self.learner.version),
+            **self._label_metrics(groups),
+            "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean()),
+            "epoch": self.stream.epoch,
+        }
+        self.notices.of_lengths(arrays.lengths)
+        if self.filter_tokens:
+            metrics["waste/filter_tokens"] = float(self.filter_tokens)
+        if self.stage.total:
+            metrics["curriculum/stage"] = float(self.stage.number)
+        return metrics
+
     def _label_metrics(self, groups: list[Group]) -> dict[str, float]:
-        """Returns the metrics of each label, where the data has several labels and not too many."""
+        """Returns the metrics of each label, if the data have several labels and at most
+        MAX_LABELS.
+        """
         if not self.by_label:
             return {}
         labels = [label_of(group.prompt) for group in groups]
         return label_metrics(groups, labels, self.config.rewards.right_at)
 
-    def _stop_if_all_failed(self, groups: list[Group]) -> None:
-        """Raises StepFailed where every sample of the step failed, with the state saved: the same
+    def _raise_if_all_failed(self, groups: list[Group]) -> None:
+        """Raises StepFailed if every sample of the step failed, with the state saved: the same
         command judges the same samples again.
         """
         if why := failure_of(groups):
@@ -333,28 +370,34 @@ class RLTrainer:
             )
 
     def _stopped(self) -> bool:
-        """Whether a rollout has to end before it is complete. One that carries samples is waited
-        for: what it cuts is decided by the ticks that its samples have run, which a rollout that
-        goes on from the middle does not have.
+        """Reports progress and returns whether a rollout has to end early. A rollout that carries
+        samples is never cut by a stop: which samples it cuts depends on the ticks they have run,
+        which a resumed rollout would count differently.
         """
         wanted = len(self.buffer.prompts) * self.rl.group_size
         self.telemetry.phase("rollout", self.buffer.finished, max(wanted, self.buffer.finished))
         return not self.collect.policy.carries and self.stop.requested
 
-    def _arrays(self) -> tuple[list[Group], StepArrays]:
-        """The step's groups, and as arrays, with their routes on the devices that train: a rollout
-        beside the training has the others to itself.
+    def _assemble(self) -> tuple[list[Group], StepArrays]:
+        """Returns the step's groups, and their arrays with routes on the training devices, so that
+        the next rollout may reuse the others.
         """
         groups, routes = self.buffer.step_groups()
-        ngram = self.rl.shaping.repetition_ngram
-        routes = self.learner.routes_on_mesh(routes)
-        sizes, gold = (self.rl.capacity, self.rl.buckets[-1]), self.config.data.labelled
-        hotter = None if self.rl.zero_variance.grow_temperature == 1 else self.rl.group_size
-        return groups, assemble(groups, *sizes, ngram, routes, gold, hotter)
+        heats = self.rl.zero_variance.grow_temperature != 1
+        arrays = assemble(
+            groups,
+            size=self.rl.capacity,
+            length=self.rl.buckets[-1],
+            ngram=self.rl.shaping.repetition_ngram,
+            routes=self.learner.routes_on_mesh(routes),
+            gold=self.config.data.labelled,
+            hotter_from=self.rl.group_size if heats else None,
+        )
+        return groups, arrays
 
     def _end_step(self) -> None:
-        """What is remembered of the step's groups goes to those who choose prompts by it, and the
-        groups leave the buffer.
+        """Updates prompt history and selector by the step's groups, and removes these from the
+        buffer.
         """
         results = results_of(self.buffer, self.config.rewards)
         self.history.update(results)
@@ -364,17 +407,16 @@ class RLTrainer:
     def _train(
         self, arrays: StepArrays, dropped: int, trace: TokenTrace | None
     ) -> dict[str, float]:
-        """`Learner.train`, before the groups leave the buffer: a stop finds them there.
+        """Trains on the step's arrays. The groups leave the buffer afterwards, so that a stop finds
+        them there.
 
-        With `rl.one_step_off` they leave it first, and the next step's rollout runs meanwhile, in
-        a thread of its own.
-
-        The last step of a stage has none beside it: the next stage samples by settings of its own,
-        and a run that is made longer goes on from there on policy. The rollout is waited for:
-        nothing can be done before the next step that may use the verifiers or the prompts.
-        Everything that it reads (the prompts' history, the selector, the synced weights) stays as
-        it is during the training. A stop waits for it too: its weights are gone after the step, and
-        it could not go on later.
+        With `rl.one_step_off` they leave it first, and the next step's rollout runs during the
+        updates, in a thread. It reads only state that training does not change: the prompts'
+        history, the selector and the synced weights. Training waits for its end, since nothing else
+        may use the verifiers or the prompts before, and so does a stop: its weights are gone after
+        the step, and it could not continue later. The last step of a stage has no rollout beside
+        it, because the next stage samples by other settings and an extended run continues on
+        policy.
         """
         self.learner.progress = partial(self.telemetry.phase, "training")
         if not self.rl.one_step_off or self.done_steps + 1 >= self.stage.end:
@@ -392,17 +434,17 @@ class RLTrainer:
                 abandoned.set()  # leaving the thread waits for it
                 raise
             started = time.perf_counter()
-            try:
-                self.ahead = ahead.result()
-            except VerifierError as error:
-                self.failure = error
+            error = ahead.exception()
+        if error is not None and not isinstance(error, VerifierError):
+            raise error
+        self.ahead = ahead  # a VerifierError is raised by the next step: this one is complete
         return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
 
     def _rollout(
         self, number: int, stopped: Callable[[], bool]
     ) -> Callable[[], dict[str, float] | None]:
-        """What collects the groups of step `number` under the present policy, or goes on with it,
-        and returns its metrics; None where `stopped` first.
+        """Returns a function that collects the groups of step `number` under the current policy, or
+        continues to, and returns its metrics; None where `stopped` came first.
         """
         params, version = self.decode, self.learner.version
         last = number >= self.stage.end
@@ -422,14 +464,12 @@ class RLTrainer:
         return run
 
     def first_rollout(self) -> StepArrays | None:
-        """The next step's rollout, for whoever does something else with it than a step; None where
-        a stop came first.
-        """
+        """Runs the next step's rollout without training on it; None where a stop came first."""
         collected = self._rollout(self.done_steps + 1, self._stopped)()
-        return None if collected is None else self._arrays()[1]
+        return None if collected is None else self._assemble()[1]
 
     def header(self) -> list[str]:
-        """The first lines that a person sees."""
+        """Returns the run's first lines."""
         work = f"{len(self.stream):,} prompts, {in_words(self.evaluated, self.config.data)}"
         parameters = sum(x.size for x in jax.tree.leaves(self.learner.state.params))
         memory = memory_line(self.config, "train")
@@ -440,11 +480,18 @@ class RLTrainer:
     def evaluate(self, keep: Keep | None = None, warns: bool = True) -> Evaluation:
         """Returns the accuracy of the current policy on each set (see evaluate.evaluate).
 
-        warns: whether rewards that say nothing are warned of, which may end the run.
+        warns: whether to warn of uninformative rewards, which may end the run.
         """
         self.telemetry.phase("evaluation")
-        rooms = (self.engine, self.decode, self.evaluated, self.tokenizer, self.scorer)
-        found = evaluate(*rooms, self.config, keep)
-        if found.warning and warns:
-            self.notices.warn(found.warning)
-        return found
+        evaluation = evaluate(
+            engine=self.engine,
+            params=self.decode,
+            sets=self.evaluated,
+            tokenizer=self.tokenizer,
+            scorer=self.scorer,
+            config=self.config,
+            keep=keep,
+        )
+        if evaluation.warning and warns:
+            self.notices.warn(evaluation.warning)
+        return evaluation
