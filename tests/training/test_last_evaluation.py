@@ -8,7 +8,7 @@ from tiny_run import tiny_run
 
 from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER
 from compass_jax.training import rl
-from compass_jax.training.stops import never
+from compass_jax.training.stops import never_stop
 
 
 class Trainer:
@@ -29,7 +29,7 @@ class Trainer:
         self.asked.append(self.done_steps)
         return SimpleNamespace(line=lambda: "avg@4 50%", metrics=lambda: {"eval/x": 0.5}, sets={})
 
-    def save(self):
+    def save(self, *, wait=True):
         pass
 
 
@@ -43,7 +43,7 @@ def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, asked):
     trainer, lines = Trainer(config), []
     telemetry = SimpleNamespace(note=lines.append, log=lambda *_: None)
     stop = SimpleNamespace(requested=False)
-    result = rl._run_steps(trainer, config, telemetry, stop, never)
+    result = rl._run_steps(trainer, config, telemetry, stop, never_stop)
     assert trainer.asked == asked and result["evaluation"].metrics() == {"eval/x": 0.5}
     assert sum("avg@4" in line for line in lines) == len(asked)
     assert (tmp_path / EVALUATION).is_file() and (tmp_path / EVALUATION_FOLDER).is_dir()
