@@ -1,5 +1,6 @@
-"""Agreement of a judge's verdicts with human preferences on the same pairs. arXiv 2512.07710
-reports agreement and recognised ties; position bias: arXiv 2306.05685.
+"""Agreement of a judge's verdicts with human preferences on the same pairs.
+
+arXiv 2512.07710 reports agreement and recognised ties. Position bias is that of arXiv 2306.05685.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from compass_jax.verifiers.judge import TIE, both_orders
 
 
 class Agreement(NamedTuple):
-    """Counts and shares in [0, 1], NaN for a share of no pairs.
+    """Counts and shares in [0, 1]; a share of zero pairs is NaN.
 
-    They are of the judged pairs (both orders have a verdict) except where noted; the joint verdict
-    of two orders that disagree is a tie.
+    Shares are over the judged pairs (both orders have a verdict) except where noted. The joint
+    verdict of two orders that disagree is a tie.
     """
 
     pairs: int
     judged: int
-    agreement: float  # the joint verdict is the human one, of three; a random judge has a third
-    preference: float  # the same, of pairs that are no tie
-    tie_recall: float  # ties that the judge called ties
-    tie_precision: float  # ties of the judge that are ties
-    position_bias: float  # pairs whose two orders disagree
-    favours_candidate: float  # of those: both orders favoured the text in the candidate's place
+    agreement: float  # joint verdict is the human one of three; chance is 1/3
+    preference: float  # the same, over pairs that are not ties
+    tie_recall: float  # share of human ties that the judge calls ties
+    tie_precision: float  # share of the judge's ties that are human ties
+    position_bias: float  # share of pairs whose two orders disagree
+    favours_candidate: float  # of those: both orders favour the candidate position
     favours_anchor: float
-    missing: float  # pairs without a verdict in one order or both, of all pairs
+    missing: float  # share of all pairs without a verdict in either or both orders
 
 
 def agreement(
@@ -36,11 +37,12 @@ def agreement(
     """Compares verdicts with human preferences.
 
     Args:
-        gold: of each pair 1 where the candidate is better, 0 of a tie, -1 where it is worse.
-        first: the judge's verdict on the candidate against the anchor; None: there was none.
-        swapped: the verdict on the anchor against the candidate.
+        gold: for each pair 1 if the candidate is better, 0 for a tie, -1 if the candidate is worse.
+        first: the judge's verdict on the candidate against the anchor, or None.
+        swapped: the verdict on the anchor against the candidate, or None.
 
-    Raises ValueError where their lengths differ.
+    Raises:
+        ValueError: the lengths differ.
     """
     rows = list(zip(gold, first, swapped, strict=True))
     judged = [

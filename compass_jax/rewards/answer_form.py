@@ -1,7 +1,7 @@
-"""Whether prompts ask for the form in which a verifier looks for the answer, and a system prompt
-that does.
+"""Checks that prompts request the answer format that their verifier reads, and suggests a system
+prompt that does.
 
-A model that was never asked for `<answer>` tags writes none, and then every reward is 0.
+A model that is not prompted for `<answer>` tags may write none, and then every reward is 0.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from compass_jax.config import RunConfig
 from compass_jax.config.verifiers import looked_for, pairs
 from compass_jax.records import Prompt
 
-MOST_PROMPTS = 256  # of a source that are read, evenly spaced
+MOST_PROMPTS = 256  # read per source, evenly spaced
 
 
 class AnswerForm(NamedTuple):
-    """A form of answers.
+    """An answer format.
 
     Args:
-        pattern: matches a prompt that asks for it; {tag} is rewards.answer_tag.
-        request: a system prompt that asks for it.
+        pattern: regular expression of prompts that request the format; {tag} is rewards.answer_tag.
+        request: a system prompt that requests the format.
     """
 
     pattern: str
@@ -51,7 +51,7 @@ _THOUGHT = AnswerForm(
     r"<think>",
     "Think between <think> and </think>, then answer between <{tag}> and </{tag}>.",
 )
-# those that need no form are missing: length, regex, instructions, verdict, judge
+# verifiers that need no format are not listed: length, regex, instructions, verdict, judge
 FORMS = {
     "math": _FINAL,
     "numeric": _FINAL,
@@ -63,13 +63,13 @@ FORMS = {
     "tools": _TOOLS,
     "format": _THOUGHT,
 }
-# these read the whole response where there is no tag
+# these read the whole response if the tag is empty
 _WITHOUT_TAG = (_FINAL, _TAG, _CHOICE)
 
 
 def form_of(source: Any, tag: str) -> AnswerForm | None:
-    """Returns the form that the first verifier of a source with one looks for, filled in; None
-    where its verifiers take any response, or are functions.
+    """Returns the format for the first verifier of a source that needs one, filled in. Returns None
+    if its verifiers read any response, or are functions.
     """
     for name, _ in pairs(getattr(source, "verifier", "")):
         form = FORMS.get(name)
@@ -83,12 +83,12 @@ def form_of(source: Any, tag: str) -> AnswerForm | None:
 def missing_requests(
     config: RunConfig, prompts: Sequence[Prompt], decode: Callable[[Any], str]
 ) -> Iterator[str]:
-    """Yields a line for each source none of whose prompts asks for the form of its answers.
+    """Yields a warning for each source whose prompts never request the answer format.
 
     Args:
-        config: of the run.
-        prompts: of all sources.
-        decode: the text of a prompt's tokens, special ones included.
+        config: the run's configuration.
+        prompts: prompts of all sources.
+        decode: maps a prompt's tokens to text, special tokens included.
     """
     for index, (where, source) in enumerate(config.data.keyed_sources()):
         form = form_of(source, config.rewards.answer_tag)
@@ -106,7 +106,7 @@ def missing_requests(
 
 
 def remedy(form: AnswerForm, config: RunConfig) -> str:
-    """Returns what to do: the setting, with a text that can be pasted into a shell."""
+    """Returns the remedy: the setting, with a text that can be pasted into a shell."""
     quoted = form.request.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
     verb = "add to" if config.data.system_prompt else "set"
     return f'{verb} --data.system-prompt "{quoted}"'

@@ -1,5 +1,5 @@
-"""How a judge's questions reach it: one by one through threads to an endpoint, or all at once to an
-engine in this process, when the caller waits for the answers.
+"""Transport of questions to a judge: concurrent requests to an endpoint, or one batch for an engine
+in this process.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ Generate = Callable[[Sequence[Messages]], Sequence[Reply]]
 
 
 class Asker(Protocol):
-    """An object that brings questions to a judge."""
+    """An object that sends questions to a judge."""
 
     @property
     def name(self) -> str:
-        """The judge's identity: the same for judges that answer alike."""
+        """The judge's identity. Judges with the same name give the same answers."""
 
     def submit(self, messages: Messages) -> Future[Reply]:
         """Queues a question."""
 
     def run(self) -> None:
-        """Starts work on all that was submitted; the caller waits for it."""
+        """Starts work on all submitted questions, for which the caller waits."""
 
     def close(self) -> None:
-        """Ends the requests that are under way."""
+        """Cancels the requests in flight."""
 
 
 class Pooled:
-    """Asks an endpoint, `requests` at once; `ask` replaces it, `key` as in Endpoint."""
+    """Sends questions to an endpoint, up to `requests` at a time. `ask` replaces the endpoint;
+    `key` is that of Endpoint.
+    """
 
     def __init__(
         self,
@@ -50,23 +52,24 @@ class Pooled:
         self.name = json.dumps(identity)
 
     def submit(self, messages: Messages) -> Future[Reply]:
-        """Queues a question for the threads."""
+        """Queues a question for the thread pool."""
         return self._pool.submit(self._ask, messages)
 
     def run(self) -> None:
-        """Does nothing: the threads run already."""
+        """Does nothing, because the threads are running already."""
 
     def close(self) -> None:
-        """Cuts the requests that are under way."""
+        """Cancels the requests in flight."""
         self._endpoint.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Batched:
-    """Asks an engine in this process all questions at once, in the thread that waits for them.
+    """Sends all questions at once to an engine in this process, in the thread that waits for the
+    answers.
 
-    The owner of the engine sets `generate`, and `version`, the version of the policy's weights
-    where they judge: verdicts of different versions are different.
+    The owner of the engine sets `generate`. If the policy's own weights judge, it also sets
+    `version`, their version, since verdicts of different versions differ.
     """
 
     def __init__(self, config: EngineJudgeConfig):
@@ -78,19 +81,19 @@ class Batched:
 
     @property
     def name(self) -> str:
-        """Weights, their version and the sampler."""
+        """The weights, their version and the sampling parameters."""
         config = self._config
         return json.dumps([config.weights, self.version, config.max_tokens, config.temperature])
 
     def submit(self, messages: Messages) -> Future[Reply]:
-        """Keeps a question until `run`."""
+        """Stores a question until `run`."""
         reply: Future[Reply] = Future()
         with self._lock:
             self._questions.append((messages, reply))
         return reply
 
     def run(self) -> None:
-        """Answers all questions. Raises ConfigError where there is no engine."""
+        """Answers all stored questions. Raises ConfigError if no engine is set."""
         with self._lock:
             questions, self._questions = self._questions, []
         if not questions:
@@ -105,5 +108,5 @@ class Batched:
             future.set_result(reply)
 
     def close(self) -> None:
-        """Drops the questions that were not answered."""
+        """Drops the unanswered questions."""
         self._questions = []

@@ -1,18 +1,18 @@
-"""How a verifier function is called: the names of its parameters decide its arguments. One rule for
-built-in functions and a user's.
+"""Calls of verifier functions. The names of a function's parameters select its arguments, for
+built-in and user functions alike.
 
     prompt, response, row       texts, and the row with all its columns as a dict
     answer_tag                  rewards.answer_tag
-    any other name              the row's column of this name, where it is not null, else the
-                                source's verifier_args, else the parameter's default;
-                                answer is the reference, under any column name of the file
-    **anything                  every column and argument that is not named
+    any other name              the row's column of this name if it is not null; else the source's
+                                verifier_args; else the parameter's default. `answer` is the
+                                reference, whatever its column in the file
+    **anything                  all other columns and arguments
 
-A function with a parameter `responses` takes a batch: prompts, responses, rows and every column
-are lists then (None where a row lacks it), and so is what it returns. An `async def` is run until
-it is done.
+A function with a parameter `responses` receives a batch: prompts, responses, rows and columns are
+then lists (with None for a missing column), and the function returns a list. An `async def` is run
+to completion.
 
-Imported by reward workers: nothing here may import jax.
+Reward workers import this module, so it must not import jax.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _REMEDY = "define it as `def {}(prompt, response, **row)`, and return a number"
 
 
 class MissingColumn(CompassError, LookupError):
-    """A verifier was not called: it takes a column that the row does not have."""
+    """The row lacks a column that the verifier requires."""
 
 
 class Case(NamedTuple):
-    """One response to judge."""
+    """A response to score, with its row and prompt."""
 
     row: Row
     response: str
@@ -47,13 +47,13 @@ class Case(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A verifier, and the names of its parameters."""
+    """A verifier function with the names of its parameters."""
 
     function: Callable[..., Any]
     name: str
-    wanted: tuple[str, ...]  # parameters without a default
-    offered: tuple[str, ...]  # parameters with one
-    rest: bool  # it takes **anything
+    wanted: tuple[str, ...]  # required parameters
+    offered: tuple[str, ...]  # optional parameters
+    rest: bool  # whether it has **kwargs
     batch: bool
     given: Row  # verifier_args
     tag: str
@@ -61,8 +61,8 @@ class Called(NamedTuple):
     def __call__(self, cases: Sequence[Case]) -> list[Any]:
         """Returns the function's result for each case, unchanged.
 
-        Raises MissingColumn for a missing column, ValueError where a batch has another number of
-        results than of responses, and any exception of the function.
+        Raises MissingColumn for a missing column, ValueError if a batch returns a wrong number of
+        results, and any exception of the function.
         """
         if not self.batch:
             return [_awaited(self.function(**self._chosen(self._named(x)))) for x in cases]
@@ -82,17 +82,17 @@ class Called(NamedTuple):
         return {**case.row, **texts, f"row{s}": case.row}
 
     def _chosen(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Returns the function's arguments, out of the values of a response or of a batch."""
-        # a column that other rows have is null here in a Parquet file, and absent in JSONL
+        """Returns the function's arguments, selected from the values of a response or a batch."""
+        # a column that only other rows have is null in Parquet and absent in JSONL
         columns = {k: x for k, x in values.items() if x is not None or k not in self.given}
         known = {**self.given, **columns, "answer_tag": self.tag}
         missing = [name for name in self.wanted if name not in known]
         if missing:
             rows = values.get("rows") or [values.get("row")]
-            near = difflib.get_close_matches(missing[0], [str(x) for x in rows[0]], n=1)
+            matches = difflib.get_close_matches(missing[0], [str(x) for x in rows[0]], n=1)
             raise MissingColumn(
                 f"{self.name}{_place(self.function)} takes {missing[0]!r}, and the row has no such"
-                f" column{f'; did you mean {near[0]}?' if near else ''} (it has:"
+                f" column{f'; did you mean {matches[0]}?' if matches else ''} (it has:"
                 f" {', '.join(map(str, rows[0]))})"
             )
         names = [*self.wanted, *(x for x in self.offered if known.get(x) is not None)]
@@ -103,8 +103,8 @@ class Called(NamedTuple):
 
 
 def called(function: Any, where: str, given: Row, tag: str) -> Called:
-    """Returns `function` with the names of its parameters. Raises ConfigError, beginning with
-    `where`, for one that cannot be called so.
+    """Returns `function` with the names of its parameters. Raises ConfigError, whose message begins
+    with `where`, if it cannot be called with the available arguments.
     """
     name = getattr(function, "__name__", "score")
     if not callable(function):
@@ -147,8 +147,8 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
 
 
 def _place(function: Any) -> str:
-    """Returns the file and line of a user's function, in brackets; empty for one of this package,
-    and for one without code.
+    """Returns the file and line of a user's function, in brackets; empty for functions of this
+    package and for objects without code.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or Path(code.co_filename).is_relative_to(_PACKAGE):
@@ -157,7 +157,7 @@ def _place(function: Any) -> str:
 
 
 def _awaited(value: Any) -> Any:
-    """Returns `value`, or its result where it is awaitable."""
+    """Returns `value`, or its result if it is awaitable."""
     if not hasattr(type(value), "__await__"):
         return value
 
@@ -169,7 +169,9 @@ def _awaited(value: Any) -> Any:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """asyncio's loop, woken through a pipe: the sandbox refuses a pair of sockets."""
+    """An asyncio event loop that is woken through a pipe, because the sandbox forbids
+    socket pairs.
+    """
 
     _internal_fds: int
     _add_reader: Callable[..., Any]

@@ -1,18 +1,19 @@
-"""Verifiers of each data source's responses: built-in ones and a user's.
+"""Verifiers of each data source: built-in and user-defined ones.
 
-A verifier is a function whose parameters name its arguments (called.py), for instance
-`score(prompt, response, **row)`. It returns
+A verifier is a function whose parameter names select its arguments (called.py), for instance
+`score(prompt, response, **row)`. It returns one of
 
     a number
-    a mapping       the number under "reward", and numbers with other names, whose means are logged
-                    as reward/<name>/mean; "extracted": False where no answer was found to judge
-    None            it can judge no answer here: the sample is left out, and counted
+    a mapping       the reward under "reward", and components with other names, whose means are
+                    logged as reward/<name>/mean; "extracted": False if no answer was found
+    None            no answer can be judged: the sample is excluded and counted
 
-Where it has an attribute `range = (low, high)`, a reward outside is an error, and so is anything
-but a finite number; the sample is then unknown, never 0. Several verifiers of a source are added up
-by their weights; the reward of each is a component. The sum is unknown where one of them is.
+If the function has an attribute `range = (low, high)`, a reward outside the range is an error. A
+reward that is not a finite number is an error, too. The reward of such a sample is unknown, never
+0. If a source has several verifiers, its reward is their weighted sum, and each reward is a
+component. The sum is unknown if any of the rewards is.
 
-Imported by reward workers: nothing here may import jax.
+Reward workers import this module, so it must not import jax.
 """
 
 from __future__ import annotations
@@ -42,58 +43,58 @@ from compass_jax.verifiers.find import kinds
 
 MOST_COMPONENTS = 16
 COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
-# reward/<name>/mean is what shaping makes of the reward (rl/prepare.py)
+# names of reward/<name>/mean that reward shaping uses (rl/prepare.py)
 TAKEN = ("verifier", "length", "repetition", "overlong")
 Source = ProceduralSource | FileSource | TaskSource
 Args = tuple[tuple[str, Any], ...]
-DECIMALS = 9  # of a sum of weights: 0.7 + 0.2 + 0.1 counts as right
+DECIMALS = 9  # a weighted sum is rounded, so that 0.7 + 0.2 + 0.1 equals 1
 
 
 class Check(NamedTuple):
-    """How the answers of one data source are checked by one verifier, as workers receive it."""
+    """A verifier of a data source, in the form that is sent to workers."""
 
-    kind: str  # of verifiers/, "reasoning_gym", "function" or "task"
-    name: str = ""  # the dataset; "module:function"; "module:task"
-    options: tuple[tuple[str, Any], ...] = ()  # of the dataset
+    kind: str  # a verifier's name, "reasoning_gym", "function" or "task"
+    name: str = ""  # data set, "module:function" or "module:task"
+    options: tuple[tuple[str, Any], ...] = ()  # options of the data set
     key: str = ""  # the setting that names it
     args: Args = ()  # the source's verifier_args
     weight: float = 1.0
-    module: str = ""  # registers the dataset, where reasoning-gym does not
+    module: str = ""  # module that registers the data set, if not reasoning-gym
 
     @property
     def own(self) -> bool:
-        """Whether the user wrote it."""
+        """Whether the user wrote the verifier."""
         return self.kind in ("function", "task") or bool(self.module)
 
 
 class Response(NamedTuple):
-    """One response to judge."""
+    """A response to score."""
 
     source: int  # index into the list of checks
-    text: str  # the model's
-    row: str  # of its prompt, as tasks/rows.py writes it
+    text: str  # the model's response
+    row: str  # the prompt's row, encoded by tasks/rows.py
     prompt: str = ""  # the question
-    rows: tuple[str, ...] = ()  # instead of a response: rows to try without one
+    rows: tuple[str, ...] = ()  # instead of a response: rows to validate
 
 
 class Graded(NamedTuple):
-    """A verifier's reward, None where it could judge no answer, and its components."""
+    """A verifier's reward (None if no answer could be judged) and its components."""
 
     reward: float | None
     components: dict[str, float]
-    extracted: bool = True  # there was an answer in the response
-    says: str = ""  # an environment's messages, a list of JSON
+    extracted: bool = True  # whether the response has an answer
+    says: str = ""  # an environment's messages, as a JSON list
 
 
-UNDECIDED = object()  # instead of a value: only the function can say, in a child
+UNDECIDED = object()  # placeholder: the function must run in a child process
 
 
 class Part(NamedTuple):
-    """One of the verifiers that judge a source.
+    """One of the verifiers of a source.
 
     Args:
-        decide: returns the value for a response without evaluating it, or UNDECIDED.
-        limits: of its rewards.
+        decide: returns the result without evaluating the response, or UNDECIDED.
+        limits: the range of its rewards.
     """
 
     name: str
@@ -112,21 +113,23 @@ class Verifier(NamedTuple):
 
     @property
     def batch(self) -> bool:
-        """Whether one of them takes many responses in one call."""
+        """Whether any of the verifiers takes a batch of responses."""
         return any(part.call.batch for part in self.parts)
 
     def __call__(self, row: Row, response: str, prompt: str = "") -> Graded:
-        """Returns the verdict, judged in this process. Raises TypeError or ValueError where there
-        is none.
+        """Returns the verdict, computed in this process. Raises TypeError or ValueError for an
+        invalid result.
         """
         return self.graded([part.call([Case(row, response, prompt)])[0] for part in self.parts])
 
     def decided(self, case: Case) -> list[Any]:
-        """Returns the value of each part for a response, or UNDECIDED."""
+        """Returns the result of each part, or UNDECIDED for parts that must run in a child
+        process.
+        """
         return [part.decide(case) for part in self.parts]
 
     def judged(self, cases: Sequence[Case], which: Sequence[int]) -> list[list[Any]]:
-        """Returns the values of the parts `which` for each case: None, or a mapping of JSON."""
+        """Returns the results of the parts `which` for each case, as JSON mappings or None."""
         values = [
             [_plain(_graded(part, value)) for value in part.call(cases)]
             for part in (self.parts[i] for i in which)
@@ -134,17 +137,17 @@ class Verifier(NamedTuple):
         return [list(of_case) for of_case in zip(*values, strict=True)]
 
     def row_faults(self, rows: Sequence[Row]) -> list[str]:
-        """Returns the fault of each row, tried without a response; empty: there is none."""
+        """Returns the fault of each row, tried without a response; empty for a valid row."""
         faults = [""] * len(rows)
         for part in self.parts:
             if part.row_faults:
-                given = [{**part.call.given, **row} for row in rows]
-                faults = [a or b for a, b in zip(faults, part.row_faults(given), strict=True)]
+                arguments = [{**part.call.given, **row} for row in rows]
+                faults = [a or b for a, b in zip(faults, part.row_faults(arguments), strict=True)]
         return faults
 
     def graded(self, values: Sequence[Any]) -> Graded:
-        """Returns the verdict that the parts' values make. Raises TypeError or ValueError for
-        anything but numbers in their range.
+        """Returns the verdict from the results of the parts. Raises TypeError or ValueError for
+        results that are not numbers within their range.
         """
         grades = [_graded(part, value) for part, value in zip(self.parts, values, strict=True)]
         if len(grades) == 1 and self.parts[0].weight == 1:
@@ -162,7 +165,7 @@ class Verifier(NamedTuple):
 
 
 def _plain(grade: Graded) -> dict[str, Any] | None:
-    """Returns a grade as JSON can carry it."""
+    """Returns a grade as a JSON value."""
     if grade.reward is None:
         return None
     says = {"says": grade.says} if grade.says else {}
@@ -195,8 +198,8 @@ def _graded(part: Part, value: Any) -> Graded:
 
 
 def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
-    """Returns the checks of each of `data.keyed_sources()`; then those of the gold labels of each
-    that has them.
+    """Returns the checks of each of `data.keyed_sources()`, followed by the checks of the gold
+    labels of each source that has them.
     """
     sources = data.keyed_sources()
     of_gold = [_listed(source, key, "gold") for key, source in sources if source.gold]
@@ -204,7 +207,7 @@ def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
 
 
 def weighted_verifiers(source: Source, key: str) -> dict[Any, float]:
-    """Returns the verifiers of a source, names or functions, with their weights."""
+    """Returns the verifiers of a source (names or functions) with their weights."""
     if not isinstance(source, TaskSource):
         return dict(pairs(source.verifier))
     verify = load_task(source.task, f"{key}.task").verify
@@ -212,14 +215,14 @@ def weighted_verifiers(source: Source, key: str) -> dict[Any, float]:
 
 
 class Judged(NamedTuple):
-    """The judge's part in a source's reward. Workers know nothing of it."""
+    """The judge's part of a source's reward. Workers do not see it."""
 
     weight: float
-    alone: bool  # no worker's verifier is added
+    alone: bool  # whether the judge is the only verifier
 
 
 def judged_sources(data: DataConfig) -> dict[int, Judged]:
-    """Returns the sources that the judge judges, by their index."""
+    """Returns the sources with a judge, by index."""
     weighted = [weighted_verifiers(source, key) for key, source in data.keyed_sources()]
     return {
         i: Judged(number(verifiers[JUDGE]), len(verifiers) == 1)
@@ -229,22 +232,22 @@ def judged_sources(data: DataConfig) -> dict[int, Judged]:
 
 
 def sources_with(data: DataConfig, wanted: Callable[[Kind], Any]) -> dict[int, str]:
-    """Returns the settings of the sources that have a usual verifier of a kind that is wanted, by
-    their index.
+    """Returns the settings of the sources that have a built-in verifier for which `wanted` is true,
+    by index.
     """
     return {
         i: key
         for i, (key, source) in enumerate(data.keyed_sources())
-        if any(_is_usual(x) and wanted(kinds()[x]) for x in weighted_verifiers(source, key))
+        if any(_is_builtin(x) and wanted(kinds()[x]) for x in weighted_verifiers(source, key))
     }
 
 
-def _is_usual(verifier: Any) -> bool:
+def _is_builtin(verifier: Any) -> bool:
     return isinstance(verifier, str) and verifier in kinds()
 
 
 def gold_places(data: DataConfig) -> dict[int, int]:
-    """Returns where `checks_of` has the gold labels of a source: {index of the source: index}."""
+    """Returns {index of a source: index of its gold label's checks in `checks_of`}."""
     sources = data.keyed_sources()
     labelled = [i for i, (_, source) in enumerate(sources) if source.gold]
     return {i: len(sources) + n for n, i in enumerate(labelled)}
@@ -257,7 +260,7 @@ def _checks_of(source: Source, key: str) -> tuple[Check, ...]:
 
 
 def _listed(source: Source, key: str, setting: str, args: Args = ()) -> tuple[Check, ...]:
-    """Returns the checks that a setting of a source names."""
+    """Returns the checks that a setting of a source lists."""
     checks = []
     for name, weight in pairs(getattr(source, setting)):
         if name == JUDGE:
@@ -273,10 +276,10 @@ def _listed(source: Source, key: str, setting: str, args: Args = ()) -> tuple[Ch
 
 
 def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
-    """Returns the verifier of a source's responses, with all that it needs imported. Built-in
-    checks read the text in the last `<tag>`, and score 0 where there is none.
+    """Returns the verifier of a source, with all its imports done.
 
-    Raises ConfigError, with the setting, where a user's verifier cannot be used.
+    Built-in checks read the text in the last `<tag>` and score 0 if there is no such tag. Raises
+    ConfigError, naming the setting, if a user's verifier cannot be used.
     """
     checks = [checks] if isinstance(checks, Check) else checks
     parts = [part for check in checks for part in _parts(check, tag)]
@@ -293,21 +296,23 @@ def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
 
 def _parts(check: Check, tag: str) -> list[Part]:
     if check.kind == "function":
-        return [_own(load(check.name, check.key), check, tag)]
+        return [_user_part(load(check.name, check.key), check, tag)]
     if check.kind == "reasoning_gym":
         return [_reasoning_gym(check, tag)]
     if check.kind != "task":
-        return [_usual(check.kind, check, tag)]
+        return [_builtin_part(check.kind, check, tag)]
     source, key = TaskSource(check.name), check.key.removesuffix(".task")
     return [
-        (_usual if _is_usual(one) else _own)(one, check._replace(weight=number(weight)), tag)
+        (_builtin_part if _is_builtin(one) else _user_part)(
+            one, check._replace(weight=number(weight)), tag
+        )
         for one, weight in weighted_verifiers(source, key).items()
         if one != JUDGE
     ]
 
 
 def _distinct(parts: Sequence[Part]) -> list[Part]:
-    """Returns the parts with different names that components may have."""
+    """Returns the parts with distinct names that are valid names of components."""
     named: list[Part] = []
     for part in parts:
         name = re.sub(r"\W", "", part.name)[:30].lstrip("_0123456789") or "own"
@@ -318,7 +323,7 @@ def _distinct(parts: Sequence[Part]) -> list[Part]:
     return named
 
 
-def _own(verify: Any, check: Check, tag: str) -> Part:
+def _user_part(verify: Any, check: Check, tag: str) -> Part:
     where = f"{check.key} = {check.name!r}"
     call = called(verify, where, dict(check.args), tag)
     return Part(call.name, call, check.weight, limits=_limits(verify, where))
@@ -337,7 +342,7 @@ def _limits(verify: Any, where: str) -> tuple[float, float] | None:
     )
 
 
-def _usual(name: str, check: Check, tag: str) -> Part:
+def _builtin_part(name: str, check: Check, tag: str) -> Part:
     kind = kinds()[name]
     call = called(kind.judge, check.key, dict(check.args), tag)._replace(name=name)
     kind.warm()

@@ -1,4 +1,6 @@
-"""Which guards a worker gets: those that this machine has and that the setting wants."""
+"""Selection of a worker's guards, from the setting and from the guards that this machine
+supports.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ _TRIAL_LIMIT_S = 60.0
 
 
 def guards_for(mode: str, missing: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Returns the guards to enter, in `rewards.sandbox` = "auto", "required" or "off".
+    """Returns the guards to enter for `rewards.sandbox` = "auto", "required" or "off".
 
     missing: the guards that this machine lacks, with the reasons; None: `missing_guards()`.
 
-    Raises ConfigError for "required" where one is missing, with its name and the kernel's reason.
+    Raises ConfigError for "required" if a guard is missing; the message has its name and the
+    kernel's reason.
     """
     if mode == "off":
         return ()
@@ -34,7 +37,7 @@ def guards_for(mode: str, missing: Mapping[str, str] | None = None) -> tuple[str
 
 
 def notice(mode: str, missing: Mapping[str, str] | None = None) -> str:
-    """Returns a line that says how checks of answers are kept apart from the run.
+    """Returns a line that describes the isolation of verifiers from the run.
 
     missing: as in `guards_for`.
     """
@@ -54,7 +57,7 @@ def _listed(missing: Mapping[str, str]) -> str:
 
 @cache
 def missing_guards() -> dict[str, str]:
-    """Returns the guards that this machine lacks, each with the reason; tried once, in another
+    """Returns the guards that this machine lacks, with the reasons. They are tried once, in another
     process.
     """
     command = module_command("compass_jax.processes.guards")

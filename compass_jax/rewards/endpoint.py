@@ -1,7 +1,8 @@
-"""One question to an OpenAI-compatible endpoint, which may be down or slow, or may answer nonsense.
+"""Client of an OpenAI-compatible endpoint, which may be down or slow or return malformed responses.
 
-Requests are sent by the trainer's process: verifier workers have no network. A response is not
-trusted: it has a limit of time and of bytes, and is JSON of the one form, or a failure with a name.
+Requests are sent by the trainer's process, because verifier workers have no network. Responses are
+untrusted: they have limits of time and size, and a response that is not the expected JSON is a
+named failure.
 """
 
 from __future__ import annotations
@@ -21,26 +22,24 @@ from urllib.parse import urlsplit
 from compass_jax.config import ConfigError, JudgeConfig
 from compass_jax.untrusted import UntrustedError, parse_json
 
-CONNECT_S = 10.0  # longest wait for a connection
+CONNECT_S = 10.0  # timeout of connecting
 MOST_BYTES = 8 * 2**20  # of a response
 MOST_DETAIL = 300  # characters
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-RETRIED = (408, 409, 425, 429)  # and all statuses from 500: the endpoint may answer later
+RETRIED = (408, 409, 425, 429)  # HTTP statuses that are retried, as are all from 500
 
 UNREACHABLE, LATE, NONSENSE, REFUSED = "unreachable", "late", "nonsense", "refused"
 
 
 class Reply(NamedTuple):
-    """A text, or the reason why there is none: UNREACHABLE, LATE, NONSENSE or REFUSED, and its
-    detail.
-    """
+    """A text, or the failure (UNREACHABLE, LATE, NONSENSE or REFUSED) with its detail."""
 
     text: str
     failure: str = ""
     detail: str = ""
-    thought: str = ""  # the chain of thought, where the endpoint returns it separately
-    tokens: int = 0  # of thought and text; 0: the endpoint did not count them
-    whole: bool = True  # the answer ended before the limit of tokens
+    thought: str = ""  # chain of thought, if the endpoint returns it separately
+    tokens: int = 0  # of thought and text; 0 if the endpoint reports no count
+    whole: bool = True  # whether the answer ended before the token limit
 
 
 class _Response(NamedTuple):
@@ -50,10 +49,11 @@ class _Response(NamedTuple):
 
 
 class Endpoint:
-    """Asks the judge of `config`. Thread-safe; `requests` threads may ask at once.
+    """Sends questions to the judge of `config`. Thread-safe; up to `requests` threads may call it
+    at once.
 
-    Raises ConfigError where the variable that `key_env` names holds no key; `key` is the section of
-    the settings.
+    Raises ConfigError if the environment variable `key_env` holds no key. `key` is the section of
+    the settings, for messages.
     """
 
     def __init__(self, config: JudgeConfig, key: str = "rewards.judge"):
@@ -61,15 +61,16 @@ class Endpoint:
         self._url = urlsplit(config.endpoint.rstrip("/") + "/chat/completions")
         self._key = _key(config.key_env, key)
         self._closing = threading.Event()
-        self._failures = 0  # requests in a row that reached no endpoint
+        self._failures = 0  # consecutive requests that reached no endpoint
         self._sockets: set[Any] = set()
         self._lock = threading.Lock()
 
     def __call__(self, messages: Sequence[dict[str, str]]) -> Reply:
-        """Returns the judge's answer within `timeout_s`, retries and pauses included.
+        """Returns the judge's answer within `timeout_s`, including retries and pauses.
 
-        A request that reached no endpoint is repeated `retries` times. After as many failures in a
-        row as there may be concurrent requests, each question gets one request only.
+        A request that reaches no endpoint is retried up to `retries` times. After as many
+        consecutive failures as there may be concurrent requests, each question gets a single
+        request.
         """
         config = self._config
         end = time.monotonic() + config.timeout_s
@@ -87,17 +88,17 @@ class Endpoint:
             if pause >= end - time.monotonic() or self._closing.wait(pause):
                 break
         self._failures = self._failures + 1 if reply.failure in (UNREACHABLE, LATE) else 0
-        return reply._replace(detail=self._shown(reply.detail))
+        return reply._replace(detail=self._redacted(reply.detail))
 
     def close(self) -> None:
-        """Cuts the requests that are under way; there will be no others."""
+        """Cancels the requests in flight. No new requests are sent."""
         self._closing.set()
         with self._lock:
             for connection in self._sockets:
                 _shut(connection)
 
     def _request(self, payload: bytes, end: float) -> tuple[Reply, float]:
-        """Returns (the reply to one request, seconds of its Retry-After)."""
+        """Returns (reply to one request, seconds from its Retry-After header)."""
         late = Reply("", LATE, f"no answer after {self._config.timeout_s:g} s"), 0.0
         seconds = end - time.monotonic()
         if seconds <= 0:
@@ -115,8 +116,8 @@ class Endpoint:
         return Reply("", failure, detail), response.pause_s
 
     def _post(self, payload: bytes, seconds: float) -> _Response:
-        """Returns the endpoint's response. However slowly it trickles, the connection is cut after
-        `seconds`; OSError or HTTPException then.
+        """Returns the endpoint's response. The connection is cut after `seconds`, even while data
+        still arrives; OSError or HTTPException is raised then.
         """
         secure = self._url.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -139,7 +140,9 @@ class Endpoint:
 
     @contextlib.contextmanager
     def _cut_at(self, connection: socket.socket, end: float) -> Iterator[None]:
-        """Shuts the connection at `end`, or when this endpoint is closed, during a block."""
+        """Shuts the connection down at `end`, or when this endpoint is closed, while the block
+        runs.
+        """
         left = max(0.001, end - time.monotonic())
         connection.settimeout(left)
         timer = threading.Timer(left, _shut, (connection,))
@@ -156,8 +159,8 @@ class Endpoint:
             with self._lock:
                 self._sockets.discard(connection)
 
-    def _shown(self, detail: str) -> str:
-        """Returns a detail on one line, without the key, which an endpoint may repeat."""
+    def _redacted(self, detail: str) -> str:
+        """Returns a detail on one line, with the key removed, since an endpoint may echo it."""
         hidden = detail.replace(self._key, "(key)") if self._key else detail
         return " ".join(hidden.split())[:MOST_DETAIL]
 
@@ -176,12 +179,12 @@ def _key(variable: str, section: str) -> str:
 
 def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        # of TLS too, without its closing handshake
+        # for TLS as well: skip its closing handshake
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _seconds(text: str | None) -> float:
-    """Returns Retry-After in seconds; 0 for its other form, a date."""
+    """Returns Retry-After in seconds; 0 for the header's other form, a date."""
     return float(text) if text and text.isdecimal() and len(text) < 6 else 0.0
 
 
@@ -194,7 +197,7 @@ def _completion(body: bytes) -> Reply:
         thought = next((x for x in thoughts if x), "")
         thought = thought if isinstance(thought, str) else ""
         text = message["content"]
-        if text is None and thought:  # the limit of tokens cut the thought
+        if text is None and thought:  # the token limit cut the thought
             text = ""
         if isinstance(text, str):
             whole = choice.get("finish_reason") != "length"
@@ -214,5 +217,7 @@ def _tokens(value: dict[str, Any]) -> int:
 
 
 def _beginning(body: bytes) -> str:
-    """Returns more of a body than is shown, so that a key in it is complete when it is hidden."""
+    """Returns a prefix of a body that is longer than the displayed detail, so that a key in it is
+    complete and can be removed.
+    """
     return body[: 4 * MOST_DETAIL].decode(errors="replace")

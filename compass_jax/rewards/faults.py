@@ -1,4 +1,4 @@
-"""Log lines about verifiers that give no verdict: one for each, with a sample."""
+"""Log messages about verifiers that fail: one for each verifier, with a sample."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from compass_jax.rewards.checks import Check, Response
 logger = logging.getLogger(__name__)
 
 _MISSING = f"{MissingColumn.__module__}.{MissingColumn.__qualname__}: "  # in a traceback
-NEVER = 8  # errors before any verdict: the verifier does not work
+NEVER = 8  # number of errors without any verdict after which a verifier is considered broken
 
 
 class VerifierError(UserError):
-    """A user's verifier has not judged a single response, or cannot be used at all."""
+    """A user's verifier gave no verdict for any response, or cannot be used at all."""
 
 
 class Faults:
     """Counts the errors of each source's verifier."""
 
     def __init__(self, checks: Sequence[Sequence[Check]]):
-        # of a source's checks the one that the user wrote
+        # the check of a source that the user wrote, if there is one
         self._checks = {
             i: min(of, key=lambda check: not check.own) for i, of in enumerate(checks) if of
         }
         self._errors = [0] * len(checks)
         self._judged = [False] * len(checks)
-        self._first: dict[int, str] = {}  # unlogged first errors of verifiers without a verdict
+        self._first: dict[int, str] = {}  # pending first errors of verifiers without a verdict
 
     def note(self, response: Response, score: Score) -> None:
-        """Logs a verifier's first error; that of a user's when it has judged a response, or at
-        `close`. Raises VerifierError instead where it has NEVER errors and no verdict.
+        """Records a score and logs a verifier's first error.
+
+        A user's verifier is logged once it has given a verdict, or at `close`. Raises VerifierError
+        when it has NEVER errors and no verdict.
         """
         source = response.source
         if score.known or score.outcome == "unjudged":
@@ -48,7 +50,7 @@ class Faults:
         where = f"the check {check.name or check.kind!r}"
         where = f"{check.key} = {check.name!r}" if check.own else where
         problem = summary(score.detail)
-        if _MISSING not in score.detail:  # the response matters
+        if _MISSING not in score.detail:  # the error may depend on the response
             problem += f"; the response was {response.text!r:.200}"
         if self._errors[source] == 1:
             self._first[source] = f"{where} gave no verdict: {problem}"
@@ -74,8 +76,8 @@ class Faults:
 
 
 def summary(detail: str) -> str:
-    """Returns the last line of a failed check's traceback with the file and line that raised it;
-    for a missing column the sentence, which names the function that takes it.
+    """Returns the last line of a failed check's traceback, with the file and line that raised it.
+    For a missing column, returns the message, which names the function.
     """
     lines = detail.strip().splitlines() or ["no reason given"]
     if lines[-1].startswith(_MISSING):

@@ -1,5 +1,5 @@
-"""Hashes of the user's code that judges a run's answers. They are in the run's config.json, so that
-a resume reports a changed file.
+"""Hashes of the user's verifier code. They are stored in the run's config.json, so that a resumed
+run reports a changed file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ DIGITS = 16  # of SHA-256, in hexadecimal
 
 
 def code_of(data: DataConfig) -> Code:
-    """Returns the hash of the file of each of the user's verifiers, tasks and registered data sets,
-    without the files that it imports. NO_FILE: the module has no file, as a compiled one.
+    """Returns (name, hash of the file) for each of the user's verifiers, tasks and registered data
+    sets. Files that they import are not hashed. The hash is NO_FILE for a module without a file,
+    such as a compiled one.
     """
     checks = [check for source in checks_of(data) for check in source if check.own]
     hashes = {}
@@ -29,7 +30,7 @@ def code_of(data: DataConfig) -> Code:
 
 
 def changed(before: Iterable[tuple[str, str]], now: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns a line for each name whose file has a new hash."""
+    """Returns a message for each name whose file has a new hash."""
     then = dict(before)
     return [
         f"{name} was changed since this run was last started (its hash was {then[name]}, and is"

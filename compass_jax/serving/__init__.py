@@ -1,2 +1,3 @@
-"""The HTTP server for OpenAI's clients: requests become work for the batcher, tokens become
-answers."""
+"""HTTP server for OpenAI clients: converts requests into jobs for the batcher, and tokens into
+responses.
+"""

@@ -1,4 +1,4 @@
-"""Errors of the HTTP server, in the one form that OpenAI's clients read."""
+"""Errors of the HTTP server, in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compass_jax.errors import CompassError
 
 
 class ApiError(CompassError, ValueError):
-    """A request that cannot be answered; the client gets the message with the HTTP `status`."""
+    """A request that cannot be answered. The client receives the message with the HTTP `status`."""
 
     def __init__(
         self,
@@ -36,6 +36,6 @@ class ApiError(CompassError, ValueError):
 
 
 def shown(value: object) -> str:
-    """Returns `value` as Python writes it, cut to a length that fits into a message."""
+    """Returns the repr of `value`, truncated for a message."""
     text = repr(value[:100] if isinstance(value, str | list) else value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,8 +1,8 @@
-"""Who may send requests: Host, Origin and key of each request are checked, and answers counted.
+"""Access control: checks the Host, Origin and API key of each request, and counts responses.
 
-A browser on this machine reaches a server on loopback. So a page of another origin must not start
-work (its requests name their Origin, or are no JSON), and a name that an attacker points at this
-machine (DNS rebinding) is not ours.
+A browser on this machine can reach a server on loopback. Pages of other origins must not start
+work; their requests have an Origin header or are not JSON. A host name that an attacker points at
+this machine (DNS rebinding) is rejected by the Host check.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from compass_jax.serving.metrics import LATENCY, REQUESTS
 
 KEY_VARIABLE = "COMPASS_API_KEY"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-CLIENT_LEFT = 499  # status that is counted if the client went before an answer began
+CLIENT_LEFT = 499  # status counted if the client disconnects before the response
 OPEN_PATHS = ("/health",)  # paths that need no key
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::(\d{1,5}))?", re.IGNORECASE)
 _KEY = re.compile(r"[\x21-\x7e]{8,1024}")
 
 
 def resolve_key(option: str | None, loopback: bool) -> str | None:
-    """Returns the key that every client must send: `--api-key`, or the environment's; None if none
-    is needed.
+    """Returns the key that every client must send, from `--api-key` or the environment; None if no
+    key is needed.
 
-    ConfigError, which never shows the key, for one that cannot be sent, or if other machines would
-    need none.
+    Raises ConfigError, without showing the key, for an invalid key, and for a missing key if other
+    machines can reach the server.
     """
     key = os.environ.get(KEY_VARIABLE) if option is None else option
     source = KEY_VARIABLE if option is None else "--api-key"
@@ -55,9 +55,10 @@ def resolve_key(option: str | None, loopback: bool) -> str | None:
 
 
 class Guard:
-    """An ASGI application around another one. `hosts` are names that clients may call this server,
-    beside those of loopback and the address at which they reached it. `routes` are the paths that
-    are counted by name.
+    """An ASGI middleware that checks requests.
+
+    `hosts` are the names by which clients may call this server, in addition to loopback names and
+    the address on which the request arrived. `routes` are the paths that metrics count by name.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[str], hosts: Iterable[str], key: str | None):
@@ -72,11 +73,11 @@ class Guard:
         self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses a request, or lets the application answer it; counts the answer and its time."""
+        """Rejects a request or passes it to the application; records the status and the latency."""
         scope["began"] = began = time.monotonic()
         route = scope["path"] if scope["path"] in self._routes else "other"
         headers = Headers(scope=scope)
-        # A proxy in front may see the end of such a request elsewhere (RFC 9112, 6.3).
+        # A reverse proxy may disagree about where such a request ends (RFC 9112, 6.3).
         closes = "content-length" in headers and "transfer-encoding" in headers
         status = CLIENT_LEFT
 
@@ -100,7 +101,7 @@ class Guard:
             LATENCY.labels(route).observe(time.monotonic() - began)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raises ApiError for a request that goes no further."""
+        """Raises ApiError for a request that is rejected."""
         host = headers.get("host")
         if host is not None:  # None: HTTP/1.0, which no browser speaks
             reached = (scope.get("server") or ("",))[0]
@@ -133,7 +134,7 @@ class Guard:
 
 
 def error_response(error: ApiError) -> Response:
-    """Returns an error as a whole answer."""
+    """Returns an error as a complete HTTP response."""
     return Response(error.body(), error.status, error.headers, "application/json")
 
 

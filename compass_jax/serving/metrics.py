@@ -1,4 +1,4 @@
-"""Metrics of the HTTP server, in prometheus_client's registry of the process."""
+"""Prometheus metrics of the HTTP server, in the default registry of prometheus_client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of the HTTP server: tokens become pieces of text, and pieces become JSON."""
+"""Responses of the HTTP server: converts tokens into pieces of text, and pieces into JSON."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from compass_jax.serving.text import TextStream
 
 
 class Piece(NamedTuple):
-    """New text of one choice, the log-probs and the number of its tokens, and the reason why the
-    choice ended ("" before). `calls` of tools come at the end.
+    """New text of one choice, with the log-probs and the number of its tokens.
+
+    `finish` is the finish reason, "" before the end. The last piece holds tool `calls`.
     """
 
     choice: int
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Choice:
-    """One of a job's choices: its tokens become pieces."""
+    """One choice of a job: converts its tokens into pieces."""
 
     def __init__(self, index: int, job: Job, served: Served):
         self.text = TextStream(served.tokenizer, job.body.stop)
@@ -46,7 +47,7 @@ class Choice:
         self._echo = job.echo[index // job.body.n] if job.echo else ""
 
     def push(self, chunk: Chunk) -> Piece:
-        """Returns the piece that new tokens make."""
+        """Returns the piece for new tokens."""
         begin, self._echo = self._echo, ""
         parts = [] if chunk.prompt is None else [self._logprobs.push(chunk.prompt, prompt=True)]
         text, count = self._push_text(chunk)
@@ -61,8 +62,8 @@ class Choice:
         return Piece(self._index, begin + text, logprobs, count, finish, calls)
 
     def _push_text(self, chunk: Chunk) -> tuple[str, int]:
-        """Returns the new text, and the number of the chunk's tokens that it took. With stop texts,
-        tokens are taken one by one: the answer ends with the token that completes one.
+        """Returns the new text, and the number of tokens that it consumed. With stop strings,
+        tokens are consumed one by one: the answer ends with the token that completes a stop string.
         """
         last = bool(chunk.finish)
         if not self._one_by_one or not chunk.tokens:
@@ -76,8 +77,8 @@ class Choice:
 
 
 class Answer:
-    """All choices of a job, in the order in which their pieces come. `close` cancels unfinished
-    ones.
+    """The response to a job: all its choices, as pieces in the order of arrival. `close` cancels
+    unfinished choices.
     """
 
     def __init__(self, job: Job, served: Served, batcher: OnlineBatcher, number: int, began: float):
@@ -118,19 +119,19 @@ class Answer:
         )
 
     def close(self) -> None:
-        """Cancels every request that has not ended."""
+        """Cancels every unfinished request."""
         self._batcher.cancel(self._requests)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yields pieces until every choice has ended. ApiError (500, 503) if the engine fails or
-        the server stops.
+        """Yields pieces until every choice has ended. Raises ApiError with status 500 if the engine
+        fails, and with 503 if the server stops.
         """
         left, first = len(self._requests), True
         while left:
             index, chunk = await self._queue.get()
             choice = self._choices[index]
             if choice.text.stopped:
-                continue  # decoded after a stop text
+                continue  # decoded after a stop string
             if chunk.finish == "error":
                 raise ApiError("the engine has failed", status=500)
             if chunk.finish == "cancelled":
@@ -141,7 +142,7 @@ class Answer:
                 first = False
             if chunk.prompt is None:
                 piece = choice.push(chunk)
-            else:  # of a long prompt this takes a while
+            else:  # slow for a long prompt
                 piece = await to_thread.run_sync(choice.push, chunk)
             if choice.text.stopped:
                 self._batcher.cancel([self._requests[index]])
@@ -151,13 +152,13 @@ class Answer:
             yield piece
 
     async def whole(self) -> AsyncIterator[bytes]:
-        """Yields the JSON of the answer when all of it is there."""
+        """Yields the JSON of the complete answer, once."""
         pieces: list[list[Piece]] = [[] for _ in self._choices]
         async for piece in self.pieces():
             pieces[piece.choice].append(piece)
-        yield await to_thread.run_sync(self._whole, pieces)
+        yield await to_thread.run_sync(self._complete_body, pieces)
 
-    def _whole(self, pieces: list[list[Piece]]) -> bytes:
+    def _complete_body(self, pieces: list[list[Piece]]) -> bytes:
         choices = []
         for parts in pieces:
             logprobs = [x.logprobs for x in parts if x.logprobs is not None]
@@ -167,8 +168,8 @@ class Answer:
         return self._json(choices, False, usage=self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yields server-sent events, one for each piece. An error after the first one is an event,
-        too: the status has been sent by then.
+        """Yields server-sent events, one per piece. An error after the first event is sent as an
+        event, because the status has been sent already.
         """
         started = False
         try:
@@ -198,7 +199,7 @@ class Answer:
         return json.dumps({**head, **fields}).encode()
 
     def _choice(self, piece: Piece, streamed: bool) -> dict[str, Any]:
-        """Returns one choice of an event (`streamed`) or of a whole answer."""
+        """Returns the JSON of one choice, for an event (`streamed`) or for a complete answer."""
         choice: dict[str, Any] = {"index": piece.choice, "logprobs": piece.logprobs}
         choice["finish_reason"] = piece.finish or None
         if not self.job.chat:

@@ -1,7 +1,8 @@
-"""`compass serve --openai`: the routes of OpenAI's API over one batcher.
+"""`compass serve --openai`: the routes of OpenAI's API, backed by one batcher.
 
-An answer streams as server-sent events or comes whole. A client that leaves gives up its slots.
-Bodies are parsed and tokenised in threads, so that the event loop never waits for a long one.
+A response is streamed as server-sent events or sent as one JSON body. The slots of a client that
+disconnects are released. Bodies are parsed and tokenised in threads, so that a long body does not
+block the event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Kind = type[CompletionBody | ChatBody]
 
 
 class Api:
-    """The routes, and what their requests share."""
+    """The routes, and the state that their requests share."""
 
     def __init__(self, served: Served, batcher: OnlineBatcher, limits: Limits):
         self.served = served
@@ -57,22 +58,22 @@ class Api:
         ]
 
     async def models(self, request: Request) -> Response:
-        """Lists the one model."""
+        """Returns the list of models, which has one entry."""
         model = {"id": self.served.model, "object": "model", "created": self._started}
         return JSONResponse({"object": "list", "data": [{**model, "owned_by": "compass_jax"}]})
 
     async def health(self, request: Request) -> Response:
-        """Answers 200 while the engine lives, 503 after it failed."""
+        """Returns 200 while the engine runs, 503 after it failed."""
         if self.batcher.error is None:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "failed"}, 503)
 
     async def metrics_page(self, request: Request) -> Response:
-        """Returns the metrics as Prometheus reads them."""
+        """Returns the metrics in Prometheus's text format."""
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def respond(self, request: Request, kind: Kind) -> Response:
-        """Answers a request for completions or for a chat."""
+        """Returns the response to a completion or chat request."""
         job = await self._job(request, kind)
         return AnswerResponse(self._submit(job, request.scope["began"]))
 
@@ -109,7 +110,9 @@ class Api:
 
 
 class AnswerResponse(StreamingResponse):
-    """An answer, whole or as server-sent events. It is cancelled when the client leaves."""
+    """A JSON response or a stream of server-sent events. It is cancelled when the client
+    disconnects.
+    """
 
     def __init__(self, answer: Answer):
         self._answer, self._streams = answer, answer.job.body.stream
@@ -118,7 +121,9 @@ class AnswerResponse(StreamingResponse):
         super().__init__(body, headers={"cache-control": "no-cache"}, media_type=media_type)
 
     async def stream_response(self, send: Send) -> None:
-        """Sends the answer, once its first part is there: an earlier error has its own status."""
+        """Sends the response. Waits for the first part before it sends the status, so that an
+        earlier error has its proper status.
+        """
         parts = aiter(self.body_iterator)
         body = await anext(parts)
         if not self._streams:
@@ -130,7 +135,7 @@ class AnswerResponse(StreamingResponse):
         await send({"type": "http.response.body", "body": b""})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer, and gives up what is not finished then."""
+        """Sends the response, then cancels any unfinished requests."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -144,8 +149,8 @@ def make_app(
     hosts: Sequence[str] = (),
     key: str | None = None,
 ) -> Guard:
-    """Returns the ASGI application of a server that clients may call by these names, with this
-    key.
+    """Returns the ASGI application. Clients may call the server by the names in `hosts` and must
+    send `key` if there is one.
     """
     api = Api(served, batcher, limits)
     kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
@@ -155,7 +160,7 @@ def make_app(
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Returns the answer to a request that ends with an exception."""
+    """Returns the response to a request that raised an exception."""
     if isinstance(error, ApiError):
         return error_response(error)
     if isinstance(error, ClientDisconnect):
@@ -170,7 +175,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Returns the body of a request. ApiError if it has more than `most` bytes."""
+    """Returns the body of a request. Raises ApiError if it has more than `most` bytes."""
     size = int(request.headers.get("content-length", "0"))
     body = bytearray()
     if size <= most:

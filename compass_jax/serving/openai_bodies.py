@@ -1,7 +1,7 @@
-"""Bodies of requests as OpenAI's API has them: fields, their types and ranges.
+"""Request bodies of OpenAI's API: fields, types and ranges.
 
-Types are strict: true is no number, and neither is "1". A field that would change the answer and is
-not supported is refused by name, never ignored; null is a field that was left out.
+Types are strict: neither true nor "1" is a number. An unsupported field that would change the
+answer is rejected by name, never ignored. A null field counts as absent.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pydantic import (
 from compass_jax.serving.errors import ApiError, shown
 
 MOST_CHOICES = 64
-MOST_TOKENS = 2**31 - 1  # that a request may name; the answer has what fits
-# Variables of a chat template that the request's other fields give.
+MOST_TOKENS = 2**31 - 1  # largest max_tokens; the answer is limited to what fits
+# Chat template variables that are set from other fields of the request.
 _OWN_VARIABLES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 UNCONSTRAINED = "is not supported: this server does not constrain what the model writes"
 UNFORCED = "is not supported: this server cannot force a call: use auto or none"
 
 
 class Body(BaseModel):
-    """A JSON object with known fields alone."""
+    """A JSON object that permits known fields only."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -48,7 +48,7 @@ class Body(BaseModel):
 
 
 def refusal(error: ValidationError) -> ApiError:
-    """Returns the first error of a body, with the place and the value."""
+    """Returns the first validation error of a body as an ApiError with its place and value."""
     first = error.errors(include_url=False, include_context=False)[0]
     place = "".join(f"[{x}]" if isinstance(x, int) else f".{x[:80]}" for x in first["loc"])[1:]
     param = str(first["loc"][0])[:80]
@@ -62,7 +62,7 @@ def refusal(error: ValidationError) -> ApiError:
 
 
 def _only(*values: Any, text: str = "is not supported; leave it out") -> AfterValidator:
-    """Returns a validator for a field that is accepted at values that change nothing."""
+    """Returns a validator for a field that is accepted only at its neutral values."""
 
     def check(value: Any) -> Any:
         if value not in values:
@@ -106,24 +106,24 @@ class StreamOptions(Body):
 
 
 class Sampling(Body):
-    """The fields that both kinds of requests have."""
+    """The fields that completion and chat requests share."""
 
     model: str | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
-    top_k: int = Field(0, ge=-1, le=MOST_TOKENS)  # 0, and -1 as vLLM has it: all tokens
+    top_k: int = Field(0, ge=-1, le=MOST_TOKENS)  # 0 or -1 (as in vLLM): all tokens
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Stops = []
     stream: bool = False
     stream_options: StreamOptions | None = None
-    # accepted at the value that changes nothing
+    # accepted only at their neutral value
     presence_penalty: Zero = 0.0
     frequency_penalty: Zero = 0.0
     min_p: Zero = 0.0
     repetition_penalty: One = 1.0
     logit_bias: Annotated[dict[str, Any], _only({})] = {}
-    # without an effect here
+    # accepted and ignored
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -142,8 +142,8 @@ class CompletionBody(Sampling):
 
 
 class CalledFunction(Body):
-    """The function of a call. Chat templates read its arguments as an object; OpenAI's clients send
-    them as its JSON.
+    """The function of a call. OpenAI clients send its arguments as JSON text; chat templates read
+    them as an object.
     """
 
     name: Text
@@ -151,7 +151,7 @@ class CalledFunction(Body):
 
 
 class Call(Body):
-    """A call of a tool, as a message of the assistant holds it."""
+    """A tool call in an assistant message."""
 
     id: Text
     type: Literal["function"]
@@ -159,8 +159,9 @@ class Call(Body):
 
 
 class Message(Body):
-    """A message: a role, a content, and what else a chat template can show. A template that does
-    not show it refuses the conversation, so that nothing which a client wrote is dropped.
+    """A message with a role, a content, and further fields that a chat template may show. A
+    conversation with fields that the template does not show is rejected, so that no input is
+    silently dropped.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -168,7 +169,7 @@ class Message(Body):
     tool_call_id: Text | None = None
     tool_calls: list[Call] = []
     content: str = Field(None, validate_default=True)
-    # clients send these back with an answer of this server
+    # clients echo these fields from this server's answers
     refusal: None = None
     function_call: None = None
     audio: None = None
@@ -185,8 +186,8 @@ class Message(Body):
     @field_validator("content", mode="before")
     @classmethod
     def _joined(cls, value: Any, info: ValidationInfo) -> str:
-        """Returns a content as one text. Its parts follow each other with nothing between them: a
-        server that put a line between them would say what the client did not.
+        """Returns the content as one text. Parts are concatenated without a separator, since a
+        separator would change the client's text.
         """
         if value is None and info.data.get("tool_calls"):
             return ""

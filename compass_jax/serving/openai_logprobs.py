@@ -1,7 +1,7 @@
-"""Log-probs as OpenAI's two APIs write them: tokens as texts and bytes, and the likeliest of each
-position.
+"""Log-probs in the formats of OpenAI's two APIs: tokens as texts and bytes, and the most likely
+tokens of each position.
 
-They are of the model's distribution at temperature 1, whatever the request's temperature is.
+They are log-probs of the model's distribution at temperature 1, whatever the request's temperature.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from compass_jax.rollout.logprobs import TopLogprobs
 
 
 class Spelling(NamedTuple):
-    """A token as text. A part of a character is "bytes:" and its bytes, as OpenAI writes it. A
-    `hidden` token is in no answer's text.
+    """A token as text. A token that is part of a character is spelled "bytes:" and its bytes, as in
+    OpenAI's API. A `hidden` token does not occur in the text of answers.
     """
 
     text: str
@@ -40,8 +40,8 @@ def spellings(tokenizer: Tokenizer):
 
 
 class Logprobs:
-    """The log-probs of one choice, with the `most` likeliest tokens of each position, in the form
-    of /v1/chat/completions (`chat`) or of /v1/completions.
+    """The log-probs of one choice, with the `most` most likely tokens of each position, in the
+    format of /v1/chat/completions (`chat`) or /v1/completions.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int, chat: bool):
@@ -51,12 +51,13 @@ class Logprobs:
         self._offset = 0  # characters of the choice's text so far
 
     def push(self, tokens: TopLogprobs, prompt: bool = False) -> dict[str, Any]:
-        """Returns the log-probs of new tokens. The first token of a `prompt` has none, and special
-        tokens are in its text, too. The values are lists, so that parts can be joined.
+        """Returns the log-probs of new tokens. The first token of a `prompt` has a null log-prob,
+        and a prompt's text includes special tokens. The values are lists, so that parts can be
+        concatenated.
         """
         entries: list[tuple[Spelling, float | None, list]] = []
         for ids, logp in zip(tokens.ids.tolist(), tokens.logp.tolist()):
-            # ids beyond the tokenizer's pad the LM head
+            # ids beyond the tokenizer's are padding of the LM head
             likeliest = [(i, p) for i, p in zip(ids[1:], logp[1:]) if i < self._known]
             top = [(self._spelling(i), p) for i, p in likeliest[: self._most]]
             entries.append((self._spelling(ids[0]), logp[0], top))
@@ -76,7 +77,9 @@ class Logprobs:
         }
 
     def _next_offset(self, token: Spelling, prompt: bool) -> int:
-        """Returns the offset of the character in which a token begins, and goes past the token."""
+        """Returns the offset of the character in which a token begins, and advances past
+        the token.
+        """
         if token.hidden and not prompt:
             return self._offset
         starts = [byte & 0xC0 != 0x80 for byte in token.bytes]
@@ -86,7 +89,7 @@ class Logprobs:
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the log-probs of all tokens of a choice from those of its parts."""
+    """Returns the log-probs of a choice, concatenated from its parts."""
     return {
         name: None if value is None else [x for part in parts for x in part[name]]
         for name, value in parts[0].items()
@@ -98,8 +101,8 @@ def _entry(token: Spelling, logprob: float | None) -> dict[str, Any]:
 
 
 def _by_text(token: Spelling, logprob: float | None, top: list) -> dict[str, float] | None:
-    """Returns the likeliest tokens by text, the token itself among them: of tokens that are written
-    alike the likelier stays.
+    """Returns the log-probs of the most likely tokens and of the token itself, by text. Of tokens
+    with the same text, the most likely one is reported.
     """
     if logprob is None:
         return None

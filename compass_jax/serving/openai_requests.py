@@ -1,6 +1,6 @@
-"""Requests of OpenAI's clients as jobs for the batcher: bodies become token ids.
+"""Conversion of OpenAI requests into jobs for the batcher: bodies become token ids.
 
-What is cheap to check is checked before anything is tokenised.
+Cheap checks run before tokenisation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from compass_jax.serving.errors import ApiError, shown
 from compass_jax.serving.openai_bodies import MOST_CHOICES, ChatBody, CompletionBody, refusal
 from compass_jax.untrusted import parse_json
 
-MOST_DIGITS = 4000  # of an integer in a body; larger ones are refused before they are numbers
+MOST_DIGITS = 4000  # of an integer in a body; longer ones are rejected before conversion
 
 
 @dataclass(frozen=True)
 class Served:
-    """What the server offers. `trust_prompts`: special tokens that a prompt of /v1/completions
-    spells are control tokens.
+    """The served model and its limits.
+
+    With `trust_prompts`, special tokens spelled in a prompt of /v1/completions are control tokens.
     """
 
     model: str
@@ -37,20 +38,22 @@ class Served:
 
     @cached_property
     def most_characters(self) -> int:
-        """The characters beyond which a text cannot fit: no token stands for more than the longest
-        one.
+        """The maximum number of characters of a text that can fit, from the length of the longest
+        token.
         """
         return self.prompt_tokens * self.tokenizer.longest
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request that is checked. Each of `prompts`, token ids, gets `body.n` answers.
+    """A validated request. Each of `prompts`, token ids, gets `body.n` answers.
 
-    max_tokens: of each answer, cut to what fits; it then ends with finish_reason "length".
-    logprobs: likeliest tokens that are told beside each token; None: no log-probs.
-    echo: texts of the prompts, with which the answers begin.
-    tools: those that the model may call, as chat templates read them.
+    max_tokens: maximum number of tokens of each answer, limited to what fits; the finish reason of
+    an
+        answer that reaches it is "length".
+    logprobs: number of most likely tokens reported with each token; None: no log-probs.
+    echo: texts of the prompts, which the answers repeat first.
+    tools: tools that the model may call, in the format of chat templates.
     """
 
     body: CompletionBody | ChatBody
@@ -67,7 +70,7 @@ class Job:
 
 
 def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served) -> Job:
-    """Returns the job that a body of this kind asks for. ApiError for what cannot be answered."""
+    """Returns the job for a request body. Raises ApiError for an invalid request."""
     value = parse_json(data, "the body", error=ApiError, most_digits=MOST_DIGITS)
     if not isinstance(value, dict):
         raise ApiError("the body must be a JSON object")
@@ -86,8 +89,8 @@ def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served)
 
 
 def completion_job(body: CompletionBody, served: Served) -> Job:
-    """Returns the job of a body of /v1/completions. With `echo` `max_tokens` may be 0: the prompt
-    alone, and its log-probs.
+    """Returns the job for a body of /v1/completions. With `echo`, `max_tokens` may be 0; the answer
+    is then the prompt with its log-probs.
     """
     if body.n * len(body.prompt) > MOST_CHOICES:
         text = f"{len(body.prompt)} prompts with n = {body.n} are more than {MOST_CHOICES} answers"
@@ -102,7 +105,7 @@ def completion_job(body: CompletionBody, served: Served) -> Job:
 
 
 def chat_job(body: ChatBody, served: Served) -> Job:
-    """Returns the job of a body of /v1/chat/completions: its messages, put through the chat
+    """Returns the job for a body of /v1/chat/completions, whose messages go through the chat
     template.
     """
     if body.top_logprobs and not body.logprobs:
@@ -145,8 +148,8 @@ def _check_size(what: str, size: int, served: Served, param: str = "messages") -
 
 
 def _check_variables(variables: dict[str, Any], served: Served) -> None:
-    """Checks variables of the chat template. What a client writes is no control token, here as in
-    messages.
+    """Raises ApiError for chat template variables that are too long or that contain control tokens.
+    A client's text is never a control token, here as in messages.
     """
     name = "chat_template_kwargs"
     texts = list(_texts(variables))
@@ -157,7 +160,7 @@ def _check_variables(variables: dict[str, Any], served: Served) -> None:
 
 
 def _texts(value: Any, keys: bool = True) -> Iterator[str]:
-    """Yields the texts in a value of JSON, and with `keys` the names of its fields."""
+    """Yields the texts in a JSON value, with the names of its fields if `keys` is true."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""Calls of tools in the answers of /v1/chat/completions."""
+"""Tool calls in the answers of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from compass_jax.tool_calls import MalformedCall, ToolCall, call_span, tool_calls
 
 _OPEN = "<tool_call>"
-# where a call may begin anywhere in a text, and texts that only their beginning makes calls
+# marks that may begin a call anywhere in a text; then forms that are calls only at its beginning
 _MARKERS = (_OPEN, "```", "[TOOL_CALLS]")
 _LONGEST = max(map(len, _MARKERS))
 _MAY_BE_CALL = re.compile(r"\s*(?:[\[{].*|[A-Za-z_][\w.]*(?:\(.*)?)?", re.DOTALL)
@@ -19,17 +19,18 @@ _THOUGHT_ENDS = "</think>"
 
 
 class Parted(NamedTuple):
-    """A text without its calls, and these as OpenAI's API has them."""
+    """A text without its calls, and the calls in the format of OpenAI's API."""
 
     content: str
     calls: list[dict[str, Any]]
 
 
 def part_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> Parted:
-    """Returns the calls of a whole answer, and its text without them.
+    """Returns the calls of a complete answer, and its text without them.
 
-    Between <tool_call> tags a call may name any tool. Another form is a call where `tools` has its
-    name: an answer may be JSON or a program. A call that cannot be read stays in the text.
+    Between <tool_call> tags, a call may name any tool. In other formats it is a call only if
+    `tools` contains its name, because an answer may itself be JSON or a program. A call that cannot
+    be parsed remains in the text.
     """
     try:
         calls = tool_calls(text)
@@ -37,39 +38,43 @@ def part_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> Parted:
         return Parted(text, [])
     begin, end = call_span(text)
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-    written = [_written(call, functions) for call in calls]
+    formatted = [_format_call(call, functions) for call in calls]
     tagged = text.startswith(_OPEN, begin)
-    if not calls or None in written or not (tagged or all(x.name in functions for x in calls)):
+    if not calls or None in formatted or not (tagged or all(x.name in functions for x in calls)):
         return Parted(text, [])
     before, after = text[:begin].rstrip(), text[end:].strip()
-    return Parted(before + (f"\n{after}" if after else ""), [x for x in written if x])
+    return Parted(before + (f"\n{after}" if after else ""), [x for x in formatted if x])
 
 
-def _written(call: ToolCall, functions: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The call as OpenAI's API has it; None where its arguments by position have no names."""
+def _format_call(call: ToolCall, functions: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the call in the format of OpenAI's API; None if its positional arguments have no
+    names.
+    """
     parameters = functions.get(call.name, {}).get("parameters") or {}
     properties = parameters.get("properties")
     names = list(properties) if isinstance(properties, dict) else []
-    given = dict(zip(names, call.positional))
-    if len(call.positional) > len(names) or given.keys() & call.arguments.keys():
+    positional = dict(zip(names, call.positional))
+    if len(call.positional) > len(names) or positional.keys() & call.arguments.keys():
         return None
-    arguments = json.dumps({**given, **call.arguments}, ensure_ascii=False)
+    arguments = json.dumps({**positional, **call.arguments}, ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 class CallStream:
-    """Text in pieces, out of which calls are taken. What may be a call is held back until the end:
-    only the whole text says whether it is one.
+    """A stream of text from which calls are removed. Text that may be part of a call is held back
+    until the end, since only the complete text shows whether it is a call.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]):
         self._tools = tools
         self._text = ""
-        self._sent = 0  # characters that were handed on
+        self._sent = 0  # number of characters returned so far
 
     def push(self, text: str, last: bool) -> Parted:
-        """Returns the text that is certainly no call; with `last` the rest, and the calls."""
+        """Returns the text that is certainly not part of a call; with `last`, the rest of the text
+        and the calls.
+        """
         self._text += text
         if last:
             whole = part_calls(self._text, self._tools)
@@ -80,16 +85,16 @@ class CallStream:
         return Parted(fresh, [])
 
     def _certain(self) -> int:
-        """The characters before the first one with which a call may begin. What precedes the end of
-        a thought is no call; white space before a call goes with it.
+        """Returns the number of characters before the first possible beginning of a call. Text
+        before the end of a thought is not a call. White space before a call belongs to the call.
         """
         text = self._text
         answer = text.rfind(_THOUGHT_ENDS) + len(_THOUGHT_ENDS) if _THOUGHT_ENDS in text else 0
         starts = [at for x in _MARKERS if (at := text.find(x, answer)) >= 0]
         starts += [at for at in (0, answer) if _MAY_BE_CALL.fullmatch(text, at)]
         sizes = range(min(_LONGEST, len(text)), 0, -1)
-        begun = next((n for n in sizes if _begins_marker(text[-n:])), 0)
-        return len(text[: min([len(text) - begun, *starts])].rstrip())
+        partial = next((n for n in sizes if _begins_marker(text[-n:])), 0)
+        return len(text[: min([len(text) - partial, *starts])].rstrip())
 
 
 def _begins_marker(text: str) -> bool:

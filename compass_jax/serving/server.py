@@ -1,4 +1,4 @@
-"""uvicorn as it serves this API: limits, and refusals in the one form of errors."""
+"""Configuration of uvicorn: limits, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from compass_jax.serving.metrics import CONNECTIONS
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection. What it refuses itself has OpenAI's form."""
+    """A uvicorn connection whose own errors are in OpenAI's format."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuses a connection beyond the limit."""
+        """Closes a connection beyond the limit with an error."""
         super().connection_made(transport)
-        # uvicorn would refuse in plain text, and only the request
+        # uvicorn would reject only the request, and in plain text
         limit, self.limit_concurrency = self.limit_concurrency, None
         if limit is not None and len(self.connections) > limit:
             self._refuse(ApiError(f"{limit} connections are open: try again later", status=503))
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is no HTTP."""
+        """Rejects input that is not HTTP."""
         self._refuse(ApiError("this is no HTTP request"))
 
     def _refuse(self, error: ApiError) -> None:
         if self.cycle is not None:
-            self.cycle.disconnected = True  # what the application still sends goes nowhere
+            self.cycle.disconnected = True  # discard further output of the application
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()  # an answer has begun
+            self.transport.abort()  # the response has started
             return
         body = error.body()
         head = {"content-type": "application/json", "content-length": str(len(body))}
@@ -46,7 +46,9 @@ class Connection(H11Protocol):
 
 
 def http_server(app: Any, limits: Limits) -> uvicorn.Server:
-    """Returns a server of `app`, ready to `run`. Told to end, it gives running answers `stop_s`."""
+    """Returns a server of `app`, ready to `run`. At shutdown it gives running responses `stop_s`
+    seconds.
+    """
     config = uvicorn.Config(
         app,
         http=Connection,

@@ -1,4 +1,4 @@
-"""Tokens become text, piece by piece, in time linear in the answer."""
+"""Incremental detokenisation, in time linear in the length of the answer."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 from compass_jax.data.tokenizer import Tokenizer
 
-SETTLED_AFTER = 32  # tokens; then those whose text cannot change any more are decoded no more
-TRIED = 8  # token boundaries, from the end, at which the text may be cut
+SETTLED_AFTER = 32  # pending tokens after which those with final text are dropped
+TRIED = 8  # number of token boundaries, from the end, that are tried as a cut
 
 
 class TextStream:
-    """The text of tokens that come in pieces, as rewards and logs have it (`decode_response`).
+    """The text of a stream of tokens, as rewards and logs decode it (`decode_response`).
 
-    Bytes of an unfinished character are held back, and so is what may be the beginning of a stop
-    text. The first stop text that is complete ends the text; of several that end together, the
-    longest.
+    Bytes of an incomplete character are held back, and so is a possible beginning of a stop string.
+    The first complete stop string ends the text; of several that end at the same place, the longest
+    one.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._ids: list[int] = []  # whose text may still change
-        self._taken = 0  # characters of their text that were searched
-        self._held = ""  # searched, and not sent
+        self._ids: list[int] = []  # tokens whose text may still change
+        self._taken = 0  # number of characters of their text that were searched
+        self._held = ""  # text that was searched but not sent
         self.stopped = False
 
     def push(self, ids: Sequence[int], last: bool) -> str:
-        """Returns the text that is new and certain; with `last`, all that is left. There is none
-        after a stop text, which is cut off.
+        """Returns the new text that is certain; with `last`, all remaining text. The stop string
+        itself is removed, and after it every result is empty.
         """
         if self.stopped:
             return ""
@@ -43,14 +43,14 @@ class TextStream:
         return self._search(fresh, last)
 
     def _settle(self, text: str) -> tuple[str, str]:
-        """Returns the new text of tokens that need not be decoded again, and the text of the
-        others.
+        """Returns the new text of tokens that need not be decoded again, and the text of the other
+        tokens.
         """
         decode = self._tokenizer.decode_response
         for count in range(1, TRIED + 1):
             before, after = decode(self._ids[:-count]), decode(self._ids[-count:])
-            # Equal: no character lies on both sides of the cut, and what follows cannot change
-            # what precedes it.
+            # If they are equal, no character spans the cut, and later tokens cannot change the
+            # text before it.
             if before + after == text:
                 fresh = before[self._taken :]
                 self._taken = max(self._taken - len(before), 0)
@@ -59,7 +59,7 @@ class TextStream:
         return "", text
 
     def _search(self, fresh: str, last: bool) -> str:
-        """Returns what may be sent of the text that was held back and the fresh text."""
+        """Returns the part of the pending and the new text that may be sent."""
         text = self._held + fresh
         matches = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if matches:
@@ -73,8 +73,8 @@ class TextStream:
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns the text that each token adds to the text of all; a character of several tokens is
-    the last one's.
+    """Returns the text that each token adds. The text of a character that spans several tokens is
+    attributed to the last of them.
     """
     stream = TextStream(tokenizer, ())
     return [stream.push([token], i + 1 == len(ids)) for i, token in enumerate(ids)]
