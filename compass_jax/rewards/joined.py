@@ -1,8 +1,8 @@
-"""Scores that are made of several verdicts on the same response, or by several processes.
+"""Scorers that join several verdicts on a response, or share the work among processes.
 
-A response has the workers' verdict, the judge's, and the gold label of a source that has `gold`,
-which becomes the component "gold" of the score. Where the label cannot be had the score is the same
-without it: a label measures and must not decide which samples are trained on.
+A response may have a verdict of the workers, a verdict of the judge and a gold label. The label
+becomes the component "gold" of the score. A missing label does not change the rest of the score,
+because labels only measure and must not select the samples to train on.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from compass_jax.tasks.rows import decode_row, encode_row
 
 AnyJudge = Judge | ScalarJudge
 WORKERS = "workers"
-TURN_S = 0.05  # workers and judge are waited for in turns
+TURN_S = 0.05  # timeout of each wait while workers and judge are polled in turn
 
 
 class _Wrapped:
-    """What scorers have that wrap another one."""
+    """The methods that scorers around another scorer share."""
 
     def __init__(self, scorer: Any):
         self._scorer = scorer
 
     @property
     def workers(self) -> Scorer:
-        """The scorer of the workers' verdicts."""
+        """The scorer that runs the workers."""
         return self._scorer.workers
 
     def wait_ready(self) -> None:
-        """Returns when this process's workers have finished their imports."""
+        """Waits until this process's workers have finished their imports."""
         self._scorer.wait_ready()
 
     def close(self) -> None:
-        """Ends this process's workers; what was not collected is dropped."""
+        """Ends this process's workers and drops uncollected samples."""
         self._scorer.close()
 
     def __enter__(self) -> Self:
@@ -56,8 +56,8 @@ class _Wrapped:
 
 
 class JoinedScorer(_Wrapped):
-    """A `Scorer` whose scores have all their parts. A sample is collected when its last part is
-    known.
+    """A `Scorer` that joins the workers' verdicts, the judge's and the gold labels. A sample is
+    collected when its last part is known.
     """
 
     def __init__(self, scorer: Scorer, data: DataConfig, judge: AnyJudge | None = None):
@@ -65,11 +65,11 @@ class JoinedScorer(_Wrapped):
         self.judge = judge
         self._judged = judged_sources(data) if judge is not None else {}
         self._gold = gold_places(data)
-        # the source of each sample, and its parts by name, None while they are not known
+        # sample -> (source, scores by part; None while a part is pending)
         self._parts: dict[Hashable, tuple[int, dict[str, Score | None]]] = {}
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Queues a response as `Scorer.submit` does."""
+        """Queues a response, like `Scorer.submit`."""
         if key in self._parts:
             raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
         text = response if isinstance(response, str) else functools.cache(response)
@@ -83,29 +83,29 @@ class JoinedScorer(_Wrapped):
             parts[WORKERS] = None
         if source in self._gold:
             row = _gold_row(prompt.row)
-            asked = dataclasses.replace(prompt, source=self._gold[source], row=row)
-            self._scorer.submit((key, GOLD), asked, text)
+            gold_prompt = dataclasses.replace(prompt, source=self._gold[source], row=row)
+            self._scorer.submit((key, GOLD), gold_prompt, text)
             parts[GOLD] = None
         self._parts[key] = source, parts
 
     @property
     def asker(self) -> Asker | None:
-        """The asker of a judge that is asked questions; None: there is no such judge."""
+        """The judge's asker; None without a generative judge."""
         return self.judge.asker if isinstance(self.judge, Judge) else None
 
     @property
     def slow(self) -> bool:
-        """Whether a verdict may take minutes, so that a stop must not wait for it."""
+        """Whether a verdict may take minutes, in which case a stop must not wait for it."""
         return isinstance(self.asker, Pooled)
 
     @property
     def outstanding(self) -> int:
-        """Number of samples that are submitted and not yet collected."""
+        """Number of samples submitted and not yet collected."""
         return len(self._parts)
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
-        """Returns the samples whose last part came since the last call; `block` and errors as in
-        `Scorer.collect`, and those of `Judge.collect`.
+        """Returns the samples whose last part arrived since the last call. `block` and errors are
+        those of `Scorer.collect` and `Judge.collect`.
         """
         complete = []
         while True:
@@ -119,12 +119,12 @@ class JoinedScorer(_Wrapped):
                 return complete
 
     def _collect_parts(self, block: bool) -> list[tuple[Any, Score]]:
-        """Returns the parts that are known by now, after waiting for one."""
+        """Returns the parts that are known, after waiting for at least one if `block`."""
         if self.judge is None or not self.judge.outstanding:
             return self._scorer.collect(block)
         parts = self._scorer.collect(False)
-        both = bool(parts) or self._scorer.outstanding > 0
-        return parts + self.judge.collect((TURN_S if both else None) if block else 0)
+        workers_busy = bool(parts) or self._scorer.outstanding > 0
+        return parts + self.judge.collect((TURN_S if workers_busy else None) if block else 0)
 
     def _joined(self, source: int, parts: dict[str, Score | None]) -> Score:
         score, verdict, gold = (parts.get(name) for name in (WORKERS, JUDGE, GOLD))
@@ -133,33 +133,35 @@ class JoinedScorer(_Wrapped):
         assert score is not None
         if gold is not None:
             label = {GOLD: gold.reward} if gold.known else {}
-            others = {name: x for name, x in score.components.items() if name != GOLD}
-            score = dataclasses.replace(score, components={**others, **label})
+            components = {name: x for name, x in score.components.items() if name != GOLD}
+            score = dataclasses.replace(score, components={**components, **label})
         return score
 
     def close(self) -> None:
-        """Ends the workers and the judge's requests; what was not collected is dropped."""
+        """Ends the workers, cancels the judge's requests and drops uncollected samples."""
         super().close()
         if self.judge is not None:
             self.judge.close()
 
 
 def _summed(workers: Score | None, judge: Score, weight: float) -> Score:
-    """Returns the judge's score times its weight, plus the workers'; unknown where one is."""
+    """Returns the judge's score times its weight, plus the workers' score. The sum is unknown if
+    either score is.
+    """
     components = {**(workers.components if workers else {}), **judge.components}
     if judge.known and (workers is not None or weight != 1):
         components[JUDGE] = judge.reward
-    unknown = next((x for x in (workers, judge) if x is not None and not x.known), None)
-    if unknown is not None:
-        return dataclasses.replace(unknown, components=components)
+    missing = next((x for x in (workers, judge) if x is not None and not x.known), None)
+    if missing is not None:
+        return dataclasses.replace(missing, components=components)
     total = weight * judge.reward + (workers.reward if workers else 0.0)
     extracted = workers is None or workers.extracted
     return Score(round(total, DECIMALS), True, components=components, extracted=extracted)
 
 
 def _gold_row(row: str) -> str:
-    """Returns a prompt's row as the gold verifier reads it: its column "gold", where there is one,
-    is the reference.
+    """Returns a prompt's row for the gold verifier: if there is a column "gold", it becomes the
+    reference.
     """
     if f'"{GOLD}"' not in row:
         return row
@@ -168,17 +170,18 @@ def _gold_row(row: str) -> str:
 
 
 class SharedScorer(_Wrapped):
-    """A `Scorer` among those of other processes: each checks its share of the samples in its own
-    workers, and all get all scores.
+    """A `Scorer` that shares the work with those of other processes. Each process checks its share
+    of the samples in its own workers, and all processes get all scores.
 
-    Every process submits every sample, in the same order; number n is checked by process n mod
-    processes. Results are exchanged where the caller waits, so that all continue with the same
-    scores, outcomes of hangs and crashes included.
+    Every process submits every sample, in the same order. Sample number n is checked by process n
+    mod `processes`. Results are gathered when the caller waits, so that all processes continue with
+    the same scores, including those of hangs and crashes.
 
-    exchange: returns every process's bytes, in their order; all call it at the same places.
+    exchange: gathers every process's bytes, in their order. All processes call it at the same
+    places.
     """
 
-    slow = False  # no process may leave alone
+    slow = False  # a stop must not interrupt a wait in one process only
 
     def __init__(
         self,
@@ -191,11 +194,13 @@ class SharedScorer(_Wrapped):
         self._exchange = exchange
         self._process, self._processes = process, processes
         self._count = 0
-        # key -> number, of everything submitted and not collected
+        # key -> number, for all uncollected samples
         self._keys: dict[Hashable, int] = {}
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Queues a response where it belongs; ValueError for a key that is still outstanding."""
+        """Queues a response in the process that checks it. Raises ValueError for a key that is
+        still outstanding.
+        """
         if key in self._keys:
             raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
         self._keys[key] = self._count
@@ -205,12 +210,13 @@ class SharedScorer(_Wrapped):
 
     @property
     def outstanding(self) -> int:
-        """Number of samples that are submitted and not yet collected."""
+        """Number of samples submitted and not yet collected."""
         return len(self._keys)
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
-        """Returns all that was submitted, in that order, when every process has checked its share.
-        Without `block` nothing: clocks differ. Raises the VerifierError of any process in all.
+        """Returns the scores of all submitted samples, in that order, after every process has
+        checked its share. Returns nothing without `block`, because clocks differ. A VerifierError
+        of any process is raised in all.
         """
         if not block or not self._keys:
             return []
@@ -220,7 +226,7 @@ class SharedScorer(_Wrapped):
             while self._scorer.outstanding:
                 collected = self._scorer.collect(block=True)
                 scores += [[number, *dataclasses.astuple(score)] for number, score in collected]
-        except VerifierError as error:  # the others have to end, too
+        except VerifierError as error:  # every process must fail, so the message is exchanged
             failure = str(error)
         payload = json.dumps([failure, scores])
         parts = [json.loads(part) for part in self._exchange(payload.encode())]

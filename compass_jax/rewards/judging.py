@@ -1,11 +1,10 @@
-"""The judge of a run's samples: each is compared with its anchor in both orders, by threads that
-wait for the answers during the rollout.
+"""The generative judge. Each sample is compared with its anchor in both orders; threads wait for
+the answers during the rollout.
 
     Better 1    Tie 0.5    Worse 0        both orders agree; else Tie        [ours, of +1, 0 and -1]
 
-A question whose verdict is known is not asked again in a run, also after a kill: verdicts are
-appended to a file as they come. Where one of the two is missing the sample has no reward, and is
-counted under the reason.
+Verdicts are appended to a file when they arrive, so a run never asks a question twice, even after
+it was killed. A sample that lacks one of the two verdicts has no reward and is counted by reason.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 REWARDS = {BETTER: 1.0, TIE: 0.5, WORSE: 0.0}
 UNPARSABLE = "unparsable"
-# reason of a missing verdict: outcome of the score
+# reason of a missing verdict -> outcome of the score
 FAILURES = {
     UNPARSABLE: "unjudged",
     LATE: "timeout",
@@ -43,7 +42,7 @@ FAILURES = {
     NONSENSE: "error",
     REFUSED: "error",
 }
-# failures after which a judge that has given no verdict at all does not work
+# failures that mean that a judge without any verdict does not work
 BROKEN = (LATE, UNREACHABLE, NONSENSE, REFUSED)
 KEY_BYTES = 16
 
@@ -60,8 +59,8 @@ class Ruling(NamedTuple):
 
 
 class Verdicts:
-    """The known verdicts, by question. With the folder of a run they outlive the process: each
-    process appends to its own file, and reads all of them when it starts.
+    """A cache of verdicts by question. With a run's folder it persists: each process appends to its
+    own file, and reads all files at its start.
     """
 
     def __init__(self, folder: str | os.PathLike | None = None, process: int = 0):
@@ -70,17 +69,17 @@ class Verdicts:
         self._lock = threading.Lock()
         for path in sorted(Path(folder).glob("verdicts*.jsonl")) if folder is not None else ():
             for where, line in read_lines(path):
-                # a kill may have cut a line short
+                # the last line may be truncated
                 with contextlib.suppress(UntrustedError, LookupError, TypeError, ValueError):
                     row = parse_json(line, where)
                     self._known[bytes.fromhex(row["asked"])] = {1: 1, 0: 0, -1: -1}[row["verdict"]]
 
     def get(self, question: bytes) -> int | None:
-        """Returns the verdict on a question, None where it is not known."""
+        """Returns the verdict on a question, or None if it is unknown."""
         return self._known.get(question)
 
     def put(self, question: bytes, verdict: int) -> None:
-        """Keeps a verdict."""
+        """Stores a verdict."""
         line = json.dumps({"asked": question.hex(), "verdict": verdict}).encode() + b"\n"
         with self._lock:
             self._known[question] = verdict
@@ -94,12 +93,12 @@ class Verdicts:
 
 
 class Judge:
-    """Asks a judge about samples. Use `close()` at the end.
+    """A generative judge of samples. Call `close()` at the end.
 
     Args:
-        anchor_field: the column of a row with the answer to compare with.
-        asker: brings questions to the judge.
-        verdicts: those that are known already; None: none.
+        anchor_field: the row's column with the answer to compare with.
+        asker: sends questions to the judge.
+        verdicts: known verdicts; None: an empty cache.
     """
 
     def __init__(self, anchor_field: str, asker: Asker, verdicts: Verdicts | None = None):
@@ -107,31 +106,33 @@ class Judge:
         self._anchor_field = anchor_field
         self._verdicts = verdicts or Verdicts()
         self._texts = ThreadPoolExecutor(1, "judged-texts")
-        # the rulings in both orders of each sample that is not collected, once they are asked for
+        # uncollected sample -> its rulings in both orders, once they are requested
         self._asked: dict[Hashable, Future[list[Future[Ruling]]]] = {}
         self._under_way: dict[bytes, Future[Ruling]] = {}
         self._lock = threading.Lock()
         self._logged: set[str] = set()
-        self._answered = False  # the judge has given a verdict to this process
-        self._failed: set[Hashable] = set()  # samples that failed before that
+        self._answered = False  # whether the judge has given this process a verdict
+        self._failed: set[Hashable] = set()  # samples that failed before the first verdict
         self._failures = 0
 
     @property
     def outstanding(self) -> int:
-        """Number of samples that are submitted and not yet collected."""
+        """Number of samples submitted and not yet collected."""
         return len(self._asked)
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Queues a response; returns at once. A function is called for the text in a thread."""
+        """Queues a response and returns at once. If `response` is a function, a thread calls it for
+        the text.
+        """
         self._asked[key] = self._texts.submit(self._ask, prompt, response)
 
     def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
-        """Returns the samples that were judged since the last call, after waiting up to `wait_s`
-        for the first (None: without limit; 0: not at all).
+        """Returns the samples judged since the last call, after waiting up to `wait_s` seconds for
+        the first (None: without limit; 0: not at all).
 
-        Raises VerifierError where NEVER samples have failed and none was judged: they are not
-        collected then, so that a run that continues later asks about them again. Raises what a
-        text's function raised.
+        Raises VerifierError if NEVER samples failed and none was judged. These samples are then not
+        collected, so that a resumed run asks about them again. Also raises the error of a
+        `response` function.
         """
         if wait_s != 0 and self._asked:
             wait(self._asked.values())
@@ -146,8 +147,8 @@ class Judge:
             wait(unfinished, None if left == math.inf else left, FIRST_COMPLETED)
 
     def _judged(self) -> list[tuple[Any, Score]]:
-        """Returns the samples that have both rulings. While the judge has given no verdict, those
-        that failed wait until no others are left, and NEVER of them end the run.
+        """Returns the samples that have both rulings. Until the judge's first verdict, failed
+        samples are held back while others are pending, and NEVER failed samples end the run.
         """
         judged, failed = [], []
         for key in [key for key, rulings in self._asked.items() if not _unfinished(rulings)]:
@@ -187,16 +188,16 @@ class Judge:
             )
 
     def close(self) -> None:
-        """Ends the requests that are under way; samples that were not collected are dropped."""
+        """Cancels the requests in flight and drops uncollected samples."""
         self.asker.close()
         self._texts.shutdown(wait=True, cancel_futures=True)
 
-    # The rest runs in threads.
+    # The methods below run in threads.
 
     def _ask(self, prompt: Prompt, response: str | Callable[[], str]) -> list[Future[Ruling]]:
         try:
             text, anchor = compared(prompt, response, self._anchor_field)
-        except BaseException as error:  # a panic of the tokenizer is no Exception
+        except BaseException as error:  # a panic of the tokenizer is not an Exception
             return [_finished(error)] * 2
         if anchor is None:
             return [_finished(Ruling(None, REFUSED, NO_ANCHOR.format(self._anchor_field)))] * 2
@@ -204,7 +205,9 @@ class Judge:
         return [self._ruling(messages(prompt.question, *order)) for order in orders]
 
     def _ruling(self, question: Messages) -> Future[Ruling]:
-        """Returns the ruling on a question, and asks it unless it is known or under way."""
+        """Returns the future ruling on a question. Asks the question unless its verdict is known or
+        pending.
+        """
         text = self.asker.name + json.dumps(list(question))
         name = hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
         with self._lock:
@@ -219,7 +222,7 @@ class Judge:
         return ruling
 
     def _rule(self, name: bytes, reply: Future[Reply], ruling: Future[Ruling]) -> None:
-        """Resolves a ruling by the judge's reply, or by the error of the asker."""
+        """Resolves a ruling from the judge's reply, or with the error of the asker."""
         try:
             answer = reply.result()
             value = None if answer.failure else verdict(answer.text)
@@ -248,7 +251,7 @@ def _finished(result: Ruling | BaseException) -> Future[Ruling]:
 
 
 def _unfinished(rulings: Future[list[Future[Ruling]]]) -> list[Future]:
-    """Returns the futures that a sample waits for."""
+    """Returns the unfinished futures of a sample."""
     if not rulings.done():
         return [rulings]
     return [ruling for ruling in rulings.result() if not ruling.done()]
@@ -266,8 +269,8 @@ def _never_judged(failed: Ruling) -> str:
 def compared(
     prompt: Prompt, response: str | Callable[[], str], anchor_field: str
 ) -> tuple[str, str | None]:
-    """Returns (answer, anchor) that a judge compares, the anchor None where the row has none.
-    Thoughts are no part of the answer.
+    """Returns (answer, anchor) to compare; the anchor is None if the row has no such column. The
+    answer excludes thoughts.
     """
     text = response if isinstance(response, str) else response()
     anchor = decode_row(prompt.row).get(anchor_field)
@@ -277,11 +280,11 @@ def compared(
 
 
 def score_of(first: Ruling, swapped: Ruling) -> Score:
-    """Returns the score of a sample out of the rulings in both orders.
+    """Returns the score of a sample from its rulings in both orders.
 
-    Components: 1 or 0 for each of FAILURES by "judge_<name>", so that their means are shares of the
-    judged samples; of a sample with a verdict also whether it is a tie, and whether the orders
-    disagreed.
+    Components: for each of FAILURES a "judge_<name>" of 0 or 1, whose mean is the share of judged
+    samples. A sample with a verdict also has "judge_tie" and "judge_disagreed" (the orders
+    disagree).
     """
     failed = next((one for one in (first, swapped) if one.failure), None)
     counts = {

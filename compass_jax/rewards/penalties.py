@@ -1,5 +1,5 @@
-"""What shaping may hold against one response, as a number in [0, 1]; the arithmetic on groups is in
-rl/shaping.py.
+"""Penalties of reward shaping for a single response, in [0, 1]. rl/shaping.py applies them to
+groups.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 
 def repetition_frac(tokens: Iterable[int], ngram: int) -> float:
-    """Share of the response's n-grams that it had already said; 0 for a response of fewer than
-    `ngram` tokens.
+    """Returns the share of the response's n-grams that repeat an earlier one; 0 for a response of
+    fewer than `ngram` tokens.
     """
     if ngram < 1:
         raise ValueError(f"repetition_frac: ngram = {ngram} must be positive")

@@ -1,4 +1,4 @@
-"""Sources whose files, with the answers, the programs of a model could read."""
+"""Check that programs written by the model cannot read the files with the answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from compass_jax.verifiers.program_files import package_files, python_files, rea
 
 
 def refuse_readable_sources(data: DataConfig, packages: Sequence[str]) -> None:
-    """Raises ConfigError where programs are run and a source's file lies where they may read.
+    """Raises ConfigError if the model's programs can read the file of a data source.
 
-    packages: those that programs may import.
+    packages: the packages that programs may import.
     """
     if not sources_with(data, lambda kind: kind.runs_programs):
         return
@@ -30,7 +30,7 @@ def refuse_readable_sources(data: DataConfig, packages: Sequence[str]) -> None:
 
 
 def _files(data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yields the files of each source, with their setting."""
+    """Yields (setting, path) for the files of each source."""
     for key, source in data.keyed_sources():
         if isinstance(source, FileSource):
             for path in glob.glob(source.path) or [source.path]:

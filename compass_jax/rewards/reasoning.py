@@ -1,8 +1,8 @@
-"""The scorers of reasoning-gym's data sets.
+"""Scorers of reasoning-gym's data sets.
 
-Imported by reward workers: nothing here may import jax. A score is the checker's number, 1 for
-right and 0 for wrong; an exception is a failure of the check, which the caller reports as unknown
-and never as 0.
+A score is 1 for a right answer and 0 for a wrong one. An exception is a failure of the check, which
+the caller reports as unknown, never as 0. Reward workers import this module, so it must not import
+jax.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compass_jax.verifiers.extract import number
 
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
 
-# data sets whose scorers evaluate the answer: how it is read instead, or which answers they get
+# Data sets whose scorers evaluate the answer: the parser to use instead, or a filter of answers.
 READERS: dict[str, Callable[[str], Any]] = {
     "countdown": is_arithmetic,
     "puzzle24": is_arithmetic,
@@ -38,7 +38,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 @lru_cache(maxsize=256)
 def dataset_of(name: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """Returns the reasoning-gym data set with these options, made once."""
+    """Returns the reasoning-gym data set with these options (cached)."""
     import reasoning_gym
 
     def as_list(value: Any) -> Any:
@@ -54,17 +54,17 @@ def _class(dataset: str) -> type:
 
 
 def take_over(dataset: str) -> None:
-    """Makes `literal` the `eval` of a data set whose scorer would evaluate lists."""
+    """Replaces `eval` by `literal` in the module of a data set whose scorer evaluates lists."""
     if READERS.get(dataset) is literal:
         vars(sys.modules[_class(dataset).__module__])["eval"] = literal
 
 
 def module_of(dataset: str) -> str:
     """Returns the module ("a.b", or the path of its file) that registered a data set in this
-    process, for workers to import; empty for one of reasoning-gym, and for an unknown one.
+    process, so that workers can import it; empty for reasoning-gym's own and for unknown data sets.
 
-    Raises ConfigError for one that is defined in the program that was started: a worker cannot
-    import that without running it.
+    Raises ConfigError for a data set defined in the main program, which a worker cannot import
+    without running it.
     """
     factory = sys.modules.get("reasoning_gym.factory")
     if factory is None or dataset not in factory.DATASETS:
@@ -83,8 +83,9 @@ def module_of(dataset: str) -> str:
 
 
 def evaluates(dataset: str) -> bool:
-    """Returns whether the scorer of a data set gives text to Python or sympy, so that it is judged
-    in a child. All of its module counts, except for the data sets of READERS.
+    """Returns whether the scorer of a data set passes text to Python or sympy and must therefore
+    run in a child process. The whole module of the scorer is searched, except for the data sets of
+    READERS.
     """
     if dataset in READERS:
         return READERS[dataset] is is_expression
@@ -93,8 +94,8 @@ def evaluates(dataset: str) -> bool:
 
 
 def can_be_read(dataset: str, answer: str) -> bool:
-    """Returns whether a scorer may see an answer. Where the evaluated answer is a list, the scorer
-    compares texts first, and `literal` refuses.
+    """Returns whether an answer may be passed to the scorer. If the evaluated answer is a list,
+    every text may: the scorer compares texts first, and `literal` rejects other input.
     """
     reader = READERS.get(dataset, literal)
     return reader is literal or bool(reader(answer))
@@ -106,12 +107,11 @@ def reasoning_gym_score(
     answer: str,
     options: tuple[tuple[str, Any], ...] = (),
 ) -> float:
-    """Returns the score of the dataset's scorer (some depend on the dataset's `options`), unchanged
-    but for two cases.
+    """Returns the score of the data set's scorer (some depend on its `options`), with two changes.
 
-    Up to FORMAT_CREDIT, which any parsable answer gets, counts as 0, so that a group of wrong
-    answers is uniform. A scorer that raises on this answer but not on the reference could not read
-    the answer: 0. One that raises on both raises here.
+    A score of up to FORMAT_CREDIT, which any parsable answer gets, becomes 0, so that a group of
+    wrong answers has equal rewards. If the scorer raises on this answer but not on the reference,
+    the answer is unreadable and the score is 0. If it raises on both, the exception is raised.
     """
     dataset = dataset_of(dataset_name, options)
     try:

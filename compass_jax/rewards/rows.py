@@ -1,5 +1,5 @@
-"""Rows tried before the first response: those whose setup or tests cannot run would give every
-response 0. Only the verifiers that have `row_faults` know of such rows.
+"""Validation of rows before the first response. A row whose setup or tests cannot run would give
+every response a reward of 0. Only verifiers with `row_faults` validate rows.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ MOST_NAMED = 3
 
 
 def sources_of(data: DataConfig) -> frozenset[int]:
-    """Returns the sources whose rows can be tried, by their index."""
+    """Returns the indices of the sources whose rows can be validated."""
     return frozenset(sources_with(data, lambda kind: kind.row_faults))
 
 
 def check_rows(scorer: AnyScorer, data: DataConfig, prompts: Sequence[Prompt]) -> None:
     """Raises VerifierError, naming file and row, for prompts whose setup or tests cannot run.
 
-    A row that was tried before is not tried again.
+    Rows that were validated before are skipped.
     """
     sources = sources_of(data)
     if not sources:
         return
     tried = scorer.workers.tried_rows
-    mine = [x for x in prompts if x.source in sources and x.row not in tried]
-    faults = list(_faults(scorer, mine))
+    untried = [x for x in prompts if x.source in sources and x.row not in tried]
+    faults = list(_faults(scorer, untried))
     if not faults:
-        tried.update(prompt.row for prompt in mine)
+        tried.update(prompt.row for prompt in untried)
         return
     named = "; ".join(f"{_place(prompt)}: {fault}" for prompt, fault in faults[:MOST_NAMED])
     more = len(faults) - MOST_NAMED
@@ -49,7 +49,7 @@ def _place(prompt: Prompt) -> str:
 
 
 def _faults(scorer: AnyScorer, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, str]]:
-    """Yields the prompts whose row is at fault, in their order, with the fault."""
+    """Yields (prompt, fault) for the prompts with an invalid row, in their order."""
     by_source: dict[int, list[Prompt]] = {}
     for prompt in prompts:
         by_source.setdefault(prompt.source, []).append(prompt)
@@ -61,7 +61,7 @@ def _faults(scorer: AnyScorer, prompts: Sequence[Prompt]) -> Iterator[tuple[Prom
                 for number, fault in json.loads(score.detail):
                     yield chunk[number], fault
                 continue
-            # one of them hangs or ends the process: each alone
+            # a row hangs or crashes the process, so try each row alone
             alone = [[prompt] for prompt in chunk]
             for (prompt,), one in zip(alone, _tried(scorer, source, alone), strict=True):
                 if fault := _fault_alone(one):

@@ -1,8 +1,9 @@
-"""Rewards of a scalar reward model, computed together when the caller waits for them.
+"""Rewards of a scalar reward model, computed in one batch when the caller waits for them.
 
-    reward = sigmoid(r(answer) - r(anchor))        [ours: the chance that the answer is the better]
+    reward = sigmoid(r(answer) - r(anchor))        [ours: probability that the answer is better]
 
-It rises with r(answer) alone among the samples of a prompt, and lies in [0, 1] as all rewards do.
+All samples of a prompt have the same anchor, so the reward is monotonic in r(answer). It is in
+[0, 1], like all rewards.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from compass_jax.rewards.judging import NO_ANCHOR, compared
 
 logger = logging.getLogger(__name__)
 
-# the number r of each (question, answer); None: it is too long to be read
+# maps (question, answer) pairs to scores r; None for a pair that is too long
 Rate = Callable[[Sequence[tuple[str, str]]], Sequence[float | None]]
 TOO_LONG = "question and answer exceed the last of rewards.judge.buckets"
 
 
 class ScalarJudge:
-    """Rates samples in the thread that waits for them, with `rate`, which the owner of the model
-    sets.
+    """A scalar reward model as a judge. It scores samples in the thread that waits for them, with
+    `rate`, which the owner of the model sets.
     """
 
     def __init__(self, anchor_field: str):
@@ -36,22 +37,22 @@ class ScalarJudge:
         self._anchor_field = anchor_field
         self._held: list[tuple[Hashable, Prompt, str | Callable[[], str]]] = []
         self._anchors: dict[tuple[str, str], float | None] = {}
-        self._refused = 0  # samples, before any reward; -1: there was one
+        self._refused = 0  # number of samples refused before the first reward; -1 after it
 
     @property
     def outstanding(self) -> int:
-        """Number of samples that are submitted and not yet collected."""
+        """Number of samples submitted and not yet collected."""
         return len(self._held)
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Keeps a response until `collect` waits."""
+        """Stores a response until `collect` waits."""
         self._held.append((key, prompt, response))
 
     def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
-        """Returns all that was submitted, rated; an empty list with `wait_s` 0.
+        """Returns the scores of all submitted samples; an empty list with `wait_s` = 0.
 
-        Raises ConfigError where there is no model, VerifierError where the first samples have no
-        reward, and the error of a text's function.
+        Raises ConfigError if no model is set, VerifierError if the first samples have no reward,
+        and the error of a `response` function.
         """
         if wait_s == 0 or not self._held:
             return []
@@ -99,15 +100,15 @@ class ScalarJudge:
         return Score(0.0, False, "error", why, {"judge_refused": 1.0})
 
     def close(self) -> None:
-        """Drops the samples that were not collected."""
+        """Drops the uncollected samples."""
         self._held = []
 
 
 def tie_margin(margins: np.ndarray, gold: np.ndarray) -> float:
-    """Returns the margin up to which a difference of rewards is best called a tie: the smallest of
-    those that agree most often with `gold` (1, 0, -1) of the same pairs.
+    """Returns the tie threshold of reward differences: the smallest margin with the best agreement
+    with `gold` (1, 0, -1) on the same pairs.
 
-    A scalar model never says Tie by itself; this gives it the best threshold in hindsight.
+    A scalar model has no ties, so this gives it the best threshold in hindsight.
     """
     if not len(margins):
         return 0.0
@@ -118,7 +119,7 @@ def tie_margin(margins: np.ndarray, gold: np.ndarray) -> float:
 
 
 def verdicts(margins: np.ndarray, limit: float) -> np.ndarray:
-    """Returns 1 where the candidate's reward is above the anchor's by more than `limit`, -1 where
-    it is below by more, else 0.
+    """Returns 1 if the candidate's reward exceeds the anchor's by more than `limit`, -1 if it is
+    lower by more than `limit`, else 0.
     """
     return np.where(np.abs(margins) <= limit, 0, np.sign(margins)).astype(int)

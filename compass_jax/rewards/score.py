@@ -1,9 +1,9 @@
-"""Scores responses in worker processes that can be killed, while the rollout goes on.
+"""Scoring of responses in worker processes, concurrent with the rollout.
 
-One thread for each worker hands it responses and collects its answers; `submit` and `collect` touch
-queues alone. A check that runs longer than `rewards.timeout_s` is ended, and a worker that dies
-takes with it only the response that it was judging: such a sample has a Score that is not known,
-and the responses after it go to other workers. Results carry the caller's key.
+Each worker has a thread that sends it responses and receives its answers; `submit` and `collect`
+only access queues. A check that exceeds `rewards.timeout_s` is killed. When a worker dies, only the
+sample that it was checking has an unknown Score; the samples after it are sent to other workers.
+Results carry the caller's key.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from compass_jax.rewards.readable import refuse_readable_sources
 
 logger = logging.getLogger(__name__)
 
-BATCH = 32  # most responses that are sent to a worker at once
-SEND_LIMIT_S = 30.0  # a worker reads at once; one that does not is lost
-# first imports on a cold disk are slow; a worker that needs longer than this does not start
+BATCH = 32  # maximum number of responses sent to a worker at once
+SEND_LIMIT_S = 30.0  # a worker that does not read for this time is lost
+# timeout of a worker's start; first imports on a cold disk are slow
 START_LIMIT_S = 300.0
-GRACE_S = 2.0  # a worker ends a check itself; after this it is ended with the check
+GRACE_S = 2.0  # a worker kills slow checks itself; after this delay it is killed, too
 UNLUCKY_LIMIT = 5
 OUTCOMES = ("ok", "error", "timeout", "crash", "unjudged")
 STATUSES = ("ready", "failed", "refused", "begun")
 
 
 class ScorerError(CompassError, RuntimeError):
-    """The verifier workers cannot run at all; the message holds the worker's traceback."""
+    """The verifier workers cannot run. The message holds a worker's traceback."""
 
 
 class Worker(Child):
-    """A worker, and the responses that it was sent and has not judged, each with its ticket; the
-    first is the one that it is judging.
+    """A worker process, with the (ticket, response) pairs that it has not answered yet. The first
+    of them is in progress.
     """
 
     def __init__(self, setup: dict[str, Any]):
         super().__init__("compass_jax.rewards.worker", environment(not setup["guards"]))
         self.held: deque[tuple[int, Response]] = deque()
         self.ready = False
-        self.begun = False  # it has received the responses
+        self.begun = False  # whether it has confirmed the responses
         self._setup = setup
 
     def receive(self, seconds: float) -> Any:
-        """Returns the next message, in one of the forms of worker.py: (status, detail) or (index,
-        score). Raises TimeoutError, EOFError and ChannelError.
+        """Returns the worker's next message: (status, detail) or (index, score), see worker.py.
+        Raises TimeoutError, EOFError and ChannelError.
         """
         return parse(self.channel.receive(time.monotonic() + seconds))
 
     def start(self) -> None:
-        """Waits until it has imported its verifiers. Raises VerifierError where they
-        cannot be used, and ScorerError where it fails otherwise.
+        """Waits until the worker has imported its verifiers. Raises VerifierError if they cannot be
+        used, and ScorerError if the start fails otherwise.
         """
         self.channel.send(self._setup, time.monotonic() + SEND_LIMIT_S)
         status, detail = self.receive(START_LIMIT_S)
@@ -76,14 +76,14 @@ class Worker(Child):
             raise ChannelError(f"{status!r} before it was ready")
 
     def send(self) -> None:
-        """Hands over the responses that it holds."""
+        """Sends the worker its responses."""
         self.begun = False
         batch = [response for _, response in self.held]
         self.channel.send(batch, time.monotonic() + SEND_LIMIT_S)
 
 
 def parse(value: Any) -> tuple[str, str] | tuple[int, Score]:
-    """Returns a worker's message. Raises ChannelError for any other form than the two."""
+    """Returns a worker's message. Raises ChannelError for a message of any other form."""
     match value:
         case [str(status), str(detail)] if status in STATUSES:
             return status, detail
@@ -106,17 +106,17 @@ def parse(value: Any) -> tuple[str, str] | tuple[int, Score]:
 
 
 class Scorer:
-    """Verifier workers for `data.sources`. Use as a context manager, or call `close()`.
+    """The verifier workers of `data.sources`. Use it as a context manager, or call `close()`.
 
     Args:
-        guards: names out of guards.GUARDS, instead of those that `rewards.sandbox` chooses.
-        missing: the guards that this machine lacks, with the reasons; None: found by trying.
+        guards: names out of guards.GUARDS, instead of those that `rewards.sandbox` selects.
+        missing: the guards that this machine lacks, with the reasons; None: they are detected.
 
-    Raises ConfigError where `rewards.sandbox` requires a guard that this machine lacks. A verifier
-    that cannot be used is a VerifierError of the next call.
+    Raises ConfigError if `rewards.sandbox` requires a guard that this machine lacks. For a verifier
+    that cannot be used, the next call raises VerifierError.
     """
 
-    slow = False  # a verdict takes seconds
+    slow = False  # verdicts take seconds at most
 
     def __init__(
         self,
@@ -145,16 +145,16 @@ class Scorer:
         self._conversation_s = rewards.conversation_limit_s
         self._faults = Faults(checks)
         self._tickets = itertools.count()
-        # ticket -> key, of everything submitted and not collected
+        # ticket -> key, for all unfinished responses
         self._keys: dict[int, Hashable] = {}
         self._outstanding: set[Hashable] = set()
-        self._queue: deque[tuple[int, Response]] = deque()  # their texts may be functions
+        self._queue: deque[tuple[int, Response]] = deque()  # a response's text may be a function
         self._results: list[tuple[Hashable, Score]] = []
         self._error: Exception | None = None
-        self._unlucky = 0  # workers in a row that died with no response begun
-        self._again: set[int] = set()  # tickets of responses that a worker died on
+        self._unlucky = 0  # consecutive workers that died before they began a response
+        self._again: set[int] = set()  # tickets of responses during which a worker died
         self._closing = False
-        self.tried_rows: set[str] = set()  # rows that can be judged (rewards/rows.py)
+        self.tried_rows: set[str] = set()  # validated rows (rewards/rows.py)
         self._changed = threading.Condition()
         self._workers = [Worker(self._setup) for _ in range(rewards.workers)]
         names = [f"reward-worker-{number}" for number in range(rewards.workers)]
@@ -166,17 +166,16 @@ class Scorer:
             thread.start()
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Queues a response; returns at once. `key` must not belong to a sample that is still
-        outstanding.
+        """Queues a response and returns at once. `key` must not belong to an outstanding sample.
 
-        A function is called for the text in a worker's thread: detokenising takes no time of the
-        caller's.
+        If `response` is a function, a worker's thread calls it for the text, so that the caller
+        does not wait for detokenisation.
         """
         text: Any = response
         self._queue_up(key, Response(prompt.source, text, prompt.row, prompt.question))
 
     def submit_rows(self, key: Hashable, source: int, rows: Sequence[str]) -> None:
-        """Queues rows to be tried without a response (rewards/rows.py)."""
+        """Queues rows for validation without a response (rewards/rows.py)."""
         self._queue_up(key, Response(source, "", "", "", tuple(rows)))
 
     def _queue_up(self, key: Hashable, response: Response) -> None:
@@ -192,21 +191,21 @@ class Scorer:
 
     @property
     def workers(self) -> Scorer:
-        """The scorer itself, among those that add to its scores."""
+        """The scorer itself, like `workers` of the scorers that wrap it."""
         return self
 
     @property
     def outstanding(self) -> int:
-        """Number of samples that are submitted and not yet collected."""
+        """Number of samples submitted and not yet collected."""
         with self._changed:
             return len(self._outstanding)
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
-        """Returns the scores since the last call, in the order in which they were finished.
+        """Returns the scores finished since the last call, in the order in which they finished.
 
-        `block` waits until there is at least one, and returns an empty list only if nothing is
-        outstanding. Raises ScorerError if the workers cannot run. A wait ends: each response has
-        `rewards.timeout_s`, each start START_LIMIT_S.
+        With `block`, waits for at least one score if any sample is outstanding. The wait is bounded
+        by `rewards.timeout_s` per response and START_LIMIT_S per start. Raises ScorerError if the
+        workers cannot run.
         """
         with self._changed:
             self._wait(lambda: bool(self._results or not block or not self._outstanding))
@@ -215,7 +214,7 @@ class Scorer:
             return results
 
     def wait_ready(self) -> None:
-        """Returns when every worker has finished its imports; raises ScorerError if one cannot."""
+        """Waits until every worker has finished its imports. Raises ScorerError if one cannot."""
         with self._changed:
             self._wait(lambda: all(worker.ready for worker in self._workers))
 
@@ -248,10 +247,10 @@ class Scorer:
         if self._closing:
             raise ScorerError("the scorer is closed")
 
-    # The rest runs in the threads of the workers.
+    # The methods below run in the threads of the workers.
 
     def _run(self, number: int) -> None:
-        """Gives work to a worker and those that replace it, until the scorer is closed."""
+        """Feeds a worker and its replacements until the scorer is closed."""
         worker = self._workers[number]
         try:
             while (outcome := self._use(worker)) and not self._closing:
@@ -260,7 +259,7 @@ class Scorer:
                     if self._closing:
                         break
                     worker = self._workers[number] = Worker(self._setup)
-        except Exception as error:  # the caller must hear of it
+        except Exception as error:  # raised in the caller's thread by the next call
             known = isinstance(error, ScorerError | VerifierError)
             with self._changed:
                 self._error = (
@@ -271,8 +270,8 @@ class Scorer:
             worker.kill()
 
     def _use(self, worker: Worker) -> str:
-        """Gives work to a worker. Returns "crash" or "timeout" if it must be replaced, and an empty
-        text when the scorer is closed.
+        """Feeds a worker. Returns "crash" or "timeout" if it must be replaced, and an empty text
+        when the scorer is closed.
         """
         try:
             worker.start()
@@ -290,7 +289,9 @@ class Scorer:
         return ""
 
     def _hand_out(self, worker: Worker) -> bool:
-        """Waits for responses and gives the worker its share; False when the scorer ends."""
+        """Waits for responses and assigns the worker its share. Returns False when the
+        scorer ends.
+        """
         with self._changed:
             while not (self._queue or self._closing or self._error):
                 self._changed.wait()
@@ -298,7 +299,7 @@ class Scorer:
                 return False
             share = min(BATCH, -(-len(self._queue) // len(self._workers)))
             batch = [self._queue.popleft() for _ in range(share)]
-        # not under the lock, for which `submit` would wait
+        # outside the lock, so that `submit` does not wait for detokenisation
         worker.held = deque((ticket, _with_text(response)) for ticket, response in batch)
         return True
 
@@ -329,12 +330,12 @@ class Scorer:
             self._changed.notify_all()
 
     def _give_up(self, worker: Worker, outcome: str) -> None:
-        """Ends a worker that hangs or died. The response that it was judging is judged once more
-        after a death, which may have come from outside, and then given up; those after it are
-        queued first.
+        """Kills a worker that hangs or died. After a death, which may have an external cause, the
+        response in progress is tried once more and then given up. The responses after it return to
+        the front of the queue.
         """
         code = worker.kill()
-        # it ended itself, and would again
+        # it exited on its own; a new one would, too
         if not worker.ready and (outcome == "timeout" or code >= 0):
             how = (
                 f"was not ready after {START_LIMIT_S:.0f} s"
@@ -343,7 +344,7 @@ class Scorer:
             )
             raise ScorerError(f"a verifier worker {how}; its standard error says why")
         late = outcome == "timeout"
-        # no response's doing: it was killed from outside
+        # not caused by a response: it was killed from outside
         if not late and not (worker.held and worker.begun):
             with self._changed:
                 self._unlucky += 1
@@ -371,5 +372,5 @@ def _with_text(response: Response) -> Response:
         return response
     try:
         return response._replace(text=response.text())
-    except BaseException as error:  # a panic of the tokenizer is no Exception
+    except BaseException as error:  # a panic of the tokenizer is not an Exception
         raise ScorerError(f"the text of a response cannot be made: {error!r}") from error

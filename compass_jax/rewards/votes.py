@@ -1,5 +1,5 @@
-"""The answer of a response as a vote among a prompt's samples: the text that verifiers compare with
-a reference, in a form in which equal answers are equal texts.
+"""Majority voting: the answer of a response in a canonical form, so that equal answers are equal
+texts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ Vote = Callable[[Prompt, str], str | None]
 
 
 def votes(data: DataConfig, tag: str) -> list[Vote | None]:
-    """Returns for each of `data.keyed_sources()` the function that reads the vote of a response:
-    None for a response without an answer. It is None where responses are no answers that could be
-    equal (programs, conversations, a user's function).
+    """Returns, for each of `data.keyed_sources()`, the function that extracts the vote of a
+    response.
+
+    The function returns None for a response without an answer. The entry itself is None for sources
+    whose responses cannot be compared as texts (programs, conversations, a user's function).
 
     tag: rewards.answer_tag.
     """
@@ -59,7 +61,7 @@ def _tagged(response: str, answer_tag: str) -> str | None:
 
 
 def _canonical(text: str | None) -> str | None:
-    """Returns a plain number's value ("0.50" and "1/2" are equal); else the text without case and
+    """Returns the value of a plain number ("0.50" equals "1/2"), or else the text without case and
     white space.
     """
     if not text:

@@ -1,15 +1,15 @@
-"""The process that checks answers, started by `rewards/score.py` behind a guardian.
+"""The worker process that runs verifiers. `rewards/score.py` starts it behind a guardian.
 
 scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
 worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", message to the user]
-scorer -> [[source, response, row, prompt, rows], ...]    when all earlier answers have come
-worker -> ["begun", ""]                             it has received them, or continues with them
+scorer -> [[source, response, row, prompt, rows], ...]    after all earlier answers
+worker -> ["begun", ""]                             received; repeated as a heartbeat
 worker -> [index, reward or null, outcome, detail, components, extracted, says]   each, in order
 
-What decides by comparing is checked here; what evaluates text or is a user's function is checked
-in the sandbox, in a child for each answer, or for a batch where the verifier takes one.
+Verifiers that only compare run in this process. Verifiers that evaluate text, and user functions,
+run in the sandbox, in one child process per answer or per batch.
 
-Nothing here may import jax: a worker is started again after a crash.
+This module must not import jax, because workers are restarted after a crash.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PROBE_S = 30.0
 
 
 class Judge:
-    """Judges batches of responses.
+    """Runs the verifiers on batches of responses.
 
     Args:
         verifiers: one for each source.
         zone: the sandbox.
-        seconds: for each check.
-        alive: is called while a batch takes long.
+        seconds: time limit of each check.
+        alive: called as a heartbeat after a batch verifier.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Judge:
         self._alive = alive
 
     def answers(self, batch: Sequence[Response]) -> Iterator[list]:
-        """Yields the answer to each response of a batch, in its order.
+        """Yields the answer to each response of a batch, in order.
 
-        Where a verifier takes many at once and fails, each is judged alone: one that hangs must not
-        cost the others.
+        If a verifier takes a batch and fails, its responses are checked one by one, so that a
+        response that hangs does not affect the others.
         """
         ready: dict[int, list] = {}
         tried: set[int] = set()
@@ -71,22 +71,24 @@ class Judge:
                 continue
             if verifier.batch and source not in tried:
                 tried.add(source)
-                same = [i for i, one in enumerate(batch) if one.source == source]
-                answers = self._judged(verifier, [batch[i] for i in same])
-                if len(same) == 1 or all(one[1] in ("ok", "unjudged") for one in answers):
-                    ready |= dict(zip(same, answers, strict=True))
+                indices = [i for i, one in enumerate(batch) if one.source == source]
+                answers = self._judged(verifier, [batch[i] for i in indices])
+                if len(indices) == 1 or all(one[1] in ("ok", "unjudged") for one in answers):
+                    ready |= dict(zip(indices, answers, strict=True))
                 self._alive()
             yield ready.get(index) or self._judged(verifier, [response])[0]
 
     def _judged(self, verifier: Verifier, responses: Sequence[Response]) -> list[list]:
-        """Returns the answer to each response. What is undecided here is judged in one child."""
+        """Returns the answer to each response. Results that cannot be decided in this process are
+        computed in one child.
+        """
         values: list[list] = []
         try:
             cases = [Case(decode_row(one.row), one.text, one.prompt) for one in responses]
             values = [verifier.decided(case) for case in cases]
         except BaseException:
             if len(responses) == 1:
-                return [_unknown("error", traceback.format_exc())]
+                return [_unknown_answer("error", traceback.format_exc())]
             return [self._judged(verifier, [one])[0] for one in responses]
         places = [(i, n) for i, x in enumerate(values) for n, y in enumerate(x) if y is UNDECIDED]
         left, which = sorted({i for i, _ in places}), sorted({n for _, n in places})
@@ -94,7 +96,7 @@ class Judge:
             judged = partial(verifier.judged, [cases[i] for i in left], which)
             result = _checked(self._zone.run(judged, self._seconds), len(left), len(which))
             if result.outcome != "ok":
-                failed = _unknown(result.outcome, result.detail)
+                failed = _unknown_answer(result.outcome, result.detail)
                 return [failed if i in left else _graded(verifier, x) for i, x in enumerate(values)]
             for i, parts in zip(left, result.value, strict=True):
                 for n, part in zip(which, parts, strict=True):
@@ -102,20 +104,24 @@ class Judge:
         return [_graded(verifier, parts) for parts in values]
 
     def _row_faults(self, verifier: Verifier, rows: Sequence[str]) -> list:
-        """Returns an answer whose detail lists [number of the row, its fault] as JSON."""
+        """Returns an answer whose detail is a JSON list of [index of the row, its fault]."""
         result = self._zone.run(
             lambda: verifier.row_faults([decode_row(row) for row in rows]), self._seconds
         )
         if result.outcome != "ok" or not isinstance(result.value, list):
-            return _unknown(result.outcome if result.outcome != "ok" else "crash", result.detail)
+            return _unknown_answer(
+                result.outcome if result.outcome != "ok" else "crash", result.detail
+            )
         faults = [(n, str(fault)) for n, fault in enumerate(result.value) if fault]
         while len(json.dumps(faults)) > DETAIL_CHARS:
             faults = [(n, text[: len(text) // 2]) for n, text in faults]
-        return _unknown("unjudged", json.dumps(faults))
+        return _unknown_answer("unjudged", json.dumps(faults))
 
 
 def _checked(result: sandbox.Result, cases: int, parts: int) -> sandbox.Result:
-    """Returns a result whose value, where it has one, lists `parts` values for each case."""
+    """Returns `result` if its value lists `parts` values for each case, or if it has no value; else
+    a crash.
+    """
     value = result.value
     fits = isinstance(value, list) and len(value) == cases
     if result.outcome != "ok" or (
@@ -129,17 +135,17 @@ def _graded(verifier: Verifier, values: list) -> list:
     try:
         graded = verifier.graded(values)
     except BaseException:
-        return _unknown("error", traceback.format_exc())
+        return _unknown_answer("error", traceback.format_exc())
     outcome = "unjudged" if graded.reward is None else "ok"
     return [graded.reward, outcome, "", graded.components, graded.extracted, graded.says]
 
 
-def _unknown(outcome: str, detail: str) -> list:
+def _unknown_answer(outcome: str, detail: str) -> list:
     return [None, outcome, detail[-DETAIL_CHARS:], {}, False, ""]
 
 
 def serve(channel: Channel, setup: dict[str, Any], folder: str) -> None:
-    """Answers until the scorer closes the channel."""
+    """Answers requests until the scorer closes the channel."""
     try:
         verifiers = [
             build([Check(*map(_tuples, check)) for check in checks], setup["tag"])
@@ -164,7 +170,9 @@ def serve(channel: Channel, setup: dict[str, Any], folder: str) -> None:
 
 
 def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) -> sandbox.Sandbox:
-    """Confines this process. Raises ConfigError where a verifier's programs cannot run then."""
+    """Confines this process and returns its sandbox. Raises ConfigError if a verifier's programs
+    could not run in it.
+    """
     programs = [part.name for one in verifiers for part in one.parts if part.runs_programs]
     if programs and not setup["programs"]:
         missing = ", ".join(guard for guard in guards.GUARDS if guard not in setup["guards"])
@@ -181,7 +189,7 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
         readable = python._replace(readable=python.readable | files)
     zone = sandbox.enter(setup["guards"], folder, _imported(), readable)
     guards.limit_memory()
-    guards.die_with_parent()  # again: the kernel forgets it where the user changes
+    guards.die_with_parent()  # again, because the kernel resets it when the user changes
     if programs and not zone.run(program.can_run, PROBE_S).value:
         raise ConfigError(
             f"the verifier {programs[0]!r} runs programs that the model wrote, and in the sandbox"
@@ -192,12 +200,12 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
 
 
 def _tuples(value: Any) -> Any:
-    """JSON has lists where settings have tuples."""
+    """Converts lists to tuples, recursively, since JSON has lists where settings have tuples."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _imported() -> set[str]:
-    """Returns the folders of modules, to be read by those that import other modules later."""
+    """Returns the folders of imported modules, which must stay readable for later imports."""
     files = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
     return {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in files if f)}
 
