@@ -1,1 +1,1 @@
-"""What `compass` does: a file for each command, and what they share."""
+"""The commands of `compass`, one file each, and the code that they share."""

@@ -1,8 +1,8 @@
-"""`compass check FOLDER --against transformers`: the logits and greedy tokens of a Hugging Face
-folder, computed here and by transformers.
+"""`compass check FOLDER --against transformers`: compares the logits and greedy tokens that this
+package and transformers compute for a Hugging Face folder.
 
-A family file that reads a folder without an error can still be wrong. This comparison is the proof
-that it is not: both compute in float32 on the CPU, from the same files and the same tokens.
+A family file that reads a folder without an error can still be wrong; this comparison detects it.
+Both sides compute in float32 on the CPU, from the same files and the same tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOLERANCE = 1e-3  # of the standard deviation of transformers' logits
 
 
 class Outputs(NamedTuple):
-    """A model's logits of the rows `[2 t v]`, and its greedy tokens after the start of row 0, up
+    """A model's logits `[2 t v]` of the rows, and its greedy continuation of the start of row 0, up
     to an end token.
     """
 
@@ -49,8 +49,10 @@ class Outputs(NamedTuple):
 
 
 def run_against(path: str | Path, family: str | None = None) -> bool:
-    """Returns whether logits and greedy tokens of a folder agree with transformers, and prints how
-    far they differ. CheckError for a folder that cannot be compared.
+    """Prints the differences of a folder's logits and greedy tokens from those of transformers, and
+    returns whether they agree.
+
+    Raises CheckError for a folder that cannot be compared.
     """
     folder = Path(path).absolute()
     if not (folder / "config.json").is_file() or (folder / "checkpoints").is_dir():
@@ -83,7 +85,7 @@ def _packages() -> tuple[Any, Any]:
 
 
 def _rows(config: ModelConfig, tokenizer: Tokenizer | None) -> np.ndarray:
-    """Returns two rows of tokens: of a text (random without a tokenizer), and random ones."""
+    """Returns two rows of tokens: one of a text (random without a tokenizer), and a random one."""
     length = min(LENGTH, config.max_positions)
     rows = np.random.default_rng(0).integers(0, config.vocab_size, (2, length))
     text = [] if tokenizer is None else tokenizer.encode(TEXT)[:length]
@@ -98,7 +100,7 @@ def _prompt(rows: np.ndarray) -> np.ndarray:
 def _by_transformers(
     torch: Any, transformers: Any, folder: Path, rows: np.ndarray, ends: tuple[int, ...] | list[int]
 ) -> Outputs:
-    """Returns transformers' outputs; code that a folder brings along is never run."""
+    """Returns the outputs of transformers. Never runs code from the folder."""
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
@@ -123,9 +125,7 @@ def _new(rows: np.ndarray) -> int:
 def _computed_here(
     folder: Path, config: ModelConfig, rows: np.ndarray, ends: tuple[int, ...] | list[int]
 ) -> Outputs:
-    """Returns the logits of the forward pass that is trained, and the tokens of the engine that
-    samples.
-    """
+    """Returns the logits of the training's forward pass, and the tokens that the engine samples."""
     params, model = load_params(folder, config, "float32"), Transformer(config)
 
     @jax.jit
@@ -148,7 +148,7 @@ def _computed_here(
 def _report(
     computed: Outputs, reference: Outputs, tokenizer: Tokenizer | None, path: str, version: str
 ) -> bool:
-    """Returns whether the outputs agree, and prints where they do not."""
+    """Prints the differences of the outputs, and returns whether they agree."""
     std = float(reference.logits.std())
     difference = float(np.abs(computed.logits - reference.logits).max())
     equal = difference <= TOLERANCE * std  # NaN is not

@@ -1,15 +1,15 @@
-"""How ESPO's alpha clips: clip fraction and clip range against alpha, on one recorded rollout of a
-given model.
+"""Clip fraction and clip range of ESPO against alpha, on one recorded rollout of a given model.
 
     compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--alphas 0.01 0.02 0.05 0.1]
         [--target-clip 0.15]
 
-The first update after a rollout clips nothing (its ratio is 1), so the numbers are of the updates
-after it: set rl.updates_per_rollout as in the run to come. The suggested alpha is the one whose
-clip fraction is nearest the target on a logarithmic scale between the measured ones. Where they do
-not reach it, more are measured on both sides, up to a factor of WIDER; where these do not either,
-none is suggested, and it is said on which side the target lies. The default target is about GSPO's
-own clip fraction (arXiv 2507.18071, section 5.2).
+The first update after a rollout clips nothing (its ratio is 1), so the numbers are those of the
+updates after it: set rl.updates_per_rollout as in the planned run. The suggested alpha is the one
+whose clip fraction is nearest the target, interpolated between the measured ones on a logarithmic
+scale. If they do not reach the target, further alphas are measured on both sides, up to a factor of
+WIDER. If these do not reach it either, no alpha is suggested, and a message says whether the target
+is above or below. The default target is about GSPO's own clip fraction (arXiv 2507.18071, section
+5.2).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from compass_jax.training import step
 from compass_jax.training.learner import Learner
 from compass_jax.training.loop import RLTrainer
 
-# column titles; groups of entropy by number
+# column titles; entropy groups are numbered
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
 WIDER = (3.0, 10.0, 30.0, 100.0)  # beyond the ends of the alphas
@@ -52,8 +52,9 @@ def run_calibration(
     alphas: Sequence[float] = ALPHAS,
     target: float = 0.15,
 ) -> dict[str, Any]:
-    """Prints and writes `out`/alpha.json; returns its content. No trained weights are kept. A run
-    in stages is measured in its first stage.
+    """Measures the alphas, prints the table, writes `out`/alpha.json and returns its content.
+
+    Saves no trained weights. A run in stages is measured in its first stage.
     """
     config = at_step(config, 0)
     espo = config.rl.objective
@@ -72,21 +73,22 @@ def run_calibration(
         )
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
-    alphas, asked = widened(alphas), set(alphas)
+    alphas, requested = widened(alphas), set(alphas)
     objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
     with NewFolderLock(out):
-        measured, columns = _measured(dataclasses.replace(config, init_from=checkpoint), objectives)
+        measured, columns = _measure(dataclasses.replace(config, init_from=checkpoint), objectives)
         labels = (checkpoint, columns, config.rl.updates_per_rollout)
         rows = [_row(alpha, [u[i] for u in measured]) for i, alpha in enumerate(alphas)]
-        return _written(rows, asked, Path(out), labels, target)
+        return _write_results(rows, requested, Path(out), labels, target)
 
 
-def _measured(
+def _measure(
     config: RunConfig, objectives: Sequence[Objective]
 ) -> tuple[list[list[dict[str, float]]], int]:
-    """The diagnostics of each objective, of every update but the first, and the head's columns.
+    """Returns the diagnostics of each objective for every update but the first, and the number of
+    columns of the LM head.
 
-    The run directory of it is thrown away.
+    The run directory is temporary.
     """
     with tempfile.TemporaryDirectory() as scratch:
         config = dataclasses.replace(config, run_dir=scratch)
@@ -98,21 +100,21 @@ def _measured(
             telemetry.note(notice(config.rewards.sandbox))
             trainer = RLTrainer(config, scorer, stop, telemetry)
             arrays = trainer.first_rollout()
-            found = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
+            diagnostics = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
             if stop.requested:
                 telemetry.note("stopped on request; there is nothing to save")
                 raise SystemExit(stop.status)
-            return found, trainer.learner.model.columns
+            return diagnostics, trainer.learner.model.columns
 
 
 def probe(
     learner: Learner, arrays: StepArrays, objectives: Sequence[Objective]
 ) -> list[list[dict[str, float]]]:
-    """The diagnostics that each of `objectives` would report before each update of one rollout,
-    which is then made as in training.
+    """Returns the diagnostics that each of `objectives` would report before each update of one
+    rollout.
 
-    Entry [u][i]: objective i on the rows of update u, at the parameters that the u updates before
-    it left.
+    Trains on the rollout as a run does. Entry [u][i] is objective i on the rows of update u, at the
+    parameters after u updates.
     """
     scored, temperature, out = learner.score(arrays), learner.config.rollout.temperature, []
     for rows in learner.updates:
@@ -128,30 +130,35 @@ def probe(
                 temperature=temperature,
             )
             for part, objective in zip(parts, objectives, strict=True):
-                found = step.objective_diagnostics(logp, batch, objective, learner.model.columns)
-                part.append(found)
+                diagnostics = step.objective_diagnostics(
+                    logp, batch, objective, learner.model.columns
+                )
+                part.append(diagnostics)
         merged = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
         out.append([{name: float(x) for name, x in one.items()} for one in merged])
         learner.update(scored, rows)
     return out
 
 
-def _written(
+def _write_results(
     rows: Sequence[dict[str, float]],
-    asked: set[float],
+    requested: set[float],
     out: Path,
     labels: tuple[str, int, int],
     target: float,
 ) -> dict[str, Any]:
-    """What was measured as a table on the console and as `out`/alpha.json; returns what that holds.
+    """Prints the measurements as a table, writes them to `out`/alpha.json, and returns the content
+    of that file.
 
-    asked: the alphas that are shown whatever they gave; of the others those that the target lies
-        among. labels: where the weights are from, the head's columns, updates to a rollout.
+    Args:
+        requested: alphas that are always shown; of the others, only the neighbours of the
+            suggestion are shown.
+        labels: source of the weights, number of columns of the head, number of updates per rollout.
     """
     checkpoint, columns, updates = labels
     alphas, clips = [row["alpha"] for row in rows], [row["clip_frac"] for row in rows]
     suggestion = suggest(alphas, clips, target)
-    rows = shown_rows(rows, asked, suggestion)
+    rows = shown_rows(rows, requested, suggestion)
     result: dict[str, Any] = {
         "vocab_size": columns,
         "updates_per_rollout": updates,
@@ -168,21 +175,25 @@ def _written(
         )
     )
     if suggestion is None:
-        told = out_of_range(alphas, clips, target)
+        message = out_of_range(alphas, clips, target)
     else:
-        told = f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}"
-    console.print(told, highlight=False)
+        message = f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}"
+    console.print(message, highlight=False)
     return result
 
 
 def _title(name: str) -> str:
-    """ "group_1 epsilon" -> "eps 1": nine columns have to fit in a terminal."""
+    """Returns the short title of a column ("group_1 epsilon" -> "eps 1"): nine columns must fit in
+    a terminal.
+    """
     *group, what = name.split()
     return " ".join([_SHORT.get(what, what), *(g.removeprefix("group_") for g in group)])
 
 
 def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over the updates; epsilon and the floor of the groups of entropy from low to high."""
+    """Returns the means over the updates: epsilon and the floor of the entropy groups, from low to
+    high.
+    """
 
     def mean(name: str) -> float:
         return sum(update[name] for update in updates) / len(updates)
@@ -202,16 +213,17 @@ def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def widened(alphas: Sequence[float]) -> list[float]:
-    """Returns the alphas with more on both sides, in order: one more diagnostic costs little
-    compared with the shared rollout.
+    """Returns the alphas with further ones on both sides, in increasing order.
+
+    Another diagnostic costs little compared with the shared rollout.
     """
     low = [alphas[0] / factor for factor in reversed(WIDER)]
     return [*low, *alphas, *(alphas[-1] * factor for factor in WIDER)]
 
 
 def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> float | None:
-    """The alpha at which the clip fraction passes `target`, interpolated in log(alpha); None where
-    it does not.
+    """Returns the alpha at which the clip fraction passes `target`, interpolated in log(alpha), or
+    None if it does not.
 
     A wider range clips less, so the fractions fall with alpha.
     """
@@ -223,21 +235,21 @@ def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float)
 
 
 def shown_rows(
-    rows: Sequence[dict[str, float]], asked: set[float], suggestion: float | None
+    rows: Sequence[dict[str, float]], requested: set[float], suggestion: float | None
 ) -> list[dict[str, float]]:
-    """Returns the rows of the requested alphas and those between them and the suggestion, with the
-    next one; all rows without a suggestion.
+    """Returns the rows of the requested alphas, those between them and the suggestion, and the next
+    one. Without a suggestion, returns all rows.
     """
     if suggestion is None:
         return list(rows)
-    low, high = min(*asked, suggestion), max(*asked, suggestion)
+    low, high = min(*requested, suggestion), max(*requested, suggestion)
     below = max((row["alpha"] for row in rows if row["alpha"] <= low), default=low)
     above = min((row["alpha"] for row in rows if row["alpha"] >= high), default=high)
     return [row for row in rows if below <= row["alpha"] <= above]
 
 
 def out_of_range(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> str:
-    """Returns the message that the target lies above or below the measured clip fractions."""
+    """Returns the message for a target above or below all measured clip fractions."""
     if max(clip_fracs) < target:
         side, remedy = "above", "policies this close are hardly clipped by any alpha; lower"
     else:

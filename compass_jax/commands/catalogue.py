@@ -1,5 +1,5 @@
-"""What there is to be trained on and judged: the usual verifiers, the tasks of this package, the
-data sets of reasoning-gym. `compass tasks` lists them.
+"""The catalogue of `compass tasks`: the built-in verifiers, the tasks of this package, and the data
+sets of reasoning-gym.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ MOST_SHOWN = 110  # characters of a row in the list
 
 
 class Entry(NamedTuple):
-    """A line of the list.
+    """An entry of the catalogue.
 
-    name: as a data source and `compass try` take it.
-    verifier: what judges, in words.
-    rows: how many there are; None: nobody counted, or there is no end.
-    languages: those that rows are labelled with.
-    row: an example, as JSON; empty where there is none.
-    lacks: why nothing more is known: a package that is not installed.
+    Attributes:
+        name: the name that a data source and `compass try` accept.
+        verifier: description of the verifier.
+        rows: number of rows; None: unknown or unlimited.
+        languages: languages in the labels of the rows.
+        row: an example row as JSON, or empty.
+        lacks: the reason why the fields above are unknown, such as a missing package.
     """
 
     name: str
@@ -48,24 +49,24 @@ class Entry(NamedTuple):
 
 
 def datasets() -> list[str]:
-    """The names of reasoning-gym's data sets, in order."""
+    """Returns the sorted names of reasoning-gym's data sets."""
     importlib.import_module("reasoning_gym")
     return sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
 
 
 def shipped() -> dict[str, Task]:
-    """The tasks of this package, named as a TaskSource names them."""
-    found = {}
+    """Returns the tasks of this package by the names that a TaskSource uses."""
+    tasks = {}
     for module in pkgutil.iter_modules(gym.__path__, f"{gym.__name__}."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if isinstance(value, Task):
-                found[f"{module.name}:{name}"] = value
-    return found
+                tasks[f"{module.name}:{name}"] = value
+    return tasks
 
 
 def source_of(name: str) -> Source:
-    """Returns the data source for a name: a usual verifier's rows, a data set, a task, or a
-    function of your own.
+    """Returns the data source for a name: rows of a built-in verifier, a data set, a task, or a
+    user's function.
 
     Raises ConfigError, with the nearest names, for an unknown name.
     """
@@ -81,13 +82,19 @@ def source_of(name: str) -> Source:
         )
     if name in datasets():
         return ProceduralSource(name, size=1)
-    near = _near(name)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "compass tasks lists all"
+    suggestions = _nearest_names(name)
+    hint = (
+        f"did you mean {' or '.join(map(repr, suggestions))}?"
+        if suggestions
+        else "compass tasks lists all"
+    )
     raise ConfigError(f"TASK = {name!r:.100} is no verifier, task or data set; {hint}")
 
 
-def _near(name: str) -> list[str]:
-    """Names that somebody may have meant; a task may be meant by what follows its last dot."""
+def _nearest_names(name: str) -> list[str]:
+    """Returns the known names closest to `name`; a task also matches by the part after its last
+    dot.
+    """
     full = {one: one for one in (*kinds(), *datasets())}
     for one in shipped():
         full |= {one: one, one.rpartition(".")[2]: one, one.rpartition(":")[2]: one}
@@ -97,14 +104,14 @@ def _near(name: str) -> list[str]:
 
 
 def rows_of(source: Source, seed: int) -> list[Question]:
-    """The distinct rows of a source, as a run's verifiers read them. Raises UserError where they
-    cannot be had.
+    """Returns the distinct rows of a source, as a run's verifiers read them. Raises UserError if
+    they cannot be loaded.
     """
     return questions(DataConfig(sources=(source,)), seed, lambda line: None)
 
 
 def entry_of(name: str, seed: int = 0) -> Entry:
-    """The line of a name. Raises as `source_of`."""
+    """Returns the catalogue entry of a name. Raises ConfigError like `source_of`."""
     source = source_of(name)
     if isinstance(source, ProceduralSource):
         words = "the data set's own scorer"
@@ -129,15 +136,17 @@ def _of_task(name: str, task: Task, seed: int) -> Entry:
     else:
         words = _word(verify)
     try:
-        found = rows_of(TaskSource(name), seed)
+        rows = rows_of(TaskSource(name), seed)
     except UserError as error:
         return Entry(name, words, lacks=_plain(error))
-    said = {label.partition("/")[2] for one in found for label in one.labels if "language" in label}
-    return Entry(name, words, len(found), tuple(sorted(said)), found[0].row)
+    languages = {
+        label.partition("/")[2] for one in rows for label in one.labels if "language" in label
+    }
+    return Entry(name, words, len(rows), tuple(sorted(languages)), rows[0].row)
 
 
 def _plain(error: UserError) -> str:
-    """What a task itself complained about: its place stands before."""
+    """Returns a task's own error message, without the place before it."""
     return str(error.__cause__) if isinstance(error.__cause__, UserError) else str(error)
 
 
@@ -147,7 +156,7 @@ def _word(verify: object, weight: str = "") -> str:
 
 
 def listed(names: list[str]) -> Iterator[str]:
-    """Two lines for each name."""
+    """Yields two lines for each name."""
     for name in names:
         entry = entry_of(name)
         size = "" if entry.rows is None else f"{entry.rows:,} rows"
@@ -157,12 +166,12 @@ def listed(names: list[str]) -> Iterator[str]:
 
 
 def shortened(text: str, most: int = MOST_SHOWN) -> str:
-    """The beginning of a long text, in one line."""
+    """Returns the start of a long text, on one line."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def run(options: Tasks) -> int:
-    """Prints the list, or everything about one name; returns the exit status."""
+    """Prints the catalogue, or all details of one name; returns the exit status."""
     name = options.task
     if name == OWN_SCORERS:
         print("\n".join(listed(datasets())))

@@ -1,7 +1,7 @@
-"""`compass check DIR`: what is wrong with a run directory, a checkpoint or a Hugging Face folder.
+"""`compass check DIR`: reports the faults of a run directory, a checkpoint or a Hugging Face
+folder.
 
-A line for each thing that was looked at, and one for each thing that is wrong with it: all of them,
-and not only the first. Nothing is changed.
+Prints a line for each checked part and a line for every fault, not just the first. Changes no file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ROWS = 4096  # of a tensor, looked at together
 
 
 class CheckError(UserError):
-    """There is nothing at the path that could be checked."""
+    """The path has nothing that can be checked."""
 
 
 class Checked(NamedTuple):
-    """One checked part: its name, a description, and its faults."""
+    """One checked part: its name, its description and its faults."""
 
     what: str
     words: str
@@ -41,10 +41,10 @@ class Checked(NamedTuple):
 
 
 def run_check(path: str | os.PathLike, family: str | None = None) -> bool:
-    """Returns whether everything in `path` is sound; prints each checked part and every fault.
+    """Prints each checked part with its faults, and returns whether `path` is free of faults.
 
-    family: reads a Hugging Face folder; None: this package's of its model type. Raises CheckError
-    for a path that is no directory, or one of another kind.
+    family: the family that reads a Hugging Face folder; None: this package's for its model type.
+    Raises CheckError for a path that is not a directory, or a directory of another kind.
     """
     faulty = 0
     for checked in check(path, family):
@@ -82,15 +82,15 @@ def _run(path: Path) -> Iterator[Checked]:
             yield Checked("config.json", "the configuration of the run", [])
         except (ConfigError, OSError, ValueError) as error:
             yield Checked("config.json", "the configuration of the run", [str(error)])
-    found = sound.steps(path)
-    for where in found.values():
-        checked, own = _checkpoint(where, f"checkpoints/{where.name}")
-        model = model or own
+    checkpoints = sound.steps(path)
+    for where in checkpoints.values():
+        checked, checkpoint_model = _checkpoint(where, f"checkpoints/{where.name}")
+        model = model or checkpoint_model
         yield checked
     for aside in sorted((path / "checkpoints").glob(f"{sound.SET_ASIDE}*")):
         words = "was set aside as damaged by a resumed run, and is used by nobody"
         yield Checked(f"checkpoints/{aside.name}", words, [])
-    if not found:
+    if not checkpoints:
         yield Checked("checkpoints", "of the run", ["there is none"])
     if (path / "tokenizer").is_dir():
         yield _tokenizer(path / "tokenizer", "tokenizer", model)
@@ -133,7 +133,9 @@ def _hugging_face(folder: Path, family: str | None) -> Iterator[Checked]:
 
 
 def _not_finite(stored: dict[str, Stored]) -> list[str]:
-    """The tensors that have NaN or infinity in them, with how many; each file is read once."""
+    """Returns the names of tensors that contain NaN or infinity, with the counts. Reads each file
+    once.
+    """
     faults = []
     by_file: dict[Path, list[str]] = {}
     for name, tensor in stored.items():

@@ -36,8 +36,10 @@ HELP = ("-h", "--help")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns the exit status: 0; 2 for unusable input; 3 if --strict ended
-    it; 1 for another error of this project; 130 and 143 after SIGINT and SIGTERM.
+    """Runs one command and returns the exit status.
+
+    0: success; 2: unusable input; 3: --strict ended the command; 1: another error of this package;
+    130 and 143: SIGINT and SIGTERM.
     """
     if argv is None:
         prepare_streams()
@@ -125,15 +127,15 @@ def help_text(name: str) -> str:
 
 
 def tidy_help(text: str) -> str:
-    """Returns a help text of tyro's within 80 columns, without padding and empty defaults."""
+    """Returns tyro's help text within 80 columns, without padding and empty defaults."""
     text = re.sub(r"(?:\s*\(default: (?:''|False|None|)\))? *$", "", text, flags=re.M)
     lines = [textwrap.wrap(x, 80, subsequent_indent=" " * 6) or [""] for x in text.splitlines()]
     return "\n".join(part for line in lines for part in line).rstrip()
 
 
 def _writes_files(name: str, options: Any) -> bool:
-    """Returns whether the results are files or answers to requests, so that the command continues
-    after its output is closed.
+    """Returns whether the results are files or answers to requests. Such a command continues after
+    its output is closed.
     """
     printing = any(getattr(options, x, False) for x in ("dry_run", "json", "status"))
     if BY_NAME[name].prints or printing:
@@ -142,8 +144,8 @@ def _writes_files(name: str, options: Any) -> bool:
 
 
 def _run_reporting_errors(name: str, options: Any, settings: list[str], wants_help: bool) -> int:
-    """Returns the exit status of a command. An error that says what was wrong and what to do is one
-    line on stderr, without a traceback.
+    """Runs a command and returns its exit status. Prints an error with a remedy as one line on
+    stderr, without a traceback.
     """
     try:
         if is_configured(name):
@@ -173,12 +175,12 @@ TUNABLES = ":".join(
 
 
 def tune_allocator() -> None:
-    """Restarts the process, by the command that started it, with an allocator that keeps its
-    memory, which only its environment can switch on.
+    """Restarts the process with an allocator that keeps its memory, which only an environment
+    variable can enable.
 
-    XLA's CPU backend allocates a step's temporaries anew at every call; the kernel spends up to
-    half of a training step on page faults when glibc returns them in between. Does nothing if the
-    variable is set already or the C library is not glibc.
+    XLA's CPU backend allocates a step's temporaries anew at every call. When glibc returns them in
+    between, the kernel spends up to half of a training step on page faults. Does nothing if the
+    variable is already set or the C library is not glibc.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if sys.platform != "linux" or "hugetlb" in tunables:

@@ -1,4 +1,4 @@
-"""`compass compare RUN RUN`: what two evaluations of the same prompts differ by."""
+"""`compass compare RUN RUN`: compares two evaluations of the same prompts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from compass_jax.report import summary_table
 
 
 def run(options: Compare) -> int:
-    """Prints a table or JSON. Raises ReportError for evaluations that cannot be compared."""
+    """Prints the comparison as tables or JSON. Raises ReportError for evaluations that cannot be
+    compared.
+    """
     first, second = read_evaluation(options.first), read_evaluation(options.second)
-    found = compare(first, second)
+    comparison = compare(first, second)
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(comparison, indent=2))
         return 0
     console = Console(soft_wrap=True)
     console.print(f"from {first.folder} to {second.folder}", highlight=False, markup=False)
-    for name, one in found["sets"].items():
+    for name, one in comparison["sets"].items():
         rows = [_row(what, one[what], one["k"]) for what in ("avg_at_k", "reward", "greedy")]
         console.print(summary_table(rows, title=f"{name}: {one['matched']} prompts in both"))
         left = {options.first: one["only_first"], options.second: one["only_second"]}
@@ -29,7 +31,7 @@ def run(options: Compare) -> int:
             if count:
                 line = f"{count} prompts of {name} are in {folder} alone; they are left out"
                 console.print(line, highlight=False, markup=False)
-    for name, folder in found["only"].items():
+    for name, folder in comparison["only"].items():
         console.print(f"the set {name} is in {folder} alone", highlight=False, markup=False)
     return 0
 

@@ -1,4 +1,4 @@
-"""A comparison of two runs: their generated tokens by signal, and their accuracies."""
+"""A comparison of two runs: their generated tokens by training signal, and their accuracies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIED = "groups/varied_frac"
 
 @dataclass(frozen=True)
 class Spending:
-    """The generated tokens of a run, by their signal."""
+    """The generated tokens of a run, by their training signal."""
 
     tokens: float
     steps: int
@@ -36,7 +36,7 @@ class Spending:
 
 
 def spending(series: Series) -> Spending:
-    """Returns the spending of all steps of a run."""
+    """Returns the generated tokens of all steps of a run."""
     tokens = series[TOKENS][1]
     shares = {
         signal: float(np.average(series[name][1], weights=tokens))
@@ -52,10 +52,13 @@ def comparison_rows(
     accuracy: tuple[tuple[float, float], tuple[float, float]],
     k: int,
 ) -> list[dict[str, str]]:
-    """Returns rows for report.summary_table. `accuracy`: avg@k before and after, of each run."""
+    """Returns the rows of a table (report.summary_table) that compares two runs.
 
-    def row(label: str, *shown: str) -> dict[str, str]:
-        return {"": label, **dict(zip(names, shown, strict=True))}
+    accuracy: avg@k before and after, for each run.
+    """
+
+    def row(label: str, *cells: str) -> dict[str, str]:
+        return {"": label, **dict(zip(names, cells, strict=True))}
 
     return [
         row("generated tokens", *(f"{run.tokens:,.0f}" for run in runs)),
@@ -70,8 +73,10 @@ def comparison_rows(
 
 
 def difference_in_words(paired: Mapping[str, Any]) -> str:
-    """Returns the difference of two accuracies of the same prompts, `averages` of
-    experience/paired.py from the baseline to this run, in points, with its interval.
+    """Returns a sentence on the paired difference of two accuracies in percentage points, with its
+    interval.
+
+    paired: `averages` of experience/paired.py, from the baseline to this run.
     """
     if None in (paired["difference"], *paired["interval"]):
         return "the difference of the accuracies is not known"

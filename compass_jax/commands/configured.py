@@ -1,4 +1,6 @@
-"""The configuration of a command: a file, a run's own, or a model's folder with files of data."""
+"""The configuration of a command: from a file, from a run, or from a model's folder and files of
+data.
+"""
 
 from __future__ import annotations
 
@@ -166,8 +168,8 @@ _KEY = re.compile(r"([a-z_]\w*(?:\.\w+)*)(?:\[\d+\])* = ")
 
 @contextlib.contextmanager
 def locate_setting_errors(config: RunConfig, name: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Adds the file `name` and the line that set it to the error about a setting, unless the
-    command line or no line set it.
+    """Adds the file `name` and the line of the setting to an error about it, unless the setting
+    came from the command line or no line sets it.
     """
     try:
         yield
@@ -191,9 +193,10 @@ def config_from_options(
     options: Any, overrides: Sequence[str] = (), command: str = "train"
 ) -> RunConfig:
     """Returns the configuration for `--model`, `--data`, `--reward`, `--eval` and `--preset`
-    (from_files.py). Raises ConfigError for a missing option.
+    (from_files.py).
 
-    overrides: settings that are applied afterwards; those that others follow from are read.
+    overrides: settings of the command line, which are applied later; those that determine other
+    settings are read here. Raises ConfigError for a missing option.
     """
     from compass_jax.distributed import initialize, require_single_process
 
@@ -253,8 +256,8 @@ REQUIRED = {
 def run_configured(
     name: str, options: Configured, settings: Sequence[str], wants_help: bool
 ) -> int:
-    """Loads, overrides and validates the configuration, calls the command's function, and returns
-    the exit status.
+    """Loads, overrides and validates the configuration, runs the command's function with it, and
+    returns the exit status.
     """
     model = getattr(options, "model", "")
     of_run = isinstance(options, Eval) and bool(options.checkpoint) and not wants_help
@@ -296,7 +299,7 @@ def run_configured(
 
 
 def _check_options(name: str, options: Any) -> None:
-    """Raises ConfigError for a missing option, or two that exclude each other."""
+    """Raises ConfigError for a missing option, or for two options that exclude each other."""
     if options.json and name not in ("plan", "eval"):
         raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
     for field, message in REQUIRED.items():
@@ -336,8 +339,10 @@ def _run(name: str, options: Any, config: RunConfig) -> int:
 
 
 def keep_compiled(options: Compiling) -> None:
-    """Keeps compiled programs for later commands (`--compilation-cache`). Several processes each
-    have a disk, and one alone would write: they need a shared folder, which has to be named.
+    """Enables the cache of compiled programs (`--compilation-cache`) for later commands.
+
+    With several processes each has its own disk and only one of them would write, so they need a
+    shared folder, which must be named.
     """
     import jax
 

@@ -1,5 +1,6 @@
-"""The main job on this machine, offline: SFT -> RL, and plain GRPO from the same cold start for
-comparison -> Hugging Face export -> answers from the export. Accuracy is measured before and after.
+"""`compass demo`: the whole pipeline on this machine, offline: SFT, RL, plain GRPO from the same
+cold start for comparison, Hugging Face export, and answers of the exported model. Measures accuracy
+before and after.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SPARE_STEPS = 1.15
 
 
 class Quick(NamedTuple):
-    """A shorter demo: everything runs, little is learnt."""
+    """Settings of a shorter demo, which runs every stage but learns little."""
 
     sft_steps: int = 150
     rl_steps: int = 4
@@ -59,8 +60,8 @@ class Quick(NamedTuple):
 
 
 def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> dict[str, Any]:
-    """Runs everything into `out` and returns the content of `out`/summary.json. The same call
-    resumes an interrupted demo.
+    """Runs all stages in `out` and returns the content of `out`/summary.json. The same call resumes
+    an interrupted demo.
     """
     with FolderLock(out) as lock:
         return _run(lock.path, seed, Quick() if quick else None)
@@ -120,7 +121,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
 
 
 def last_lines(folder: Path, page: Path, summary: dict[str, Any]) -> str:
-    """Returns where the results lie, and the next commands."""
+    """Returns the closing text: the places of the results, and the next commands."""
     runs = folder / "rl"
     return (
         f"wall time: {summary['wall_s'] / 60:.1f} min,"
@@ -136,8 +137,8 @@ def last_lines(folder: Path, page: Path, summary: dict[str, Any]) -> str:
 
 
 class Comparison(NamedTuple):
-    """The comparison at the end: rows of a table, its title, the difference of the accuracies
-    (`averages` of experience/paired.py), and a sentence about it.
+    """The comparison at the end: the rows of a table, its title, the paired difference of the
+    accuracies (`averages` of experience/paired.py), and a sentence about it.
     """
 
     rows: list[dict[str, str]]
@@ -149,8 +150,10 @@ class Comparison(NamedTuple):
 def against_grpo(
     rl: RunConfig, baseline: RunConfig, first: Evaluation, last: Evaluation, plain: Evaluation
 ) -> Comparison:
-    """Compares the RL run with the baseline. `first` is the evaluation of their common start,
-    `last` and `plain` are those after the runs.
+    """Compares the RL run with the baseline.
+
+    first: the evaluation of their common start. last, plain: the evaluations after the RL run and
+    after the baseline.
     """
     directories = rl.directory, baseline.directory
     series = [read_metrics(Path(x) / "metrics.jsonl", "rl") for x in directories]
@@ -168,10 +171,13 @@ def against_grpo(
 
 
 def baseline_config(rl: RunConfig) -> RunConfig:
-    """Returns the demo's RL run as GRPO was published (arXiv 2402.03300), without its KL penalty:
-    no curriculum, growth, shaping, RL-ZVP, correction or router replay. Model, data, prompts a
-    step, samples a group, updates a rollout and learning rate are those of `rl`, whose run has
-    ended: the learning-rate schedule is over the steps that its tokens take, with some to spare.
+    """Returns the baseline: the demo's RL run as GRPO was published (arXiv 2402.03300), without its
+    KL penalty.
+
+    It has no curriculum, growth, shaping, RL-ZVP, correction or router replay. Model, data, prompts
+    per step, samples per group, updates per rollout and learning rate are those of `rl`. The run of
+    `rl` must have finished: the learning-rate schedule covers the steps that generate as many
+    tokens, with a margin.
     """
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
     samples = float(np.sum(series[TOKENS][1] / series["response_length/mean"][1]))
@@ -193,7 +199,7 @@ def baseline_config(rl: RunConfig) -> RunConfig:
 
 
 def _spent_as_much(rl: RunConfig, baseline: RunConfig) -> Callable[[], bool]:
-    """Returns whether the baseline has generated the tokens of the RL run, as a predicate."""
+    """Returns a stop predicate: whether the baseline has generated as many tokens as the RL run."""
 
     def spent(config: RunConfig) -> float:
         log = Path(config.directory) / "metrics.jsonl"
@@ -205,7 +211,7 @@ def _spent_as_much(rl: RunConfig, baseline: RunConfig) -> Callable[[], bool]:
 
 
 def peak_memory() -> int:
-    """Bytes: the most memory that this process has held, or the largest of its workers."""
+    """Returns the peak resident memory in bytes of this process or of its largest worker."""
     unit = 1 if sys.platform == "darwin" else 1024
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return unit * max(resource.getrusage(x).ru_maxrss for x in who)
@@ -214,7 +220,7 @@ def peak_memory() -> int:
 def demo_configs(
     folder: Path, seed: int, quick: Quick | None = None
 ) -> tuple[RunConfig, RunConfig]:
-    """The SFT run and the RL run that starts from it."""
+    """Returns the SFT run, and the RL run that starts from it."""
     config = dataclasses.replace(load_config(str(CONFIG)), seed=seed)
     if quick is not None:
         config = dataclasses.replace(
@@ -228,7 +234,7 @@ def demo_configs(
 
 
 def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
-    """Greedy answers to `count` held-out prompts, spread over the difficulties, with their
+    """Returns greedy answers to `count` held-out prompts, evenly over the difficulties, with their
     rewards.
     """
     engine, decode, tokenizer = decoder_of(config, weights)
@@ -254,7 +260,7 @@ def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Promp
 def summarise(
     first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RunConfig
 ) -> dict[str, Any]:
-    """Returns the content of summary.json; the first keys are the main results."""
+    """Returns the content of summary.json, with the main results first."""
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
     at_first_step = {
         name.split("/")[-1]: float(series[name][1][0])
@@ -281,7 +287,7 @@ def summarise(
 
 
 def difficulty_rows(first: Evaluation, last: Evaluation) -> list[dict[str, Any]]:
-    """One row per label, and one for all prompts."""
+    """Returns a row for each label, and one for all prompts."""
     rows = []
     for label, (count, sampled, greedy) in first.labels.items():
         after = last.labels[label]
@@ -305,8 +311,8 @@ def difficulty_rows(first: Evaluation, last: Evaluation) -> list[dict[str, Any]]
 
 
 def _spent(folder: Path) -> float:
-    """Seconds that an earlier, interrupted demo in this folder took: from its first file until its
-    last.
+    """Returns the seconds that an earlier, interrupted demo in this folder took, from its first
+    file to its last.
     """
     files = [p.stat().st_mtime for p in folder.rglob("metrics.jsonl")]
     starts = [p.stat().st_mtime for p in folder.rglob("config.json")]

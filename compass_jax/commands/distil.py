@@ -14,17 +14,19 @@ from compass_jax.report import summary_table
 
 
 def run(options: Distil) -> int:
-    """Writes the folder, and prints pass rates and costs."""
+    """Generates the data, writes the folder, and prints pass rates and costs; returns the exit
+    status.
+    """
     console = Console(soft_wrap=True)
     tell = partial(console.print, highlight=False, markup=False)
     if not options.settings.endpoint:
         keep_compiled(options)
-    found = distil(options.settings, options.out, tell)
-    console.print(summary_table([*_rows(found["labels"]), _line("all", found)]))
-    failed = ", ".join(f"{name} {count}" for name, count in found["failures"].items())
+    report = distil(options.settings, options.out, tell)
+    console.print(summary_table([*_rows(report["labels"]), _line("all", report)]))
+    failed = ", ".join(f"{name} {count}" for name, count in report["failures"].items())
     if failed:
         tell(f"answers that did not come: {failed}; the same command asks for them again")
-    tell(f"kept {found['kept']:,} conversations: {options.out}/train.jsonl")
+    tell(f"kept {report['kept']:,} conversations: {options.out}/train.jsonl")
     return 0
 
 

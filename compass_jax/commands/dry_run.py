@@ -1,6 +1,6 @@
-"""`--dry-run`: what a command would do, with everything opened that it opens before its first step.
+"""`--dry-run`: opens everything that a command opens before its first step, and describes its work.
 
-Nothing is compiled, trained or written, and no weights are read but their headers.
+Compiles, trains and writes nothing. Of the weights it reads only the headers.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Tell = Callable[[str], None]
 def run_dry(
     config: RunConfig, command: str, weights: str | None = None, tell: Tell = print
 ) -> None:
-    """Opens what `compass command` opens, and tells the settings that differ from the defaults and
-    what the run would be. Raises what the command raises.
+    """Opens everything that `compass command` opens, and reports the settings that differ from the
+    defaults and the planned work. Raises the errors of the command.
 
-    weights: those of --checkpoint, for a command that has them.
+    weights: the argument of --checkpoint, for a command that has it.
     """
-    if command == "plan":  # for other devices, often with files that are not here
+    if command == "plan":  # plans for other devices, often without their files
         lines = [f"model  {describe_model(config.model, param_count(config.model))}"]
     elif command in ("sft", "train"):
         lines = _training(config, command, tell)
@@ -62,8 +62,8 @@ def run_dry(
 
 
 def changes(config: RunConfig) -> list[str]:
-    """Returns a line for each setting that differs from its default or has none, and an empty line
-    between sections.
+    """Returns a line for each setting without default or with another value than its default, and
+    an empty line between sections.
     """
     lines: list[str] = []
     previous = ""
@@ -83,13 +83,13 @@ def changes(config: RunConfig) -> list[str]:
 
 
 def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
-    """The header that the run would begin with, and a line for each of its stages."""
+    """Returns the header that the run would print, and a line for each of its stages."""
     check_trackers(config.trackers)
     placements(config.mesh, config.rollout_mesh, config.rollout_apart)
     if command == "train":
         with open_scorer(config):
             pass
-    begun = look_into(config.directory, with_code(config))
+    existing_run = look_into(config.directory, with_code(config))
     if command == "train":
         train, evaluated = _prompts(config, tell)
         one_pass = sum(config.data.sources[prompt.source].repeat for prompt in train)
@@ -104,7 +104,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         else:
             counts = sft_records(config, tokenizer, tell)[1]
         work = work_in_words(counts)
-    done = checkpoint.latest(config.directory) if begun else None
+    done = checkpoint.latest(config.directory) if existing_run else None
     if done is None:
         check_weights(config)
     stages = config.rl.stages if command == "train" else ()
@@ -117,7 +117,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
 
 
 def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -> list[str]:
-    """Prompts and weights of a command that trains nothing."""
+    """Returns lines on the prompts and weights of a command that does not train."""
     if command == "eval" and not config.data.evaluated:
         raise ConfigError(NOTHING_TO_EVALUATE)
     train, evaluated = _prompts(config, tell)
@@ -134,7 +134,7 @@ def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -
 
 
 def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], str]:
-    """(prompts of the training that are left, those of the evaluation in words)."""
+    """Returns the training prompts after filters, and a description of the evaluation's prompts."""
     tokenizer, longest = load_tokenizer(config), config.rollout.prompt_buckets[-1]
     tell = once(tell)
     train = train_prompts(config.data, tokenizer, config.seed, tell)

@@ -1,4 +1,4 @@
-"""`compass eval-judge`: how often a judge says what people said of the same pairs."""
+"""`compass eval-judge`: measures a judge's agreement with human preferences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ SUMMARY = "summary.json"
 
 
 class Ruled(NamedTuple):
-    """A pair with the judge's verdicts in both orders, or why one is missing; its last words."""
+    """A pair with the judge's verdict in both orders. A missing verdict has a failure; `ended`
+    holds the ends of the two replies.
+    """
 
     pair: Preference
     first: int | None
@@ -46,34 +48,36 @@ class Ruled(NamedTuple):
 
 
 def ruled(pairs: Iterable[Preference], asker: Asker) -> list[Ruled]:
-    """The judge's verdicts on all pairs, each asked in both orders."""
-    found: list[Ruled] = []
-    left = iter(pairs)
-    while some := list(islice(left, AT_ONCE)):
-        asked = [
+    """Returns the judge's verdicts on all pairs, each asked in both orders."""
+    rulings: list[Ruled] = []
+    remaining = iter(pairs)
+    while chunk := list(islice(remaining, AT_ONCE)):
+        futures = [
             (
                 asker.submit(messages(one.question, one.candidate, one.anchor)),
                 asker.submit(messages(one.question, one.anchor, one.candidate)),
             )
-            for one in some
+            for one in chunk
         ]
         asker.run()
-        found += [_ruled(pair, both) for pair, both in zip(some, asked, strict=True)]
-    return found
+        rulings += [_ruled(pair, pending) for pair, pending in zip(chunk, futures, strict=True)]
+    return rulings
 
 
-def _ruled(pair: Preference, both: Sequence[Future[Reply]]) -> Ruled:
-    replies = [one.result() for one in both]
+def _ruled(pair: Preference, futures: Sequence[Future[Reply]]) -> Ruled:
+    replies = [one.result() for one in futures]
     first, swapped = (None if one.failure else verdict(one.text) for one in replies)
-    said = zip(replies, (first, swapped), strict=True)
-    failures = tuple(one.failure or UNPARSABLE for one, found in said if found is None)
-    ended = tuple((one.text or one.detail)[-200:].strip() for one in replies)
-    return Ruled(pair, first, swapped, failures, (ended[0], ended[1]))
+    answers = zip(replies, (first, swapped), strict=True)
+    failures = tuple(one.failure or UNPARSABLE for one, ruling in answers if ruling is None)
+    endings = tuple((one.text or one.detail)[-200:].strip() for one in replies)
+    return Ruled(pair, first, swapped, failures, (endings[0], endings[1]))
 
 
 def own_judge(config: RunConfig, weights: str) -> Batched:
-    """Returns a judge with the weights of a run, a checkpoint or a Hugging Face folder, in an
-    engine of our own with the sizes of `config.rollout`; greedy.
+    """Returns a greedy judge in this process's engine, with the weights of a run, a checkpoint or a
+    Hugging Face folder.
+
+    The sizes are those of `config.rollout`.
     """
     sizes = config.rollout
     judge = EngineJudgeConfig(
@@ -118,16 +122,17 @@ def run_eval_judge(
     most: int = 0,
     max_tokens: int | None = None,
 ) -> Agreement:
-    """Asks the judge about the pairs of `files`, and prints how its verdicts fit.
+    """Asks the judge about the pairs of `files`, and prints and returns its agreement with them.
 
     Args:
-        files: of preferences (data/preferences.py).
-        judge: the endpoint; or the folder of a model, which an engine of our own runs.
-        out: a folder for SUMMARY and RULINGS, a line for each pair; empty: nothing is written.
-        most: the first so many pairs; 0: all.
-        max_tokens: of an answer of our own engine; None: as many as the model and machine leave.
+        files: files of preferences (data/preferences.py).
+        judge: an endpoint, or the folder of a model, which this process's engine runs.
+        out: folder for SUMMARY and RULINGS (one line per pair); empty: no files.
+        most: number of pairs, from the first; 0: all.
+        max_tokens: maximum number of tokens of an answer of the engine; None: as many as the model
+            and the memory allow.
 
-    Raises DataError for rows that cannot be used, ConfigError for a judge that cannot be.
+    Raises DataError for unusable rows, and ConfigError for an unusable judge.
     """
     if isinstance(judge, JudgeConfig):
         judge.validate()
@@ -137,43 +142,44 @@ def run_eval_judge(
         raise DataError(f"--out {out} is there already, and not empty; name another folder")
     if isinstance(judge, JudgeConfig):
         return judged(pairs, Pooled(judge), {"judge": judge.model, "endpoint": judge.endpoint}, out)
-    asked = [messages(one.question, x, y) for one in pairs for x, y in (one[1:3], one[2:0:-1])]
-    config = engine_config(judge, asked, max_tokens)
+    questions = [messages(one.question, x, y) for one in pairs for x, y in (one[1:3], one[2:0:-1])]
+    config = engine_config(judge, questions, max_tokens)
     return judged(pairs, own_judge(config, judge), {"judge": judge}, out)
 
 
 def judged(
     pairs: Sequence[Preference], asker: Asker, named: dict[str, str], out: str = ""
 ) -> Agreement:
-    """Asks about all pairs, closes the asker, and prints the agreement; `named` is the judge in
-    SUMMARY. `out` as in `run_eval_judge`.
+    """Asks about all pairs, closes the asker, and prints and returns the agreement.
+
+    named: description of the judge in SUMMARY. out: as in `run_eval_judge`.
     """
     try:
-        found = ruled(pairs, asker)
+        rulings = ruled(pairs, asker)
     finally:
         asker.close()
-    return told(found, named, out)
+    return told(rulings, named, out)
 
 
-def told(found: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
-    """Prints and returns the agreement; `named` and `out` as in `judged`."""
+def told(rulings: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
+    """Prints and returns the agreement. `named` and `out` are as in `judged`."""
     numbers = agreement(
-        [one.pair.gold for one in found],
-        [one.first for one in found],
-        [one.swapped for one in found],
+        [one.pair.gold for one in rulings],
+        [one.first for one in rulings],
+        [one.swapped for one in rulings],
     )
     failures: dict[str, int] = {}
-    for name in (name for one in found for name in one.failures):
+    for name in (name for one in rulings for name in one.failures):
         failures[name] = failures.get(name, 0) + 1
-    _tell(numbers, failures, found)
+    _tell(numbers, failures, rulings)
     if out:
-        _write(Path(out), named, numbers, failures, found)
+        _write(Path(out), named, numbers, failures, rulings)
     return numbers
 
 
-def _tell(numbers: Agreement, failures: dict[str, int], found: Sequence[Ruled]) -> None:
+def _tell(numbers: Agreement, failures: dict[str, int], rulings: Sequence[Ruled]) -> None:
     console = Console(soft_wrap=True)
-    ties = sum(one.pair.gold == 0 for one in found)
+    ties = sum(one.pair.gold == 0 for one in rulings)
     rows = [
         {"share": name.replace("_", " "), "value": number(value)}
         for name, value in numbers._asdict().items()
@@ -183,10 +189,10 @@ def _tell(numbers: Agreement, failures: dict[str, int], found: Sequence[Ruled]) 
     console.print(summary_table(rows, title=title))
     if failures:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(failures.items()))
-        lost = next(one for one in found if one.failures)
+        lost = next(one for one in rulings if one.failures)
         console.print(f"questions without a verdict: {counts}", highlight=False, markup=False)
-        said = next((x for x in lost.ended if x), "")
-        where = f"the first, of {lost.pair.where}, ended: {said!r}"
+        ending = next((x for x in lost.ended if x), "")
+        where = f"the first, of {lost.pair.where}, ended: {ending!r}"
         console.print(where, highlight=False, markup=False)
 
 
@@ -200,7 +206,7 @@ def _write(
     named: Mapping[str, Any],
     numbers: Agreement,
     failures: dict[str, int],
-    found: Sequence[Ruled],
+    rulings: Sequence[Ruled],
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [
@@ -212,7 +218,7 @@ def _write(
             "failures": one.failures,
             "ended": one.ended,
         }
-        for one in found
+        for one in rulings
     ]
     write_atomically(folder / RULINGS, "".join(json.dumps(line) + "\n" for line in lines))
     shares: dict[str, Any] = {

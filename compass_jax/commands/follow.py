@@ -1,5 +1,5 @@
-"""`compass eval --follow`: the evaluations of a run that is still training, in a process and on
-devices of their own, so that training does not wait for them.
+"""`compass eval --follow`: evaluates the checkpoints of a run that is still training, in a separate
+process on other devices, so that training does not wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compass_jax.untrusted import read_text
 from compass_jax.weights import checkpoint, sound
 
 METRICS = "metrics.jsonl"
-STAGE = "eval"  # of its lines
+STAGE = "eval"  # stage of the lines in metrics.jsonl
 GONE = "{} went before it was read: the training keeps few (keep_checkpoints)"
 PAUSE_S = 2.0  # between two looks for a new checkpoint
 
@@ -33,23 +33,24 @@ def follow(
     pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
     strict: bool = False,
 ) -> str:
-    """Evaluates every checkpoint of `run`, the oldest first, until that of its last step; what the
-    last evaluation warned of.
+    """Evaluates every checkpoint of `run`, the oldest first, up to that of its last step. Returns
+    the warning of the last evaluation.
 
-    OUT/step_00000010/ gets what `compass eval --out` writes of step 10, and OUT/metrics.jsonl a
-    line for each step, with the metrics that the run itself would have logged (but for the settings
-    of a stage, `rl.stages`). Steps that OUT has are not evaluated again. A checkpoint that the
-    training removes (`keep_checkpoints`) before it is read is told and left out.
+    OUT/step_00000010/ gets the files of `compass eval --out` for step 10. OUT/metrics.jsonl gets a
+    line for each step with the metrics that the run itself would have logged, except that a stage's
+    settings (`rl.stages`) do not apply. Steps that OUT already has are not evaluated again. A
+    checkpoint that the training removes (`keep_checkpoints`) before it is read is reported and
+    skipped.
 
     Args:
-        config: what the answers are sampled and judged by.
-        run: the directory of a run, in which nothing is written.
-        out: the folder of the evaluations.
-        pause: waits before the next look.
+        config: settings of the sampling and of the verifiers.
+        run: directory of a run; it is only read.
+        out: folder of the evaluations.
+        pause: waits before the next look for checkpoints.
         strict: end at the first evaluation that warns.
 
-    Raises ConfigError where `run` is no run's directory, or `out` is one or holds other metrics,
-    RunGone where `run` is removed meanwhile, and what an evaluation raises.
+    Raises ConfigError if `run` is not a run directory, or if `out` is one or holds other metrics;
+    RunGone if `run` is removed meanwhile; and the errors of an evaluation.
     """
     read_config(run)
     if (Path(out) / "config.json").exists() or (Path(out) / "checkpoints").exists():
@@ -57,49 +58,49 @@ def follow(
     try:
         return _follow(config, run, out, pause, strict)
     except (CompassError, OSError):
-        require_there(run)  # where it is gone, that is the cause
+        require_there(run)  # if the run is gone, report that as the cause
         raise
 
 
 def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], strict: bool) -> str:
-    evaluator, told = Evaluator(config), ""
+    evaluator, warning = Evaluator(config), ""
     with FolderLock(out) as lock:
         done = Followed(lock.path)
         before = max(done.steps, default=0)
         while True:
             require_there(run)
             steps = sound.steps(Path(run))
-            left = [step for step in steps if step not in done.steps]
-            if not left:
+            remaining = [step for step in steps if step not in done.steps]
+            if not remaining:
                 if steps and max(steps) >= ends_and_saves(run)[0]:
-                    return told
+                    return warning
                 evaluator.say_once(
                     f"waiting for {'the first' if not steps else 'a later'} checkpoint"
                 )
                 pause()
                 continue
-            step = left[0]
+            step = remaining[0]
             if saved_between(run, before, step):
                 evaluator.say_once(GONE.format(f"what was saved between steps {before} and {step}"))
             before = max(before, step)
             try:
-                found = evaluator(str(steps[step]), str(done.folder(step)))
+                evaluation = evaluator(str(steps[step]), str(done.folder(step)))
             except CompassError:
                 require_there(run)
                 if not _removed(steps[step]):
                     raise
                 evaluator.say_once(GONE.format(f"the checkpoint of step {step}"))
                 continue
-            done.add(step, found)
-            evaluator.say_once(f"step {step}, {found.line()}")
-            told = found.warning
-            if strict and told:
-                return told
+            done.add(step, evaluation)
+            evaluator.say_once(f"step {step}, {evaluation.line()}")
+            warning = evaluation.warning
+            if strict and warning:
+                return warning
 
 
 def _removed(checkpoint: Path, tries: int = 50) -> bool:
-    """Returns whether the training removed a checkpoint, or does so within the next seconds: its
-    files go one by one.
+    """Returns whether the training has removed a checkpoint, or does so within the next seconds:
+    its files are deleted one by one.
     """
     while checkpoint.is_dir() and tries:
         time.sleep(0.1)
@@ -108,11 +109,11 @@ def _removed(checkpoint: Path, tries: int = 50) -> bool:
 
 
 class RunGone(CompassError, RuntimeError):
-    """The directory of the run that is followed was removed."""
+    """The directory of the followed run was removed."""
 
 
 def require_there(run: str) -> None:
-    """Raises RunGone where the run's directory, or the configuration in it, is no longer there."""
+    """Raises RunGone if the run's directory, or the configuration in it, no longer exists."""
     if not (Path(run) / "config.json").is_file():
         what = "config.json is gone from it" if Path(run).is_dir() else "the directory is gone"
         raise RunGone(
@@ -122,8 +123,9 @@ def require_there(run: str) -> None:
 
 
 class Followed:
-    """The evaluations in a folder. ConfigError where its metrics.jsonl is not that of evaluations:
-    it would be written over.
+    """The evaluations in a folder.
+
+    Raises ConfigError if its metrics.jsonl has other metrics, which would be overwritten.
     """
 
     def __init__(self, folder: Path):
@@ -144,22 +146,28 @@ class Followed:
 
     @property
     def steps(self) -> set[int]:
-        """The steps that have been evaluated."""
+        """The evaluated steps."""
         return {step for step in self.rows if (self.folder(step) / SUMMARY).exists()}
 
     def folder(self, step: int) -> Path:
         """Returns the folder of the answers of one step."""
         return self.path / f"step_{step:08d}"
 
-    def add(self, step: int, found: Evaluation) -> None:
-        """Remembers an evaluation whose answers are in its folder."""
-        self.rows[step] = {"stage": STAGE, "step": step, "metrics": plain_numbers(found.metrics())}
+    def add(self, step: int, evaluation: Evaluation) -> None:
+        """Adds an evaluation whose answers are in its folder."""
+        self.rows[step] = {
+            "stage": STAGE,
+            "step": step,
+            "metrics": plain_numbers(evaluation.metrics()),
+        }
         lines = [json.dumps(self.rows[step]) + "\n" for step in sorted(self.rows)]
         write_atomically(self.path / METRICS, "".join(lines))
 
 
 def ends_and_saves(run: str) -> tuple[int, int]:
-    """The step after which the run ends, and how often it saves, by its configuration of today."""
+    """Returns the last step of the run and its checkpoint interval in steps, by its current
+    configuration.
+    """
     config = read_config(run)
     rl = checkpoint.read_meta(run).get("kind") == "rl"
     part = config.rl if rl else config.sft
@@ -167,6 +175,6 @@ def ends_and_saves(run: str) -> tuple[int, int]:
 
 
 def saved_between(run: str, before: int, after: int) -> bool:
-    """Whether the run has saved between two of its steps."""
+    """Returns whether the run has saved a checkpoint between two of its steps."""
     every = ends_and_saves(run)[1]
     return every > 0 and (before // every + 1) * every < after

@@ -1,5 +1,5 @@
-"""`compass init`: a configuration file from a model's folder and files of data, with a word on each
-setting that was chosen.
+"""`compass init`: writes a configuration file from a model's folder and files of data, with a
+comment on each chosen setting.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _WIDTH = 98  # of a comment
 
 
 def source_of(config: RunConfig) -> str:
-    """A Python file whose one function returns `config`: what differs from the defaults, each
-    setting with its comment.
+    """Returns the source of a Python file whose one function returns `config`: the settings that
+    differ from their defaults, each with its comment.
     """
     classes: set[type] = set()
     body = _expression(config, 1, classes)
@@ -70,8 +70,8 @@ def _call(config: Any, depth: int, classes: set[type]) -> str:
 
 
 def write_initial(config: RunConfig, out: str) -> Path:
-    """Writes the file. Raises ConfigError for an existing file, or a name that is not a Python
-    file.
+    """Writes the file and returns its path. Raises ConfigError for an existing file, or a name that
+    is not a Python file.
     """
     path = Path(out)
     if path.suffix != ".py":

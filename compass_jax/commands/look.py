@@ -1,4 +1,4 @@
-"""`compass data`: the prompts of a configuration as the model will see them."""
+"""`compass data`: shows the prompts of a configuration as the model sees them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from compass_jax.rewards.faults import summary
 from compass_jax.runs.screen import text_lines
 from compass_jax.session import load_tokenizer, open_scorer
 
-MOST_REFERENCES = 64  # whose ground truths are judged
+MOST_REFERENCES = 64  # number of ground truths that are judged
 _BAR = 40
 _WHOLE = 1000  # lines of a prompt
 
 
 def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -> float | None:
-    """Prints the splits, lengths against the prompt buckets, `most` rendered prompts, and how the
-    verifiers judge the rows' own ground truths. Returns the share that is right of those with a
-    verdict, None where there is none. Raises what reading the data raises.
+    """Prints the splits, lengths against the prompt buckets, `most` rendered prompts, and the
+    verdicts on the rows' own ground truths.
+
+    Returns the share of right ones among the ground truths that have a verdict; None if no one has.
+    Raises the errors of reading the data.
     """
     console = console or Console()
 
@@ -39,9 +41,11 @@ def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     tokenizer = load_tokenizer(config)
-    told = once(line)
-    prompts = train_prompts(config.data, tokenizer, config.seed, told)
-    sets = {one.name: one.prompts for one in evaluation_sets(config, tokenizer, told, whole=True)}
+    report_once = once(line)
+    prompts = train_prompts(config.data, tokenizer, config.seed, report_once)
+    sets = {
+        one.name: one.prompts for one in evaluation_sets(config, tokenizer, report_once, whole=True)
+    }
     splits = {"training": prompts, "held out": sets.pop(HELDOUT, []), **sets}
     for name, split in splits.items():
         labels = Counter(prompt.label for prompt in split)
@@ -59,7 +63,9 @@ def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -
 
 
 def histogram(lengths: Sequence[int], buckets: Sequence[int]) -> list[str]:
-    """A line for each bucket: how many prompts it holds; one for those that fit none."""
+    """Returns a line for each bucket with the number of its prompts, and one for prompts that fit
+    no bucket.
+    """
     sizes = np.asarray(lengths)
     edges = [0, *buckets]
     lines = [
@@ -87,20 +93,22 @@ def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
 
 
 def _judge(config: RunConfig, prompts: Sequence[Prompt], line) -> float | None:
-    """The share of ground truths that their own verifier finds right, as an answer would say them,
-    of those that it gives a verdict on.
+    """Returns the share of ground truths, formatted as answers, that their own verifier finds
+    right, among those with a verdict.
     """
     answered = [prompt for prompt in prompts if prompt.answer]
     if not answered:
         return None
-    there = answered[:MOST_REFERENCES]
+    judged = answered[:MOST_REFERENCES]
     tag = config.rewards.answer_tag
-    said = [f"<{tag}>{prompt.answer}</{tag}>" if tag else str(prompt.answer) for prompt in there]
+    responses = [
+        f"<{tag}>{prompt.answer}</{tag}>" if tag else str(prompt.answer) for prompt in judged
+    ]
     with open_scorer(config) as scorer:
-        for n, prompt in enumerate(there):
-            scorer.submit(n, prompt, said[n])
+        for n, prompt in enumerate(judged):
+            scorer.submit(n, prompt, responses[n])
         scores: dict[Any, Score] = {}
-        while len(scores) < len(there):
+        while len(scores) < len(judged):
             scores.update(scorer.collect(block=True))
     at = config.rewards.right_at
     known = [n for n, x in sorted(scores.items()) if x.known]
@@ -109,7 +117,7 @@ def _judge(config: RunConfig, prompts: Sequence[Prompt], line) -> float | None:
     if without := len(prompts) - len(answered):
         line(f"{without:,} of {len(prompts):,} prompts have no ground truth: they are not judged")
     if lost := [x for _, x in sorted(scores.items()) if not x.known]:
-        line(f"{len(lost)} of {len(there)} answers have no verdict: {_reason(lost[0])}")
+        line(f"{len(lost)} of {len(judged)} answers have no verdict: {_reason(lost[0])}")
     if not known:
         return None
     right = len(known) - len(wrong)
@@ -118,14 +126,14 @@ def _judge(config: RunConfig, prompts: Sequence[Prompt], line) -> float | None:
         n = wrong[0]
         line(
             f"  not right: reward {scores[n].reward:g}, below rewards.right_at = {at:g}, for the"
-            f" response {said[n]!r:.80} to {there[n].question!r:.100}"
+            f" response {responses[n]!r:.80} to {judged[n].question!r:.100}"
         )
         line("  look at the verifier, at rewards.right_at and at the field of the ground truth")
     return right / len(known)
 
 
 def _reason(score: Score) -> str:
-    """Why a score is unknown."""
+    """Returns the reason why a score is unknown."""
     if score.outcome == "unjudged":
         return "unjudged: a verifier returned None; does it end with a return?"
     return summary(score.detail) if score.detail else score.outcome

@@ -1,4 +1,6 @@
-"""`compass merge`: models that were trained from one base become one model, or a sweep of them."""
+"""`compass merge`: merges models that were trained from one base, with one set of weights or a
+sweep of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from compass_jax.runs.rundir import NewFolderLock
 
 
 def run(options: Merge) -> int:
-    """Merges and prints a table of what became of each model, or sweeps; the exit status."""
+    """Merges the models and prints a table of each one's share, or runs a sweep; returns the exit
+    status.
+    """
     merge = partial(
         merge_folders,
         options.base,
@@ -38,15 +42,15 @@ def run(options: Merge) -> int:
         raise MergeError(f"--{option} belongs to a sweep: give --sweep and its weights too")
     method = chosen(weights=options.weights)
     with NewFolderLock(options.out):
-        found = merge(options.out, method, tell=partial(print, flush=True))
-    _print(options, found)
+        result = merge(options.out, method, tell=partial(print, flush=True))
+    _print(options, result)
     return 0
 
 
-def _print(options: Merge, found: Any) -> None:
-    """Prints each model's share of the merge, and the place of the result."""
+def _print(options: Merge, result: Any) -> None:
+    """Prints each model's share of the merge, and the path of the result."""
     console = Console(soft_wrap=True)
-    for notice in found.notices:
+    for notice in result.notices:
         console.print(notice, highlight=False, markup=False)
     rows = [
         {
@@ -56,13 +60,13 @@ def _print(options: Merge, found: Any) -> None:
             "norm of its change": share.norm,
             "over the base's": share.relative_norm,
         }
-        for model, share in zip(options.models, found.parents, strict=True)
+        for model, share in zip(options.models, result.parents, strict=True)
     ]
     console.print(summary_table(rows, title=f"{options.method} from {options.base}"))
-    print(f"written: {found.path}; how it was made is in merge.json")
+    print(f"written: {result.path}; how it was made is in merge.json")
 
 
-def _told(accuracy: float | None) -> float | str:
+def _cell(accuracy: float | None) -> float | str:
     return "unknown" if accuracy is None else accuracy
 
 
@@ -88,7 +92,7 @@ def _sweep(options: Merge, merge: Any) -> int:
     table = [
         {
             f"weight of {options.models[0]}": f"{row['weight']:g}",
-            **{label: _told(row["labels"][label]["avg_at_k"]) for label in labels},
+            **{label: _cell(row["labels"][label]["avg_at_k"]) for label in labels},
         }
         for row in rows
     ]

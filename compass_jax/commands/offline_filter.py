@@ -1,11 +1,11 @@
-"""Stage 0 of the zero-variance elimination: pass rates of all training prompts before RL, and which
-of them are worth training on.
+"""Stage 0 of the zero-variance elimination: estimates the pass rates of all training prompts before
+RL, and selects the prompts to train on.
 
     compass filter CONFIG --checkpoint DIR --out DIR [--samples 8] [--low 0] [--high 1]
 
-Writes OUT/pass_rates.jsonl, a line per prompt as it is done (the same command again continues),
-OUT/histogram.png and OUT/summary.json. RL reads the file with `data.keep_file`. What the estimate
-costs is counted: RL reports it as waste/filter_tokens.
+Writes OUT/pass_rates.jsonl, one line for each finished prompt (the same command continues an
+interrupted one), OUT/histogram.png and OUT/summary.json. RL reads the file with `data.keep_file`,
+and reports the generated tokens of the estimate as waste/filter_tokens.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def run_filter(
     low: float = 0.0,
     high: float = 1.0,
 ) -> dict[str, Any]:
-    """Estimates the pass rate of every training prompt with `samples` rollouts; a prompt is kept
-    where low < pass rate < high.
+    """Estimates the pass rate of every training prompt from `samples` rollouts, and returns the
+    content of summary.json.
 
-    Unknown scores are left out of the rate; a prompt without any known score is kept. Returns what
-    summary.json holds.
+    A prompt is selected if low < pass rate < high. Unknown scores do not count in the rate; a
+    prompt without any known score is selected.
     """
     if samples < 2:
         raise ConfigError(
@@ -66,18 +66,18 @@ def _filter(
     engine, decode, tokenizer = decoder_of(config, checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed, tell)
     prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
-    # of an earlier filter: this one goes on from what it kept
+    # continues from the rows that an earlier filter wrote
     prompts = kept_prompts(prompts, config.data.keep_file).prompts
     done = read_pass_rates(path, complete=False, prompts=prompts) if os.path.lexists(path) else {}
     _check_same(done, samples, low, high, path)
-    left = [p for p in prompts if p.id not in done]
+    remaining = [p for p in prompts if p.id not in done]
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     part = max(1, 8 * config.rollout.slots // samples)
     tell(notice(config.rewards.sandbox))
     with open_scorer(config) as scorer:
-        for first in range(0, len(left), part):
-            chosen = left[first : first + part]
-            found = answers(
+        for first in range(0, len(remaining), part):
+            chosen = remaining[first : first + part]
+            answered = answers(
                 engine,
                 decode,
                 chosen,
@@ -88,7 +88,7 @@ def _filter(
                 seed=config.seed,
                 purpose=Purpose.FILTER,
             )
-            rows = list(_rows(chosen, *found, config.rewards.right_at, low, high))
+            rows = list(_rows(chosen, *answered, config.rewards.right_at, low, high))
             lock.check()
             with path.open("a") as file:
                 file.write("".join(json.dumps(row._asdict()) + "\n" for row in rows))
@@ -115,18 +115,18 @@ def _filter(
 
 
 def _rows(prompts: Sequence[Prompt], rollouts, scores, right_at: float, low: float, high: float):
-    for prompt, mine, verdicts in zip(prompts, rollouts, scores, strict=True):
+    for prompt, samples, verdicts in zip(prompts, rollouts, scores, strict=True):
         right = [s.reward >= right_at for s in verdicts if s.known]
         rate = float(np.mean(right)) if right else 0.0
         keep = low < rate < high if right else True
-        tokens = sum(r.response_length for r in mine)
+        tokens = sum(r.response_length for r in samples)
         yield PassRate(
             prompt.id,
             prompt.label,
             prompt.question,
             rate,
             len(right),
-            len(mine),
+            len(samples),
             tokens,
             low,
             high,
@@ -150,8 +150,9 @@ FEW = 0.1  # uniform groups, at most this share
 
 
 def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
-    """Counts; for group sizes n the share of uniform groups that the kept prompts' next groups will
-    have, with an interval (curate/pass_rates.py); the smallest n at which at most FEW are expected.
+    """Returns the counts of the filter, and for group sizes n the expected share of uniform groups
+    among the selected prompts, with an interval (curate/pass_rates.py). Includes the smallest n at
+    which the share is at most FEW.
     """
     known = [row for row in rows if row.known]
     right = [round(row.pass_rate * row.known) for row in rows]
@@ -174,7 +175,7 @@ def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
 
 
 def _advice(summary: dict[str, Any]) -> str:
-    """The suggested group size, with the share of uniform groups that is to be expected."""
+    """Returns the suggested group size, with the expected share of uniform groups."""
     size = summary["suggested_group_size"]
     share = summary["expected_uniform"][size or SIZES[-1]]
     expected = (
@@ -192,23 +193,25 @@ def _advice(summary: dict[str, Any]) -> str:
 def _table(rows: Sequence[PassRate]) -> list[dict[str, Any]]:
     out = []
     for label in (*dict.fromkeys(row.label for row in rows), None):
-        here = [row for row in rows if label in (None, row.label)]
-        known = [row.pass_rate for row in here if row.known]
+        label_rows = [row for row in rows if label in (None, row.label)]
+        known = [row.pass_rate for row in label_rows if row.known]
         out.append(
             {
                 "task": label or "all",
-                "prompts": len(here),
+                "prompts": len(label_rows),
                 "mean pass rate": float(np.mean(known)) if known else 0.0,
                 "always right": sum(r == 1 for r in known),
                 "always wrong": sum(r == 0 for r in known),
-                "kept": sum(row.keep for row in here),
+                "kept": sum(row.keep for row in label_rows),
             }
         )
     return out
 
 
 def plot_histogram(rates: Sequence[float], samples: int, path: Path) -> None:
-    """Prompts by pass rate, the two ends that give no signal in another colour."""
+    """Draws the number of prompts by pass rate; the two ends, which give no signal, have another
+    colour.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
 """The options of each command: a frozen dataclass whose fields tyro reads from the command line.
 
-The sentence after a field is its help. `commands/table.py` names the class and the function of each
-command.
+The sentence after a field is its help text. `commands/table.py` names the class and the function of
+each command.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ class Show:
 
     @property
     def choice(self) -> str | None:
-        """Which answers to show; None: all of them in order."""
+        """The chosen order of answers; None: all answers in logged order."""
         names = ("best", "worst", "truncated", "varied")
         return next((name for name in names if getattr(self, name)), None)
 

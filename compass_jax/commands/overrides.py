@@ -1,4 +1,4 @@
-"""Settings on the command line: `--rl.steps 3` changes a configuration."""
+"""Settings on the command line, such as `--rl.steps 3`, which change a configuration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def override(config: RunConfig, arguments: Sequence[str], prog: str = "compass")
     _refuse_unknown(config, arguments)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_options_as_json)
-    # The configuration decides the kinds of its sources and whether there are experts.
+    # The configuration fixes the classes of its sources and whether there are experts.
     markers = tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff
     return tyro.cli(
         RunConfig,
@@ -86,8 +86,9 @@ def _refuse_unknown(config: RunConfig, arguments: Sequence[str]) -> None:
 
 def _with_classes(config: RunConfig, arguments: Sequence[str]) -> tuple[RunConfig, Sequence[str]]:
     """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME` and
-    `--rl.correction NAME`, and the other arguments. A class decides which settings exist, so it
-    comes first.
+    `--rl.correction NAME`, and the remaining arguments.
+
+    The class decides which settings exist, so it is applied first.
     """
     name, arguments = _take(arguments, Objective)
     if name == "dapo":
@@ -115,18 +116,18 @@ def _seams(config: RunConfig) -> tuple[Seam, ...]:
 
 
 def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:
-    """Returns (the last class named by the setting of `base`, or "", the other arguments)."""
-    flag, others, name = f"--{base.key}", [], ""
+    """Returns the last class named by the setting of `base` (or "") and the remaining arguments."""
+    flag, remaining, name = f"--{base.key}", [], ""
     words = iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
         if option != flag:
-            others.append(word)
+            remaining.append(word)
             continue
         name = value if equals else next(words, "")
         if not name:
             raise ConfigError(f"{flag}: name an {base.__name__.lower()} after it")
-    return name, others
+    return name, remaining
 
 
 def _options_as_json(info: Any) -> Any:

@@ -1,4 +1,6 @@
-"""`compass pipeline`: stages of training one after another, each from what the others made."""
+"""`compass pipeline`: runs training stages one after another, each from the results of earlier
+ones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from compass_jax.pipeline.results import results, results_table, status_table
 
 
 def run(options: Pipeline) -> int:
-    """Runs the pipeline; the exit status, 130 or 143 where a signal stopped it."""
+    """Runs the pipeline; returns the exit status, which is 130 or 143 if a signal stopped it."""
     config = load_config_as(options.config, PipelineConfig)
     if options.out:
         config = replace(config, run_dir=options.out)

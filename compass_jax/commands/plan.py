@@ -1,4 +1,6 @@
-"""`compass plan`: compiles every program of a step for a topology and says whether it fits."""
+"""`compass plan`: compiles every program of a step for a topology, and reports whether it fits in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,17 @@ def run_plan(
     searched: int = 0,
     any_versions: bool = False,
 ) -> int:
-    """`compass plan`: prints what was found; 0 where it fits, 1 where not.
+    """Prints the plan of `compass plan`; returns 0 if the run fits, else 1.
 
     Args:
         config: the run.
-        topology: the TPUs, like v5p:4x4x4.
+        topology: the TPUs, such as v5p:4x4x4.
         as_json: end with one line of JSON on stdout.
-        png: a picture of the memory is drawn there.
-        searched: how many other layouts to try as well.
-        any_versions: plan a model with experts also with versions that train it slowly, for which
-            ConfigError is raised otherwise.
+        png: file for a picture of the memory, or None.
+        searched: number of other layouts to try.
+        any_versions: plan a model with experts even with library versions that train it slowly;
+            otherwise these raise
+            ConfigError.
     """
     if not any_versions:
         moe = config.model.moe

@@ -1,4 +1,4 @@
-"""`compass prepare-sft`: conversations without duplicates, contamination and bad answers."""
+"""`compass prepare-sft`: filters duplicates, contamination and bad answers from conversations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from compass_jax.report import summary_table
 
 
 def run(options: PrepareSft) -> int:
-    """Writes the folder, and prints the counts."""
+    """Filters the conversations, writes the folder and prints the counts; returns the exit
+    status.
+    """
     console = Console(soft_wrap=True)
     tell = partial(console.print, highlight=False, markup=False)
     tally = prepare(options.settings, options.out, tell)

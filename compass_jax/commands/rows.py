@@ -1,4 +1,4 @@
-"""Rows tried without a response, by the commands that train nothing."""
+"""The check of rows without a response, for commands that do not train."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from compass_jax.session import open_scorer
 
 
 def try_rows(config: RunConfig, prompts: Sequence[Prompt]) -> None:
-    """Tries the rows that verifiers can try without a response. Raises VerifierError, naming file
-    and row, where setup or tests cannot run.
+    """Runs the setup or tests of the rows whose verifiers can check a row without a response.
+    Raises VerifierError, with file and row, if they cannot run.
     """
     if sources_of(config.data):
         with open_scorer(config) as scorer:

@@ -1,5 +1,5 @@
-"""`compass serve`: JetStream's gRPC server, or HTTP for OpenAI's clients, over our engine, on
-weights of a run or of a Hugging Face folder.
+"""`compass serve`: JetStream's gRPC server, or an HTTP server for OpenAI's clients, over this
+package's engine, with the weights of a run or of a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compass_jax.weights.start import model_of, tokenizer_beside
 if TYPE_CHECKING:
     import uvicorn
 
-# what the HTTP server needs, of the extra "serve"
+# requirements of the HTTP server, from the extra "serve"
 HTTP_PACKAGES = ("uvicorn", "starlette", "pydantic", "prometheus_client")
 
 
@@ -36,7 +36,7 @@ HTTP_OPTIONS = ("max_waiting", "max_connections", "api_key", "allow_host", "trus
 
 
 def rollout_config(options: Serve) -> RolloutConfig:
-    """Returns the engine's settings. Raises ConfigError for options that cannot be used."""
+    """Returns the engine's settings. Raises ConfigError for unusable options."""
     longest = options.prompt_tokens
     if not 16 <= longest <= 32768 or longest & (longest - 1):
         raise ConfigError(f"--prompt-tokens {longest}: must be a power of two from 16 to 32768")
@@ -70,7 +70,9 @@ def rollout_config(options: Serve) -> RolloutConfig:
 
 
 def mesh_config(options: Serve) -> MeshConfig:
-    """Returns the mesh of `--mesh`. Raises ConfigError for another form than expert=4,tensor=2."""
+    """Returns the mesh of `--mesh`. Raises ConfigError for a text that is not like
+    expert=4,tensor=2.
+    """
     axes = [axis.name for axis in fields(MeshConfig)]
     sizes: dict[str, int] = {}
     for part in options.mesh.split(",") if options.mesh else ():
@@ -83,8 +85,10 @@ def mesh_config(options: Serve) -> MeshConfig:
 
 
 def make_engine(options: Serve) -> tuple[Engine, Any, Tokenizer]:
-    """Returns (engine, parameters in its layout and on its mesh, tokenizer) as a rollout with these
-    settings has them. ConfigError if there is no such folder, or no tokenizer beside the weights.
+    """Returns (engine, parameters, tokenizer); the parameters have the layout and mesh of a rollout
+    with these settings.
+
+    Raises ConfigError if the folder does not exist or has no tokenizer.
     """
     rollout, mesh, weights = rollout_config(options), mesh_config(options), options.weights
     if not Path(weights).is_dir():
@@ -103,10 +107,10 @@ def make_engine(options: Serve) -> tuple[Engine, Any, Tokenizer]:
 
 
 def start_jetstream(options: Serve) -> Any:
-    """Starts JetStream's server, in threads of this process, and returns it (`stop`,
+    """Starts JetStream's server in threads of this process, and returns it (`stop`,
     `wait_for_termination`).
 
-    ConfigError where google-jetstream is not installed.
+    Raises ConfigError if google-jetstream is not installed.
     """
     rollout_config(options)
     try:
@@ -121,7 +125,7 @@ def start_jetstream(options: Serve) -> Any:
 
 
 class HttpServer(NamedTuple):
-    """A uvicorn server, and the socket on which it listens."""
+    """A uvicorn server and its listening socket."""
 
     server: uvicorn.Server
     socket: socket
@@ -132,16 +136,16 @@ class HttpServer(NamedTuple):
         return self.socket.getsockname()[:2]
 
     def run(self) -> None:
-        """Serves until the process is told to end, or `server.should_exit` is set."""
+        """Serves until a signal ends the process or `server.should_exit` is set."""
         self.server.run([self.socket])
 
 
 @contextlib.contextmanager
 def openai_server(options: Serve) -> Iterator[HttpServer]:
-    """Yields a server that is ready to `run`, its port bound and its engine running meanwhile.
+    """Yields a server that is ready to `run`: its port is bound and its engine is running.
 
-    ConfigError if a package is missing, if the address cannot be bound, for a host that other
-    machines reach without a key, and for more connections than file descriptors.
+    Raises ConfigError for a missing package, an address that cannot be bound, a host that other
+    machines can reach without a key, and more connections than file descriptors.
     """
     rollout_config(options)
     try:
@@ -177,10 +181,10 @@ def _missing(command: str, error: ModuleNotFoundError, *packages: str) -> Config
 
 
 def run_serve(options: Serve) -> None:
-    """Serves until the process is told to end."""
+    """Serves until a signal ends the process."""
     with contextlib.suppress(KeyboardInterrupt):
         if options.openai:
-            # to be told to end is no failure, before the server listens and while it ends, too
+            # a signal to end is no failure, even before the server listens and during its shutdown
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             with openai_server(options) as server:
                 routes = "HTTP, /v1/completions and /v1/chat/completions"
@@ -200,8 +204,8 @@ def _say(options: Serve, host: str, port: int, protocol: str) -> None:
 
 
 def _check_address(options: Serve) -> None:
-    """Raises ConfigError if JetStream's server could not bind its address, which gRPC would not
-    say.
+    """Raises ConfigError if JetStream's server could not bind its address, which gRPC does not
+    report.
     """
     with bind(options.host, options.port) as probe:
         if not is_loopback(probe):

@@ -1,4 +1,4 @@
-"""Settings in help texts and reports: their sentences, values and defaults."""
+"""Descriptions of settings in help texts and reports: sentences, values and defaults."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ RECIPES = {"rl.objective": ("dapo", "dr_grpo")}
 
 
 class Setting(NamedTuple):
-    """A setting of a configuration, such as rl.optim.b1: its sentence, value, default (the
-    section's or the class's; MISSING: it is required) and type.
+    """A setting of a configuration, such as rl.optim.b1: its sentence, value, default and type.
+
+    The default is that of the section or of the class, or MISSING for a required setting.
     """
 
     key: str
@@ -58,8 +59,8 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def describe(cls: Any) -> None:
-    """Gives the fields of a configuration class and its sections their sentences as the help text
-    that tyro shows.
+    """Attaches the sentences of the fields of a configuration class and its sections, which tyro
+    shows as help.
     """
     docs = field_docs(cls)
     for field in dataclasses.fields(cls):
@@ -78,7 +79,9 @@ def sections_of(hint: Any) -> list[type]:
 
 def settings(config: Any, key: str = "", usual: Any = None) -> Iterator[Setting]:
     """Yields every setting of a configuration that the command line can change, those of sections
-    last. usual: the section's default, whose values are the defaults.
+    last.
+
+    usual: the section's default instance, whose values are the defaults.
     """
     cls: Any = type(config)
     docs, hints = field_docs(cls), field_hints(cls)
@@ -112,7 +115,7 @@ def default_of(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-# The settings that are changed most often, by command.
+# The most frequently changed settings of each command.
 FIRST = {
     "train": "run_dir rl.steps rl.prompts_per_step rl.group_size rl.eval_every"
     " rl.optim.learning_rate rollout.max_new_tokens",
@@ -122,8 +125,8 @@ FIRST = {
 
 
 def first_settings(command: str) -> str:
-    """Returns a help text of the settings that are changed most often; empty for a command without
-    such settings.
+    """Returns a help text of the most frequently changed settings; empty for a command without such
+    settings.
     """
     lines = ["settings that are changed most often, after the options:"]
     for key in FIRST.get(command, "").split():

@@ -1,4 +1,4 @@
-"""`compass show`: the logged samples of a run as text."""
+"""`compass show`: prints logged samples of a run as text."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _WHOLE = 10_000  # lines of an answer
 
 
 def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
-    """The logged groups of a run, or of what `compass eval --out` wrote; a last line that a kill
-    cut off is passed over. ReportError for a folder without them, and for a damaged line, with its
-    number.
+    """Yields the logged groups of a run, or of the folder of `compass eval --out`.
+
+    Skips an incomplete last line. Raises ReportError for a folder without groups, and for a damaged
+    line, with its number.
     """
     files = [Path(run) / name for name in ("rollouts.jsonl", "answers.jsonl")]
     path = next((file for file in files if file.is_file()), None)
@@ -45,7 +46,7 @@ def _group(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a sample; one whose reward is no finite number has no verdict."""
+    """Returns a sample; a sample whose reward is not a finite number has no verdict."""
     outcome, reward = str(row["outcome"]), number(row.get("reward"))
     parts = {str(k): number(x) for k, x in row.get("components", {}).items()}
     return {
@@ -65,32 +66,35 @@ def _text(value: Any) -> str:
 def chosen(
     groups: Sequence[Mapping[str, Any]], choice: str | None, most: int
 ) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """At most `most` groups, each with its samples to show.
+    """Returns at most `most` groups, each with its samples to show.
 
-    best, worst: groups by their best or worst known reward, that sample alone; truncated: samples
-    that were cut; varied: groups by the spread of their rewards, with the best and the worst; None:
-    as they come, with all samples.
+    Args:
+        choice: best or worst: groups sorted by their best or worst known reward, with that sample
+            alone. truncated: samples
+            that were cut at the length limit. varied: groups sorted by the range of their rewards,
+                with the best and the
+            worst sample. None: groups in logged order, with all samples.
     """
     if choice is None:
         return [(group, group["samples"]) for group in groups[:most]]
     if choice == "truncated":
         cut = [(g, [s for s in g["samples"] if s["truncated"]]) for g in groups]
         return [(group, samples[:2]) for group, samples in cut if samples][:most]
-    found = []
+    ranked = []
     for group in groups:
         ordered = sorted(
             (s for s in group["samples"] if s["outcome"] == "ok"), key=lambda s: s["reward"]
         )
         if ordered:
-            found.append((group, ordered[-1], ordered[0]))
+            ranked.append((group, ordered[-1], ordered[0]))
     if choice == "best":
-        found.sort(key=lambda x: -x[1]["reward"])
-        return [(group, [best]) for group, best, _ in found[:most]]
+        ranked.sort(key=lambda x: -x[1]["reward"])
+        return [(group, [best]) for group, best, _ in ranked[:most]]
     if choice == "worst":
-        found.sort(key=lambda x: x[2]["reward"])
-        return [(group, [worst]) for group, _, worst in found[:most]]
-    found.sort(key=lambda x: x[2]["reward"] - x[1]["reward"])
-    return [(g, [a, b]) for g, a, b in found[:most] if a["reward"] > b["reward"]]
+        ranked.sort(key=lambda x: x[2]["reward"])
+        return [(group, [worst]) for group, _, worst in ranked[:most]]
+    ranked.sort(key=lambda x: x[2]["reward"] - x[1]["reward"])
+    return [(g, [a, b]) for g, a, b in ranked[:most] if a["reward"] > b["reward"]]
 
 
 def run_show(
@@ -101,33 +105,34 @@ def run_show(
     most: int = 4,
     console: Console | None = None,
 ) -> int:
-    """Prints groups of a run's last logged step, or of `step`; returns their number. Raises
-    ReportError, with the available ones, if no group matches.
+    """Prints groups of a run's last logged step, or of `step`, and returns their number.
+
+    Raises ReportError, with the available steps or labels, if no group matches.
     """
     console = console or Console()
     rows = list(read_groups(run))
     steps = sorted({row["step"] for row in rows})
     if not steps:
         raise ReportError(f"{run}: no step has been logged yet")
-    wanted = steps[-1] if step is None else step
-    if wanted not in steps:
-        raise ReportError(f"--step {wanted}: logged are {steps[0]} to {steps[-1]}")
-    there = [row for row in rows if row["step"] == wanted]
-    groups = [row for row in there if label in (None, row["label"])]
+    shown_step = steps[-1] if step is None else step
+    if shown_step not in steps:
+        raise ReportError(f"--step {shown_step}: logged are {steps[0]} to {steps[-1]}")
+    step_rows = [row for row in rows if row["step"] == shown_step]
+    groups = [row for row in step_rows if label in (None, row["label"])]
     if not groups:
-        labels = ", ".join(sorted({row["label"] for row in there}))
-        raise ReportError(f"--label {label}: the labels of step {wanted} are {labels}")
-    found = chosen(groups, choice, most)
+        labels = ", ".join(sorted({row["label"] for row in step_rows}))
+        raise ReportError(f"--label {label}: the labels of step {shown_step} are {labels}")
+    selection = chosen(groups, choice, most)
     logged = f"{len(groups)} logged groups (log.groups says how many a step logs)"
-    console.print(f"step {wanted}: {logged}", highlight=False)
-    for group, samples in found:
+    console.print(f"step {shown_step}: {logged}", highlight=False)
+    for group, samples in selection:
         _show(console, group, samples)
-    if not found:
+    if not selection:
         judged = any(s["outcome"] == "ok" for group in groups for s in group["samples"])
-        needed = choice != "truncated"  # the others go by the reward
-        none = "no sample has a reward" if needed and not judged else f"none of them is {choice}"
-        console.print(none, highlight=False)
-    return len(found)
+        needed = choice != "truncated"  # the other choices sort by reward
+        message = "no sample has a reward" if needed and not judged else f"none of them is {choice}"
+        console.print(message, highlight=False)
+    return len(selection)
 
 
 def _show(console: Console, group: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:

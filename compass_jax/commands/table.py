@@ -1,4 +1,4 @@
-"""The commands of `compass`: one table of their options, functions and descriptions."""
+"""The table of `compass`'s commands: their options, functions and descriptions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compass_jax.runs.signals import STATUSES
 
 
 class Command(NamedTuple):
-    """A command: its class in `options.py`, its function in a module of this package, and a line
-    for `compass --help`. `prints`: its only result is what it prints.
+    """A command: its class in `options.py`, its function in a module of this package, and its line
+    in `compass --help`.
 
-    The function takes the options, and the configuration too where the class is Configured; it
-    returns the exit status.
+    prints: whether its only result is its output. The function takes the options (and the
+    configuration, if the class is Configured) and returns the exit status.
     """
 
     options: str
@@ -141,7 +141,7 @@ def overview() -> str:
 
 
 def unknown_command(name: str) -> str:
-    """Returns the message for a name that is not a command, with the nearest one."""
+    """Returns the error message for an unknown command, with the nearest name."""
     nearest = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else "compass --help lists them"
     return f"compass: no such command {name!r:.60}; {hint}"

@@ -1,9 +1,9 @@
-"""`compass train-judge`: SFT on the verdicts of preferences, then RL with the verdict as the
-answer; the judge is measured on held-out pairs after each.
+"""`compass train-judge`: trains a judge by SFT on the verdicts of preferences, then by RL with the
+verdict as the answer. Measures it on held-out pairs after each stage.
 
-    FOLDER/sft, FOLDER/rl                  the two runs, which go on like any run
-    FOLDER/judged_sft, FOLDER/judged_rl    what `compass eval-judge` would write
-    FOLDER/scalar, FOLDER/judged_scalar    of a scalar reward model (--scalar), the baseline
+    FOLDER/sft, FOLDER/rl                  the two runs, which resume like any run
+    FOLDER/judged_sft, FOLDER/judged_rl    the results, as of `compass eval-judge`
+    FOLDER/scalar, FOLDER/judged_scalar    the same for a scalar reward model (--scalar)
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from compass_jax.training.scalar import ScalarModel, ScalarTrainer
 from compass_jax.training.sft import run_sft
 
 MOST_FOR_MARGIN = 1000  # training pairs from which a scalar model's threshold of ties comes
-FEW, MANY = 0.1, 2 / 3  # shares of ties between which nothing is said
+FEW, MANY = 0.1, 2 / 3  # shares of ties outside which `balance` warns
 
 
-def balance(found: Sequence[Preference]) -> list[str]:
-    """Returns messages about the verdicts of pairs: their counts, and rare or too many ties. In
-    both orders Better and Worse are equally frequent.
+def balance(preferences: Sequence[Preference]) -> list[str]:
+    """Returns messages about the verdicts of pairs: their counts, and a warning for rare or too
+    many ties.
+
+    In both orders Better and Worse are equally frequent.
     """
-    counts = Counter(pair.gold for pair in found)
-    said = ", ".join(f"{name} {counts[gold]}" for gold, name in SAID.items())
-    ties = counts[0] / max(len(found), 1)
-    lines = [f"{len(found)} training pairs: {said}"]
+    counts = Counter(pair.gold for pair in preferences)
+    listing = ", ".join(f"{name} {counts[gold]}" for gold, name in SAID.items())
+    ties = counts[0] / max(len(preferences), 1)
+    lines = [f"{len(preferences)} training pairs: {listing}"]
     if ties < FEW:
         lines.append(
             f"{ties:.1%} of the pairs are ties: a judge that never says Tie loses next to nothing;"
@@ -55,95 +57,105 @@ def balance(found: Sequence[Preference]) -> list[str]:
 
 
 def run_train_judge(config: RunConfig, scalar: bool = False) -> dict[str, Any]:
-    """Trains and measures; an interrupted run resumes. Returns the result of the last stage, with
-    the Agreement after each stage as "sft" and "rl"; of a scalar reward model as "scalar".
+    """Trains and measures a judge, and returns the result of the last stage. An interrupted run
+    resumes.
+
+    The result holds the Agreement after each stage as "sft" and "rl", or as "scalar" for a scalar
+    reward model.
     """
     config.validate_for_rl()
     console, folder = Console(soft_wrap=True), Path(config.directory)
-    training, held = split_pairs(config.data)
-    held = held[: config.data.eval_prompts]
-    for line in (*balance(training), f"{len(held)} held-out pairs"):
+    training, heldout = split_pairs(config.data)
+    heldout = heldout[: config.data.eval_prompts]
+    for line in (*balance(training), f"{len(heldout)} held-out pairs"):
         console.print(line, highlight=False, markup=False)
     if scalar:
-        return _train_scalar(config, training, held)
+        return _train_scalar(config, training, heldout)
     sft = replace(config, run_dir=str(folder / "sft"))
     console.rule("1/2 supervised fine-tuning on the verdicts, in both orders")
     tuned = run_sft(sft)
     if tuned["stopped"]:
         return tuned
     rl = replace(config, run_dir=str(folder / "rl"), init_from=sft.directory)
-    before = _measured(rl, sft.directory, held, folder / "judged_sft")
+    before = _measure(rl, sft.directory, heldout, folder / "judged_sft")
     console.rule("2/2 reinforcement learning: the verdict is the answer")
     trained = run_rl(rl)
     if trained["stopped"]:
         return trained
-    after = _measured(rl, rl.directory, held, folder / "judged_rl")
+    after = _measure(rl, rl.directory, heldout, folder / "judged_rl")
     if before is not None and after is not None:
-        rows = _beside(before, after)
+        rows = _comparison_rows(before, after)
         console.print(summary_table(rows, title=f"{before.pairs} held-out pairs"))
     console.print(f"the judge: {rl.directory}", highlight=False)
     return {**trained, "sft": before, "rl": after}
 
 
 def _train_scalar(
-    config: RunConfig, training: Sequence[Preference], held: Sequence[Preference]
+    config: RunConfig, training: Sequence[Preference], heldout: Sequence[Preference]
 ) -> dict[str, Any]:
-    """One stage of pairs, in FOLDER/scalar, and how often its verdicts are people's."""
+    """Trains a scalar reward model on pairs in FOLDER/scalar, and measures its agreement with the
+    held-out pairs.
+    """
     run = replace(config, run_dir=f"{config.directory}/scalar")
     trained = run_sft(run, kind=ScalarTrainer)
-    if trained["stopped"] or not held:
+    if trained["stopped"] or not heldout:
         return trained
     sizes = config.sft.buckets, config.sft.micro_batch_tokens
     rated = Rated(ScalarModel(run, run.directory, *sizes), training[:MOST_FOR_MARGIN])
     out = Path(config.directory) / "judged_scalar"
-    found = told(rated.ruled(held), {"judge": run.directory, "tie_margin": rated.margin}, str(out))
+    agreement = told(
+        rated.ruled(heldout), {"judge": run.directory, "tie_margin": rated.margin}, str(out)
+    )
     console = Console(soft_wrap=True)
     console.print(f"a difference of rewards up to {rated.margin:.3g} is called a tie: the best")
     console.print(f"threshold on the training pairs. The reward model: {run.directory}")
-    return {**trained, "scalar": found}
+    return {**trained, "scalar": agreement}
 
 
 class Rated:
-    """Verdicts of a scalar reward model, `rate`: a tie is a difference of rewards up to a margin,
-    the one that fits `known` pairs best.
+    """Verdicts of a scalar reward model, `rate`.
+
+    A tie is a difference of rewards up to a margin, which is fitted to the `known` pairs.
     """
 
     def __init__(self, rate: Rate, known: Sequence[Preference]):
         self._rate = rate
         margins, _ = self._margins(known)
-        kept = np.isfinite(margins)
+        finite = np.isfinite(margins)
         gold = np.array([pair.gold for pair in known])
-        self.margin = tie_margin(margins[kept], gold[kept])
+        self.margin = tie_margin(margins[finite], gold[finite])
 
-    def ruled(self, found: Sequence[Preference]) -> list[Ruled]:
-        """The verdicts on pairs. Both orders agree by construction."""
-        margins, texts = self._margins(found)
+    def ruled(self, preferences: Sequence[Preference]) -> list[Ruled]:
+        """Returns the verdicts on pairs. Both orders agree by construction."""
+        margins, texts = self._margins(preferences)
         out = []
-        for pair, margin, text in zip(found, margins, texts, strict=True):
+        for pair, margin, text in zip(preferences, margins, texts, strict=True):
             known = math.isfinite(margin)
-            said = int(verdicts(margin, self.margin)) if known else None
-            other = None if said is None else -said
+            ruling = int(verdicts(margin, self.margin)) if known else None
+            swapped = None if ruling is None else -ruling
             failures = () if known else (REFUSED, REFUSED)
-            out.append(Ruled(pair, said, other, failures, (text, text)))
+            out.append(Ruled(pair, ruling, swapped, failures, (text, text)))
         return out
 
-    def _margins(self, found: Sequence[Preference]) -> tuple[np.ndarray, list[str]]:
-        """r(candidate) - r(anchor) of each pair, NaN where one is too long; and both in words."""
-        asked = [(x.question, text) for x in found for text in (x.candidate, x.anchor)]
-        rates = [math.nan if r is None else r for r in self._rate(asked)]
-        both = np.array(rates).reshape(-1, 2)
-        return both[:, 0] - both[:, 1], [f"rewards {x:.4g} and {y:.4g}" for x, y in both]
+    def _margins(self, preferences: Sequence[Preference]) -> tuple[np.ndarray, list[str]]:
+        """Returns r(candidate) - r(anchor) of each pair, NaN if a text is too long, and a text with
+        both rewards.
+        """
+        texts = [(x.question, text) for x in preferences for text in (x.candidate, x.anchor)]
+        rates = [math.nan if r is None else r for r in self._rate(texts)]
+        rewards = np.array(rates).reshape(-1, 2)
+        return rewards[:, 0] - rewards[:, 1], [f"rewards {x:.4g} and {y:.4g}" for x, y in rewards]
 
 
-def _measured(
-    config: RunConfig, weights: str, held: Sequence[Preference], out: Path
+def _measure(
+    config: RunConfig, weights: str, heldout: Sequence[Preference], out: Path
 ) -> Agreement | None:
-    if not held:
+    if not heldout:
         return None
-    return judged(held, own_judge(config, weights), {"judge": weights}, str(out))
+    return judged(heldout, own_judge(config, weights), {"judge": weights}, str(out))
 
 
-def _beside(before: Agreement, after: Agreement) -> list[dict[str, str]]:
+def _comparison_rows(before: Agreement, after: Agreement) -> list[dict[str, str]]:
     return [
         {"share": name.replace("_", " "), "SFT": number(was), "RL": number(now)}
         for (name, was), now in zip(before._asdict().items(), after, strict=True)

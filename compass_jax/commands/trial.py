@@ -1,5 +1,5 @@
-"""`compass try`: one answer, judged as a run judges it, in the sandbox of its workers or by its
-judge; and why.
+"""`compass try`: judges one answer as a run does, in the worker's sandbox or by the judge, and
+prints the reasons.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from compass_jax.verifiers.find import kinds
 from compass_jax.verifiers.judge import BETTER, TIE, WORSE, verdict
 
 MOST_SHOWN = 400  # characters of the row
-OURS = frozenset({"prompt", "response", "row", "answer_tag"})  # what no column has to give
+OURS = frozenset({"prompt", "response", "row", "answer_tag"})  # parameters that are not columns
 OURS |= {f"{name}s" for name in OURS}
 WORDS = {BETTER: "Better", TIE: "Tie", WORSE: "Worse", None: "no verdict"}
 ORDERS = ("of the answer against the anchor", "of the anchor against the answer")
 
 
 class RecordingAsker(Pooled):
-    """Asks an endpoint and records its replies, in the order of the questions."""
+    """An asker that records its replies, in the order of the questions."""
 
     def __init__(self, config: JudgeConfig):
         super().__init__(config)
@@ -61,17 +61,17 @@ class RecordingAsker(Pooled):
         return self.said[-1]
 
     def lines(self) -> list[str]:
-        """Returns the verdict of each order with the judge's last words, or the reason of a missing
-        verdict.
+        """Returns a line for the verdict of each order with the end of the judge's reply, or with
+        the reason of a missing verdict.
         """
-        found = []
+        lines = []
         for order, reply in zip(ORDERS, (one.result() for one in self.said), strict=False):
             if reply.failure:
-                found.append(f"no verdict {order} ({reply.failure})")
+                lines.append(f"no verdict {order} ({reply.failure})")
             else:
                 last = reply.text.strip()[-MOST_SHOWN // 2 :]
-                found.append(f"{WORDS[verdict(reply.text)]} {order}; it ended {last!r}")
-        return found
+                lines.append(f"{WORDS[verdict(reply.text)]} {order}; it ended {last!r}")
+        return lines
 
 
 class Trial(NamedTuple):
@@ -92,7 +92,7 @@ class Trial(NamedTuple):
 
     @property
     def turns(self) -> int:
-        """Most turns of the model, where an environment answers; 0: none does."""
+        """The maximum number of model turns of an environment; 0 for a source without one."""
         return max(one.turns if isinstance(one, Environment) else 0 for one in self.verifiers())
 
 
@@ -120,20 +120,22 @@ def run_try(
     seed: int = 0,
     rewards: RewardConfig | None = None,
 ) -> int:
-    """Judges a response, or the turns of a conversation, and prints the verdict; the exit status: 1
-    where there was none.
+    """Judges a response, or the turns of a conversation, prints the verdict and returns the exit
+    status: 1 without a verdict.
 
     Args:
-        task: what `catalogue.source_of` takes.
-        row: a row as JSON; empty: the example's, or row `number` of those that `seed` gives.
+        task: a name for `catalogue.source_of`.
+        row: a row as JSON; empty: the example row, or row `number` of those generated from `seed`.
 
-    Raises ConfigError for what cannot be judged: no response, a column that the row lacks.
+    Raises ConfigError for a task that cannot be judged: no response, or a missing column.
     """
     rewards = rewards or RewardConfig()
     rewards.validate()
     source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
-    found = _row(task, source, row, number, seed)
-    trial = Trial(source, *found, [_text(one) for one in responses], rewards.answer_tag)
+    columns_and_question = _row(task, source, row, number, seed)
+    trial = Trial(
+        source, *columns_and_question, [_text(one) for one in responses], rewards.answer_tag
+    )
     _check(task, trial, rewards.judge)
     asker = RecordingAsker(rewards.judge) if isinstance(rewards.judge, JudgeConfig) else None
     scores = judged(trial, rewards, asker)
@@ -181,19 +183,19 @@ def _check(task: str, trial: Trial, judge: Any) -> None:
             " conversation has several turns"
         )
     for verifier in trial.verifiers():
-        wanted: tuple[str, ...] = ("answer", "metadata")
+        columns: tuple[str, ...] = ("answer", "metadata")
         if verifier == JUDGE:
             if judge is None:
                 raise ConfigError(
                     f"TASK = {task!r} is judged by a model; say where it answers: --endpoint URL"
                     " --model NAME"
                 )
-            wanted = (judge.anchor_field,)
+            columns = (judge.anchor_field,)
         elif verifier == OWN_SCORERS:
             pass
         else:
-            wanted = called(_function(verifier), "TASK", {}, trial.tag).wanted
-        missing = [name for name in wanted if name not in trial.row and name not in OURS]
+            columns = called(_function(verifier), "TASK", {}, trial.tag).wanted
+        missing = [name for name in columns if name not in trial.row and name not in OURS]
         if missing:
             raise ConfigError(
                 f"the row has no {missing[0]!r}, which {task} reads (it has:"
@@ -208,34 +210,34 @@ def _function(verifier: Any) -> Any:
 
 
 def judged(trial: Trial, rewards: RewardConfig, asker: RecordingAsker | None = None) -> list[Score]:
-    """The scores of a trial, from a worker and the judge that `asker` asks: one, or that after each
-    turn of a conversation, as far as it goes.
+    """Returns the scores of a trial from a worker and from the judge that `asker` asks: one score,
+    or one after each turn of a conversation until its end.
 
-    Raises ConfigError where a guard is missing that the verifier needs, and for turns after the end
-    of a conversation.
+    Raises ConfigError for a missing guard that the verifier needs, and for turns after the end of a
+    conversation.
     """
-    columns, found = encode_row(trial.row), list[Score]()
+    columns, scores = encode_row(trial.row), list[Score]()
     prompt = Prompt(0, 0, "", trial.question, np.zeros(1, np.int32), "", columns)
     data = DataConfig(sources=(trial.source,))
     anchor = rewards.judge.anchor_field if rewards.judge else ""
     judge = judging.Judge(anchor, asker) if asker else None
     with _quiet(), JoinedScorer(Scorer(rewards, data), data, judge) as scorer:
         for turns in range(1, len(trial.responses) + 1):
-            ended = found and not (found[-1].known and found[-1].says)
-            if ended or turns > max(1, trial.turns):
+            is_over = scores and not (scores[-1].known and scores[-1].says)
+            if is_over or turns > max(1, trial.turns):
                 raise ConfigError(
-                    f"the conversation is over after {len(found)} of {len(trial.responses)}"
+                    f"the conversation is over after {len(scores)} of {len(trial.responses)}"
                     " responses; leave the others out"
                 )
             text = json.dumps(trial.responses[:turns]) if trial.turns else trial.responses[0]
             scorer.submit(turns, prompt, text)
-            found += [score for _, score in scorer.collect(block=True)]
-    return found
+            scores += [score for _, score in scorer.collect(block=True)]
+    return scores
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps scorer and judge from logging what is printed as the reason."""
+    """Suppresses log lines of scorer and judge that repeat the printed reason."""
     loggers = (faults.logger, judging.logger)
     before = [one.disabled for one in loggers]
     try:
@@ -252,22 +254,22 @@ def _lines(
 ) -> list[tuple[str, str]]:
     score = scores[-1]
     parts = ", ".join(f"{name} {x:g}" for name, x in sorted(score.components.items()))
-    said = [message for one in scores for message in json.loads(one.says or "[]")]
-    found = [
+    messages = [message for one in scores for message in json.loads(one.says or "[]")]
+    lines = [
         ("asked", trial.question),
         ("row", shortened(encode_row(trial.row), MOST_SHOWN)),
-        *((message["role"], message["content"]) for message in said),
+        *((message["role"], message["content"]) for message in messages),
         ("reward", f"{score.reward:g}" if score.known else "none: the sample would be left out"),
         ("outcome", score.outcome),
         *(("judge", line) for line in ruled),
         ("components", parts),
         *(("why", text) for text in reasons(trial, score)),
     ]
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in lines if value]
 
 
 def reasons(trial: Trial, score: Score) -> list[str]:
-    """Returns a sentence for each verifier on the reason of its score."""
+    """Returns a sentence for each verifier with the reason of its score."""
     failure = next((x for x in judging.FAILURES if score.components.get(f"judge_{x}")), "")
     if failure:
         return [f"the judge gave no verdict ({failure}): {score.detail}"]
@@ -280,12 +282,12 @@ def reasons(trial: Trial, score: Score) -> list[str]:
     names = list(trial.verifiers())
     if not score.extracted and len(names) == 1:
         return [f"no answer was found; looked for: {looked_for(trial.source, trial.tag)}"]
-    found = []
+    sentences = []
     for name in names:
-        own = score.components.get(name, score.components.get(f"{name}_reward", score.reward))
-        text = _reason(trial, name, own if len(names) > 1 else score.reward)
-        found.append(f"{name}: {text}" if len(names) > 1 else text)
-    return found
+        value = score.components.get(name, score.components.get(f"{name}_reward", score.reward))
+        text = _reason(trial, name, value if len(names) > 1 else score.reward)
+        sentences.append(f"{name}: {text}" if len(names) > 1 else text)
+    return sentences
 
 
 def _reason(trial: Trial, name: Any, reward: float) -> str:
@@ -301,9 +303,9 @@ def _reason(trial: Trial, name: Any, reward: float) -> str:
             f" {trial.row['answer']!r:.200}"
         )
     if kind.why:
-        said = called(kind.why, "TASK", {}, trial.tag)([Case(trial.row, response)])[0]
-        if said:
-            return said
+        explanation = called(kind.why, "TASK", {}, trial.tag)([Case(trial.row, response)])[0]
+        if explanation:
+            return explanation
     word = "right" if reward == 1 else "not so" if reward == 0 else f"so to {reward:g}"
     read = ""
     if IN_ANSWER in kind.looks_for:

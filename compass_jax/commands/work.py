@@ -1,5 +1,6 @@
-"""The functions of the commands that need little more than another part of the package. Each takes
-the command's options, and its configuration where it has one, and returns the exit status.
+"""The functions of commands that mostly call another part of the package.
+
+Each takes the command's options, and its configuration if it has one, and returns the exit status.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from compass_jax.config import ConfigError, RunConfig
 from compass_jax.errors import STRICT
 from compass_jax.runs.rundir import FolderLock, NewFolderLock
 
-# 128 + SIGTERM: a run that stopped on request must not look finished to whoever started it
+# 128 + SIGTERM: a run that stopped on request must not look finished to its parent process
 STOPPED = 143
 # The TPU's compiler runs on the CPU. It asks its environment for the machine, and a cloud's servers
 # if that is silent.
