@@ -34,8 +34,7 @@ def run_plan(
         png: file for a picture of the memory, or None.
         searched: number of other layouts to try.
         any_versions: plan a model with experts even with library versions that train it slowly;
-            otherwise these raise
-            ConfigError.
+            otherwise these raise ConfigError.
     """
     if not any_versions:
         moe = config.model.moe

@@ -68,12 +68,11 @@ def chosen(
 ) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """Returns at most `most` groups, each with its samples to show.
 
-    Args:
-        choice: best or worst: groups sorted by their best or worst known reward, with that sample
-            alone. truncated: samples
-            that were cut at the length limit. varied: groups sorted by the range of their rewards,
-                with the best and the
-            worst sample. None: groups in logged order, with all samples.
+    choice:
+        best, worst: groups sorted by their best or worst known reward, with that sample alone.
+        truncated: samples that were cut at the length limit.
+        varied: groups sorted by the range of their rewards, with the best and the worst sample.
+        None: groups in logged order, with all samples.
     """
     if choice is None:
         return [(group, group["samples"]) for group in groups[:most]]

@@ -1,9 +1,9 @@
-"""Every setting of a run: frozen dataclasses, one per component, composed into `RunConfig`.
+"""The settings of a run: frozen dataclasses, one for each component, composed into `RunConfig`.
 
-Each class checks its own values in `validate()`; `RunConfig.validate()` calls them all and then
-checks what two components must agree on. An error names the key as it is written on the command
-line (`rl.group_size`). The classes below the model are plain data and hashable where a jitted
-function takes them as static.
+Each class checks its own values in `validate()`. `RunConfig.validate()` calls them all and then
+checks the settings that must agree between components. An error names the key in the form of the
+command line (`rl.group_size`). Classes that a jitted function takes as static arguments are
+hashable.
 """
 
 from __future__ import annotations

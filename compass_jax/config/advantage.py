@@ -1,5 +1,7 @@
-"""The base class of advantages of whole responses. The advantages themselves compute, so they lie
-in rl/advantages/, one file each, or in a user's own file.
+"""The base class of advantages of whole responses.
+
+The advantages themselves compute, so they are in rl/advantages/, one file each, or in a user's
+file.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from compass_jax.config.seam import Seam, seam_class
 
 @dataclass(frozen=True)
 class Advantage(Seam):
-    """An advantage: subclass it as a frozen dataclass, whose fields are its settings.
+    """An advantage. Subclasses are frozen dataclasses whose fields are its settings.
 
     `rl.advantage` in the configuration holds an instance. The inputs are those of
     rl/advantages/inputs.py.
@@ -31,8 +33,8 @@ class Advantage(Seam):
     def responses(self, inputs: Any) -> Any:
         """Returns the advantage `[b]` of each response (`AdvantageInputs` -> array).
 
-        It is read for responses with a known reward, in groups whose raw rewards differ. Uniform
-        groups are not its business (rl/prepare.py).
+        Only values of responses with a known reward, in groups whose raw rewards differ, are used.
+        Uniform groups are handled in rl/prepare.py.
         """
         raise NotImplementedError(f"{type(self).__name__} has no responses(inputs)")
 

@@ -1,5 +1,6 @@
-"""The base class of corrections of the mismatch between rollout and training. The corrections are
-in rl/corrections/, one file each, or in a user's file.
+"""The base class of corrections of the mismatch between rollout and training.
+
+The corrections are in rl/corrections/, one file each, or in a user's file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from compass_jax.config.seam import Seam, seam_class
 
 @dataclass(frozen=True)
 class Correction(Seam):
-    """A correction: subclass it as a frozen dataclass, whose fields are its settings.
+    """A correction. Subclasses are frozen dataclasses whose fields are its settings.
 
     `rl.correction` in the configuration holds an instance. The inputs are those of
     rl/corrections/inputs.py.
@@ -26,13 +27,13 @@ class Correction(Seam):
         "sequence": "compass_jax.rl.corrections.sequence:SequenceMask",
     }
     required: ClassVar[tuple[str, ...]] = ("weights",)
-    acts: ClassVar[bool] = True  # False: every weight is 1, and log-probs are not needed
+    acts: ClassVar[bool] = True  # False: every weight is 1, and no log-probs are computed
 
     def weights(self, inputs: Any) -> Any:
         """Returns the weight `[b t]` of each token outside the clip (`CorrectionInputs` -> array).
 
-        It carries no gradient and is read inside the mask only. A dropped token has weight 0: the
-        normaliser is not changed.
+        It carries no gradient, and only values inside the mask are used. A dropped token has weight
+        0; the normaliser does not change.
         """
         raise NotImplementedError(f"{type(self).__name__} has no weights(inputs)")
 
@@ -43,5 +44,5 @@ def named_correction(name: str, **settings: Any) -> Correction:
 
 
 def no_correction() -> Correction:
-    """Returns the correction that does nothing."""
+    """Returns the identity correction."""
     return named_correction("off")

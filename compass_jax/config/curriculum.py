@@ -1,7 +1,7 @@
-"""A run in stages (a curriculum): from a step on some of the run's own settings are others.
+"""A run in stages (a curriculum): from given steps on, some settings change.
 
-`at_step` says what the settings are at a step. Everything else knows no stages: the end of one is
-like the end of a run, and the next goes on from its checkpoint like a run that was made longer.
+`at_step` returns the settings of a step. No other code knows of stages: the end of a stage is like
+the end of a run, and the next stage resumes from its checkpoint like an extended run.
 """
 
 from __future__ import annotations
@@ -14,34 +14,36 @@ from compass_jax.config.training import RLConfig
 
 
 class Stage(NamedTuple):
-    """Where a run stands among its stages."""
+    """The position of a run among its stages."""
 
-    number: int = 0  # from 0, as rl.stages counts them
-    end: int = 0  # steps of the run after which it ends
-    mix: tuple[Band, ...] | None = None  # None: no stage of the run has one
-    total: int = 0  # of all stages; 0: the run has none
+    number: int = 0  # index in rl.stages, from 0
+    end: int = 0  # number of steps after which the stage ends
+    mix: tuple[Band, ...] | None = None  # mix of difficulties; None: the run has no mix
+    total: int = 0  # number of stages; 0: a run without stages
 
 
-WHOLE_RUN = Stage()  # where nobody counts its steps
+WHOLE_RUN = Stage()  # for callers without a step count
 
 
 def stage_at(rl: RLConfig, done_steps: int) -> Stage:
-    """The stage of the step that comes after `done_steps` steps; after the run's last step, the
-    stage of that one. A run without stages is one stage.
+    """Returns the stage of the step that follows `done_steps` steps; after the last step, the last
+    stage.
+
+    A run without stages has a single stage.
     """
     stages = rl.stages
     if not stages:
         return Stage(end=rl.steps)
-    begun = min(done_steps, rl.steps - 1)
-    number = max(i for i, stage in enumerate(stages) if stage.after_steps <= begun)
+    last_started = min(done_steps, rl.steps - 1)
+    number = max(i for i, stage in enumerate(stages) if stage.after_steps <= last_started)
     later = [stage.after_steps for stage in stages[number + 1 :]]
     mix = stages[number].mix if any(stage.mix for stage in stages) else None
     return Stage(number, min([*later, rl.steps]), mix, len(stages))
 
 
 def at_step(config: RunConfig, done_steps: int) -> RunConfig:
-    """Returns the settings of the step after `done_steps` steps, without stages: the stage's
-    settings replace the run's.
+    """Returns the settings of the step that follows `done_steps` steps, with the stage's settings
+    applied and no stages.
     """
     if not config.rl.stages:
         return config
@@ -50,7 +52,7 @@ def at_step(config: RunConfig, done_steps: int) -> RunConfig:
 
 def largest_stage(config: RunConfig) -> RunConfig:
     """Returns the settings of the stage whose rollouts have the most tokens, without stages, for
-    estimates of memory.
+    memory estimates.
     """
-    found = [of_stage(config, stage) for stage in config.rl.stages] or [config]
-    return max(found, key=lambda one: one.rollout.max_length * one.rl.capacity)
+    stages = [of_stage(config, stage) for stage in config.rl.stages] or [config]
+    return max(stages, key=lambda one: one.rollout.max_length * one.rl.capacity)

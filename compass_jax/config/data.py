@@ -38,9 +38,7 @@ MAX_PROMPTS = 10**8  # a pass over the prompts is a list in memory
 
 @dataclass(frozen=True)
 class RolloutConfig(Section):
-    """The sampler: slots decoded together, prompts padded to a bucket, one temperature on both
-    sides of the ratio.
-    """
+    """The sampler: number of slots, padded prompt lengths, sampling, cache and quantisation."""
 
     KEY: ClassVar[str] = "rollout"
 
@@ -51,7 +49,7 @@ class RolloutConfig(Section):
     max_new_tokens: Tokens = 128
     """Maximum number of new tokens of an answer."""
     tokens_per_call: Tokens = 16
-    """Number of tokens per slot that one call of the device decodes."""
+    """Number of tokens per slot that one call of the decode program generates."""
     cache_bucket: Tokens = 64
     """Granularity of the cache that attention reads, in tokens, up to the longest live sequence."""
     cache_pages: CountOrOff = 0
@@ -78,13 +76,15 @@ class RolloutConfig(Section):
 
     @property
     def max_length(self) -> int:
-        """Longest sequence (prompt + response) in tokens, rounded up to whole cache buckets."""
+        """The longest sequence (prompt and response) in tokens, rounded up to whole cache
+        buckets.
+        """
         total = self.prompt_buckets[-1] + self.max_new_tokens
         return -(-total // self.cache_bucket) * self.cache_bucket
 
     @property
     def pages_per_slot(self) -> int:
-        """Pages of the longest sequence."""
+        """The number of cache pages of the longest sequence."""
         return self.max_length // self.page_tokens
 
     def _check(self, key: str) -> None:
@@ -108,7 +108,7 @@ OWN_CODE = ("verifier", "gold", "task")  # fields of sources
 
 @dataclass(frozen=True)
 class ProceduralSource(Section):
-    """Prompts from a reasoning-gym dataset. A row is the dataset's entry: question, answer,
+    """Prompts from a reasoning-gym dataset. A row is the dataset's entry: question, answer and
     metadata.
     """
 
@@ -131,7 +131,7 @@ class ProceduralSource(Section):
     own.
     """
     verifier_args: Options = ()
-    """Arguments of the verifiers beside the row, as JSON pairs of a name and a value."""
+    """Arguments of the verifiers in addition to the row, as JSON pairs of a name and a value."""
     gold: Verifiers = ""
     """Verifier of an answer's true worth, which advantage/inversion_frac compares with; empty: the
     reward.
@@ -139,8 +139,8 @@ class ProceduralSource(Section):
 
     def _check(self, key: str) -> None:
         check(bool(self.dataset), f"{key}.dataset is empty: name a reasoning-gym dataset")
-        both = f"{key}: size = {self.size} times repeat = {self.repeat}"
-        check(self.size * self.repeat <= MAX_PROMPTS, f"{both} must be at most {MAX_PROMPTS}")
+        product = f"{key}: size = {self.size} times repeat = {self.repeat}"
+        check(self.size * self.repeat <= MAX_PROMPTS, f"{product} must be at most {MAX_PROMPTS}")
         check_verifiers(self, key, ("reasoning_gym",))
         check_names(self.gold, f"{key}.gold", ("reasoning_gym",))
 
@@ -178,7 +178,7 @@ class FileSource(Section):
     weights.
     """
     verifier_args: Options = ()
-    """Arguments of the verifiers beside the row, as JSON pairs of a name and a value."""
+    """Arguments of the verifiers in addition to the row, as JSON pairs of a name and a value."""
     gold: Verifiers = ""
     """Verifier of an answer's true worth, which advantage/inversion_frac compares with; empty: the
     reward.
@@ -222,13 +222,13 @@ class TaskSource(Section):
 
 
 Source = ProceduralSource | FileSource | TaskSource
-HELDOUT = "heldout"  # the held-out prompts' name among the sets
+HELDOUT = "heldout"  # name of the held-out prompts among the sets
 _SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
 class EvalSet(Section):
-    """An evaluation set beside the held-out prompts, with metrics of its own; it is never trained
+    """An evaluation set besides the held-out prompts, with separate metrics; it is never trained
     on.
     """
 
@@ -259,8 +259,9 @@ class EvalSet(Section):
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    """Prompts of RL and evaluation. A hash of its text decides whether a question is held out, so
-    splits never share one.
+    """Prompts of RL and evaluation.
+
+    A hash of its text decides whether a question is held out, so the splits share no question.
     """
 
     KEY: ClassVar[str] = "data"
@@ -272,7 +273,7 @@ class DataConfig(Section):
     on.
     """
     eval_sets: tuple[EvalSet, ...] = ()
-    """Evaluation sets beside the held-out prompts; their questions are not trained on."""
+    """Evaluation sets besides the held-out prompts; their questions are not trained on."""
     heldout_frac: Fraction = 0.2
     """Share of the questions of `sources` that is held out for evaluation."""
     eval_prompts: CountOrOff = 512
@@ -295,12 +296,15 @@ class DataConfig(Section):
     """File pass_rates.jsonl of `compass filter` that selects the prompts of RL; empty: all."""
 
     def keyed_sources(self) -> list[tuple[str, Source]]:
-        """Returns (setting, source) of all sources: training, evaluation, sets. `Prompt.source` is
-        an index into this list.
+        """Returns (setting, source) of all sources: training, evaluation, sets.
+
+        `Prompt.source` is an index into this list.
         """
         named = [("sources", self.sources), ("eval_sources", self.eval_sources)]
         named += [(f"eval_sets[{i}].sources", one.sources) for i, one in enumerate(self.eval_sets)]
-        return [(f"data.{key}[{i}]", one) for key, found in named for i, one in enumerate(found)]
+        return [
+            (f"data.{key}[{i}]", one) for key, sources in named for i, one in enumerate(sources)
+        ]
 
     def set_places(self) -> list[range]:
         """Returns the positions of each set's sources in `keyed_sources`."""
@@ -314,12 +318,12 @@ class DataConfig(Section):
 
     @property
     def evaluated(self) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Whether the run has prompts to evaluate on."""
         return bool(self.eval_prompts or self.eval_sets)
 
     @property
     def labelled(self) -> bool:
-        """Whether a source that RL trains on has gold labels."""
+        """Whether a training source of RL has gold labels."""
         return any(source.gold for source in self.sources)
 
     def _check(self, key: str) -> None:
@@ -348,7 +352,7 @@ class EvalConfig(Section):
     KEY: ClassVar[str] = "evaluation"
 
     k: Samples = 4
-    """Number of samples per prompt, beside one greedy answer."""
+    """Number of samples per prompt, in addition to one greedy answer."""
     temperature: SamplingTemperature = 1.0
     """Sampling temperature (a factor)."""
     top_k: TopK = 0

@@ -1,4 +1,4 @@
-"""Settings of `compass distil`: the answers of a teacher that are worth learning from."""
+"""Settings of `compass distil`: the selection of a teacher's answers to train on."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class DistilConfig(Section):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources of the prompts."""
+        """The data sources of the prompts."""
         reward = own_code(self.reward)
         return tuple(
             TaskSource(name) if is_name(name) else FileSource(name, verifier=reward)
@@ -98,7 +98,7 @@ class DistilConfig(Section):
 
     @property
     def prompts(self) -> DataConfig:
-        """The prompts in the form of a run's configuration; none is held out."""
+        """The prompts as a run's configuration, with none held out."""
         return DataConfig(
             sources=self.sources,
             heldout_frac=0.0,
@@ -108,12 +108,12 @@ class DistilConfig(Section):
 
     @property
     def rewards(self) -> RewardConfig:
-        """The verifier's workers in the form of a run's configuration."""
+        """The verifier's workers as a run's configuration."""
         return RewardConfig(workers=self.workers, answer_tag=self.answer_tag)
 
     @property
     def teacher(self) -> JudgeConfig:
-        """The endpoint, for the client of a judge."""
+        """The teacher's endpoint, as settings of a judge's client."""
         return JudgeConfig(
             self.endpoint,
             self.model,

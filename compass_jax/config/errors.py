@@ -1,4 +1,4 @@
-"""The errors of what a person gave: a setting, or a Python file that a setting names."""
+"""Errors of user input: settings, and Python files that settings name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compass_jax.errors import UserError
 
 
 class ConfigError(UserError):
-    """An unusable setting; the message names the key, the value and the remedy."""
+    """An unusable setting. The message names the key, the value and the remedy."""
 
 
 def check(ok: bool, message: str) -> None:
@@ -28,21 +28,23 @@ def check(ok: bool, message: str) -> None:
 
 @contextlib.contextmanager
 def of_file(path: Path) -> Iterator[None]:
-    """Raises errors of a user's Python file as a ConfigError with the file and its line."""
+    """Re-raises errors of a user's Python file as ConfigError, with the file and the line."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}{_line(error, path)}: {error}") from error
     except (Exception, SystemExit) as error:
-        # not the file's, but a signal's
+        # raised by a signal, not by the file
         if isinstance(error, SystemExit) and not _line(error, path):
             raise
-        told = _no_setting(error) or f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(f"{path}{_line(error, path)}: {told}") from error
+        message = _no_setting(error) or f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{path}{_line(error, path)}: {message}") from error
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """ ", line 3" where the file is in the error's traceback, or is what could not be parsed."""
+    """Returns ", line 3" if the error's traceback has a frame of the file, or the file has a syntax
+    error there.
+    """
     if (
         isinstance(error, SyntaxError)
         and error.filename
@@ -58,35 +60,37 @@ _UNKNOWN = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '
 
 
 def _no_setting(error: BaseException) -> str:
-    """The nearest setting, where a class was called with one that it does not have."""
+    """Returns a message with the nearest setting, if a class was called with an unknown one; else
+    an empty text.
+    """
     called = _UNKNOWN.search(str(error)) if isinstance(error, TypeError) else None
     if called is None:
         return ""
-    name, given = called.groups()
+    name, setting = called.groups()
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in (*frame.f_locals.values(), *frame.f_globals.values()):
             inside = getattr(value, name, None) if isinstance(value, ModuleType) else value
             cls: Any = inside if isinstance(inside, type) else type(inside)
             if cls.__name__ == name and dataclasses.is_dataclass(cls):
                 known = [field.name for field in dataclasses.fields(cls)]
-                near = difflib.get_close_matches(given, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-                return f"{name} has no setting {given}; {hint}"
+                matches = difflib.get_close_matches(setting, known, n=1)
+                hint = f"did you mean {matches[0]}?" if matches else f"it has {', '.join(known)}"
+                return f"{name} has no setting {setting}; {hint}"
     return ""
 
 
 def line_of(path: Path, key: str, owner: str) -> str:
-    """ ", line 3" where a Python file gives the setting `key` to a call of the class `owner` or of
-    `replace`, in one place alone.
+    """Returns ", line 3" if exactly one call of the class `owner`, or of `replace`, in a Python
+    file sets `key`; else an empty text.
     """
     name = key.rpartition(".")[2]
-    found = {owner: [], "replace": []}  # type: dict[str, list[int]]
+    lines_of_calls = {owner: [], "replace": []}  # type: dict[str, list[int]]
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Call):
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             lines = [word.value.lineno for word in node.keywords if word.arg == name]
-            found.get(called, []).extend(lines)
-    lines = found[owner] or found["replace"]
+            lines_of_calls.get(called, []).extend(lines)
+    lines = lines_of_calls[owner] or lines_of_calls["replace"]
     return f", line {lines[0]}" if len(lines) == 1 else ""
 
 

@@ -10,8 +10,8 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", *ARRAY_RECORDS)
 
 
 def check_rows_path(path: str, key: str) -> None:
-    """Raises ConfigError for a name that is neither a file of rows nor a folder, whose name has no
-    dot.
+    """Raises ConfigError for a path that is neither a file of rows nor a folder (a name without a
+    dot).
     """
     check(bool(path), f"{key} is empty: name a file of rows, or a folder of such files")
     hint = hub_hint(path, dataset=True)

@@ -1,6 +1,4 @@
-"""Settings of TRL and verl by their names here, and names of the Hugging Face Hub: what people type
-who come from there.
-"""
+"""Counterparts here of settings of TRL and verl, and hints for names of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import os
 import re
 from collections.abc import Collection
 
-# GRPOConfig and TrainingArguments of TRL -> the setting, and what is different where something is
+# GRPOConfig and TrainingArguments of TRL -> the setting, with a difference in meaning, if any
 TRL = {
     "num_generations": "rl.group_size",
     "max_completion_length": "rollout.max_new_tokens",
@@ -89,7 +87,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def foreign_name(key: str) -> str:
-    """Returns the name here of a setting of TRL or verl, as the end of a sentence; empty for
+    """Returns the counterpart here of a setting of TRL or verl, as the end of a sentence; empty for
     another name.
     """
     for owner, names in (("TRL", TRL), ("verl", VERL)):
@@ -99,19 +97,19 @@ def foreign_name(key: str) -> str:
 
 
 def suggestion(key: str, known: Collection[str]) -> str:
-    """Returns what an unknown setting is probably called here, as the end of a sentence; empty
-    where nothing is near.
+    """Returns the likely names of an unknown setting, as the end of a sentence; empty without a
+    near name.
 
     Args:
-        key: as it was given, with underscores.
-        known: the dotted names of settings.
+        key: the unknown name, with underscores.
+        known: the dotted names of the settings.
     """
     if foreign := foreign_name(key):
         return foreign
     last = key.rpartition(".")[2]
-    same = [name for name in known if name.rpartition(".")[2] == last]
-    near = same or difflib.get_close_matches(key, known, n=3)
-    return f"did you mean {' or '.join(near[:3])}?" if near else ""
+    same_suffix = [name for name in known if name.rpartition(".")[2] == last]
+    matches = same_suffix or difflib.get_close_matches(key, known, n=3)
+    return f"did you mean {' or '.join(matches[:3])}?" if matches else ""
 
 
 def hub_hint(name: str, dataset: bool = False) -> str:

@@ -1,5 +1,5 @@
-"""`RunConfig` to JSON and back, exactly; and the differences between two configurations, key by
-key.
+"""Exact conversion of `RunConfig` to JSON and back, and differences of two configurations
+by key.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import MOST_DEPTH, check_fields, field_hints, options, shown
 from compass_jax.untrusted import parse_json
 
-KIND = "kind"  # where a field may hold one of several dataclasses, this key names which
-# Settings of earlier versions that did nothing: their files are read without them.
+KIND = "kind"  # the key that names the class, in a field of several dataclasses
+# Settings of earlier versions that had no effect; they are ignored.
 REMOVED = frozenset({("SFTConfig", "eval_every")})
-NAME = "name"  # of what may be a user's own class (config/seam.py)
+NAME = "name"  # the key that names a class that may be a user's (config/seam.py)
 
 
 def config_to_json(config: RunConfig) -> str:
@@ -75,8 +75,8 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _dataclasses_of(hint: Any) -> dict[str, type]:
-    found: list[Any] = [cls for cls in options(hint) if dataclasses.is_dataclass(cls)]
-    return {cls.__name__: cls for cls in found}
+    classes: list[Any] = [cls for cls in options(hint) if dataclasses.is_dataclass(cls)]
+    return {cls.__name__: cls for cls in classes}
 
 
 def _required(cls: Any) -> list[str]:
@@ -98,7 +98,7 @@ def _encode(value: Any, hint: Any) -> Any:
 
 
 def _decode(data: Any, hint: Any, key: str) -> Any:
-    """Returns `data` with its objects as the dataclasses of `hint`, and its lists as tuples."""
+    """Returns `data` with objects converted to the dataclasses of `hint`, and lists to tuples."""
     classes = _dataclasses_of(hint)
     base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
     if base is not None and isinstance(data, dict):
@@ -131,8 +131,8 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
         if (name == KIND and len(classes) > 1) or (cls.__name__, name) in REMOVED:
             continue
         if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1)
-            usual = f"did you mean {near[0]}?" if near else ""
+            matches = difflib.get_close_matches(name, hints, n=1)
+            usual = f"did you mean {matches[0]}?" if matches else ""
             hint = foreign_name(full) or foreign_name(name) or usual
             raise ConfigError(f"{full[:200]}: no such key" + (f"; {hint}" if hint else ""))
         values[name] = _decode(value, hints[name], full)
@@ -143,7 +143,9 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
 
 
 def _kind_by_keys(data: dict[str, Any], classes: dict[str, type]) -> str | None:
-    """Returns the only class that has all keys of an object, and whose required fields it has."""
+    """Returns the only class that has all keys of an object and whose required fields are among
+    them; else None.
+    """
     fitting = [
         name
         for name, cls in classes.items()
@@ -153,8 +155,8 @@ def _kind_by_keys(data: dict[str, Any], classes: dict[str, type]) -> str | None:
 
 
 def tuples(value: Any, depth: int = 0) -> Any:
-    """Returns `value` with every list in it as a tuple. Raises ConfigError for lists that nest
-    deeper than a setting may.
+    """Returns `value` with its lists converted to tuples. Raises ConfigError for lists nested
+    deeper than a setting may be.
     """
     if depth > MOST_DEPTH:
         raise ConfigError(f"lists in lists, deeper than {MOST_DEPTH} levels")

@@ -28,8 +28,9 @@ RESERVED = ("messages", "model", "max_tokens", "temperature", "stream", "n")
 
 @dataclass(frozen=True)
 class JudgeConfig(Section):
-    """A generative judge at an OpenAI-compatible endpoint: it compares an answer with an anchor,
-    asked in both orders. Better is 1, Tie 0.5, Worse 0.
+    """A generative judge at an OpenAI-compatible endpoint.
+
+    It compares an answer with an anchor, asked in both orders. Better scores 1, Tie 0.5, Worse 0.
     """
 
     KEY: ClassVar[str] = "rewards.judge"
@@ -90,8 +91,9 @@ class JudgeConfig(Section):
 
 @dataclass(frozen=True)
 class EngineJudgeConfig(Section):
-    """A generative judge in an engine of our own, on the rollout's devices, between rollouts: it
-    compares like one at an endpoint. Runs of one process have it.
+    """A generative judge in this process's engine, on the rollout's devices, between rollouts.
+
+    It compares like a judge at an endpoint. It needs a run of one process.
     """
 
     KEY: ClassVar[str] = "rewards.judge"
@@ -115,8 +117,10 @@ class EngineJudgeConfig(Section):
 @dataclass(frozen=True)
 class ScalarJudgeConfig(Section):
     """A scalar reward model (compass train-judge --scalar) on the training's devices, between
-    rollouts. A reward is sigmoid(r(answer) - r(anchor)), the chance that the answer is the better
-    one. Runs of one process have it.
+    rollouts.
+
+    A reward is sigmoid(r(answer) - r(anchor)), the probability that the answer is better than the
+    anchor. It needs a run of one process.
     """
 
     KEY: ClassVar[str] = "rewards.judge"

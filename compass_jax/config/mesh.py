@@ -15,14 +15,17 @@ Devices = Annotated[int, Range(1, 2**20)]
 
 @dataclass(frozen=True)
 class MeshConfig(Section):
-    """Devices along each axis; their product is the number of devices of the mesh. 1 everywhere:
-    one device, and no mesh.
+    """Number of devices along each axis; their product is the size of the mesh. All 1: one device,
+    without a mesh.
 
-    Sequences are split over replica, fsdp and expert together, their tokens over context. replica:
-    whole copies of the parameters. fsdp: the parameters' hidden axis in storage, gathered layer by
-    layer. expert: experts; their tokens travel. tensor: heads, the inner axis of MLPs, the
-    vocabulary. context: the tokens of a row in training, and the hidden axis in storage with fsdp;
-    in decoding its devices take slots.
+    Sequences are split over replica, fsdp and expert together, and their tokens over context.
+
+        replica   whole copies of the parameters
+        fsdp      the parameters' hidden axis in storage, gathered layer by layer
+        expert    experts; tokens are sent to the devices of their experts
+        tensor    heads, the inner axis of MLPs, the vocabulary
+        context   in training the tokens of a row, and with fsdp the hidden axis in storage; in
+            decoding the slots
     """
 
     replica: Devices = 1
@@ -30,7 +33,7 @@ class MeshConfig(Section):
     fsdp: Devices = 1
     """Number of devices that share the storage of the parameters, split along the hidden axis."""
     expert: Devices = 1
-    """Number of devices that share the experts; the tokens travel between them."""
+    """Number of devices that share the experts; tokens are exchanged between them."""
     tensor: Devices = 1
     """Number of devices that share the heads, the inner axis of the MLPs and the vocabulary."""
     context: Devices = 1
@@ -44,7 +47,9 @@ class MeshConfig(Section):
         return math.prod(astuple(self))
 
     def validate(self, key: str | None = None, model: ModelConfig | None = None) -> Self:
-        """Returns self. Raises ConfigError, with both sizes, if an axis does not divide."""
+        """Returns self. Raises ConfigError, with both sizes, for an axis that does not divide its
+        array.
+        """
         super().validate(key)
         if model is not None:
             self._check_model(f"{key}", model)

@@ -1,4 +1,4 @@
-"""Settings of the model and of its computation."""
+"""Settings of the model and its computation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from compass_jax.config.ranges import CountOrOff, Name, Range, Section, Tokens
 Width = Annotated[int, Range(1, 2**20)]
 Heads = Annotated[int, Range(1, 65_536)]
 DType = Literal["float32", "bfloat16", "float64"]
-MAX_PARAMETERS = 10**13  # several times those of the largest published model
+MAX_PARAMETERS = 10**13  # several times the count of the largest published model
 
 
 @dataclass(frozen=True)
 class MoEConfig(Section):
-    """Mixture-of-experts layers."""
+    """The mixture-of-experts layers."""
 
     experts: Annotated[int, Range(2, 65_535, note="a route has 16 bits")]
     """Number of experts of an MoE layer (HF num_experts)."""
@@ -83,12 +83,14 @@ class ModelConfig(Section):
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The numbers of the MoE layers; entry i is layer i of a routing array's `l` axis."""
+        """The numbers of the MoE layers; entry i belongs to index i of a routing array's
+        `l` axis.
+        """
         return tuple(i for i in range(self.layers) if self.is_moe(i))
 
     @property
     def mixture(self) -> MoEConfig:
-        """`moe` of a model that has MoE layers. Raises ValueError for a dense one."""
+        """The settings of the MoE layers. Raises ValueError for a dense model."""
         if self.moe is None:
             raise ValueError("a dense model has no experts")
         return self.moe
@@ -121,7 +123,7 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True)
 class ComputeConfig(Section):
-    """How the model is computed; no setting changes the result beyond rounding."""
+    """The computation of the model; no setting changes the result beyond rounding."""
 
     KEY: ClassVar[str] = "compute"
 
@@ -154,9 +156,11 @@ class ComputeConfig(Section):
     """Parts of the model that are computed in float32 if dtype is bfloat16."""
 
     def dtype_of(self, part: str) -> str:
-        """Returns the dtype of one part's activations: `attention` (and its cache), the router's
-        input (`gate`), the experts and dense layers (`mlp`), or the residual `stream` with the
-        final norm and the LM head. Each includes its norm; weights are rounded as before.
+        """Returns the dtype of one part's activations.
+
+        The parts are `attention` (with its cache), the router's input (`gate`), the experts and
+        dense layers (`mlp`), and the residual `stream` with the final norm and the LM head. Each
+        includes its norm. The rounding of weights does not change.
         """
         return "float32" if self.dtype == "bfloat16" and part in self.float32_parts else self.dtype
 

@@ -1,9 +1,9 @@
-"""A person's own code, named in a setting: `module:name`, or `path/to/file.py:name`.
+"""Names of user code in settings: `module:name` or `path/to/file.py:name`.
 
-A module is looked up on the path of the process that started the run, and then in the folder in
-which it was started. A file's path counts from that folder; a setting holds it absolute as soon as
-it is read, so that the run's config.json means the same file wherever it is read again. Modules
-beside such a file can be imported by it.
+A module is looked up on the import path of the process that started the run, then in its working
+directory. A file's path is relative to that directory. A setting stores it as an absolute path, so
+that the run's config.json names the same file wherever it is read. Such a file can import the
+modules in its folder.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FORM = re.compile(r"(?:.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
 
 
 def absolute(name: Any) -> Any:
-    """Returns `name` with an absolute path of its file; a name of another form unchanged."""
+    """Returns `name` with an absolute path of its file; names of another form are unchanged."""
     file, _, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     return f"{os.path.abspath(file)}:{attribute}" if file.endswith(".py") else name
 
 
 def check_name(name: str, key: str, example: str) -> None:
-    """Raises ConfigError where `name` has neither form. `example` ends the message."""
+    """Raises ConfigError for a `name` of neither form. `example` ends the message."""
     check(
         is_name(name),
         f"{key} = {name!r:.200}: must be module:name or path/to/file.py:name, as in {example}",
@@ -40,14 +40,14 @@ def check_name(name: str, key: str, example: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether a text has the form of a name of own code."""
+    """Returns whether a text has the form of a name of user code."""
     return bool(_FORM.fullmatch(text))
 
 
 def load(name: str, key: str) -> Any:
     """Returns the object that `name` names. Its module is imported once in a process.
 
-    Raises ConfigError, with `key` and the file and line, for a name of another form, a missing or
+    Raises ConfigError, with `key`, the file and the line, for a name of another form, a missing or
     broken module, and a missing attribute.
     """
     check_name(name, key, "'my_code:name'")
@@ -57,14 +57,14 @@ def load(name: str, key: str) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{key} = {name!r}: {error}") from error
     if not hasattr(module, attribute):
-        near = difflib.get_close_matches(attribute, vars(module), n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; define it there"
+        matches = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"; did you mean {matches[0]}?" if matches else "; define it there"
         raise ConfigError(f"{key} = {name!r}: {place} has no {attribute}{hint}")
     return getattr(module, attribute)
 
 
 def load_module(place: str, key: str) -> ModuleType:
-    """The module `place` ("a.b", or "path/to/file.py"), imported once in a process. Raises
+    """Returns the module `place` ("a.b", or "path/to/file.py"), imported once in a process. Raises
     ConfigError like `load`.
     """
     try:
@@ -133,6 +133,6 @@ def _of_path(name: str) -> ModuleType:
 
 
 def _may_import_from(folder: Path) -> None:
-    """Adds a folder to the end of the import path, so that it shadows no other module."""
+    """Appends a folder to the import path, so that it shadows no other module."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

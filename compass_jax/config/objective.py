@@ -1,5 +1,7 @@
-"""The base class of policy objectives. The objectives themselves compute, so they lie in
-rl/objectives/, one file each, or in a user's own file.
+"""The base class of policy objectives.
+
+The objectives themselves compute, so they are in rl/objectives/, one file each, or in a user's
+file.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from compass_jax.config.seam import Seam, seam_class
 
 @dataclass(frozen=True)
 class Objective(Seam):
-    """A policy objective: subclass it as a frozen dataclass, whose fields are its settings.
+    """A policy objective. Subclasses are frozen dataclasses whose fields are its settings.
 
     `rl.objective` in the configuration holds an instance. The inputs are those of
     rl/objectives/inputs.py.
@@ -35,7 +37,9 @@ class Objective(Seam):
 
     @property
     def divides_by_std(self) -> bool:
-        """Whether GRPO's advantages may be divided by the standard deviation of their group."""
+        """Whether the objective permits division of GRPO's advantages by the standard deviation of
+        their group.
+        """
         return True
 
     def surrogate(self, inputs: Any) -> Any:
@@ -49,7 +53,7 @@ class Objective(Seam):
     def groups(self, old_entropy: Any, mask: Any) -> Any:
         """Returns the group `[b t]` of each token within its response, fixed once per rollout.
 
-        None: the objective has no groups of tokens.
+        None: the objective does not group tokens.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""A pipeline: stages one after another, each of which starts from what earlier ones made."""
+"""A pipeline: a sequence of stages, each of which starts from the results of earlier ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 @dataclass(frozen=True)
 class PipelineConfig(Section):
-    """Stages in their order, and the folder of their results."""
+    """The stages in their order, and the folder of their results."""
 
     stages: tuple[Stage, ...]
     """Stages, which run one after another."""
@@ -27,9 +27,10 @@ class PipelineConfig(Section):
     """Folder of the stages, such as 02-reasoning, and of the pipeline's records and report."""
 
     def validate(self, key: str | None = None) -> PipelineConfig:
-        """Returns the pipeline with each stage's start written out. Raises ConfigError, naming the
-        stage, for the first setting that cannot be used, a stage that is missing or comes later, a
-        circle, and parents of a merge without a common ancestor.
+        """Returns the pipeline with each stage's start made explicit.
+
+        Raises ConfigError, naming the stage, for an unusable setting, a missing or later stage, a
+        cycle, and parents of a merge without a common ancestor.
         """
         check_fields(self, "")
         check(bool(self.stages), "stages is empty: a pipeline has at least one")
@@ -44,7 +45,7 @@ class PipelineConfig(Section):
         stages: list[Stage] = []
         for stage in self.stages:
             try:
-                stage = _written_out(stage, stages, names)
+                stage = _with_explicit_inputs(stage, stages, names)
                 _check_order(stage, stages, self.stages)
                 _check_models(stage, stages)
                 stage.validate()
@@ -69,8 +70,8 @@ def texts(part: Any) -> Iterator[str]:
 
 
 def with_texts(part: Any, change: Callable[[str], str]) -> Any:
-    """`part`, a configuration class or a part of one, with `change` of every text that begins with
-    "stage:".
+    """Returns `part`, a configuration class or a part of one, with `change` applied to every text
+    that begins with "stage:".
     """
     if isinstance(part, str):
         return change(part) if part.startswith(REFERENCE) else part
@@ -85,16 +86,18 @@ def with_texts(part: Any, change: Callable[[str], str]) -> Any:
 
 
 def inputs(stage: Stage) -> tuple[str, ...]:
-    """The names of the stages whose output a stage takes, each once; of one whose start is written
-    out.
+    """Returns the distinct names of the stages whose output a stage reads. The stage's start must
+    be explicit.
     """
     references = (x.removeprefix(REFERENCE) for x in texts(stage) if x.startswith(REFERENCE))
     named = [*stage.starts(), *(text.partition("/")[0] for text in references)]
     return tuple(dict.fromkeys(named))
 
 
-def _written_out(stage: Stage, before: list[Stage], names: list[str]) -> Stage:
-    """`stage` with the stages that an empty setting stands for. ConfigError where there is none."""
+def _with_explicit_inputs(stage: Stage, before: list[Stage], names: list[str]) -> Stage:
+    """Returns `stage` with its empty settings replaced by stage names. Raises ConfigError if no
+    stage qualifies.
+    """
     stage = stage.filled(
         [one.name for one in before if one.WEIGHTS], [one.name for one in before if one.ROWS]
     )
@@ -106,14 +109,14 @@ def _written_out(stage: Stage, before: list[Stage], names: list[str]) -> Stage:
 
 
 def _check_known(name: str, names: list[str]) -> None:
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    matches = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {matches[0]}? " if matches else ""
     check(name in names, f"there is no stage {name!r:.80}; {hint}there are {', '.join(names)}")
 
 
 def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -> None:
-    """Raises ConfigError unless a stage takes from earlier ones, and weights from those that make
-    some.
+    """Raises ConfigError unless a stage reads only earlier stages, and weights only from stages
+    that make some.
     """
     done = {one.name: one for one in before}
     for name in inputs(stage):
@@ -126,8 +129,11 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
     for name in stage.starts():
         check(done[name].WEIGHTS, f"it starts from {name}, which makes no weights")
     if isinstance(stage, Export):
-        whole = isinstance(done[stage.start], Merge | Export)
-        check(not whole, f"{stage.start} already makes a Hugging Face folder; leave the export out")
+        is_folder = isinstance(done[stage.start], Merge | Export)
+        check(
+            not is_folder,
+            f"{stage.start} already makes a Hugging Face folder; leave the export out",
+        )
     if isinstance(stage, Merge):
         for parent in stage.parents:
             check(
@@ -138,26 +144,30 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
 
 
 def ancestors(name: str, stages: list[Stage]) -> list[str]:
-    """The stages that the weights of stage `name` come from, itself first, nearest first."""
-    found, known = [name], {stage.name: stage for stage in stages}
-    for one in found:
+    """Returns the stages that the weights of stage `name` come from: itself first, then the nearest
+    first.
+    """
+    names, known = [name], {stage.name: stage for stage in stages}
+    for one in names:
         stage = known.get(one)
         above = [stage.base] if isinstance(stage, Merge) else [getattr(stage, "start", "")]
-        found += [x for x in above if x and x not in found]
-    return found
+        names += [x for x in above if x and x not in names]
+    return names
 
 
 def _common(parents: tuple[str, ...], stages: list[Stage]) -> str:
-    """The nearest stage that all parents started from."""
+    """Returns the nearest stage that all parents started from. Raises ConfigError if none
+    exists.
+    """
     lines = [ancestors(parent, stages)[1:] for parent in parents]
     shared = [name for name in lines[0] if all(name in line for line in lines)] if lines else []
-    told = "; ".join(f"{p}: {', '.join(x) or 'none'}" for p, x in zip(parents, lines))
-    check(bool(shared), f"its parents share no ancestor ({told}); train them from one base")
+    listing = "; ".join(f"{p}: {', '.join(x) or 'none'}" for p, x in zip(parents, lines))
+    check(bool(shared), f"its parents share no ancestor ({listing}); train them from one base")
     return shared[0]
 
 
 def model_of(name: str, stages: list[Stage]) -> RunConfig | None:
-    """The run whose model the weights of stage `name` have."""
+    """Returns the run whose model has the weights of stage `name`, or None."""
     known = {stage.name: stage for stage in stages}
     runs = (known[one] for one in ancestors(name, stages))
     return next((stage.run for stage in runs if isinstance(stage, Sft | Rl)), None)
@@ -169,6 +179,8 @@ def _check_models(stage: Stage, before: list[Stage]) -> None:
     for name in stage.starts():
         run = model_of(name, before)
         changed = differences(run.model, stage.run.model) if run else {}
-        changed.pop("init_std", None)  # it says nothing about weights that exist
-        for key, (theirs, ours) in changed.items():
-            raise ConfigError(f"run.model.{key} = {ours!r}: the weights of {name} have {theirs!r}")
+        changed.pop("init_std", None)  # irrelevant to existing weights
+        for key, (theirs, expected) in changed.items():
+            raise ConfigError(
+                f"run.model.{key} = {expected!r}: the weights of {name} have {theirs!r}"
+            )

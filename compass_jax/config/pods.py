@@ -1,4 +1,6 @@
-"""What the configurations for pods share: shapes of published models, and a run on 32k tokens."""
+"""Shared parts of the configurations for pods: shapes of published models, and a run on 32k
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from compass_jax.config.training import (
 )
 
 PROMPT, ANSWER = 2048, 30_720  # tokens; 32,768 together
-# of a token and a choice, that a device has room for at once in an MoE layer: it may be sent all of
-# its group's
+# Pairs of a token and an expert that fit on a device at once in an MoE layer; in the worst case it
+# receives all pairs of its group.
 PAIRS = 131_072
 
 QWEN3_30B_A3B = ModelConfig(
@@ -49,8 +51,8 @@ QWEN3_235B_A22B = ModelConfig(
     moe=MoEConfig(experts=128, top_k=8, ffn=1536),
     max_positions=40_960,
 )
-# The shape of a published dense model of 7B, a neighbour of the sister's (arXiv 2508.08909), whose
-# layers' sizes the paper does not say.
+# The shape of a published dense 7B model, close to that of arXiv 2508.08909, which gives no layer
+# sizes.
 QWEN2_7B = ModelConfig(
     family="qwen2",
     vocab_size=152_064,
@@ -64,8 +66,8 @@ QWEN2_7B = ModelConfig(
     qkv_bias=True,
     max_positions=40_960,
 )
-# The size that arXiv 2512.07710 gives (245B in all, 71B active, 16 experts, top-4); the layers'
-# sizes are ours, the paper does not say them.
+# The size in arXiv 2512.07710 (245B parameters, 71B active, 16 experts, top-4); the paper gives no
+# layer sizes, so these are this package's.
 COMPASS_245B_A71B = ModelConfig(
     family="qwen3_moe",
     vocab_size=151_936,
@@ -91,15 +93,19 @@ def pod_run(
     prompts: int = 64,
     exchange: Literal["gather", "all_to_all"] = "gather",
 ) -> RunConfig:
-    """RL of `model` from the Hugging Face folder `weights`: 16 answers of up to 30,720 tokens to
-    each of `prompts` prompts, sampled by 8-bit weights.
+    """Returns the RL run of `model` from the Hugging Face folder `weights`: 16 answers of up to
+    30,720 tokens to each of `prompts` prompts, sampled with 8-bit weights.
 
-    slots: sequences decoded together. exchange: of tokens between experts' devices. A gather over n
-    devices brings n - 1 times a device's tokens over links that are all busy; an all-to-all brings
-    fewer (of 4 experts of 16 on 16 devices a quarter, of 8 of 128 two fifths), over paths that
-    share links: worth it where each token needs few of the devices. A micro-batch is one row of 32k
-    tokens on each group of context devices. A checkpoint every second step (of about five minutes
-    and more, by the bounds of the plans): a preemption loses what came behind the last one.
+    A micro-batch is one row of 32k tokens on each group of context devices. A checkpoint is saved
+    every second step, which takes about five minutes or more by the plans' bounds, so a preemption
+    loses at most two steps.
+
+    Args:
+        slots: number of sequences decoded together.
+        exchange: exchange of tokens between the experts' devices. A gather over n devices receives
+            n - 1 times a device's tokens, over links that are all busy. An all-to-all receives
+            fewer (a quarter for 4 of 16 experts on 16 devices, two fifths for 8 of 128), over paths
+            that share links: it pays if each token needs few of the devices.
     """
     rows = mesh.replica * mesh.fsdp * mesh.expert
     chunk = PAIRS // (mesh.expert * model.moe.top_k) if model.moe else 0
@@ -137,14 +143,14 @@ def pod_run(
 
 
 def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
-    """Four updates of a rollout, each over micro-batches of `rows` of the longest sequences: the
-    recipe of arXiv 2512.07710, as docs/concepts/zero_variance.md and espo.md explain it.
+    """Returns the recipe of arXiv 2512.07710 (docs/concepts/zero_variance.md, espo.md): four
+    updates for each rollout, with micro-batches of `rows` of the longest sequences.
 
-    Prompts come by selection; those that `compass filter` finds always right or always wrong are
-    left out with `--data.keep-file OUT/pass_rates.jsonl`, which is a file of one's own. Uniform
-    groups grow to 32 samples. Penalties sum to 0.07, far below the 1 between right and wrong. The
-    paper says that it does each of these; the numbers are ours, but for ESPO's alpha. Nothing has
-    to be set for the longest samples to begin first: the rollout always does it.
+    Prompts are drawn by selection. Those that `compass filter` measures as always right or always
+    wrong are left out with `--data.keep-file OUT/pass_rates.jsonl`, which the user provides.
+    Uniform groups grow to 32 samples. Penalties sum to 0.07, far below the difference of 1 between
+    right and wrong. The paper describes each of these stages; the numbers are this package's,
+    except for ESPO's alpha. The rollout always starts the longest samples first, without a setting.
     """
     return RLConfig(
         steps=1000,
@@ -166,13 +172,13 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
 
 
 def phase_two(config: RunConfig, weights: str) -> RunConfig:
-    """The second phase of arXiv 2512.07710, "domain expansion", from what the first one left in
-    `weights`: questions of the domain that a generative judge compares with a reference, beside the
-    first phase's.
+    """Returns the second phase of arXiv 2512.07710 ("domain expansion"), which starts from the
+    first phase's `weights`.
 
-    The judge is served on devices of its own at `rewards.judge.endpoint`. Its verdicts are 0.5
-    apart (docs/howto/judge.md), still more than the penalties. Questions of the domain come three
-    times as often; this number is ours.
+    It adds questions of the domain, which a generative judge compares with a reference, to the
+    prompts of the first phase. The judge runs on separate devices at `rewards.judge.endpoint`. Its
+    verdicts are 0.5 apart (docs/howto/judge.md), still more than the penalties. Questions of the
+    domain are repeated three times; this number is this package's.
     """
     domain = FileSource("data/domain.jsonl", verifier="judge", label="domain", repeat=3)
     return replace(

@@ -1,4 +1,4 @@
-"""Settings of `compass prepare-sft`: which conversations are worth learning from."""
+"""Settings of `compass prepare-sft`: the selection of conversations to train on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_GRAM = 64  # words
 
 @dataclass(frozen=True)
 class PrepareConfig(Section):
-    """Files of conversations, and each filter with the value that switches it off."""
+    """Files of conversations, and the settings of each filter, with the value that disables it."""
 
     KEY: ClassVar[str] = "prepare"
     CODE: ClassVar[tuple[str, ...]] = ("reward",)
@@ -47,7 +47,7 @@ class PrepareConfig(Section):
     one (Jaccard similarity), if its questions have the same numbers; 0: off.
     """
     shingle_words: Annotated[int, Range(1, MAX_GRAM)] = 3
-    """Length of a shingle in words (a count)."""
+    """Length of a shingle (a count of words)."""
     ngram_words: Annotated[int, Range(0, MAX_GRAM, note="0 is off")] = 13
     """Contamination: the count of consecutive words shared with an evaluation question, or the
     whole question; 0: --against removes nothing.

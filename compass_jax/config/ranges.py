@@ -1,9 +1,11 @@
-"""What a field may hold: its type, and a rule such as `Range` in its annotation. `check_fields`
-checks them all, and `Section` is the base class of the parts of a configuration.
+"""Types and ranges of the fields of a configuration.
+
+A field has a type and, in its annotation, a rule such as `Range`. `check_fields` checks them, and
+`Section` is the base class of the parts of a configuration.
 
     slots: Annotated[int, Range(1, 65_536)] = 64
 
-An upper bound is no recommendation: it is far beyond any use, and below a size that would hang a
+An upper bound is not a recommendation: it is far beyond any use, but below a size that would hang a
 run or exhaust the memory.
 """
 
@@ -23,15 +25,17 @@ from compass_jax.config.named import absolute
 from compass_jax.untrusted import whole_text
 
 MOST_ENTRIES = 10_000  # of a tuple
-MOST_DEPTH = 16  # of tuples in each other, in a field that takes any
+MOST_DEPTH = 16  # nesting depth of tuples, in a field of any type
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `above` excludes `low`.
+    """Numbers from `low` to `high`, both included.
 
-    note: ends the message, with the meaning of a special value or the reason for a bound. or_zero:
-    0 is allowed below `low`.
+    Attributes:
+        above: exclude `low`.
+        note: end of the message: the meaning of a special value, or the reason for a bound.
+        or_zero: allow 0 below `low`.
     """
 
     low: float
@@ -41,29 +45,31 @@ class Range:
     or_zero: bool = False
 
     def refusal(self, value: Any) -> str:
-        """Returns what `value` must be; empty for a value inside the range."""
+        """Returns the rule that `value` breaks, as a message; empty for a value inside the
+        range.
+        """
         if isinstance(value, float) and not math.isfinite(value):
             return "must be a finite number"
         if self.or_zero and value == 0:
             return ""
         if value < self.low or (self.above and value == self.low):
             if (self.low == 0 and self.above) or (self.low == 1 and isinstance(value, int)):
-                wanted = "must be positive"
+                message = "must be positive"
             elif self.low == 0:
-                wanted = "must be >= 0"
+                message = "must be >= 0"
             else:
                 zero = "0 or " if self.or_zero and value > 0 else ""
-                wanted = f"must be {zero}{'above' if self.above else 'at least'} {self.low}"
+                message = f"must be {zero}{'above' if self.above else 'at least'} {self.low}"
         elif value > self.high:
-            wanted = f"must be at most {self.high}"
+            message = f"must be at most {self.high}"
         else:
             return ""
-        return wanted + (f" ({self.note})" if self.note else "")
+        return message + (f" ({self.note})" if self.note else "")
 
 
 @dataclass(frozen=True)
 class Characters:
-    """Texts of a number of characters."""
+    """Texts of a limited number of characters."""
 
     most: int
     least: int = 0
@@ -71,22 +77,22 @@ class Characters:
 
 @dataclass(frozen=True)
 class Increasing:
-    """Tuples that are not empty and increase strictly, from above `above`."""
+    """Non-empty tuples that increase strictly from above `above`."""
 
     above: int = 0
 
     def refusal(self, value: tuple) -> str:
-        """Returns what `value` must be; empty for an increasing tuple."""
+        """Returns the rule that `value` breaks, as a message; empty for an increasing tuple."""
         if value and value[0] > self.above and list(value) == sorted(set(value)):
             return ""
         return f"must increase and be {f'above {self.above}' if self.above else 'positive'}"
 
 
 ANY_NUMBER = Range(-(2**63), 2**63 - 1)
-ANY_TEXT = Characters(4096)  # most texts name a file or a thing
-AUTO = "auto"  # for a column's name: the file's columns decide (data/formats.py)
+ANY_TEXT = Characters(4096)  # most texts are names of files or objects
+AUTO = "auto"  # column name: detect it from the file's columns (data/formats.py)
 Name = Annotated[str, Characters(4096, least=1)]
-Text = Annotated[str, Characters(1_000_000)]  # written for the model to read
+Text = Annotated[str, Characters(1_000_000)]  # text in prompts
 Count = Annotated[int, Range(1, 10**9)]
 CountOrOff = Annotated[int, Range(0, 10**9)]
 Tokens = Annotated[int, Range(1, 2**27)]
@@ -105,7 +111,7 @@ Coefficient = Annotated[float, Range(0, 1000)]
 
 
 def shown(value: Any) -> str:
-    """Returns `value` as a message writes it, of bounded length."""
+    """Returns `value` as text of bounded length, for messages."""
     try:
         text = repr(value[:200] if isinstance(value, str | tuple | list) else value)
     except ValueError:  # Python writes no integer of more than 4300 digits
@@ -114,8 +120,8 @@ def shown(value: Any) -> str:
 
 
 def check_fields(config: Any, key: str) -> None:
-    """Raises ConfigError, naming `key.field`, for the first field that holds another type or number
-    than it declares, in the sections too: no `_check` meets a value that it cannot compare.
+    """Raises ConfigError, naming `key.field`, for the first field, also of a nested section, whose
+    value violates its declared type or range. Runs before `_check`, whose comparisons rely on it.
     """
     cls: Any = type(config)
     for name, hint in field_hints(cls).items():
@@ -125,8 +131,9 @@ def check_fields(config: Any, key: str) -> None:
 class Section:
     """A part of a configuration, a frozen dataclass. `KEY` is its setting in a run.
 
-    `CODE` lists the fields that name own code, whose paths become absolute: a configuration means
-    the same file wherever it is read. Mappings become pairs, which are hashable.
+    `CODE` lists the fields that name user code. Their paths become absolute, so that a
+    configuration names the same file wherever it is read. Mappings become pairs, which are
+    hashable.
     """
 
     KEY: ClassVar[str] = ""
@@ -138,8 +145,8 @@ class Section:
             object.__setattr__(self, name, own_code(value) if name in self.CODE else value)
 
     def validate(self, key: str | None = None) -> Self:
-        """Returns self. Raises ConfigError, naming the setting, for the first value that cannot be
-        used. `key` replaces KEY.
+        """Returns self. Raises ConfigError, naming the setting, for the first unusable value. `key`
+        replaces KEY.
         """
         key = self.KEY if key is None else key
         check_fields(self, key)
@@ -160,8 +167,8 @@ class Section:
 
 
 def own_code(value: Any) -> Any:
-    """Returns a name of own code, or pairs or a mapping of names and weights, as a configuration
-    keeps it: as pairs, with absolute paths.
+    """Returns a name of user code, or names with weights (pairs or a mapping), as pairs with
+    absolute paths.
     """
     value = tuple(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(value, tuple):
@@ -197,8 +204,8 @@ def type_name(hint: Any) -> str:
 def _check(value: Any, hint: Any, key: str) -> None:
     choices = [option for option in options(hint) if _is_a(value, option)]
     if not choices:
-        wanted = type_name(hint)
-        raise ConfigError(f"{key} = {shown(value)}: the wrong type, it must be {wanted}")
+        expected = type_name(hint)
+        raise ConfigError(f"{key} = {shown(value)}: the wrong type, it must be {expected}")
     hint, rule = _rule(choices[0])
     if dataclasses.is_dataclass(value):
         check_fields(value, key)

@@ -1,4 +1,4 @@
-"""Settings of the verifiers' workers and of what counts as right and wrong."""
+"""Settings of the verifier workers, and the rewards that count as right and wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reward = Annotated[float, Range(-(2**63), 2**63 - 1)]
 
 @dataclass(frozen=True)
 class RewardConfig(Section):
-    """Verifier workers. A sample whose check hangs, crashes or raises is excluded and counted,
+    """The verifier workers. A sample whose check hangs, crashes or raises is excluded and counted,
     never scored 0.
     """
 
@@ -36,7 +36,7 @@ class RewardConfig(Section):
     """
     program_packages: tuple[str, ...] = USUAL_PACKAGES
     """Installed packages, with their requirements, that programs under the verifier `code` can
-    import beside the standard library; a default package that is not installed is left out.
+    import in addition to the standard library; a default package that is not installed is left out.
     """
     right_at: Reward = 1.0
     """Lowest reward of a right answer."""
@@ -55,7 +55,7 @@ class RewardConfig(Section):
 
     @property
     def conversation_limit_s(self) -> float:
-        """`conversation_s`, or its default."""
+        """The time limit of a conversation in seconds: `conversation_s`, or its default."""
         return 4 * self.timeout_s if self.conversation_s is None else self.conversation_s
 
     def _check(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The settings of one stage of RL; config/curriculum.py applies them."""
+"""The settings of a stage of RL; config/curriculum.py applies them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TOLERANCE = 1e-6  # of the sum of a mix's shares, 1
 
 @dataclass(frozen=True)
 class RLStage(Section):
-    """One stage of RL: settings that replace the run's, unless none, until the next stage begins or
-    the run ends.
+    """A stage of RL: settings other than None replace the run's until the next stage begins or the
+    run ends.
     """
 
     after_steps: CountOrOff = 0
@@ -55,7 +55,7 @@ class RLStage(Section):
 
 
 def check_order(stages: Sequence[RLStage]) -> None:
-    """Raises ConfigError for stages that do not follow each other."""
+    """Raises ConfigError unless the stages are in increasing order of their first steps."""
     begins = [stage.after_steps for stage in stages]
     check(
         not stages or (begins[0] == 0 and begins == sorted(set(begins))),

@@ -1,4 +1,4 @@
-"""A whole run: every component's settings, and what two of them must agree on."""
+"""A whole run: the settings of every component, and the checks between components."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class RunConfig(Section):
     rollout_mesh: MeshConfig | None = None
     """Mesh of the rollout: devices along each axis; None: the training's mesh."""
     rollout_apart: bool = False
-    """Disaggregated rollout on devices of its own, after the training's; with rl.one_step_off both
-    run at once.
+    """Disaggregated rollout on separate devices, numbered after the training's; with
+    rl.one_step_off both run at once.
     """
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Sampling of answers."""
@@ -79,7 +79,7 @@ class RunConfig(Section):
 
     @property
     def rollout_compute(self) -> ComputeConfig:
-        """The sampler's computation: the training's, in `rollout.dtype`."""
+        """The computation of the sampler: the training's, with `rollout.dtype`."""
         return replace(self.compute, dtype=self.rollout.dtype or self.compute.dtype)
 
     def _check(self, key: str) -> None:
@@ -165,8 +165,8 @@ class RunConfig(Section):
         )
 
     def validate_for_rl(self) -> RunConfig:
-        """Validates the run, and RL's needs: an untruncated sampler (algorithms section 0) and
-        buckets that hold every rollout.
+        """Validates the run and the requirements of RL: an untruncated sampler (algorithms section
+        0) and buckets that fit every rollout.
         """
         self.validate()
         r = self.rollout
@@ -232,7 +232,7 @@ class RunConfig(Section):
 
 
 def of_stage(config: RunConfig, stage: RLStage) -> RunConfig:
-    """Returns the settings of one stage, without stages: the stage's settings replace the run's."""
+    """Returns the run's settings with those of one stage applied, without stages."""
     rl, rollout = config.rl, config.rollout
     rate = rl.optim.learning_rate if stage.learning_rate is None else stage.learning_rate
     return replace(
@@ -249,8 +249,8 @@ def of_stage(config: RunConfig, stage: RLStage) -> RunConfig:
 
 
 def _with_sound_stages(config: RunConfig) -> RunConfig:
-    """Returns `config`, or raises ConfigError, naming the stage, where the settings of one together
-    could not be a run's.
+    """Returns `config`. Raises ConfigError, naming the stage, if a stage's settings make an invalid
+    run.
     """
     for i, stage in enumerate(config.rl.stages):
         try:

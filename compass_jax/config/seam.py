@@ -1,8 +1,8 @@
-"""Settings whose value is an object of a class that a user may bring.
+"""Settings whose value is an object of a class that a user can define.
 
 `rl.objective` and `rl.advantage` are such settings. Each has a base class derived from `Seam`. A
-subclass is a frozen dataclass whose fields are its settings. It is named in the configuration by
-`name`: one of the short names of its base class (`espo`), or the user's own as `module:Class` or
+subclass is a frozen dataclass whose fields are its settings. The configuration names it by `name`:
+a short name of this package (`espo`), or a user's class as `module:Class` or
 `path/to/file.py:Class`.
 """
 
@@ -20,10 +20,11 @@ from compass_jax.config.ranges import check_fields
 
 @dataclass(frozen=True)
 class Seam:
-    """A base class of what a user may bring; instances are hashable, because jit keeps them static.
+    """A base class of user-defined components. Instances are hashable, because jit takes them as
+    static arguments.
 
-    A direct subclass sets `key`, the setting that holds an instance, and `classes`, the classes of
-    this package by their short names.
+    A direct subclass sets `key`, the setting that holds an instance, and `classes`, this package's
+    classes by their short names.
     """
 
     key: ClassVar[str] = ""
@@ -53,8 +54,8 @@ S = TypeVar("S", bound=Seam)
 def seam_class(base: type[S], name: str) -> type[S]:
     """Returns the subclass of `base` that `name` names.
 
-    Raises ConfigError for a missing class, one that is no frozen dataclass derived from `base`, and
-    one without a required method.
+    Raises ConfigError for a missing class, a class that is not a frozen dataclass derived from
+    `base`, and a class without a required method.
     """
     setting = f"{base.key}.name = {name!r:.200}"
     if ":" not in name and name not in base.classes:

@@ -25,7 +25,9 @@ Weight = tuple[Name, Annotated[float, Range(0, 1e6, above=True)]]  # (label, wei
 
 @dataclass(frozen=True)
 class SFTConfig(Section):
-    """Supervised fine-tuning on chat-format worked solutions, on the assistant's tokens only."""
+    """Supervised fine-tuning on chat-format worked solutions. Only the assistant's tokens are
+    trained on.
+    """
 
     KEY: ClassVar[str] = "sft"
 
@@ -56,7 +58,7 @@ class SFTConfig(Section):
     answers: tuple[Taken, ...] = ()
     """Bare answers without steps, in the same form as `procedural`, count and times included."""
     preferences: tuple[Name, ...] = ()
-    """Files of preferences for a judge, whose verdicts are learnt in both orders
+    """Files of preferences for a judge, whose verdicts are trained on in both orders
     (docs/howto/judge.md).
     """
     steps: Count = 100
@@ -68,8 +70,8 @@ class SFTConfig(Section):
     micro_batch_tokens: BatchTokens = 16_384
     """Maximum number of tokens of a micro-batch, padding included."""
     packing: bool = False
-    """Pack the conversations of an update into rows of up to buckets[-1] tokens, each attending to
-    itself alone.
+    """Pack the conversations of an update into rows of up to buckets[-1] tokens; attention stays
+    within each conversation.
     """
     router_aux_coef: Coefficient = 0.01
     """Load-balancing loss of the experts (a factor)."""

@@ -1,8 +1,8 @@
 """The kinds of stages of a pipeline (config/pipeline.py).
 
-`start`, `parents`, `base` and `of` name stages whose weights are wanted. A path that begins with
-"stage:" names what a stage wrote: "stage:cleaned" is its rows or its weights, and
-"stage:cleaned/report.json" a file in its folder.
+`start`, `parents`, `base` and `of` name stages whose weights are inputs. A path that begins with
+"stage:" names the output of a stage: "stage:cleaned" is its rows or its weights, and
+"stage:cleaned/report.json" is a file in its folder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ Reads = Iterator[tuple[str, str, bool]]
 
 @dataclass(frozen=True)
 class BaseStage(Section):
-    """What every kind of stage has. A new kind says here what it makes and reads, joins `Stage`,
-    and gets its function in pipeline/work.py.
+    """The base class of stages.
+
+    A new kind declares here its outputs and inputs, joins `Stage`, and gets its function in
+    pipeline/work.py.
     """
 
-    OUTPUT: ClassVar[str] = ""  # what it makes, in its folder; empty: the folder
+    OUTPUT: ClassVar[str] = ""  # output file in its folder; empty: the folder itself
     WEIGHTS: ClassVar[bool] = False  # whether it makes weights
     ROWS: ClassVar[bool] = False  # whether it makes conversations
 
@@ -37,25 +39,27 @@ class BaseStage(Section):
     """Name of the stage, of small letters, digits, - and _."""
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the names of the stages whose weights it takes."""
+        """Returns the names of the stages whose weights it reads."""
         return ()
 
     def reads(self) -> Reads:
-        """Yields (setting, path, whether it is a folder of a model or tokenizer) of what it reads;
-        rows may lie in a folder, too.
+        """Yields (setting, path, whether it is a model or tokenizer folder) of each input. Rows can
+        be in a folder, too.
         """
         yield from ()
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns the stage with what its empty settings stand for, of the names of earlier stages
-        that make weights and rows. ConfigError where there is none.
+        """Returns the stage with its empty settings filled, given the names of earlier stages that
+        make weights and rows.
+
+        Raises ConfigError if no stage qualifies.
         """
         return self
 
 
 @dataclass(frozen=True)
 class Rows(BaseStage):
-    """Rows from a function of your own, written as JSON lines."""
+    """Rows from a user's function, written as JSON lines."""
 
     OUTPUT: ClassVar[str] = "rows.jsonl"
     ROWS: ClassVar[bool] = True
@@ -86,7 +90,7 @@ class Prepare(BaseStage):
         self.settings.validate()
 
     def reads(self) -> Reads:
-        """Yields the files that it reads."""
+        """Yields the input files."""
         for key in ("data", "against"):
             for i, path in enumerate(getattr(self.settings, key)):
                 yield f"settings.{key}[{i}]", path, False
@@ -96,7 +100,7 @@ class Prepare(BaseStage):
 
 @dataclass(frozen=True)
 class _Training(BaseStage):
-    """A run that trains."""
+    """A training run."""
 
     WEIGHTS: ClassVar[bool] = True
 
@@ -116,17 +120,17 @@ class _Training(BaseStage):
         _validate_run(self.run)
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the stages whose weights it takes."""
+        """Returns the names of the stages whose weights it reads."""
         return (self.start,) if self.start else ()
 
     def reads(self) -> Reads:
-        """Yields the files that it reads."""
+        """Yields the input files."""
         yield from _files_of(self.run)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns it with its empty settings filled."""
-        given = self.start or self.run.init_from or not weights
-        return self if given else replace(self, start=weights[-1])
+        """Returns the stage with its empty settings filled."""
+        has_start = self.start or self.run.init_from or not weights
+        return self if has_start else replace(self, start=weights[-1])
 
 
 @dataclass(frozen=True)
@@ -136,14 +140,14 @@ class Sft(_Training):
     """
 
     def reads(self) -> Reads:
-        """Yields the files that it reads."""
+        """Yields the input files."""
         yield from super().reads()
         for key in ("files", "preferences"):
             for i, path in enumerate(getattr(self.run.sft, key)):
                 yield f"run.sft.{key}[{i}]", path, False
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns it with its empty settings filled."""
+        """Returns the stage with its empty settings filled."""
         stage, sft = super().filled(weights, rows), self.run.sft
         if not rows or sft.files or sft.procedural or sft.answers or sft.preferences:
             return stage
@@ -160,7 +164,7 @@ class Rl(_Training):
         self.run.validate_for_rl()
 
     def reads(self) -> Reads:
-        """Yields the files that it reads."""
+        """Yields the input files."""
         yield from super().reads()
         if self.run.data.keep_file:
             yield "run.data.keep_file", self.run.data.keep_file, False
@@ -168,7 +172,7 @@ class Rl(_Training):
 
 @dataclass(frozen=True)
 class Merge(BaseStage):
-    """One model out of several that were trained from one base (docs/howto/merge.md)."""
+    """A merge of several models that were trained from one base (docs/howto/merge.md)."""
 
     OUTPUT: ClassVar[str] = "merged"
     WEIGHTS: ClassVar[bool] = True
@@ -197,7 +201,7 @@ class Merge(BaseStage):
         )
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the stages whose weights it takes."""
+        """Returns the names of the stages whose weights it reads."""
         return tuple(filter(None, (self.base, *self.parents)))
 
 
@@ -219,15 +223,15 @@ class Evaluate(BaseStage):
         )
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the stages whose weights it takes."""
+        """Returns the names of the stages whose weights it reads."""
         return self.of
 
     def reads(self) -> Reads:
-        """Yields the files that it reads."""
+        """Yields the input files."""
         yield from _files_of(self.run)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns it with its empty settings filled."""
+        """Returns the stage with its empty settings filled."""
         check(bool(self.of or weights), "no stage before it makes weights")
         return replace(self, of=self.of or tuple(weights))
 
@@ -243,11 +247,11 @@ class Export(BaseStage):
     """Stage whose weights are exported; empty: the nearest earlier stage that makes weights."""
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the stages whose weights it takes."""
+        """Returns the names of the stages whose weights it reads."""
         return (self.start,) if self.start else ()
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns it with its empty settings filled."""
+        """Returns the stage with its empty settings filled."""
         check(bool(self.start or weights), "no stage before it makes weights")
         return replace(self, start=self.start or weights[-1])
 
@@ -257,12 +261,12 @@ Run = Sft | Rl | Evaluate  # the stages with a run's settings
 
 
 def _files_of(run: RunConfig) -> Reads:
-    """The files that every run reads."""
+    """Yields the files that every run reads."""
     folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
     for key, path in folders.items():
         if path:
             yield key, path, True
-    for key, source in run.data.keyed_sources():  # SFT leaves out what is held out of them
+    for key, source in run.data.keyed_sources():  # SFT excludes their held-out questions
         if isinstance(source, FileSource):
             yield f"run.{key}.path", source.path, False
 

@@ -1,4 +1,4 @@
-"""Settings of RL and of every stage's optimiser."""
+"""Settings of RL, and of the optimiser of every stage."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SET_CORRECTION = "set rl.correction to 'tis', 'icepop' or 'sequence'"
 
 @dataclass(frozen=True)
 class OptimConfig(Section):
-    """AdamW, or a transformation of optax or of your own, with linear warm-up, then a constant
+    """AdamW, or a transformation of optax or of the user, with linear warm-up and then a constant
     learning rate or cosine decay to zero.
     """
 
@@ -155,8 +155,9 @@ class ZeroVarianceConfig(Section):
 
 @dataclass(frozen=True)
 class ShapingConfig(Section):
-    """Stage 3: penalties (rl/shaping.py). Their sum must stay below the smallest difference between
-    two rewards (rewards.smallest_gap); all 0: off.
+    """Penalties of stage 3 (rl/shaping.py). All 0: off.
+
+    Their sum must stay below the smallest difference between two rewards (rewards.smallest_gap).
     """
 
     KEY: ClassVar[str] = "rl.shaping"
@@ -178,13 +179,13 @@ class ShapingConfig(Section):
 
     @property
     def total(self) -> float:
-        """The largest sum of all penalties."""
+        """The largest possible sum of the penalties."""
         return self.length_penalty + self.repetition_penalty + self.overlong_penalty
 
 
 @dataclass(frozen=True)
 class RLConfig(Section):
-    """One RL step: `prompts_per_step` groups of `group_size` samples, `updates_per_rollout` x
+    """One RL step: `prompts_per_step` groups of `group_size` samples, then `updates_per_rollout` x
     `epochs` updates.
     """
 
@@ -239,13 +240,13 @@ class RLConfig(Section):
 
     @property
     def capacity(self) -> int:
-        """The largest number of samples of a group."""
+        """The maximum number of samples of a group."""
         return max(self.group_size, self.zero_variance.grow_to)
 
     @property
     def prompts_per_round(self) -> int:
-        """Prompts that are rolled out together: a step's and those beyond it, or those of one round
-        of dynamic sampling.
+        """The number of prompts that are rolled out together: those of a step and the further ones
+        in flight, or those of a round of dynamic sampling.
         """
         zero = self.zero_variance
         return (
@@ -255,12 +256,12 @@ class RLConfig(Section):
 
     @property
     def total_updates(self) -> int:
-        """Optimiser steps of the whole run."""
+        """The number of optimiser updates of the whole run."""
         return self.steps * self.updates_per_rollout * self.epochs
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference policy is kept and scored."""
+        """Whether the run keeps a reference policy and scores with it."""
         return self.objective.kl_coef > 0
 
     def _check(self, key: str) -> None:
@@ -293,7 +294,7 @@ class RLConfig(Section):
         self._check_stages()
 
     def _check_correction(self) -> None:
-        """Raises ConfigError if samples of another policy are trained on without correction."""
+        """Raises ConfigError for training on samples of another policy without a correction."""
         corrected, zero = self.correction.acts, self.zero_variance
         heated = f"rl.zero_variance.grow_temperature = {zero.grow_temperature}"
         check(

@@ -1,5 +1,6 @@
-"""The verifiers that a data source names: one, or several with weights; and what those with a name
-here give, before any of their code is imported.
+"""The verifiers that a data source names: one, or several with weights.
+
+Also describes the rewards of the named verifiers, before their code is imported.
 """
 
 from __future__ import annotations
@@ -19,71 +20,74 @@ Weight = Annotated[float, Range(-1000, 1000)]
 Verifiers = str | tuple[tuple[Name, Weight], ...]
 Options = tuple[tuple[str, int | float | str | bool | tuple], ...]
 
-JUDGE = "judge"  # beside those of `kinds`: the trainer's process asks it (rewards/judging.py)
+JUDGE = "judge"  # not in `kinds`: the trainer's process asks the judge (rewards/judging.py)
 VERDICT = "verdict"  # its rows are preferences, each asked in both orders (data/preferences.py)
 JUDGE_STEPS = 2  # Worse, Tie, Better
 EXAMPLE = "'my_rewards:score'; or one of {}"
-MOST_SUMS = 100_000  # different rewards of a weighted source that are looked through for a gap
-NEAR = 1e-9  # sums of weights are compared within this
+MOST_SUMS = 100_000  # different rewards of a weighted source that are enumerated for the gap
+NEAR = 1e-9  # tolerance between sums of weights
 
 
 def pairs(verifier: Verifiers) -> tuple[tuple[str, float], ...]:
-    """(name, weight) of each verifier; of an empty name none."""
+    """Returns (name, weight) of each verifier; an empty tuple for an empty name."""
     return ((verifier, 1.0),) * bool(verifier) if isinstance(verifier, str) else verifier
 
 
 def looked_for(source: Any, tag: str) -> str:
-    """Describes the place in a response where the verifiers of a source search the answer."""
-    found = []
+    """Returns a description of the place in a response where the verifiers of a source search the
+    answer.
+    """
+    places = []
     last = f"the text in the last <{tag}>...</{tag}>" if tag else "the whole response"
     answer = f"{last}, else in the last \\boxed{{...}}, else after the last ####" if tag else last
     for name, _ in pairs(getattr(source, "verifier", "") or source.task):
         if name in kinds():
-            found.append(kinds()[name].looks_for.format(answer=answer, last=last, tag=tag))
+            places.append(kinds()[name].looks_for.format(answer=answer, last=last, tag=tag))
         else:
-            others = {"reasoning_gym": last, JUDGE: "the whole response, by the judge"}
-            found.append(others.get(name, f"what {name} reads"))
+            special = {"reasoning_gym": last, JUDGE: "the whole response, by the judge"}
+            places.append(special.get(name, f"what {name} reads"))
     return (
-        "; ".join(dict.fromkeys(filter(None, found)))
+        "; ".join(dict.fromkeys(filter(None, places)))
         or "nothing: these verifiers judge the form alone"
     )
 
 
-def check_verifiers(source: Any, key: str, others: tuple[str, ...] = ()) -> None:
+def check_verifiers(source: Any, key: str, extra: tuple[str, ...] = ()) -> None:
     """Raises ConfigError for an unusable `verifier` or `verifier_args` of a source.
 
-    others: names beside the usual ones, such as the data set's own scorer.
+    extra: names besides the built-in ones, such as the data set's own scorer.
     """
     names, usual = [name for name, _ in pairs(source.verifier)], kinds()
-    others = (*others, JUDGE)
-    known = ", ".join(f"'{name}'" for name in (*usual, *others))
+    extra = (*extra, JUDGE)
+    known = ", ".join(f"'{name}'" for name in (*usual, *extra))
     check(bool(names), f"{key}.verifier is empty: name one of {known}, or a function")
-    check_names(source.verifier, f"{key}.verifier", others)
+    check_names(source.verifier, f"{key}.verifier", extra)
     columns = {getattr(source, f"{name}_field", "auto") for name in ("prompt", "answer")}
     check(
         VERDICT not in names or columns == {"auto"},
         f"{key}: with verifier = {VERDICT!r} the rows are preferences, whose columns have fixed"
         " names (docs/howto/judge.md); leave prompt_field and answer_field out",
     )
-    given = dict(source.verifier_args)
-    mine = [usual[name] for name in names if name in usual]
-    taken = {argument for kind in mine for argument in kind.takes}
-    unknown = sorted(set(given) - taken) if set(names) <= {*usual, *others} else []
+    arguments = dict(source.verifier_args)
+    verifier_kinds = [usual[name] for name in names if name in usual]
+    accepted = {argument for kind in verifier_kinds for argument in kind.takes}
+    unknown_names = sorted(set(arguments) - accepted) if set(names) <= {*usual, *extra} else []
     check(
-        not unknown,
-        f"{key}.verifier_args: {', '.join(names)} take no {', '.join(unknown)}; they take"
-        f" {', '.join(sorted(taken)) or 'none'}",
+        not unknown_names,
+        f"{key}.verifier_args: {', '.join(names)} take no {', '.join(unknown_names)}; they take"
+        f" {', '.join(sorted(accepted)) or 'none'}",
     )
-    for kind in mine:
-        complaint = kind.complaint(given)
+    for kind in verifier_kinds:
+        complaint = kind.complaint(arguments)
         check(not complaint, f"{key}.verifier_args: {complaint}")
 
 
-def check_names(verifiers: Verifiers, key: str, others: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError for an unknown or repeated verifier in `key`, or one of weight 0; `others`
-    as in `check_verifiers`.
+def check_names(verifiers: Verifiers, key: str, extra: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError for an unknown or repeated verifier in `key`, or one of weight 0.
+
+    extra: as in `check_verifiers`.
     """
-    names, known = [name for name, _ in pairs(verifiers)], (*kinds(), *others)
+    names, known = [name for name, _ in pairs(verifiers)], (*kinds(), *extra)
     for name, weight in pairs(verifiers):
         if name not in known:
             _check_own(name, key, known)
@@ -92,51 +96,57 @@ def check_names(verifiers: Verifiers, key: str, others: tuple[str, ...] = ()) ->
 
 
 def _check_own(name: str, key: str, known: tuple[str, ...]) -> None:
-    near = difflib.get_close_matches(name, known, n=1)
-    meant = near[0] if near and ":" not in name else ""
-    check(not meant, f"{key} = {name!r:.200}: did you mean {meant!r}?")
+    matches = difflib.get_close_matches(name, known, n=1)
+    suggestion = matches[0] if matches and ":" not in name else ""
+    check(not suggestion, f"{key} = {name!r:.200}: did you mean {suggestion!r}?")
     check_name(name, key, EXAMPLE.format(", ".join(f"'{one}'" for one in known)))
 
 
 class Spread(NamedTuple):
-    """What rewards can be."""
+    """The range of rewards, and the smallest difference between two of them (`gap`).
+
+    If the gap depends on the row, it is the largest possible one.
+    """
 
     low: float
     high: float
-    gap: float  # between two that differ; where rows decide it, the most that it can be
+    gap: float
 
 
-# 0 and 1, and what rows put between them
+# 0 and 1, with row-dependent rewards in between
 ENDS = Spread(0.0, 1.0, 1.0)
 
 
 def spread(source: Any) -> Spread | None:
-    """The rewards of a source; None where one of its verifiers is neither the judge nor of `kinds`,
-    as a task's.
+    """Returns the rewards of a source, or None if one of its verifiers is neither the judge nor
+    built in (such as a task's).
     """
     named = pairs(getattr(source, "verifier", ""))
     if not named or any(name not in (*kinds(), JUDGE) for name, _ in named):
         return None
-    given = dict(source.verifier_args)
-    return summed([(_of_kind(name, given), weight) for name, weight in named])
+    arguments = dict(source.verifier_args)
+    return summed([(_of_kind(name, arguments), weight) for name, weight in named])
 
 
 def smallest_gap(sources: list[tuple[str, Any]], rewards: Any) -> tuple[float, str]:
-    """How much two rewards that differ do so at least, and the setting that says it: that of
-    `rewards`, or the source of `sources` (of `DataConfig.keyed_sources`) whose verifiers give the
-    closest ones. A verifier whose rewards depend on its row counts with 0 and 1.
+    """Returns the smallest difference between two rewards, and the setting that determines it.
 
-    Raises ConfigError where a function or task cannot be imported, or what it says cannot be meant.
+    The setting is that of `rewards`, or the source in `sources` (of `DataConfig.keyed_sources`)
+    whose verifiers give the closest rewards. A verifier whose rewards depend on its row counts as 0
+    and 1.
+
+    Raises ConfigError for a function or task that cannot be imported, or that declares an invalid
+    range or gap.
     """
     if rewards.smallest_gap is not None:
         return rewards.smallest_gap, "rewards.smallest_gap"
-    found = [(summed(_spreads(source, where)).gap, where) for where, source in sources]
-    return min(found, default=(ENDS.gap, "rewards.smallest_gap"))
+    gaps = [(summed(_spreads(source, where)).gap, where) for where, source in sources]
+    return min(gaps, default=(ENDS.gap, "rewards.smallest_gap"))
 
 
 def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
-    """The rewards of each verifier of a source, and its weight; functions are imported."""
-    given, key = dict(getattr(source, "verifier_args", ())), f"{where}.verifier"
+    """Returns the rewards and the weight of each verifier of a source. Imports functions."""
+    arguments, key = dict(getattr(source, "verifier_args", ())), f"{where}.verifier"
     verifiers: Any = getattr(source, "verifier", None)
     if verifiers is None:
         key = f"{where}.task"
@@ -146,12 +156,12 @@ def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
     for one, weight in weighted:
         number = isinstance(weight, int | float) and weight
         check(bool(number), f"{key}: {one!r:.80} has the weight {weight!r:.40}; write a number")
-    return [(_of_verifier(one, given, key), weight) for one, weight in weighted]
+    return [(_of_verifier(one, arguments, key), weight) for one, weight in weighted]
 
 
-def _of_verifier(verifier: Any, given: Mapping[str, Any], key: str) -> Spread:
+def _of_verifier(verifier: Any, arguments: Mapping[str, Any], key: str) -> Spread:
     if isinstance(verifier, str) and verifier in (*kinds(), JUDGE):
-        return _of_kind(verifier, given)
+        return _of_kind(verifier, arguments)
     if verifier == "reasoning_gym":
         return ENDS
     function = load(verifier, key) if isinstance(verifier, str) else verifier
@@ -160,63 +170,65 @@ def _of_verifier(verifier: Any, given: Mapping[str, Any], key: str) -> Spread:
     try:
         low, high = map(float, limits or (0.0, max(1.0, gap or 0.0)))
         step = min(1.0, high - low) if gap is None else float(gap)
-        meant = 0 < step <= high - low < float("inf")
+        is_valid = 0 < step <= high - low < float("inf")
     except (TypeError, ValueError):
-        meant = False
+        is_valid = False
     check(
-        meant,
+        is_valid,
         f"{key}: {name!s:.80} says range = {limits!r:.80} and gap = {gap!r:.80}; the range must be"
         " two numbers, the lower one first, and the gap a positive number that fits between them",
     )
     return Spread(low, high, step)
 
 
-def _of_kind(name: str, given: Mapping[str, Any]) -> Spread:
-    steps = JUDGE_STEPS if name == JUDGE else kinds()[name].steps(given)
+def _of_kind(name: str, arguments: Mapping[str, Any]) -> Spread:
+    steps = JUDGE_STEPS if name == JUDGE else kinds()[name].steps(arguments)
     return ENDS._replace(gap=1 / (steps or 1))
 
 
 def summed(parts: Sequence[tuple[Spread, float]]) -> Spread:
-    """The rewards of a weighted sum: each part's are its lowest and whole steps of its gap above.
+    """Returns the rewards of a weighted sum; each part takes its lowest reward plus multiples of
+    its gap.
 
-    Where there are too many sums to look through, the gap is that of the parts' own.
+    With too many different sums to enumerate, the gap is the smallest weighted gap of the parts.
     """
     low = sum(min(weight * one.low, weight * one.high) for one, weight in parts)
     high = sum(max(weight * one.low, weight * one.high) for one, weight in parts)
-    own, sums = min(abs(weight) * one.gap for one, weight in parts), {0.0}
+    smallest, sums = min(abs(weight) * one.gap for one, weight in parts), {0.0}
     for one, weight in parts:
         steps = int((one.high - one.low) / one.gap + NEAR)
         if len(sums) * (steps + 1) > MOST_SUMS:
-            return Spread(low, high, own)
+            return Spread(low, high, smallest)
         values = [weight * (one.low + i * one.gap) for i in range(steps + 1)]
         sums = {round(so_far + value, 12) for so_far in sums for value in values}
     gaps = [b - a for a, b in pairwise(sorted(sums)) if b - a > NEAR]
-    return Spread(low, high, min(gaps, default=own))
+    return Spread(low, high, min(gaps, default=smallest))
 
 
 def check_rewards(sources: list[tuple[str, Any]], rewards: Any, shaping: float) -> None:
-    """Raises ConfigError where no answer can count as right or as wrong, or where the rewards of a
-    source are closer than `rewards.smallest_gap`, where it is set, says and `shaping` (the
-    penalties' sum) relies on it. `sources` are those of `DataConfig.keyed_sources`.
+    """Raises ConfigError if no answer of a source can count as right, or none as wrong, or if its
+    rewards are closer than a set `rewards.smallest_gap` while penalties rely on that gap.
+
+    sources: of `DataConfig.keyed_sources`. shaping: sum of the penalties.
     """
     for where, source in sources:
-        key, found = f"{where}.verifier", spread(source)
-        if found is None:
+        key, limits = f"{where}.verifier", spread(source)
+        if limits is None:
             continue
         check(
-            found.high >= rewards.right_at - NEAR,
-            f"{key} gives at most {found.high:g}, and rewards.right_at = {rewards.right_at:g}: no"
+            limits.high >= rewards.right_at - NEAR,
+            f"{key} gives at most {limits.high:g}, and rewards.right_at = {rewards.right_at:g}: no"
             " answer could count as right; raise the weights or lower rewards.right_at",
         )
         check(
-            found.low <= rewards.wrong_at + NEAR,
-            f"{key} gives at least {found.low:g}, and rewards.wrong_at = {rewards.wrong_at:g}: no"
+            limits.low <= rewards.wrong_at + NEAR,
+            f"{key} gives at least {limits.low:g}, and rewards.wrong_at = {rewards.wrong_at:g}: no"
             " answer could count as wrong; raise rewards.wrong_at",
         )
         declared = rewards.smallest_gap
         check(
-            not shaping or declared is None or found.gap >= declared - NEAR,
-            f"{key} gives rewards {found.gap:g} apart, and rewards.smallest_gap ="
+            not shaping or declared is None or limits.gap >= declared - NEAR,
+            f"{key} gives rewards {limits.gap:g} apart, and rewards.smallest_gap ="
             f" {declared}: a penalty of rl.shaping could put the better answer below the other;"
-            f" leave rewards.smallest_gap out, or set it to {found.gap:g}",
+            f" leave rewards.smallest_gap out, or set it to {limits.gap:g}",
         )
