@@ -1,4 +1,4 @@
-"""What a row of RL or evaluation says, checked: what it asks, its reference answer, its labels."""
+"""Validation of the question, reference answer and labels in rows for RL and evaluation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 from compass_jax.data.files import INSTRUCTIONS, DataError, check_messages, refuse_blank
 from compass_jax.tasks.rows import LABELS
 
-MOST_LABEL = 80  # characters
+MOST_LABEL = 80  # maximum characters of a label
 
 
 def asked_of(prompt: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
-    """(question, messages) of a row. The question of a longer conversation is all its turns but the
-    system's. Raises DataError, with `where`, for what is no prompt.
+    """Returns (question, messages) of a row's prompt.
+
+    The question of a conversation joins all its turns except the system's. Raises DataError, which
+    names `where`, for a value that is not a prompt.
     """
     if isinstance(prompt, str):
         if not prompt.strip():
@@ -42,12 +44,18 @@ def asked_of(prompt: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def answer_of(answer: Any, where: str, compared: bool) -> str:
-    """The reference as text. Where it is compared it must be text or a number, or it is a
-    DataError; a verifier of one's own may read any form.
+    """Returns the reference answer as text.
+
+    If a verifier compares it (`compared`), it must be text or a number, or DataError is raised. A
+    custom verifier may read any form.
     """
-    whole = isinstance(answer, int) and not isinstance(answer, bool)
-    real = isinstance(answer, float) and math.isfinite(answer)
-    if whole or real or (isinstance(answer, str) and (answer.strip() or not compared)):
+    is_integer = isinstance(answer, int) and not isinstance(answer, bool)
+    is_finite_float = isinstance(answer, float) and math.isfinite(answer)
+    if (
+        is_integer
+        or is_finite_float
+        or (isinstance(answer, str) and (answer.strip() or not compared))
+    ):
         return str(answer)
     if compared:
         raise DataError(
@@ -57,8 +65,10 @@ def answer_of(answer: Any, where: str, compared: bool) -> str:
 
 
 def labels_of(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """ "domain/algebra": a row's own labels, of those that it has. DataError for what is none."""
-    found = []
+    """Returns the labels in a row's columns, such as "domain/algebra". Raises DataError for a value
+    that is not a label.
+    """
+    labels = []
     for name in LABELS:
         value = row.get(name)
         if value is None or value == "":
@@ -68,5 +78,5 @@ def labels_of(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
                 f"{where}, field {name!r}: {value!r:.80} is no label; write a text of at most"
                 f" {MOST_LABEL} characters or a number, or give the column another name"
             )
-        found.append(f"{name}/{value}")
-    return tuple(found)
+        labels.append(f"{name}/{value}")
+    return tuple(labels)

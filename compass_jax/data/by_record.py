@@ -1,9 +1,9 @@
-"""Rows of a file by number: memory does not grow with the file.
+"""Random access to the rows of a file, in constant memory.
 
-A .jsonl file is read in place, by an index of its lines in a cache folder (8 bytes a line). A .gz,
-.zst or .parquet file is unpacked once into the cache folder, as JSON lines. An ArrayRecord file has
-an index. The names in the cache folder are made of the file's path, size, time and parts of its
-content, so that they serve this version of the file alone.
+A .jsonl file is read in place, with an index of its lines in a cache folder (8 bytes per line). A
+.gz, .zst or .parquet file is unpacked once into the cache folder as JSON lines. An ArrayRecord file
+has its own index. The names of cache files are derived from the file's path, size, modification
+time and samples of its content, so they belong to one version of the file.
 """
 
 from __future__ import annotations
@@ -33,35 +33,36 @@ from compass_jax.data.raw import (
 )
 from compass_jax.untrusted import MOST_LINE_BYTES, open_regular
 
-FORMAT = 2  # of the files in the cache folder
+FORMAT = 2  # version of the cache files
 BLOCK = 2**20
-PARTS, PART_BYTES = 16, 4 * 2**10  # of a file's content that its key is made of
+PARTS, PART_BYTES = 16, 4 * 2**10  # samples of a file's content that determine its key
 OFFSET = np.dtype("<u8")
 
 
 class FileRows(Protocol):
-    """The rows of one file. `key` is the same for the same size and content in any folder."""
+    """The rows of one file. `key` is equal for files of the same size and content in any folder."""
 
     key: str
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> tuple[str, Raw]:
-        """Returns (where, row); the row is a DataError if it cannot be read. Raises DataError
-        where the file has changed since it was opened.
+        """Returns (where, row); the row is a DataError if it cannot be read. Raises DataError if
+        the file has changed since it was opened.
         """
         ...
 
 
 def open_rows(path: str, fields: Mapping[str, str], others: Iterable[str], cache: str) -> FileRows:
-    """Opens the rows of a file by number; makes its files in the cache folder first.
+    """Opens a file for random access to its rows, and first writes its cache files.
 
     Args:
-        path: a file of one of the kinds that data/files.py reads.
+        path: a file of a kind that data/files.py reads.
         fields, others: a Parquet file's columns, as in `files.read_rows`.
-        cache: the cache folder; empty: `default_cache`.
+        cache: the cache folder; if empty, `default_cache`.
 
-    Raises DataError where it is no such file, is empty, is cut off, or the folder has no room.
+    Raises DataError for a file of another kind, for an empty or truncated file, and if the cache
+    folder has no space.
     """
     with open_regular(path, error=DataError) as file:
         key, stamp = _key(file.fileno(), path), _stamp(file.fileno())
@@ -84,7 +85,7 @@ def open_rows(path: str, fields: Mapping[str, str], others: Iterable[str], cache
 
 
 def default_cache() -> str:
-    """Returns compass_jax/data in the user's cache folder."""
+    """Returns the folder compass_jax/data in the user's cache folder."""
     return os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "compass_jax", "data"
     )
@@ -102,7 +103,9 @@ class _Lines:
         return self._count
 
     def __getitem__(self, index: int) -> tuple[str, Raw]:
-        """See FileRows. The files are opened for each row: a folder may have thousands."""
+        """Implements FileRows. Opens the files for each row, because a folder may have
+        thousands.
+        """
         where = f"{self._path}, {self._word} {index + 1}"
         with (
             open_regular(self._plain, error=DataError) as lines,
@@ -148,7 +151,9 @@ def _refuse_changed(file: int, opened: tuple[int, int], path: str) -> None:
 
 
 def _key(file: int, path: str) -> str:
-    """Returns a digest of the size and of evenly spread parts of the content, with both ends."""
+    """Returns a digest of the size and of evenly spaced samples of the content, including both
+    ends.
+    """
     size = os.fstat(file).st_size
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     try:
@@ -160,7 +165,7 @@ def _key(file: int, path: str) -> str:
 
 
 def _cached(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """Returns a file of the cache folder; one process makes it where it is missing."""
+    """Returns a file of the cache folder, which one process makes if it is missing."""
     target, unfinished = folder / name, folder / f"{name}.part"
     try:
         if not target.is_file():
@@ -181,16 +186,16 @@ def _cached(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _index(plain: str, to: Path) -> None:
-    """Writes the start of each line, and the end of the last one."""
-    size, whole = 0, True
+    """Writes the start offset of each line, and the end of the last one."""
+    size, ends_with_newline = 0, True
     with open_regular(plain, error=DataError) as lines, open(to, "wb") as index:
         opened = _stamp(lines.fileno())
         index.write(np.zeros(1, OFFSET).tobytes())
         for block in _blocks(lines, plain):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + (size + 1)
             index.write(ends.astype(OFFSET).tobytes())
-            size, whole = size + len(block), block.endswith(b"\n")
-        if not whole:
+            size, ends_with_newline = size + len(block), block.endswith(b"\n")
+        if not ends_with_newline:
             index.write(np.array([size], OFFSET).tobytes())
         _refuse_changed(lines.fileno(), opened, plain)
 
@@ -209,7 +214,7 @@ def _blocks(file: IO[bytes], path: str) -> Iterator[bytes]:
 
 
 def _unpack(path: str, fields: Mapping[str, str], others: Iterable[str], to: Path) -> None:
-    """Writes the rows of a packed or Parquet file as JSON lines."""
+    """Writes the rows of a compressed or Parquet file as JSON lines."""
     with open(to, "wb") as out:
         if not path.endswith(".parquet"):
             with open_lines(path) as lines:

@@ -1,13 +1,14 @@
-"""Contents that spell control tokens: encoded as text, so that no message opens a turn or ends one.
+"""Control tokens spelt in message contents are encoded as plain text.
 
-1. `hide` puts a sentinel into each spelling inside the messages, before the template sees them.
-2. In the rendered text a spelling without a sentinel is the template's own.
-3. `encode` puts a mark in the place of each of these, takes the sentinels out, and encodes the text
-   with
-   a copy of the tokenizer that knows the marks and no control token.
+Otherwise a message could open or end a turn.
 
-Texts without spellings take none of these ways. Sentinel and marks are noncharacters of Unicode
-(U+FDD0 to U+FDEF).
+1. `hide` inserts a sentinel into each spelling in the messages before they are rendered.
+2. In the rendered text a spelling without a sentinel was written by the template.
+3. `encode` replaces each of these by a mark, removes the sentinels, and encodes the text with a
+   copy of the tokenizer that has the marks and no control tokens.
+
+Texts without spellings skip all of this. Sentinel and marks are Unicode noncharacters (U+FDD0 to
+U+FDEF).
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import Any
 
 from compass_jax.errors import UserError
 
-# not kept apart where they are special tokens: they open and close no turn, and a thought that is
-# learnt or judged has to have the tokens that a template writes for it
+# not treated as control tokens: they do not open or close a turn, and a thought that is trained on
+# or judged needs the tokens that a template writes for it
 THOUGHTS = ("<think>", "</think>")
 SENTINEL = "\ufdd0"
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
-LONG = 4096  # characters
+LONG = 4096  # characters from which a text is encoded without Python's lock
 _DIGITS = [chr(0xFDD2 + n) for n in range(16)]
 
 
 def ids_of(backend: Any, text: str) -> list[int]:
-    """Ids of a text. Other threads go on while a long one is encoded; `encode` of the library keeps
-    Python's lock.
+    """Returns the ids of a text. Releases Python's lock for a long text, which the library's
+    `encode` holds.
     """
     if len(text) < LONG:
         return backend.encode(text, add_special_tokens=False).ids
@@ -38,16 +39,19 @@ def ids_of(backend: Any, text: str) -> list[int]:
 
 
 class ControlTokenError(UserError):
-    """Messages whose spellings of control tokens cannot be encoded as text."""
+    """Messages spell control tokens that cannot be encoded as text."""
 
 
 class ControlTokens:
-    """The special tokens of a tokenizer (`tokenizers.Tokenizer`), and how contents that spell them
-    are kept apart.
+    """The control tokens of a tokenizer, and the encoding of contents that spell them.
 
-    Those of one character are not: a newline that ends a turn is text as well. `named`: special
-    tokens by their names in tokenizer_config.json, of which `unk_token` is what text may well be
-    encoded as.
+    Special tokens of one character are not included: a newline that ends a turn is also ordinary
+    text.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+        named: special tokens by their names in tokenizer_config.json. Text may be encoded as the
+            `unk_token`.
     """
 
     def __init__(self, backend: Any, named: Mapping[str, str]):
@@ -73,7 +77,7 @@ class ControlTokens:
         )
         self._lock = threading.Lock()
         self._copy: Any = None
-        self._meaning: dict[int, int | None] = {}  # ids of the copy's marks
+        self._meaning: dict[int, int | None] = {}  # mark id in the copy -> control token id
 
     @property
     def ids(self) -> set[int]:
@@ -83,11 +87,11 @@ class ControlTokens:
     # ---- before rendering ------------------------------------------------------------------------
 
     def hide(self, value: Any) -> Any:
-        """`value` (messages, or any JSON) with a sentinel in every text that spells a control
-        token, or could be part of a spelling.
+        """Returns `value` (messages, or any JSON) with a sentinel in each text that spells a
+        control token or could be part of a spelling.
 
-        The same object where there is none. Raises ControlTokenError where a text has noncharacters
-        beside them.
+        Returns the same object if there are no spellings. Raises ControlTokenError if a text has
+        both a spelling and noncharacters.
         """
         hidden = self._hidden(value)
         if hidden is not value and _holds(value, _RESERVED):
@@ -101,49 +105,48 @@ class ControlTokens:
             return self._hidden_text(value)
         if isinstance(value, Mapping):
             changed = {self._hidden(k): self._hidden(v) for k, v in value.items()}
-            same = len(changed) == len(value) and all(
+            is_unchanged = len(changed) == len(value) and all(
                 k in value and v is value[k] for k, v in changed.items()
             )
-            return value if same else changed
+            return value if is_unchanged else changed
         if isinstance(value, list | tuple):
             parts = [self._hidden(v) for v in value]
             return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
         return value
 
     def _hidden_text(self, text: str) -> str:
-        found, may_begin = text, any(first in text for first in self._firsts)
-        while may_begin and self._spelling.search(found):
-            found = self._spelling.sub(lambda m: m[0][0] + SENTINEL + m[0][1:], found)
+        hidden, may_begin = text, any(first in text for first in self._firsts)
+        while may_begin and self._spelling.search(hidden):
+            hidden = self._spelling.sub(lambda m: m[0][0] + SENTINEL + m[0][1:], hidden)
         if self._normaliser is not None and self._spelling.search(
             self._normaliser.normalize_str(text)
         ):
-            found = SENTINEL.join(text)
-        # A fence where the template, or another content beside it, could complete a part to a
-        # spelling.
+            hidden = SENTINEL.join(text)
+        # The template or an adjacent content could complete a partial spelling at either end.
         core = text.strip()
         sizes = range(1, min(self._longest, len(core) + 1))
         if may_begin and any(core[-n:] in self._beginnings for n in sizes):
-            at = len(found.rstrip())
-            found = found[:at] + SENTINEL + found[at:]
+            at = len(hidden.rstrip())
+            hidden = hidden[:at] + SENTINEL + hidden[at:]
         if core[:1] in self._second and any(core[:n] in self._ends for n in sizes):
-            at = len(found) - len(found.lstrip())
-            found = found[:at] + SENTINEL + found[at:]
-        return found
+            at = len(hidden) - len(hidden.lstrip())
+            hidden = hidden[:at] + SENTINEL + hidden[at:]
+        return hidden
 
-    # ---- after it --------------------------------------------------------------------------------
+    # ---- after rendering -------------------------------------------------------------------------
 
     @staticmethod
     def shown(text: str) -> str:
-        """A rendered text without the sentinels."""
+        """Returns a rendered text without the sentinels."""
         return text.replace(SENTINEL, "")
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """(start, end) of each control token that a rendered text spells without a sentinel."""
+        """Returns (start, end) of each spelling without a sentinel in a rendered text."""
         return [mark.span() for mark in self._spelling.finditer(text)]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text that was rendered from hidden messages: spellings without a sentinel are
-        control tokens, others are text.
+        """Returns the ids of a text rendered from hidden messages: spellings without a sentinel
+        become control tokens, the others become text.
         """
         plain = self.shown(text)
         if self._normaliser is None and self._spelling.findall(plain) == self._spelling.findall(
@@ -153,17 +156,17 @@ class ControlTokens:
         return self.encode_apart(text)
 
     def encode_apart(self, text: str) -> list[int]:
-        """`encode` by the copy that knows no control token. Raises ControlTokenError where the
-        vocabulary gives one all the same.
+        """Implements `encode` with the copy that has no control tokens. Raises ControlTokenError if
+        the vocabulary still yields one.
         """
         copy = self._without_control_tokens()
         marked = self._spelling.sub(lambda m: _mark(self._ids[m[0]]), text)
-        # some models have the spelling in their vocabulary: cut it in two
+        # some vocabularies contain the spelling: split it in two
         for attempt in (self.shown(marked), marked):
             ids = ids_of(copy, attempt)
             if self._control.isdisjoint(ids):
-                found = [self._meaning.get(i, i) for i in ids]
-                return [i for i in found if i is not None]
+                token_ids = [self._meaning.get(i, i) for i in ids]
+                return [i for i in token_ids if i is not None]
         raise ControlTokenError(
             "they spell control tokens, which this tokenizer cannot encode as text: remove them"
         )
@@ -194,7 +197,7 @@ class ControlTokens:
 
 
 def _mark(index: int) -> str:
-    """Noncharacters that stand for a control token: no two marks overlap."""
+    """Returns the noncharacters that represent a control token; no two marks overlap."""
     return "\ufdd1" + "".join(_DIGITS[int(digit, 16)] for digit in f"{index:x}") + "\ufdef"
 
 

@@ -1,5 +1,5 @@
-"""How hard a prompt is: its pass rate, measured before the run or in it, and its band among those
-of a stage's mix (rl.stages).
+"""Difficulty of prompts: the pass rate, measured before or during the run, and its band in a
+stage's mix (rl.stages).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from compass_jax.config import RewardConfig
 from compass_jax.config.rl_stage import Band
 from compass_jax.records import Outcome, Prompt
 
-UNKNOWN = 0.5  # the pass rate of a prompt of which nothing is known
-MEMORY = 0.9  # of a label's counts from step to step
-STRENGTH = 8.0  # samples that a label's pass rate is worth beside a prompt's own
+UNKNOWN = 0.5  # pass rate of a prompt without measurements
+MEMORY = 0.9  # decay of a label's counts per step
+STRENGTH = 8.0  # weight of a label's pass rate, in samples, against a prompt's own
 
 
 class Measured(NamedTuple):
-    """A pass rate from before the run: `right` of `known` answers to `prompt` were right."""
+    """A pass rate measured before the run: `right` of `known` answers to `prompt` were correct."""
 
     prompt: Prompt
     right: float
@@ -25,20 +25,22 @@ class Measured(NamedTuple):
 
 
 def label_of(prompt: Prompt) -> str:
-    """The prompts that are taken to be as hard as this one: those of its label and, where its row
-    has a column "difficulty", of its difficulty ("maths/3").
+    """Returns the group of prompts of similar difficulty: the prompt's label and, if its row has a
+    column "difficulty", that value ("maths/3").
     """
     kinds = [text.partition("/") for text in prompt.labels]
     return "/".join([prompt.label, *(value for kind, _, value in kinds if kind == "difficulty")])
 
 
 class PassRates:
-    """Right and known answers of each prompt and of each label. A reward is a pass rate on the
-    scale from `wrong_at` to `right_at`, cut to 0..1.
+    """Counts of correct and judged answers for each prompt and each label.
 
-    keeps: what a prompt's earlier counts weigh beside those of its next group; 0: the last group
-        alone counts. measured: what is known before the run; of a label it is worth STRENGTH
-        samples.
+    A reward counts as a pass rate on the scale from `wrong_at` to `right_at`, clipped to [0, 1].
+
+    Args:
+        rewards: the reward scale.
+        keeps: decay of a prompt's earlier counts at its next group; 0 uses only the last group.
+        measured: pass rates from before the run. For a label they weigh STRENGTH samples.
     """
 
     def __init__(
@@ -59,58 +61,62 @@ class PassRates:
         counts[:] = [counts[0] + right, counts[1] + known]
 
     def own(self, prompt: Prompt) -> tuple[float, float]:
-        """(right, known) answers of a prompt, as they weigh now; (0, 0) where there are none."""
+        """Returns the weighted (right, known) answers of a prompt; (0, 0) if it has no
+        measurements.
+        """
         right, known = self._prompts.get(str(prompt.id), (0.0, 0.0))
         return right, known
 
     def of_label(self, prompt: Prompt) -> float:
-        """The pass rate of the prompt's label over the last steps; UNKNOWN for a new one."""
+        """Returns the pass rate of the prompt's label over the last steps; UNKNOWN for a
+        new label.
+        """
         return self.labels().get(label_of(prompt), UNKNOWN)
 
     def labels(self) -> dict[str, float]:
-        """Label -> pass rate over the last steps (memory 0.9 a step)."""
+        """Returns label -> pass rate over the last steps (decay 0.9 per step)."""
         return {label: right / known for label, (right, known) in self._labels.items()}
 
     def __call__(self, prompt: Prompt) -> float:
-        """What was measured of the prompt; of its label, where nothing was."""
+        """Returns the measured pass rate of the prompt, or its label's for an unmeasured prompt."""
         right, known = self.own(prompt)
         return right / known if known else self.of_label(prompt)
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]]) -> None:
-        """Takes in a step's groups; one without a verdict says nothing."""
+        """Adds the outcomes of a step's groups. Groups without a verdict are ignored."""
         for counts in self._labels.values():
             counts[:] = [MEMORY * x for x in counts]
-        for prompt, found in results:
-            if not found.known:
+        for prompt, outcome in results:
+            if not outcome.known:
                 continue
-            mean = (found.reward_sum / found.known - self._low) / (self._high - self._low)
-            right = found.known * min(1.0, max(0.0, mean))
+            mean = (outcome.reward_sum / outcome.known - self._low) / (self._high - self._low)
+            right = outcome.known * min(1.0, max(0.0, mean))
             before = [self._keeps * x for x in self.own(prompt)]
-            self._prompts[str(prompt.id)] = [before[0] + right, before[1] + found.known]
-            self._add(label_of(prompt), right, float(found.known))
+            self._prompts[str(prompt.id)] = [before[0] + right, before[1] + outcome.known]
+            self._add(label_of(prompt), right, float(outcome.known))
 
     def state(self) -> dict[str, Any]:
-        """All counts, as JSON."""
+        """Returns all counts, as JSON."""
         return {
             "labels": {k: list(v) for k, v in self._labels.items()},
             "last": {k: list(v) for k, v in self._prompts.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`."""
+        """Restores the counts from `state`."""
         self._labels = {k: list(v) for k, v in state["labels"].items()}
         self._prompts = {k: list(v) for k, v in state["last"].items()}
 
 
 def distance(band: Band, rate: float) -> float:
-    """How far a pass rate lies outside a band; 0 inside. A band ends before its highest pass rate,
-    which is the next one's, but for 1.
+    """Returns the distance of a pass rate from a band; 0 inside. A band excludes its upper bound,
+    which belongs to the next band, unless it is 1.
     """
     low, high, _ = band
     return max(low - rate, rate - high, 0.0)
 
 
 def band_of(mix: Sequence[Band], rate: float) -> int | None:
-    """The band of a pass rate; None outside all of them."""
+    """Returns the index of the band that contains a pass rate, or None."""
     inside = (i for i, (low, high, _) in enumerate(mix) if low <= rate < high or rate == high == 1)
     return next(inside, None)

@@ -1,8 +1,7 @@
-"""Rows of JSONL (plain, gzip, zstd), Parquet and ArrayRecord files, from the first to the last;
-whatever cannot be read is named with its file and line.
+"""Sequential reading of JSONL (plain, gzip, zstd), Parquet and ArrayRecord files.
 
-A name with dots is a field inside a field: `reward_model.ground_truth`. A column of exactly that
-name comes first.
+Errors name the file and the line. A field name with dots refers to a nested field, such as
+`reward_model.ground_truth`. A column of exactly that name takes precedence.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from compass_jax.data.raw import DataError, Raw, open_parquet, raw_rows
 from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.values import without_nulls
 
-# of an integer in a row: a reference answer may be long; Python writes no number of more than 4,300
+# maximum digits of an integer in a row; Python formats at most 4,300
 MOST_DIGITS = 4000
-# gets what is wrong with a row, and raises it, or returns where the row is to be left out
+# receives the error of a row; raises it, or returns to skip the row
 Bad = Callable[[DataError], None]
 
 
 def refuse(error: DataError) -> None:
-    """Raises `error`: no bad row is left out."""
+    """Raises `error`: bad rows are not skipped."""
     raise error
 
 
 class BadRows:
-    """Called with what is wrong with a row: raises it, or counts it and tells of the first
-    ones where it may be left out (`skipped`).
+    """A handler for errors of rows. It raises them or, if `skipped`, counts them and reports the
+    first ones.
     """
 
     MOST_TOLD = 3
@@ -43,7 +42,7 @@ class BadRows:
         self._skipped, self._tell = skipped, tell
 
     def __call__(self, error: DataError) -> None:
-        """One bad row."""
+        """Handles one bad row."""
         if not self._skipped:
             raise error
         self.count += 1
@@ -54,31 +53,33 @@ class BadRows:
 
 
 def files_of(pattern: str) -> list[str]:
-    """The file of this name, those of a folder and its folders whose names end as ENDINGS say, or
-    those that a pattern (`train-*.parquet`) fits; by name. Raises DataError where there is none.
+    """Returns the file of this name, the data files in a folder and its subfolders, or the files
+    that match a pattern (`train-*.parquet`), sorted by name.
+
+    Data files are those whose names end in ENDINGS. Raises DataError if no file is found.
     """
     if os.path.isdir(pattern):
         inside = glob.iglob(os.path.join(glob.escape(pattern), "**"), recursive=True)
-        found = sorted(x for x in inside if x.endswith(ENDINGS) and os.path.isfile(x))
-        if not found:
+        files = sorted(x for x in inside if x.endswith(ENDINGS) and os.path.isfile(x))
+        if not files:
             raise DataError(
                 f"{pattern[:200]} is a folder without a file of rows: their names end in"
                 f" {', '.join(ENDINGS)}"
             )
-        return found
+        return files
     if hint := hub_hint(pattern, dataset=True):
         raise DataError(f"{pattern}: there is no such file or folder; {hint}")
     if os.path.lexists(pattern) or not glob.has_magic(pattern):
         return [pattern]
-    found = sorted(glob.glob(pattern, recursive=True))
-    if not found:
+    files = sorted(glob.glob(pattern, recursive=True))
+    if not files:
         raise DataError(f"{pattern[:200]} does not exist: no file fits this pattern")
-    return found
+    return files
 
 
 def label_of(path: str) -> str:
-    """The name of a file without its ending, or of a folder; of a pattern what precedes its first
-    wildcard, or its folder.
+    """Returns the name of a file without its ending, or of a folder. For a pattern it is the part
+    before the first wildcard, or else the pattern's folder.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     ending = next((one for one in ENDINGS if name.endswith(one)), "")
@@ -88,7 +89,7 @@ def label_of(path: str) -> str:
 
 
 def label_among(path: str, named: Container[str]) -> str:
-    """`path` itself where `named` has it as it is written, else its `label_of`."""
+    """Returns `path` if `named` contains it, else its `label_of`."""
     return path if path in named else label_of(path)
 
 
@@ -98,15 +99,19 @@ def read_rows(
     others: Iterable[str] | None = (),
     bad: Bad = refuse,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, row) for each row of a file; `where` is "path, line 3" (of a Parquet file "row 3", of
-    an ArrayRecord file "record 3"), counted from 1.
+    """Yields (where, row) for each row of a file.
 
-    fields: the names that every row must have, none of them null, each with the words that say what
-        to do where it is missing.
-    others: of a Parquet file these columns are read beside `fields`, where it has them; None: all.
-        What is not read may hold anything.
-    bad: gets the DataError of a row that cannot be used. What is wrong with the file itself is
-        raised.
+    `where` is "path, line 3" ("row 3" for a Parquet file, "record 3" for an ArrayRecord file),
+    counted from 1.
+
+    Args:
+        path: the file.
+        fields: the fields that every row must have with a value other than null, each with the
+            advice for a missing one.
+        others: additional columns of a Parquet file to read if present; None reads all. Columns
+            that are not read may hold anything.
+        bad: receives the DataError of a row that cannot be used. Errors of the file itself are
+            raised.
     """
     empty = True
     for where, raw in raw_rows(path, fields, others):
@@ -124,14 +129,16 @@ def read_rows(
 
 
 def refuse_half_written(where: str, raw: Raw) -> None:
-    """Raises DataError for a last line without an end that is no JSON: its writer was stopped."""
+    """Raises DataError for an unterminated last line that is not JSON: its writer was
+    interrupted.
+    """
     if isinstance(raw, bytes) and not raw.endswith(b"\n"):
         row_of(where, raw, {})
 
 
 def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | None:
-    """The row; None for a blank line. Raises DataError, naming it, where it cannot be used or lacks
-    one of `fields` (see `read_rows`).
+    """Returns the row, or None for a blank line. Raises DataError, which names the row, if it
+    cannot be used or lacks one of `fields` (see `read_rows`).
     """
     if isinstance(raw, DataError):
         raise raw
@@ -146,7 +153,7 @@ def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | 
 
 
 def field_of(row: Mapping[str, Any], name: str) -> Any:
-    """What a row has under a name, which may have dots; None where it has nothing."""
+    """Returns the value of a field, whose name may have dots, or None if it is missing."""
     if name in row:
         return row[name]
     value: Any = row
@@ -156,8 +163,8 @@ def field_of(row: Mapping[str, Any], name: str) -> Any:
 
 
 def columns_of(path: str) -> tuple[str, list[str]]:
-    """(where, names) of the columns of a file's first row, or of a Parquet file; those inside
-    others too, with dots.
+    """Returns (where, names) of the columns of a file's first row, or of a Parquet file; nested
+    columns have dotted names.
     """
     if path.endswith(".parquet"):
         with open_parquet(path) as (_, names):
@@ -174,7 +181,7 @@ def _names(before: str, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def empty_file(path: str) -> DataError:
-    """The error that a file without a row is."""
+    """Returns the error for a file without rows."""
     return DataError(f"{path} is empty: write one JSON object per line, or one row at least")
 
 
@@ -190,7 +197,9 @@ def _missing(row: Mapping[str, Any], name: str) -> str:
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:
-    """The JSON object of one line. Raises DataError, which says so where the line was cut off."""
+    """Returns the JSON object of one line. Raises DataError, whose message says if the line was
+    truncated.
+    """
     try:
         row = parse_json(line, where, error=DataError, most_digits=MOST_DIGITS)
     except DataError as error:
@@ -210,19 +219,18 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-INSTRUCTIONS = ("system", "developer")  # roles of messages that ask nothing themselves
-# of a message beside role and content; the chat template gets them
+INSTRUCTIONS = ("system", "developer")  # roles of messages that are not part of the question
+# optional fields of a message, passed to the chat template
 TEXTS = ("name", "tool_call_id", "reasoning_content")
 NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Chat messages as the chat template gets them, or DataError naming the message that is wrong.
+    """Returns chat messages in the form that chat templates take.
 
-    A message has role and content (a text, or a list of text parts), and may have TEXTS and
-    tool_calls. With anything else in it (an
-    image, say) it is refused: what is left of it would be another message. Null and empty values
-    say nothing and are passed over.
+    A message has role and content (a text, or a list of text parts) and may have the fields TEXTS
+    and tool_calls. Raises DataError, which names the message, for any other field (such as an
+    image), because dropping it would change the message. Null and empty values are dropped.
     """
     if not isinstance(messages, list) or not messages:
         raise DataError(
@@ -236,16 +244,16 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     shape = "must be an object with 'role' and a string 'content'"
     if not isinstance(message, dict):
         raise DataError(f"{where} {shape}, not {message!r:.80}")
-    said = {key: value for key, value in message.items() if value not in NOTHING}
-    others = [key for key in said if key not in ("role", "content", "tool_calls", *TEXTS)]
-    if others:
-        named = ", ".join(map(repr, others))[:200]
+    fields = {key: value for key, value in message.items() if value not in NOTHING}
+    unknown_fields = [key for key in fields if key not in ("role", "content", "tool_calls", *TEXTS)]
+    if unknown_fields:
+        named = ", ".join(map(repr, unknown_fields))[:200]
         raise DataError(
             f"{where} has {named}: role, content, tool_calls, {', '.join(TEXTS)} are used; remove "
             "it, or write it into the content"
         )
     content = _content(message.get("content"), where)
-    if content is None and "tool_calls" in said:
+    if content is None and "tool_calls" in fields:
         content = ""
     if not isinstance(content, str):
         raise DataError(f"{where} {shape}, not {message!r:.80}")
@@ -254,39 +262,41 @@ def _message(message: Any, where: str) -> dict[str, Any]:
             f"{where} has the role {message.get('role')!r:.80}; known roles: {', '.join(ROLES)}"
         )
     for name in TEXTS:
-        if not isinstance(said.get(name, ""), str):
-            raise DataError(f"{where} has {name} = {said[name]!r:.80}: it must be text")
-    if "tool_calls" in said:
+        if not isinstance(fields.get(name, ""), str):
+            raise DataError(f"{where} has {name} = {fields[name]!r:.80}: it must be text")
+    if "tool_calls" in fields:
         if message["role"] != "assistant":
             raise DataError(f"{where} has tool_calls: only the assistant calls tools")
-        said["tool_calls"] = without_nulls(check_tools(said["tool_calls"], f"{where}, tool_calls"))
+        fields["tool_calls"] = without_nulls(
+            check_tools(fields["tool_calls"], f"{where}, tool_calls")
+        )
     return {"role": message["role"], "content": content} | {
-        key: value for key, value in said.items() if key not in ("role", "content")
+        key: value for key, value in fields.items() if key not in ("role", "content")
     }
 
 
 def _content(content: Any, where: str) -> Any:
-    """A content whose parts are texts as one text, with nothing between them; any other as it is.
-    Raises DataError for a part of another kind.
+    """Returns a list of text parts joined without a separator; any other content unchanged. Raises
+    DataError for a part of another kind.
     """
     if not isinstance(content, list):
         return content
     texts = []
     for i, part in enumerate(content):
-        said = part if isinstance(part, dict) else {}
-        said = {key: value for key, value in said.items() if value is not None}
-        if set(said) != {"type", "text"} or said["type"] != "text":
+        fields = part if isinstance(part, dict) else {}
+        fields = {key: value for key, value in fields.items() if value is not None}
+        if set(fields) != {"type", "text"} or fields["type"] != "text":
             raise DataError(
                 f"{where} has a list of parts for content (images, files?), of which part {i} is"
                 f" {part!r:.80}: a part must be {{'type': 'text', 'text': ...}}"
             )
-        texts.append(said["text"])
+        texts.append(fields["text"])
     return "".join(texts) if all(isinstance(text, str) for text in texts) else texts
 
 
 def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:
-    """Tools, or calls of tools, as the chat template gets them: objects; none where `tools` says
-    nothing. Raises DataError for anything else.
+    """Returns tools, or calls of tools, as a list of objects; an empty list if `tools` is empty.
+    Raises DataError for any other value.
     """
     if tools in NOTHING:
         return []
@@ -296,7 +306,9 @@ def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:
 
 
 def refuse_blank(messages: list[dict[str, Any]], role: str, where: str, why: str) -> None:
-    """Raises DataError, naming the message, where one of this role neither says nor calls."""
+    """Raises DataError, which names the message, for a message of this role with neither text nor
+    tool calls.
+    """
     for i, message in enumerate(messages):
         blank = not message["content"].strip() and "tool_calls" not in message
         if message["role"] == role and blank:

@@ -1,7 +1,6 @@
-"""Whose rows a file holds, told from its columns: one line of FORMATS for each kind of rows that
-people have.
+"""Detection of a file's row format from its columns: FORMATS has one entry per known format.
 
-What a setting names comes first: a column named there is read, whatever the table says.
+Columns that a setting names take precedence over the table.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from compass_jax.data.files import DataError, check_tools, columns_of
 from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.values import without_nulls
 
-TURNS = "(its turns)"  # in the place of a column: the assistant's turns of the prompt's column
+TURNS = "(its turns)"  # instead of a column name: the assistant's turns in the prompt's column
 
 
 class Format(NamedTuple):
-    """Where rows of one kind have what RL and SFT read; None: they have nothing for it."""
+    """A row format: the columns that RL and SFT read; None if the format has no such column."""
 
     name: str
     prompt: str  # text or chat messages; with TURNS a whole conversation
-    answer: str | None  # RL's reference; empty: there is none, a verifier of one's own judges
-    response: str | None  # what SFT learns
-    also: tuple[str, ...] = ()  # columns that rows of this kind have beside these
-    make: Make | None = None  # what makes such a row one of a prompt and an answer
-    verifier: str = ""  # the one that judges it, where "math" cannot
+    answer: str | None  # RL's reference; empty: no reference, a custom verifier judges
+    response: str | None  # SFT's target
+    also: tuple[str, ...] = ()  # further columns that identify the format
+    make: Make | None = None  # converts such a row to prompt and answer
+    verifier: str = ""  # the verifier to use if "math" cannot judge it
 
 
 _HUMAN_EVAL = ("task_id", "canonical_solution", "test", "entry_point")
@@ -63,7 +62,7 @@ FORMATS = (
     Format("AIME", "Problem", "Answer", "Solution"),
     Format("prompt-only", "prompt", "", None),
 )
-# ShareGPT's `from` as a role; a tool's result is an observation there
+# ShareGPT's `from` -> role; it calls a tool's result an observation
 SPEAKERS = {
     "human": "user",
     "user": "user",
@@ -78,16 +77,18 @@ SPEAKERS = {
 
 
 class Reading(NamedTuple):
-    """How one file's rows are read."""
+    """The columns to read from one file."""
 
-    name: str  # of their format, where there is something to say of it
+    name: str  # of the format; empty if it is not reported
     prompt: str
-    target: str  # the column of the reference (RL) or of what is learnt (SFT); TURNS; empty: none
-    needs: tuple[str, ...] = ()  # of a row that is made: the columns of the file
+    target: str  # the column of the reference (RL) or the target (SFT), or TURNS; may be empty
+    needs: tuple[str, ...] = ()  # for a row that is converted: the columns of the file
     make: Make | None = None
 
     def said(self, path: str) -> str:
-        """The line that tells a person what was recognised: "a.parquet: verl rows: prompt, ..."."""
+        """Returns the line that reports the detected format: "a.parquet: verl rows: prompt,
+        ...".
+        """
         return f"{Path(path).name}: {self.name} rows: {', '.join(self.fields)}"
 
     @property
@@ -105,8 +106,8 @@ def open_format(
     tell: Callable[[str], None],
     compared: bool = False,
 ) -> tuple[Reading, dict[str, str]]:
-    """Returns `reading_of`, and the columns that `read_rows` requires, each with a remedy. `tell`
-    gets a line on a format that was recognised.
+    """Returns `reading_of` and the columns that `read_rows` requires, each with a remedy. `tell`
+    receives a line if a format was detected.
     """
     reading = reading_of(path, use, named, settings, compared)
     if reading.name:
@@ -123,16 +124,16 @@ def reading_of(
     settings: tuple[str, str],
     compared: bool = False,
 ) -> Reading:
-    """How to read the rows of a file, by the first row of FORMATS that fits its columns.
+    """Returns the columns to read from a file, from the first entry of FORMATS that matches.
 
     Args:
         path: a file of rows.
-        use: which column of FORMATS is wanted beside the prompt.
-        named: the columns that the settings name, AUTO where they leave it to the table.
+        use: the column of FORMATS to read in addition to the prompt.
+        named: the columns that the settings name; AUTO for detection.
         settings: the names of these two settings, for messages.
-        compared: rows without a reference do not fit.
+        compared: rejects formats without a reference.
 
-    Raises DataError, with the columns that are there, where nothing fits.
+    Raises DataError, which lists the file's columns, if no format matches.
     """
     prompt, target = named
     if AUTO not in named:
@@ -140,22 +141,22 @@ def reading_of(
     where, columns = columns_of(path)
     key = settings[0].rpartition(".")[0]
     benchmark = named == (AUTO, AUTO) and use == "answer"
-    if benchmark and (made := _benchmark(where, columns, key, compared)):
-        return made
+    if benchmark and (reading := _benchmark(where, columns, key, compared)):
+        return reading
     for name, setting in zip(named, settings):
         if name not in (AUTO, "", TURNS, *columns):
             fields = ", ".join(columns)[:200]
             raise DataError(
                 f"{where}: no field {name!r} (fields: {fields}); add it or set {setting}"
             )
-    for known, have in _usable(use, compared):
-        have = have if target == AUTO else target
-        ask = known.prompt if prompt == AUTO or have == TURNS else prompt
-        if prompt not in (AUTO, ask) or ask not in columns:
+    for candidate, target_column in _usable(use, compared):
+        target_column = target_column if target == AUTO else target
+        prompt_column = candidate.prompt if prompt == AUTO or target_column == TURNS else prompt
+        if prompt not in (AUTO, prompt_column) or prompt_column not in columns:
             continue
-        if have in ("", TURNS, *columns):
-            guessed = named == (AUTO, AUTO) and known.name != "plain"
-            return Reading(known.name if guessed else "", ask, have)
+        if target_column in ("", TURNS, *columns):
+            is_detected = named == (AUTO, AUTO) and candidate.name != "plain"
+            return Reading(candidate.name if is_detected else "", prompt_column, target_column)
     raise DataError(
         f"{where}: these columns are of no known kind: {', '.join(columns)[:200]}; name them in"
         f" {settings[0]} and {settings[1]}, or write one of: {_known(use, compared)}"
@@ -163,8 +164,8 @@ def reading_of(
 
 
 def _benchmark(where: str, columns: list[str], key: str, compared: bool) -> Reading | None:
-    """How rows of a published evaluation set are read; None for others, and for those whose columns
-    are read as they are.
+    """Returns the Reading of a published evaluation set's rows; None for other rows, and for rows
+    that need no conversion.
     """
     for known in FORMATS:
         needs = tuple(filter(None, (known.prompt, known.answer, *known.also)))
@@ -198,8 +199,10 @@ def _known(use: str, compared: bool) -> str:
 
 
 def turns_of(value: Any, row: Mapping[str, Any], where: str) -> Any:
-    """A column's chat messages with ShareGPT's turns (from, value) made messages (role, content);
-    the row's `system`, which ShareGPT has beside them, comes first. Anything else as it is.
+    """Returns a column's chat messages, with ShareGPT's turns (from, value) converted to messages.
+
+    The row's `system` field, which ShareGPT stores separately, becomes the first message. Other
+    values are returned unchanged.
     """
     if not isinstance(value, list) or not any(isinstance(x, dict) and "from" in x for x in value):
         return value
@@ -219,12 +222,12 @@ def _message(turn: Any, where: str) -> dict[str, Any]:
             f"{where} is from {speaker!r:.80}; known: {', '.join(SPEAKERS)}; write calls of tools"
             " as messages with tool_calls"
         )
-    others = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    return {**others, "role": SPEAKERS[speaker], "content": turn["value"]}
+    other_fields = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    return {**other_fields, "role": SPEAKERS[speaker], "content": turn["value"]}
 
 
 def tools_of(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """A row's tools, which may be written as a list of objects or as its JSON text."""
+    """Returns a row's tools, given as a list of objects or as its JSON text."""
     where, tools = f"{where}, field 'tools'", row.get("tools")
     if isinstance(tools, str) and tools.strip():
         return check_tools(parse_json(tools, where, error=DataError), where)
@@ -232,8 +235,10 @@ def tools_of(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def reference(value: Any) -> Any:
-    """Returns a ground truth: of a chat its last turn's text, of a worked solution whose last line
-    is `#### 72`, as GSM8K's are, the 72. The objects in it have no null fields.
+    """Returns the reference answer in a ground-truth value.
+
+    For a chat it is the text of the last turn. For a solution that ends with a line `#### 72`, as
+    in GSM8K, it is 72. Null fields of objects are removed.
     """
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         turn = value[-1]

@@ -1,4 +1,4 @@
-"""The pass rates that the offline filter wrote, and the prompts that it keeps."""
+"""Pass rates written by the offline filter (compass filter), and the prompts that it keeps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class PassRate(NamedTuple):
-    """One training prompt. `pass_rate` is the share of right answers among the `known` of its
-    `samples`; the filter keeps pass rates between `low` and `high`.
+    """The measurement of one training prompt.
+
+    `pass_rate` is the share of correct answers among the `known` (judged) ones of its `samples`.
+    The filter keeps pass rates between `low` and `high`.
     """
 
     id: Annotated[int, Field(ge=0, lt=2**32)]
@@ -29,7 +31,7 @@ class PassRate(NamedTuple):
     pass_rate: _Share
     known: _Count
     samples: Annotated[int, Field(ge=1)]
-    tokens: _Count  # generated for the estimate
+    tokens: _Count  # tokens generated for the estimate
     low: _Share
     high: _Share
     keep: bool
@@ -41,17 +43,19 @@ _LINE = TypeAdapter(PassRate, config=ConfigDict(strict=True))
 def read_pass_rates(
     path: str | Path, complete: bool = True, prompts: Sequence[Prompt] | None = None
 ) -> dict[int, PassRate]:
-    """Returns the rows by prompt id. Raises DataError naming the line that is damaged, that
-    contradicts another, or whose prompt is none of `prompts`.
+    """Returns the rows by prompt id.
 
-    A cut-off last line too is an error if the file must be `complete`. Otherwise it is removed from
-    the file, so that a continued filter writes after whole lines.
+    If the file must be `complete`, a truncated last line is an error. Otherwise it is removed from
+    the file, so that a resumed filter appends after complete lines.
+
+    Raises DataError, which names the line, for a damaged line, for one that contradicts another,
+    and for one whose prompt is not among `prompts`.
     """
     if not os.path.lexists(path):
         raise DataError(
             f"{str(path)[:200]}: no such file; compass filter writes it (pass_rates.jsonl)"
         )
-    asked = None if prompts is None else {p.id: p.question for p in prompts}
+    question_by_id = None if prompts is None else {p.id: p.question for p in prompts}
     rows: dict[int, PassRate] = {}
     places: dict[int, str] = {}
     size = 0
@@ -66,7 +70,7 @@ def read_pass_rates(
             break
         size += len(line)
         row = _checked(parse_json(line, where, error=DataError), where)
-        if asked is not None and asked.get(row.id) != row.question:
+        if question_by_id is not None and question_by_id.get(row.id) != row.question:
             what = f"{row.question!r:.60} (id {row.id}) is no training prompt of this run"
             raise DataError(
                 f"{where}: {what}; run compass filter with this configuration, its seed and "
@@ -99,19 +103,19 @@ def _checked(values: Any, where: str) -> PassRate:
 
 
 class Kept(NamedTuple):
-    """What a filter leaves of the prompts, and what it measured."""
+    """The prompts that the filter keeps, with their measurements."""
 
     prompts: list[Prompt]
-    tokens: int  # that the estimate cost
-    measured: list[Measured]  # of `prompts`, in their order
+    tokens: int  # tokens generated for the estimate
+    measured: list[Measured]  # one per prompt, in the same order
 
 
 def kept_prompts(prompts: Sequence[Prompt], path: str) -> Kept:
-    """The prompts that the filter keeps, with their pass rates; without a `path` all of them, none
-    measured.
+    """Returns the prompts that the filter keeps, with their pass rates; all prompts without a
+    `path`.
 
-    DataError if a prompt was not estimated or a line is of no prompt (other sources or another
-    seed), or none is kept.
+    Raises DataError if a prompt has no pass rate, if a line belongs to no prompt (other sources or
+    another seed), or if no prompt is kept.
     """
     if not path:
         return Kept(list(prompts), 0, [])
@@ -123,14 +127,14 @@ def kept_prompts(prompts: Sequence[Prompt], path: str) -> Kept:
             f"the first: {missing[0].question!r:.80}; "
             "run compass filter with this configuration, its seed and data sources"
         )
-    kept = [p for p in prompts if rows[p.id].keep]
-    if not kept:
+    remaining = [p for p in prompts if rows[p.id].keep]
+    if not remaining:
         raise DataError(
             f"{path} keeps none of {len(prompts)} training prompts: widen --low and --high of "
             "compass filter"
         )
     measured = [
         Measured(p, row.pass_rate * row.known, float(row.known))
-        for p, row in ((p, rows[p.id]) for p in kept)
+        for p, row in ((p, rows[p.id]) for p in remaining)
     ]
-    return Kept(kept, sum(row.tokens for row in rows.values()), measured)
+    return Kept(remaining, sum(row.tokens for row in rows.values()), measured)

@@ -1,4 +1,4 @@
-"""The conversations of one update in rows: one in each, or several that share it."""
+"""Batches of SFT conversations: one conversation per padded row, or several packed into a row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from compass_jax.data.sft import SFTExample
 
 
 class Rows(NamedTuple):
-    """Conversations in rows of one length, whose padding is at their ends."""
+    """Conversations in rows of equal length, padded at the end."""
 
     tokens: Int[np.ndarray, "n t"]
-    lengths: Int[np.ndarray, "n"]  # tokens of each row before its padding
-    learnt: Float[np.ndarray, "n t"]  # 1 on the assistant's tokens, else 0
-    # numbers a row's conversations from 1, its padding is 0; None: a row is one conversation
+    lengths: Int[np.ndarray, "n"]  # tokens of each row without padding
+    learnt: Float[np.ndarray, "n t"]  # loss mask: 1 on the assistant's tokens, else 0
+    # 1, 2, ... for a row's conversations, 0 for padding; None: one conversation per row
     segments: Int[np.ndarray, "n t"] | None
 
 
@@ -26,7 +26,7 @@ def _sequences(examples: Sequence[SFTExample]) -> list[SFTExample]:
 
 
 def padded(examples: Sequence[SFTExample], longest: int) -> Rows:
-    """Each sequence of the conversations in a row of its own, of `longest` tokens."""
+    """Returns each sequence of the conversations in a separate row of `longest` tokens."""
     examples = _sequences(examples)
     shape = len(examples), longest
     rows = Rows(
@@ -42,10 +42,11 @@ def padded(examples: Sequence[SFTExample], longest: int) -> Rows:
 
 
 def packed(examples: Sequence[SFTExample], longest: int) -> Rows:
-    """Sequences of conversations that share rows of `longest` tokens, each once and whole: grain's
-    first fit, the longest first.
+    """Packs the conversations' sequences, unsplit, into rows of `longest` tokens with grain's first
+    fit, longest first.
 
-    They are a function of the examples alone, so that a stream's position stays its whole state.
+    The result is a function of the examples alone, so that the position in a stream remains its
+    complete state.
     """
     import grain
     from grain.experimental import FirstFitPackIterDataset
@@ -53,12 +54,12 @@ def packed(examples: Sequence[SFTExample], longest: int) -> Rows:
     examples = _sequences(examples)
     ordered = sorted(examples, key=lambda example: -example.size)
     items = [{"tokens": x.tokens, "learnt": x.mask.astype(np.float32)} for x in ordered]
-    here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    # first fit leaves no two rows that could be one, so there are fewer than this
+    read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    # first fit leaves no two rows that could be merged, which bounds their number
     most = 1 + 2 * sum(example.size for example in examples) // longest
     rows = list(
         FirstFitPackIterDataset(
-            grain.MapDataset.source(items).to_iter_dataset(here),
+            grain.MapDataset.source(items).to_iter_dataset(read_options),
             length_struct={"tokens": longest, "learnt": longest},
             num_packing_bins=min(len(items), most),
             shuffle_bins=False,

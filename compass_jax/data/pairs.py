@@ -1,5 +1,5 @@
-"""A judge's training pairs and held-out ones; and in tokens, as a scalar reward model reads them:
-a question with each of its two answers.
+"""A judge's training and held-out preference pairs, and their tokens for a scalar reward model,
+which reads a question with each of its two answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from compass_jax.data.vocabulary import TokenizerError
 
 @dataclass(frozen=True)
 class Pair:
-    """The tokens of a candidate's and an anchor's conversation, int32 [t] each; `gold` is 1 where
-    the candidate is better, 0 of a tie, -1 where it is worse.
+    """The tokens of a candidate's and an anchor's conversation, int32 [t] each.
+
+    `gold` is 1 if the candidate is better, 0 for a tie, and -1 if it is worse.
     """
 
     candidate: np.ndarray
@@ -34,17 +35,17 @@ class Pair:
 
     @property
     def size(self) -> int:
-        """Tokens of both."""
+        """Total number of tokens."""
         return len(self.candidate) + len(self.anchor)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longer one."""
+        """Number of tokens of the longer conversation."""
         return max(len(self.candidate), len(self.anchor))
 
     @property
     def key(self) -> str:
-        """The same for equal pairs and verdicts only."""
+        """A digest that identifies the pair and its verdict."""
         digest = hashlib.blake2b(digest_size=16)
         for ids in (self.candidate, self.anchor):
             digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
@@ -52,9 +53,9 @@ class Pair:
 
 
 def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
-    """(training, held-out) pairs, on the sides on which RL has their questions.
+    """Returns (training, held-out) pairs, split by question in the same way as for RL.
 
-    Raises ConfigError where no source has preferences, DataError for rows that cannot be used.
+    Raises ConfigError if no source has preferences; DataError for rows that cannot be used.
     """
     training: list[Preference] = []
     heldout = [
@@ -67,15 +68,17 @@ def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
             heldout += read_preferences(path, lambda pattern: split_files(pattern).heldout)
         for pair in read_preferences(path, training_files):
             by_hash = not (by_name or data.eval_sources)
-            held = by_hash and is_heldout(pair.question, data.heldout_frac)
-            (heldout if held else training).append(pair)
+            is_held_out = by_hash and is_heldout(pair.question, data.heldout_frac)
+            (heldout if is_held_out else training).append(pair)
     if not paths:
         raise ConfigError(
             f"data.sources: no file of preferences; a judge learns from FileSource(path,"
             f" verifier={VERDICT!r})"
         )
-    asked = {normalised(pair.question) for pair in heldout}
-    return [pair for pair in training if normalised(pair.question) not in asked], heldout
+    heldout_questions = {normalised(pair.question) for pair in heldout}
+    return [
+        pair for pair in training if normalised(pair.question) not in heldout_questions
+    ], heldout
 
 
 def _paths(data: DataConfig, key: str) -> Iterator[str]:
@@ -85,22 +88,25 @@ def _paths(data: DataConfig, key: str) -> Iterator[str]:
 
 
 def conversation(question: str, answer: str) -> list[dict[str, str]]:
-    """What a scalar reward model reads: the question and one answer, without instructions."""
+    """Returns the input of a scalar reward model: the question and one answer, without
+    instructions.
+    """
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def encode_pairs(
-    found: Sequence[Preference], tokenizer: Tokenizer, longest: int, tell: Tell
+    preferences: Sequence[Preference], tokenizer: Tokenizer, longest: int, tell: Tell
 ) -> tuple[list[Pair], dict[str, int]]:
-    """The pairs in tokens, and the counts examples, tokens, duplicates and too_long; the last two
-    are left out. Equal answers are kept: their margin is 0 whatever is learnt, and so is their
-    gradient.
+    """Returns the tokenised pairs and the counts examples, tokens, duplicates and too_long.
 
-    Raises DataError where a row cannot be rendered, or nothing is left.
+    Duplicates and pairs that are too long are dropped. Pairs with equal answers stay: their margin
+    and its gradient are always 0.
+
+    Raises DataError if a row cannot be rendered or no pair remains.
     """
     counts: Counter[str] = Counter(duplicates=0, too_long=0)
-    kept: dict[str, Pair] = {}
-    for one in found:
+    pairs_by_key: dict[str, Pair] = {}
+    for one in preferences:
         try:
             candidate, anchor = (
                 tokenizer.encode_example(conversation(one.question, answer))[0]
@@ -111,18 +117,18 @@ def encode_pairs(
         pair = Pair(candidate, anchor, one.gold)
         if pair.longest > longest:
             counts["too_long"] += 1
-        elif pair.key in kept:
+        elif pair.key in pairs_by_key:
             counts["duplicates"] += 1
         else:
-            kept[pair.key] = pair
-    if not kept:
+            pairs_by_key[pair.key] = pair
+    if not pairs_by_key:
         raise DataError(
             f"no pairs are left: {counts['too_long']} are longer than sft.buckets[-1] = {longest}"
             " tokens"
         )
     why = {"duplicates": "repeat an earlier one", "too_long": f"exceed {longest} tokens"}
-    for name, said in why.items():
+    for name, reason in why.items():
         if counts[name]:
-            tell(f"{counts[name]} pairs {said}; they are left out")
-    counts.update(examples=len(kept), tokens=sum(x.size for x in kept.values()))
-    return list(kept.values()), dict(counts)
+            tell(f"{counts[name]} pairs {reason}; they are left out")
+    counts.update(examples=len(pairs_by_key), tokens=sum(x.size for x in pairs_by_key.values()))
+    return list(pairs_by_key.values()), dict(counts)

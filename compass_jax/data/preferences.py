@@ -1,13 +1,14 @@
-"""Preferences: two answers to a question, and which one a person called better, or a tie.
+"""Preferences: two answers to a question and a human verdict: which is better, or a tie.
 
     {"prompt": ..., "candidate": ..., "anchor": ..., "verdict": "Better" | "Tie" | "Worse"}
-    {"prompt": ..., "chosen": ..., "rejected": ...}            as TRL has them; "tie": true of a tie
-    {"chosen": [messages], "rejected": [messages]}             the prompt is what both begin with
+    {"prompt": ..., "chosen": ..., "rejected": ...}            TRL's form; "tie": true marks a tie
+    {"chosen": [messages], "rejected": [messages]}             the prompt is their common beginning
 
-Texts, or chat messages: an answer is then the last message. A row may say why in `reasoning`.
+Values are texts or chat messages, in which case the answer is the last message. A row may give the
+reason in `reasoning`.
 
-A pair makes two questions to a judge, one in each order, whose right verdicts are the negative of
-each other. Both belong to the pair's own question: they are held out together.
+A pair makes two questions to a judge, one in each order, with opposite verdicts. Both belong to the
+pair's question, so they are held out together.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ PAIRS = (("candidate", "anchor"), ("chosen", "rejected"))
 
 
 class Preference(NamedTuple):
-    """Two answers to a question; `gold` is 1 where the candidate is better, 0 of a tie, -1 where it
-    is worse. `where` names the row; `reasoning` says why, if anybody did.
+    """Two answers to a question.
+
+    `gold` is 1 if the candidate is better, 0 for a tie, and -1 if it is worse. `where` names the
+    row. `reasoning` is the reason for the verdict, or empty.
     """
 
     question: str
@@ -39,32 +42,32 @@ class Preference(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a judge is asked about a pair in one order, and what it should answer."""
+    """A question to a judge about a pair in one order, with the expected verdict."""
 
     pair: Preference
-    order: str  # of ORDERS
+    order: str  # one of ORDERS
     messages: list[dict[str, str]]
-    verdict: str  # of SAID
+    verdict: str  # one of SAID
 
     @property
     def taught(self) -> str:
-        """The answer that a judge can learn from: the pair's reasoning, then the verdict's word."""
-        said = self.pair.reasoning if self.order == ORDERS[0] else _exchanged(self.pair.reasoning)
-        before, _, last = said.rstrip().rpartition("\n")
-        if (
-            last.strip().strip("*.").lower() in VERDICTS
-        ):  # it ends with the verdict of its own order
-            said = before
-        return f"{said.rstrip()}\n{self.verdict}".lstrip()
+        """The training target for a judge: the pair's reasoning, then the verdict."""
+        reasoning = (
+            self.pair.reasoning if self.order == ORDERS[0] else _exchanged(self.pair.reasoning)
+        )
+        before, _, last = reasoning.rstrip().rpartition("\n")
+        if last.strip().strip("*.").lower() in VERDICTS:  # it ends with the verdict
+            reasoning = before
+        return f"{reasoning.rstrip()}\n{self.verdict}".lstrip()
 
 
-Choice = Callable[[str], list[str]]  # the files of a folder or pattern that are read
+Choice = Callable[[str], list[str]]  # folder or pattern -> the files to read
 
 
 def read_preferences(pattern: str, choose: Choice = files_of) -> Iterator[Preference]:
-    """Reads the pairs of a file of rows, or of the files of a folder or pattern.
+    """Yields the pairs of a file, or of the files of a folder or pattern.
 
-    Raises DataError, naming file and line, for a row that is none of the forms above.
+    Raises DataError, which names file and line, for a row in another form.
     """
     for path in choose(pattern):
         for where, row in read_rows(path, {}, None):
@@ -72,8 +75,8 @@ def read_preferences(pattern: str, choose: Choice = files_of) -> Iterator[Prefer
 
 
 def asked_in_both_orders(pattern: str, choose: Choice = files_of) -> Iterator[Asked]:
-    """Two questions to a judge of each pair of a file: as it stands, and with the answers exchanged
-    and the verdict turned round. Errors as those of `read_preferences`.
+    """Yields two questions to a judge for each pair: in its order, and with answers and verdict
+    exchanged. Raises the errors of `read_preferences`.
     """
     for pair in read_preferences(pattern, choose):
         question, candidate, anchor, gold = pair[:4]
@@ -85,15 +88,13 @@ _ROLES = {"candidate": "anchor", "anchor": "candidate"}
 
 
 def _exchanged(text: str) -> str:
-    """A reasoning about a pair as one about the exchanged pair: who is named candidate there is the
-    anchor.
-    """
+    """Returns the reasoning with the words candidate and anchor exchanged."""
 
-    def other(found: re.Match[str]) -> str:
-        word = _ROLES[found[0].lower()]
-        return word.capitalize() if found[0][0].isupper() else word
+    def exchange(match: re.Match[str]) -> str:
+        word = _ROLES[match[0].lower()]
+        return word.capitalize() if match[0][0].isupper() else word
 
-    return re.sub(r"\b(?:candidate|anchor)\b", other, text, flags=re.IGNORECASE)
+    return re.sub(r"\b(?:candidate|anchor)\b", exchange, text, flags=re.IGNORECASE)
 
 
 def _preference(row: Mapping[str, Any], where: str) -> Preference:
@@ -103,12 +104,12 @@ def _preference(row: Mapping[str, Any], where: str) -> Preference:
             f"{where}: a preference has candidate, anchor and verdict, or chosen and rejected;"
             f" this row has {', '.join(row) or 'nothing'}"
         )
-    asked = row.get("prompt", row.get("question"))
+    prompt = row.get("prompt", row.get("question"))
     first, second = (row[name] for name in names)
-    if asked is None:
-        asked = _beginning(first, second, where)
+    if prompt is None:
+        prompt = _beginning(first, second, where)
     candidate, anchor = (_text(row[name], f"{where}: {name}", last=True) for name in names)
-    question, gold = _text(asked, f"{where}: prompt"), _gold(row, names[0], where)
+    question, gold = _text(prompt, f"{where}: prompt"), _gold(row, names[0], where)
     if not question.strip():
         raise DataError(f"{where}: prompt is empty; delete the row or write the question")
     reasoning = row.get("reasoning") or ""
@@ -118,19 +119,21 @@ def _preference(row: Mapping[str, Any], where: str) -> Preference:
 
 
 def _gold(row: Mapping[str, Any], name: str, where: str) -> int:
-    said, tie = row.get("verdict"), row.get("tie", False)
-    if said is None and name == "chosen":
+    verdict, tie = row.get("verdict"), row.get("tie", False)
+    if verdict is None and name == "chosen":
         if not isinstance(tie, bool):
             raise DataError(f"{where}: tie is {tie!r:.40}; write true or false")
         return 0 if tie else 1
-    gold = VERDICTS.get(said.strip().lower()) if isinstance(said, str) else None
+    gold = VERDICTS.get(verdict.strip().lower()) if isinstance(verdict, str) else None
     if gold is None:
-        raise DataError(f"{where}: verdict is {said!r:.40}; write Better, Tie or Worse")
+        raise DataError(f"{where}: verdict is {verdict!r:.40}; write Better, Tie or Worse")
     return gold
 
 
 def _beginning(first: Any, second: Any, where: str) -> Sequence[Any]:
-    """The messages before the answer, which must be the same for both."""
+    """Returns the messages before the answer. Raises DataError if the two conversations differ in
+    them.
+    """
     if isinstance(first, list) and isinstance(second, list) and len(first) > 1:
         if first[:-1] == second[:-1]:
             return first[:-1]
@@ -139,7 +142,7 @@ def _beginning(first: Any, second: Any, where: str) -> Sequence[Any]:
 
 
 def _text(value: Any, where: str, last: bool = False) -> str:
-    """Returns a text, or the contents of messages: the last one's, else all of them, with their
+    """Returns a text, or the contents of messages: the last one's if `last`, else all of them, with
     roles if there are several.
     """
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Entries of reasoning-gym's datasets: distinct questions, drawn from a seed."""
+"""Entries of reasoning-gym's datasets: distinct questions drawn from a seed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from compass_jax.records import stable_id
 
 logger = logging.getLogger(__name__)
 
-# these iterate over sets of text, so the same seed gives other questions in a process with another
-# hash seed
+# these iterate over sets of strings, so their questions depend on Python's hash seed
 HASH_DEPENDENT = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder")
 
 
 def normalised(text: str) -> str:
-    """A text with every run of white space made one blank: what decides whether two questions are
-    the same.
+    """Returns a text with each run of white space replaced by a space, the form in which questions
+    are compared.
     """
     return " ".join(text.split())
 
 
 def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
-    """The reasoning-gym dataset `name`. Raises DataError for an unknown name or option, or a value
-    that it refuses.
+    """Returns the reasoning-gym dataset `name`. Raises DataError for an unknown name or option, or
+    a value that the dataset refuses.
     """
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
@@ -60,17 +59,17 @@ def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
 
 
 def _as_list(value: Any) -> Any:
-    """Settings are tuples, to be hashable; the datasets take lists."""
+    """Converts tuples to lists: settings are tuples to be hashable, and datasets take lists."""
     return [_as_list(item) for item in value] if isinstance(value, tuple) else value
 
 
 @lru_cache(maxsize=32)
 def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any], ...]:
-    """`source.size` entries with distinct questions, in an order that (source, seed) fixes.
+    """Returns `source.size` entries with distinct questions, in an order fixed by (source, seed).
 
-    A dataset with fewer distinct questions gives those that were found: drawing ends after max(200,
-    4 x found) draws in a row that were all known (each unseen question is then missed with
-    probability below e^-4). That is logged.
+    A dataset with fewer distinct questions returns those found, with a warning in the log. Drawing
+    stops after max(200, 4 n) consecutive repeats, where n is the number found; an unseen question
+    of equal probability is then missed with probability below e^-4.
     """
     if source.dataset in HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") in (
         "",
@@ -81,11 +80,10 @@ def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any
             " another host would draw other questions; set the environment variable"
             " PYTHONHASHSEED=0 before starting"
         )
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     repeats, chunk = 0, 0
-    while len(found) < source.size and repeats < max(200, 4 * len(found)):
-        # reasoning-gym seeds entry i with seed + i: nearby seeds overlap, so each chunk hashes its
-        # own
+    while len(entries) < source.size and repeats < max(200, 4 * len(entries)):
+        # reasoning-gym seeds entry i with seed + i: nearby seeds overlap, so each chunk is hashed
         chunk_seed = stable_id(f"{seed}\n{source.dataset}\n{source.options!r}\n{chunk}")
         dataset = open_dataset(
             source.dataset, dict(source.options), seed=chunk_seed, size=max(source.size, 100)
@@ -93,17 +91,17 @@ def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any
         for index in range(len(dataset)):
             entry = dataset[index]
             key = normalised(entry["question"])
-            repeats = repeats + 1 if key in found else 0
-            found.setdefault(key, entry)
-            if len(found) == source.size or repeats >= max(200, 4 * len(found)):
+            repeats = repeats + 1 if key in entries else 0
+            entries.setdefault(key, entry)
+            if len(entries) == source.size or repeats >= max(200, 4 * len(entries)):
                 break
         chunk += 1
-    if len(found) < source.size:
+    if len(entries) < source.size:
         name = source.label or source.dataset
         logger.warning(
             "%s has only %d distinct questions with these options, %d were asked for",
             name,
-            len(found),
+            len(entries),
             source.size,
         )
-    return tuple(found.values())
+    return tuple(entries.values())

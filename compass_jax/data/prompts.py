@@ -1,5 +1,5 @@
-"""The prompts of RL and evaluation: questions (questions.py) of one split or the other, which went
-through the chat template and are tokenised.
+"""The tokenised prompts of RL and evaluation, made from the questions (questions.py) of either
+split with the chat template.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PromptTooLong(DataError):
 
 
 def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
-    """Tokenises questions. Raises TokenizerError, with the messages, where the template refuses
-    one.
+    """Tokenises questions. Raises TokenizerError, which shows the messages, if the chat template
+    refuses a question.
     """
 
     def encoded(question: Question) -> list[int]:
@@ -58,8 +58,8 @@ def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prom
 def train_prompts(
     config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning
 ) -> list[Prompt]:
-    """All prompts of the training split. `tell` is that of `questions`. Raises DataError if there
-    is none.
+    """Returns all prompts of the training split. `tell` is passed to `questions`. Raises DataError
+    if the split is empty.
     """
     chosen = [question for question in questions(config, seed, tell) if not question.heldout]
     if not chosen:
@@ -73,27 +73,27 @@ def train_prompts(
 def heldout_prompts(
     config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning
 ) -> list[Prompt]:
-    """`data.eval_prompts` held-out prompts, each label with its share of what is available, in the
-    sources' order; those of `data.eval_sources`, where there are any.
+    """Returns `data.eval_prompts` held-out prompts, proportionally for each label, in the sources'
+    order. If `data.eval_sources` is set, the prompts come from there.
 
-    Fewer available: all of them, and that is told where they are a part of `data.sources` and the
-    number is not the default, as is what `questions` tells. None available: DataError (none asked
-    for: an empty list).
+    If fewer are available, it returns all of them. `tell` reports this if they are a part of
+    `data.sources` and the number is not the default. `tell` is also passed to `questions`. Raises
+    DataError if no prompt is available, unless `data.eval_prompts` is 0.
     """
     if config.eval_prompts == 0:
         return []
     if config.eval_sources:
         available = evaluation_questions(config, seed, tell)
     else:
-        own = range(len(config.sources))
-        available = [x for x in questions(config, seed, tell) if x.heldout and x.source in own]
+        indices = range(len(config.sources))
+        available = [x for x in questions(config, seed, tell) if x.heldout and x.source in indices]
     if not available:
         raise DataError(
             f"no held-out prompts: raise data.heldout_frac = {config.heldout_frac} or the sources'"
             " sizes, or set data.eval_prompts to 0"
         )
-    asked = config.eval_prompts != type(config).eval_prompts
-    if asked and len(available) < config.eval_prompts and not config.eval_sources:
+    is_explicit = config.eval_prompts != type(config).eval_prompts
+    if is_explicit and len(available) < config.eval_prompts and not config.eval_sources:
         tell(
             f"only {len(available)} held-out prompts are available, data.eval_prompts asks "
             f"for {config.eval_prompts}"
@@ -102,22 +102,22 @@ def heldout_prompts(
 
 
 class PromptSet(NamedTuple):
-    """Prompts that are evaluated together and counted by themselves, under a name."""
+    """A named set of prompts that is evaluated and reported separately."""
 
     name: str
     prompts: list[Prompt]
-    k: int  # samples of each prompt, beside a greedy answer
+    k: int  # samples per prompt, in addition to a greedy answer
     temperature: float
 
 
 def evaluation_sets(
     config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning, whole: bool = False
 ) -> list[PromptSet]:
-    """What a run is evaluated on: the held-out prompts under the name HELDOUT, where there are any,
-    then `data.eval_sets`; empty where nothing is asked for.
+    """Returns the evaluation sets of a run: the held-out prompts under the name HELDOUT, if any,
+    then `data.eval_sets`.
 
-    Prompts that are too long are left out or refused as `fitting` says, unless `whole`. Raises
-    DataError for a set without prompts, ConfigError where a set has the name of a label of held-out
+    Prompts that are too long are dropped or refused as in `fitting`, unless `whole`. Raises
+    DataError for a set without prompts; ConfigError if a set has the name of a label of held-out
     prompts.
     """
     data, usual = config.data, config.evaluation
@@ -126,35 +126,38 @@ def evaluation_sets(
         longest = config.rollout.prompt_buckets[-1]
         return prompts if whole else fitting(prompts, longest, data.overlong, tell)
 
-    found: list[PromptSet] = []
-    if held := heldout_prompts(data, tokenizer, config.seed, tell):
-        found.append(PromptSet(HELDOUT, fit(held), usual.k, usual.temperature))
+    sets: list[PromptSet] = []
+    if heldout := heldout_prompts(data, tokenizer, config.seed, tell):
+        sets.append(PromptSet(HELDOUT, fit(heldout), usual.k, usual.temperature))
     pool = questions(data, config.seed, tell) if data.eval_sets else []
     for one, place in zip(data.eval_sets, data.set_places(), strict=True):
-        if one.name in {prompt.label for prompt in held}:
+        if one.name in {prompt.label for prompt in heldout}:
             raise ConfigError(
                 f"data.eval_sets, {one.name}: held-out prompts have this label, so that two metrics"
                 f" would be called eval/{one.name}/avg_at_k; give the set another name"
             )
-        mine = [question for question in pool if question.source in place]
-        prompts = to_prompts(mine, tokenizer)
+        members = [question for question in pool if question.source in place]
+        prompts = to_prompts(members, tokenizer)
         temperature = usual.temperature if one.temperature is None else one.temperature
-        found.append(PromptSet(one.name, fit(prompts), one.k or usual.k, temperature))
-    return found
+        sets.append(PromptSet(one.name, fit(prompts), one.k or usual.k, temperature))
+    return sets
 
 
 def in_words(sets: Sequence[PromptSet], data: DataConfig) -> str:
-    """Returns "512 held out (test split), gsm8k 1,319"; "0 held out" where there is nothing."""
+    """Returns "512 held out (test split), gsm8k 1,319"; "0 held out" without evaluation prompts."""
     counts = {one.name: len(one.prompts) for one in sets}
-    told = [f"{counts.pop(HELDOUT, 0):,} held out{heldout_origin(data)}"]
-    return ", ".join([*told, *(f"{name} {count:,}" for name, count in counts.items())])
+    parts = [f"{counts.pop(HELDOUT, 0):,} held out{heldout_origin(data)}"]
+    return ", ".join([*parts, *(f"{name} {count:,}" for name, count in counts.items())])
 
 
 def fitting(
     prompts: Sequence[Prompt], longest: int, overlong: str, tell: Tell = logger.warning
 ) -> list[Prompt]:
-    """The prompts of at most `longest` tokens. The others are counted in a line that `tell` gets;
-    with `overlong` = "refuse" they raise PromptTooLong, and so they do where nothing is left.
+    """Returns the prompts of at most `longest` tokens. `tell` receives a line with the number of
+    the others.
+
+    Raises PromptTooLong if a prompt is too long and `overlong` is "refuse", or if no prompt
+    remains.
     """
     too_long = [prompt for prompt in prompts if len(prompt.tokens) > longest]
     if not too_long:
@@ -167,9 +170,9 @@ def fitting(
     longest_one = (
         f"the longest has {len(worst.tokens)} tokens ({worst.label}: {worst.question!r:.120})"
     )
-    everything = len(too_long) == len(prompts)
-    if everything or overlong == "refuse":
-        or_drop = "" if everything else ", or set data.overlong to 'drop'"
+    none_fit = len(too_long) == len(prompts)
+    if none_fit or overlong == "refuse":
+        or_drop = "" if none_fit else ", or set data.overlong to 'drop'"
         raise PromptTooLong(
             f"{what}; {longest_one}. Raise the last value of rollout.prompt_buckets to"
             f" {len(worst.tokens)}{or_drop}"

@@ -1,16 +1,16 @@
-"""The questions of RL and evaluation, before tokenisation: those of reasoning-gym's datasets, of
-files, and of a user's tasks.
+"""The questions of RL and evaluation before tokenisation, from reasoning-gym's datasets, files and
+custom tasks.
 
-1. Every source gives its distinct questions (`questions`), the same for the same configuration and
-   seed. Two rows are the same where all their messages are, character by character: white space is
-   part of code, and the system turn of the task.
-2. A hash of the question's text alone (of a pair to be judged: of what it answers) decides whether
-   it is held out, so neither another seed nor another source with the same question can move it
-   into training; where there are `eval_sources`, their questions are held out, and no others; those
-   of `eval_sets` always are, and so are the files of a source's test or validation split
-   (splits.py), instead of a part of its questions. White space is normalised there, and system
-   turns are left out, so that rows which differ in these alone fall on the same side: no question
-   is in both splits.
+1. Each source yields its distinct questions (`questions`), the same for the same configuration and
+   seed. Two rows are equal if all their messages are, character by character: white space matters
+   in code, and so does the task's system turn.
+2. A hash of the question's text alone decides whether it is held out (for a pair to be judged, the
+   text of the question that it answers). So neither another seed nor another source with the same
+   question can move it into training. If there are `eval_sources`, exactly their questions are held
+   out. Questions of `eval_sets` are always held out, and so are the files of a source's test or
+   validation split (splits.py), which replace the hashed part of its questions. The hash normalises
+   white space and ignores system turns, so rows that differ only in these fall on the same side,
+   and no question is in both splits.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from compass_jax.tasks.rows import LABELS, encode_row
 from compass_jax.tasks.task import load_task
 
 logger = logging.getLogger(__name__)
-Tell = Callable[[str], None]  # shows a person one line
+Tell = Callable[[str], None]  # reports one line to the user
 EVALUATED = ("eval_sources", "eval_sets")
-OVERLAP = "overlap/training"  # the label of a set's question that `sources` have too
+OVERLAP = "overlap/training"  # the label of a set's question that is also in `sources`
 
 
 @dataclass(frozen=True)
@@ -59,69 +59,74 @@ class Question:
     source: int
     label: str
     text: str
-    messages: tuple[dict[str, Any], ...]  # what the chat template gets
-    answer: str  # the reference, as logs show it
-    row: str  # what the verifier reads, as JSON (tasks/rows.py)
+    messages: tuple[dict[str, Any], ...]  # input of the chat template
+    answer: str  # the reference as shown in logs
+    row: str  # input of the verifier, as JSON (tasks/rows.py)
     heldout: bool
-    asks: str  # the text that decides whether it is held out: two orders of a pair ask the same
+    asks: str  # the text that decides whether it is held out; equal for both orders of a pair
     labels: tuple[str, ...] = ()  # "domain/algebra"
-    tools: tuple[dict[str, Any], ...] = ()  # what the chat template gets beside the messages
-    turns: int = 0  # most turns of the model, where an environment answers it
-    entry: dict[str, Any] | None = None  # the procedural dataset's own
+    tools: tuple[dict[str, Any], ...] = ()  # tools for the chat template
+    turns: int = 0  # maximum turns of the model in an environment; 0 without one
+    entry: dict[str, Any] | None = None  # the entry of the procedural dataset
     place: str = field(default="", compare=False)  # "rows.jsonl, line 3"
 
 
 def is_heldout(question: str, heldout_frac: float) -> bool:
-    """Whether a question belongs to the held-out split: a hash of its text, white space normalised,
-    and of nothing else.
+    """Returns whether a question is in the held-out split, decided only by a hash of its text with
+    normalised white space.
     """
     digest = hashlib.blake2b(b"held-out split:" + normalised(question).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") % 10_000 < heldout_frac * 10_000
 
 
 def once(tell: Tell) -> Tell:
-    """Returns a `tell` that passes each line on once."""
-    said: set[str] = set()
+    """Returns a `tell` that forwards each distinct line once."""
+    lines: set[str] = set()
 
-    def told(line: str) -> None:
-        if line not in said:
-            said.add(line)
+    def tell_once(line: str) -> None:
+        if line not in lines:
+            lines.add(line)
             tell(line)
 
-    return told
+    return tell_once
 
 
 def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> list[Question]:
-    """Returns the questions of all sources, both splits, in a fixed order: of `eval_sources`, of
-    `sources`, of `eval_sets`; distinct within a source; ids distinct overall. A question of
-    `eval_sources` is in no other, one of `eval_sets` is not trained on; there it has the label
-    OVERLAP where `sources` have it too.
+    """Returns the questions of all sources and both splits in a fixed order.
 
-    `tell` gets a line for each source with rows that were left out, and for each file whose columns
-    were recognised.
+    The order is `eval_sources`, `sources`, `eval_sets`. Questions are distinct within a source, and
+    ids are distinct overall. A question of `eval_sources` is removed from `sources`, and a question
+    of `eval_sets` from training. In its set it has the label OVERLAP if `sources` contain it too.
+
+    `tell` receives a line for each source with dropped rows, and for each file whose format was
+    detected.
     """
-    found = evaluation_questions(config, seed, tell)
+    result = evaluation_questions(config, seed, tell)
     sets = []
     for one, place in zip(config.eval_sets, config.set_places(), strict=True):
-        mine = [question for index in place for question in _of_source(config, index, seed, tell)]
-        sets.append(at_most(one.prompts or len(mine), mine))
-    used = {question.id for question in found}
-    asked = {normalised(question.asks) for group in (found, *sets) for question in group}
-    own = [x for i in range(len(config.sources)) for x in _of_source(config, i, seed, tell)]
-    # a split by name may hold out what another file or source would train on
-    asked |= {normalised(question.asks) for question in own if question.heldout}
-    training, both, overlap = 0, 0, set[str]()
-    for question in own:
+        members = [
+            question for index in place for question in _of_source(config, index, seed, tell)
+        ]
+        sets.append(at_most(one.prompts or len(members), members))
+    used = {question.id for question in result}
+    evaluated = {normalised(question.asks) for group in (result, *sets) for question in group}
+    source_questions = [
+        x for i in range(len(config.sources)) for x in _of_source(config, i, seed, tell)
+    ]
+    # a split by file name may hold out a question of another file or source
+    evaluated |= {normalised(question.asks) for question in source_questions if question.heldout}
+    training, shared, overlap = 0, 0, set[str]()
+    for question in source_questions:
         training += not question.heldout
-        if not question.heldout and (text := normalised(question.asks)) in asked:
-            both += 1
+        if not question.heldout and (text := normalised(question.asks)) in evaluated:
+            shared += 1
             overlap.add(text)
         else:
-            found.append(_numbered(question, used))
-    if both:
+            result.append(_numbered(question, used))
+    if shared:
         where = " and ".join(f"data.{name}" for name in EVALUATED if getattr(config, name))
         tell(
-            f"{both} of {training} training questions are in {where or 'the held-out files'} too;"
+            f"{shared} of {training} training questions are in {where or 'the held-out files'} too;"
             " they are left out of the training"
         )
     for one, group in zip(config.eval_sets, sets, strict=True):
@@ -133,8 +138,8 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
             )
         for question, known in zip(group, seen, strict=True):
             label = (OVERLAP,) * known
-            found.append(_numbered(replace(question, labels=question.labels + label), used))
-    return found
+            result.append(_numbered(replace(question, labels=question.labels + label), used))
+    return result
 
 
 def evaluation_questions(config: DataConfig, seed: int, tell: Tell) -> list[Question]:
@@ -149,7 +154,7 @@ def evaluation_questions(config: DataConfig, seed: int, tell: Tell) -> list[Ques
 
 
 def _numbered(question: Question, used: set[int]) -> Question:
-    """Returns the question with an id that is not in `used`, and adds the id."""
+    """Returns the question with an id that is not in `used`, and adds the id to `used`."""
     number = question.id
     while number in used:  # a 32-bit collision, or one label used by two sources
         number = (number + 1) % 2**32
@@ -172,8 +177,8 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
 def _of_files(
     config: DataConfig, index: int, source: FileSource, key: str, tell: Tell
 ) -> Iterator[Question]:
-    """Yields the questions of files: of a source to train on, those of its test or validation split
-    are held out, and no others of this source.
+    """Yields the questions of files. For a training source with a test or validation split, exactly
+    the questions of that split are held out.
     """
     compared, labelled = source.verifier == "math", bool(source.gold)
     kind = _Kind(source.label or label_of(source.path), source.path, compared, 0, labelled)
@@ -202,20 +207,20 @@ def _procedural(
         text = entry["question"]
         prompt = f"{source.instruction}\n{text}" if source.instruction else text
         messages = [{"role": "user", "content": prompt}]
-        # some tasks have many right answers and name none
+        # some tasks have many right answers and give no reference
         answer = "" if entry["answer"] is None else str(entry["answer"])
         row = _encoded(entry, f"reasoning-gym's {source.dataset}")
         yield _question(config, index, label, text, messages, answer=answer, row=row, entry=entry)
 
 
 class _Kind(NamedTuple):
-    """What is the same for all rows of a source."""
+    """The properties that all rows of a source share."""
 
     label: str
-    place: str  # of the source, in messages
-    compared: bool  # `math` compares with the answer, and reads nothing else
+    place: str  # name of the source in messages
+    compared: bool  # `math` compares with the answer and reads only that
     turns: int = 0
-    labelled: bool = False  # a gold label is made beside, of any column
+    labelled: bool = False  # a gold label is computed from other columns too
 
 
 class _Row(NamedTuple):
@@ -223,29 +228,29 @@ class _Row(NamedTuple):
 
     where: str
     prompt: Any
-    answer: Any  # the reference; None: there is none
-    row: Mapping[str, Any]  # with all that was read of it
+    answer: Any  # the reference, or None
+    row: Mapping[str, Any]  # all columns that were read
     columns: tuple[str, str] = ("prompt", "answer")  # their names, in messages
-    asks: str = ""  # what it asks, where that is not all of the prompt
-    labels: tuple[str, ...] = ()  # beside those of its columns
+    asks: str = ""  # the question, if it is only a part of the prompt
+    labels: tuple[str, ...] = ()  # in addition to those of its columns
 
 
 def _distinct(
     config: DataConfig, index: int, kind: _Kind, rows: Iterable[_Row], tell: Tell
 ) -> Iterator[Question]:
-    """The distinct prompts of rows. Of those with the same messages the first counts.
+    """Yields the distinct prompts of rows; the first row with the same messages is used.
 
-    A second answer to the same prompt is a contradiction that the rows alone cannot settle. It is
-    told with its place and does not end the run: one of 100,000 rows would make the file useless,
-    and to drop the first too would let a bad row remove a good one.
+    A second answer to the same prompt is a contradiction that the rows cannot resolve. It is
+    reported with its place and does not end the run: otherwise one row in 100,000 would make the
+    file unusable. Dropping the first row too would let a bad row remove a good one.
     """
-    first: dict[str, tuple[str, str, str]] = {}  # messages -> what is judged, answer, place
+    first: dict[str, tuple[str, str, str]] = {}  # messages -> input of the verifier, answer, place
     repeats = 0
     contradictions: list[str] = []
     for row in rows:
         where, question = row.where, _of_row(config, index, kind, row)
-        asked = json.dumps([*question.messages, *question.tools])
-        key = hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+        content = json.dumps([*question.messages, *question.tools])
+        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
         judged = question.answer if kind.compared else question.row
         if key not in first:
             first[key] = (judged, question.answer, where)
@@ -268,14 +273,18 @@ def _distinct(
         )
 
 
-def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Question:
-    where, row = found.where, found.row
-    text, messages = asked_of(found.prompt, f"{where}, field {found.columns[0]!r}")
-    place, answer, read = f"{where}, field {found.columns[1]!r}", "", row
-    if found.answer is not None:
-        answer = answer_of(found.answer, place, kind.compared)
-        only = kind.compared and not kind.labelled
-        read = {"answer": found.answer} if only else {**row, "answer": found.answer}
+def _of_row(config: DataConfig, index: int, kind: _Kind, source_row: _Row) -> Question:
+    where, row = source_row.where, source_row.row
+    text, messages = asked_of(source_row.prompt, f"{where}, field {source_row.columns[0]!r}")
+    place, answer, verifier_row = f"{where}, field {source_row.columns[1]!r}", "", row
+    if source_row.answer is not None:
+        answer = answer_of(source_row.answer, place, kind.compared)
+        is_answer_enough = kind.compared and not kind.labelled
+        verifier_row = (
+            {"answer": source_row.answer}
+            if is_answer_enough
+            else {**row, "answer": source_row.answer}
+        )
     return _question(
         config,
         index,
@@ -283,9 +292,9 @@ def _of_row(config: DataConfig, index: int, kind: _Kind, found: _Row) -> Questio
         text,
         messages,
         answer=answer,
-        row=_encoded(read, where),
-        asks=found.asks or text,
-        labels=(*labels_of(row, where), *found.labels),
+        row=_encoded(verifier_row, where),
+        asks=source_row.asks or text,
+        labels=(*labels_of(row, where), *source_row.labels),
         tools=tuple(tools_of(row, where)),
         turns=kind.turns,
         place=where,
@@ -312,13 +321,23 @@ def _file_rows(
         lean = compared and not source.gold and reading.make is None
         optional = (*LABELS, "tools", "system") if lean else None
         for where, row in read_rows(path, fields, optional):
-            made = row if reading.make is None else reading.make(row, where, path)
-            yield _file_row(reading, where, made, compared, settings[1])
+            converted = row if reading.make is None else reading.make(row, where, path)
+            yield _file_row(reading, where, converted, compared, settings[1])
 
 
-def _pair_row(asked: Asked) -> _Row:
-    pair, labels = asked.pair, (f"verdict/{asked.verdict}", f"order/{asked.order}")
-    return _Row(pair.where, asked.messages, asked.verdict, {}, asks=pair.question, labels=labels)
+def _pair_row(judge_question: Asked) -> _Row:
+    pair, labels = (
+        judge_question.pair,
+        (f"verdict/{judge_question.verdict}", f"order/{judge_question.order}"),
+    )
+    return _Row(
+        pair.where,
+        judge_question.messages,
+        judge_question.verdict,
+        {},
+        asks=pair.question,
+        labels=labels,
+    )
 
 
 def _file_row(
@@ -329,20 +348,20 @@ def _file_row(
     if reading.target != TURNS:
         answer = reference(field_of(row, reading.target)) if reading.target else row.get("answer")
         return _Row(where, prompt, answer, row, (reading.prompt, reading.target or "answer"))
-    asked = check_messages(prompt, place)
+    messages = check_messages(prompt, place)
     answer = None
-    if asked[-1]["role"] == "assistant":
-        answer, asked = reference(asked[-1]["content"]), asked[:-1]
+    if messages[-1]["role"] == "assistant":
+        answer, messages = reference(messages[-1]["content"]), messages[:-1]
     if compared and answer is None:
         raise DataError(
             f"{place}: ends with what is asked, so that there is no reference answer; add the"
             f" assistant's turn, or name the column that has it in {setting}"
         )
-    return _Row(where, asked, answer, row, (reading.prompt, reading.prompt))
+    return _Row(where, messages, answer, row, (reading.prompt, reading.prompt))
 
 
 def _task_rows(name: str, task: Task, key: str, seed: int) -> Iterator[_Row]:
-    """The rows of a task, each after its place."""
+    """Yields the rows of a task with their places."""
     file = Path(getattr(getattr(task.prompts, "__code__", None), "co_filename", name))
     number = 0
     with of_file(file):
@@ -373,14 +392,16 @@ def _question(
     index: int,
     label: str,
     text: str,
-    asked: Sequence[dict[str, Any]],
+    prompt: Sequence[dict[str, Any]],
     **fields: Any,
 ) -> Question:
-    """Returns a question with its id, its side and the system prompt; `fields`: the others."""
-    messages = tuple(asked)
+    """Returns a question with its id, its split and the system prompt. `fields` are the remaining
+    fields.
+    """
+    messages = tuple(prompt)
     if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
         messages = ({"role": "system", "content": config.system_prompt}, *messages)
-    own_system = [message["content"] for message in asked if message["role"] in INSTRUCTIONS]
+    own_system = [message["content"] for message in prompt if message["role"] in INSTRUCTIONS]
     asks = fields.pop("asks", text)
     heldout = index >= len(config.sources) or (
         not config.eval_sources and is_heldout(asks, config.heldout_frac)
@@ -389,9 +410,9 @@ def _question(
     return Question(identity, index, label, text, messages, heldout=heldout, asks=asks, **fields)
 
 
-def at_most(wanted: int, available: Sequence[Question]) -> list[Question]:
-    """Returns the first `wanted` questions or fewer, in their order; each label has its share."""
-    left = _shares(Counter(one.label for one in available), wanted)
+def at_most(limit: int, available: Sequence[Question]) -> list[Question]:
+    """Returns at most `limit` questions in their order, proportionally for each label."""
+    left = _shares(Counter(one.label for one in available), limit)
     chosen = []
     for one in available:
         if left[one.label] > 0:
@@ -400,52 +421,55 @@ def at_most(wanted: int, available: Sequence[Question]) -> list[Question]:
     return chosen
 
 
-def _shares(available: Counter[str], wanted: int) -> dict[str, int]:
-    """Apportions `wanted` over labels by their counts and largest remainders; ties go to the
+def _shares(available: Counter[str], limit: int) -> dict[str, int]:
+    """Apportions `limit` over labels by their counts with largest remainders; ties go to the
     earlier label.
     """
     total = sum(available.values())
-    wanted = min(wanted, total)
-    shares = {label: wanted * count // total for label, count in available.items()}
-    by_remainder = sorted(available, key=lambda label: -(wanted * available[label] % total))
-    for label in by_remainder[: wanted - sum(shares.values())]:
+    limit = min(limit, total)
+    shares = {label: limit * count // total for label, count in available.items()}
+    by_remainder = sorted(available, key=lambda label: -(limit * available[label] % total))
+    for label in by_remainder[: limit - sum(shares.values())]:
         shares[label] += 1
     return shares
 
 
-# ---- questions that SFT rows ask -----------------------------------------------------------------
+# ---- held-out questions in SFT rows --------------------------------------------------------------
 
 
 def forms(question: Question) -> Iterable[str]:
-    """Returns the normalised texts that a row may ask this question by."""
+    """Returns the normalised texts in which a row may ask this question."""
     return map(normalised, (question.text, question.asks, question.messages[-1]["content"]))
 
 
 def heldout_texts(pool: Iterable[Question]) -> set[str]:
-    """Returns the texts by which an example may ask a held-out question."""
+    """Returns the texts in which an example may ask a held-out question."""
     return {text for question in pool if question.heldout for text in forms(question)}
 
 
 def sets_asked(config: DataConfig, pool: Collection[Question], asked: Collection[str]) -> str:
-    """Returns a line with the count of each evaluation set's questions that the SFT rows ask;
-    empty without sets.
+    """Returns a line with the number of each evaluation set's questions in the SFT rows; empty
+    without sets.
 
     Args:
+        config: the data configuration.
         pool: all questions, as `questions` returns them.
-        asked: those of `heldout_texts` that the rows ask.
+        asked: the texts of `heldout_texts` that occur in the rows.
     """
     counts = []
     for one, place in zip(config.eval_sets, config.set_places(), strict=True):
-        mine = [question for question in pool if question.source in place]
-        met = sum(any(text in asked for text in forms(question)) for question in mine)
-        counts.append(f"{met:,} of the {len(mine):,} questions of {one.name}")
+        members = [question for question in pool if question.source in place]
+        count = sum(any(text in asked for text in forms(question)) for question in members)
+        counts.append(f"{count:,} of the {len(members):,} questions of {one.name}")
     if not counts:
         return ""
     return f"data.eval_sets: the SFT rows ask {', '.join(counts)}; rows that ask one are left out"
 
 
 def sets_not_counted(config: DataConfig) -> str:
-    """Returns the line for rows that are read by record, which are not counted at the start."""
+    """Returns the line for rows that are read by record, whose overlap with evaluation sets is not
+    counted.
+    """
     if not config.eval_sets:
         return ""
     names = ", ".join(one.name for one in config.eval_sets)

@@ -1,5 +1,5 @@
-"""Rows of files as they lie there, one after the other: bytes of JSON lines (plain, gzip, zstd) and
-of ArrayRecord files, rows of Parquet files. data/files.py looks into them.
+"""Sequential reading of raw rows: bytes of JSON lines (plain, gzip, zstd) and ArrayRecord files,
+rows of Parquet files. data/files.py parses and checks them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from compass_jax.untrusted import MOST_LINE_BYTES, open_regular
 
 
 class DataError(UserError):
-    """Data that cannot be used; the message names the file and line (or the source), and what to
-    do.
+    """Data that cannot be used. The message names the file and line (or the source) and a
+    remedy.
     """
 
 
-# A row before it is looked into: the bytes of its JSON, a Parquet file's, or why it cannot be had
+# A row before parsing: its JSON bytes, a Parquet row, or the error of reading it
 Raw = bytes | dict[str, Any] | DataError
 CODECS = {".gz": "gzip", ".zst": "zstd"}
-AT_ONCE = 256  # records of an ArrayRecord file: one by one each costs milliseconds
+AT_ONCE = 256  # records of an ArrayRecord file per read: single reads cost milliseconds each
 
 
 def raw_rows(
     path: str, fields: Mapping[str, str], others: Iterable[str] | None
 ) -> Iterator[tuple[str, Raw]]:
-    """(where, row) for each row of a file, blank lines included; arguments as those of
-    `files.read_rows`. Raises DataError for what is wrong with the file itself.
+    """Returns an iterator of (where, row) over a file, blank lines included. The arguments are
+    those of `files.read_rows`. Raises DataError for errors of the file itself.
     """
     if path.endswith(".parquet"):
         return parquet_rows(path, fields, others)
@@ -41,8 +41,8 @@ def raw_rows(
 
 @contextlib.contextmanager
 def open_lines(path: str) -> Iterator[IO[bytes]]:
-    """A file of lines, unpacked where its name ends in .gz or .zst. Raises DataError where it is no
-    regular file; reading a file that is cut off or damaged raises OSError.
+    """Opens a file of lines, decompressed if its name ends in .gz or .zst. Raises DataError for
+    something other than a regular file. Reading a truncated or damaged file raises OSError.
     """
     codec = CODECS.get(os.path.splitext(path)[1])
     with open_regular(path, error=DataError) as file:
@@ -57,14 +57,14 @@ def open_lines(path: str) -> Iterator[IO[bytes]]:
 
 
 def unreadable(path: str, after: str, error: Exception) -> DataError:
-    """The error of a file that cannot be read further `after` a place in it."""
+    """Returns the error for a file that cannot be read `after` a place in it."""
     packed = "it is cut off or damaged, or not packed as its name says; write it again"
     remedy = packed if path.endswith(tuple(CODECS)) else "write it again, or check the disk"
     return DataError(f"{path}, {after}: cannot be read ({error}); {remedy}")
 
 
 def too_long(where: str) -> DataError:
-    """The error of a line or record that is too long."""
+    """Returns the error for a line or record that is too long."""
     return DataError(
         f"{where}: more than {MOST_LINE_BYTES:,} bytes, the most that a line may have; split it, or"
         " leave the row out"
@@ -90,29 +90,31 @@ def _json_lines(path: str) -> Iterator[tuple[str, Raw]]:
 
 
 def array_records(path: str) -> Any:
-    """grain's source of the records of an ArrayRecord file; DataError where it is none."""
+    """Returns grain's data source for an ArrayRecord file. Raises DataError for other files."""
     import grain
 
     with open_regular(path, error=DataError):
-        try:  # the source takes "[3:5]" at a name's end for a part of the file; none ends so here
+        try:  # a name that ends in "[3:5]" would select a part of the file; none does here
             return grain.sources.ArrayRecordDataSource([path])
-        except Exception as error:  # RuntimeError of a damaged file, and whatever else it may raise
+        except Exception as error:  # RuntimeError for a damaged file, or others
             raise DataError(
                 f"{path}: not a complete ArrayRecord file ({error}); write it again"
             ) from error
 
 
 def records_at(path: str, source: Any, indices: list[int]) -> list[tuple[str, Raw]]:
-    """(where, raw row) of records of `array_records`; a damaged one is a DataError in its place."""
+    """Returns (where, raw row) of records of `array_records`; a DataError replaces a
+    damaged row.
+    """
     try:
-        found = source.__getitems__(indices) if indices else []
-    except Exception as error:  # of one of them
+        records = source.__getitems__(indices) if indices else []
+    except Exception as error:  # one record is damaged
         if len(indices) > 1:
             return [one for i in indices for one in records_at(path, source, [i])]
         where = f"{path}, record {indices[0] + 1}"
         return [(where, DataError(f"{where}: cannot be read ({error}); write the file again"))]
     rows: list[tuple[str, Raw]] = []
-    for i, record in zip(indices, found, strict=True):
+    for i, record in zip(indices, records, strict=True):
         where = f"{path}, record {i + 1}"
         rows.append((where, too_long(where) if len(record) > MOST_LINE_BYTES else record + b"\n"))
     return rows
@@ -135,14 +137,16 @@ def _parquet_names(before: str, fields: Iterable[Any]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def open_parquet(path: str) -> Iterator[tuple[Any, list[str]]]:
-    """A Parquet file and its columns' names, those inside others too; DataError for another."""
+    """Opens a Parquet file and yields it with the names of its columns, nested ones included.
+    Raises DataError for other files.
+    """
     from pyarrow import parquet
 
     with open_regular(path, error=DataError) as opened:
         try:
             file = parquet.ParquetFile(opened)
             names = list(_parquet_names("", file.schema_arrow))
-        except Exception as error:  # of many classes, pyarrow's own and Python's
+        except Exception as error:  # of many classes, of pyarrow and Python
             raise DataError(
                 f"{path}: not a complete Parquet file ({error}); write it again"
             ) from error
@@ -168,8 +172,8 @@ def _is_nested(kind: Any) -> bool:
 def _json_value(value: Any, kind: Any) -> Any:
     """Returns an Arrow value as the JSON value that was written.
 
-    A struct type has the union of all rows' fields, so that a field which a row lacks is null
-    there: it is left out. A map is an object with its own keys, and keeps its null values.
+    A struct type has the union of all rows' fields, so a field that a row lacks is null; it is
+    dropped. A map becomes an object with its keys and keeps null values.
     """
     from pyarrow import types
 
@@ -189,8 +193,8 @@ def _json_value(value: Any, kind: Any) -> Any:
 def parquet_rows(
     path: str, fields: Mapping[str, str], others: Iterable[str] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, row) of a Parquet file; arguments as those of `read_rows`. Raises DataError for a
-    column that is missing, and for a damaged page, with the last row before it.
+    """Yields (where, row) of a Parquet file; the arguments are those of `read_rows`. Raises
+    DataError for a missing column, and for a damaged page, with the last row before it.
     """
     number = 0
     with open_parquet(path) as (file, every):
@@ -209,7 +213,7 @@ def parquet_rows(
             try:
                 batch = next(batches, None)
                 rows = None if batch is None else _rows_of(batch)
-            except Exception as error:  # a damaged page; no UTF-8; a date that Python cannot hold
+            except Exception as error:  # a damaged page, invalid UTF-8, a date out of range
                 raise DataError(
                     f"{path}, after row {number}: cannot be read ({error}); write it again"
                 ) from error

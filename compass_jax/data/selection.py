@@ -1,5 +1,5 @@
-"""Which prompts are worth a rollout: all, those whose groups varied lately (stage 1, GRESO, arXiv
-2506.02177), those that may be solved next, or so many of each difficulty (rl.stages).
+"""Selection of the prompts to roll out: all, those whose groups varied recently (stage 1, GRESO,
+arXiv 2506.02177), those likely to vary next, or a share of each difficulty band (rl.stages).
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from compass_jax.data.difficulty import (
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
-KINDS = ("easy", "hard")  # all right, all wrong
-LEAST_CHANCE = 0.01  # of a prompt, however often its groups were uniform
+KINDS = ("easy", "hard")  # uniform groups: all right, all wrong
+LEAST_CHANCE = 0.01  # minimum chance of a prompt, however often its groups were uniform
 STEP, LOWEST, HIGHEST = 0.01, 0.05, 0.95
-LEAST_EXPLORED = 0.05  # chance of a prompt whose group is expected to be uniform
-EARLIER = 0.5  # what a prompt's counts weigh in its band, once it has another group
+LEAST_EXPLORED = 0.05  # minimum chance of a prompt whose group is expected to be uniform
+EARLIER = 0.5  # decay of a prompt's counts at its next group, for the choice of its band
 
 
 class PromptSelector:
-    """Every prompt, in the order of the stream. What is derived from it skips some.
+    """The base selector, which takes every prompt in the order of the stream. Subclasses skip some.
 
-    Draws depend on (seed, place in the stream) alone, and what else a choice depends on is in
-    `state`.
+    Random draws depend only on (seed, position in the stream). Everything else that a choice
+    depends on is in `state`.
     """
 
-    acts = False  # whether it ever skips
+    acts = False  # whether it can skip prompts
 
     def __init__(self, seed: int):
         self._seed = seed
-        self.skipped = 0  # in the last batch
-        self.notice = ""  # what is to be told of the last batch
+        self.skipped = 0  # prompts skipped in the last batch
+        self.notice = ""  # message to the user about the last batch
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
-        """The next `n` prompts that are not skipped. After a whole pass without enough of them, the
-        rest is taken as it comes.
+        """Returns the next `n` prompts that are not skipped. After a full pass without enough of
+        them, it takes the remaining prompts in order.
         """
         chosen: list[Prompt] = []
-        self.skipped, looked_at = 0, 0
+        self.skipped, scanned = 0, 0
         while len(chosen) < n:
             place = stream.position
             prompt = stream.next_batch(1)[0]
-            looked_at += 1
-            if looked_at <= len(stream) and self._skips(prompt, place):
+            scanned += 1
+            if scanned <= len(stream) and self._skips(prompt, place):
                 self.skipped += 1
             else:
                 chosen.append(prompt)
@@ -66,31 +66,33 @@ class PromptSelector:
         )
 
     def chance(self, prompt: Prompt) -> float:
-        """Of a rollout, when the prompt comes."""
+        """Returns the probability that the prompt is rolled out."""
         return 1.0
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Takes in the outcomes of a step's groups; `epoch`: passes over the data so far."""
+        """Processes the outcomes of a step's groups. `epoch` is the number of passes over the data
+        so far.
+        """
 
     def metrics(self) -> dict[str, float]:
-        """What it has come to, by public names."""
+        """Returns the selector's metrics by public name."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Everything that later choices depend on, as JSON."""
+        """Returns everything that later choices depend on, as JSON."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`."""
+        """Restores `state`."""
 
 
 class StreakSelector(PromptSelector):
-    """Skips a prompt whose z most recent consecutive groups were uniform of one kind with
-    probability 1 - max(p^z, 0.01).
+    """Skips a prompt whose last z groups were uniform of one kind with probability 1 - max(p^z,
+    0.01).
 
-    p starts at 0.5 for each kind. After a step of the second epoch or later: if the share of that
-    kind among the groups rolled out reaches its target, p falls by 0.01 (more is skipped), else it
-    rises; it stays in 0.05..0.95.
+    p starts at 0.5 for each kind. After each step from the second epoch on, p falls by 0.01 (more
+    is skipped) if the share of that kind among the groups reaches its target, else it rises by
+    0.01. It stays within 0.05..0.95.
     """
 
     acts = True
@@ -102,13 +104,13 @@ class StreakSelector(PromptSelector):
         self._streak: dict[str, list] = {}  # prompt id -> [kind, z]
 
     def chance(self, prompt: Prompt) -> float:
-        """max(p^z, 0.01)."""
+        """Returns max(p^z, 0.01)."""
         kind, z = self._streak.get(str(prompt.id), ("", 0))
         return 1.0 if z == 0 else max(self._chance[kind] ** z, LEAST_CHANCE)
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Moves streaks, and the chances from the second epoch on."""
-        kinds = [(prompt, found.kind) for prompt, found in results]
+        """Updates the streaks and, from the second epoch on, p."""
+        kinds = [(prompt, outcome.kind) for prompt, outcome in results]
         for prompt, kind in kinds:
             before, z = self._streak.get(str(prompt.id), ("", 0))
             self._streak[str(prompt.id)] = [kind, (z + 1 if kind == before else 1) if kind else 0]
@@ -120,18 +122,18 @@ class StreakSelector(PromptSelector):
             self._chance[kind] = min(HIGHEST, max(LOWEST, round(moved, 10)))
 
     def metrics(self) -> dict[str, float]:
-        """The chance of a prompt of each kind whose last group was uniform."""
+        """Returns p of each kind: the chance of a prompt whose last group was uniform."""
         return {f"zero_variance/keep_{k}": p for k, p in self._chance.items()}
 
     def state(self) -> dict[str, Any]:
-        """Chances and streaks."""
+        """Returns the chances and streaks."""
         return {
             "chance": dict(self._chance),
             "streak": {k: list(v) for k, v in self._streak.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`."""
+        """Restores `state`."""
         self._chance, self._streak = (
             dict(state["chance"]),
             {k: list(v) for k, v in state["streak"].items()},
@@ -139,14 +141,15 @@ class StreakSelector(PromptSelector):
 
 
 class CurriculumSelector(PromptSelector):
-    """Rolls a prompt out with the chance that its group varies: 1 - p^n - (1 - p)^n for n samples,
-    at least 0.05.
+    """Rolls a prompt out with the probability that its group varies: 1 - p^n - (1 - p)^n for n
+    samples, at least 0.05.
 
-    p is the pass rate expected of it: (its last group's right answers + 8 q) / (that group's known
-    answers + 8), q the pass rate of its label over the last steps (memory 0.9 a step), 0.5 for a
-    label not seen yet. Where the labels are tasks or difficulties this moves from what is solved
-    now and then to what is solved next, without a rollout of every hopeless prompt, which stage 1
-    needs. A pass rate is the reward on a scale from `wrong_at` to `right_at`, cut to 0..1.
+    p is the prompt's expected pass rate: (its last group's right answers + 8 q) / (that group's
+    known answers + 8). q is the pass rate of its label over the last steps (decay 0.9 per step),
+    0.5 for a new label. If labels are tasks or difficulties, selection moves from tasks that are
+    sometimes solved to those that can be solved next, without the rollouts of every hopeless prompt
+    that stage 1 needs. A pass rate is the reward on the scale from `wrong_at` to `right_at`,
+    clipped to 0..1.
     """
 
     acts = True
@@ -156,36 +159,36 @@ class CurriculumSelector(PromptSelector):
         self._samples, self._rates = samples, rates
 
     def chance(self, prompt: Prompt) -> float:
-        """1 - p^n - (1 - p)^n, at least 0.05."""
+        """Returns 1 - p^n - (1 - p)^n, at least 0.05."""
         right, known = self._rates.own(prompt)
         p = (right + STRENGTH * self._rates.of_label(prompt)) / (known + STRENGTH)
         return max(LEAST_EXPLORED, 1 - p**self._samples - (1 - p) ** self._samples)
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Moves the pass rates; a group without a verdict moves none."""
+        """Updates the pass rates. Groups without a verdict are ignored."""
         self._rates.update(results)
 
     def metrics(self) -> dict[str, float]:
-        """The expected pass rate of each label."""
+        """Returns the expected pass rate of each label."""
         return {f"curriculum/{label}": rate for label, rate in self._rates.labels().items()}
 
     def state(self) -> dict[str, Any]:
-        """Pass rates of labels and prompts."""
+        """Returns the pass rates of labels and prompts."""
         return self._rates.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`."""
+        """Restores `state`."""
         self._rates.restore(state)
 
 
 class BandSelector(PromptSelector):
-    """Draws prompts so that each band of a stage's mix has its share of them, in the order of the
-    stream and from no random number.
+    """Draws prompts so that each band of a stage's mix gets its share, in the order of the stream
+    and without randomness.
 
-    Each place of a batch goes to the band that is furthest below its share of all that the stage
-    has drawn, so that shares hold over many small batches too. The stream is looked through until
-    every place has a prompt; others are passed over. After a whole pass the places that are left
-    get the prompts nearest to their band by pass rate, which are counted as borrowed.
+    Each position of a batch goes to the band that is furthest below its share of all draws in the
+    stage, so the shares also hold over many small batches. The selector scans the stream until
+    every position has a prompt and skips the others. After a full pass the open positions get the
+    prompts nearest to their band by pass rate, which are counted as borrowed.
     """
 
     acts = True
@@ -193,14 +196,16 @@ class BandSelector(PromptSelector):
     def __init__(self, stage: Stage, rates: PassRates, seed: int):
         super().__init__(seed)
         self._number, self._mix, self._rates = stage.number, stage.mix or (), rates
-        self._given = [0] * len(self._mix)  # places of each band in this stage
-        self._drawn = [0] * (len(self._mix) + 1)  # prompts of this step by band; last: of none
-        self._borrowed = 0  # of this step
+        self._given = [0] * len(self._mix)  # positions assigned to each band in this stage
+        self._drawn = [0] * (
+            len(self._mix) + 1
+        )  # prompts of this step by band; the last entry counts those outside all bands
+        self._borrowed = 0  # borrowed prompts of this step
         self._told: set[int] = set()
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
-        """The next `n` prompts. `notice` says it where a band has too few for the first time."""
-        self.notice, begun = "", stream.position
+        """Returns the next `n` prompts. Sets `notice` the first time that a band has too few."""
+        self.notice, start = "", stream.position
         if not self._mix:
             self.skipped = 0
             return stream.next_batch(n)
@@ -210,37 +215,41 @@ class BandSelector(PromptSelector):
         for prompt in chosen:
             band = band_of(self._mix, self._rates(prompt))
             self._drawn[-1 if band is None else band] += 1
-        self.skipped = stream.position - begun - n
+        self.skipped = stream.position - start - n
         return chosen
 
     def _places(self, n: int) -> list[int]:
-        """How many of `n` places each band gets."""
+        """Returns the number of the `n` positions that each band gets."""
         places = [0] * len(self._mix)
         for total in range(sum(self._given) + 1, sum(self._given) + n + 1):
-            missing = [share * total - had for (*_, share), had in zip(self._mix, self._given)]
+            missing = [
+                share * total - assigned for (*_, share), assigned in zip(self._mix, self._given)
+            ]
             band = missing.index(max(missing))
             places[band] += 1
             self._given[band] += 1
         return places
 
     def _one_pass(self, stream: PromptStream, places: list[int]) -> list[Prompt]:
-        """The prompts of at most one pass over the data for `places`, which are counted down."""
+        """Returns prompts for `places` from at most one pass over the data, and decrements
+        `places`.
+        """
         chosen: list[Prompt] = []
-        left: list[tuple[Prompt, float]] = []
+        unused_prompts: list[tuple[Prompt, float]] = []
         for _ in range(len(stream)):
             prompt = stream.next_batch(1)[0]
             rate = self._rates(prompt)
             band = band_of(self._mix, rate)
             if band is None or not places[band]:
-                left.append((prompt, rate))
+                unused_prompts.append((prompt, rate))
                 continue
             chosen.append(prompt)
             places[band] -= 1
             if not any(places):
                 return chosen
         for band in range(len(places)):
-            left.sort(key=lambda one: distance(self._mix[band], one[1]))
-            nearest, left = left[: places[band]], left[places[band] :]
+            unused_prompts.sort(key=lambda one: distance(self._mix[band], one[1]))
+            nearest, unused_prompts = unused_prompts[: places[band]], unused_prompts[places[band] :]
             self._tell(band, len(nearest))
             chosen += [prompt for prompt, _ in nearest]
             places[band] -= len(nearest)
@@ -261,12 +270,14 @@ class BandSelector(PromptSelector):
         )
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Moves the pass rates; what is counted of a step begins anew."""
+        """Updates the pass rates and resets the counts of the step."""
         self._rates.update(results)
         self._drawn, self._borrowed = [0] * len(self._drawn), 0
 
     def metrics(self) -> dict[str, float]:
-        """Shares of the bands among the prompts that the step drew; nothing where it drew none."""
+        """Returns the share of each band among the prompts that the step drew; empty if it drew no
+        prompt.
+        """
         total = sum(self._drawn)
         if not total:
             return {}
@@ -274,12 +285,12 @@ class BandSelector(PromptSelector):
         return {**shares, "curriculum/borrowed_prompts": float(self._borrowed)}
 
     def state(self) -> dict[str, Any]:
-        """Pass rates, and what was given out."""
+        """Returns the pass rates and the counts of the stage."""
         counts = {"given": self._given, "drawn": self._drawn, "borrowed": self._borrowed}
         return {"stage": self._number, **counts, **self._rates.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`; another stage's counts are not this one's."""
+        """Restores `state`. Counts of another stage are ignored."""
         self._rates.restore(state)
         if state["stage"] == self._number:
             self._given, self._drawn = list(state["given"]), list(state["drawn"])
@@ -293,7 +304,7 @@ def prompt_selector(
     stage: Stage = WHOLE_RUN,
     measured: Iterable[Measured] = (),
 ) -> PromptSelector:
-    """The selector that the configuration asks for; `measured`: pass rates from before the run."""
+    """Returns the configured selector. `measured` are pass rates from before the run."""
     if stage.mix is not None:
         return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
     if config.zero_variance.select:

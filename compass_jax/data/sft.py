@@ -1,9 +1,9 @@
-"""Supervised examples: conversations, or prompts with their responses, of files; and worked
-solutions of procedural training questions.
+"""SFT examples: conversations, or prompts with responses, from files; and worked solutions of
+procedural training questions.
 
-Exact duplicates, examples longer than the longest bucket and examples that ask a held-out question
-are left out and counted. RL may train on the same questions; the held-out ones are in neither. All
-are in memory here; data/streamed.py reads the rows of large files when they are taken.
+Exact duplicates, examples longer than the longest bucket and examples with a held-out question are
+dropped and counted. RL may train on the same questions; held-out questions are in neither. All
+examples are in memory here; data/streamed.py reads the rows of large files on demand.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ Messages = list[dict[str, Any]]
 
 
 class Conversation(NamedTuple):
-    """What an example is made of."""
+    """The source of an example."""
 
     where: str
     label: str
     messages: Messages
-    times: int = 1  # how often it comes
+    times: int = 1  # number of repetitions
     tools: Sequence[dict[str, Any]] = ()
-    asks: str = ""  # what it asks, where that is not all of the user's messages
+    asks: str = ""  # the question, if it is not the user's messages
 
 
 @dataclass(frozen=True)
 class SFTExample:
-    """One conversation. `mask` selects the assistant's tokens, end tokens included: those are
-    learnt.
+    """One tokenised conversation. `mask` selects the assistant's tokens, including end tokens, for
+    the loss.
 
-    Where the chat template rewrites earlier turns, the conversation is several sequences, one after
-    the other in `tokens`: each has the context in which its assistant messages are sampled.
+    If the chat template rewrites earlier turns, `tokens` concatenates several sequences, each with
+    the context in which its assistant messages are sampled.
     """
 
     tokens: np.ndarray  # int32 [t]
     mask: np.ndarray  # bool [t]
     label: str  # the file's name without its ending, or the data source's label
-    sizes: tuple[int, ...] = ()  # tokens of each sequence; empty: there is one
+    sizes: tuple[int, ...] = ()  # tokens of each sequence; empty for a single one
 
     @classmethod
     def of(cls, parts: Sequence[tuple[np.ndarray, np.ndarray]], label: str) -> SFTExample:
@@ -77,7 +77,7 @@ class SFTExample:
         return cls(tokens, mask, label, sizes)
 
     def sequences(self) -> list[SFTExample]:
-        """Returns the sequences, each as an example of its own."""
+        """Returns each sequence as a separate example."""
         if not self.sizes:
             return [self]
         ends = np.cumsum(self.sizes)[:-1]
@@ -86,17 +86,17 @@ class SFTExample:
 
     @property
     def size(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens of all sequences."""
         return len(self.tokens)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Number of tokens of the longest sequence."""
         return max(self.sizes, default=self.size)
 
     @property
     def key(self) -> str:
-        """The same for equal token sequences and masks only."""
+        """A digest of the tokens and masks."""
         sizes = str(self.sizes).encode() if self.sizes else b""
         content = self.tokens.tobytes() + self.mask.tobytes() + sizes
         return hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -105,23 +105,24 @@ class SFTExample:
 def sft_examples(
     config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
 ) -> tuple[list[SFTExample], dict[str, int]]:
-    """The examples of `config.sft` and what was counted on the way.
+    """Returns the examples of `config.sft` and their counts.
 
-    Counts: examples, duplicates, too_long, heldout (the last three are left out; and bad, where
-    such rows are), tokens, assistant_tokens, and "from/<label>" for each label, before any repeat.
-    `tell` gets a line for what is left out, and one on `data.eval_sets`. Raises DataError for a
-    file or label that cannot be used, or if nothing is left.
+    The counts are examples, duplicates, too_long, heldout (the last three are dropped), bad (if
+    rows are skipped), tokens, assistant_tokens, and "from/<label>" for each label before
+    repetition. `tell` receives lines on dropped examples and on `data.eval_sets`.
+
+    Raises DataError for a file or label that cannot be used, or if no example remains.
     """
     tell_splits((*config.sft.files, *config.sft.preferences), tell)
     pool = questions(config.data, config.seed, tell)
-    asked = heldout_texts(pool)
+    heldout_questions = heldout_texts(pool)
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
     bad = BadRows(config.sft.bad_rows == "skip", tell)
     rows = [*conversations(config, tell, bad), *other_conversations(config, pool, tell)]
-    met = [asked.intersection(asks(row)) for row in rows]
-    allowed = [row for row, held in zip(rows, met) if not held]
+    met = [heldout_questions.intersection(asks(row)) for row in rows]
+    allowed = [row for row, matches in zip(rows, met) if not matches]
     if line := sets_asked(config.data, pool, set().union(*met)):
         tell(line)
     counts["heldout"] = len(rows) - len(allowed)
@@ -151,14 +152,14 @@ def sft_examples(
 
 
 def asks(row: Conversation) -> Iterator[str]:
-    """What an example asks, as held-out questions are compared."""
+    """Yields the questions of an example in the form in which held-out questions are compared."""
     yield from (normalised(m["content"]) for m in row.messages if m["role"] == "user")
     if row.asks:
         yield normalised(row.asks)
 
 
 def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
-    """Returns the tokens of a conversation. Raises DataError where the tokenizer refuses it."""
+    """Returns the tokens of a conversation. Raises DataError if the tokenizer refuses it."""
     try:
         return SFTExample.of(tokenizer.encode_turns(row.messages, row.tools), row.label)
     except TokenizerError as error:
@@ -168,18 +169,20 @@ def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
 def other_conversations(
     config: RunConfig, pool: Sequence[Question], tell: Tell
 ) -> Iterator[Conversation]:
-    """What is learnt beside `sft.files`: verdicts on pairs, and procedural questions."""
+    """Yields the conversations from sources other than `sft.files`: verdicts on pairs, and
+    procedural questions.
+    """
     yield from _verdicts(config.sft)
     yield from _procedural(config, pool, tell)
 
 
 def _verdicts(sft: SFTConfig) -> Iterator[Conversation]:
-    """What a judge learns to say of the pairs of files, in both orders."""
+    """Yields a judge's training conversations on the pairs of files, in both orders."""
     for pattern in sft.preferences:
         label = label_among(pattern, dict(sft.weights))
         for one in asked_in_both_orders(pattern, training_files):
-            said = [*one.messages, {"role": "assistant", "content": one.taught}]
-            yield Conversation(one.pair.where, label, said, asks=one.pair.question)
+            messages = [*one.messages, {"role": "assistant", "content": one.taught}]
+            yield Conversation(one.pair.where, label, messages, asks=one.pair.question)
 
 
 def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
@@ -202,8 +205,8 @@ def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
 
 
 def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[Conversation]:
-    """What the rows of `sft.files` say. `tell` gets a line for each file whose columns were
-    recognised, `bad` the DataError that names a row which cannot be used.
+    """Yields the conversations of `sft.files`. `tell` receives a line for each file with a detected
+    format, `bad` the DataError of a row that cannot be used.
     """
     for label, path in labelled_files(config):
         reading, fields = sft_reading(config, path, tell)
@@ -214,18 +217,18 @@ def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[
                 bad(error)
 
 
-BESIDE = ("tools", "system")  # columns that a row may have beside those that it must have
+BESIDE = ("tools", "system")  # optional columns of a row
 
 
 def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yields (label, file) of every training file of `sft.files`."""
+    """Yields (label, file) of each training file of `sft.files`."""
     for pattern in config.sft.files:
         for path in training_files(pattern):
             yield label_among(pattern, dict(config.sft.weights)), path
 
 
 def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict[str, str]]:
-    """How the rows of a file are read, and what to do where one of its columns is missing."""
+    """Returns the columns to read from a file, and the remedy for each missing column."""
     settings = ("sft.prompt_field", "sft.response_field")
     named = (config.sft.prompt_field, config.sft.response_field or TURNS)
     return open_format(path, "response", named, settings, tell)
@@ -234,7 +237,9 @@ def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict
 def conversation_of(
     reading: Reading, where: str, row: dict[str, Any], label: str, system: str
 ) -> Conversation:
-    """What one row says; DataError where nothing can be learnt from it."""
+    """Returns the conversation of one row. Raises DataError if it has no assistant message to train
+    on.
+    """
     messages = taught(reading, where, row, system)
     refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
     if not any(message["role"] == "assistant" for message in messages):
@@ -246,48 +251,48 @@ def conversation_of(
 
 
 def taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Messages:
-    """The conversation of a row: as it is, or its prompt, as RL would ask it, and its response.
-    Raises DataError, naming the place, where it is none.
+    """Returns the messages of a row: the complete conversation, or the prompt as RL would render it
+    and its response. Raises DataError, which names the place, for a row without a conversation.
     """
-    asked = field_of(row, reading.prompt)
+    prompt = field_of(row, reading.prompt)
     if reading.target == TURNS:
-        return check_messages(turns_of(asked, row, where), where)
-    if isinstance(asked, str):
-        asked = [{"role": "user", "content": asked}]
-    asked = check_messages(turns_of(asked, row, where), f"{where}, field {reading.prompt!r}")
-    if system and asked[0]["role"] not in INSTRUCTIONS:
-        asked = [{"role": "system", "content": system}, *asked]
+        return check_messages(turns_of(prompt, row, where), where)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    prompt = check_messages(turns_of(prompt, row, where), f"{where}, field {reading.prompt!r}")
+    if system and prompt[0]["role"] not in INSTRUCTIONS:
+        prompt = [{"role": "system", "content": system}, *prompt]
     response = field_of(row, reading.target)
     if isinstance(response, str):
         response = [{"role": "assistant", "content": response}]
     place = f"{where}, field {reading.target!r}"
-    return [*asked, *check_messages(turns_of(response, row, place), place)]
+    return [*prompt, *check_messages(turns_of(response, row, place), place)]
 
 
 def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iterator[Conversation]:
-    """Worked solutions, then bare answers, of the first training questions of each named label; and
-    how often each comes.
+    """Yields worked solutions, then bare answers, of the first training questions of each
+    configured label, with their repetitions.
     """
-    datasets: dict[str, set[str]] = {}  # of each label; two sources may share one
+    datasets: dict[str, set[str]] = {}  # by label; two sources may share one
     for source in config.data.sources:
         if isinstance(source, ProceduralSource):
             datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
     tag = config.rewards.answer_tag
-    for key, wanted_of in (("procedural", config.sft.procedural), ("answers", config.sft.answers)):
-        for i, (label, wanted, times) in enumerate(wanted_of):
+    for key, entries in (("procedural", config.sft.procedural), ("answers", config.sft.answers)):
+        for i, (label, count, times) in enumerate(entries):
             where = f"sft.{key}[{i}] ({label!r})"
             if label not in datasets:
                 raise DataError(
                     f"{where}: no procedural data source has this label; labels:"
                     f" {', '.join(sorted(datasets)) or 'none'}"
                 )
-            unknown = datasets[label] - set(known_datasets())
-            if unknown and key == "procedural":
+            missing = datasets[label] - set(known_datasets())
+            if missing and key == "procedural":
                 raise DataError(
-                    f"{where}: no worked solutions for {', '.join(sorted(unknown))}; there are some"
+                    f"{where}: no worked solutions for {', '.join(sorted(missing))}; there are some"
                     f" for: {', '.join(known_datasets())}"
                 )
-            for question in _first(pool, label, wanted, where, tell):
+            for question in _first(pool, label, count, where, tell):
                 bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
                 source = config.data.sources[question.source]
                 assert isinstance(source, ProceduralSource)
@@ -298,15 +303,15 @@ def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iter
 
 
 def _first(
-    pool: Sequence[Question], label: str, wanted: int, where: str, tell: Tell
+    pool: Sequence[Question], label: str, count: int, where: str, tell: Tell
 ) -> list[Question]:
     chosen = [
         question
         for question in pool
         if question.label == label and question.entry is not None and not question.heldout
-    ][:wanted]
-    if len(chosen) < wanted:
+    ][:count]
+    if len(chosen) < count:
         tell(
-            f"{where}: only {len(chosen)} training questions are available, {wanted} were asked for"
+            f"{where}: only {len(chosen)} training questions are available, {count} were asked for"
         )
     return chosen

@@ -1,8 +1,8 @@
-"""The splits of a data set's folder, known by the names of its files and sub-folders.
+"""The splits of a dataset folder, recognised by file and subfolder names.
 
 The keywords and separators are those of Hugging Face's `datasets` ("File names and splits" in the
-Hub's documentation): a keyword counts where characters of `-._ 0-9` or the name's ends enclose it.
-A file's own name decides before the folders that it is in; the first keyword in a name decides.
+Hub's documentation): a keyword must be enclosed by characters of `-._ 0-9` or the ends of the name.
+A file's name takes precedence over its folders', and the first keyword in a name decides.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _KEYWORD = re.compile(rf"(?:^|[-._ 0-9])({'|'.join(_SPLIT_OF)})(?=[-._ 0-9]|$)",
 
 
 class SplitFiles(NamedTuple):
-    """The files of one folder or pattern, by what they are for."""
+    """The files of a folder or pattern, by use."""
 
     training: list[str]
-    heldout: list[str]  # of the validation split, else of the test split
+    heldout: list[str]  # the validation split, or else the test split
     split: str  # the name of the held-out files' split
-    unused: list[str]  # the test files, where there is a validation split
+    unused: list[str]  # the test files, if there is a validation split
 
 
 def split_of(path: str) -> str:
-    """Returns the split that a relative path names, or an empty text."""
+    """Returns the split that a relative path names, or an empty string."""
     for name in reversed(path.split(os.sep)):
         if match := _KEYWORD.search(name):
             return _SPLIT_OF[match[1].lower()]
@@ -44,10 +44,11 @@ def split_of(path: str) -> str:
 
 
 def split_files(pattern: str) -> SplitFiles:
-    """Returns the files of a folder or pattern by split; of a single file, and of a pattern that
-    fits no training file, all as training files: they were named.
+    """Returns the files of a folder or pattern by split.
 
-    Raises DataError for a folder that has nothing but validation and test files.
+    A single file is a training file, and so are the files of a pattern that matches no training
+    file, because they were named explicitly. Raises DataError for a folder with only validation and
+    test files.
     """
     splits = _by_split(pattern)
     training = [*splits[TRAIN], *splits[""]]
@@ -70,20 +71,19 @@ def training_files(pattern: str) -> list[str]:
 
 
 def evaluation_files(pattern: str) -> list[str]:
-    """Returns the files of a folder or pattern to evaluate on: those of the test split, else of the
-    validation split, else all.
+    """Returns the files of a folder or pattern to evaluate on: the test split, or else the
+    validation split, or else all.
     """
     splits = _by_split(pattern)
     return splits[TEST] or splits[VALIDATION] or sorted([*splits[TRAIN], *splits[""]])
 
 
 def describe_splits(pattern: str, evaluates: bool) -> str:
-    """Returns a line on what is done with a folder's validation and test files; empty where it has
-    none.
+    """Returns a line on the use of a folder's validation and test files; empty without such files.
 
     Args:
         pattern: a folder, file or pattern of training data.
-        evaluates: its held-out files are the run's held-out set.
+        evaluates: whether the held-out files are the run's held-out set.
     """
     files = split_files(pattern)
     if not files.split:
@@ -97,14 +97,16 @@ def describe_splits(pattern: str, evaluates: bool) -> str:
 
 
 def tell_splits(patterns: Iterable[str], tell: Callable[[str], None]) -> None:
-    """Tells which files of the patterns of a training are left out as test or validation splits."""
+    """Reports the files that training patterns exclude as test or validation splits."""
     for pattern in patterns:
         if line := describe_splits(pattern, evaluates=False):
             tell(line)
 
 
 def heldout_origin(config: DataConfig) -> str:
-    """Returns " (test split)" where the held-out prompts come from such files; empty otherwise."""
+    """Returns " (test split)" if the held-out prompts come from such files, else an empty
+    string.
+    """
     if config.eval_sources:
         return ""
     paths = [source.path for source in config.sources if isinstance(source, FileSource)]
@@ -113,16 +115,18 @@ def heldout_origin(config: DataConfig) -> str:
 
 
 def _by_split(pattern: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"": [], TRAIN: [], VALIDATION: [], TEST: []}
+    splits: dict[str, list[str]] = {"": [], TRAIN: [], VALIDATION: [], TEST: []}
     root = _root(pattern)
     for path in files_of(pattern):
         several = root is not None
-        found[split_of(os.path.relpath(path, root)) if several else ""].append(path)
-    return found
+        splits[split_of(os.path.relpath(path, root)) if several else ""].append(path)
+    return splits
 
 
 def _root(pattern: str) -> str | None:
-    """Returns the folder below which names count; None of a single file, whose name does not."""
+    """Returns the folder below which names indicate splits; None for a single file, whose name is
+    ignored.
+    """
     if os.path.isdir(pattern):
         return pattern
     if os.path.lexists(pattern) or not glob.has_magic(pattern):

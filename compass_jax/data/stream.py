@@ -1,7 +1,7 @@
-"""Training items in a shuffled order: a grain pipeline of source, shuffle, mix and prefetch.
+"""Training items in shuffled order: a grain pipeline of source, shuffle, mix and prefetch.
 
-The order is a function of the number of items, their shares and the seed. The position in it is
-the state of a stream in a checkpoint: each process continues its part of the pipeline from there.
+The order is a function of the number of items, their shares and the seed. A checkpoint stores the
+position in it, and each process resumes its part of the pipeline from there.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ READ_THREADS = min(8, os.cpu_count() or 1)
 
 
 class LeftOut(NamedTuple):
-    """An item of the source that gives no training item."""
+    """An item of the source that yields no training item."""
 
     reason: str
     text: str = ""  # the error, if any
 
 
 class Source(Protocol[T_co]):
-    """Items by number, in memory or read when they are taken."""
+    """Items by index, in memory or read on demand."""
 
     def __len__(self) -> int: ...
 
@@ -39,17 +39,16 @@ class Source(Protocol[T_co]):
 
 
 class Share(NamedTuple):
-    """Consecutive items of a source, and their weight among all items that are taken."""
+    """Consecutive items of a source, with their weight among all items taken."""
 
     items: int
     weight: float
 
 
 class Team(NamedTuple):
-    """The processes that read together: process p of n prepares every n-th item from the p-th on.
+    """The processes that read together: process p of n prepares every n-th item, from the p-th on.
 
-    `exchange` returns every process's payload; all processes call it at the same place. `pack` and
-    `unpack` turn an item into what msgpack writes, and back.
+    `exchange` returns every process's payload and is called by all processes at the same point.
     """
 
     process: int = 0
@@ -61,17 +60,18 @@ ALONE = Team()
 
 
 class ShuffledStream(Generic[T]):
-    """Endless passes over the items of a source, each pass in another order.
+    """Endless passes over the items of a source, each pass in a different order.
 
-    Items that are left out take a position too.
+    Dropped items occupy a position too.
 
     Args:
         source: the items.
-        keys: identify the items. A state is restored only over the same keys in the same order.
-        seed: of the order.
-        shares: parts of the source, first to last. The items of each part are shuffled, and the
-            parts are mixed evenly by their weights, to one part in a hundred. Empty: one part.
-        ahead: the items that threads prepare before `take` needs them; 0: `take` prepares them.
+        keys: identities of the items. A state can be restored only with the same keys in the same
+            order.
+        seed: the seed of the order.
+        shares: consecutive parts of the source. Each part is shuffled separately, and the parts are
+            interleaved evenly by weight, to one percent. Empty for a single part.
+        ahead: number of items that threads prepare in advance; 0 prepares them in `take`.
         team: the processes that read together.
     """
 
@@ -89,15 +89,15 @@ class ShuffledStream(Generic[T]):
         if not len(source):
             raise DataError("there are no training items: every source is empty or held out")
         self._items, self._seed, self._team = len(source), seed, team
-        whole, parts, start = grain.MapDataset.source(source), [], 0
+        dataset, parts, start = grain.MapDataset.source(source), [], 0
         for number, share in enumerate(shares or [Share(len(source), 1.0)]):
-            part = whole[start : start + share.items]
+            part = dataset[start : start + share.items]
             parts.append(part.shuffle(seed=(seed + number) % 2**32).repeat())
             start += share.items
         order = grain.MapDataset.mix(parts, [x.weight for x in shares]) if shares else parts[0]
         options = grain.ReadOptions(READ_THREADS if ahead else 0, ahead)
         self._own_part = iter(order[team.process :: team.processes].to_iter_dataset(options))
-        self.position = 0  # items that were taken or left out
+        self.position = 0  # items taken or dropped so far
         digest = hashlib.blake2b(digest_size=8)
         for key in (*keys, *map(repr, map(tuple, shares))):
             digest.update(key.encode() + b"\0")
@@ -108,56 +108,56 @@ class ShuffledStream(Generic[T]):
 
     @property
     def epoch(self) -> float:
-        """Passes over the items, with the fraction of the last one."""
+        """Number of passes over the items, with a fraction for the current one."""
         return self.position / len(self)
 
     def take(self, n: int) -> list[tuple[T, int]]:
-        """Returns the next `n` items, each with the number of its pass (0 in the first).
+        """Returns the next `n` items, each with the number of its pass (from 0).
 
-        Raises DataError where two passes give no item.
+        Raises DataError if two passes yield no item.
         """
-        taken: list[tuple[T, int]] = []
+        items: list[tuple[T, int]] = []
         missed = 0
-        while len(taken) < n:
-            span = range(self.position, self.position + n - len(taken))
-            before = len(taken)
+        while len(items) < n:
+            span = range(self.position, self.position + n - len(items))
+            before = len(items)
             for i, item in zip(span, self._next_items(span), strict=True):
                 if isinstance(item, LeftOut):
                     self.leave_out(item)
                 else:
-                    taken.append((item, i // len(self)))
+                    items.append((item, i // len(self)))
             self.position += len(span)
-            missed = 0 if len(taken) > before else missed + len(span)
+            missed = 0 if len(items) > before else missed + len(span)
             if missed > 2 * len(self):
                 raise DataError(
                     f"none of {missed:,} rows in a row could be used: all are left out; see the"
                     " lines on them, and sft.buckets and sft.bad_rows"
                 )
-        return taken
+        return items
 
     def close(self) -> None:
-        """Stops the threads. The stream gives no more items; its state stays."""
+        """Stops the threads. The stream yields no more items; its state remains available."""
         self._own_part.close()
 
     def leave_out(self, item: LeftOut) -> None:
-        """Notes an item that is left out."""
+        """Records a dropped item."""
 
     def _next_items(self, span: range) -> list[T | LeftOut]:
-        """Returns the items at these positions, the same ones in every process."""
+        """Returns the items at these positions, the same in every process."""
         team = self._team
-        own = [next(self._own_part) for i in span if i % team.processes == team.process]
+        local_items = [next(self._own_part) for i in span if i % team.processes == team.process]
         if team.processes == 1:
-            return own
-        payload = msgpack.packb([self.pack(item) for item in own])
+            return local_items
+        payload = msgpack.packb([self.pack(item) for item in local_items])
         parts = [iter(msgpack.unpackb(part)) for part in team.exchange(payload)]
         return [self.unpack(next(parts[i % team.processes])) for i in span]
 
     def pack(self, item: T | LeftOut) -> Any:
-        """Returns an item as msgpack writes it, for other processes."""
+        """Returns an item in a form that msgpack can serialise, for other processes."""
         raise NotImplementedError
 
     def unpack(self, packed: Any) -> T | LeftOut:
-        """Returns the item of `pack`."""
+        """Inverts `pack`."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class ShuffledStream(Generic[T]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`. Raises DataError for a state of other items or another seed."""
+        """Restores `state`. Raises DataError for a state of other items or another seed."""
         now = self.state()
         for name in ("seed", "items", "fingerprint"):
             if state[name] != now[name]:
@@ -181,23 +181,26 @@ class ShuffledStream(Generic[T]):
                 )
         self.position = int(state["position"])
         team = self._team
-        own = (self.position - team.process + team.processes - 1) // team.processes
-        self._own_part.set_state({"next_index": own})
+        next_index = (self.position - team.process + team.processes - 1) // team.processes
+        self._own_part.set_state({"next_index": next_index})
 
 
 class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
-    """Training prompts in a shuffled order; `visit` of each counts its earlier rollouts.
+    """Training prompts in shuffled order; `visit` of each counts its earlier rollouts.
 
-    repeats: visits of each data source's prompts in one pass (by source index; None: one). Each
-    repeat is a visit with new samples, and so is each of several prompts with one id.
+    Args:
+        prompts: the prompts. Several prompts with one id count as separate visits.
+        seed: the seed of the order.
+        repeats: visits of each data source's prompts per pass, by source index; None for 1. Each
+            visit samples anew.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, repeats: Sequence[int] | None = None):
-        every = [p for p in prompts for _ in range(1 if repeats is None else repeats[p.source])]
-        self._copies = Counter(p.id for p in every)
+        visits = [p for p in prompts for _ in range(1 if repeats is None else repeats[p.source])]
+        self._copies = Counter(p.id for p in visits)
         self._by_copy: dict[tuple[int, int], Prompt] = {}
         items, counts = [], Counter[int]()
-        for p in every:
+        for p in visits:
             self._by_copy[p.id, counts[p.id]] = p
             items.append((p, counts[p.id], self._copies[p.id]))
             counts[p.id] += 1
@@ -205,7 +208,7 @@ class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
         super().__init__(items, keys, seed)
 
     def find(self, prompt_id: int, visit: int) -> Prompt:
-        """Returns a prompt by its id, at a visit. Raises DataError for an unknown id."""
+        """Returns a prompt by id and visit. Raises DataError for an unknown id."""
         copies = self._copies[prompt_id]
         prompt = self._by_copy.get((prompt_id, visit % copies)) if copies else None
         if prompt is None:

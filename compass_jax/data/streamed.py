@@ -1,9 +1,8 @@
-"""SFT examples as a stream: from a list in memory, or read by record so that memory does not grow
-with the files.
+"""SFT examples as a stream: from a list in memory, or read by record in constant memory.
 
-A row that is read by record is read and tokenised by threads ahead of the update that takes it.
-Each process prepares its part of the rows and gets the others' tokens, so that the batches are the
-same for any number of processes. Rows that repeat others are not looked for.
+Threads read and tokenise rows ahead of the update that takes them. Each process prepares its part
+of the rows and receives the others' tokens, so the batches are the same for any number of
+processes. Duplicate rows are not detected.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from compass_jax.data.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 256 * 2**20  # sft.reading = "auto" reads by record from this size on
-PACKED = 4  # the bytes of a packed file are counted so often: text is packed to about a quarter
+PACKED = 4  # assumed compression ratio of packed files
 
 TOO_LONG, HELDOUT, BLANK, BAD, UNREADABLE = "too_long", "heldout", "blank", "bad", "unreadable"
 
@@ -52,10 +51,12 @@ TOO_LONG, HELDOUT, BLANK, BAD, UNREADABLE = "too_long", "heldout", "blank", "bad
 def sft_records(
     config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
 ) -> tuple[list[SFTExample] | StreamedExamples, dict[str, int]]:
-    """Returns the examples of `config.sft`, in a list or by record as `sft.reading` says, and their
-    counts: those of `sft_examples`, or "examples" (the rows) and "bytes" (of their files).
+    """Returns the examples of `config.sft`, as a list or by record according to `sft.reading`, and
+    their counts.
 
-    Raises the errors of `sft_examples`; of rows that are read by record, those at the files' ends.
+    The counts are those of `sft_examples`, or "examples" (number of rows) and "bytes" (size of the
+    files). Raises the errors of `sft_examples`; for rows read by record only those of the last row
+    of each file.
     """
     if config.sft.reading == "memory" or (
         config.sft.reading == "auto" and _bytes(config, PACKED) <= LARGE_BYTES
@@ -76,8 +77,8 @@ def work_in_words(counts: Mapping[str, int]) -> str:
 
 
 def _bytes(config: RunConfig, packed: int = 1) -> int:
-    """Returns the bytes of `sft.files`, those of packed files `packed` times; a missing file has
-    none.
+    """Returns the total bytes of `sft.files`, with compressed files counted `packed` times and
+    missing files as 0.
     """
     total = 0
     for _, path in labelled_files(config):
@@ -88,14 +89,14 @@ def _bytes(config: RunConfig, packed: int = 1) -> int:
 
 
 class ExampleStream(ShuffledStream[Any]):
-    """Examples in a shuffled order, for ever.
+    """An endless stream of examples in shuffled order.
 
     Args:
-        examples: a list, whose examples have a `key` each and, where there are weights, a `label`;
-            or records.
-        weights: (label, weight) of every label (`sft.weights`). Empty: every example comes once in
-            a pass.
-        team, ahead: of `ShuffledStream`, for records; each process holds the whole list.
+        examples: records, or a list of examples with a `key` each and, for weights, a `label`.
+        seed: the seed of the order.
+        weights: (label, weight) of every label (`sft.weights`). If empty, each example comes once
+            per pass.
+        team, ahead: as in `ShuffledStream`, for records. Each process holds a whole list.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class ExampleStream(ShuffledStream[Any]):
             shares = _shares(weights, examples.sizes)
             super().__init__(examples, examples.keys(), seed, shares, ahead, team)
             return
-        if weights:  # sorting is stable, and without weights the order is the files'
+        if weights:  # the sort is stable; without weights the files' order is kept
             examples = sorted(examples, key=lambda example: example.label)
         sizes = Counter(example.label for example in examples) if weights else {}
         keys = (example.key for example in examples)
@@ -123,8 +124,8 @@ class ExampleStream(ShuffledStream[Any]):
         return [example for example, _ in self.take(n)]
 
     def leave_out(self, item: LeftOut) -> None:
-        """Counts a row that gives no example. Raises DataError for a bad row that is not to be
-        left out, and for a file that cannot be read any more.
+        """Counts a row that yields no example. Raises DataError for a bad row that must not be
+        skipped, and for a file that can no longer be read.
         """
         assert self._records is not None
         if item.reason == UNREADABLE:
@@ -134,13 +135,13 @@ class ExampleStream(ShuffledStream[Any]):
             self._records.bad(DataError(item.text))
 
     def pack(self, item: SFTExample | LeftOut) -> Any:
-        """Returns an example as texts, bytes and numbers."""
+        """Returns an example as strings, bytes and numbers."""
         if isinstance(item, LeftOut):
             return list(item)
         return [item.label, item.tokens.tobytes(), item.mask.tobytes(), item.sizes]
 
     def unpack(self, packed: Any) -> SFTExample | LeftOut:
-        """Returns the example of `pack`."""
+        """Inverts `pack`."""
         if len(packed) == len(LeftOut._fields):
             return LeftOut(*packed)
         label, tokens, mask, sizes = packed
@@ -148,41 +149,40 @@ class ExampleStream(ShuffledStream[Any]):
         return SFTExample(*arrays, label, tuple(sizes))
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of rows left out so far and the bad ones; nothing for a list."""
+        """Returns the share of dropped rows and the number of bad ones; empty for a list."""
         if self._records is None:
             return {}
         share = self.left_out.total() / max(self.position, 1)
         return {"data/left_out_frac": share, "data/bad_rows": float(self.left_out["bad"])}
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of ShuffledStream, and the counts of rows left out."""
+        """Returns the state of ShuffledStream and the counts of dropped rows."""
         before = {} if self._records is None else {"left_out": dict(self.left_out)}
         return super().state() | before
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`; see ShuffledStream."""
+        """Restores `state`; see ShuffledStream."""
         super().restore(state)
         self.left_out = Counter(state.get("left_out"))
 
 
 def _shares(weights: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> list[Share]:
-    """Returns the share of each label. Raises DataError unless each label has a weight, and each
-    weight a label.
-    """
-    given = dict(weights)
-    if weights and set(given) != set(sizes):
+    """Returns the share of each label. Raises DataError unless labels and weights correspond."""
+    weight_of = dict(weights)
+    if weights and set(weight_of) != set(sizes):
         raise DataError(
-            f"sft.weights names {', '.join(sorted(given))}, and the examples' labels are"
+            f"sft.weights names {', '.join(sorted(weight_of))}, and the examples' labels are"
             f" {', '.join(sorted(sizes))}: give each of them a weight, and no other; a file that"
             " has its label in common with another is named as sft.files writes it"
         )
-    return [Share(size, given[label]) for label, size in sizes.items()] if weights else []
+    return [Share(size, weight_of[label]) for label, size in sizes.items()] if weights else []
 
 
 class StreamedExamples:
-    """The examples of `config.sft` by number, those of one label after each other.
+    """The examples of `config.sft` by index, grouped by label.
 
-    `sizes` has the rows of each label; `bad` gets the DataError of a row that cannot be used.
+    `sizes` holds the number of rows of each label. `bad` receives the DataError of a row that
+    cannot be used.
     """
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer, tell: Tell):
@@ -196,10 +196,10 @@ class StreamedExamples:
         parts: list[_File | _Listed] = []
         for label, path in labelled_files(config):
             parts.append(_File(config, label, path, tell))
-        others: dict[str, list[Conversation]] = {}
+        listed: dict[str, list[Conversation]] = {}
         for row in other_conversations(config, pool, tell):
-            others.setdefault(row.label, []).extend([row] * row.times)
-        parts += [_Listed(label, rows) for label, rows in others.items()]
+            listed.setdefault(row.label, []).extend([row] * row.times)
+        parts += [_Listed(label, rows) for label, rows in listed.items()]
         if not parts:
             raise DataError("there is nothing to learn from: sft.files and its like name nothing")
         self._parts = sorted(parts, key=lambda part: part.label)
@@ -212,7 +212,7 @@ class StreamedExamples:
         return self._ends[-1]
 
     def keys(self) -> Iterator[str]:
-        """Yields a key for each file, the same for the same content, and for each other label."""
+        """Yields a content key for each file and for each other label."""
         for part in self._parts:
             yield f"{part.label} {len(part)} {part.key}"
 
@@ -231,7 +231,7 @@ class StreamedExamples:
 
 
 class _Listed:
-    """Conversations of one label that are in memory."""
+    """Conversations of one label in memory."""
 
     def __init__(self, label: str, rows: Sequence[Conversation]):
         self.label = label

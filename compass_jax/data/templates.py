@@ -25,20 +25,20 @@ from compass_jax.errors import UserError
 
 Message = Mapping[str, Any]
 _ID_LETTERS = 9  # Mistral's templates refuse ids of other lengths
-_WORDS = 500  # characters of an error's text
+_WORDS = 500  # maximum characters of an error's text
 
 
 class TemplateFailure(UserError):
-    """An error of a template that renders a conversation, with its reason."""
+    """A chat template failed to render a conversation."""
 
 
 class ToolsNotShown(TemplateFailure):
-    """A template renders a conversation alike with and without its tools."""
+    """A template renders a conversation identically with and without its tools."""
 
 
 class GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`, transformers' mark of the assistant's text: the
-    content is rendered as it stands.
+    """The block `{% generation %}...{% endgeneration %}`, with which transformers marks the
+    assistant's text. The content is rendered unchanged.
     """
 
     tags = {"generation"}  # noqa: RUF012  # jinja2's own name
@@ -106,10 +106,10 @@ def render_chat(
     add_generation_prompt: bool,
     variables: Mapping[str, Any],
 ) -> str:
-    """Renders a conversation, in the first form of its tool calls that the template takes.
+    """Renders a conversation, in the first form of its tool calls that the template accepts.
 
-    Templates want calls in different forms (see `_call_forms`). Raises TemplateFailure with the
-    template's words for the first form, or where the template leaves out a part of the messages.
+    Templates expect calls in different forms (see `_call_forms`). Raises TemplateFailure with the
+    template's error for the first form, or if the template omits a part of the messages.
     """
 
     def rendered(form: Sequence[Message], shown_tools: Any) -> str:
@@ -155,11 +155,11 @@ def _with_thinking(source: str, messages: Sequence[Message]) -> Sequence[Message
 def _hidden_field(
     source: str, messages: Sequence[Message], tools: Any, text: str, rendered: Any
 ) -> str | None:
-    """Returns the part of a conversation that the template leaves out, or None: without this part
-    the text is the same.
+    """Returns a part of a conversation that the template omits, or None.
 
-    A template may leave out the reasoning of earlier turns, but must mention the field. It may
-    leave out the name and id of a tool's answer, because the order of the messages implies them.
+    A part is omitted if the text is the same without it. A template may omit the reasoning of
+    earlier turns, but must mention the field. It may omit the name and id of a tool's answer,
+    because the order of the messages implies them.
     """
     fields = {name for message in messages for name in message}
     reasoning = ("reasoning_content", "thinking")
@@ -246,16 +246,16 @@ def _call_form(message: Message, empty: str | None, as_text: bool) -> Message:
 
 
 def call_id(text: str) -> str:
-    """Returns an id of nine letters and digits, the same for the same text."""
+    """Returns an id of nine letters and digits that is a function of the text."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:_ID_LETTERS]
 
 
 def _with_ids(messages: Sequence[Message], replaced: bool) -> list[Message]:
-    """Gives every call an id, and every tool's answer the id of its call, in their order.
-    `replaced`: given ids become ids of nine letters too.
+    """Gives every call an id, and every tool's answer the id of its call, in order. With
+    `replaced`, existing ids also become ids of nine letters.
     """
     result: list[Message] = []
-    open_ids: list[str] = []  # of calls without an answer so far
+    open_ids: list[str] = []  # ids of calls that have no answer yet
     for number, message in enumerate(messages):
         if calls := _calls(message):
             calls = [

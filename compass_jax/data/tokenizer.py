@@ -1,7 +1,7 @@
-"""A Hugging Face tokenizer with its chat template: conversations to ids, and the learnt ids.
+"""A Hugging Face tokenizer with its chat template: conversations to ids and loss masks.
 
-Messages are text: control_tokens.py keeps spellings of control tokens in them apart from those that
-the template writes.
+Messages are text: control_tokens.py distinguishes control tokens spelt in them from those that the
+template writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tokenizer(Vocabulary):
         template_args: Mapping[str, Any] | None = None,
     ) -> Tokenizer:
         """Returns the tokenizer of a folder for a model with `vocab_size` rows. Raises
-        TokenizerError where the folder has ids beyond them.
+        TokenizerError if the folder has larger ids.
         """
         tokenizer = cls.load(folder, template_args)
         if tokenizer.vocab_size > vocab_size:
@@ -76,7 +76,9 @@ class Tokenizer(Vocabulary):
         return tokenizer
 
     def template_names(self, role: str) -> bool:
-        """Whether the chat template names a role; it may show, drop or refuse other roles."""
+        """Returns whether the chat template names a role. It may show, drop or refuse other
+        roles.
+        """
         return self._chat_template is not None and role in self._chat_template
 
     def render(
@@ -86,10 +88,10 @@ class Tokenizer(Vocabulary):
         add_generation_prompt: bool = True,
         **template_args: Any,
     ) -> str:
-        """Renders a conversation; `template_args` win over those of the tokenizer.
+        """Renders a conversation; `template_args` override those of the tokenizer.
 
-        Raises TokenizerError with the template's message where it refuses the messages, fails, or
-        does not show the tools.
+        Raises TokenizerError with the template's message if it refuses the messages, fails, or does
+        not show the tools.
         """
         chat = self._prepared(messages, tools)
         text = self._render(chat, len(messages), add_generation_prompt, template_args, strict=True)
@@ -107,8 +109,10 @@ class Tokenizer(Vocabulary):
     def encode_chat(
         self, messages: Messages, add_generation_prompt: bool = True, tools: Tools = ()
     ) -> list[int]:
-        """Returns the ids of a row's conversation: those of `encode_prompt`, but a template that
-        does not show the tools is a warning. Raises TokenizerError where no token is left.
+        """Returns the ids of a row's conversation.
+
+        They are those of `encode_prompt`, except that a template that does not show the tools only
+        causes a warning. Raises TokenizerError if the result is empty.
         """
         ids = self.ids(self.rendered(messages, add_generation_prompt, tools))
         if messages and not ids:
@@ -119,7 +123,7 @@ class Tokenizer(Vocabulary):
         return ids
 
     def rendered(self, messages: Messages, add_generation_prompt: bool, tools: Tools = ()) -> str:
-        """Renders a conversation for `ids`: its spellings of control tokens are hidden."""
+        """Renders a conversation for `ids`, with spellings of control tokens hidden."""
         return self._render(self._prepared(messages, tools), len(messages), add_generation_prompt)
 
     def _prepared(self, messages: Messages, tools: Tools = ()) -> Chat:
@@ -146,8 +150,8 @@ class Tokenizer(Vocabulary):
         template_args: Mapping[str, Any] | None = None,
         strict: bool = False,
     ) -> str:
-        """Renders the first `count` messages of a prepared conversation, as a `Hidden` text where
-        it hides control tokens. Tools that the template does not show are an error if `strict`,
+        """Renders the first `count` messages of a prepared conversation; a `Hidden` text if control
+        tokens are hidden in it. Tools that the template does not show are an error if `strict`,
         else a warning.
         """
         if self._chat_template is None:
@@ -174,18 +178,17 @@ class Tokenizer(Vocabulary):
         return Hidden(text) if chat.hidden else text
 
     def encode_example(self, messages: Messages) -> Example:
-        """Returns (tokens int32 [t], mask bool [t]) of a conversation; the mask selects the tokens
-        that the assistant wrote.
+        """Returns (tokens int32 [t], mask bool [t]) of a conversation.
 
-        The mask covers each assistant message's content and its end token alone. The text before an
+        The mask selects each assistant message's content and its end token. The text before an
         assistant message is encoded separately, so that it has the ids of a rollout's prompt.
         Nothing follows the last end token.
 
-        Raises TokenizerError where there is no assistant message, or the template rewrites earlier
-        turns or ends them with another token than the end token; it names the message's index.
+        Raises TokenizerError, with the message's index, if there is no assistant message, or if the
+        template rewrites earlier turns or ends them with a token other than the end token.
         """
-        example, *others = self.encode_turns(messages)
-        if others:
+        example, *further_examples = self.encode_turns(messages)
+        if further_examples:
             turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
             raise TokenizerError(
                 f"messages[{turns[1]}]: the chat template of {self._folder} renders what"
@@ -195,7 +198,7 @@ class Tokenizer(Vocabulary):
 
     def encode_turns(self, messages: Messages, tools: Tools = ()) -> list[Example]:
         """Returns the examples of a conversation: one, or several if the template rewrites earlier
-        turns, so that each assistant message is learnt in a rollout's context.
+        turns, so that each assistant message is trained in the context of a rollout.
         """
         chat = self._prepared(messages, tools)
         parts: list[tuple[list[int], list[bool]]] = []
@@ -245,7 +248,7 @@ class Tokenizer(Vocabulary):
         )
 
     def _answer(self, chat: Chat, i: int, target: str) -> _Answer:
-        """Returns the ids of assistant message `i`, and the number of them that is learnt."""
+        """Returns the ids of assistant message `i`, and the number of them that is trained."""
         ids = self.ids(target)
         ends = [j for j, token in enumerate(ids) if token in self.end_ids]
         if not ends and self.closes_turns and not self._closes_with_end:
@@ -272,7 +275,7 @@ class Tokenizer(Vocabulary):
         return opening if opening in self.end_ids else self.eos_id
 
     def _opening_id(self, role: str) -> int | None:
-        """Returns the first token of a message of this role after an assistant's; None if the
+        """Returns the first token of a message of this role after an assistant's, or None if the
         template refuses it.
         """
         if role not in self._openings:
@@ -296,8 +299,8 @@ class Tokenizer(Vocabulary):
 
     @property
     def closes_turns(self) -> bool:
-        """Whether the template writes a control token after an assistant message; GLM's does not:
-        the next message's opening ends it.
+        """Whether the template writes a control token after an assistant message. GLM's does not:
+        the opening of the next message ends it.
         """
         return bool(self._closing_ids)
 
@@ -311,22 +314,22 @@ class Tokenizer(Vocabulary):
 
 
 class _Answer(NamedTuple):
-    """The ids of an assistant message; the first `end` of them are learnt."""
+    """The ids of an assistant message; the first `end` of them are trained."""
 
     ids: list[int]
     end: int
 
 
 def _trimmed(ids: list[int], mask: list[bool]) -> Example:
-    """Returns the arrays of an example up to the last token that is learnt."""
+    """Returns the arrays of an example up to the last trained token."""
     last = len(mask) - mask[::-1].index(True)
     return np.asarray(ids[:last], np.int32), np.asarray(mask[:last], bool)
 
 
 def _histories(messages: Messages) -> Iterator[list[dict[str, Any]]]:
     """Yields the messages before an assistant message, then shorter histories that a template may
-    not rewrite: without reasoning, without system messages, from the last question on, the last
-    question alone.
+    not rewrite: without reasoning, without system messages, from the last question on, and the last
+    question only.
     """
     yield list(messages)
     thoughts = ("reasoning_content", "thinking")
@@ -355,8 +358,8 @@ def _plain(text: str) -> str:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Returns the template of chat_template.jinja, else of the configuration: the default one of
-    several named templates.
+    """Returns the template of chat_template.jinja, or else of the configuration; of several named
+    templates, the default one.
     """
     file, template = folder / "chat_template.jinja", config.get("chat_template")
     if file.is_file():

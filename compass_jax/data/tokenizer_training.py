@@ -1,4 +1,4 @@
-"""A small tokenizer of one's own, written as a Hugging Face folder."""
+"""Training of a small tokenizer, written as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
     """Trains a byte-level BPE on `texts`, writes it to `folder` in Hugging Face format with a
     ChatML template, and loads it.
 
-    Every digit is its own token, so numbers of any length are spelt alike; any text can be encoded.
-    Ids 0, 1, 2 are `<|endoftext|>` (pad), `<|im_start|>` and `<|im_end|>` (end of turn). The
-    vocabulary has at most `vocab_size` entries (fewer if the texts have fewer pairs to merge) and
-    at least the 3 special tokens and 256 bytes.
+    Each digit is one token, so numbers of any length are encoded alike, and any text can be
+    encoded. Ids 0, 1, 2 are `<|endoftext|>` (pad), `<|im_start|>` and `<|im_end|>` (end of turn).
+    The vocabulary has at most `vocab_size` entries (fewer if the texts have fewer pairs to merge)
+    and at least the 3 special tokens and 256 bytes.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers

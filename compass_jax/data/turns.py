@@ -29,8 +29,8 @@ class _Probe(NamedTuple):
 
 
 def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[int]]:
-    """Returns a function of an environment's messages (as JSON) and the tokens of the model's last
-    turn. It returns the tokens from the end of this turn to the start of the next one.
+    """Returns a function from an environment's messages (as JSON) and the tokens of the model's
+    last turn to the tokens from the end of this turn to the start of the next.
 
     The function raises TokenizerError if the chat template refuses a message or leaves it out.
     """
@@ -52,10 +52,10 @@ def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[in
 
 
 def _probes(reply: Messages, text: str) -> list[_Probe]:
-    """Returns the probes for a reply: after tool calls, if it begins with tools' answers, then
-    after text.
+    """Returns the probes for a reply: after tool calls, if the reply begins with tools' answers,
+    then after text.
 
-    Some templates refuse a tool's answer without a call before it; others show no calls, or refuse
+    Some templates refuse a tool's answer without a preceding call; others show no calls, or refuse
     several calls in one message.
     """
     question = {"role": "user", "content": "?"}
@@ -77,7 +77,7 @@ def _probes(reply: Messages, text: str) -> list[_Probe]:
 
 
 def _called_names(text: str) -> list[str]:
-    """Returns the names of the tools that a turn calls, as far as they can be read: gpt-oss's
+    """Returns the names of the tools that a turn calls, as far as they can be parsed; gpt-oss's
     template repeats them in the answers.
     """
     return [in_json or in_header for in_json, in_header in _CALLED.findall(text)]

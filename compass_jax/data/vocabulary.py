@@ -1,7 +1,7 @@
-"""The vocabulary of a Hugging Face tokenizer folder: text to ids and back, by `tokenizers` alone.
+"""The vocabulary of a Hugging Face tokenizer folder: text to ids and back, with `tokenizers` only.
 
-`encode` adds no special tokens: the chat template writes all that a model sees, so that a prompt's
-tokens are the same in SFT, in the rollout and in the exported model.
+`encode` adds no special tokens. The chat template writes everything that a model sees, so a prompt
+has the same tokens in SFT, in the rollout and in the exported model.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from compass_jax.token_ids import end_ids
 from compass_jax.untrusted import read_json, read_text
 
 THOUGHT_OPENED = re.compile(r"<think>\s*\Z")
-_TAIL = 8  # tokens at a prompt's end that are searched for an opened thought
+_TAIL = 8  # tokens at the end of a prompt that are searched for an opened thought
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _TEXTS = ("0123456789", "17", "42", "the answer is", "abcdefghijklmnopqrstuvwxyz")
 
 
 class TokenizerError(UserError):
-    """A tokenizer folder or chat template that cannot be used; the message says why."""
+    """A tokenizer folder or chat template cannot be used; the message gives the reason."""
 
 
 class Hidden(str):
-    """A text, or a part of one, that was rendered from hidden messages (ControlTokens.hide)."""
+    """A text, or a part of one, rendered from hidden messages (ControlTokens.hide)."""
 
     def __getitem__(self, key: Any) -> Hidden:
         return Hidden(super().__getitem__(key))
@@ -38,12 +38,12 @@ class Hidden(str):
 class Vocabulary:
     """`tokenizer.json` and `tokenizer_config.json` of a folder.
 
-    Each of `end_ids` ends a turn: `eos_id`, the tokenizer's, and those of the model's
-    generation_config.json, else config.json. `pad_id` fills batches (`eos_id` where the folder
-    names no pad token). `vocab_size` is the largest id + 1: ids may have holes.
+    Each of `end_ids` ends a turn: the tokenizer's `eos_id`, and those of the model's
+    generation_config.json, or else config.json. `pad_id` fills batches; it is `eos_id` if the
+    folder names no pad token. `vocab_size` is the largest id + 1; ids may have gaps.
 
-    Raises TokenizerError, naming the file, where one is missing, cannot be read, or cannot be
-    right.
+    Raises TokenizerError, which names the file, for a file that is missing, unreadable or
+    inconsistent.
     """
 
     def __init__(self, folder: str | Path):
@@ -56,7 +56,7 @@ class Vocabulary:
                 )
         self._folder = str(folder)
         self._backend = backend = _backend(folder / "tokenizer.json")
-        # transformers writes model_max_length = int(1e30) where a length is not limited
+        # transformers writes model_max_length = int(1e30) for an unlimited length
         config = read_json(folder / "tokenizer_config.json", error=TokenizerError, most_digits=40)
         where = f"{folder / 'tokenizer_config.json'}: "
         if not isinstance(config, dict):
@@ -111,10 +111,10 @@ class Vocabulary:
         return index
 
     def encode(self, text: str, trusted: bool = True) -> list[int]:
-        """Returns the ids of a text. Spellings of special tokens are special tokens if the text is
-        `trusted`, else text; none is added.
+        """Returns the ids of a text, without added special tokens.
 
-        Raises TokenizerError for a text that cannot be encoded, such as half a character.
+        Spellings of special tokens are encoded as special tokens if the text is `trusted`, else as
+        text. Raises TokenizerError for a text that cannot be encoded, such as half a character.
         """
         if trusted:
             return self._encoded(text, lambda: ids_of(self._backend, text))
@@ -171,7 +171,7 @@ class Vocabulary:
 
     @cached_property
     def longest(self) -> int:
-        """Characters of the longest token: no token stands for more of a text."""
+        """Number of characters of the longest token, the most text that a token can represent."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def byte_of(self, token: int) -> int | None:
@@ -180,8 +180,8 @@ class Vocabulary:
         return BYTES.get(spelling) if spelling is not None else None
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the bytes of a token, which may be part of a character: those of a special
-        token's spelling, none for an id without a token.
+        """Returns the bytes of a token, which may be part of a character; for a special token those
+        of its spelling, and empty for an id without a token.
         """
         spelling, text = self._backend.id_to_token(int(token)) or "", self.decode([token], True)
         if text.isascii():
@@ -195,22 +195,22 @@ class Vocabulary:
 
 def _byte_level() -> dict[str, int]:
     """Returns the byte of each character of byte-level BPE: a printable byte is spelt as its
-    character, the others by the characters from 256 on.
+    character, the others as the characters from 256 on.
     """
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    unprintable = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
 
 
 BYTES = _byte_level()
 
 
 def _text_of(token: Any, where: str) -> str:
-    """Returns a token's text; it is written as a string or as {"content": ...}."""
+    """Returns a token's text from a string or {"content": ...}."""
     text = token.get("content") if isinstance(token, dict) else token
     if not (isinstance(text, str) and text):
         raise TokenizerError(
@@ -220,7 +220,7 @@ def _text_of(token: Any, where: str) -> str:
 
 
 def _backend(file: Path) -> Any:
-    """Reads tokenizer.json. Raises TokenizerError for one that cannot be right."""
+    """Reads tokenizer.json. Raises TokenizerError for an inconsistent one."""
     from tokenizers import Tokenizer as Backend
 
     text = read_text(file, error=TokenizerError)
@@ -240,7 +240,7 @@ def _backend(file: Path) -> Any:
 
 
 def _problem(raw: Any, backend: Any) -> str:
-    """Returns the reason why a tokenizer cannot be right; empty for a sound one."""
+    """Returns why a tokenizer is inconsistent; empty for a valid one."""
     if dropout := getattr(backend.model, "dropout", None):
         return (
             f"its dropout of {dropout:g} would encode the same text in many ways; set model.dropout"

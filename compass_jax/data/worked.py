@@ -1,9 +1,9 @@
-"""Worked solutions of some reasoning-gym tasks: short chains of thought whose every step is one
-operation.
+"""Worked solutions of some reasoning-gym tasks: short chains of thought with one operation per
+step.
 
 Each function takes a dataset's entry and returns the lines before the answer; `worked_solution`
-adds `<answer>...</answer>`. Made for a cold start: a small model learns the form here, and RL does
-the rest.
+adds `<answer>...</answer>`. They are meant for a cold start: a small model learns the form from
+them before RL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 
 
 def _chain_sum(entry: Entry) -> list[str]:
-    """6 + 2 - 4: "6 + 2 = 8", "8 - 4 = 4"."""
+    """Returns the steps of 6 + 2 - 4: "6 + 2 = 8", "8 - 4 = 4"."""
     first, *rest = entry["metadata"]["expression"].split(" ")
     total, lines = int(first), []
     for sign, term in zip(rest[::2], rest[1::2]):
@@ -26,7 +26,9 @@ def _chain_sum(entry: Entry) -> list[str]:
 
 
 def _products(entry: Entry) -> list[str]:
-    """12 * 34: the left factor times each digit of the right one, then the sum of these."""
+    """Returns the steps of 12 * 34: the left factor times each digit of the right one, then the sum
+    of these.
+    """
     first, *rest = entry["metadata"]["expression"].split(" * ")
     total, lines = int(first), []
     for factor in map(int, rest):
@@ -47,7 +49,9 @@ def _products(entry: Entry) -> list[str]:
 
 
 def _gcd(entry: Entry) -> list[str]:
-    """Euclid's algorithm, folded over the numbers: "48 % 18 = 12", "18 % 12 = 6", "12 % 6 = 0"."""
+    """Returns the steps of Euclid's algorithm over the numbers: "48 % 18 = 12", "18 % 12 = 6", "12
+    % 6 = 0".
+    """
     result, *rest = entry["metadata"]["numbers"]
     lines = []
     for number in rest:
@@ -60,8 +64,8 @@ def _gcd(entry: Entry) -> list[str]:
 
 
 def _count_bits(entry: Entry) -> list[str]:
-    """Halve and keep the remainder, counting the odd ones: "6 0", "3 1", "1 2" is number and ones
-    so far.
+    """Returns the steps of repeated halving, each with the number and the count of ones so far: "6
+    0", "3 1", "1 2".
     """
     number, ones, lines = entry["metadata"]["number"], 0, []
     while number:
@@ -72,13 +76,13 @@ def _count_bits(entry: Entry) -> list[str]:
 
 
 def _spell_backward(entry: Entry) -> list[str]:
-    """The word in letters, then the letters from the last to the first."""
+    """Returns the letters of the word, then the letters in reverse order."""
     word = entry["metadata"]["word"]
     return [" ".join(word), " ".join(reversed(word))]
 
 
 def _letter_counting(entry: Entry) -> list[str]:
-    """Each word with the letter's count in it and the count so far: "banana 3 3"."""
+    """Returns each word with the letter's count in it and the count so far: "banana 3 3"."""
     letter, total, lines = entry["metadata"]["target_letter"], 0, []
     for word in entry["metadata"]["span"]:
         count = word.lower().count(letter)
