@@ -1,5 +1,5 @@
-"""Processes that this package starts: JSON lines over pipes, limits of time and memory, the
-sandbox, and an end for all descendants when their parent ends.
+"""Child processes: JSON lines over pipes, limits of time and memory, the sandbox, and cleanup of
+all descendants when their parent ends.
 
-Reward workers import it: nothing here may import jax.
+Reward workers import these modules, so they must not import jax.
 """

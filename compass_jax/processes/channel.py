@@ -1,4 +1,6 @@
-"""JSON values, one a line, between two processes. The other end is not trusted."""
+"""A channel between two processes that carries JSON values, one per line. The other end is
+untrusted.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ PART_BYTES = 2**16
 
 
 class ChannelError(CompassError, ValueError):
-    """The other end sent too much, or a line that is no JSON."""
+    """The other end sent too much data, or a line that is not JSON."""
 
 
 class Channel:
     """One end of a channel. Only one thread may use it.
 
-    Each method ends at `end`, a time on the monotonic clock, with TimeoutError; with EOFError where
-    the other end is closed; and with ChannelError for more than `limit` unread bytes.
+    Each method raises TimeoutError at `end`, a time on the monotonic clock; EOFError if the other
+    end is closed; and ChannelError for more than `limit` unread bytes.
 
     Args:
-        reader: a descriptor.
-        writer: another one. Both are closed with this object.
-        limit: bytes.
+        reader: file descriptor to read from.
+        writer: file descriptor to write to. Both are closed with this object.
+        limit: maximum number of unread bytes.
     """
 
     def __init__(self, reader: int, writer: int, limit: int = 2**22):
@@ -39,12 +41,12 @@ class Channel:
             os.set_blocking(descriptor, False)
 
     def send(self, value: Any, end: float = math.inf) -> None:
-        """Sends a value of JSON."""
+        """Sends a JSON value."""
         line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
         self._transfer(line, end, lambda: True)
 
     def receive(self, end: float = math.inf) -> Any:
-        """Returns the next value."""
+        """Returns the next JSON value."""
         self._transfer(b"", end, lambda: b"\n" in self._unread)
         line, _, self._unread = self._unread.partition(b"\n")
         try:
@@ -53,9 +55,7 @@ class Channel:
             raise ChannelError(f"a line that is no JSON: {bytes(line[:100])!r}") from error
 
     def read_all(self, sent: bytes, end: float) -> bytes:
-        """Sends bytes, closes the sending half, and returns all bytes until the other end is
-        closed.
-        """
+        """Sends bytes, closes the writer, and returns all bytes until the other end is closed."""
         with contextlib.suppress(EOFError):
             self._transfer(sent, end, lambda: False, closes=True)
         return bytes(self._unread)
@@ -63,9 +63,9 @@ class Channel:
     def _transfer(
         self, unsent: bytes, end: float, enough: Callable[[], bool], closes: bool = False
     ) -> None:
-        """Writes and reads at the same time, until all is written and enough is read.
+        """Writes and reads concurrently, until everything is written and `enough` returns true.
 
-        closes: the sending half is closed when all is written.
+        closes: whether to close the writer when everything is written.
         """
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
@@ -86,7 +86,7 @@ class Channel:
                 self._read()
 
     def _write(self, unsent: bytes) -> bytes:
-        """Returns the unsent rest; it is empty where the other end is closed."""
+        """Returns the bytes that remain unsent; empty if the other end is closed."""
         try:
             return unsent[os.write(self._writer, unsent[:PART_BYTES]) :]
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A function in a forked child that is ended when its time is over."""
+"""Runs a function in a forked child process with a time limit."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-PAGE_BYTES = 2**20  # takes memory as far as it is written
+PAGE_BYTES = 2**20  # only written pages take memory
 
 
 class Ended(NamedTuple):
-    """The end of a child: its exit code, whether its time was over, and its text."""
+    """The end of a child: its exit code, whether it exceeded its time limit, and its output."""
 
-    code: int | None  # None: it could not be killed, and ends with this process
+    code: int | None  # None: it could not be killed and ends with this process
     late: bool
     output: bytes
 
 
 def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> Ended:
-    """Runs `work` in a child of this process for at most `seconds`.
+    """Runs `work` in a forked child for at most `seconds`.
 
-    Its text travels in memory that both share, so that the child needs no descriptor, and the text
-    that it wrote before a crash is there. An exception ends the child with code 70.
+    The child writes its output into shared memory, so that it needs no descriptor, and output
+    before a crash is preserved. An exception ends the child with exit code 70.
 
-    work: it writes into the memory as into a file; bytes after a zero are not read.
+    work: writes to the memory map like to a file; bytes after a zero byte are ignored.
     """
     with mmap.mmap(-1, PAGE_BYTES) as page:
         child = os.fork()
         if child == 0:
             _work(work, page)
-        late = not _waited(child, seconds)
+        timed_out = not _waited(child, seconds)
         code: int | None = None
         try:
-            if late:
+            if timed_out:
                 os.kill(child, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        except PermissionError:  # without a process namespace signals reach this process alone
+        except (
+            PermissionError
+        ):  # without a process namespace, seccomp forbids signals to other processes
             pass
-        return Ended(code, late, page[: max(0, page.find(b"\0"))])
+        return Ended(code, timed_out, page[: max(0, page.find(b"\0"))])
 
 
 def _work(work: Callable[[mmap.mmap], None], page: mmap.mmap) -> NoReturn:

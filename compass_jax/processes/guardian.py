@@ -1,9 +1,9 @@
 """The outer process of a worker: `python -m MODULE CHANNEL LIFELINE`, started by `start.Child`.
 
-It forks. The child works, in namespaces of its own where the machine has them. The guardian waits
-until the child ends or the lifeline closes, which it does when the process that started the worker
-ends, however that happens; then the guardian ends all descendants, removes the folder, and ends as
-the child did.
+The guardian forks a child that does the work, in separate namespaces if the machine supports them.
+It then waits until the child ends or the lifeline closes. The lifeline is a pipe that closes when
+the process that started the worker ends, for any reason. The guardian then kills all descendants,
+removes the folder, and exits like the child.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ END_LIMIT_S = 10.0
 def run(serve: Callable[[Channel, Any, str], None]) -> None:
     """Runs `serve(channel, setup, folder)` in a child.
 
-    The first value of the channel is `setup`, a mapping whose "guards" are those that the child
-    gets; `folder` is empty. The process that started the worker decides about Ctrl-C and SIGTERM.
+    The first value on the channel is `setup`, a mapping whose "guards" are those of the child.
+    `folder` is empty. SIGINT and SIGTERM are ignored: the process that started the worker handles
+    them.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -57,7 +58,9 @@ def _wait(child: int, lifeline: int, folder: str) -> NoReturn:
     descriptor = os.pidfd_open(child)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    poll.register(lifeline, select.POLLIN)  # no bytes come: it is readable when it is closed
+    poll.register(
+        lifeline, select.POLLIN
+    )  # carries no bytes; it becomes readable when it is closed
     if descriptor not in dict(poll.poll()):
         os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,8 +1,8 @@
-"""Restrictions of a process by the kernel: namespaces, Landlock, seccomp, limits.
+"""Kernel restrictions of a process: namespaces, Landlock, seccomp, resource limits.
 
-A worker enters in two stages: `separate` before it imports anything (user and process
-namespace), `confine` after its imports (everything else). The guards of a machine are found by
-trying both in another process: `python -m compass_jax.processes.guards TEMPORARY_FOLDER`.
+A worker enters the guards in two stages: `separate` before its imports (user and process namespace)
+and `confine` after them (all other guards). To detect the guards of a machine, both are tried in
+another process: `python -m compass_jax.processes.guards TEMPORARY_FOLDER`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ LANDLOCK = "Landlock"
 SECCOMP = "seccomp"
 GUARDS = (USER, PROCESSES, MOUNTS, NETWORK, LANDLOCK, SECCOMP)
 
-NOBODY = 65534  # the user that root becomes
+NOBODY = 65534  # user id that replaces root
 TMPFS = "mode=700,size=64m,nr_inodes=4096"
-MEMORY_BYTES = 8 * 2**30  # of address space: 9**9**9**9 must not take the machine's memory
-GROWTH_BYTES = 2**30  # of tests, beyond what the process has that judges
+MEMORY_BYTES = (
+    8 * 2**30
+)  # limit of address space, so that 9**9**9**9 does not take the machine's memory
+GROWTH_BYTES = 2**30  # address space of tests, in addition to that of the worker
 FILE_BYTES = 64 * 2**20
 PROCESS_LIMIT = 64
-PROGRAM_PROCESSES = 5  # of a program that starts some: they share its memory
+PROGRAM_PROCESSES = 5  # limit for a program that starts processes; they share its memory
 FILE_LIMIT = 256
 TRIAL_S = 30.0
 
@@ -65,8 +67,8 @@ class ProgramFiles(NamedTuple):
     """The files that programs may read.
 
     Args:
-        readable: files, and folders with all files below them.
-        listed: folders of which programs may read the names only.
+        readable: files, and folders with their content.
+        listed: folders whose entries may only be listed.
     """
 
     readable: frozenset[str] = frozenset()
@@ -76,11 +78,11 @@ class ProgramFiles(NamedTuple):
 NO_PROGRAM = ProgramFiles()
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_confined: set[str] = set()  # the guards that `confine` gave this process, and so its forks
-_program_rules = -1  # a descriptor of the Landlock rules of programs
-_own_bytes = 0  # of address space, when `confine` began
-_processes = 0  # of this process's user in its namespace, when `confine` began
-_end = math.inf  # on the monotonic clock, of this process's work
+_confined: set[str] = set()  # guards of this process and its forks
+_program_rules = -1  # descriptor of the Landlock rules for programs
+_own_bytes = 0  # address space when `confine` began
+_processes = 0  # number of this user's processes in the namespace when `confine` began
+_end = math.inf  # deadline of this process, on the monotonic clock
 
 
 def _call(result: int, what: str) -> int:
@@ -96,8 +98,8 @@ def _syscall(number: int, what: str, *arguments: object) -> int:
 
 
 def _prctl(option: int, *values: object) -> None:
-    given = [ctypes.c_ulong(v) if isinstance(v, int) else v for v in values]
-    filled = [*given, *[ctypes.c_ulong(0)] * (4 - len(given))]
+    arguments = [ctypes.c_ulong(v) if isinstance(v, int) else v for v in values]
+    filled = [*arguments, *[ctypes.c_ulong(0)] * (4 - len(arguments))]
     _call(_libc.prctl(ctypes.c_int(option), *filled), f"prctl {option}")
 
 
@@ -106,17 +108,17 @@ def _unshare(flags: int) -> None:
 
 
 def separate(guards: Iterable[str]) -> dict[str, str]:
-    """Enters a user and a process namespace, and returns those that failed, with the reasons.
+    """Enters a user and a process namespace. Returns the guards that failed, with the reasons.
 
-    Called by a process with one thread; its next child is the first process of the new process
-    namespace. Where it runs as root, the namespace has a second user, NOBODY, for `confine`.
+    The process must have one thread. Its next child becomes the first process of the new process
+    namespace. If it runs as root, the namespace has a second user, NOBODY, for `confine`.
     """
     steps = ((USER, _enter_user_namespace), (PROCESSES, new_process_namespace))
     return _missing((name, step) for name, step in steps if name in guards)
 
 
 def _missing(steps: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, str]:
-    """Takes steps, and returns the guards that failed, with the reasons."""
+    """Runs the steps. Returns the guards that failed, with the reasons."""
     missing = {}
     for name, step in steps:
         try:
@@ -127,7 +129,7 @@ def _missing(steps: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, str]:
 
 
 def _enter_user_namespace() -> None:
-    """Enters a user namespace. A process that stays outside writes its maps."""
+    """Enters a user namespace. A forked process outside of it writes its id maps."""
     target = os.getpid()
     begin, started = os.pipe()
     helper = os.fork()
@@ -155,7 +157,7 @@ def _write_maps(target: int) -> None:
     folder = Path(f"/proc/{target}")
     user, group = os.geteuid(), os.getegid()
     if user == 0:
-        with contextlib.suppress(OSError):  # inside a container that has no such user
+        with contextlib.suppress(OSError):  # a container may lack this user
             for name in ("uid_map", "gid_map"):
                 (folder / name).write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
             return
@@ -170,18 +172,18 @@ def confine(
     readable: Iterable[str],
     of_programs: ProgramFiles = NO_PROGRAM,
 ) -> dict[str, str]:
-    """Enters the other guards for good, and returns those that failed, with the reasons.
+    """Enters the remaining guards irreversibly. Returns the guards that failed, with the reasons.
 
     Args:
         guards: names out of GUARDS.
-        folder: the one folder that may be written to; a tmpfs in a mount namespace.
-        readable: files and folders that may be read; the system's libraries are added.
+        folder: the only writable folder; a tmpfs in a mount namespace.
+        readable: readable files and folders; the system's libraries are added.
         of_programs: the only files that programs may read (`confine_program`).
     """
     global _own_bytes, _processes
     guards = set(guards)
     _own_bytes = _address_space()
-    # a worker that is not root has the user of its guardian
+    # without root, the worker and its guardian have the same user
     _processes = len(os.listdir("/proc/self/task")) + (os.geteuid() != 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     steps = (
@@ -198,12 +200,12 @@ def confine(
 
 
 def confine_program(processes: int) -> bool:
-    """Confines this process for the program that it executes next. Returns False where the number
-    of its processes cannot be limited.
+    """Confines this process for the program that it executes next. Returns False if the number of
+    its processes cannot be limited.
 
-    The program reads this Python with its named packages and the system's libraries. It keeps the
-    right to read root's folders, where root became nobody: one of them may hold its Python. With
-    processes = 1 it is ended when it starts another one.
+    The program may read this Python with its configured packages, and the system's libraries. If
+    root became NOBODY, it keeps the right to read root's folders, since one of them may hold its
+    Python. With processes = 1, starting another process kills it.
     """
     if _program_rules >= 0:
         _syscall(446, "landlock_restrict_self", _program_rules, 0)
@@ -212,19 +214,19 @@ def confine_program(processes: int) -> bool:
         _prctl(_PR_CAP_AMBIENT, 2, _CAP_DAC_READ_SEARCH, 0, 0)
     counted = USER in _confined
     if counted and processes > 1:
-        parents = 2  # the process that judges, and that of the tests
+        parents = 2  # the worker's child and the process of the tests
         most = _processes + parents + processes
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
         return True
     try:
         _install(seccomp.one_process_program(refuses=not counted))
-    except OSError:  # programs are refused before, unless all guards are off
+    except OSError:  # without seccomp, programs run only if all guards are off
         return False
     return True
 
 
 def close_descriptors() -> None:
-    """Closes all descriptors but the first three and the rules of programs."""
+    """Closes all descriptors except the first three and that of the Landlock rules for programs."""
     global _program_rules
     first = 3
     if _program_rules >= first:
@@ -236,11 +238,11 @@ def close_descriptors() -> None:
 
 
 def _restrict_mounts(folder: str) -> None:
-    """Makes all files read-only except for `folder`, a new tmpfs, and hides /proc."""
+    """Makes all files read-only except for `folder`, which becomes a new tmpfs, and hides /proc."""
     _unshare(CLONE_NEWNS)
     private = 0x4000 | 1 << 18
     _mount("none", "/", "", private, "")
-    attributes = struct.pack("=4Q", 1, 0, 0, 0)  # everything below / is read-only
+    attributes = struct.pack("=4Q", 1, 0, 0, 0)  # read-only, recursively
     at_fdcwd = ctypes.c_int(-100)
     recursive = 0x8000
     path = ctypes.c_char_p(b"/")
@@ -257,9 +259,9 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
 
 
 def _become_nobody(folder: str, readable: Iterable[str]) -> None:
-    """Makes root NOBODY, who may read what root may. Another user stays.
+    """Changes root to the user NOBODY, who may read what root may read. Other users do not change.
 
-    A response then owns none of root's files, and its number of processes can be limited.
+    Model code then owns none of root's files, and its number of processes can be limited.
     """
     if os.geteuid() != 0:
         _keep(_CAP_SYS_ADMIN)
@@ -276,7 +278,7 @@ def _become_nobody(folder: str, readable: Iterable[str]) -> None:
 
 
 def _keep(*capabilities: int, inherited: bool = False) -> None:
-    """Drops all capabilities but these, which take effect."""
+    """Drops all capabilities except these, which become effective."""
     low = sum(1 << c for c in capabilities)
     header = struct.pack("=Ii", 0x20080522, 0)
     data = struct.pack("=6I", low, low, low if inherited else 0, 0, 0, 0)
@@ -284,12 +286,14 @@ def _keep(*capabilities: int, inherited: bool = False) -> None:
 
 
 def drop_capabilities() -> None:
-    """Drops all capabilities but, where root became nobody, the right to read root's folders."""
+    """Drops all capabilities. If root became NOBODY, the right to read root's folders is kept."""
     _keep(*((_CAP_DAC_READ_SEARCH,) if os.getuid() == NOBODY else ()))
 
 
 def set_limits(limits: Mapping[int, int]) -> None:
-    """Sets limits of this process (resource.RLIMIT_...), none above the one that it has."""
+    """Sets resource limits of this process (resource.RLIMIT_...), none above the present hard
+    limit.
+    """
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -297,7 +301,7 @@ def set_limits(limits: Mapping[int, int]) -> None:
 
 
 def limit(seconds: float, limits_processes: bool) -> None:
-    """Limits memory, processor time, files and, with a user namespace, processes."""
+    """Limits memory, CPU time, files and, in a user namespace, the number of processes."""
     global _end
     _end = time.monotonic() + seconds
     set_limits(
@@ -313,7 +317,9 @@ def limit(seconds: float, limits_processes: bool) -> None:
 
 
 def seconds_left() -> float:
-    """Returns how long this process may work on after `limit`, less the time of its answer."""
+    """Returns the remaining seconds of the time limit set by `limit`, less a reserve for the
+    answer.
+    """
     left = _end - time.monotonic()
     return max(0.0, left - min(0.5, left / 8))
 
@@ -325,7 +331,9 @@ def limit_memory() -> None:
 
 
 def limit_growth() -> None:
-    """Limits the address space of this process and its children to its size and GROWTH_BYTES."""
+    """Limits the address space of this process and its children to the present size plus
+    GROWTH_BYTES.
+    """
     set_limits({resource.RLIMIT_AS: (_own_bytes or _address_space()) + GROWTH_BYTES})
 
 
@@ -334,12 +342,12 @@ def _address_space() -> int:
 
 
 def new_process_namespace() -> None:
-    """Makes the next child the first process of a new namespace."""
+    """Makes the next child the first process of a new process namespace."""
     _unshare(CLONE_NEWPID)
 
 
 def rejoin(namespace: int) -> None:
-    """Starts later children in `namespace` again (a descriptor of /proc/self/ns/pid)."""
+    """Makes later children start in `namespace` again (a descriptor of /proc/self/ns/pid)."""
     _call(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(CLONE_NEWPID)), "setns")
 
 
@@ -349,12 +357,14 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose parents ended."""
+    """Makes this process the parent of orphaned descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_descendants(deadline: float) -> bool:
-    """Kills the descendants of this process, which adopts orphans; False: some still live."""
+    """Kills the descendants of this process, which must adopt orphans. Returns False if some
+    survive until the deadline.
+    """
     while time.monotonic() < deadline:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -383,11 +393,11 @@ def _landlock(
 ) -> None:
     """Allows only reading below `readable` and the system's libraries, and writing below `folder`.
 
-    processes: /proc can be read, to find descendants. Landlock keeps memory and environment of
-    processes outside unreadable.
+    processes: whether /proc is readable, which is needed to find descendants. Landlock still
+    protects memory and environment of processes outside the domain.
     """
     global _program_rules
-    if of_programs.readable:  # made once: there are hundreds of them
+    if of_programs.readable:  # created once, because there are hundreds of rules
         _program_rules = _rules(folder, *of_programs)
     rules = _rules(folder, {*readable, *_system(), *(("/proc",) if processes else ())})
     _syscall(446, "landlock_restrict_self", rules, 0)
@@ -395,7 +405,7 @@ def _landlock(
 
 
 def _rules(folder: str, readable: Iterable[str], listed: Iterable[str] = ()) -> int:
-    """Returns a descriptor of Landlock rules."""
+    """Returns a descriptor of a Landlock ruleset."""
     abi = _syscall(444, "landlock_create_ruleset", 0, 0, 1)
     execute, list_names = 1, 1 << 3
     read = execute | 1 << 2 | list_names
@@ -414,7 +424,7 @@ def _rules(folder: str, readable: Iterable[str], listed: Iterable[str] = ()) -> 
     devices = {"/dev/null": read | 2, "/dev/zero": read, "/dev/urandom": read, "/dev/random": read}
     for path, access in devices.items():
         _allow(rules, path, access)
-    special = 1 << 6 | 1 << 11  # devices are made nowhere
+    special = 1 << 6 | 1 << 11  # no device files
     _allow(rules, folder, every & ~special)
     return rules
 
@@ -438,7 +448,7 @@ def _system() -> set[str]:
 
 
 def signal_nobody_else() -> None:
-    """Lets this process send signals only to itself, where processes share a namespace."""
+    """Forbids this process to signal other processes; needed if processes share a namespace."""
     _install(seccomp.own_signals_program(os.getpid()))
 
 
@@ -449,7 +459,9 @@ def _install(program: bytes) -> None:
 
 
 def _attempt(folder: str) -> dict[str, str]:
-    """Returns the guards that this machine lacks, found by entering all as a worker does."""
+    """Returns the guards that this machine lacks, detected by entering all of them like a
+    worker.
+    """
     missing = separate(GUARDS)
 
     def enter(page: mmap.mmap) -> None:

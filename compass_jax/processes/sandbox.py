@@ -1,11 +1,12 @@
-"""A function in a sandbox: a warm process forks, the child works, a value comes back.
+"""A sandbox for functions: a process with all imports done forks a child for each call, and the
+child returns a value.
 
     sandbox = enter(guards, folder, readable)         once, after the imports
     result = sandbox.run(function, seconds)           for each call
 
-The child has no descriptor but /dev/null, an empty folder, limits, and, with a process namespace,
-sees no other process. Its value is read when every process of the call is dead, and is data of one
-fixed form.
+The child has only /dev/null as descriptors, an empty folder and resource limits. With a process
+namespace it sees no other process. Its value is read after all processes of the call are dead, and
+must have one fixed form.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from compass_jax.processes.forked import Ended, run_forked
 
 ANSWER_BYTES = 2**16
 DETAIL_CHARS = 2000
-END_LIMIT_S = 10.0  # for the processes and files that a call leaves
+END_LIMIT_S = 10.0  # timeout of the cleanup after a call
 
 
 class Result(NamedTuple):
-    """The value of a call where `outcome` is "ok"; else the reason in `detail`."""
+    """The value of a call if `outcome` is "ok"; else the reason in `detail`."""
 
     value: Any
     outcome: str  # "ok", "error", "timeout" or "crash"
@@ -41,27 +42,28 @@ class Result(NamedTuple):
 
 
 class SandboxError(CompassError, RuntimeError):
-    """The remains of a call could not be removed: this process can run no more of them."""
+    """The remains of a call could not be removed, so this process can run no further calls."""
 
 
 class Sandbox:
-    """A confined process that runs functions in children. Made by `enter`."""
+    """A confined process that runs functions in children. Created by `enter`."""
 
     def __init__(self, active: frozenset[str], folder: str, namespace: int, null: int):
         self._active = active
         self._folder = folder
-        self._namespace = namespace  # a descriptor of this process's namespace, or -1
+        self._namespace = namespace  # descriptor of this process's namespace, or -1
         self._null = null
         self._count = 0
 
     def run(self, function: Callable[[], Any], seconds: float) -> Result:
-        """Returns the value of `function`, as JSON keeps it, or how it failed.
+        """Returns the value of `function` after a JSON round trip, or its failure.
 
         Args:
-            function: is called without arguments in a child of this process.
-            seconds: of wall clock; a child that takes longer is killed with its descendants.
+            function: called without arguments in a child process.
+            seconds: wall-clock limit; a child that exceeds it is killed with its descendants.
 
-        Raises SandboxError where something of the call outlived it.
+        Raises:
+            SandboxError: a process or file of the call could not be removed.
         """
         self._count += 1
         folder = os.path.join(self._folder, str(self._count))
@@ -73,9 +75,9 @@ class Sandbox:
             self._strip(folder, seconds)
             _answer(function, page)
 
-        ended = run_forked(work, seconds)
+        end = run_forked(work, seconds)
         self._clean(folder)
-        return _result(ended, seconds)
+        return _result(end, seconds)
 
     def _clean(self, folder: str) -> None:
         """Removes all processes and files of a call."""
@@ -92,7 +94,7 @@ class Sandbox:
             raise SandboxError(f"files of a check could not be removed: {error}") from error
 
     def _strip(self, folder: str, seconds: float) -> None:
-        """Removes descriptors and rights from the child."""
+        """Drops descriptors and privileges of the child."""
         os.setsid()
         for number in (0, 1, 2):
             os.dup2(self._null, number)
@@ -117,15 +119,17 @@ def enter(
     readable: Iterable[str],
     of_programs: guards.ProgramFiles = guards.NO_PROGRAM,
 ) -> Sandbox:
-    """Confines this process for good, and returns the sandbox that it is.
+    """Confines this process irreversibly and returns its sandbox.
 
     Args:
-        active: guards, each of which must work; user and process namespace are there already.
-        folder: may be written to, and no other where the guards for that are active.
-        readable: may be read, beside the system's libraries.
+        active: guards, each of which must work; the user and process namespaces are entered
+            already.
+        folder: a writable folder; no other folder is writable if the guards for that are active.
+        readable: readable paths, in addition to the system's libraries.
         of_programs: the files that programs may read.
 
-    Raises OSError naming the guard that cannot be had.
+    Raises:
+        OSError: a guard is unavailable; the message names it.
     """
     active = frozenset(active)
     namespace = -1
@@ -142,7 +146,7 @@ def enter(
             raise OSError(1, "; ".join(f"{name}: {why}" for name, why in missing.items()))
         os.environ["HOME"] = folder
     gc.collect()
-    gc.freeze()  # a collection in a child would copy every page
+    gc.freeze()  # a garbage collection in a child would copy every page
     return Sandbox(active, folder, namespace, null)
 
 
@@ -153,20 +157,20 @@ def _answer(function: Callable[[], Any], page: mmap.mmap) -> None:
         answer = json.dumps([True, function()]).encode()
         if len(answer) > ANSWER_BYTES:
             raise ValueError(f"an answer of {len(answer):,} bytes")
-    except BaseException:  # a check may even call exit()
+    except BaseException:  # the function may even call exit()
         answer = json.dumps([False, traceback.format_exc()[-DETAIL_CHARS:]]).encode()
-    if os.getpid() == process:  # a child that a check forked may return as well
+    if os.getpid() == process:  # a process forked by the function may return here, too
         page.write(answer)
 
 
-def _result(ended: Ended, seconds: float) -> Result:
-    """Returns the result of a child that ended. Its text is not trusted."""
-    if ended.late:
+def _result(end: Ended, seconds: float) -> Result:
+    """Returns the result of a child that ended. Its output is untrusted."""
+    if end.late:
         return Result(None, "timeout", f"no answer after {seconds} s")
-    if ended.code != 0:
-        return Result(None, "crash", f"the check ended with code {ended.code}")
+    if end.code != 0:
+        return Result(None, "crash", f"the check ended with code {end.code}")
     with contextlib.suppress(ValueError, TypeError, RecursionError):
-        good, value = json.loads(ended.output)
+        good, value = json.loads(end.output)
         if good is True:
             return Result(value, "ok")
         if good is False and isinstance(value, str):
@@ -180,10 +184,10 @@ def _remove(path: str) -> None:
         return
     try:
         shutil.rmtree(path)
-    except PermissionError:  # folders that were closed: each is opened before it is listed
+    except PermissionError:  # folders without permissions: open each before listing it
         os.chmod(path, 0o700)
-        for here, folders, _ in os.walk(path):
+        for parent, folders, _ in os.walk(path):
             for name in folders:
-                if not os.path.islink(inner := os.path.join(here, name)):
+                if not os.path.islink(inner := os.path.join(parent, name)):
                     os.chmod(inner, 0o700)
         shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Programs for the kernel's filter of system calls, made by hand: x86_64 and aarch64.
+"""Hand-written seccomp filters of system calls, for x86_64 and aarch64.
 
 Docs: Documentation/userspace-api/seccomp_filter.rst of Linux. Each program is a list of eight-byte
 instructions (code, jump if true, jump if false, value).
@@ -12,13 +12,13 @@ import sys
 
 
 def _numbers(table: str) -> dict[str, tuple[int, int | None]]:
-    """Returns the numbers of system calls out of a table "name x86_64 aarch64; ..."."""
+    """Returns the system call numbers from a table "name x86_64 aarch64; ..."."""
     rows = [row.split() for row in table.split(";")]
     return {name: (int(x86), None if arm == "-" else int(arm)) for name, x86, arm in rows}
 
 
-# of each call the number on x86_64 and on aarch64, "-" where it does not exist there; the rules of
-# programs stay as they were made, so that calls of Landlock are among them
+# The number of each call on x86_64 and aarch64, or "-" if it does not exist. Landlock's calls are
+# denied, so that the rules for programs cannot change.
 _DENIED = _numbers(
     """
     socket 41 198; socketpair 53 199; connect 42 203; bind 49 200; listen 50 201;
@@ -41,7 +41,7 @@ _DENIED = _numbers(
     landlock_add_rule 445 445; migrate_pages 256 238; move_pages 279 239
     """
 )
-# of a process whose number comes first; 0: the caller's own
+# calls with a process id as first argument; 0 is the caller
 _OWN = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122)}
 _NAMESPACES = {"unshare": (272, 97), "setns": (308, 268), "clone": (56, 220), "clone3": (435, 435)}
 _SIGNALS = {
@@ -51,8 +51,8 @@ _SIGNALS = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
 }
-_PIDFD_SIGNAL = (424, 424)  # it has a descriptor where the others have a process
-# calls that choose who gets a signal of a descriptor, by the value of their second argument
+_PIDFD_SIGNAL = (424, 424)  # takes a descriptor instead of a process id
+# calls that set the receiver of a descriptor's signals, by the value of their second argument
 _OWNER = {
     "fcntl": ((72, 25), {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15}),
     "ioctl": ((16, 29), {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902}),
@@ -85,7 +85,9 @@ def _machine() -> tuple[int, int]:
 
 
 def _opening() -> list[bytes]:
-    """Kills for calls of another architecture, loads the number of the call, and refuses x32's."""
+    """Returns the instructions that kill calls of another architecture, load the number of the call
+    and reject x32 calls.
+    """
     _, architecture = _machine()
     return [
         _instruction(_LOAD, 4),
@@ -98,7 +100,9 @@ def _opening() -> list[bytes]:
 
 
 def _only(call: int, argument: int, value: int) -> list[bytes]:
-    """Allows the call with this value of an argument; it fails with EPERM otherwise."""
+    """Returns instructions that allow the call with this value of an argument; otherwise it fails
+    with EPERM.
+    """
     return [
         _instruction(_EQUAL, call, 0, 4),
         _instruction(_LOAD, _ARGUMENT[argument]),
@@ -109,11 +113,11 @@ def _only(call: int, argument: int, value: int) -> list[bytes]:
 
 
 def denied_program() -> bytes:
-    """Returns the filter with which sockets, other processes' memory and limits, mounts, keys,
+    """Returns the filter that makes sockets, other processes' memory and limits, mounts, keys,
     io_uring and other calls fail with EPERM.
 
-    Namespaces are left to `guards.new_process_namespace` and `guards.rejoin`, which need a
-    capability that an answer does not have.
+    The namespace calls of `guards.new_process_namespace` and `guards.rejoin` are allowed. They need
+    a capability that model code does not have.
     """
     column, _ = _machine()
     program = _opening()
@@ -139,7 +143,9 @@ def denied_program() -> bytes:
 
 
 def own_signals_program(process: int) -> bytes:
-    """Returns the filter that lets signals reach only `process`, also by a descriptor's owner."""
+    """Returns the filter that lets signals reach only `process`, including signals through a
+    descriptor's owner.
+    """
     column, _ = _machine()
     program = _opening()
     for numbers in _SIGNALS.values():
@@ -158,13 +164,13 @@ def own_signals_program(process: int) -> bytes:
 
 
 def _returned(value: int, result: int) -> list[bytes]:
-    """Returns `result` from the filter where the loaded number is `value`."""
+    """Returns instructions that end the filter with `result` if the loaded number is `value`."""
     return [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, result)]
 
 
 def one_process_program(refuses: bool) -> bytes:
-    """Returns the filter under which threads can be started and processes cannot: a start fails
-    with EPERM where this `refuses`, otherwise SIGSYS ends the program.
+    """Returns the filter that allows new threads but no new processes. With `refuses`, starting a
+    process fails with EPERM; otherwise SIGSYS kills the program.
     """
     column, _ = _machine()
     result = _EPERM if refuses else _KILL

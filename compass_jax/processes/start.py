@@ -1,5 +1,5 @@
-"""The start of Python processes: a child imports the same files as its parent, and nothing from the
-current folder.
+"""Start of Python child processes. A child imports the same files as its parent, and nothing from
+the current folder.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from pathlib import Path
 from compass_jax.processes.channel import Channel
 
 ROOT = str(Path(__file__).resolve().parents[2])
-END_LIMIT_S = 15.0  # for a child to end its descendants and itself
-# variables that Python and a verifier need; a sandboxed process gets no other, which may be secret
+END_LIMIT_S = 15.0  # timeout of a child's exit, with its descendants
+# variables for a sandboxed process; others may hold secrets
 _PASSED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _PASSED_PREFIXES = ("LC_", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONIOENCODING", "COVERAGE_")
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs `python -m module`; -P keeps the current folder off its import
-    path.
+    """Returns the command that runs `python -m module`. -P removes the current folder from its
+    import path.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def import_path() -> str:
-    """Returns the PYTHONPATH of a child: the standard library, the folder of this package, then
-    the import path of this process in its order.
+    """Returns the PYTHONPATH of a child: the standard library, this package's folder, then this
+    process's import path in its order.
 
-    The standard library has to be named: everything in PYTHONPATH precedes it otherwise, and a
-    `random.py` beside a reward function would hide Python's.
+    The standard library must be listed, because PYTHONPATH precedes it otherwise: a `random.py` in
+    the folder of a reward function would hide Python's.
     """
     library = Path(sysconfig.get_path("stdlib"))
     standard = [str(folder) for folder in (library, library / "lib-dynload") if folder.is_dir()]
@@ -41,8 +41,8 @@ def import_path() -> str:
 
 
 def environment(passes_all: bool) -> dict[str, str]:
-    """Returns the environment of a worker, with all variables of this process or with those that
-    are known to hold no secret.
+    """Returns the environment of a worker: all variables of this process, or those known to hold no
+    secret.
     """
     variables = {
         name: value
@@ -54,21 +54,21 @@ def environment(passes_all: bool) -> dict[str, str]:
 
 
 class Child:
-    """A module that runs in another process behind a guardian (guardian.py), and a channel to it.
+    """A module that runs in another process behind a guardian (guardian.py), with a channel to it.
 
-    It ends with this process, also where this process is killed.
+    The process ends with this one, even if this one is killed.
 
     Args:
-        module: it calls `guardian.run`.
-        environment: of the process.
+        module: a module that calls `guardian.run`.
+        environment: environment variables of the process.
     """
 
     def __init__(self, module: str, environment: dict[str, str]):
-        near, far = socket.socketpair()
+        parent_end, child_end = socket.socketpair()
         lifeline, writer = os.pipe()
         self._lifeline = os.fdopen(writer, "wb", 0)
-        passed = (far.fileno(), lifeline)
-        # not multiprocessing: its children import the program's main module, and with it jax
+        passed = (child_end.fileno(), lifeline)
+        # not multiprocessing, whose children import the main module and with it jax
         self.process = subprocess.Popen(
             module_command(module, *map(str, passed)),
             pass_fds=passed,
@@ -77,16 +77,16 @@ class Child:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        far.close()
+        child_end.close()
         os.close(lifeline)
-        self.channel = Channel(os.dup(near.fileno()), near.detach())
+        self.channel = Channel(os.dup(parent_end.fileno()), parent_end.detach())
 
     def hang_up(self) -> None:
-        """Lets the process end its descendants and itself. Any thread may call it."""
+        """Makes the process end its descendants and itself. Thread-safe."""
         self._lifeline.close()
 
     def kill(self) -> int:
-        """Ends the process with its descendants, and returns its exit code."""
+        """Ends the process with its descendants and returns its exit code."""
         self.hang_up()
         try:
             code = self.process.wait(END_LIMIT_S)
