@@ -1,5 +1,5 @@
-"""Judging of one answer: the verifiers that have a name (`kinds/`), and their readers.
+"""Verifiers of single answers: the built-in kinds (`kinds/`) and their parsers.
 
-The configuration stands above this folder: it asks each verifier for its arguments and its smallest
-gap. The workers of rewards/ run all of it, so nothing here may import jax.
+The configuration imports this package to validate a verifier's arguments and to find its smallest
+reward gap. Reward workers run the code, so it must not import jax.
 """

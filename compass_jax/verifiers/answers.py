@@ -1,7 +1,7 @@
-"""Answers read without evaluating them: arithmetic, expressions, lists, decimals.
+"""Parsers of answers that evaluate nothing: arithmetic, expressions, lists, decimals.
 
-Some of reasoning-gym's scorers give an answer to Python (`eval`, sympy's `parse_expr`). These
-functions know the grammar of honest answers; an answer outside of it never reaches such a scorer.
+Some of reasoning-gym's scorers pass an answer to Python (`eval`, sympy's `parse_expr`). These
+functions accept only the grammar of honest answers; other answers never reach such a scorer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compass_jax.errors import CompassError
 
 MOST_CHARS = 10_000
 MOST_NESTED = 50
-MOST_DIGITS = 200  # of a number that is written
+MOST_DIGITS = 200  # of a written number
 MOST_BITS = 20_000  # of the result of a power
 MOST_EXPONENT = 64
 
@@ -52,16 +52,18 @@ _SIGNS = (ast.Load, ast.USub, ast.UAdd, ast.Pow, *_OPERATORS)
 
 
 class AnswerError(CompassError, ValueError):
-    """An answer outside of the grammar."""
+    """An answer that the grammar does not accept."""
 
 
 def arithmetic(text: str) -> Fraction:
-    """Returns the value of numbers joined by + - * / ** and brackets. Raises AnswerError."""
+    """Returns the value of numbers joined by + - * / ** and brackets. Raises AnswerError for other
+    texts.
+    """
     return _value(_tree(text, _ARITHMETIC), text.strip())
 
 
 def is_arithmetic(text: str) -> bool:
-    """Returns whether `arithmetic` can read a text."""
+    """Returns whether `arithmetic` accepts a text."""
     try:
         arithmetic(text)
     except (AnswerError, ArithmeticError):
@@ -72,7 +74,7 @@ def is_arithmetic(text: str) -> bool:
 def is_expression(text: str) -> bool:
     """Returns whether a text is an expression of numbers, symbols and elementary functions.
 
-    A symbol is a short name that sympy and Python give no meaning.
+    A symbol is a short name without a meaning in sympy and Python.
     """
     try:
         tree = _tree(text, _SYMBOLIC)
@@ -102,8 +104,8 @@ def is_expression(text: str) -> bool:
 def _is_symbol(name: str) -> bool:
     import sympy
 
-    unknown = not hasattr(sympy, name) and not hasattr(builtins, name)
-    return name in _CONSTANTS or (unknown and _NAME.fullmatch(name) is not None)
+    is_free = not hasattr(sympy, name) and not hasattr(builtins, name)
+    return name in _CONSTANTS or (is_free and _NAME.fullmatch(name) is not None)
 
 
 def _check_power(base: ast.expr, exponent: ast.expr, text: str) -> None:
@@ -116,8 +118,8 @@ def _check_power(base: ast.expr, exponent: ast.expr, text: str) -> None:
 
 
 def literal(text: str, *_: Any) -> list | str:
-    """Returns a text or a list (of lists) of numbers and texts, as it is written. Raises
-    AnswerError.
+    """Returns the text, or the (nested) list of numbers and texts, that a Python literal denotes.
+    Raises AnswerError for other texts.
     """
     text = text.strip()
     _check_form(text)
@@ -183,14 +185,14 @@ def _value(node: ast.expr, text: str) -> Fraction:
 
 
 def _number(node: ast.Constant, text: str) -> Fraction:
-    written = ast.get_source_segment(text, node) or ""
-    if not re.fullmatch(r"\d+|\d*\.\d*", written):
-        raise AnswerError(f"the number {written[:20]!r}")
-    return Fraction(written + "0" if written.endswith(".") else written)
+    source = ast.get_source_segment(text, node) or ""
+    if not re.fullmatch(r"\d+|\d*\.\d*", source):
+        raise AnswerError(f"the number {source[:20]!r}")
+    return Fraction(source + "0" if source.endswith(".") else source)
 
 
 def _check_size(base: Fraction | None, exponent: Fraction) -> None:
-    """Raises AnswerError for a large exponent, or a large power of a base that is a number."""
+    """Raises AnswerError for a large exponent, or for a large power of a numeric base."""
     if max(abs(exponent), Fraction(exponent.denominator)) > MOST_EXPONENT:
         raise AnswerError("an exponent that is too large")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length()) if base else 0
@@ -199,23 +201,23 @@ def _check_size(base: Fraction | None, exponent: Fraction) -> None:
 
 
 def is_program(text: str) -> bool:
-    """Returns whether an answer is program text, which no mathematics is."""
+    """Returns whether an answer contains program text, which mathematics never does."""
     return bool(_PROGRAM.search(text))
 
 
 @lru_cache(maxsize=4096)
 def exact(text: str) -> tuple[str, Fraction] | None:
-    """Returns the kind and value of a plain "decimal" or "fraction", None for any other text."""
+    """Returns the kind ("decimal" or "fraction") and the value of a plain number, or None."""
     text = text.strip()
     if len(text) > MOST_DIGITS:
         return None
-    while found := _WRAPPED.fullmatch(text):
-        text = next(part for part in found.groups() if part is not None).strip()
+    while match := _WRAPPED.fullmatch(text):
+        text = next(part for part in match.groups() if part is not None).strip()
     text = text.replace("\u2212", "-")
     if _DECIMAL.fullmatch(text) and text.lstrip("+-"):
         return "decimal", Fraction(Decimal(text.replace(",", "")))
-    if found := _FRACTION.fullmatch(text):
-        top = f"{found[1]}{found[2]}" if found[2] else found[4]
-        bottom = int(found[3] or found[5])
+    if match := _FRACTION.fullmatch(text):
+        top = f"{match[1]}{match[2]}" if match[2] else match[4]
+        bottom = int(match[3] or match[5])
         return ("fraction", Fraction(int(top), bottom)) if bottom else None
     return None

@@ -1,9 +1,9 @@
-r"""The answer in a response, and the numbers that a verifier may return.
+r"""Extraction of the answer from a response, and validation of a verifier's numbers.
 
-All kinds that compare an answer read it here. Thoughts are no answers: text in `<think>` that is
-closed, cut off, or opened by the prompt's template. The answer is the text in the last closed tag;
-else in the last \boxed{...}; else after the last ####; else after "the answer is" or "Answer:".
-Each function reads a text once, however it is made.
+All kinds that compare an answer extract it here. Thoughts are not answers: text in a `<think>` that
+is closed, cut off, or opened by the prompt's template is ignored. The answer is the text in the
+last closed tag; else in the last \boxed{...}; else after the last ####; else after "the answer is"
+or "Answer:". Each function takes linear time for any text.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def visible(response: str) -> str:
 
 
 def extract_answer(response: str, tag: str) -> str | None:
-    """Returns the text between the last `<tag>` that is closed and its `</tag>`, stripped, or None.
+    """Returns the text between the last closed `<tag>` and its `</tag>`, stripped, or None.
 
-    An empty `tag` takes the whole response. A tag that opens after the last closed answer and never
-    closes is ignored.
+    An empty `tag` selects the whole response. A tag that opens after the last closed answer and
+    never closes is ignored.
     """
     text = visible(response)
     if not tag:
@@ -56,9 +56,9 @@ def extract_answer(response: str, tag: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Returns the content of the last \boxed{...}, or None without one that is closed.
+    r"""Returns the content of the last \boxed{...}, or None if the last one is not closed.
 
-    Boxes that only "and", "or" or a comma separates are one answer of several parts.
+    Boxes that are separated only by "and", "or" or a comma are one answer with several parts.
     """
     boxes = _boxes(text)
     if not boxes or boxes[-1][1] < 0:
@@ -73,7 +73,7 @@ def boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Returns start, end and content of each outermost box; an end of -1: it never closes."""
+    """Returns (start, end, content) of each outermost box; the end of an unclosed box is -1."""
     closing = _closing(text)
     boxes: list[tuple[int, int, str]] = []
     last = 0
@@ -91,7 +91,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _closing(text: str) -> dict[int, int]:
-    """Returns for each `{` that is closed the position after its `}`."""
+    """Returns, for each closed `{`, the position after its `}`."""
     opened: list[int] = []
     closing = {}
     for mark in _BRACES.finditer(text):
@@ -119,7 +119,7 @@ def stated(text: str) -> str | None:
 
 
 def last_formula(text: str) -> str | None:
-    """Returns the last formula between delimiters, or number outside of them, or None."""
+    """Returns the last delimited formula or number outside of formulas, or None."""
     last = None
     for mark in _FORMULA.finditer(text):
         last = mark
@@ -129,7 +129,7 @@ def last_formula(text: str) -> str | None:
 def final_answer(response: str, tag: str) -> str | None:
     r"""Returns the answer of a response, or None.
 
-    A \boxed{...} inside of the tag is the answer. An empty `tag` takes the whole response.
+    A \boxed{...} inside the tag is the answer. An empty `tag` selects the whole response.
     """
     tagged = extract_answer(response, tag)
     if not tag:
@@ -137,28 +137,31 @@ def final_answer(response: str, tag: str) -> str | None:
     text = visible(response)
     if tagged is None:
         text = text.rstrip()
-        found = boxed(text)
-        if found is None and _boxes(text):
+        box = boxed(text)
+        if box is None and _boxes(text):
             return None
-        return next((x for x in (found, hashed(text), stated(text)) if x is not None), None) or None
+        return next((x for x in (box, hashed(text), stated(text)) if x is not None), None) or None
     if "\\" in tagged and _boxes(tagged):
         return boxed(tagged) or None
     return tagged or None
 
 
 def json_text(response: str, tag: str) -> str:
-    """Returns the last closed `<tag>`; else the last block between ``` marks; else all of it."""
-    if (found := extract_answer(response, tag)) is not None:
-        return found
+    """Returns the text in the last closed `<tag>`; else the last fenced block; else the whole
+    response.
+    """
+    if (tagged := extract_answer(response, tag)) is not None:
+        return tagged
     text = visible(response)
     blocks = _FENCED.findall(text)
     return blocks[-1].strip() if blocks else text.strip()
 
 
 def reference(answer: Any) -> str:
-    """Returns the row's reference as text, from #### on where it has that mark.
+    """Returns the row's reference as text. If it contains ####, the text after that mark is the
+    reference.
 
-    Raises ValueError for a row without one.
+    Raises ValueError for a row without a reference.
     """
     if answer is None:
         raise ValueError("the row has no reference answer")
@@ -167,7 +170,9 @@ def reference(answer: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """Returns `value` as a float. Raises TypeError for no number ("1"), ValueError for NaN."""
+    """Returns `value` as a float. Raises TypeError for a value that is not a number (such as "1"),
+    and ValueError for NaN and infinity.
+    """
     if not isinstance(value, numbers.Real) and type(value).__module__ != "numpy":
         raise TypeError(f"the check returned {value!r:.100}: it must be a number")
     if not math.isfinite(result := float(value)):

@@ -1,5 +1,5 @@
-"""Verifiers by name: those of this folder, and those of packages that are installed, which register
-theirs as entry points.
+"""Registry of verifiers by name: built-in ones, and those that installed packages register as entry
+points.
 
     [project.entry-points."compass_jax.verifiers"]
     chess = "my_package.chess:KIND"
@@ -21,7 +21,9 @@ GROUP = "compass_jax.verifiers"
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Returns the verifiers by name. Raises UserError where an installed package's is unusable."""
+    """Returns all verifiers by name. Raises UserError if the verifier of an installed package is
+    unusable.
+    """
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
     modules = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
     by_name = {name: module.KIND for name, module in modules.items() if hasattr(module, "KIND")}

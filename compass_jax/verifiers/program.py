@@ -1,9 +1,9 @@
-"""A program that a model wrote, and its tests: two processes, so that neither can be the other.
+"""Execution of a program that the model wrote, with its tests in a separate process.
 
-The program runs in a fresh interpreter without a network, which knows no test and no expected
-value; the tests run in another process, which calls the program's functions through a pipe. Only
-plain data comes back, so that nothing in it can answer `==` for itself. Both are children of a
-reward worker's (processes/sandbox.py), whose guards hold for them; the program has narrower limits.
+The program runs in a fresh interpreter without network, tests and expected values. The tests run in
+another process, which calls the program's functions through a pipe. Only plain data is returned, so
+that no object of the program can override `==`. Both processes are children of a reward worker's
+sandbox (processes/sandbox.py) and inherit its guards; the program has tighter limits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from compass_jax.verifiers.program_tests import (
 
 OUTPUT_BYTES = 2**20
 FILE_BYTES = 16 * 2**20
-GRACE_S = 0.5  # tests see their own time limit before their process is ended
-# marks among the results of tests: an error's message follows; the results begin again
+GRACE_S = 0.5  # delay between the time limit of tests and the kill of their process
+# marks among the results: an error message follows; all tests start again
 _ERROR, _AGAIN = b"E", b"-"
 _ENVIRONMENT = {
     "PATH": os.defpath,
@@ -56,33 +56,34 @@ _ENVIRONMENT = {
 
 
 class Limits(NamedTuple):
-    """The limits of a program."""
+    """Resource limits of a program."""
 
-    seconds: float = 3.0  # of wall clock, for all requests together
-    memory_mb: int = 512  # of address space, for all its processes together
+    seconds: float = 3.0  # wall clock, for all requests together
+    memory_mb: int = 512  # address space, for all its processes together
     processes: int = 1
 
 
 class WatchedError(CompassError, RuntimeError):
-    """Tests could not be run, for a reason that lies outside of them."""
+    """The tests could not run, for a reason outside of them."""
 
 
 class ProgramFailed(CompassError):
-    """The program ended, hung, or wrote a malformed answer. The message says which."""
+    """The program ended, hung, or wrote malformed output; the message has the details."""
 
 
 class StartsProcesses(ProgramFailed):
-    """The program was ended when it started a process, which it may not with these limits."""
+    """The program was killed when it started a process, which its limits forbid."""
 
 
 class Program:
-    """A program in a process of its own, for a `with` block.
+    """A program in a separate process, used as a context manager.
 
     Args:
         command: the file of a script; empty: requests come through a pipe (program_child.py).
-        limits: it is ended when they are over.
+        limits: resource limits; the program is killed if it exceeds them.
 
-    Raises OSError where no process can be started, tried twice.
+    Raises:
+        OSError: no process could be started, in two attempts.
     """
 
     def __init__(self, command: list[str], limits: Limits):
@@ -103,14 +104,14 @@ class Program:
         self._channel.close()
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
-        except PermissionError:  # without a process namespace; it ends with this process
+        except PermissionError:  # no process namespace; it ends with this process
             return
         except ProcessLookupError:
             pass
         self._process.wait()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the child's answer to a request (program_child.py). Raises ProgramFailed."""
+        """Returns the program's answer to a request (program_child.py). Raises ProgramFailed."""
         with self._failures():
             self._channel.send(request, self._end)
             answer = self._channel.receive(self._end)
@@ -118,12 +119,12 @@ class Program:
             raise ProgramFailed("it wrote a malformed answer")
         return answer
 
-    def output(self, given: str) -> str:
-        """Returns the output for this input. Raises ProgramFailed unless it exits with 0."""
+    def output(self, text: str) -> str:
+        """Returns the output for this input. Raises ProgramFailed if the exit code is not 0."""
         with self._failures():
-            output = self._channel.read_all(given.encode(), self._end)
+            output = self._channel.read_all(text.encode(), self._end)
         if self._code() != 0:
-            raise self._ended()
+            raise self._end_error()
         return output.decode(errors="replace")
 
     @contextlib.contextmanager
@@ -133,17 +134,17 @@ class Program:
         except TimeoutError as error:
             raise ProgramFailed("it was not done in time") from error
         except EOFError as error:
-            raise self._ended() from error
+            raise self._end_error() from error
         except ChannelError as error:
             raise ProgramFailed(f"it wrote a malformed answer: {error}") from error
 
     def _code(self) -> int | None:
-        """Returns the exit code of a program that closed its output; None where it lives on."""
+        """Returns the exit code of a program that closed its output, or None if it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(max(0.0, self._end - time.monotonic()) + 0.2)
         return None
 
-    def _ended(self) -> ProgramFailed:
+    def _end_error(self) -> ProgramFailed:
         code = self._code()
         if code == -signal.SIGSYS and self._limits.processes == 1:
             return StartsProcesses("it started a process")
@@ -153,7 +154,7 @@ class Program:
 def _started(command: list[str], limits: Limits) -> subprocess.Popen:
     def confine() -> None:
         guards.die_with_parent()
-        with contextlib.suppress(OSError):  # without this guard the verifier is refused before
+        with contextlib.suppress(OSError):  # a machine without this guard is rejected earlier
             guards.signal_nobody_else()
         memory = limits.memory_mb * 2**20
         if not guards.confine_program(limits.processes):
@@ -186,11 +187,12 @@ def _started(command: list[str], limits: Limits) -> subprocess.Popen:
 
 
 class Functions:
-    """The functions of a loaded program, to be called by tests. Raises ProgramFailed where the
-    program cannot be loaded.
+    """The functions of a loaded program, which tests call. Raises ProgramFailed if the program
+    cannot be loaded.
 
     Args:
-        in_place: calls hand back the changes to their lists, sets and dicts; False: only calls
+        in_place: whether all calls return the changes to their lists, sets and dicts; False: only
+            calls
             whose result the test does not use.
     """
 
@@ -205,8 +207,8 @@ class Functions:
         self._failure: ProgramFailed | None = None
 
     def passes(self, test: RowTest, number: int) -> bool:
-        """Returns whether a test passes. A program that ended, hung or wrote malformed answers
-        passes none, even if the test catches the error.
+        """Returns whether a test passes. After the program ended, hung or wrote malformed output,
+        every test fails, even if a test catches the error.
         """
         if self._failure is not None:
             return False
@@ -265,7 +267,9 @@ class Functions:
 def _result(
     answer: Mapping[str, Any], known: Mapping[str, Any]
 ) -> tuple[Any, list] | BaseException:
-    """Returns the result of a call with its arguments after it, or the exception that it raised."""
+    """Returns the result of a call and its arguments after the call, or the exception that it
+    raised.
+    """
     if "raised" in answer:
         return _exception(answer, known)
     if "unsendable" in answer:
@@ -287,8 +291,8 @@ def _update(argument: Any, changed: Any) -> None:
 
 
 def _exception(answer: Mapping[str, Any], known: Mapping[str, Any]) -> BaseException:
-    """Returns the exception that a program claims to have raised: of the first class that the row's
-    setup or Python has.
+    """Returns the exception that the program claims to have raised. Its class is the first one that
+    the row's setup or Python defines.
     """
     text = str(answer.get("text", ""))
     args = decode(answer["args"]) if "args" in answer else [text]
@@ -298,7 +302,7 @@ def _exception(answer: Mapping[str, Any], known: Mapping[str, Any]) -> BaseExcep
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             continue
         if issubclass(kind, StopIteration | StopAsyncIteration):
-            break  # as from a generator: it would end the loop of a test
+            break  # as in a generator: it would end a test's loop
         with contextlib.suppress(Exception):
             return kind(*args)
     return RuntimeError(f"{names[:1]}: {text}")
@@ -309,7 +313,7 @@ def passed_functions(
 ) -> Iterator[bool]:
     """Yields whether each test passes.
 
-    The remaining tests fail when the program hangs, ends or crashes. Raises RowError where a test
+    If the program hangs, ends or crashes, the remaining tests fail. Raises RowError for a test that
     cannot run.
     """
     tests.namespace()
@@ -325,7 +329,7 @@ def passed_functions(
 
 
 def setup_faults(setups: Iterable[str], limits: Limits) -> dict[str, str]:
-    """Returns the faults of setups that a program's process cannot run."""
+    """Returns the faults of setups that cannot run in the process of a program."""
     faults: dict[str, str] = {}
     left = list(setups)
     while left:
@@ -349,7 +353,7 @@ def setup_faults(setups: Iterable[str], limits: Limits) -> dict[str, str]:
 
 
 def can_run() -> bool:
-    """Returns whether a right program passes its test in this process: otherwise every response
+    """Returns whether a correct program passes its test in this process. If not, every response
     would get 0.
     """
     tests = read_tests(["assert f() == 1"])
@@ -359,18 +363,18 @@ def can_run() -> bool:
 def passed_outputs(
     text: str, inputs: Sequence[str], outputs: Sequence[str], limits: Limits
 ) -> Iterator[bool]:
-    """Yields whether the program, started for each input, writes each output; white space at the
-    end of lines and of the output does not count.
+    """Yields whether the program, started once per input, writes the expected output. White space
+    at the end of lines and of the output is ignored.
     """
     end = time.monotonic() + limits.seconds
     Path("program.py").write_text(text, encoding="utf-8", errors="replace")
-    for given, output in zip(inputs, outputs, strict=True):
+    for stdin, output in zip(inputs, outputs, strict=True):
         left = limits._replace(seconds=end - time.monotonic())
         if left.seconds <= 0:
             return
         try:
             with Program(["program.py"], left) as program:
-                yield _lines(program.output(given)) == _lines(output)
+                yield _lines(program.output(stdin)) == _lines(output)
         except StartsProcesses:
             raise
         except ProgramFailed:
@@ -380,18 +384,19 @@ def passed_outputs(
 def passed(
     work: Callable[[Limits], Iterator[bool]], limits: Limits, stop_at_failure: bool = False
 ) -> list[bool]:
-    """Returns the results of `work`, which runs programs within limits; the results that have not
-    come in time are left out.
+    """Returns the results of `work`, which runs programs within limits. Results that are not ready
+    in time are omitted.
 
-    It works in a child process: a program's result may keep a test busy, or break the process that
-    runs it. `work` begins again, with `limits` for several processes, where a program starts one:
-    its memory is then shared among them.
+    The work runs in a child process, because a program's result may keep a test busy or crash the
+    process. If a program starts a process, `work` is restarted with `limits` for several processes,
+    which share the memory limit.
 
     Args:
-        stop_at_failure: the first False is the last result.
+        stop_at_failure: whether to stop after the first False.
 
-    Raises RowError where the work raises it, and WatchedError for other errors, and where the child
-    is killed from outside.
+    Raises:
+        RowError: the work raised it.
+        WatchedError: the work raised another error, or the child was killed from outside.
     """
     parent = os.getpid()
 
@@ -406,12 +411,12 @@ def passed(
             message = json.dumps([isinstance(error, RowError), text[-4000:]])
             page.write(_ERROR + message.encode())
 
-    ended = run_forked(write, min(limits.seconds + GRACE_S, guards.seconds_left()))
-    results, error, text = ended.output.partition(_ERROR)
+    end = run_forked(write, min(limits.seconds + GRACE_S, guards.seconds_left()))
+    results, error, text = end.output.partition(_ERROR)
     if error:
         of_row, message = json.loads(text)
         raise RowError(message) if of_row else WatchedError(message)
-    if not ended.late and ended.code == -signal.SIGKILL:
+    if not end.late and end.code == -signal.SIGKILL:
         raise WatchedError("the process of the tests was killed; is memory short?")
     return [result == ord("1") for result in results.rpartition(_AGAIN)[2]]
 

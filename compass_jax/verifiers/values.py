@@ -1,4 +1,4 @@
-"""Whether two values of JSON are the same."""
+"""Equality of JSON values."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 
 def without_nulls(value: Any) -> Any:
-    """Returns a JSON value whose objects have no null fields, at any depth; nulls in lists stay.
+    """Returns a JSON value with the null fields of its objects removed at any depth. Nulls in lists
+    remain.
 
-    Arrow stores a field that a row lacks as null, so a null field and an absent one are the same
-    data in a Parquet file.
+    Arrow stores a missing field of a row as null, so null and missing fields are the same data in a
+    Parquet file.
     """
     if isinstance(value, Mapping):
         return {key: without_nulls(x) for key, x in value.items() if x is not None}
@@ -20,8 +21,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def equal(a: Any, b: Any, text: Callable[[str], str] = str) -> bool:
-    """Whether two values are the same JSON: true is not 1, 1 is 1.0, and a tuple is a list. Strings
-    are the same where `text` of them is.
+    """Returns whether two values are the same JSON: true is not 1, 1 equals 1.0, and a tuple equals
+    a list. Strings are compared after applying `text`.
     """
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b

@@ -1,5 +1,5 @@
-"""The verifiers that have a name: KIND of each file of this folder, or its KINDS by name.
+"""The built-in verifiers. Each module has a KIND, or KINDS by name.
 
-Reward workers import all of them: nothing here may import jax. What is large (math-verify, sympy,
-jsonschema) is imported by the function that needs it.
+Reward workers import all modules, so they must not import jax. Large packages (math-verify, sympy,
+jsonschema) are imported by the functions that need them.
 """

@@ -11,7 +11,7 @@ from compass_jax.verifiers.extract import final_answer, reference, visible
 
 LETTERS = "ABCDEFGHIJ"
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-SEVERAL = ""  # more than one option is chosen
+SEVERAL = ""  # result if more than one option is chosen
 _WRAPPING = re.compile(r"\\(?:text|math)[a-z]{0,4}\{|\\boxed\{|[{}$*_`]")
 _LEADING = re.compile(
     r"\W*(?:(?:the\s+)?(?:correct\s+|final\s+|best\s+)*(?:answer|choice|option)\s*(?:is)?\W*)?"
@@ -33,10 +33,10 @@ def judge(
     choices: Any = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
 ) -> float | Mapping[str, Any]:
-    """Returns 1 where the chosen option is the reference: a letter, its number from 0, or its text.
+    """Returns 1 if the chosen option is the reference: a letter, its number from 0, or its text.
 
-    A final answer that is an option's text chooses this option; more than one option is wrong.
-    `choices` are the options' letters, or, as MMLU and ARC have them, the options.
+    A final answer that equals an option's text chooses this option. Choosing several options is
+    wrong. `choices` are the options' letters, or the options themselves, as in MMLU and ARC.
     """
     letter = chosen(response, answer_tag, choices, options)
     if letter is None:
@@ -55,7 +55,7 @@ def chosen(
     choices: Any = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
 ) -> str | None:
-    """Returns the letter of the option that a response chooses, None for none, SEVERAL for more.
+    """Returns the letter of the chosen option, None for no choice, SEVERAL for several.
 
     The arguments are those of `judge`.
     """
@@ -70,7 +70,7 @@ def chosen(
 
 
 def _labelled(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
-    """Returns the options' letters, and their texts by letter."""
+    """Returns the options' letters, and the options' texts by letter."""
     if isinstance(choices, Mapping):
         if {"text", "label"} <= set(choices):
             choices = dict(zip(map(str, choices["label"]), choices["text"]))
@@ -94,21 +94,23 @@ def _labelled(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
 
 
 def _of_text(text: str, texts: Mapping[str, str]) -> str | None:
-    """Returns the one letter whose text this is; a text that is a letter itself is the letter."""
+    """Returns the letter of the only option with this text, or None. A text that is itself a letter
+    gives None.
+    """
     for plain in (_plain(text), _plain(_WRAPPING.sub("", text))):
-        same = [letter for letter, option in texts.items() if option == plain]
-        if len(same) == 1 and plain.upper() not in texts:
-            return same[0]
+        matches = [letter for letter, option in texts.items() if option == plain]
+        if len(matches) == 1 and plain.upper() not in texts:
+            return matches[0]
     return None
 
 
 def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | None:
-    """Returns the letter that an answer begins with."""
+    """Returns the letter that an answer begins with, None or SEVERAL."""
     mark = _LEADING.match(text)
     if mark is None or mark[1].upper() not in letters:
         return None
     letter, rest = mark[1].upper(), text[mark.end() :]
-    if re.match(r"\s+\w", rest):  # perhaps an article or a pronoun
+    if re.match(r"\s+\w", rest):  # may be an article or a pronoun
         if mark[1] in ("a", "i", "I"):
             return None
         if letter == "A" and (other := _of_text(rest, texts)) is not None:
@@ -120,7 +122,9 @@ def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | No
 
 
 def _named(text: str, letters: str) -> str | None:
-    """Returns the letter that "option" or "choice" comes before, or that is called correct."""
+    """Returns the letter after "option" or "choice", or the letter that is called correct; None or
+    SEVERAL otherwise.
+    """
     called = [mark[1] for mark in _CALLED.finditer(text)]
     named = called or [mark[1].upper() for mark in _NAMED.finditer(text)]
     known = {letter for letter in named if letter in letters}
@@ -128,7 +132,7 @@ def _named(text: str, letters: str) -> str | None:
 
 
 def _without_marks(text: str, letters: str) -> str | None:
-    """Returns the letter of a response in which no answer is marked."""
+    """Returns the letter of a response without a marked answer."""
     bare = _BARE.fullmatch(text.strip())
     if bare and bare[1].upper() in letters:
         return bare[1].upper()

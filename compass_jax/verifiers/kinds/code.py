@@ -1,4 +1,4 @@
-"""Programs, judged by running them on tests (verifiers/program.py)."""
+"""Programs, verified by running unit tests (verifiers/program.py)."""
 
 from __future__ import annotations
 
@@ -47,16 +47,17 @@ def judge(
     memory_mb: int = 512,
     in_place: bool | None = None,
 ) -> Mapping[str, Any]:
-    """Returns the share of tests that the program passes, or with credit "all" 1 where it passes
-    each.
+    """Returns the share of tests that the program passes. With credit "all", returns 1 if it passes
+    all tests, else 0.
 
-    The program is the response's last block between ``` marks, else the answer's tag, else all of
-    it; `setup` is put before it. Its tests are Python texts (`tests`, as MBPP has them), or one
-    that defines `check(candidate)` (`test` and `entry_point`, as HumanEval has them), or pairs of
-    input and output. It has `seconds` for all of them together.
+    The program is the response's last fenced block, else the text in the answer's tag, else the
+    whole response; `setup` is prepended. The tests are Python texts (`tests`, as in MBPP), or one
+    text that defines `check(candidate)` (`test` and `entry_point`, as in HumanEval), or pairs of
+    input and output. All tests together have `seconds`.
 
-    in_place: whether calls hand back what the program did to its arguments; None: where the test
-    does not use the result.
+    in_place: whether calls return the program's changes to its arguments; None: only if the test
+    does
+        not use the result.
 
     Raises RowError for a row without tests, or with tests that cannot run.
     """
@@ -94,21 +95,22 @@ def _read_row(
     texts = [*(tests or ())]
     if test:
         texts.append(f"{test}\ncheck({entry_point})" if entry_point else test)
-    given, expected = list(inputs or ()), list(outputs or ())
-    if len(given) != len(expected) or bool(texts) == bool(given):
+    stdin, expected = list(inputs or ()), list(outputs or ())
+    if len(stdin) != len(expected) or bool(texts) == bool(stdin):
         raise RowError(
-            f"the row has {len(texts)} tests, {len(given)} inputs and {len(expected)} outputs: it"
+            f"the row has {len(texts)} tests, {len(stdin)} inputs and {len(expected)} outputs: it"
             " needs tests, or as many inputs as outputs"
         )
-    if given:
-        return given, expected
+    if stdin:
+        return stdin, expected
     return read_tests(texts, setup or "", entry_point or "", in_place)
 
 
 def row_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the fault of each row whose setup or tests cannot run; empty: it is valid.
+    """Returns the fault of each row whose setup or tests cannot run; empty for a valid row.
 
-    A setup must run where tests do and where programs do, which import fewer packages.
+    A setup must run in the process of the tests and in that of programs, which may import fewer
+    packages.
     """
     faults, texts = [], []
     for row in rows:
@@ -147,7 +149,7 @@ KIND = Kind(
         *("credit", "seconds", "memory_mb", "in_place"),
     ),
     looks_for="a program: the last block between ``` marks, else {last}, else all of it",
-    steps=lambda given: 1 if given.get("credit") == "all" else UNKNOWN_STEPS,
+    steps=lambda arguments: 1 if arguments.get("credit") == "all" else UNKNOWN_STEPS,
     may_hang=True,
     runs_programs=True,
     complaint=complaints(

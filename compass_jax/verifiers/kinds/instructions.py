@@ -1,9 +1,9 @@
 """The verifiable instructions of IFEval (arXiv 2311.07911, table 1), under the names of its rows.
 
-The verdicts are those of Google's checker (google-research, instruction_following_eval), with two
-approximations: sentences are split by Punkt's rules with a short list of abbreviations instead of a
-trained model, and words in capitals are counted by the Treebank rules that matter for them.
-Each function reads a response once or a few times, however it is made.
+The verdicts match Google's checker (google-research, instruction_following_eval), with two
+approximations. Sentences are split by Punkt's rules, with a short list of abbreviations instead of
+a trained model. Words in capitals are counted with the relevant Treebank rules only. Each function
+takes linear time for any response.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _MARK = re.compile(r"[\s\[\](){}<>\"“”«»;@#$%&?!*]+|,(?!\d)|:(?!\d)|--+|\.
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
-def _related(count: int, wanted: int, relation: str) -> bool:
+def _related(count: int, target: int, relation: str) -> bool:
     if relation not in RELATIONS:
         raise ValueError(f"relation {relation!r:.60}: it must be one of {', '.join(RELATIONS)}")
-    return RELATIONS[relation](count, int(wanted))
+    return RELATIONS[relation](count, int(target))
 
 
 def _count(pattern: str, text: str) -> int:
@@ -62,14 +62,14 @@ def _count(pattern: str, text: str) -> int:
 
 
 def _language(text: str) -> str | None:
-    """Returns the language that langdetect finds, None where the text has no letters."""
+    """Returns the language that langdetect detects, or None if the text has no letters."""
     try:
         from langdetect import DetectorFactory, LangDetectException, detect
     except ImportError as error:
         raise LookupError(
             "IFEval's languages and cases need the package langdetect: pip install langdetect"
         ) from error
-    DetectorFactory.seed = 0  # its choice is drawn otherwise
+    DetectorFactory.seed = 0  # langdetect is random otherwise
     try:
         return str(detect(text))
     except LangDetectException:
@@ -79,7 +79,7 @@ def _language(text: str) -> str | None:
 def count_sentences(text: str) -> int:
     """Returns the number of sentences, by Punkt's rules (Kiss and Strunk, 2006)."""
     text = text.strip()
-    last = len(text.rstrip("\"')]”’» \n\t"))  # closing marks alone are no sentence
+    last = len(text.rstrip("\"')]”’» \n\t"))  # closing marks alone are not a sentence
     marks = (mark for mark in _SENTENCE_END.finditer(text) if mark.start() < last - 1)
     return sum(_is_break(text, mark) for mark in marks) + bool(text)
 
@@ -99,14 +99,18 @@ def _is_break(text: str, mark: re.Match) -> bool:
 
 
 def _paragraphs(text: str, num_paragraphs: int) -> bool:
-    """Paragraphs are parted by ***, and none of them is empty."""
+    """Returns whether the text has this number of paragraphs, separated by ***, none of
+    them empty.
+    """
     parts = [part.strip() for part in _DIVIDER.split(text)]
     parts = parts[not parts[0] : len(parts) - (not parts[-1])]
     return len(parts) == num_paragraphs and all(parts)
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Paragraphs are parted by an empty line; the n-th begins with the word."""
+    """Returns whether the text has this number of paragraphs, separated by empty lines, and the
+    n-th begins with the word.
+    """
     parts = [part.strip() for part in text.split("\n\n")]
     count = sum(bool(part) for part in parts)
     if count != num_paragraphs or not 1 <= nth_paragraph <= count or not parts[nth_paragraph - 1]:
@@ -116,7 +120,7 @@ def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: 
 
 
 def _placeholders(text: str, num_placeholders: int) -> bool:
-    """At least this number of [placeholders], each on one line."""
+    """Returns whether the text has at least this number of [placeholders], each on one line."""
     count = 0
     for line in text.split("\n"):
         closing = 0
@@ -127,20 +131,22 @@ def _placeholders(text: str, num_placeholders: int) -> bool:
 
 
 def _postscript(text: str, postscript_marker: str) -> bool:
-    """The marker, blanks between its letters allowed."""
+    """Returns whether the text has the marker, with optional blanks between its letters."""
     marker = postscript_marker.strip()
     pattern = _POSTSCRIPTS.get(marker, re.escape(marker.lower()))
     return re.search(pattern, text.lower()) is not None
 
 
 def _highlights(text: str, num_highlights: int) -> bool:
-    """At least this number of *highlighted* or **highlighted** parts."""
+    """Returns whether the text has at least this number of *highlighted* or **highlighted**
+    parts.
+    """
     parts = [*_HIGHLIGHT.findall(text), *_DOUBLE_HIGHLIGHT.findall(text)]
     return sum(bool(part.strip()) for part in parts) >= num_highlights
 
 
 def _json_format(text: str) -> bool:
-    """All of it is JSON, ``` marks around it left out."""
+    """Returns whether the whole text is JSON, apart from ``` marks around it."""
     text = text.strip()
     for fence in _FENCES:
         text = text.removeprefix(fence)
@@ -152,7 +158,7 @@ def _json_format(text: str) -> bool:
 
 
 def _title(text: str) -> bool:
-    """A <<title>> on one line."""
+    """Returns whether the text has a <<title>> on one line."""
     for line in text.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")
         if start >= 0 and end > start + 2 and line[start:end].lstrip("<").rstrip(">").strip():
@@ -161,7 +167,7 @@ def _title(text: str) -> bool:
 
 
 def _two_responses(text: str) -> bool:
-    """Two different responses, parted by ******."""
+    """Returns whether the text is two different responses, separated by ******."""
     parts = [part.strip() for part in text.split("******")]
     if not all(parts[1:-1]):
         return False
@@ -170,12 +176,12 @@ def _two_responses(text: str) -> bool:
 
 
 def _quotation(text: str) -> bool:
-    """All of it stands between double quotation marks."""
+    """Returns whether the whole text is enclosed in double quotation marks."""
     text = text.strip()
     return len(text) > 1 and text[0] == text[-1] == '"'
 
 
-# name: a function of a response and the arguments of IFEval's rows
+# name -> function of a response and the arguments of IFEval's rows
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "keywords:existence": lambda text, keywords: all(
         _count(re.escape(word), text) for word in keywords
@@ -231,15 +237,15 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
 
 
 def variants(text: str) -> list[str]:
-    """Returns the texts of IFEval's loose reading.
+    """Returns the texts of IFEval's loose evaluation.
 
-    They are the response, without its first line, its last line or both, each with and without
-    asterisks.
+    They are the response, and the response without its first line, its last line or both; each with
+    and without asterisks.
     """
     lines = text.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
-    whole = [text, *cut]
-    return list(dict.fromkeys([*whole, *(part.replace("*", "") for part in whole)]))
+    texts = [text, *cut]
+    return list(dict.fromkeys([*texts, *(part.replace("*", "") for part in texts)]))
 
 
 def judge(
@@ -248,13 +254,13 @@ def judge(
     kwargs: Sequence[Mapping[str, Any] | None],
     credit: str = "all",
 ) -> Mapping[str, float]:
-    """Returns 1 where the response follows every instruction; an empty one follows none.
+    """Returns 1 if the response follows every instruction; an empty response follows none.
 
-    With credit "share" it is the share that is followed, the component "followed" in both. "loose"
-    is 1 where every instruction is followed in IFEval's loose reading. Thoughts do not count.
+    With credit "share", the reward is the share of followed instructions, which is the component
+    "followed" in both cases. "loose" is 1 if every instruction is followed in IFEval's loose
+    evaluation. Thoughts are ignored.
 
-    Raises ValueError, so that the sample is left out, for an unknown instruction, and for arguments
-    that it does not take.
+    Raises ValueError, which excludes the sample, for an unknown instruction or unknown arguments.
     """
     if len(instruction_id_list) != len(kwargs) or not instruction_id_list:
         raise ValueError(
@@ -275,12 +281,12 @@ def judge(
 def _follows(name: str, arguments: Mapping[str, Any] | None, response: str) -> bool:
     if name not in CONSTRAINTS:
         raise ValueError(f"no instruction {name!r:.80}; there are {', '.join(CONSTRAINTS)}")
-    # files that hold all rows in one table write the others' arguments as null
-    given = {key: value for key, value in (arguments or {}).items() if value is not None}
+    # a file with all rows in one table has nulls for other instructions' arguments
+    options = {key: value for key, value in (arguments or {}).items() if value is not None}
     try:
-        return bool(response.strip()) and CONSTRAINTS[name](response, **given)
+        return bool(response.strip()) and CONSTRAINTS[name](response, **options)
     except TypeError as error:
-        raise ValueError(f"{name} with {given!r:.200}: {error}") from error
+        raise ValueError(f"{name} with {options!r:.200}: {error}") from error
 
 
 KIND = Kind(
@@ -297,7 +303,7 @@ KIND = Kind(
     answer=False,
     takes=("instruction_id_list", "kwargs", "credit"),
     looks_for="",
-    steps=lambda given: UNKNOWN_STEPS if given.get("credit") == "share" else 1,
-    may_hang=True,  # a row's words become patterns
+    steps=lambda arguments: UNKNOWN_STEPS if arguments.get("credit") == "share" else 1,
+    may_hang=True,  # words of a row become patterns
     complaint=complaints(credit=one_of("all", "share")),
 )

@@ -1,4 +1,4 @@
-"""JSON, by value."""
+"""JSON, compared by value."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ from compass_jax.verifiers.values import equal, without_nulls
 def judge(
     response: str, answer_tag: str, answer: Any = None, schema: Any = None
 ) -> Mapping[str, Any]:
-    """Returns 1 for JSON that fits the schema and equals the reference, where they are given.
+    """Returns 1 for JSON that conforms to the schema and equals the reference, if they are given.
 
-    Each is JSON as text, or a value. With a schema, "valid" is 1 where it fits.
+    Schema and reference are JSON texts or values. With a schema, the component "valid" is 1 if the
+    answer conforms to it.
     """
     try:
         value = parse_json(json_text(response, answer_tag), "the answer")
     except UntrustedError:
         return NOTHING
-    same = answer is None or _same(value, answer)
+    is_equal = answer is None or _equals_reference(value, answer)
     if schema is None:
-        return {"reward": float(same)}
+        return {"reward": float(is_equal)}
     from jsonschema.validators import validator_for
 
     schema = _value(schema, "the schema")
     valid = validator_for(schema)(schema).is_valid(value)
-    return {"reward": float(same and valid), "valid": float(valid)}
+    return {"reward": float(is_equal and valid), "valid": float(valid)}
 
 
 def at_once(
     response: str, answer_tag: str, answer: Any = None, schema: Any = None
 ) -> Mapping[str, Any] | None:
-    """Returns the result of `judge` without a schema: a pattern in a schema can take for ever."""
+    """Returns the result of `judge` without a schema, else None, because a pattern in a schema may
+    run forever.
+    """
     return judge(response, answer_tag, answer) if schema is None else None
 
 
-def _same(value: Any, answer: Any) -> bool:
-    """Returns whether the answer equals the reference. Null fields count as absent where the
-    reference is an object of the row, and as written where it is JSON text.
+def _equals_reference(value: Any, answer: Any) -> bool:
+    """Returns whether the answer equals the reference. Null fields count as absent if the reference
+    is an object of the row, but not if it is JSON text.
     """
     if isinstance(answer, str):
         return equal(value, parse_json(answer, "the reference"))
     return equal(without_nulls(value), without_nulls(answer))
 
 
-def _value(given: Any, name: str) -> Any:
-    return parse_json(given, name) if isinstance(given, str) else given
+def _value(value: Any, name: str) -> Any:
+    return parse_json(value, name) if isinstance(value, str) else value
 
 
 def _schema_fault(schema: Any) -> str:

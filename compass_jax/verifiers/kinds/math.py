@@ -1,4 +1,4 @@
-"""Mathematics, compared by value."""
+"""Mathematical answers, compared by value."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from compass_jax.verifiers.base import NOTHING, Example, Kind
 from compass_jax.verifiers.extract import boxed, final_answer, last_formula, reference, stated
 from compass_jax.verifiers.maths.equality import same_answer
 
-MAX_CHARS = 600  # of a formula that Math-Verify reads
-SECONDS = 2  # for each of its steps; what takes longer is wrong
+MAX_CHARS = 600  # of a formula passed to Math-Verify
+SECONDS = 2  # timeout of each step of Math-Verify; a timeout is a wrong answer
 _PROSE = re.compile(r"[\s*\"']*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
 _LONG_NUMBER = re.compile(r"\d{20}")
 _LARGE_POWER = re.compile(
@@ -23,22 +23,22 @@ _LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*?\^\s*(?:\{?\s*\d{5}|\{[^{}]*[\^
 
 
 def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
-    r"""Returns 1 where the final answer is the reference.
+    r"""Returns 1 if the final answer is the reference.
 
-    The reference is the text after its ####, or in its \boxed{...}, where it has one.
+    If the reference contains #### or \boxed{...}, the text after the mark or in the box is used.
     """
     text = _final(response, answer_tag)
     return NOTHING if text is None else math_score(text, _reference(answer))
 
 
 def at_once(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any] | None:
-    """Returns what `judge` returns, or None where that takes Math-Verify."""
+    """Returns the result of `judge`, or None if it needs Math-Verify."""
     text = _final(response, answer_tag)
     return NOTHING if text is None else math_decided(text, _reference(answer))
 
 
 def _final(response: str, tag: str) -> str | None:
-    """Returns the final answer. With an empty tag a sentence's last formula is its answer."""
+    """Returns the final answer. With an empty tag, the last formula of a sentence is its answer."""
     text = final_answer(response, tag)
     if tag or text is None:
         return text
@@ -53,15 +53,15 @@ def _reference(answer: Any) -> str:
 
 
 def math_decided(answer: str, reference: str) -> float | None:
-    """Returns 1.0 where `answer` is `reference`, 0.0 where not, None where Math-Verify must say."""
-    same = same_answer(reference, answer)
-    if same is None and (_is_large(answer) or _is_large(reference)):
+    """Returns 1.0 if `answer` is `reference`, 0.0 if not, None if Math-Verify must decide."""
+    is_equal = same_answer(reference, answer)
+    if is_equal is None and (_is_large(answer) or _is_large(reference)):
         return 0.0
-    return None if same is None else float(same)
+    return None if is_equal is None else float(is_equal)
 
 
 def _is_large(text: str) -> bool:
-    """Returns whether a formula is beyond what Math-Verify computes in time."""
+    """Returns whether a formula is too large for Math-Verify to compute in time."""
     marks = (_LONG_NUMBER, _LARGE_POWER, _LARGE_BOUND)
     return len(text) > MAX_CHARS or any(mark.search(text) for mark in marks)
 
@@ -85,11 +85,11 @@ def math_score(answer: str, reference: str) -> float:
 
 
 def _delimited(text: str) -> str:
-    """Returns a formula between the delimiters that Math-Verify looks for."""
+    """Returns a formula with the delimiters that Math-Verify expects."""
     return text if any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
 
 
-# Math-Verify's parser remembers decisions, which each child would have to make again
+# pairs that fill the cache of Math-Verify's parser before children are forked
 WARM = (
     (r"\sum_{k=1}^{n} k", r"\sum_{j=1}^{n} j"),
     (r"\int_0^1 x dx", r"\int_0^1 y^2 dy"),

@@ -26,8 +26,8 @@ _NUMBER = re.compile(
 def judge(
     response: str, answer: Any, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
 ) -> float | Mapping[str, Any]:
-    """Returns 1 where |answer - reference| <= max(abs_tol, rel_tol |reference|), exactly. Words and
-    units around a number do not count; an answer with two numbers is none.
+    """Returns 1 if |answer - reference| <= max(abs_tol, rel_tol |reference|), computed exactly.
+    Words and units around the number are ignored. An answer with two numbers is no answer.
     """
     text = final_answer(response, answer_tag)
     value = None if text is None else value_of(text)
@@ -41,7 +41,9 @@ def judge(
 
 
 def value_of(text: str) -> Fraction | None:
-    """Returns the one number in a text ("about 3.5 km", "1.2e3", "3/4"), None for none or two."""
+    """Returns the only number in a text ("about 3.5 km", "1.2e3", "3/4"), or None for no number or
+    several.
+    """
     if len(text) > MAX_CHARS:
         return None
     text = normalised(text)
@@ -53,7 +55,7 @@ def value_of(text: str) -> Fraction | None:
 
 
 def _number_in(value: Any) -> Fraction | None:
-    """Returns the number of a value, whatever its name and unit."""
+    """Returns the number of a value, regardless of its name and unit."""
     if isinstance(value, Named):
         return _number_in(value.value)
     if not isinstance(value, Quantity) or (value.unit and "compound" in value.unit.words):

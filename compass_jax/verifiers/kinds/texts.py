@@ -1,4 +1,4 @@
-"""Verifiers that compare or measure a text: its characters, form, length, a pattern, a verdict."""
+"""Verifiers that compare or measure a text: characters, format, length, a pattern, a verdict."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from compass_jax.verifiers.judge import verdict
 
 
 def exact(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
-    """Returns 1 where the final answer is the reference, character by character.
+    """Returns 1 if the final answer equals the reference, character by character.
 
-    A run of white space counts as one blank.
+    Each run of white space counts as one blank.
     """
     text = final_answer(response, answer_tag)
     if text is None:
@@ -23,8 +23,8 @@ def exact(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, A
 
 
 def form(response: str, answer_tag: str, think_tag: str = "think") -> float:
-    """Returns 1 for <think>...</think><answer>...</answer> and nothing else: each mark once, in
-    this order, neither part empty. With an empty `answer_tag` the answer is what follows the
+    """Returns 1 for exactly <think>...</think><answer>...</answer>: each mark once, in this order,
+    with both parts non-empty. With an empty `answer_tag`, the answer is the text after the
     thoughts.
     """
     tags = [think_tag, answer_tag] if answer_tag else [think_tag]
@@ -43,8 +43,8 @@ def form(response: str, answer_tag: str, think_tag: str = "think") -> float:
 
 
 def length(response: str, most_chars: int, free_chars: int | None = None) -> float:
-    """Returns 1 up to `free_chars` characters, down to 0 at `most_chars` in a straight line;
-    without `free_chars` 1 up to `most_chars` and 0 above.
+    """Returns 1 up to `free_chars` characters, decreasing linearly to 0 at `most_chars`. Without
+    `free_chars`, returns 1 up to `most_chars` and 0 above.
     """
     free = most_chars if free_chars is None else free_chars
     if len(response) <= free:
@@ -53,16 +53,16 @@ def length(response: str, most_chars: int, free_chars: int | None = None) -> flo
     return left / (most_chars - free) if most_chars > free else 0.0
 
 
-def _length_steps(given: Mapping[str, Any]) -> int:
-    if "most_chars" not in given:
-        return UNKNOWN_STEPS  # every row may have its own
-    return max(1, given["most_chars"] - given.get("free_chars", given["most_chars"]))
+def _length_steps(arguments: Mapping[str, Any]) -> int:
+    if "most_chars" not in arguments:
+        return UNKNOWN_STEPS  # it may differ by row
+    return max(1, arguments["most_chars"] - arguments.get("free_chars", arguments["most_chars"]))
 
 
-def _length_complaint(given: Mapping[str, Any]) -> str:
-    if "most_chars" not in given:
+def _length_complaint(arguments: Mapping[str, Any]) -> str:
+    if "most_chars" not in arguments:
         return ""
-    most, free = given["most_chars"], given.get("free_chars", given["most_chars"])
+    most, free = arguments["most_chars"], arguments.get("free_chars", arguments["most_chars"])
     numbers = all(isinstance(x, int) and not isinstance(x, bool) for x in (most, free))
     if numbers and 0 <= free <= most and most > 0:
         return ""
@@ -73,9 +73,9 @@ def _length_complaint(given: Mapping[str, Any]) -> str:
 
 
 def regex(response: str, pattern: str) -> float:
-    """Returns 1 where the pattern is found in the response.
+    """Returns 1 if the pattern is found in the response.
 
-    Thoughts are searched only by a pattern that mentions them ("think").
+    Thoughts are searched only if the pattern contains "think".
     """
     text = response if "think" in pattern else visible(response)
     return float(re.search(pattern, text) is not None)
@@ -90,9 +90,9 @@ def _pattern_fault(pattern: Any) -> str:
 
 
 def pair_verdict(response: str, answer: Any) -> float | Mapping[str, Any]:
-    """Returns 1 where the last line with a verdict says the reference's: Better, Tie or Worse.
+    """Returns 1 if the last line with a verdict has the reference's verdict: Better, Tie or Worse.
 
-    Raises ValueError for a reference that is none of them.
+    Raises ValueError for any other reference.
     """
     right = verdict(reference(answer))
     if right is None:
@@ -134,7 +134,7 @@ KINDS = {
         answer=False,
         takes=("pattern",),
         looks_for="",
-        may_hang=True,  # a pattern can take for ever
+        may_hang=True,  # a pattern can run forever
         complaint=complaints(pattern=_pattern_fault),
     ),
     "verdict": Kind(

@@ -1,4 +1,4 @@
-"""Calls of tools, by value."""
+"""Tool calls, compared by value."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _NO_CALL = "no tool is called"
 def judge(
     response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False
 ) -> Mapping[str, Any]:
-    """Returns 1 where the calls in the response are those of the reference.
+    """Returns 1 if the calls in the response are those of the reference.
 
-    "name" and "arguments" are the shares of the reference's calls whose tool was called, and that
-    were made as wanted.
+    "name" is the share of the reference's calls whose tool was called. "arguments" is the share
+    that was called with the right arguments.
     """
     return components(verdict(response, answer, answer_tag, tools, ordered))
 
 
-def components(found: Verdict) -> dict[str, Any]:
+def components(result: Verdict) -> dict[str, Any]:
     """Returns a verdict as a mapping with the reward and components."""
-    parts = {"reward": found.reward, "name": found.name, "arguments": found.arguments}
-    return parts if found.reason != _NO_CALL else {**parts, "extracted": False}
+    parts = {"reward": result.reward, "name": result.name, "arguments": result.arguments}
+    return parts if result.reason != _NO_CALL else {**parts, "extracted": False}
 
 
 def verdict(
@@ -47,13 +47,13 @@ def verdict(
 
 
 def _without_opened_thought(response: str) -> str:
-    """Returns a response without the end of a thought that the prompt's template opened."""
+    """Returns a response without the rest of a thought that the prompt's template opened."""
     opened = "<think>" in response
     return response if opened else response.rpartition("</think>")[2]
 
 
 def why(response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False) -> str:
-    """Returns the reason of the verdict on the calls in the response."""
+    """Returns the reason for the verdict on the calls in the response."""
     return verdict(response, answer, answer_tag, tools, ordered).reason
 
 

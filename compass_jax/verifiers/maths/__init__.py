@@ -1,5 +1,5 @@
 """Equality of mathematical answers: notation, expressions, units, typed values, comparison.
 
-Reward workers import these modules: nothing here may import jax, and nothing evaluates an answer
-as a program.
+Reward workers import these modules, so they must not import jax. No answer is evaluated as a
+program.
 """

@@ -1,4 +1,4 @@
-"""Whether an answer is the reference, by what kind of value each is."""
+"""Comparison of an answer with the reference, by the type of each value."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from compass_jax.verifiers.maths.values import (
 
 MAX_CHARS = 2_000
 MAX_BRACKETS = 60
-FLOAT_DIGITS = 12  # a decimal of this length is the print of a float
+FLOAT_DIGITS = 12  # a decimal of this length is a printed float
 ROUNDED_DIGITS = 6  # a reference of this length is a rounded value
 _SYNONYMS = {"dne": "does not exist", "impossible": "not possible"}
 _PERCENT, _DEGREE, _RADIAN = (((name, 1),) for name in ("percent", "degree", "radian"))
 
 
 def same_answer(reference: str, answer: str) -> bool | None:
-    """Returns whether `answer` is `reference`; None where only Math-Verify can say."""
+    """Returns whether `answer` equals `reference`; None if Math-Verify must decide."""
     if reference.split() == answer.split():
         return True
     plain = exact(reference), exact(answer)
@@ -84,14 +84,16 @@ def _is_deep(text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _canonical(text: str) -> str:
-    """Returns a text without blanks and marks that have no meaning."""
+    """Returns a text without meaningless blanks and marks."""
     text = re.sub(r"\\text\{\s*([^{}]*?)\s*\}", r" \1 ", text)
     text = re.sub(r"(?<=\\)([A-Za-z]+) (?=[^A-Za-z])", r"\1", text)
     return re.sub(r"[\s]+", " ", re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)).strip()
 
 
 def _said_last(text: str) -> str:
-    """Returns X of a sentence that ends with "is X"; empty for another, or one that negates."""
+    """Returns X for a sentence that ends with "is X"; empty for other sentences and for
+    negations.
+    """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     mark = re.fullmatch(r"([A-Za-z].*)\s(?:is|are|equals?|becomes|gives|by)\s+(\S.*)", text)
     return mark[2] if mark and not re.search(r"\bnot\b|n't\b|\bor\b", text) else ""
@@ -106,7 +108,9 @@ def _all(results: Iterable[bool | None]) -> bool | None:
 
 
 def _first(results: Iterable[bool | None], decisive: bool) -> bool | None:
-    """Returns the decisive result if there is one, else None if one is None, else the other."""
+    """Returns `decisive` if any result is, else None if any result is None, else the opposite of
+    `decisive`.
+    """
     undecided = False
     for result in results:
         if result is decisive:
@@ -116,7 +120,7 @@ def _first(results: Iterable[bool | None], decisive: bool) -> bool | None:
 
 
 def compare(gold: Any, answer: Any) -> bool | None:
-    """Returns whether two values are the same; None where only Math-Verify can say."""
+    """Returns whether two values are equal; None if Math-Verify must decide."""
     pair = (gold, answer)
     for kind, same_text in (("words", _same_words), ("opaque", _opaque), ("formal", _same_formal)):
         if any(_is_text(value, kind) for value in pair):
@@ -170,14 +174,14 @@ def _words_of(value: Any) -> str:
 
 
 def _opaque(gold: Any, answer: Any) -> bool | None:
-    """Returns None where Math-Verify must compare, False where the kinds or sizes differ."""
+    """Returns None if Math-Verify must compare the values, False if their types or sizes differ."""
     for value in (v.value if isinstance(v, Named) else v for v in (gold, answer)):
         matrix = isinstance(value, Items) and value.kind == "matrix"
         formula = matrix or _is_text(value, "opaque") or isinstance(value, Quantity | Relation)
         if not formula:
             return False
         if isinstance(value, Quantity) and is_constant(value.nodes[0]):
-            number = constant(value.nodes[0])  # Math-Verify computes no larger ones
+            number = constant(value.nodes[0])  # Math-Verify cannot compute larger numbers
             if number is None or as_fraction(number).numerator.bit_length() > MAX_BITS:
                 return False
     return None
@@ -219,7 +223,7 @@ def _same_nodes(gold: Quantity, answer: Quantity) -> bool:
 
 
 def _times(value: Quantity, factor: Node) -> Quantity:
-    """Returns the number of a quantity without its unit, times a factor."""
+    """Returns the number of a quantity, without its unit, multiplied by a factor."""
     return Quantity(tuple(Node("mul", (node, factor)) for node in value.nodes))
 
 
@@ -243,7 +247,7 @@ def _same_quantity(gold: Quantity, answer: Quantity) -> bool:
 
 
 def _same_numbers(gold: Quantity, answer: Quantity, unit: Any) -> bool:
-    """Compares two quantities of which one has a unit."""
+    """Compares two quantities, one of which has a unit."""
     if "compound" in unit.words:
         return False
     percent = unit.dimensions == _PERCENT
@@ -263,13 +267,13 @@ def _in_radians(value: Quantity) -> Quantity:
 
 
 def _is_part(value: Quantity) -> bool:
-    """Returns whether the magnitude of a number is less than 1, and not 0."""
+    """Returns whether the absolute value of a number is between 0 and 1, both excluded."""
     number = constant(value.nodes[0])
     return number is not None and is_real(number) and 0 < abs(number) < 1
 
 
 def _same_rounded(gold: Quantity, answer: Quantity) -> bool:
-    """Compares a decimal that is the print of a float with an exact value."""
+    """Compares a decimal that is a printed float with an exact value."""
     for decimal, precise, enough in (
         (answer, gold, answer.significant >= FLOAT_DIGITS),
         (gold, answer, (gold.decimals or 0) >= ROUNDED_DIGITS),
@@ -295,7 +299,7 @@ def _same_clock(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
 
 
 def _same_ratio(ratio: Items, other: Any) -> bool:
-    """Compares a : b with a number or with what looks like a time."""
+    """Compares a : b with a number, or with a value that looks like a time."""
     first, second = (part.nodes[0] for part in ratio.items[:2])
     quotient = Quantity((Node("div", (first, second)),))
     if _is_text(other, "clock") and not other.content[2]:
@@ -305,7 +309,7 @@ def _same_ratio(ratio: Items, other: Any) -> bool:
 
 
 def _same_digits(based: Text, number: Quantity, is_reference: bool) -> bool:
-    """Compares digits in a base with a number: the digits without the base may be the answer."""
+    """Compares digits in a base with a number, since an answer may omit the base."""
     value = constant(number.nodes[0])
     digits, base = based.content
     if base != 10 and (not is_reference or not digits.isdigit() or number.unit):
@@ -314,7 +318,7 @@ def _same_digits(based: Text, number: Quantity, is_reference: bool) -> bool:
 
 
 def _is_last_side(gold: Quantity, answer: Relation) -> bool:
-    """Compares the right side of an equation whose left side is not another number."""
+    """Compares the right side of an equation, unless its left side is another number."""
     if is_constant(answer.left) and not equal(answer.left, answer.right):
         return False
     return _same_nodes(gold, Quantity((answer.right,)))
@@ -338,7 +342,7 @@ def _same_items(gold: Items, answer: Items) -> bool | None:
 
 
 def _vector(value: Items) -> Sequence[Any]:
-    """Returns the entries of a matrix of one row or column, which may be written as a tuple."""
+    """Returns the entries of a matrix with one row or column, which may be written as a tuple."""
     if value.kind != "matrix":
         return value.items
     if len(value.items) == 1:
@@ -354,7 +358,7 @@ def _in_proportion(left: Sequence[Quantity], right: Sequence[Quantity]) -> bool:
 
 
 def _is_ordered(gold: Items, answer: Items) -> bool:
-    """Returns whether a list has an order: 1, 2, ... or the names of different things."""
+    """Returns whether the order of a list matters: 1, 2, ... or names of different things."""
     if {gold.kind, answer.kind} != {"list"}:
         return False
     if any("ldots" in _text_of(item) for item in gold.items):

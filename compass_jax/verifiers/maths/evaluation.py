@@ -1,9 +1,9 @@
-"""The values of expressions, and whether two expressions have the same.
+"""Evaluation of expressions, and numerical equality of two expressions.
 
-Two expressions are equal where their values agree at several points: exact rational numbers as far
-as the operations allow, mpmath's numbers of 60 digits elsewhere. A function without a definition
-(`f(x)`) has a value that depends on its name and arguments alone. Each operation checks the size
-of its result before it computes it, so that no expression takes long.
+Two expressions are equal if their values agree at several points. Values are exact rational numbers
+if the operations allow it, and otherwise mpmath numbers of 60 digits. The value of an undefined
+function (`f(x)`) depends only on its name and arguments. Each operation checks the size of its
+result before it computes it, so that every evaluation is fast.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _mp() -> Any:
 
 
 def inexact(value: Number) -> Any:
-    """Returns a number as mpmath's."""
+    """Returns a number as an mpmath number."""
     if isinstance(value, Fraction):
         return _mp().mpf(value.numerator) / value.denominator
     return value
@@ -68,7 +68,7 @@ def close(a: Number, b: Number) -> bool:
 
 
 def as_fraction(value: Number) -> Fraction:
-    """Returns a real value as a fraction, an inexact one to 50 digits."""
+    """Returns a real value as a fraction, rounded to 50 digits if it is inexact."""
     if isinstance(value, Fraction):
         return value
     magnitude = _mp().mag(value) if value else 0
@@ -78,7 +78,9 @@ def as_fraction(value: Number) -> Fraction:
 
 
 def _checked(value: Number) -> Number:
-    """Returns a value within the bounds, without a negligible imaginary part. Raises Undefined."""
+    """Returns a value within the bounds, with a negligible imaginary part removed. Raises
+    Undefined.
+    """
     if isinstance(value, Fraction):
         bits = max(value.numerator.bit_length(), value.denominator.bit_length())
         return value if bits <= MAX_BITS else inexact(value)
@@ -137,7 +139,7 @@ def apply(kind: str, values: Sequence[Number]) -> Number:
 
 
 def _sum(*terms: Any) -> Number:
-    """Returns a sum, exactly 0 if it is smaller than the rounding errors of its terms."""
+    """Returns a sum; exactly 0 if it is below the rounding error of its terms."""
     mp = _mp()
     total = mp.fsum(terms)
     largest = max(abs(term) for term in terms)
@@ -166,7 +168,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _root(value: Number, degree: int) -> Number:
-    """Returns a root, the real one of a negative number where the degree is odd."""
+    """Returns a root; the real root of a negative number if the degree is odd."""
     mp = _mp()
     if degree % 2 and is_real(value) and value < 0:
         return -_root(-value, degree)
@@ -178,9 +180,9 @@ def _root(value: Number, degree: int) -> Number:
 
 
 def evaluate(node: Node, point: Mapping[str, Number], real: bool = False) -> Number:
-    """Returns the value of a tree at a point. Raises Undefined if it has no value.
+    """Returns the value of an expression at a point. Raises Undefined if there is no value.
 
-    With `real` no part may have a value that is not real.
+    With `real`, every subexpression must have a real value.
     """
     try:
         return _evaluate(node, point, real)
@@ -207,7 +209,7 @@ def _evaluate(node: Node, point: Mapping[str, Number], real: bool) -> Number:
 
 
 def _arbitrary(name: str, values: Sequence[Number]) -> Fraction:
-    """Returns a value that depends on a function's name and arguments alone."""
+    """Returns a pseudo-random value that depends only on a function's name and arguments."""
     arguments = [_mp().nstr(inexact(value), 30) for value in values]
     digest = hashlib.sha256(repr((name, arguments)).encode()).digest()
     return Fraction(int.from_bytes(digest[:4]) % 9973 + 2, digest[4] % 30 + 1)
@@ -215,7 +217,7 @@ def _arbitrary(name: str, values: Sequence[Number]) -> Fraction:
 
 @lru_cache(maxsize=2048)
 def constant(node: Node) -> Number | None:
-    """Returns the value of a tree without variables, else None."""
+    """Returns the value of an expression without variables, or None."""
     try:
         return evaluate(node, {}) if is_constant(node) else None
     except Undefined:
@@ -232,14 +234,16 @@ def _coordinate(name: str, index: int) -> Fraction:
 
 
 def points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
-    """Yields points at which expressions are compared, a single one without variables."""
+    """Yields the points at which expressions are compared; a single one if they have no
+    variables.
+    """
     names = sorted(set[str]().union(*map(variables, nodes)))
     for index in range(POINTS if names else 1):
         yield {name: _coordinate(name, index) for name in names}
 
 
 def equal(left: Node, right: Node) -> bool:
-    """Returns whether two trees have the same values."""
+    """Returns whether two expressions have the same values."""
     values = [constant(left), constant(right)]
     if None not in values:
         return close(*values)
@@ -260,7 +264,7 @@ def equal(left: Node, right: Node) -> bool:
 
 
 def proportional(left: Node, right: Node) -> int:
-    """Returns the sign of the constant ratio of two trees, 0 if it is not constant."""
+    """Returns the sign of the constant ratio of two expressions; 0 if the ratio is not constant."""
     ratio = None
     for point in points(left, right):
         try:

@@ -1,7 +1,7 @@
-"""The grammar of expressions: a text in normalised notation becomes a tree.
+"""Parser of expressions in normalised notation.
 
-The text comes from a model and may be hostile. Nothing of it is evaluated here, no name of it is
-looked up anywhere but in the tables below, and its length, operations and nesting are bounded.
+The text comes from a model and is untrusted. It is not evaluated, names are looked up only in the
+tables below, and length, number of operations and nesting are bounded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compass_jax.errors import CompassError
 
 MAX_NODES = 600
 MAX_DEPTH = 60
-MAX_DIGITS = 4_000  # of a number that is written
+MAX_DIGITS = 4_000  # of a written number
 
 FUNCTIONS = frozenset(
     str.split(
@@ -25,7 +25,7 @@ FUNCTIONS = frozenset(
     )
 )
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "Abs": "abs", "sign": "sgn"}
-_INVERSE = frozenset(("sin", "cos", "tan", "cot"))  # with an inverse that is written f^{-1}
+_INVERSE = frozenset(("sin", "cos", "tan", "cot"))  # functions whose inverse is written f^{-1}
 _GREEK = frozenset(
     str.split(
         "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma"
@@ -36,7 +36,7 @@ _GREEK = frozenset(
 _ACCENTS = frozenset(
     str.split("overline bar vec hat tilde widehat overrightarrow dot ddot angle triangle")
 )
-_UNKNOWN = frozenset("fghFGHPpQqRrWTL")  # letters that name a function where "(" follows
+_UNKNOWN = frozenset("fghFGHPpQqRrWTL")  # letters that name a function if "(" follows
 _WORDS = sorted(
     {*FUNCTIONS, *_ALIASES, "pi", *_GREEK} - {"nu", "mu", "xi", "eta", "chi", "rho"},
     key=len,
@@ -55,21 +55,21 @@ _SHORT_FRACTION = re.compile(r"(\\?frac)\s*(\d)(\d)(?!\d)")
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _TIMES = ("*", "/", "cdot", "times", "div", "bullet")
 _NO_FACTOR = frozenset((*_TIMES, "rfloor", "rceil", "rangle", "degree", "infty"))
-SUM, PRODUCT, IMPLICIT, FACTOR = range(4)  # how tightly operators bind
+SUM, PRODUCT, IMPLICIT, FACTOR = range(4)  # precedence of operators
 
 
 class Unreadable(CompassError, ValueError):
-    """The text is no expression of this grammar."""
+    """The text is not an expression of this grammar."""
 
 
 class Node(NamedTuple):
-    """A node of an expression: "num", "const", "sym", or an operation's name and its operands."""
+    """A node of an expression tree: "num", "const", "sym", or an operation with its operands."""
 
     kind: str
     parts: tuple[Any, ...] = ()
 
     def walk(self) -> Iterator[Node]:
-        """Yields the node and all below it."""
+        """Yields the node and its descendants."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -103,7 +103,7 @@ def is_infinite(node: Node) -> bool:
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """Returns the tree with variables renamed."""
+    """Returns the tree with renamed variables."""
     if node.kind == "sym":
         return Node("sym", (names.get(node.parts[0], node.parts[0]),))
     parts = (renamed(p, names) if isinstance(p, Node) else p for p in node.parts)
@@ -111,7 +111,9 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def readings(text: str) -> tuple[Node, ...]:
-    """Returns the trees that a text may have: 1/2x is (1/2)x or 1/(2x). None for no expression."""
+    """Returns the possible trees of a text: 1/2x is (1/2)x or 1/(2x). Empty if it is not an
+    expression.
+    """
     trees = []
     for tight in (False, True) if "/" in text else (False,):
         try:
@@ -123,9 +125,9 @@ def readings(text: str) -> tuple[Node, ...]:
 
 @lru_cache(maxsize=2048)
 def parse(text: str, tight: bool = False) -> Node:
-    """Returns the tree of an expression. Raises Unreadable.
+    """Returns the tree of an expression. Raises Unreadable for other texts.
 
-    With `tight` a product without a sign binds tighter than a division.
+    With `tight`, implicit multiplication binds tighter than division.
     """
     text = _SHORT_FRACTION.sub(r"\1{\2}{\3}", text)
     text = _MIXED.sub(lambda m: f"({m[1]}+{m[2].strip()}{m[3]})", text)
@@ -152,7 +154,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 
 class _Parser:
-    """A Pratt parser over tokens."""
+    """A Pratt parser for a sequence of tokens."""
 
     def __init__(self, tokens: Sequence[tuple[str, str]], tight: bool) -> None:
         self.tokens = [*tokens, ("", "")]
@@ -224,7 +226,7 @@ class _Parser:
         return self.node("neg", value) if signs.count("-") % 2 else value
 
     def begins(self) -> bool:
-        """Returns whether a factor of a product without a sign begins here."""
+        """Returns whether a factor of an implicit product begins here."""
         if self.kind == "mark":
             return self.text in _CLOSING or (self.text == "|" and not self.bars)
         return self.kind not in ("", "number") and self.text not in _NO_FACTOR
@@ -253,7 +255,7 @@ class _Parser:
         return self.node("neg", value) if minus else value
 
     def closed(self, *ends: str, separators: tuple[str, ...] = ()) -> list[Node]:
-        """Returns the expressions up to a closing bracket."""
+        """Returns the expressions before a closing bracket."""
         bars, self.bars = self.bars, 0
         values = [self.expression()]
         while separators and self.take(*separators):

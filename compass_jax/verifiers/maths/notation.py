@@ -1,8 +1,8 @@
-"""One notation for the many ways in which an answer is written.
+"""Normalisation of the notation of answers.
 
-`normalised` removes marks without a meaning (delimiters, colours, fonts, thin spaces, a closing
-full stop). Unicode powers, roots and fractions, plain-text operators and LaTeX synonyms become the
-same LaTeX.
+`normalised` removes marks without meaning (delimiters, colours, fonts, thin spaces, a final full
+stop). It converts Unicode powers, roots and fractions, plain-text operators and LaTeX synonyms to
+one form of LaTeX.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _compiled(*rewrites: Rewrite) -> list[tuple[re.Pattern, Any]]:
 
 
 def _undelimited(mark: re.Match) -> str:
-    """Removes dollar signs around formulas; those of amounts become a mark that stands for it."""
+    """Removes dollar signs around formulas. Those of amounts are replaced by a placeholder."""
     text = mark[0]
     marks = [one.end() for one in re.finditer(r"\$", text)]
     pairs = zip(marks[::2], marks[1::2])
@@ -95,7 +95,7 @@ def _repeating(mark: re.Match) -> str:
     return rf"(\frac{{{int(units + fixed + repeated) - int(units + fixed)}}}{{{nines}}})"
 
 
-# before commands are read: delimiters of formulas, and blanks in numbers
+# applied before commands are parsed: delimiters of formulas, and blanks in numbers
 _BEFORE = _compiled(
     (r"&lt;", "<"), (r"&gt;", ">"), (r"&amp;", "&"),
     (r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3})", ""),
@@ -130,7 +130,7 @@ _AFTER = _compiled(
 
 
 def normalised(text: str) -> str:
-    """Returns the text in the one notation that `values.readings` reads."""
+    """Returns the text in the notation that `values.readings` parses."""
     text = text.replace("\f", "\\f").replace("\b", "\\b").replace("\a", "\\a")  # of a bad escape
     text = _latex_characters(text.strip())
     if "\\begin" not in text:
@@ -183,7 +183,7 @@ def group_end(text: str, start: int) -> int:
 
 
 def _argument(text: str, i: int) -> tuple[str, int] | None:
-    """Returns the braced group that begins at `i` after blanks, without braces, and its end."""
+    """Returns (content, end) of the braced group that begins at `i` after blanks, or None."""
     while text[i : i + 1] == " ":
         i += 1
     end = group_end(text, i) if text[i : i + 1] == "{" else -1

@@ -1,8 +1,9 @@
 """Subsets of the real line, compared by the points that they contain.
 
-An interval, a union of intervals and an inequality are one thing: alternatives of relations that
-hold together. Two regions are compared at all ends of their intervals, between the ends and beside
-them; where a relation is more than a bound of its variable, at 300 other points too.
+Intervals, unions of intervals and inequalities have one representation: a disjunction of
+conjunctions of relations. Two regions are compared at all ends of their intervals, between the ends
+and outside of them. If a relation is not a simple bound of its variable, they are also compared
+next to the ends and at about 300 other points.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from compass_jax.verifiers.maths.evaluation import (
 )
 from compass_jax.verifiers.maths.expressions import Node, is_infinite, variables
 
-VARIABLE = Node("sym", ("",))  # the variable of a region that names none
+VARIABLE = Node("sym", ("",))  # the variable of a region without a name
 MAX_RELATIONS = 40
 _BESIDE = Fraction(1, 10**6)
 _ELSEWHERE = [Fraction(n, 7) + Fraction(1, 13) for n in range(-150, 151)]
@@ -32,7 +33,7 @@ _RELATIONS = {"<": ("<", 1), ">": ("<", -1), r"\leq": ("leq", 1), r"\geq": ("leq
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation "=", "neq", "<" or "leq" of two expressions."""
+    """A relation "=", "neq", "<" or "leq" between two expressions."""
 
     sign: str
     left: Node
@@ -40,13 +41,13 @@ class Relation:
 
     @property
     def difference(self) -> Node:
-        """The left side less the right side."""
+        """The left side minus the right side."""
         return Node("add", (self.left, Node("neg", (self.right,))))
 
 
 @dataclass(frozen=True)
 class Region:
-    """The values of a variable for which all relations of one alternative hold."""
+    """The set of values of a variable for which all relations of at least one alternative hold."""
 
     alternatives: tuple[tuple[Relation, ...], ...]
     name: str = ""
@@ -62,7 +63,7 @@ def relation(sign: str, left: Node, right: Node) -> Relation:
 
 
 def interval(low: Node, high: Node, brackets: str) -> Region:
-    """Returns the interval between two ends, each of which may be infinite."""
+    """Returns the interval between two ends, which may be infinite."""
     bounds = ((low, VARIABLE, brackets[0] == "("), (VARIABLE, high, brackets[1] == ")"))
     return Region(
         (
@@ -95,7 +96,7 @@ def union(regions: Sequence[Region]) -> Region:
 
 
 def intersection(regions: Sequence[Region]) -> Region:
-    """Returns the intersection of regions, or their union if they have no common point."""
+    """Returns the intersection of regions, or their union if the intersection is empty."""
     combined = union(regions)
     choices = islice(product(*(region.alternatives for region in regions)), MAX_RELATIONS)
     common = Region(tuple(sum(choice, ()) for choice in choices), combined.name)
@@ -104,7 +105,7 @@ def intersection(regions: Sequence[Region]) -> Region:
 
 
 def same_region(left: Region, right: Region) -> bool:
-    """Returns whether two regions have the same points."""
+    """Returns whether two regions contain the same points."""
     if left.name and right.name and left.name != right.name:
         return False
     if [[*map(len, region.alternatives)] for region in (left, right)] == [[1], [1]]:
@@ -135,7 +136,7 @@ def _bounds_its_variable(region: Region) -> bool:
 
 
 def _contains(region: Region, point: Mapping[str, Number]) -> bool | None:
-    """Returns whether a region contains a point; None where a relation is undefined there."""
+    """Returns whether a region contains a point; None if a relation is undefined there."""
     try:
         return any(all(_holds(one, point) for one in each) for each in region.alternatives)
     except Undefined:
@@ -150,7 +151,9 @@ def _holds(one: Relation, point: Mapping[str, Number]) -> bool:
 
 
 def _tests(*regions: Region) -> Iterator[dict[str, Number]]:
-    """Yields the points at which regions are compared, for some values of other variables."""
+    """Yields the points at which regions are compared, for several values of the other
+    variables.
+    """
     names = {region.name for region in regions}
     nodes = [one.difference for one in _relations(*regions)]
     free = set[str]().union(*map(variables, nodes)) - names
@@ -160,7 +163,7 @@ def _tests(*regions: Region) -> Iterator[dict[str, Number]]:
 
 
 def _values(regions: Sequence[Region], parameters: Mapping[str, Number]) -> list[Number]:
-    """Returns the values at which regions are compared, with values of other variables."""
+    """Returns the values at which regions are compared, for given values of the other variables."""
     ends: dict[Fraction, Number] = {Fraction(0): Fraction(0)}
     simple = True
     for name, one in ((region.name, one) for region in regions for one in _relations(region)):

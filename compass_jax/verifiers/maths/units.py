@@ -1,6 +1,6 @@
-"""Units of measurement: their dimensions and factors.
+"""Units of measurement with their dimensions and factors.
 
-A unit that the table does not know ("apples") is a word.
+A unit that is not in the table ("apples") is represented by its word.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ SCALES = {
     "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
     "quadrillion": 10**15, "dozen": 12, "lakh": 10**5, "crore": 10**7,
 }  # fmt: skip
-_LETTERS = frozenset(str.split("m g s h L l N J W V A K C F t"))  # that may follow a number
+_LETTERS = frozenset(
+    str.split("m g s h L l N J W V A K C F t")
+)  # units that may directly follow a number
 _NO_UNITS = frozenset(
     str.split(
         "or and more less fewer least most than not no wrong false if but to times over under"
@@ -35,10 +37,10 @@ Dimensions = tuple[tuple[str, int], ...]
 
 
 class Unit(NamedTuple):
-    """A unit: what one of it is in base units, and their exponents.
+    """A unit: its factor to base units, and the exponents of the base units.
 
     Args:
-        words: the words that the table does not know.
+        words: words that are not in the table.
     """
 
     factor: Fraction
@@ -60,7 +62,7 @@ def _read_table() -> dict[str, Unit]:
         powers = [part.partition("^") for part in dimensions.split()]
         unit = tuple(sorted((name, int(power or 1)) for name, _, power in powers))
         for entry in names.split():
-            kind, _, name = entry.rpartition("-")  # long-meter takes long prefixes
+            kind, _, name = entry.rpartition("-")  # "long-" means that long prefixes apply
             for prefix, scale in prefixes[kind]:
                 table[prefix + name] = Unit(Fraction(factor) * scale, unit)
     return table
@@ -70,7 +72,7 @@ _TABLE = _read_table()
 
 
 def lookup(word: str) -> Unit | None:
-    """Returns the unit of a name, in singular or plural, or None."""
+    """Returns the unit with this name, in singular or plural, or None."""
     for name in (word, word.lower(), word.lower().rstrip("s"), word.rstrip("s")):
         if name in _TABLE and (len(name) > 1 or name == word):
             return _TABLE[name]
@@ -78,7 +80,7 @@ def lookup(word: str) -> Unit | None:
 
 
 def is_letter(word: str) -> bool:
-    """Returns whether a plain letter may be a unit's symbol."""
+    """Returns whether a single letter may be a unit's symbol."""
     return word in _LETTERS
 
 
@@ -88,7 +90,7 @@ def is_known(word: str) -> bool:
 
 
 def read(text: str) -> Unit | None:
-    r"""Returns the unit that a text names ("square meters", "km/h", "m^2"); None for none."""
+    r"""Returns the unit that a text names ("square meters", "km/h", "m^2"), or None."""
     text = re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r" \1 ", text)
     text = text.replace(r"\degree", " degree ").replace(r"\cdot", "*").replace(r"\times", "*")
     text = text.replace("\\", " ").replace("%", " percent ")

@@ -1,6 +1,6 @@
-"""What an answer is: a typed value, read from a text in normalised notation.
+"""Types of answers: parses a text in normalised notation into a typed value.
 
-A text that fits no other type is a text of words. This module evaluates no answer.
+A text that fits no other type is a text of words. No answer is evaluated here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Named:
-    """A value with the name that stands left of its equals sign."""
+    """A value with the name on the left of its equals sign."""
 
     name: str
     value: Any
@@ -207,7 +207,7 @@ def read(text: str, depth: int = 0) -> Any:
 
 
 def readings(text: str, reference: bool = False) -> list[Any]:
-    """Returns the values that a whole answer may have."""
+    """Returns the possible values of a complete answer."""
     spaced = ", " in text
     plain = _THOUSANDS.sub(
         lambda m: m[0] if spaced and m.start() not in top_level(text) else m[0].replace(",", ""),
@@ -229,7 +229,7 @@ def readings(text: str, reference: bool = False) -> list[Any]:
 
 
 def _number_in_words(words: Sequence[str]) -> Fraction | None:
-    """Returns the number that words name: seven, twenty-five, one half."""
+    """Returns the number that is spelled out: seven, twenty-five, one half."""
     if words[:1] in (["negative"], ["minus"]):
         positive = _number_in_words(words[1:])
         return None if positive is None else -positive
@@ -286,7 +286,7 @@ def _set(text: str, depth: int) -> Any:
 
 
 def _enclosed(text: str) -> tuple[str, str]:
-    """Returns the brackets that enclose a whole text; empty for none."""
+    """Returns the brackets around a whole text, or empty texts."""
     tokens = top_level(text)
     if not text or len(tokens) != 2:
         return "", ""
@@ -341,7 +341,7 @@ def _union(text: str, depth: int) -> Any:
 
 
 def region_of(value: Any) -> Region | None:
-    """Returns a value that is a part of the real line as such, else None."""
+    """Returns a value as a region of the real line, or None if it is not one."""
     if isinstance(value, Region):
         return value
     if isinstance(value, Named):
@@ -395,7 +395,7 @@ def _list(text: str, depth: int) -> Any:
 
 
 def _either_sign(text: str, depth: int) -> Any:
-    r"""Reads a \pm b as a + b and a - b."""
+    r"""Parses a \pm b as a + b and a - b."""
     if not _EITHER.search(text):
         return None
     parts, _ = split(text, "=")
@@ -545,7 +545,7 @@ def _expression(text: str) -> Quantity | None:
 
 
 def _scaled(text: str) -> Quantity | None:
-    """Reads an amount with a scale word: 2 million dollars."""
+    """Parses an amount with a scale word: 2 million dollars."""
     mark = _SCALED.fullmatch(text)
     head = _expression(mark[1]) if mark else None
     if mark is None or head is None:
@@ -559,7 +559,7 @@ def _scaled(text: str) -> Quantity | None:
 
 
 def _compound(text: str) -> Quantity | None:
-    """Reads amounts in several units of one dimension: 3 ft 4 in."""
+    """Parses an amount in several units of one dimension: 3 ft 4 in."""
     marks = list(_AMOUNT.finditer(text))
     known = [units.lookup(mark[2] or mark[3]) for mark in marks]
     if len(marks) < 2 or "".join(mark[0] for mark in marks) != text or None in known:
@@ -571,7 +571,7 @@ def _compound(text: str) -> Quantity | None:
 
 
 def _unit_splits(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the ways to divide a text into an expression and a unit, the longest unit first."""
+    """Yields the divisions of a text into an expression and a unit, longest unit first."""
     start = re.search(r"\\text\{|\\degree", text)
     trigonometry = r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])"
     if start and start.start() and not re.search(trigonometry, text[: start.start()]):
