@@ -1,4 +1,4 @@
-"""The files that go with a model wherever its weights go: its tokenizer's, and
+"""The files that are copied with a model's weights: tokenizer files and
 `generation_config.json`.
 """
 
@@ -27,9 +27,9 @@ CARRIED = (
 
 
 def carried_files(source: str | Path | None) -> list[Path]:
-    """Returns those of `CARRIED` that the folder `source` has; none for None.
+    """Returns the files of `CARRIED` that exist in the folder `source`; an empty list for None.
 
-    Raises WeightsError for a link that leads nowhere.
+    Raises WeightsError for a broken link.
     """
     if source is None:
         return []
@@ -44,12 +44,11 @@ def carried_files(source: str | Path | None) -> list[Path]:
 
 
 def carry_files(source: str | Path | None, target: Path) -> None:
-    """Copies `carried_files(source)` into the folder `target`. Raises WeightsError where one cannot
-    be copied.
+    """Copies `carried_files(source)` into the folder `target`. Raises WeightsError if a copy fails.
 
-    The copy of `generation_config.json` names every token that ends an answer here, so that the
-    exported model stops where the trained one did; it is added where only config.json, which is not
-    carried, names several.
+    The copy of `generation_config.json` lists every token that ends an answer here, so that the
+    exported model stops where the trained one did. The file is added if only config.json, which is
+    not copied, lists several end tokens.
     """
     for path in carried_files(source):
         try:
@@ -62,8 +61,8 @@ def carry_files(source: str | Path | None, target: Path) -> None:
 
 
 def _complete_end_tokens(source: Path, file: Path) -> None:
-    """Writes every end token of `source` into `file`, a generation_config.json, unless it names
-    them already. A file that is not there is written for several end tokens only.
+    """Writes every end token of `source` into `file`, a generation_config.json, unless it lists
+    them already. A missing file is created only for several end tokens.
     """
     ends = find_token_ids(source).get("eos_token_id")
     if not file.is_file() and not isinstance(ends, list):

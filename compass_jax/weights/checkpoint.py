@@ -1,11 +1,12 @@
-"""Checkpoints: a directory per step that is either whole or ignored.
+"""Checkpoints: one directory per step, which is either complete or ignored.
 
     <run>/checkpoints/step_00000012/   arrays/ (orbax)   meta.json   manifest.json
 
 weights/writer.py writes them. The manifest has a digest of every file (weights/manifest.py), which
-`restore` compares before it trusts one (weights/sound.py). It lists every leaf (path, shape, dtype)
-and the model's configuration, and `restore` compares them itself, because orbax casts another dtype
-without a word. Another mesh is welcome: arrays are read straight into the shardings asked for.
+`restore` verifies before it uses a checkpoint (weights/sound.py). It lists every leaf (path, shape,
+dtype) and the model's configuration. `restore` compares these itself, because orbax silently casts
+to another dtype. The mesh may differ from the one that saved: arrays are read directly into the
+requested shardings.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _SHOWN = 5  # differences named in a message
 
 
 class CheckpointMismatch(CheckpointError):
-    """The checkpoint is of another model, or holds other arrays than asked for; the message names
+    """The checkpoint is of another model, or holds other arrays than requested. The message lists
     the first differences.
     """
 
@@ -64,7 +65,9 @@ def save(
     model: ModelConfig,
     keep: int = 2,
 ) -> Path:
-    """Returns the directory of one checkpoint, when it is on the disk (see `Checkpoints.save`)."""
+    """Saves one checkpoint and returns its directory once it is on disk (see
+    `Checkpoints.save`).
+    """
     with Checkpoints(run_dir, model, keep) as checkpoints:
         return checkpoints.save(step, arrays, meta)
 
@@ -77,53 +80,57 @@ def restore(
     model: ModelConfig | None = None,
     subset: bool = False,
 ) -> tuple[int, Any, dict]:
-    """Reads a checkpoint: (step, arrays shaped and sharded as `abstract_arrays`, meta).
+    """Reads a checkpoint; returns (step, arrays shaped and sharded as `abstract_arrays`, meta).
 
     Args:
-        path: a run directory (its newest sound checkpoint, or `step`), a checkpoint's own
-            directory, or what `find` found, which is not verified again.
-        abstract_arrays: pytree of jax.ShapeDtypeStruct; a leaf without sharding goes to the first
-            device, uncommitted like an array of a fresh start, so that the same programs serve both
-            (of several processes: to all devices).
-        model: refuse another one's.
-        subset: read only the leaves asked for; otherwise the checkpoint must hold these and no
-            others.
+        path: a run directory (its newest sound checkpoint, or `step`), a checkpoint directory, or
+            the result of `find`, which is not verified again.
+        abstract_arrays: pytree of jax.ShapeDtypeStruct. A leaf without sharding goes to the first
+            device (with several processes: to all devices), uncommitted like an array of a fresh
+            start, so that both use the same programs.
+        step: the step to read from a run directory; None for the newest sound one.
+        model: the expected model; a checkpoint of another model is refused.
+        subset: reads only the requested leaves; otherwise the checkpoint must hold exactly these.
 
-    Raises CheckpointMismatch, or CheckpointError where there is none or it is damaged.
+    Raises CheckpointMismatch for other contents; CheckpointError for a missing or damaged
+    checkpoint.
     """
-    found = path if isinstance(path, Sound) else find(path, step)
-    where = found.path
-    wanted = flatten(abstract_arrays)
+    checkpoint = path if isinstance(path, Sound) else find(path, step)
+    directory = checkpoint.path
+    requested = flatten(abstract_arrays)
     if model is not None:
-        _compare_models(where, found.manifest.model, model)
-    _compare_leaves(where, found.manifest.leaves, wanted, subset)
-    alone = jax.process_count() == 1
+        _compare_models(directory, checkpoint.manifest.model, model)
+    _compare_leaves(directory, checkpoint.manifest.leaves, requested, subset)
+    is_single_process = jax.process_count() == 1
     shardings: dict[str, Any] = {
-        k: x.sharding or (None if alone else everywhere()) for k, x in wanted.items()
+        k: x.sharding or (None if is_single_process else everywhere()) for k, x in requested.items()
     }
-    stored = {k: x for k, x in wanted.items() if x.size}
-    how = {
+    stored = {k: x for k, x in requested.items() if x.size}
+    restore_args = {
         k: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype)
         if shardings[k] is None
         else ocp.ArrayRestoreArgs(sharding=shardings[k], dtype=x.dtype, global_shape=x.shape)
         for k, x in stored.items()
     }
-    flat = {k: jnp.zeros(x.shape, x.dtype) for k, x in wanted.items() if not x.size}
+    flat = {k: jnp.zeros(x.shape, x.dtype) for k, x in requested.items() if not x.size}
     flat = {k: x if shardings[k] is None else put(x, shardings[k]) for k, x in flat.items()}
     try:
         with disk.told_once(), _checkpointer() as orbax:
-            asked = ocp.args.PyTreeRestore(item=stored, restore_args=how, partial_restore=subset)
-            read = orbax.restore(where / ARRAYS, args=asked)
+            request = ocp.args.PyTreeRestore(
+                item=stored, restore_args=restore_args, partial_restore=subset
+            )
+            read = orbax.restore(directory / ARRAYS, args=request)
             flat |= {k: x if shardings[k] else jnp.array(x) for k, x in read.items()}
     except Exception as error:
-        if not alone and isinstance(error, jax.errors.JaxRuntimeError):  # another process is lost
+        # another process died
+        if not is_single_process and isinstance(error, jax.errors.JaxRuntimeError):
             raise
         why = disk.cause(error)
         raise CheckpointError(
-            f"{where}: its arrays are as they were written, and cannot be read ({why})"
+            f"{directory}: its arrays are as they were written, and cannot be read ({why})"
         ) from error
-    arrays = jax.tree.unflatten(jax.tree.structure(abstract_arrays), [flat[k] for k in wanted])
-    return found.manifest.step, arrays, found.meta()
+    arrays = jax.tree.unflatten(jax.tree.structure(abstract_arrays), [flat[k] for k in requested])
+    return checkpoint.manifest.step, arrays, checkpoint.meta()
 
 
 def latest(run_dir: str | os.PathLike) -> int | None:
@@ -132,23 +139,25 @@ def latest(run_dir: str | os.PathLike) -> int | None:
 
 
 def locate(path: str | os.PathLike, step: int | None = None) -> Path:
-    """Returns the directory that `path` means: a checkpoint's own, or a run's newest (or `step`'s).
+    """Returns the checkpoint directory that `path` refers to: itself, or a run's newest (or
+    `step`'s).
 
-    It may be damaged. Raises CheckpointError where there is none.
+    It may be damaged. Raises CheckpointError if it does not exist.
     """
     return sound.candidates(Path(path).absolute(), step)[0]
 
 
 def read_manifest(path: str | os.PathLike, step: int | None = None) -> Manifest:
-    """Returns step, model and leaves of a checkpoint, of which names and sizes alone are compared.
+    """Returns the step, model and leaves of a checkpoint. Only file names and sizes are verified.
 
-    Of a run's, it is the newest where these fit. Raises CheckpointError where there is none.
+    For a run directory it is the newest checkpoint that passes. Raises CheckpointError if there is
+    no such checkpoint.
     """
     return find(path, step, tell=None, contents=False).manifest
 
 
 def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
-    """Returns the host-side state of the checkpoint whose manifest `read_manifest` gives.
+    """Returns the host-side state of the checkpoint that `read_manifest` selects.
 
     Raises CheckpointError.
     """
@@ -156,8 +165,8 @@ def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
 
 
 def abstract_like(arrays: Any) -> Any:
-    """Returns the ShapeDtypeStructs, shardings included, with which `restore` gives back arrays
-    like these.
+    """Returns the ShapeDtypeStructs, with shardings, with which `restore` returns arrays like
+    these.
     """
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
@@ -165,22 +174,25 @@ def abstract_like(arrays: Any) -> Any:
 
 
 def _checkpointer() -> ocp.Checkpointer:
-    """All leaves in one key-value store: few files, however many leaves."""
+    """Returns a checkpointer that stores all leaves in one key-value store, which needs few
+    files.
+    """
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False))
 
 
-def _compare_models(where: Path, saved: ModelConfig, wanted: ModelConfig) -> None:
-    found = differences(saved, wanted)
-    if found:
+def _compare_models(where: Path, saved: ModelConfig, expected: ModelConfig) -> None:
+    differing = differences(saved, expected)
+    if differing:
         lines = [
-            f"  model.{k}: {a!r} in the checkpoint, {b!r} asked for" for k, (a, b) in found.items()
+            f"  model.{k}: {a!r} in the checkpoint, {b!r} asked for"
+            for k, (a, b) in differing.items()
         ]
         raise CheckpointMismatch(f"{where} is a checkpoint of another model:\n" + _few(lines))
 
 
-def _compare_leaves(where: Path, saved: dict, wanted: dict, subset: bool) -> None:
+def _compare_leaves(where: Path, saved: dict, requested: dict, subset: bool) -> None:
     lines = []
-    for key, leaf in wanted.items():
+    for key, leaf in requested.items():
         have, want = saved.get(key), (tuple(leaf.shape), str(leaf.dtype))
         if have != want:
             lines.append(
@@ -190,7 +202,7 @@ def _compare_leaves(where: Path, saved: dict, wanted: dict, subset: bool) -> Non
         lines += [
             f"  {key}: {_describe(saved[key])} in the checkpoint, not asked for"
             for key in saved
-            if key not in wanted
+            if key not in requested
         ]
     if lines:
         raise CheckpointMismatch(f"{where} does not hold the arrays asked for:\n" + _few(lines))

@@ -1,4 +1,4 @@
-"""A Hugging Face folder into a checkpoint, and a checkpoint into such a folder."""
+"""Conversion of a Hugging Face folder to a checkpoint and back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from compass_jax.weights.start import (
 def import_hf(
     source: str | Path, out: str | Path, dtype: str | None = None, family: str | None = None
 ) -> Path:
-    """Converts a Hugging Face folder into a checkpoint of step 0 under `out`, with the tokenizer in
-    `out/tokenizer`; returns its path.
+    """Converts a Hugging Face folder into a checkpoint of step 0 under `out`; returns its path.
 
-    dtype: type to keep the parameters in; None: the files' own, so that an export gives the same
-    tensors bit for bit. family: as `model.family` names it, a person's own `path/file.py:FAMILY`;
-    None: this package's of the folder's model type. Raises WeightsError for a folder that cannot be
-    used and for an `out` that holds a checkpoint already.
+    The tokenizer is copied to `out/tokenizer`.
+
+    Args:
+        source: the Hugging Face folder.
+        out: the run directory of the checkpoint.
+        dtype: type of the stored parameters; None keeps the files' type, so that an export gives
+            identical tensors bit for bit.
+        family: the model family as in `model.family`, such as a custom `path/file.py:FAMILY`; None
+            selects the built-in family of the folder's model type.
+
+    Raises WeightsError for a folder that cannot be used and for an `out` that already holds a
+    checkpoint.
     """
     source, out = Path(source), Path(out)
     if checkpoint.latest(out) is not None:
@@ -52,13 +59,18 @@ def export_hf(
     tokenizer: str | Path | None = None,
     replace: bool = False,
 ) -> Path:
-    """Writes the parameters of a checkpoint, imported or of a training run, as a Hugging Face
-    folder; returns its path.
+    """Writes the parameters of a checkpoint as a Hugging Face folder; returns its path.
 
-    path: a run directory (newest checkpoint) or one checkpoint. dtype: None keeps the checkpoint's
-    own. tokenizer: a folder to carry the tokenizer from; None: `tokenizer` of the run directory,
-    where there is one. Of a model that was drawn at random the rows beyond the tokenizer's ids are
-    left out (`start.vocab_rows`).
+    For a randomly initialised model, rows beyond the tokenizer's ids are dropped
+    (`start.vocab_rows`).
+
+    Args:
+        path: a run directory (newest checkpoint) or one checkpoint.
+        out: the new folder.
+        dtype: type of the weights; None keeps the checkpoint's.
+        tokenizer: the folder to copy the tokenizer from; None uses `tokenizer` of the run
+            directory, if present.
+        replace: whether `out` may replace an existing folder.
     """
     params, config = restore_params(path)
     rows = checkpoint.read_meta(path).get(VOCAB_ROWS, config.vocab_size)

@@ -1,8 +1,8 @@
-"""Digests of files, computed in threads: a file of which one bit was changed has another one.
+"""Digests of files, computed in threads, that detect any changed bit.
 
-XXH3 of 128 bits. It finds damage, and mistakes such as a file of another step; who forges a file
-can forge its digest too. A file's digest is that of its pieces' digests, so that threads share a
-file of many gigabytes.
+The hash is XXH3 with 128 bits. It detects damage and mistakes such as a file of another step; it
+does not protect against forgery. A file's digest is computed from the digests of its pieces, so
+that threads can share a file of many gigabytes.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import NamedTuple
 
 import xxhash
 
-PIECE = 16 * 2**20  # bytes; part of the format: other pieces make other digests
-_BUFFER = 2**20  # what is read at once stays in the processor's cache until it is digested
+PIECE = 16 * 2**20  # bytes per piece; part of the format, since digests depend on it
+_BUFFER = 2**20  # bytes per read, few enough for the processor's cache
 _MOST_THREADS = 16
 _local = threading.local()
 
 
 class Digest(NamedTuple):
-    """The size of a file in bytes, and its digest in hexadecimal digits."""
+    """The size of a file in bytes and its hexadecimal digest."""
 
     size: int
     value: str
 
 
 def of_bytes(data: bytes) -> Digest:
-    """The digest of a file that holds `data`."""
+    """Returns the digest of a file with the content `data`."""
     pieces = (data[at : at + PIECE] for at in range(0, len(data), PIECE))
-    return _whole([(len(piece), xxhash.xxh3_128_digest(piece)) for piece in pieces])
+    return _combine([(len(piece), xxhash.xxh3_128_digest(piece)) for piece in pieces])
 
 
 def of_files(root: Path, names: Iterable[str]) -> dict[str, Digest]:
-    """Returns each file's digest; `names` are relative to `root`. Raises OSError."""
+    """Returns the digest of each file. `names` are relative to `root`. Raises OSError."""
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "digests") as pool:
         pieces = {
             name: [
@@ -45,16 +45,16 @@ def of_files(root: Path, names: Iterable[str]) -> dict[str, Digest]:
             ]
             for name in names
         }
-        return {name: _whole([piece.result() for piece in pieces[name]]) for name in pieces}
+        return {name: _combine([piece.result() for piece in pieces[name]]) for name in pieces}
 
 
-def _whole(pieces: list[tuple[int, bytes]]) -> Digest:
+def _combine(pieces: list[tuple[int, bytes]]) -> Digest:
     value = xxhash.xxh3_128_hexdigest(b"".join(digest for _, digest in pieces))
     return Digest(sum(size for size, _ in pieces), value)
 
 
 def _piece(file: str, start: int) -> tuple[int, bytes]:
-    """Returns the number of bytes of one piece of a file, and their digest."""
+    """Returns the number of bytes and the digest of one piece of a file."""
     if not hasattr(_local, "buffer"):
         _local.buffer = memoryview(bytearray(_BUFFER))
     digest, at = xxhash.xxh3_128(), start

@@ -1,4 +1,4 @@
-"""Errors of the disk as one line that says what to do."""
+"""Disk errors as one-line messages with a remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_STRAGGLERS_S = 0.2  # for reports of threads that come after the error
+_STRAGGLERS_S = 0.2  # wait for reports of threads that arrive after the error
 _REMEDIES = {
     errno.ENOSPC: "free some space there, or lower keep_checkpoints",
     errno.EDQUOT: "free some of your quota there, or lower keep_checkpoints",
@@ -27,10 +27,10 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def told_once() -> Iterator[None]:
-    """Drops what the threads of orbax and tensorstore report of an error that is raised as well.
+    """Suppresses reports of orbax and tensorstore threads about an error that is also raised.
 
-    orbax logs it with tracebacks, also after the block: a save goes on in the background.
-    tensorstore reports to an event loop that is closed by then.
+    orbax logs it with tracebacks, even after the block, because a save continues in the background.
+    tensorstore reports to an event loop that is already closed.
     """
     logging.getLogger("absl").addFilter(_not_of_orbax)
     hook = sys.unraisablehook
@@ -55,9 +55,9 @@ def _not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def failure(step: int, final: Path, error: Exception, size: int, free: int | None) -> str:
-    """One line: what could not be written, where, why, and what to do."""
-    code, told = _errno(error), cause(error)
-    why = os.strerror(code) if code else told
+    """Returns a one-line message: what could not be written, where, why, and the remedy."""
+    code, message = _errno(error), cause(error)
+    why = os.strerror(code) if code else message
     remedy = _REMEDIES.get(code, "look at the disk") + ", then " if code else ""
     room = "" if free is None else f" ({free:,} bytes free there)"
     return (
@@ -69,9 +69,9 @@ def failure(step: int, final: Path, error: Exception, size: int, free: int | Non
 
 
 def _errno(error: BaseException | None) -> int:
-    """The number of the operating system's error that caused `error`; 0 where there is none.
+    """Returns the number of the operating-system error behind `error`, or 0.
 
-    tensorstore has it in its text.
+    tensorstore includes it in its message.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno:
@@ -83,7 +83,9 @@ def _errno(error: BaseException | None) -> int:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Bytes that are free where `path` lies, or would lie; None where that cannot be told."""
+    """Returns the free bytes of the file system of `path`, which need not exist, or None if they
+    are unknown.
+    """
     for existing in (path, *path.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(existing).free
@@ -91,6 +93,6 @@ def free_bytes(path: Path) -> int | None:
 
 
 def cause(error: BaseException) -> str:
-    """The message of an error in one line of bounded length."""
+    """Returns the message of an error as one line of limited length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:300] + " ..."

@@ -1,8 +1,8 @@
 """Parameters from and to a Hugging Face folder: safetensors, single or sharded, without torch.
 
-The model's family names the tensors: each leaf of the stacked layout is filled from one tensor per
-layer and expert, a leaf at a time, so that beside the parameters themselves the host
-holds one leaf, or with `shardings` one device's part of it.
+The model's family names the tensors. Each leaf of the stacked layout is filled from one tensor per
+layer and expert. Leaves are processed one at a time, so the host holds one leaf in addition to the
+parameters, or one device's part of it with `shardings`.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ FUSED = "experts.gate_up_proj"
 
 
 class _Leaf(NamedTuple):
-    """One leaf of the stacked layout and the tensors that it consists of."""
+    """One leaf of the stacked layout and its tensors."""
 
     path: tuple[str, ...]
     spec: ParamSpec
     tensor: Tensor
-    names: np.ndarray  # of str: [], [layers], or [layers, experts]
+    names: np.ndarray  # str array: [], [layers], or [layers, experts]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of each tensor on disk."""
+        """The shape of each tensor on disk."""
         shape = self.spec.shape[self.names.ndim :]
         return shape[::-1] if self.tensor.transposed else shape
 
 
 def _leaves(config: ModelConfig) -> tuple[list[_Leaf], Any]:
-    """The leaves in tree order, and the tree's structure."""
+    """Returns the leaves in tree order, and the tree's structure."""
     flat, structure = jax.tree_util.tree_flatten_with_path(param_specs(config), is_leaf=is_spec)
     family, leaves = find(config.family), []
     for path, spec in flat:
@@ -84,14 +84,21 @@ def load_params(
     shardings: Any = None,
     vocab_rows: int | None = None,
 ) -> Any:
-    """Parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`.
+    """Returns the parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`.
 
-    shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads its own
-    part. vocab_rows: number of ids that the folder has rows for; the other rows are zero (None: all
-    of the model's). Raises WeightsError, before any data is read, for a missing, truncated or
-    inconsistent shard, a missing or unexpected tensor, a wrong shape, weights that are no floats,
-    and a tied model whose `lm_head.weight` is not its embedding; and, while they are read, for
-    weights that are not finite in `param_dtype`.
+    Args:
+        folder: the Hugging Face folder.
+        config: the model.
+        param_dtype: type of the parameters.
+        shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads only
+            its part.
+        vocab_rows: number of ids for which the folder has rows; the remaining rows are zero. None
+            for all of the model's.
+
+    Raises WeightsError before any data is read for a missing, truncated or inconsistent shard, a
+    missing or unexpected tensor, a wrong shape, weights that are not floats, and a tied model whose
+    `lm_head.weight` differs from its embedding; and during reading for weights that are not finite
+    in `param_dtype`.
     """
     stored = checked_headers(folder, config, vocab_rows)
     leaves, structure = _leaves(config)
@@ -115,8 +122,8 @@ def load_params(
 def checked_headers(
     folder: str | Path, config: ModelConfig, vocab_rows: int | None = None
 ) -> dict[str, Stored]:
-    """Returns the tensors of a Hugging Face folder by their headers alone. WeightsError, as
-    `load_params` raises it before any data is read, where they are not those of the model.
+    """Returns the tensors of a Hugging Face folder from their headers. Raises WeightsError, as
+    `load_params` does before reading data, if they do not fit the model.
     """
     config = replace(config, vocab_size=vocab_rows or config.vocab_size)
     stored = split_experts(read_headers(folder), config)
@@ -126,11 +133,11 @@ def checked_headers(
 
 
 def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
-    """Returns the tensors as the family names them, those of experts one by one.
+    """Returns the tensors under the family's names, with experts as separate tensors.
 
-    transformers 5 keeps a layer's experts together (`save_original_format=False` writes them so):
-    gate over up in experts.gate_up_proj [e 2f d], and experts.down_proj [e d f], under the names of
-    its own classes, which are those of `TENSORS`.
+    transformers 5 can fuse a layer's experts (`save_original_format=False`): gate over up in
+    experts.gate_up_proj [e 2f d], and experts.down_proj [e d f], under the names of its classes,
+    which are those of `TENSORS`.
     """
     if config.moe is None or not any(name.endswith(FUSED) for name in stored):
         return stored
@@ -150,8 +157,8 @@ def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, S
 def _split(
     tensors: dict[str, Stored], experts: int, prefix: str, family: Family, layer: int
 ) -> None:
-    """Replaces the two tensors of a layer's experts by their parts. One of another shape stays, and
-    is then a tensor that the model does not have.
+    """Replaces the two fused tensors of a layer's experts by their parts. A tensor of another shape
+    stays and is later reported as unexpected.
     """
     for tensor, parts in ((FUSED, ("moe.gate", "moe.up")), ("experts.down_proj", ("moe.down",))):
         name = prefix.removesuffix("experts") + tensor
@@ -172,9 +179,7 @@ def _split(
 def _read_block(
     leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...], dtype: np.dtype
 ) -> np.ndarray:
-    """The part `index` of a leaf, from the tensors that it touches, with one file open at a
-    time.
-    """
+    """Returns the part `index` of a leaf, read from its tensors with one file open at a time."""
     lead = leaf.names.ndim
     names, inner = leaf.names[index[:lead]] if lead else leaf.names, index[lead:]
     on_disk = inner[::-1] if leaf.tensor.transposed else inner
@@ -190,7 +195,7 @@ def _read_block(
         with open_file(file) as handle:
             for at in positions:
                 part = _within(on_disk, leaf.shape, stored[str(names[at])].shape)
-                if any(x.start == x.stop for x in part):  # rows that the folder does not have
+                if any(x.start == x.stop for x in part):  # rows that the folder lacks
                     continue
                 name = str(names[at])
                 tensor = stored[name].read(handle, name, part)
@@ -203,7 +208,7 @@ def _read_block(
 def _within(
     index: tuple[slice, ...], expected: tuple[int, ...], stored: tuple[int, ...]
 ) -> tuple[slice, ...]:
-    """Returns `index` of a tensor of shape `expected`, cut to the shape that is stored."""
+    """Returns `index` into a tensor of shape `expected`, clipped to the stored shape."""
     bounds = (part.indices(size) for part, size in zip(index, expected, strict=True))
     return tuple(
         slice(min(first, size), min(last, size))
@@ -212,13 +217,13 @@ def _within(
 
 
 def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]) -> list[str]:
-    """What keeps these tensors from being the weights of a model: names, shapes, types, a tied head
-    that is not.
+    """Returns the reasons why these tensors do not fit the model: names, shapes, types, or a head
+    that should be tied and differs.
     """
     problems, stored = [], split_experts(stored, config)
     specs = jax.tree.leaves(param_specs(config), is_leaf=is_spec)
     described = sum(math.prod(spec.shape[: spec.stacked + spec.per_expert]) for spec in specs)
-    if described > 2 * len(stored) + 1000:  # their names alone might fill the memory
+    if described > 2 * len(stored) + 1000:  # their names could exhaust the memory
         return [
             f"{folder}: config.json describes {described:,} tensors, the files hold {len(stored):,}"
         ]
@@ -245,23 +250,23 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
             " have"
         )
     for name in (name for name in expected if name in stored):
-        found = stored[name]
-        if found.shape != expected[name]:
+        tensor = stored[name]
+        if tensor.shape != expected[name]:
             problems.append(
-                f"{found.file}: tensor {name} has shape {found.shape}, the model expects"
+                f"{tensor.file}: tensor {name} has shape {tensor.shape}, the model expects"
                 f" {expected[name]}"
             )
-        if found.dtype not in DTYPES.values():
+        if tensor.dtype not in DTYPES.values():
             problems.append(
-                f"{found.file}: tensor {name} is stored as {found.dtype}; supported:"
+                f"{tensor.file}: tensor {name} is stored as {tensor.dtype}; supported:"
                 f" {', '.join(DTYPES.values())}"
             )
     return problems
 
 
 def parameters_of(config: ModelConfig) -> dict[str, str]:
-    """Every tensor of a model's folder, in the order of the layout -> the parameter that it is a
-    part of, as families call it ("moe.router").
+    """Returns every tensor of a model's folder, in layout order -> its parameter in the families'
+    naming ("moe.router").
     """
     return {name: leaf.spec.name for leaf in _leaves(config)[0] for name in leaf.names.flat}
 
@@ -272,12 +277,12 @@ def _some(names: list[str]) -> str:
 
 
 def stored_dtype(folder: str | Path) -> str:
-    """The float type that holds every tensor of a folder exactly."""
+    """Returns the float type that represents every tensor of a folder exactly."""
     kinds = {stored.dtype for stored in read_headers(folder).values()}
-    unknown = kinds - set(DTYPES.values())
-    if unknown:
+    unsupported = kinds - set(DTYPES.values())
+    if unsupported:
         raise WeightsError(
-            f"{folder} holds weights of type {', '.join(sorted(unknown))}; supported:"
+            f"{folder} holds weights of type {', '.join(sorted(unsupported))}; supported:"
             f" {', '.join(DTYPES.values())}"
         )
     if len(kinds) == 1:
@@ -294,13 +299,13 @@ def save_params(
     tokenizer_from: str | Path | None = None,
     replace: bool = False,
 ) -> Path:
-    """Writes stacked parameters as a Hugging Face folder that `AutoModelForCausalLM` loads, and
-    returns its path.
+    """Writes stacked parameters as a Hugging Face folder for `AutoModelForCausalLM`; returns its
+    path.
 
-    Shards of at most `shard_bytes` with an index, or one file where one suffices; tokenizer files
-    and `generation_config.json` are carried over from `tokenizer_from`. The folder appears under
-    its name when it is whole. An existing, non-empty folder is refused unless `replace`. Raises
-    WeightsError; a full disk leaves nothing behind.
+    It writes one file, or shards of at most `shard_bytes` with an index. Tokenizer files and
+    `generation_config.json` are copied from `tokenizer_from`. The folder appears once it is
+    complete. An existing, non-empty folder is refused unless `replace`. Raises WeightsError; a full
+    disk leaves no files behind.
     """
     folder = Path(folder).absolute()
     if dtype not in DTYPES.values():
@@ -317,7 +322,7 @@ def save_params(
             )
     carried_files(tokenizer_from)
     ids = {} if tokenizer_from is None else find_token_ids(tokenizer_from)
-    if isinstance(ends := ids.get("eos_token_id"), list):  # those that the model can emit
+    if isinstance(ends := ids.get("eos_token_id"), list):  # only ids that the model can emit
         ids["eos_token_id"] = [i for i in ends if i < config.vocab_size] or None
     description = write_hf_config(config, dtype, ids)
     total = sum(math.prod(leaf.spec.shape) for leaf in leaves) * jnp.dtype(dtype).itemsize
@@ -338,8 +343,8 @@ def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[
 
 
 def _tensors(leaves: list[_Leaf], values: list[Any], dtype: str) -> Iterator[np.ndarray]:
-    """Yields every tensor as it is on disk, in order; of `values` one layer of one leaf at a time
-    is on the host.
+    """Yields every tensor in its on-disk form, in order; one layer of one leaf of `values` is on
+    the host at a time.
     """
     kind = jnp.dtype(dtype)
     for leaf, value in zip(leaves, values, strict=True):

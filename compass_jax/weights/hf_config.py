@@ -1,4 +1,4 @@
-"""Hugging Face `config.json` to `ModelConfig` and back, by the families' own files
+"""Conversion between Hugging Face's `config.json` and `ModelConfig`, by the family modules
 (compass_jax/families/).
 """
 
@@ -16,10 +16,10 @@ from compass_jax.token_ids import end_ids
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises WeightsError if it is missing, or what
-    `untrusted.parse_json` refuses.
+    """Reads a JSON object from a file. Raises WeightsError if the file is missing or
+    `untrusted.parse_json` refuses it.
     """
-    # tokenizer_config.json says 10**30 where a length is not limited.
+    # tokenizer_config.json writes 10**30 for an unlimited length.
     raw = untrusted.read_json(path, error=WeightsError, most_bytes=2**28, most_digits=40)
     if not isinstance(raw, dict):
         raise WeightsError(f"{path} holds a {type(raw).__name__}, a JSON object is expected")
@@ -27,11 +27,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_hf_config(folder: str | Path, family: str | None = None) -> ModelConfig:
-    """The `ModelConfig` of a Hugging Face folder.
+    """Returns the `ModelConfig` of a Hugging Face folder.
 
-    family: the family to read it by, as `model.family` names it; None: this package's of the file's
-    model type. Raises what `config_from_dict` raises, WeightsError for a missing or malformed
-    `config.json`.
+    Args:
+        folder: the Hugging Face folder.
+        family: the family as in `model.family`; None selects the built-in family of the file's
+            model type.
+
+    Raises WeightsError for a missing or malformed `config.json`, and the errors of
+    `config_from_dict`.
     """
     path = Path(folder) / "config.json"
     if not path.exists():
@@ -42,7 +46,7 @@ def read_hf_config(folder: str | Path, family: str | None = None) -> ModelConfig
 
 
 def refuse_adapter(folder: str | Path) -> None:
-    """Raises WeightsError where a folder is that of an adapter, as peft writes it."""
+    """Raises WeightsError for the folder of a peft adapter."""
     file = Path(folder) / "adapter_config.json"
     if not file.is_file():
         return
@@ -60,10 +64,10 @@ def refuse_adapter(folder: str | Path) -> None:
 def config_from_dict(
     raw: dict[str, Any], where: str = "config.json", family: str | None = None
 ) -> ModelConfig:
-    """`read_hf_config` on the parsed file; `where` begins every error message.
+    """Implements `read_hf_config` for the parsed file. Error messages begin with `where`.
 
-    Raises UnsupportedModel for a model type or a field that changes the maths and is not supported,
-    WeightsError for a malformed field.
+    Raises UnsupportedModel for a model type, or a field that affects the computation, that is not
+    supported; WeightsError for a malformed field.
     """
     kind = raw.get("model_type")
     known = {name: one.model_type for name, one in own().items()}
@@ -80,36 +84,33 @@ def config_from_dict(
 def write_hf_config(
     config: ModelConfig, dtype: str = "float32", token_ids: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The `config.json` of a model whose weights are stored as `dtype`; `token_ids` as
-    `bos_token_id`, `eos_token_id`, `pad_token_id`.
+    """Returns the `config.json` of a model whose weights are stored as `dtype`.
 
-    Raises UnsupportedModel where the family's transformers class cannot express the model (biases,
-    QK norm).
+    `token_ids` holds `bos_token_id`, `eos_token_id` and `pad_token_id`. Raises UnsupportedModel if
+    the family's transformers class cannot express the model (biases, QK norm).
     """
     return find(config.family).write(config, dtype, token_ids or {})
 
 
 def find_token_ids(folder: str | Path) -> dict[str, Any]:
-    """Returns `bos_token_id`, `eos_token_id` and `pad_token_id` of a folder, of those that it has:
-    from `config.json`, else from the tokenizer's special tokens.
+    """Returns `bos_token_id`, `eos_token_id` and `pad_token_id` of a folder: those defined in
+    `config.json`, or else by the tokenizer's special tokens.
 
-    `eos_token_id` is every token that ends an answer in a run with this folder's tokenizer
+    `eos_token_id` holds every token that ends an answer in a run with this folder's tokenizer
     (`Tokenizer.end_ids`): a number, or a list of several.
     """
     folder = Path(folder)
     special, file = _special_ids(folder), folder / "config.json"
-    found = Raw(read_json(file), str(file)).token_ids() if file.is_file() else dict(special)
-    own = [special["eos_token_id"]] if "eos_token_id" in special else []
-    ends = list(dict.fromkeys([*end_ids(folder, WeightsError), *own]))
+    ids = Raw(read_json(file), str(file)).token_ids() if file.is_file() else dict(special)
+    tokenizer_end = [special["eos_token_id"]] if "eos_token_id" in special else []
+    ends = list(dict.fromkeys([*end_ids(folder, WeightsError), *tokenizer_end]))
     if ends:
-        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
-    return found
+        ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return ids
 
 
 def _special_ids(folder: Path) -> dict[str, Any]:
-    """Returns the ids of the special tokens that tokenizer_config.json names; none without a
-    tokenizer.
-    """
+    """Returns the ids of the special tokens in tokenizer_config.json; empty without a tokenizer."""
     if not ((folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file()):
         return {}
     special, tokenizer = (
@@ -127,10 +128,10 @@ def _special_ids(folder: Path) -> dict[str, Any]:
         for token in added
         if isinstance(token.get("content"), str)
     }
-    found = {}
+    token_ids = {}
     for name in TOKEN_IDS:
         token = special.get(name.removesuffix("_id"))
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str) and content in ids:
-            found[name] = ids[content]
-    return Raw(found, str(folder / "tokenizer.json")).token_ids()
+            token_ids[name] = ids[content]
+    return Raw(token_ids, str(folder / "tokenizer.json")).token_ids()

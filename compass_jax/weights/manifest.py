@@ -1,10 +1,10 @@
-"""The manifest of a checkpoint: its step, model, leaves, and a digest of every file and of itself.
+"""The manifest of a checkpoint: step, model, leaves, and digests of every file and of itself.
 
     {"format": 2, "step": 12, "model": {...}, "leaves": {path: [shape, dtype]},
      "files": {name: [bytes, digest]}, "digest": "..."}
 
-`digest` is that of the text before it, closed by a brace. It is written last, so that a manifest
-that was cut off has none.
+`digest` is that of the text before it, closed by a brace. It is written last, so a truncated
+manifest lacks it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ _OWN_FOLDER = re.compile(rf"{ARRAYS}/ocdbt\.process_(\d{{1,9}})/")
 
 
 class CheckpointError(CompassError, RuntimeError):
-    """A checkpoint could not be written, found or read; the message names the path and what to
-    do."""
+    """A checkpoint could not be written, found or read. The message names the path and a remedy."""
 
 
 class NoCheckpoint(CheckpointError):
-    """The folder that a person named has no checkpoint, or not the one that was asked for."""
+    """The named folder has no checkpoint, or not the requested one."""
 
     exit_status = 2
 
 
 class Manifest(NamedTuple):
-    """The content of a checkpoint: `leaves` maps each leaf's path to (shape, dtype name), `files`
-    each file's name to its digest.
+    """The content of a checkpoint. `leaves` maps each leaf's path to (shape, dtype name), and
+    `files` maps each file's name to its digest.
     """
 
     step: int
@@ -50,7 +49,7 @@ class Manifest(NamedTuple):
 
 
 def to_text(manifest: Manifest) -> str:
-    """Returns the text of a manifest, from which `read` makes an equal one."""
+    """Returns the text of a manifest, which `read` parses."""
     content = {
         "format": FORMAT,
         "step": manifest.step,
@@ -65,19 +64,19 @@ def to_text(manifest: Manifest) -> str:
 def read(where: Path) -> Manifest:
     """Returns the manifest of the checkpoint in the directory `where`.
 
-    Raises CheckpointError, naming the file, where it is missing, was changed, or is of another
-    form.
+    Raises CheckpointError, which names the file, if it is missing, was changed, or has another
+    format.
     """
     file = where / NAME
     text = read_text(file, error=CheckpointError)
-    own = _OWN_DIGEST.search(text)
-    if own is not None and _digest(text[: own.start()] + "}") != own[1]:
+    match = _OWN_DIGEST.search(text)
+    if match is not None and _digest(text[: match.start()] + "}") != match[1]:
         raise CheckpointError(f"{file} was changed after it was written: its digest does not fit")
     data = parse_json(text, str(file), error=CheckpointError)
     form = data.get("format") if isinstance(data, dict) else None
     if form != FORMAT:
         raise CheckpointError(f"{file}: written in format {form}; this version reads {FORMAT}")
-    if own is None:
+    if match is None:
         raise CheckpointError(f"{file}: its digest is not its last key, or of another form")
     try:
         model = from_plain(ModelConfig, data["model"])
@@ -93,7 +92,9 @@ def read(where: Path) -> Manifest:
 
 
 def writer_of(name: str) -> int | None:
-    """Returns the process that wrote a file of the arrays; None for a file of them all."""
+    """Returns the process that wrote a file of the arrays, or None for a file that all processes
+    share.
+    """
     match = _OWN_FOLDER.match(name)
     return int(match[1]) if match else None
 

@@ -1,4 +1,4 @@
-"""A folder that appears under its name when it is whole, and not before."""
+"""A folder that appears under its final name only when it is complete."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from compass_jax.families.raw import WeightsError
 
 
 def check_new(folder: Path) -> None:
-    """Raises WeightsError where `folder` is there already and not empty."""
+    """Raises WeightsError if `folder` exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise WeightsError(f"{folder} already exists: choose another name, or remove it")
 
 
 @contextmanager
 def new_folder(folder: Path, size: int, replace: bool = False) -> Iterator[Path]:
-    """An empty folder beside `folder`, to be filled in the block; it gets the name at its end.
+    """Yields an empty temporary folder next to `folder`, which is renamed at the end of the block.
 
-    Whatever ends the block otherwise leaves nothing behind, but for a kill: what that left is
-    removed by the next start.
+    An error in the block removes the temporary folder. After a kill, the next start removes it.
 
     Args:
-        folder: the absolute path that the folder gets.
-        size: bytes of weights that will be written, for the message of a full disk.
-        replace: takes the place of an existing folder, which otherwise is refused unless empty.
+        folder: the absolute path of the folder.
+        size: bytes of weights to be written, for the message of a full disk.
+        replace: replaces an existing folder; otherwise a folder that is not empty is refused.
 
-    Raises WeightsError where the folder exists, and for an OSError in the block.
+    Raises WeightsError if the folder exists, and for an OSError in the block.
     """
     if not replace:
         check_new(folder)
@@ -50,7 +49,7 @@ def new_folder(folder: Path, size: int, replace: bool = False) -> Iterator[Path]
 
 
 def _publish(temporary: Path, folder: Path) -> None:
-    """Gives the whole folder its name; one that it replaces is moved aside first."""
+    """Renames the complete folder; moves a folder that it replaces out of the way first."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -1,9 +1,8 @@
-"""Recorded routes that come back from a checkpoint: checked on the host, before a pass replays what
-nobody chose.
+"""Validation of recorded routes from a checkpoint, on the host, before a pass replays them.
 
-Inside the model a wrong route raises nothing: ids are clipped into range, a repeated id counts an
-expert twice, a partly unset row routes live. Routes enter a run from outside by this door alone,
-with the rollout that a stop interrupted.
+Inside the model an invalid route raises no error: ids are clipped into range, a repeated id counts
+an expert twice, and a partly unset row is routed live. Recorded routes enter a run only here, with
+the rollout that a stop interrupted.
 """
 
 from __future__ import annotations
@@ -14,22 +13,28 @@ from compass_jax.config import ModelConfig
 from compass_jax.model.moe import check_routes, unset_id
 from compass_jax.weights.checkpoint import CheckpointError
 
-ENOUGH = 32  # routes of one expert each that agree by chance at most once in 2^32
+ENOUGH = 32  # number of one-expert routes whose chance agreement has a probability below 2^-32
 
 
 def check_recorded_routes(
     lengths: np.ndarray, routes: np.ndarray, config: ModelConfig, where: str
 ) -> None:
-    """Whether `routes` `[rows t l k]` can be replayed for samples of `lengths` `[rows]` tokens;
-    `where` is the checkpoint's directory.
+    """Raises CheckpointError unless `routes` can be replayed for these samples.
 
-    A row of length 0 is a sample that had not begun, or is sampled anew: what its routes hold is
-    overwritten. Of any other one each of the first length - 1 tokens is set or unset (live
-    routing), and everything behind is unset. CheckpointError names the checkpoint, the row and what
-    is wrong: layers, k, type or length that the model does not have, an id out of range, a repeated
-    id, a partly unset route, a route behind the last input. Zeros that some stage captured repeat
-    an id where k > 1; with k = 1 each of them is a valid route, and only all of them together,
-    `ENOUGH` or more, are refused.
+    A row of length 0 is a sample that had not started or is sampled again; its routes are
+    overwritten. In other rows each of the first length - 1 tokens is set or unset (live routing),
+    and all later ones are unset. The error names the checkpoint, the row and the problem: layers,
+    k, type or length that the model does not have, an id out of range, a repeated id, a partly
+    unset route, or a route after the last input.
+
+    Routes of zeros repeat an id if k > 1. If k = 1, each of them is valid, and they are refused
+    only if all routes, `ENOUGH` or more, are zero.
+
+    Args:
+        lengths: number of tokens of each sample, [rows].
+        routes: expert ids, [rows t l k].
+        config: the model.
+        where: the checkpoint's directory.
     """
     moe, layers, unset = config.mixture, len(config.moe_layers), unset_id(routes.dtype)
     remedy = f"remove {where} to go on from an earlier checkpoint; its rollout is then sampled anew"
@@ -46,12 +51,12 @@ def check_recorded_routes(
         )
     zeros = filled = 0
     for row in np.flatnonzero(lengths):
-        tokens, own = int(lengths[row]), routes[row]
-        if not 0 < tokens <= len(own):
-            raise refuse(f"row {row} has {tokens} tokens, the routes are of {len(own)}")
+        tokens, row_routes = int(lengths[row]), routes[row]
+        if not 0 < tokens <= len(row_routes):
+            raise refuse(f"row {row} has {tokens} tokens, the routes are of {len(row_routes)}")
         try:
             check_routes(
-                own[: tokens - 1],
+                row_routes[: tokens - 1],
                 moe.experts,
                 moe.top_k,
                 layers,
@@ -59,15 +64,15 @@ def check_recorded_routes(
             )
         except ValueError as error:
             raise refuse(str(error)) from error
-        behind = np.flatnonzero((own[tokens - 1 :] != unset).any((1, 2)))
-        if behind.size:
+        late = np.flatnonzero((row_routes[tokens - 1 :] != unset).any((1, 2)))
+        if late.size:
             raise refuse(
-                f"row {row} has a route at token {tokens - 1 + behind[0]}; of {tokens} tokens only"
+                f"row {row} has a route at token {tokens - 1 + late[0]}; of {tokens} tokens only"
                 f" the first {tokens - 1} were inputs"
             )
         zeros, filled = (
-            zeros + int((own[: tokens - 1] == 0).sum()),
-            filled + int((own[: tokens - 1] != unset).sum()),
+            zeros + int((row_routes[: tokens - 1] == 0).sum()),
+            filled + int((row_routes[: tokens - 1] != unset).sum()),
         )
     if moe.top_k == 1 and zeros == filled >= ENOUGH:
         raise refuse(

@@ -1,5 +1,7 @@
-"""Folders of safetensors files, by the library `safetensors`: headers are checked before a tensor
-is read, tensors are read one at a time from a memory map, and shards are written one at a time.
+"""Folders of safetensors files, with the library `safetensors`.
+
+Headers are checked before a tensor is read, tensors are read one at a time from a memory map, and
+shards are written one at a time.
 """
 
 from __future__ import annotations
@@ -22,57 +24,56 @@ from compass_jax.weights.hf_config import read_json, refuse_adapter
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # all ones: an infinity, or no number
-_BLOCK = 2**18  # entries that are looked at together: they stay in the processor's cache
+_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # exponent bits of infinities and NaN
+_BLOCK = 2**18  # entries per check, few enough for the processor's cache
 _FILE_NAME = re.compile(r"[\w.+-]{1,200}\.safetensors")
 _OS_ERROR = re.compile(r"os error (\d+)")
 
 
 class Stored(NamedTuple):
-    """Where a tensor is on disk, and what its header says."""
+    """The location of a tensor on disk, with the content of its header."""
 
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # a numpy name, or the format's own code for a type that is no float
-    # of a part of a tensor: the tensor's name, the entry of its first axis (None: it is all of the
-    # tensor, under another name), and the first row of what that entry holds
+    dtype: str  # a numpy name, or the format's code for a type that is not a float
+    # for a part of a tensor: the tensor's name, the index on its first axis (None: the full tensor
+    # under another name), and the first row within that entry
     tensor: str | None = None
     entry: int | None = None
     row: int = 0
 
     def read(self, handle: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Returns the entries `index` of this tensor, called `name`, from its opened file."""
+        """Returns the entries `index` of this tensor, called `name`, from its open file."""
         piece = handle.get_slice(self.tensor or name)
         if self.entry is None:
             return piece[index]
-        rows, *others = index
+        rows, *other_axes = index
         rows = slice(rows.start + self.row, rows.stop + self.row)
-        return piece[(slice(self.entry, self.entry + 1), rows, *others)][0]
+        return piece[(slice(self.entry, self.entry + 1), rows, *other_axes)][0]
 
 
 def read_headers(folder: str | Path) -> dict[str, Stored]:
-    """Name -> Stored of every tensor of a folder with `model.safetensors`, or shards and their
-    index.
+    """Returns name -> Stored of every tensor of a folder with `model.safetensors`, or shards and
+    their index.
 
-    Raises WeightsError for a shard that is missing, truncated or damaged, and where index and
-    shards disagree.
+    Raises WeightsError for a missing, truncated or damaged shard, and if index and shards disagree.
     """
-    found, problems = look(folder)
+    tensors, problems = look(folder)
     if problems:
         raise WeightsError(problems[0])
-    return found
+    return tensors
 
 
 def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
     """Returns the tensors whose headers can be read, and all faults of files, headers and index.
 
-    Raises WeightsError where the folder holds no weights, or its index is none.
+    Raises WeightsError for a folder without weights or with an invalid index.
     """
     folder = Path(folder)
     files, index = _files(folder)
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     problems = []
-    unread: set[str] = set()  # files whose tensors are not known
+    unread: set[str] = set()  # files whose tensors are unknown
     for file in files:
         if not file.is_file():
             unread.add(file.name)
@@ -88,7 +89,7 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
                     piece = handle.get_slice(name)
                     code = piece.get_dtype()
                     stored = Stored(file, tuple(piece.get_shape()), DTYPES.get(code, code))
-                    if (first := found.setdefault(name, stored)) is not stored:
+                    if (first := tensors.setdefault(name, stored)) is not stored:
                         problems.append(
                             f"tensor {name} is in {first.file.name} and in {file.name} of {folder}"
                         )
@@ -96,16 +97,16 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
             unread.add(file.name)
             problems.append(str(error))
     for name, place in index.items():
-        if place not in unread and (name not in found or found[name].file.name != place):
+        if place not in unread and (name not in tensors or tensors[name].file.name != place):
             problems.append(
                 f"{folder / INDEX} places tensor {name} in {place}, which does not hold it"
             )
-    return found, problems
+    return tensors, problems
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
-    """Returns the files with the weights, and the index: tensor -> name of its file. Raises
-    WeightsError for other weights beside them.
+    """Returns the weight files, and the index: tensor -> name of its file. Raises WeightsError if
+    the folder contains other weights.
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
@@ -129,18 +130,18 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _refuse_others(folder: Path, named: set[str], why: str) -> None:
-    others = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in named)
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    extras = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in named)
+    if extras:
+        more = f" and {len(extras) - 1} more" if len(extras) > 1 else ""
         raise WeightsError(
-            f"{folder} holds {others[0]}{more} beside the weights, and {why}: remove what does not"
+            f"{folder} holds {extras[0]}{more} beside the weights, and {why}: remove what does not"
             " belong to the model"
         )
 
 
 @contextmanager
 def open_file(file: Path) -> Iterator[Any]:
-    """Opens a safetensors file for numpy. Raises WeightsError if it is not whole."""
+    """Opens a safetensors file for numpy. Raises WeightsError if it is truncated or damaged."""
     try:
         handle = safe_open(file, framework="np")
     except SafetensorError as error:
@@ -156,7 +157,7 @@ def open_file(file: Path) -> Iterator[Any]:
 
 def finite(tensor: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
     """Returns `tensor` as `dtype`. Raises WeightsError, beginning with `where`, if an entry is not
-    finite, or too large for `dtype`.
+    finite or overflows `dtype`.
     """
     with np.errstate(all="ignore"):
         cast = tensor.astype(dtype, copy=False)
@@ -187,7 +188,7 @@ def not_finite(tensor: np.ndarray) -> int:
 
 
 def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) -> bool:
-    """Returns whether two stored tensors are equal bit for bit, `rows` rows at a time."""
+    """Returns whether two stored tensors are bitwise equal, comparing `rows` rows at a time."""
     (name_a, at_a), (name_b, at_b) = a, b
     if at_a[1:] != at_b[1:] or not at_a.shape or at_a.dtype not in DTYPES.values():
         return False
@@ -198,8 +199,8 @@ def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) 
 
 
 def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
-    """Splits tensors, in order, into shards of at most `shard_bytes` (a larger tensor has one of
-    its own).
+    """Splits tensors, in order, into shards of at most `shard_bytes`; a larger tensor gets a
+    separate shard.
     """
     shards: list[list[str]] = []
     used = 0
@@ -224,10 +225,14 @@ def shard_names(count: int) -> list[str]:
 def write_shards(
     folder: Path, files: Mapping[str, Sequence[str]], tensors: Iterator[np.ndarray]
 ) -> None:
-    """Writes safetensors files, each assembled in memory, and their index if one is needed.
+    """Writes safetensors files, each assembled in memory, and an index for several files.
 
-    files: file name -> the names of its tensors, in the order in which `tensors` yields them all.
-    Raises OSError where the disk is full or refuses.
+    Args:
+        folder: the folder to write to.
+        files: file name -> names of its tensors.
+        tensors: all tensors, in the order of `files`.
+
+    Raises OSError if the disk is full or not writable.
     """
     total = 0
     for file, names in files.items():
@@ -236,23 +241,23 @@ def write_shards(
         try:
             save_file(shard, folder / file, {"format": "pt"})
         except SafetensorError as error:
-            code = int(found[1]) if (found := _OS_ERROR.search(str(error))) else errno.EIO
+            code = int(match[1]) if (match := _OS_ERROR.search(str(error))) else errno.EIO
             raise OSError(code, os.strerror(code)) from error
-        with open(folder / file, "rb") as written:
-            flush(written)
+        with open(folder / file, "rb") as shard_file:
+            flush(shard_file)
     if list(files) != [SINGLE]:
         index = {name: file for file, names in files.items() for name in names}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
 
 
 def flush(out: BinaryIO) -> None:
-    """Forces a file to the disk, which also shows a delayed 'no space left'."""
+    """Forces a file to disk, which also reveals a delayed 'no space left'."""
     out.flush()
     os.fsync(out.fileno())
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Writes indented JSON and forces it to the disk."""
+    """Writes indented JSON and forces it to disk."""
     with open(file, "wb") as out:
         out.write((json.dumps(value, indent=2) + "\n").encode())
         flush(out)

@@ -1,8 +1,8 @@
-"""Which checkpoints are sound: files that the manifest lists, as they were written, and no others.
+"""Verification of checkpoints: a sound one has exactly the files of its manifest, unchanged.
 
-Names, sizes, steps and digests are compared before anything of a checkpoint is used. Digests tie
-arrays, meta.json and manifest together; the manifest's step is tied to the directory's name. Of
-several processes each digests its share of the files, and all come to the same decision.
+Names, sizes, steps and digests are compared before a checkpoint is used. Digests tie arrays,
+meta.json and manifest together, and the manifest's step is tied to the directory's name. With
+several processes each digests a share of the files, and all come to the same decision.
 """
 
 from __future__ import annotations
@@ -32,50 +32,57 @@ from compass_jax.weights.manifest import (
     NoCheckpoint,
 )
 
-SET_ASIDE = "damaged_"  # how the names of damaged checkpoints begin that a resumed run moved aside
+SET_ASIDE = "damaged_"  # name prefix of damaged checkpoints that a resumed run moved aside
 _STEP = re.compile(r"(?:\.old_)?step_(\d{1,18})")
 _SHOWN = 5  # faults named in a message
-_COMMITTED = f"{ARRAYS}/commit_success.txt"  # orbax writes it last; nothing reads it
-_MOST_META = 2**36  # bytes: a run's history of every prompt may be long
+_COMMITTED = f"{ARRAYS}/commit_success.txt"  # orbax writes it last; it is never read
+_MOST_META = 2**36  # maximum bytes of meta.json, which holds the run's history of every prompt
 
 logger = logging.getLogger(__name__)
 
 
 class Sound(NamedTuple):
-    """A checkpoint that is as it was written. `damaged`: newer ones of its run, which are not."""
+    """A verified checkpoint. `damaged` lists newer checkpoints of its run that failed
+    verification.
+    """
 
     path: Path
     manifest: Manifest
     damaged: tuple[Path, ...] = ()
 
     def meta(self) -> dict[str, Any]:
-        """The host-side state. Raises CheckpointError where it changed since."""
+        """Returns the host-side state. Raises CheckpointError if it has changed since
+        verification.
+        """
         return read_meta(self.path, self.manifest)
 
 
 class Examined(NamedTuple):
-    """The manifest, where it can be read, and everything that is wrong with the checkpoint."""
+    """The manifest, if it can be read, and all faults of the checkpoint."""
 
     manifest: Manifest | None
     faults: list[str]
 
 
 def steps(run_dir: Path) -> dict[int, Path]:
-    """Step -> directory of every checkpoint of a run, in ascending order, damaged ones included.
+    """Returns step -> directory of every checkpoint of a run in ascending order, including damaged
+    ones.
 
-    An `.old_` one counts only while its successor is not yet in place.
+    An `.old_` directory counts only while its successor is not in place.
     """
     root = run_dir / "checkpoints"
-    found: dict[int, Path] = {}
+    directories: dict[int, Path] = {}
     for path in sorted(root.iterdir()) if root.is_dir() else ():  # ".old_" sorts before "step_"
         match = _STEP.fullmatch(path.name)
         if match and path.is_dir():
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            directories[int(match[1])] = path
+    return dict(sorted(directories.items()))
 
 
 def is_one(path: Path) -> bool:
-    """Whether `path` is meant as one checkpoint, and not as a run directory; it may be damaged."""
+    """Returns whether `path` is a checkpoint directory, possibly damaged, and not a run
+    directory.
+    """
     if (path / NAME).exists():
         return True
     named = _STEP.fullmatch(path.name) is not None
@@ -83,25 +90,26 @@ def is_one(path: Path) -> bool:
 
 
 def candidates(path: Path, step: int | None = None) -> list[Path]:
-    """The checkpoints that `path` means: itself, or those of a run directory, newest first.
+    """Returns the checkpoints that `path` refers to: itself, or those of a run directory, newest
+    first.
 
-    Raises NoCheckpoint where there are none.
+    Raises NoCheckpoint if no checkpoint exists.
     """
     if is_one(path):
         return [path]
-    found = steps(path)
-    if not found:
+    directories = steps(path)
+    if not directories:
         raise NoCheckpoint(
             f"{path} holds no checkpoint: give a run directory with checkpoints/, "
             "or one of its step_... directories"
         )
     if step is None:
-        return list(found.values())[::-1]
-    if step not in found:
+        return list(directories.values())[::-1]
+    if step not in directories:
         raise NoCheckpoint(
-            f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, found))}"
+            f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, directories))}"
         )
-    return [found[step]]
+    return [directories[step]]
 
 
 def find(
@@ -111,46 +119,48 @@ def find(
     tell: Callable[[str], None] | None = logger.warning,
     contents: bool = True,
 ) -> Sound:
-    """The newest sound checkpoint of a run directory, or the one that was named.
+    """Returns the newest sound checkpoint of a run directory, or the named one.
 
     Args:
-        path: a run directory, or a checkpoint's own directory.
-        step: the checkpoint of a run directory that is meant.
-        tell: gets a line for each damaged checkpoint that was passed over; None: nobody does.
-        contents: compare every byte with the manifest, which several processes do together;
-            otherwise names and sizes.
+        path: a run directory or a checkpoint directory.
+        step: the step to select in a run directory; None for the newest sound one.
+        tell: receives a line for each damaged checkpoint that was skipped; None for silence.
+        contents: compares every byte with the manifest, shared among processes; otherwise only
+            names and sizes.
 
-    Raises CheckpointError where the one that was named is damaged, or all are, NoCheckpoint where
-    there is none.
+    Raises CheckpointError if the named checkpoint or all of them are damaged; NoCheckpoint if there
+    is no checkpoint.
     """
     path = Path(path).absolute()
-    meant = candidates(path, step)
+    choices = candidates(path, step)
     damaged: dict[Path, list[str]] = {}
-    for where in meant:
+    for where in choices:
         manifest, faults = examine(where, contents=contents)
         if manifest is None or faults:
             damaged[where] = faults
             continue
         for other, why in damaged.items():
             if tell is not None:
-                told = f"{other} is damaged and was passed over: {_few(why)}"
-                tell(f"{told}; going on from {where.name}")
+                message = f"{other} is damaged and was passed over: {_few(why)}"
+                tell(f"{message}; going on from {where.name}")
         return Sound(where, manifest, tuple(damaged))
-    told = "\n".join(f"{where} is damaged: {_few(faults)}" for where, faults in damaged.items())
-    if len(meant) > 1:
-        told += f"\nno sound checkpoint is left in {path}"
+    message = "\n".join(f"{where} is damaged: {_few(faults)}" for where, faults in damaged.items())
+    if len(choices) > 1:
+        message += f"\nno sound checkpoint is left in {path}"
     elif step is not None or is_one(path):
-        told += "\nname an earlier one, or the run directory, to use the newest sound one"
+        message += "\nname an earlier one, or the run directory, to use the newest sound one"
     else:
-        told += "\nit is the only one there; put back a copy of it, or remove it to begin anew"
-    raise CheckpointError(told)
+        message += "\nit is the only one there; put back a copy of it, or remove it to begin anew"
+    raise CheckpointError(message)
 
 
 def examine(where: Path, *, contents: bool = True) -> Examined:
-    """Everything that is wrong with the checkpoint in the directory `where`.
+    """Verifies the checkpoint in the directory `where`; returns its manifest and all faults.
 
-    contents: digest every file, which several processes do together; otherwise the manifest, names
-    and sizes are compared, by this process alone.
+    Args:
+        where: the checkpoint's directory.
+        contents: compares the digest of every file, shared among processes; otherwise this process
+            compares the manifest, names and sizes.
     """
     manifest, faults = _outside(where)
     if not contents:
@@ -161,8 +171,9 @@ def examine(where: Path, *, contents: bool = True) -> Examined:
 
 
 def read_meta(where: Path, manifest: Manifest) -> dict[str, Any]:
-    """The content of meta.json, as `save` was given it. Raises CheckpointError where it cannot be
-    read or was changed."""
+    """Returns the content of meta.json as passed to `save`. Raises CheckpointError if it cannot be
+    read or was changed.
+    """
     file = where / META
     data = read_bytes(file, error=CheckpointError, most_bytes=_MOST_META)
     if digests.of_bytes(data) != manifest.files[META]:
@@ -176,26 +187,26 @@ def read_meta(where: Path, manifest: Manifest) -> dict[str, Any]:
     return meta
 
 
-def set_aside(found: Sound) -> list[Path]:
-    """Where the damaged checkpoints that were passed over lie now: renamed, so that the run does
-    not write over them.
+def set_aside(checkpoint: Sound) -> list[Path]:
+    """Renames the damaged checkpoints that were skipped, so that the run does not overwrite them;
+    returns their new paths.
 
-    One that cannot be renamed stays where it is.
+    One that cannot be renamed stays in place and is not returned.
     """
-    out = []
-    for path in found.damaged:
+    renamed = []
+    for path in checkpoint.damaged:
         name = SET_ASIDE + path.name.removeprefix(".old_")
         names = (name, *(f"{name}_{i}" for i in range(2, 1000)))
         try:
             free = next(n for n in names if not path.with_name(n).exists())
-            out.append(path.rename(path.with_name(free)))
+            renamed.append(path.rename(path.with_name(free)))
         except OSError as error:
             logger.warning("%s is damaged and could not be renamed: %s", path, error)
-    return out
+    return renamed
 
 
 def _outside(where: Path) -> Examined:
-    """What can be seen without the files' contents."""
+    """Verifies everything but the files' contents."""
     try:
         manifest = manifests.read(where)
     except CheckpointError as error:
@@ -214,18 +225,18 @@ def _outside(where: Path) -> Examined:
             faults.append(f"{name} is no file: a folder, a pipe or a device lies there")
         elif (size := file.stat().st_size) != digest.size:
             faults.append(f"{name} has {size:,} bytes, {digest.size:,} were written")
-    there = {str(x.relative_to(where)) for x in (where / ARRAYS).rglob("*") if not x.is_dir()}
-    extra = sorted(there - {_COMMITTED, *manifest.files})
+    present = {str(x.relative_to(where)) for x in (where / ARRAYS).rglob("*") if not x.is_dir()}
+    extra = sorted(present - {_COMMITTED, *manifest.files})
     faults += [f"{name} was not written with it" for name in extra]
     return Examined(manifest, faults)
 
 
 def _share(files: dict[str, Digest]) -> dict[str, Digest]:
-    """The files whose digests this process compares.
+    """Returns the files whose digests this process compares.
 
-    Where there are as many processes as wrote the checkpoint, these are the files that a process of
-    this number wrote: it will read its arrays from them, out of memory then. Otherwise the files
-    are dealt out by size.
+    If the checkpoint was written by the same number of processes, they are the files written by the
+    process of this number: it reads its arrays from them, which are then in memory. Otherwise the
+    files are distributed by size.
     """
     number, count = jax.process_index(), jax.process_count()
     writers = {name: manifests.writer_of(name) for name in files}
@@ -236,23 +247,27 @@ def _share(files: dict[str, Digest]) -> dict[str, Digest]:
 
 
 def _inside(where: Path, files: dict[str, Digest]) -> list[str]:
-    """Which of these files have another content; those without the right size are told already."""
-    whole = [name for name in files if (where / name).is_file()]  # reading a pipe would wait
+    """Returns a fault for each of these files whose content changed. Files of the wrong size are
+    reported elsewhere.
+    """
+    regular = [name for name in files if (where / name).is_file()]  # reading a pipe would block
     try:
-        found = digests.of_files(where, whole)
+        actual = digests.of_files(where, regular)
     except OSError as error:
         return [f"a file cannot be read: {error}"]
     return [
         f"{name} was changed after it was written: its digest does not fit"
-        for name, digest in found.items()
+        for name, digest in actual.items()
         if digest.size == files[name].size and digest != files[name]
     ]
 
 
 def _agreed(faults: list[str]) -> list[str]:
-    """The faults that any process found."""
-    told = (json.loads(part) for part in distributed.all_gather_bytes(json.dumps(faults).encode()))
-    return list(dict.fromkeys(fault for part in told for fault in part))
+    """Returns the union of the faults that the processes found."""
+    gathered = (
+        json.loads(part) for part in distributed.all_gather_bytes(json.dumps(faults).encode())
+    )
+    return list(dict.fromkeys(fault for part in gathered for fault in part))
 
 
 def _few(faults: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The parameters that a run starts from: drawn, a Hugging Face folder's or a checkpoint's."""
+"""The initial parameters of a run: random, from a Hugging Face folder, or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,34 +22,38 @@ from compass_jax.weights.sound import is_one
 
 
 def tokenizer_beside(path: str | Path) -> Path | None:
-    """The tokenizer's folder of a run directory, of one of its checkpoints, or of a Hugging Face
-    folder; None where there is none.
+    """Returns the tokenizer folder of a run directory, of a checkpoint, or of a Hugging Face
+    folder, or None.
     """
     path = Path(path)
     if (path / "tokenizer.json").is_file():
         return path
-    beside = [path / "tokenizer"] + (
+    folders = [path / "tokenizer"] + (
         [] if not is_checkpoint(path) else [checkpoint.locate(path).parent.parent / "tokenizer"]
     )
-    return next((folder for folder in beside if folder.is_dir()), None)
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a folder is a run directory or one checkpoint, and not a Hugging Face folder."""
+    """Returns whether a folder is a run directory or a checkpoint, and not a Hugging Face
+    folder.
+    """
     return (Path(path) / "checkpoints").is_dir() or is_one(Path(path).absolute())
 
 
 def model_of(path: str | Path) -> ModelConfig:
-    """The model of a checkpoint or of a Hugging Face folder. CheckpointError, or what
-    `read_hf_config` raises, where it is neither.
+    """Returns the model of a checkpoint or of a Hugging Face folder. Raises CheckpointError or the
+    errors of `read_hf_config`.
     """
     return checkpoint.read_manifest(path).model if is_checkpoint(path) else read_hf_config(path)
 
 
 def restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelConfig]:
-    """The parameters of a checkpoint, in the type that it stores, without its optimiser state."""
-    found = checkpoint.find(path)
-    manifest = found.manifest
+    """Returns the parameters of a checkpoint in their stored type, without the optimiser state, and
+    the model.
+    """
+    source = checkpoint.find(path)
+    manifest = source.manifest
     parents = [
         keys
         for keys in (("params",), ("state", "params"))
@@ -60,26 +64,27 @@ def restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelC
             f"{path} is a checkpoint without parameters (neither params nor state/params)"
         )
     prefix = parents[0]
-    wanted = abstract_params(manifest.model, manifest.leaves["/".join((*prefix, "embed"))][1])
+    requested = abstract_params(manifest.model, manifest.leaves["/".join((*prefix, "embed"))][1])
     if shardings is not None:
-        wanted = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings
+        requested = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), requested, shardings
         )
     for key in reversed(prefix):
-        wanted = {key: wanted}
-    _, arrays, _ = checkpoint.restore(found, wanted, subset=True)
+        requested = {key: requested}
+    _, arrays, _ = checkpoint.restore(source, requested, subset=True)
     for key in prefix:
         arrays = arrays[key]
     return arrays, manifest.model
 
 
-VOCAB_ROWS = "vocab_rows"  # in a checkpoint's meta
+VOCAB_ROWS = "vocab_rows"  # key in a checkpoint's meta
 
 
 def vocab_rows(config: RunConfig, known: int) -> int:
-    """Returns for how many ids an export of the run has rows. A drawn model has them for the
-    tokenizer's `known` ids: nothing ever trains the others, and transformers would sample them. A
-    model that the run starts from keeps its own.
+    """Returns the number of ids for which an export of the run has rows.
+
+    A randomly initialised model has rows for the tokenizer's `known` ids: the others are never
+    trained, and transformers would sample them. A model that the run starts from keeps its rows.
     """
     if not config.init_from:
         return known
@@ -90,7 +95,7 @@ def vocab_rows(config: RunConfig, known: int) -> int:
 
 
 def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, ModelConfig]:
-    """Returns stacked parameters and their model with rows for the first `rows` ids alone."""
+    """Returns stacked parameters and their model with rows for the first `rows` ids only."""
     if rows == model.vocab_size:
         return params, model
     cut = {"embed": params["embed"][:rows]}
@@ -102,12 +107,14 @@ def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, Mode
 def init_or_load(
     config: RunConfig, key: jax.Array, shardings: Any = None, known: int | None = None
 ) -> Any:
-    """The parameters that a run starts from, stacked, in `compute.param_dtype`: random, or those of
-    `init_from`, which must have rows for the tokenizer's `known` ids.
+    """Returns the initial parameters of a run, stacked, in `compute.param_dtype`.
 
-    `init_from` is a Hugging Face folder or a checkpoint (a run directory, or one checkpoint of it).
-    Raises WeightsError, or CheckpointError, where it is neither or its model is not `config.model`,
-    the fields that differ named; and for a model that its family cannot express.
+    They are random, or those of `init_from`, a Hugging Face folder, a run directory or a
+    checkpoint, which must have rows for the tokenizer's `known` ids.
+
+    Raises WeightsError or CheckpointError if `init_from` is none of these, if its model is not
+    `config.model` (the message lists the fields that differ), and for a model that its family
+    cannot express.
     """
     path, rows = _folder(config)
     dtype = config.compute.param_dtype
@@ -130,15 +137,15 @@ def init_or_load(
 
 
 def check_weights(config: RunConfig) -> None:
-    """Raises what `init_or_load` raises before it reads a number of the weights."""
+    """Raises the errors that `init_or_load` raises before it reads the values of the weights."""
     path, rows = _folder(config)
     if path is not None and not is_checkpoint(path):
         checked_headers(path, config.model, rows)
 
 
 def _folder(config: RunConfig) -> tuple[Path | None, int]:
-    """Returns the folder of `init_from`, which holds the run's model (None where weights are
-    drawn), and for how many ids it has rows.
+    """Returns the folder of `init_from` (None for random weights), whose model is checked, and the
+    number of ids for which it has rows.
     """
     families.check(config.model)
     if not config.init_from:
@@ -146,13 +153,15 @@ def _folder(config: RunConfig) -> tuple[Path | None, int]:
     path = Path(config.init_from)
     if not path.is_dir():
         raise WeightsError(f"init_from = {config.init_from!r}: there is no such folder")
-    found = model_of(path) if is_checkpoint(path) else read_hf_config(path, config.model.family)
-    _check_same_model(config, found, whole=is_checkpoint(path))
-    return path, found.vocab_size
+    model = model_of(path) if is_checkpoint(path) else read_hf_config(path, config.model.family)
+    _check_same_model(config, model, exact_rows=is_checkpoint(path))
+    return path, model.vocab_size
 
 
 def first_parameters(config: RunConfig, model: Transformer) -> Any:
-    """`init_or_load` in the model's layout, made or read straight into its mesh."""
+    """Returns the parameters of `init_or_load` in the model's layout, created or read directly on
+    its mesh.
+    """
     placement = model.placement
     shardings = (
         None
@@ -165,7 +174,9 @@ def first_parameters(config: RunConfig, model: Transformer) -> Any:
 
 
 def _cast(params: Any, dtype: str) -> Any:
-    """`params` in another type, a leaf at a time, each old leaf released as its copy is made."""
+    """Casts `params` to another type, one leaf at a time, and releases each old leaf once it is
+    copied.
+    """
     leaves, structure = jax.tree.flatten(params)
     params.clear()
     for i, leaf in enumerate(leaves):
@@ -174,23 +185,23 @@ def _cast(params: Any, dtype: str) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _check_same_model(config: RunConfig, found: ModelConfig, whole: bool) -> None:
-    """Raises WeightsError where `found` is another model than the run's.
+def _check_same_model(config: RunConfig, source_model: ModelConfig, exact_rows: bool) -> None:
+    """Raises WeightsError if `source_model` is another model than the run's.
 
-    `init_std` says nothing about weights that exist, and a run may use fewer positions than the
-    model has. Unless `whole`, the run may have rows beyond the vocabulary, so that a mesh can split
+    `init_std` does not affect existing weights, and a run may use fewer positions than the model
+    has. Unless `exact_rows`, the run may have rows beyond the vocabulary, so that a mesh can divide
     them.
     """
-    differing = differences(found, config.model)
+    differing = differences(source_model, config.model)
     differing.pop("init_std", None)
-    if config.model.max_positions <= found.max_positions:
+    if config.model.max_positions <= source_model.max_positions:
         differing.pop("max_positions", None)
-    if not whole and found.vocab_size < config.model.vocab_size:
+    if not exact_rows and source_model.vocab_size < config.model.vocab_size:
         differing.pop("vocab_size", None)
     if differing:
         lines = [
-            f"  model.{name}: {theirs!r} there, {ours!r} in the run's config"
-            for name, (theirs, ours) in differing.items()
+            f"  model.{name}: {source_value!r} there, {run_value!r} in the run's config"
+            for name, (source_value, run_value) in differing.items()
         ]
         raise WeightsError(
             f"init_from = {config.init_from!r} is another model:\n" + "\n".join(lines)

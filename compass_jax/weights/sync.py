@@ -1,8 +1,7 @@
-"""Training parameters -> rollout parameters in one jitted function; 8-bit weights are emulated on
-CPU alone.
+"""Weight sync: training parameters to rollout parameters in one jitted function.
 
-Nothing passes the host, with one exception: a rollout on devices of its own whose cut the
-training's devices cannot make (`near`).
+8-bit weights are emulated on CPU only. Weights pass through the host only if the rollout has
+separate devices whose sharding the training's devices cannot produce (`near`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _convert(
 
 
 _STATIC = ("model", "dtype", "quantize", "stored", "tensor", "layout")
-_convert_here = partial(jax.jit, static_argnames=_STATIC)(_convert)
+_convert_jitted = partial(jax.jit, static_argnames=_STATIC)(_convert)
 
 
 @cache
@@ -57,8 +56,8 @@ def converter(
     layout: Layout,
     source: Mesh | None,
 ):
-    """The jitted function of `sync_weights` whose results lie as the decoding mesh `placement` has
-    them; source: the training's mesh.
+    """Returns the jitted function of `sync_weights` with results sharded for the decoding mesh
+    `placement`. `source` is the training's mesh.
     """
     options: dict[str, Any] = {
         "model": model,
@@ -84,31 +83,33 @@ def converter(
 
 
 def _by_vocabulary(x: jax.Array, axis: int, source: Mesh, placement: Placement) -> jax.Array:
-    """An embedding on its way between meshes: cut along the vocabulary (`axis`) as finely as it was
-    cut along the hidden axis, then the same parts where the decoding mesh wants them. Without these
-    steps the compiler gives every device the whole table, and then cuts it.
+    """Reshards an embedding between meshes in two steps.
 
-    Unchanged where the decoding mesh has no axes that make as many parts.
+    It is first split along the vocabulary (`axis`) into as many parts as along the hidden axis, and
+    then moved to the decoding mesh with the same parts. Without these steps the compiler gathers
+    the full table on every device before it splits it.
+
+    Returns the embedding unchanged if the decoding mesh has no axes with that many parts.
     """
-    mine = [name for name in ("tensor", *STORE["embed"]) if source.shape[name] > 1]
-    parts, theirs = math.prod(source.shape[name] for name in mine), ["tensor"]
+    source_axes = [name for name in ("tensor", *STORE["embed"]) if source.shape[name] > 1]
+    parts, target_axes = math.prod(source.shape[name] for name in source_axes), ["tensor"]
     for name in BATCH["decode"]:
-        if placement.size(*theirs, name) <= parts:
-            theirs.append(name)
-    if placement.size(*theirs) != parts or x.shape[axis] % parts:
+        if placement.size(*target_axes, name) <= parts:
+            target_axes.append(name)
+    if placement.size(*target_axes) != parts or x.shape[axis] % parts:
         return x
-    for mesh, names in ((source, mine), (placement.mesh, theirs)):
+    for mesh, names in ((source, source_axes), (placement.mesh, target_axes)):
         spec = PartitionSpec(*(None,) * axis, tuple(names), *(None,) * (x.ndim - 1 - axis))
         x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
     return x
 
 
 def near(params: Any, placement: Placement) -> Placement:
-    """A mesh over the devices that have `params`, which cuts matrices as `placement` does: what it
-    holds is then copied, device to device.
+    """Returns a mesh over the devices of `params` that shards matrices as `placement` does, so that
+    the result can be copied from device to device.
 
-    Where these are too few or do not divide, a mesh that cuts nothing: the copies then go through
-    the host.
+    If there are too few devices or their number does not divide, the mesh does not shard, and
+    copies go through the host.
     """
     devices = list(ordered(jax.tree.leaves(params)[0].sharding))
     cut = {axis: placement.size(axis) for axis in ("expert", "tensor")}
@@ -121,7 +122,9 @@ def near(params: Any, placement: Placement) -> Placement:
 
 
 def resolve(quantize: str) -> str:
-    """rollout.quantize with "auto" as what the first device multiplies fast."""
+    """Returns rollout.quantize, with "auto" resolved to the type that the first device multiplies
+    fast.
+    """
     return kind_for(jax.devices()[0].device_kind) if quantize == "auto" else quantize
 
 
@@ -135,26 +138,26 @@ def sync_program(
     placement: Placement | None,
     layout: Layout,
 ) -> Program:
-    """The program of `sync_weights`, for parameters or structs of them. Where other devices decode,
-    what it gives is still to be copied to them.
+    """Returns the program of `sync_weights`, for parameters or structs of them. If the rollout has
+    separate devices, the result must still be copied to them.
     """
     if placement is None:
         keywords = {"model": model, "dtype": dtype, "quantize": quantize, "stored": stored}
         keywords |= {"tensor": 1, "layout": layout}
-        return Program("hand-over", _convert_here, (params,), keywords)
-    there, source = placement, None
-    if _apart(params, placement):
-        there = near(params, placement)
+        return Program("hand-over", _convert_jitted, (params,), keywords)
+    target, source = placement, None
+    if _is_disaggregated(params, placement):
+        target = near(params, placement)
     else:
         source = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
     options = (dtype, quantize, stored, placement.size("tensor"), layout)
-    return Program("hand-over", converter(model, there, *options, source), (params,))
+    return Program("hand-over", converter(model, target, *options, source), (params,))
 
 
-def _apart(params: Any, placement: Placement) -> bool:
-    """Whether other devices decode than those that have the parameters."""
-    here = jax.tree.leaves(params)[0].sharding.device_set
-    return here != set(placement.mesh.devices.flat)
+def _is_disaggregated(params: Any, placement: Placement) -> bool:
+    """Returns whether the rollout's devices differ from those of the parameters."""
+    param_devices = jax.tree.leaves(params)[0].sharding.device_set
+    return param_devices != set(placement.mesh.devices.flat)
 
 
 def sync_weights(
@@ -167,13 +170,21 @@ def sync_weights(
     placement: Placement | None = None,
     layout: Layout = "decode",
 ) -> tuple[Any, dict[str, float]]:
-    """The decoding copy (in a decode layout, in `dtype`) of training parameters in either layout;
-    and its bytes and seconds.
+    """Returns the decoding copy of training parameters (in a decode layout, in `dtype`), and the
+    metrics of the sync: bytes and seconds.
 
-    quantize: rollout.quantize; the scales come from the unrounded parameters. stored: 8-bit weights
-    as values and scales (model/quantize.py); else emulated; None: stored unless this is a CPU.
-    placement: the mesh that decodes. On the training's devices the layout changes
-    within the jitted function; other devices get what was converted and cut on the training's.
+    On the training's devices the layout changes within the jitted function. Separate rollout
+    devices receive the weights converted and sharded on the training's devices.
+
+    Args:
+        params: training parameters in either layout.
+        model: the model.
+        dtype: type of the decoding weights.
+        quantize: rollout.quantize; scales are computed from the unrounded parameters.
+        stored: stores 8-bit weights as values and scales (model/quantize.py) instead of emulating
+            them; None: True except on CPU.
+        placement: the decoding mesh.
+        layout: the decode layout.
     """
     started, stored = (
         time.perf_counter(),
@@ -183,7 +194,7 @@ def sync_weights(
         params, model, dtype, resolve(quantize), stored, placement=placement, layout=layout
     )
     decode = program.function(*program.arguments, **program.keywords)
-    if placement is not None and _apart(params, placement):
+    if placement is not None and _is_disaggregated(params, placement):
         decode = jax.device_put(decode, decode_shardings(decode, model, placement, layout))
     decode = jax.block_until_ready(decode)
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))

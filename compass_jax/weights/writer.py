@@ -1,11 +1,10 @@
-"""Writes a run's checkpoints in the background, by orbax's CheckpointManager.
+"""Writes a run's checkpoints in the background with orbax's CheckpointManager.
 
     <run>/checkpoints/step_00000012/   arrays/ (orbax)   meta.json   manifest.json
 
-`Checkpoints.save` returns when the arrays are on the host. Threads of orbax write them into a
-temporary directory; then the handler below adds meta.json and a manifest with the digest of every
-file, and orbax renames the directory. A crash at any moment leaves the earlier checkpoints as they
-were.
+`Checkpoints.save` returns when the arrays are on the host. orbax's threads write them into a
+temporary directory. The handler below then adds meta.json and a manifest with the digest of every
+file, and orbax renames the directory. A crash at any time leaves earlier checkpoints unchanged.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest
 from compass_jax.weights.manifest import ARRAYS, META, CheckpointError, Manifest
 
-_TIMEOUT_S = 6 * 3600  # of one save in the background: orbax gives up after it
-_TEMPORARY = "*.orbax-checkpoint-tmp*"  # directories that orbax has not committed
+_TIMEOUT_S = 6 * 3600  # orbax's timeout of one background save
+_TEMPORARY = "*.orbax-checkpoint-tmp*"  # uncommitted directories of orbax
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +41,16 @@ class Checkpoints:
     """Writes the checkpoints of one run. Every process of the run makes the same calls.
 
     Args:
-        run_dir: the directory of checkpoints/, which is made by the first save.
-        model: the configuration that the manifests name.
-        keep: number of sound checkpoints that are kept, the newest; older ones are removed.
+        run_dir: the run directory; the first save creates checkpoints/ in it.
+        model: the configuration recorded in the manifests.
+        keep: number of sound checkpoints to keep; older ones are removed.
     """
 
     def __init__(self, run_dir: str | os.PathLike, model: ModelConfig, keep: int = 2):
         self.root = Path(run_dir).absolute() / "checkpoints"
         self.model, self.keep = model, keep
         self._manager: ocp.CheckpointManager | None = None
-        self._step = self._bytes = 0  # of the last save
+        self._step = self._bytes = 0  # step and bytes of the last save
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -62,20 +61,20 @@ class Checkpoints:
         except CheckpointError as error:
             if kind is None:
                 raise
-            logger.warning("%s", error)  # the block's own error is the first
+            logger.warning("%s", error)  # the block's error is raised
 
     def save(self, step: int, arrays: Any, meta: dict, *, wait: bool = False) -> Path:
-        """Returns the directory of checkpoint `step`, which replaces an earlier one of that step.
+        """Saves checkpoint `step`, replacing an earlier one of that step; returns its directory.
 
         Args:
-            step: number of steps that are done.
+            step: number of completed steps.
             arrays: pytree of jax arrays (random keys as uint32 key data).
-            meta: JSON-able host-side state, given back equal by `restore`.
-            wait: return when the checkpoint is on the disk; otherwise it is written in the
-                background, from copies on the host.
+            meta: JSON-serialisable host-side state, which `restore` returns.
+            wait: returns once the checkpoint is on disk; otherwise it is written in the background
+                from copies on the host.
 
-        Raises CheckpointError for a leaf that is no jax array; and, for this save or for the one
-        before it, as `wait` does.
+        Raises CheckpointError for a leaf that is not a jax array and, for this save or the previous
+        one, the errors of `wait`.
         """
         flat = flatten(arrays)
         text = json.dumps(meta).encode()
@@ -95,10 +94,10 @@ class Checkpoints:
         return self._path(step)
 
     def wait(self) -> None:
-        """Waits until the last save is on the disk.
+        """Waits until the last save is on disk.
 
-        Raises CheckpointError where it failed: what was written of it is removed, and earlier
-        checkpoints are as they were.
+        Raises CheckpointError if it failed. Its partial files are removed, and earlier checkpoints
+        are unchanged.
         """
         if self._manager is not None:
             with self._errors_named():
@@ -107,7 +106,7 @@ class Checkpoints:
                     _tidy(self.root)
 
     def close(self) -> None:
-        """Waits as `wait` does, and ends orbax's threads."""
+        """Waits as `wait` does, and stops orbax's threads."""
         self.wait()
         if self._manager is not None:
             self._manager.close()
@@ -123,7 +122,7 @@ class Checkpoints:
                 _tidy(self.root)
             multihost_utils.sync_global_devices("checkpoint directory")
             registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-            # floats hardly compress, and the processors are busy with the next step
+            # floats compress little, and the processors are busy with the next step
             registry.add(ARRAYS, _Save, _Handler(use_compression=False))
             options = ocp.CheckpointManagerOptions(
                 step_prefix="step",
@@ -153,7 +152,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _errors_named(self) -> Iterator[None]:
-        """Raises CheckpointError for an error in the block, and removes what was half-written."""
+        """Converts an error in the block to CheckpointError, and removes partial files."""
         try:
             with disk.told_once():
                 yield
@@ -162,16 +161,16 @@ class Checkpoints:
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):
                     _tidy(self.root)
-            free = disk.free_bytes(self.root)  # as at the next try
+            free = disk.free_bytes(self.root)  # free at the next attempt
             where = self._path(self._step)
-            told = disk.failure(self._step, where, error, self._bytes, free)
-            raise CheckpointError(told) from error
+            message = disk.failure(self._step, where, error, self._bytes, free)
+            raise CheckpointError(message) from error
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """Returns leaf path -> leaf, in tree order; the container types are left out.
+    """Returns leaf path -> leaf, in tree order, without the container types.
 
-    Raises CheckpointError for a leaf that is no plain array.
+    Raises CheckpointError for a leaf that is not a plain array.
     """
     flat = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -199,17 +198,19 @@ class _Save(ocp.args.PyTreeSave):
 
 
 class _Handler(ocp.PyTreeCheckpointHandler):
-    """Writes meta.json and the manifest beside the arrays, before orbax commits the checkpoint."""
+    """Writes meta.json and the manifest in addition to the arrays, before orbax commits the
+    checkpoint.
+    """
 
-    async def async_save(self, directory: Any, *given: Any, args: Any = None) -> Any:
-        """Starts the writes. Once they are done, each process digests the files that it wrote."""
+    async def async_save(self, directory: Any, *positional: Any, args: Any = None) -> Any:
+        """Starts the writes. After them, each process computes the digests of its files."""
         self._args = args
-        written = await super().async_save(directory, *given, args=args)
+        futures = await super().async_save(directory, *positional, args=args)
         digest = partial(_digest_own_files, Path(directory))
-        return [ocp.future.ChainedFuture(written or [], digest)]
+        return [ocp.future.ChainedFuture(futures or [], digest)]
 
     def finalize(self, directory: Any) -> None:
-        """Merges what the processes wrote, in the first process, and writes the two files."""
+        """Merges the processes' files in the first process, and writes the two files."""
         super().finalize(directory)
         folder = Path(directory)
         step_folder, manifest = folder.parent, self._args.manifest
@@ -223,28 +224,28 @@ class _Handler(ocp.PyTreeCheckpointHandler):
 
 
 class _NewestSound(NamedTuple):
-    """Keeps the newest `keep` sound checkpoints, the one just written among them. Older ones are
-    removed; damaged ones are not counted.
+    """A preservation policy that keeps the newest `keep` sound checkpoints, including the one just
+    written. Older ones are removed; damaged ones are not counted.
     """
 
     root: Path
     keep: int
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns whether each checkpoint stays; the last is the one just written."""
+        """Returns whether to keep each checkpoint; the last one was just written."""
         steps = [info.step for info in checkpoints]
         older = sorted(steps[:-1], reverse=True)
-        kept = 1
+        sound_count = 1
         for step in older:
-            if kept >= self.keep:
+            if sound_count >= self.keep:
                 return [x == steps[-1] or x > step for x in steps]
-            kept += not sound.examine(self.root / f"step_{step:08d}", contents=False).faults
+            sound_count += not sound.examine(self.root / f"step_{step:08d}", contents=False).faults
         return [True] * len(steps)
 
 
 def _tidy(root: Path) -> None:
-    """Removes what a crash or a failed save left, and replaced checkpoints. One whose successor
-    never came gets its name back.
+    """Removes the leftovers of a crash or a failed save, and replaced checkpoints. A replaced
+    checkpoint without a successor gets its name back.
     """
     for path in root.glob(_TEMPORARY):
         shutil.rmtree(path)
@@ -257,27 +258,29 @@ def _tidy(root: Path) -> None:
 
 
 def _of_all(x: jax.Array) -> jax.Array:
-    """Returns an array that every process holds whole as one global array: orbax saves no other."""
+    """Returns an array that every process holds in full as one global array, the only kind that
+    orbax saves.
+    """
     return x if jax.process_count() == 1 or not x.is_fully_addressable else put(x, everywhere())
 
 
 def _digest_own_files(folder: Path) -> None:
-    """Writes the digests of the files that this process wrote, while the operating system has them
-    in its memory.
-    """
+    """Writes the digests of the files that this process wrote, while they are in the page cache."""
     number = jax.process_index()
-    own = digests.of_files(folder, _files(folder, f"ocdbt.process_{number}/**/*"))
-    _write(folder / f"digests.{number}.json", json.dumps(own).encode())
+    own_digests = digests.of_files(folder, _files(folder, f"ocdbt.process_{number}/**/*"))
+    _write(folder / f"digests.{number}.json", json.dumps(own_digests).encode())
 
 
 def _all_digests(folder: Path) -> dict[str, Digest]:
     """Returns file name -> digest of all files of the arrays, and removes the processes' lists."""
-    found: dict[str, Digest] = {}
+    collected: dict[str, Digest] = {}
     for part in sorted(folder.glob("digests.*.json")):
-        found |= {name: Digest(*digest) for name, digest in json.loads(part.read_bytes()).items()}
+        collected |= {
+            name: Digest(*digest) for name, digest in json.loads(part.read_bytes()).items()
+        }
         part.unlink()
-    others = (name for name in _files(folder, "**/*") if name not in found)
-    return dict(sorted((found | digests.of_files(folder, others)).items()))
+    remaining = (name for name in _files(folder, "**/*") if name not in collected)
+    return dict(sorted((collected | digests.of_files(folder, remaining)).items()))
 
 
 def _files(folder: Path, pattern: str) -> list[str]:
@@ -292,7 +295,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Forces a file, or a directory's entries, to the disk."""
+    """Forces a file, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
