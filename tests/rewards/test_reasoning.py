@@ -152,10 +152,10 @@ def section(title):
 
 
 def test_the_documentation_names_them():
-    assert section("The scorers of these evaluate the answer") == set(READERS)
-    assert section("These name no answer") == set(NAMELESS)
+    assert section("The scorers of these data sets evaluate the answer") == set(READERS)
+    assert section("These data sets have no reference answer") == set(NAMELESS)
     own = len(DATASETS) - len(NAMELESS) - len(ROWLESS)
-    assert f"Of {len(DATASETS)} data sets the own answers of {own} score 1" in TEXT
+    assert f"For {own} of {len(DATASETS)} data sets, the data set's own answers score 1" in TEXT
 
 
 NAMES = {"eval", "exec", "compile", "parse_expr", "sympify"}
