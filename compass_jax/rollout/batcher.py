@@ -1,8 +1,8 @@
-"""The continuous batcher: which request enters which slot when. Training, evaluation and servers
-`add` requests, `step` it, and may `cancel` requests.
+"""The continuous batcher: decides when each request enters a slot. Training, evaluation and servers
+`add` requests, call `step`, and may `cancel` requests.
 
 Decisions depend only on numbered steps (the k-th generate call) and replicated device results,
-never on a clock, so every host of a pod takes the same ones.
+never on a clock, so all hosts of a pod decide alike.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from compass_jax.sharding import fetch
 
 
 class Batcher:
-    """Requests through the slots of an engine, which it owns with the pages of their caches.
+    """Runs requests through the slots of an engine, and owns the engine's state and cache pages.
 
-    One prefill serves the samples of a prompt, and prompts of one bucket share it. With
-    `rollout.cache_pages` a request enters a slot when pages are free for it; when they run out, the
-    youngest is preempted and continues later. Neither order nor slot changes a sample: keys belong
-    to samples.
+    One prefill serves the samples of a prompt, and prompts of one bucket share a prefill. With
+    `rollout.cache_pages` a request enters a slot when enough pages are free. When pages run out,
+    the youngest request is preempted and continues later. Neither order nor slot changes a sample,
+    because keys belong to samples.
 
     Args:
-        params: in the engine's decode layout.
-        seed: with `purpose`, of every draw.
-        sampler: of all requests (None: the configuration's); a `per_request` one takes the
-            parameters that each brings.
-        version: of the policy that samples, recorded with each token.
-        routes: the buffer into whose rows the routes of requests are copied when they leave their
-            slots; None: routes are not kept.
+        params: parameters in the engine's decode layout.
+        seed: seed of every draw, together with `purpose`.
+        sampler: sampler of all requests (None: the configuration's); a `per_request` one takes the
+            parameters of each request.
+        version: version of the sampling policy, recorded with each token.
+        routes: buffer that receives a request's routes when it leaves its slot; None: routes are
+            not kept.
         stats: counters to add to.
-        streams: whether prompts are prefilled one by one: the first token of one waits for no
-            other's.
+        streams: whether prompts are prefilled one by one, so that no first token waits for another
+            prompt's.
     """
 
     def __init__(
@@ -88,26 +88,26 @@ class Batcher:
     # ---- what its drivers call -------------------------------------------------------------------
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
-        """Queues samples of one prompt. Those that have tokens already are prefilled singly, before
-        all new ones.
+        """Queues samples of one prompt. Samples that already have tokens are prefilled singly,
+        before all new ones.
 
         columns: sample indices for which the prefill of the new ones draws (None: one each).
         """
         self._waiting.add(requests, columns)
 
     def cancel(self, *requests: Request) -> None:
-        """Cancels requests: the next step ends them and frees their slots and pages. Any thread may
-        call it.
+        """Cancels requests: the next step ends them and frees their slots and pages.
+        Thread-safe.
         """
         for request in requests:
             request.cancelled = True
         self._any_cancelled = True
 
     def step(self) -> list[Request]:
-        """Fills the slots and decodes once; every request in a slot has its new tokens then.
-        Returns the requests that have ended, which hold no slot any more.
+        """Fills the slots, decodes once and gives every request in a slot its new tokens. Returns
+        the finished requests, which have left their slots.
         """
-        ended = self._leave_cancelled()
+        finished = self._leave_cancelled()
         self._make_room()
         self._fill()
         if self.slots.entered:
@@ -115,23 +115,23 @@ class Batcher:
             done = [x for x in self.slots.entered if not live[x.slot]]
             self._harvest([(x.slot, x) for x in done])
             self._leave(done)
-            ended += done
-        return ended
+            finished += done
+        return finished
 
     def cut(self) -> list[Request]:
-        """Returns the requests that have begun and not ended, the routes of each in its row."""
+        """Returns the unfinished requests that have tokens, with the routes of each in its row."""
         entered = self.slots.entered
         self._harvest([(request.slot, request) for request in entered])
         return [*entered, *self._waiting.begun]
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether any request is unfinished."""
         return bool(self._waiting or self.slots.entered)
 
     @property
     def room(self) -> int:
-        """Free slots beyond those that waiting requests will take; negative where more wait."""
+        """Number of free slots minus the number of waiting requests; can be negative."""
         return self.engine.config.slots - len(self.slots.entered) - len(self._waiting)
 
     # ---- out of slots before their end -----------------------------------------------------------
@@ -144,14 +144,14 @@ class Batcher:
         if not self._any_cancelled:
             return []
         self._any_cancelled = False  # first: another request may be cancelled meanwhile
-        left, _ = split_cancelled(self.slots.entered)
-        for request in left:
+        cancelled, _ = split_cancelled(self.slots.entered)
+        for request in cancelled:
             self._free(request.slot)
-        self._leave(left)
+        self._leave(cancelled)
         waited = self._waiting.leave_cancelled()
         for request in waited:
             request.ended = True
-        return left + waited
+        return cancelled + waited
 
     def _leave(self, requests: Sequence[Request]) -> None:
         """Ends requests and frees their slots."""
@@ -160,7 +160,9 @@ class Batcher:
             self.slots.leave(request)
 
     def _make_room(self) -> None:
-        """Gives every request in a slot the pages of its next call; preempted ones wait."""
+        """Assigns the pages of the next call to every request in a slot; preempted requests return
+        to the queue.
+        """
         victims = self.slots.preempt()
         self._harvest(victims)
         for slot, request in victims:
@@ -172,8 +174,8 @@ class Batcher:
     # ---- into slots ------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Puts waiting samples into free slots: first those that have tokens, then new ones,
-        prefilling when the open prefix is used up.
+        """Puts waiting samples into free slots: first samples that have tokens, then new ones. Runs
+        a prefill when the open prefix is used up.
         """
         free, waiting = self.slots.free(), self._waiting
         while free and waiting.begun:
@@ -189,7 +191,7 @@ class Batcher:
                 break
 
     def _insert(self, opened: OpenPrefix, free: deque[int]) -> int:
-        """Puts samples of `opened` into slots and returns how many entered."""
+        """Puts samples of `opened` into slots and returns their number."""
         slots = np.full(opened.prefix.first_token.shape, -1, np.int32)
         most = np.ones(len(opened.prefix.lengths), np.int32)
         entered = 0
@@ -212,33 +214,33 @@ class Batcher:
 
     def _prefill(self, free: int) -> OpenPrefix:
         """Prefills the next prompts of one bucket, as many as the free slots can take, in one of
-        the sizes that are compiled.
+        the compiled sizes.
         """
         first = self._waiting.groups[0]
         s, bucket = len(first.columns), prompt_bucket(self.engine.config, len(first.prompt.tokens))
         sizes = [1] if self.streams else prefill_rows(self.engine.config, s, bucket)
         most = min(-(-free // s), sizes[-1])
-        taken = self._waiting.take_alike(partial(prompt_bucket, self.engine.config), most)
-        rows = next(size for size in sizes if size >= len(taken))
-        heads = [group.requests[0] for group in taken]
-        columns = [group.columns for group in taken]
+        prompt_groups = self._waiting.take_alike(partial(prompt_bucket, self.engine.config), most)
+        rows = next(size for size in sizes if size >= len(prompt_groups))
+        heads = [group.requests[0] for group in prompt_groups]
+        columns = [group.columns for group in prompt_groups]
         prefix = self._run_prefill(heads, columns, (rows, bucket), None)
-        waiting = deque((r, x) for r, group in enumerate(taken) for x in group.requests)
+        waiting = deque((r, x) for r, group in enumerate(prompt_groups) for x in group.requests)
         return OpenPrefix(prefix, columns, waiting)
 
     def _resume(self, free: deque[int]) -> int:
         """Prefills samples that have tokens, of one length bucket, and puts them into slots.
-        Returns how many entered.
+        Returns their number.
         """
-        config, begun = self.engine.config, self._waiting.begun
+        config, resumable = self.engine.config, self._waiting.begun
         sizes = resume_rows(config)
         entered: list[Request] = []
-        bucket = resume_bucket(config, len(begun[0].tokens))
-        for sample in list(begun):
+        bucket = resume_bucket(config, len(resumable[0].tokens))
+        for sample in list(resumable):
             fits = resume_bucket(config, len(sample.tokens)) == bucket
             if not (fits and len(entered) < sizes[-1] and free and self.slots.enter(sample, free)):
                 break
-            begun.popleft()
+            resumable.popleft()
             entered.append(sample)
         if not entered:
             return 0
@@ -334,13 +336,13 @@ class Batcher:
         return results.live
 
     def _take(self, request: Request, results: ResultTokens) -> None:
-        """Gives a request the new tokens of its slot."""
+        """Appends the new tokens of its slot to a request."""
         slot = request.slot
-        found = results.get_result_at_slot(slot)
-        valid = found.valid[0].astype(bool)
+        slot_results = results.get_result_at_slot(slot)
+        valid = slot_results.valid[0].astype(bool)
         assert results.logp is not None and results.entropy is not None
         logp, entropy = (np.asarray(x[slot])[valid] for x in (results.logp, results.entropy))
-        request.take(found.tokens[0][valid], logp, entropy, self.version)
+        request.take(slot_results.tokens[0][valid], logp, entropy, self.version)
         if results.top is not None and request.logprobs:
             request.take_top(TopLogprobs(*(x[slot][valid] for x in results.top)))
         self.stats.tokens += int(valid.sum())

@@ -25,12 +25,13 @@ class Collection:
     the rollouts as they finish; `routes` then has their routes.
 
     The routes of sample c of prompt n go to row rows[n] + c of `buffer` (None: to row n * samples +
-    c of a new one). `asked` restricts the samples (None: all). Their order does not change them:
-    keys belong to samples, not to slots.
+    c of a new one). `asked` restricts the samples (None: all). The order of the samples does not
+    change them, because keys belong to samples and not to slots.
 
-    The collection ends after the tick at which `enough` returns true; `cut` then returns the
-    unfinished samples. They are `carried` into a later collection, with the buffer that has their
-    routes: they continue under its policy, and their tokens keep log-probs and versions.
+    The collection ends after the tick at which `enough` returns true. `cut` then returns the
+    unfinished samples. They can be `carried` into a later collection, with the buffer of their
+    routes. There they continue under that collection's policy, and their earlier tokens keep their
+    log-probs and versions.
     """
 
     engine: Engine
@@ -76,16 +77,18 @@ class Collection:
         self.stats.seconds = time.perf_counter() - started
 
     def cut(self) -> list[Rollout]:
-        """Returns the unfinished samples, each with a token or more and its routes in its row."""
+        """Returns the unfinished samples, each with at least one token and its routes in
+        its row.
+        """
         return [x.rollout(self.engine.end_ids) for x in self.batcher.cut()]
 
     @property
     def routes(self) -> UInt[Array, "rows t l k"] | None:
-        """The routes of finished and cut samples by row; None where they are not kept."""
+        """The routes of finished and cut samples by row; None if routes are not kept."""
         return self._held.rows
 
     def _step(self) -> list[Rollout]:
-        """Runs one tick and returns the rollouts that ended."""
+        """Runs one tick and returns the finished rollouts."""
         return [x.rollout(self.engine.end_ids) for x in self.batcher.step()]
 
     def _new_buffer(self) -> RouteBuffer:
@@ -96,7 +99,7 @@ class Collection:
         return buffer
 
     def _add_carried(self) -> None:
-        """Adds the carried samples, ordered by length, so that prefills share them."""
+        """Adds the carried samples in order of length, so that they share prefills."""
         place = {prompt.key: n for n, prompt in enumerate(self.prompts)}
         carried = sorted(
             ((place[x.prompt.key], x) for x in self.carried),
@@ -105,26 +108,26 @@ class Collection:
         self.batcher.add([Request.again(rollout, self._limit(n)) for n, rollout in carried])
 
     def _add_new(self) -> None:
-        """Adds the new samples, those of a prompt for one prefill."""
-        begun = {rollout.key for rollout in self.carried}
+        """Adds the new samples; those of a prompt share a prefill."""
+        carried_keys = {rollout.key for rollout in self.carried}
         order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
         for n in order:
             prompt, columns = self.prompts[n], range(self.samples)
             keys = [prompt.sample(column) for column in columns]
-            asked = set(keys) if self.asked is None else self.asked.intersection(keys)
+            new_keys = set(keys) if self.asked is None else self.asked.intersection(keys)
             first = n * self.samples if self.rows is None else self.rows[n]
             limit = self._limit(n)
             self.batcher.add(
                 [
                     Request.of(prompt, key.index, first + key.index, limit, self.policy_version)
                     for key in keys
-                    if key in asked and key not in begun
+                    if key in new_keys and key not in carried_keys
                 ],
                 columns,
             )
 
     def _limit(self, n: int) -> int:
-        """The length at which prompt n's samples are cut, prompt included."""
+        """The maximum length of prompt n's samples in tokens, prompt included."""
         most = self.engine.config.max_new_tokens
         if self.max_new_tokens is not None:
             most = min(max(1, self.max_new_tokens[n]), most)

@@ -1,4 +1,4 @@
-"""The decoding loop: many tokens of every live slot in one call, on the device."""
+"""The decoding loop: draws many tokens for every live slot in one call, on the device."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def decoded(
     in_place: bool,
     wanted: Bool[Array, ""] | None = None,
 ) -> tuple[DecodeState, ResultTokens]:
-    """Returns the state and the new tokens, see `Engine.generate`. in_place: the cache is read
-    and written where it lies, by the kernel; wanted: whether the likeliest tokens are (not None
-    where the state has room for them).
+    """Returns the state and the new tokens, see `Engine.generate`.
+
+    in_place: whether the kernel reads and writes the cache in place. wanted: whether the log-probs
+    of the likeliest tokens are requested (None unless the state has them).
     """
     n, slots, placement = rollout.tokens_per_call, rollout.slots, model.placement
 
@@ -66,7 +67,7 @@ def decoded(
 
 
 def _outputs(state: DecodeState, n: int) -> dict[str, Any]:
-    """Zeros for the outputs of `n` steps, routes unset."""
+    """Returns zero outputs of `n` steps, with routes unset."""
     slots = state.lengths.shape[0]
     outputs = {
         "tokens": jnp.zeros((n, slots), jnp.int32),
@@ -119,7 +120,7 @@ def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pag
 
 
 def _results(state: DecodeState, outputs, lengths, live) -> ResultTokens:
-    """The first tokens that are new, and a call's `[steps slots]` outputs, by slots."""
+    """Returns the unreported first tokens and a call's `[steps slots]` outputs, by slots."""
 
     def columns(first, drawn):
         return jnp.concatenate([first[:, None], jnp.moveaxis(drawn, 0, 1)], axis=1)
@@ -144,7 +145,9 @@ def _results(state: DecodeState, outputs, lengths, live) -> ResultTokens:
 
 
 def _written_routes(state: DecodeState, outputs, inputs: Int[Array, "steps slots"], past: int):
-    """The slots' routes with those of a call's inputs; row t belongs to token t as an input."""
+    """Returns the slots' routes with those of a call's inputs added; row t belongs to input token
+    t.
+    """
     if state.routes is None:
         return None
     slot = jnp.broadcast_to(jnp.arange(inputs.shape[1])[None], inputs.shape)

@@ -1,9 +1,10 @@
 """The engine of this package: prefill, insert and generate over a DecodeState, with the methods and
-signatures of JetStream's engines (engine_api.py); pure, jitted, donated.
+signatures of JetStream's engines (engine_api.py). Its programs are pure, jitted and donate their
+state.
 
 A prefill serves all samples of its prompts: it returns a Prefix with the first token of every
-sample, `bulk_insert` puts samples into slots, `generate` decodes many tokens per call on the
-device and returns them. Nothing here reads a clock or the host.
+sample. `bulk_insert` puts samples into slots. `generate` decodes many tokens per call on the device
+and returns them. No function reads a clock or the host.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from compass_jax.sharding import Placement, move
 
 
 class Engine:
-    """The sampler of one model. It has no parameters: each call takes them in the decode layout.
+    """The sampler of one model. It holds no parameters: each call takes them in the decode layout.
 
     Engines of equal settings are equal, so that they share compiled programs. Each of `end_ids`
     ends a sequence. Ids below `known` are tokens; the LM head's other columns are never drawn
@@ -74,7 +75,7 @@ class Engine:
 
     @property
     def slot_groups(self) -> int:
-        """Devices, or groups of them, over which the slots are split."""
+        """Number of devices, or groups of devices, over which the slots are split."""
         return (
             1
             if self.placement is None
@@ -88,22 +89,22 @@ class Engine:
 
     @property
     def samples_per_slot(self) -> int:
-        """Sequences per slot."""
+        """Number of sequences per slot."""
         return 1
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The mesh of its placement; the first device without one."""
+        """The mesh of its placement; without one, the first device."""
         if self.placement is not None:
             return self.placement.mesh
         return jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
 
     @property
     def colocated_cpus(self) -> None:
-        """None."""
+        """None: the engine names no CPU devices."""
 
     def get_prefix_destination_sharding(self) -> None:
-        """Returns None: a prefix is not moved."""
+        """Returns None: a prefix stays on its devices."""
 
     def get_tokenizer(self) -> Any:
         """Raises NotImplementedError: the engine works on token ids (jetstream_api.py has text)."""
@@ -135,8 +136,9 @@ class Engine:
         sampler=None,
         request_id: int = 0,
     ) -> Prefix:
-        """Runs one prompt for one sample, keyed by `request_id`. ValueError for an
-        `existing_prefix`, which is not supported.
+        """Runs one prompt for one sample, keyed by `request_id`.
+
+        Raises ValueError for an `existing_prefix`, which is not supported.
         """
         if existing_prefix is not None:
             raise ValueError(
@@ -170,9 +172,10 @@ class Engine:
         """Runs `p` prompts, padded to one bucket, once for all their samples; `rng` has one key per
         sample (`sample_keys`).
 
-        `sampling` of each prompt's samples belongs to a `per_request` sampler: ValueError for
-        one without the other. `routes`: recorded routes of the tokens (of resumed samples, for
-        example), live where unset.
+        `sampling` holds the parameters of each prompt's samples for a `per_request` sampler.
+        `routes`: recorded routes of the tokens (for example of resumed samples); unset ones are
+        routed live. Raises ValueError if only one of `sampling` and a `per_request` sampler is
+        given.
         """
         if rng.shape[1] != num_samples:
             raise ValueError(
@@ -199,14 +202,15 @@ class Engine:
     def prompt_logprobs(
         self, params, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
     ) -> TopLogprobs:
-        """Returns `[t k]`: row i has the log-probs of token i of a prompt given those before it,
-        and of the `most` likeliest there; the first row has the token's id alone.
+        """Returns `[t k]`: row i has the log-prob of token i of a prompt given the tokens before
+        it, and those of the `most` likeliest tokens there. The first row has only the token's id.
         """
         return prompt_logprobs(self.model, self.config, params, tokens, lengths, most)
 
     def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int) -> DecodeState:
-        """Puts the first sample of the first prompt into `slot`. ValueError with
-        `rollout.cache_pages`: JetStream's callers assign no pages.
+        """Puts the first sample of the first prompt into `slot`.
+
+        Raises ValueError with `rollout.cache_pages`, because JetStream's callers assign no pages.
         """
         if self.config.cache_pages:
             raise ValueError(
@@ -244,26 +248,26 @@ class Engine:
         wanted_free: int | None = None,
         top_logprobs: bool = False,
     ) -> tuple[DecodeState, ResultTokens]:
-        """Decodes up to `tokens_per_call` tokens in every live slot; returns the state and the new
-        tokens, the first of a slot being the one of its prefill where that is new.
+        """Decodes up to `tokens_per_call` tokens in every live slot. Returns the state and the new
+        tokens; the first token of a slot is that of its prefill, if not yet reported.
 
         Stops early when no slot is live, or when `wanted_free` slots are free (None: never). `read`
         bounds the cache positions that attention reads; it must cover the longest live sequence
-        plus tokens_per_call. `top_logprobs`: whether the results need those of a state that has
-        them.
+        plus tokens_per_call. `top_logprobs`: whether the results include the top log-probs of a
+        state that has them.
         """
-        wanted = jnp.int32(self.config.slots + 1 if wanted_free is None else wanted_free)
+        free_target = jnp.int32(self.config.slots + 1 if wanted_free is None else wanted_free)
         # the kernel reads no more than each sequence has
         read = None if self.in_place(decode_state) else read
         sampler = sampler or self.default_sampler()
         if decode_state.top is None:
-            return self._generate(params, decode_state, wanted, sampler, read)
+            return self._generate(params, decode_state, free_target, sampler, read)
         needs_top = jnp.bool_(top_logprobs)
-        return self._generate(params, decode_state, wanted, sampler, read, needs_top)
+        return self._generate(params, decode_state, free_target, sampler, read, needs_top)
 
     def in_place(self, state: DecodeState) -> bool:
-        """Returns whether the kernel reads and writes the cache in place; else `generate` works on
-        a copy of the part that it may read.
+        """Returns whether the kernel reads and writes the cache in place. Otherwise `generate`
+        copies the part of the cache that it may read.
         """
         return attention_kernel(self.compute) == "splash" and takes_kernel(
             state.cache[0], state.table is not None
@@ -303,12 +307,12 @@ class Engine:
         slots: Int[Array, "n"],
         rows: Int[Array, "n"],
     ) -> UInt[Array, "rows t l k"]:
-        """Copies the routes of `slots` to `rows` of `store`, on the device. `rows` out of range are
-        not stored.
+        """Copies the routes of `slots` to `rows` of `store`, on the device. Rows out of range are
+        dropped.
         """
         assert state.routes is not None
-        taken = jnp.take(state.routes, slots, axis=0, mode="clip")
-        return lay(self.placement, store.at[rows].set(taken, mode="drop"), "batch")
+        slot_routes = jnp.take(state.routes, slots, axis=0, mode="clip")
+        return lay(self.placement, store.at[rows].set(slot_routes, mode="drop"), "batch")
 
     @partial(jax.jit, static_argnums=(0, 3))
     def stored_routes(
@@ -323,10 +327,10 @@ class Engine:
     def taken_routes(
         self, store: UInt[Array, "rows t l k"], rows: Int[Array, "n"]
     ) -> UInt[Array, "n t l k"]:
-        """Returns a copy of `rows`, unset for those out of range, laid out by rows over a mesh.
+        """Returns a copy of `rows`, unset for rows out of range, laid out by rows over a mesh.
 
-        A gather from a split axis first has its whole result on every device. So it runs in turns
-        of one row for each device.
+        A gather from a split axis first materialises its whole result on every device, so it runs
+        in turns of one row for each device.
         """
         if self.placement is None:
             return take_routes(store, rows, store.shape[1])
@@ -335,15 +339,15 @@ class Engine:
         layout = self.placement.sharding(axes or None)
 
         def turn(some: Int[Array, "parts"]) -> UInt[Array, "parts t l k"]:
-            taken = take_routes(store, some, store.shape[1])
-            return jax.lax.with_sharding_constraint(taken, layout)
+            routes = take_routes(store, some, store.shape[1])
+            return jax.lax.with_sharding_constraint(routes, layout)
 
         turns = jax.lax.map(turn, rows.reshape(parts, -1).T)
-        taken = jnp.swapaxes(turns, 0, 1).reshape(len(rows), *store.shape[1:])
-        return jax.lax.with_sharding_constraint(taken, layout)
+        routes = jnp.swapaxes(turns, 0, 1).reshape(len(rows), *store.shape[1:])
+        return jax.lax.with_sharding_constraint(routes, layout)
 
     def adopt(self, store: UInt[Array, "rows t l k"] | None) -> UInt[Array, "rows t l k"] | None:
-        """Returns a store of a checkpoint on the devices that sample."""
+        """Returns a checkpoint's store, moved to the devices that sample."""
         return (
             store
             if store is None or self.placement is None

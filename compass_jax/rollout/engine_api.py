@@ -1,9 +1,10 @@
-"""The contract between an engine and whoever drives it: that of JetStream's engines
-(google-jetstream 0.2.2, `jetstream.engine.engine_api`), as protocols of this package.
+"""The contract between an engine and its driver: that of JetStream's engines (google-jetstream
+0.2.2, `jetstream.engine.engine_api`), as protocols of this package.
 
-`Engine` has JetStream's methods and signatures, so an engine of either side can stand in for the
-other; nothing here imports JetStream. `RolloutEngine` adds what a rollout needs: several samples of
-a prompt, pages of the cache, log-probs and routes. The batcher calls these methods alone.
+`Engine` has JetStream's methods and signatures, so engines of both packages are interchangeable;
+this module does not import JetStream. `RolloutEngine` adds several samples of
+a prompt, pages of the cache, log-probs and routes, which a rollout needs. The batcher calls only
+these methods.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from compass_jax.rollout.sampling import RowSampling, Sampler
 
 
 class SlotData(NamedTuple):
-    """What a call of `generate` drew in one slot: `[samples m]`, and `[samples]` lengths."""
+    """The tokens that a call of `generate` drew in one slot: `[samples m]`, with `[samples]`
+    lengths.
+    """
 
     tokens: Any
     valid: Any
@@ -30,12 +33,12 @@ class SlotData(NamedTuple):
 
 @struct.dataclass
 class ResultTokens:
-    """The tokens of one call of `generate`, in JetStream's form: the columns of `data` are the
-    tokens, whether each is valid, and how many tokens a sequence has after its prompt.
+    """The tokens of one call of `generate`, in JetStream's form.
 
-    The other fields are this package's extension, None where an engine has no such thing. Row i of
-    each belongs to row i of `data`, column j to its j-th token. Routes stay on the device
-    (`RolloutEngine.harvest`).
+    The columns of `data` are the tokens, whether each is valid, and the number of tokens of a
+    sequence after its prompt. The other fields are this package's extension, None for an engine
+    without them. Row i of each belongs to row i of `data`, column j to its j-th token. Routes stay
+    on the device (`RolloutEngine.harvest`).
     """
 
     data: Int[Array, "n columns"]
@@ -46,7 +49,7 @@ class ResultTokens:
     logp: Float[Array, "n m"] | None = None
     entropy: Float[Array, "n m"] | None = None
     top: TopLogprobs | None = None  # [n m k], of a sampler with `top_logprobs`
-    live: Bool[Array, "n"] | None = None  # whether the sequence goes on
+    live: Bool[Array, "n"] | None = None  # whether the sequence is unfinished
     steps: Int[Array, ""] | None = None  # decoding steps that the call took
 
     def copy_to_host_async(self) -> None:
@@ -73,7 +76,7 @@ class Engine(Protocol):
     """The methods of JetStream's `engine_api.Engine`.
 
     A driver calls `prefill` on a prompt, `insert` to put the result into a slot, and `generate`
-    again and again, which decodes all slots together.
+    repeatedly, which decodes all slots together.
     """
 
     def load_params(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,13 +102,15 @@ class Engine(Protocol):
         """Returns a state of empty slots."""
 
     def get_tokenizer(self) -> Any:
-        """Returns what `build_tokenizer` needs."""
+        """Returns the argument of `build_tokenizer`."""
 
     def build_tokenizer(self, metadata: Any) -> Any:
         """Returns the tokenizer in JetStream's form."""
 
     def get_prefix_destination_sharding(self) -> Any:
-        """Returns where a prefix has to lie before `insert`; None: where it is."""
+        """Returns the sharding that a prefix needs before `insert`; None: it stays on its
+        devices.
+        """
 
     @property
     def max_concurrent_decodes(self) -> int:
@@ -113,7 +118,7 @@ class Engine(Protocol):
 
     @property
     def samples_per_slot(self) -> int:
-        """Sequences per slot."""
+        """Number of sequences per slot."""
 
     @property
     def max_prefill_length(self) -> int:
@@ -125,14 +130,15 @@ class Engine(Protocol):
 
     @property
     def colocated_cpus(self) -> list[Any] | None:
-        """CPU devices beside the accelerators, where they are named."""
+        """CPU devices of the accelerators' hosts, or None."""
 
 
 class RolloutEngine(Engine, Protocol):
     """An engine with the optional methods that the batcher needs.
 
-    `end_ids` end a sequence; slots are split over `slot_groups` groups of devices, each with pages
-    of its own. Parameters come with every call: new weights are those of the next call.
+    `end_ids` end a sequence. Slots are split over `slot_groups` groups of devices, each with
+    separate pages. Parameters are an argument of every call, so new weights apply from the next
+    call on.
     """
 
     config: RolloutConfig
@@ -140,7 +146,7 @@ class RolloutEngine(Engine, Protocol):
 
     @property
     def slot_groups(self) -> int:
-        """Groups of devices over which the slots are split."""
+        """Number of groups of devices over which the slots are split."""
 
     def default_sampler(self) -> Sampler:
         """Returns the sampler of the rollout configuration."""
@@ -197,4 +203,6 @@ class RolloutEngine(Engine, Protocol):
     def prompt_logprobs(
         self, params: Any, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
     ) -> TopLogprobs:
-        """Returns the log-probs of a prompt's tokens and of the `most` likeliest in each place."""
+        """Returns the log-probs of a prompt's tokens and of the `most` likeliest tokens at each
+        position.
+        """

@@ -71,8 +71,8 @@ def inserted(
 
 
 def _put_routes(routes, new, source, to):
-    """`routes` with the rows `source` of a prefix's in the slots `to`, unset behind them: a
-    sequence does not inherit the routes of its slot's previous one.
+    """Returns `routes` with rows `source` of a prefix's routes in slots `to`. Later positions are
+    unset, so that a sequence does not inherit the routes of the slot's previous one.
     """
     if routes is None:
         return None
@@ -80,5 +80,5 @@ def _put_routes(routes, new, source, to):
     routes = routes.at[to].set(
         jnp.broadcast_to(empty, (to.shape[0], *routes.shape[1:])), mode="drop"
     )
-    taken = jnp.take(new, source, axis=0).astype(routes.dtype)
-    return routes.at[to, : new.shape[1]].set(taken, mode="drop")
+    rows = jnp.take(new, source, axis=0).astype(routes.dtype)
+    return routes.at[to, : new.shape[1]].set(rows, mode="drop")

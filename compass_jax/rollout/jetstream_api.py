@@ -1,10 +1,10 @@
-"""The engine under JetStream's orchestrator and gRPC server (google-jetstream 0.2.2), which drive
-the batcher. The only file that imports jetstream.
+"""An adapter of the engine for JetStream's orchestrator and gRPC server (google-jetstream 0.2.2),
+which drive the batcher. Only this file imports jetstream.
 
 JetStream assigns slots, and ends a request when its slot returns no token in a call. The batcher
-has its own slots: a request runs in any of them, or waits for pages, and a call decodes until every
+has separate slots: a request runs in any of them or waits for pages, and a call decodes until every
 unfinished request has a token to return. So pages and preemption work as in a rollout. JetStream's
-engines have neither samplers nor request ids: the sampler and the seed are fixed, and the k-th
+engines have neither samplers nor request ids, so the sampler and the seed are fixed, and the k-th
 prefill of a process has the k-th key. Prompts are tokenised without a chat template.
 """
 
@@ -38,18 +38,18 @@ PREFILL_LENGTHS = tuple(2**n for n in range(4, 16))
 
 @dataclass
 class Held:
-    """A request in one of JetStream's slots, with the number of tokens that it returned."""
+    """A request in one of JetStream's slots, with its number of returned tokens."""
 
     request: Request
     given: int = 0
 
     @property
     def ready(self) -> int:
-        """Number of tokens that can be returned."""
+        """Number of generated tokens that have not been returned."""
         return len(self.request.tokens) - len(self.request.prompt.tokens) - self.given
 
     def next(self) -> tuple[int, int, int]:
-        """Returns (the next token, 1, its number from 1 on); (0, 0, ...) after the last one.
+        """Returns (the next token, 1, its number from 1 on), or (0, 0, ...) after the last token.
 
         JetStream compares the number with the request's limit before it takes the token.
         """
@@ -74,12 +74,12 @@ class Served:
 
 
 class JetStreamEngine:
-    """`engine` with its weights and tokenizer as JetStream's orchestrator calls an engine: what is
-    not defined here (its sizes, its mesh) is the engine's own.
+    """`engine` with its weights and tokenizer, in the form that JetStream's orchestrator calls.
+    Other attributes (sizes, mesh) are those of `engine`.
 
-    A call hands out one token of each slot, however many the engine decodes together. ValueError
-    where the longest prompt bucket is none of JetStream's lengths: its prefill thread would die of
-    it.
+    A call returns one token of each slot, however many the engine decodes together. Raises
+    ValueError if the longest prompt bucket is not one of JetStream's lengths, which would kill its
+    prefill thread.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class JetStreamEngine:
         return getattr(self._engine, name)
 
     def load_params(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the weights that the engine was made with."""
+        """Returns the engine's weights."""
         return self._params
 
     def prefill(
@@ -110,9 +110,9 @@ class JetStreamEngine:
         true_length: int,
     ) -> Request:
         """Returns a request for this prompt, which the batcher prefills when it enters a slot.
-        ValueError for an `existing_prefix`.
 
-        No program is started here: two threads that start programs on one mesh can deadlock.
+        Starts no program, because two threads that start programs on one mesh can deadlock. Raises
+        ValueError for an `existing_prefix`.
         """
         if existing_prefix is not None:
             raise ValueError(
@@ -135,7 +135,7 @@ class JetStreamEngine:
         """Returns one token of every slot; those after a sequence's end are not valid."""
         while decode_state.lacking:
             decode_state.batcher.step()
-        rows = [(0, 0, 1) if held is None else held.next() for held in decode_state.slots]
+        rows = [(0, 0, 1) if request is None else request.next() for request in decode_state.slots]
         out = engine_api.ResultTokens(
             data=np.asarray(rows, np.int32),
             tokens_idx=(0, 1),
@@ -153,7 +153,9 @@ class JetStreamEngine:
         return Served(batcher, self.max_concurrent_decodes)
 
     def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
-        """Returns an empty description: `build_tokenizer` has the tokenizer itself."""
+        """Returns an empty description, because `build_tokenizer` returns the engine's
+        tokenizer.
+        """
         return tokenizer_pb2.TokenizerParameters(path="")
 
     def build_tokenizer(
@@ -164,14 +166,14 @@ class JetStreamEngine:
 
 
 class JetStreamTokenizer(tokenizer_api.Tokenizer):
-    """A tokenizer in JetStream's form: it pads to the engine's buckets."""
+    """A tokenizer in JetStream's form, which pads to the engine's buckets."""
 
     def __init__(self, tokenizer: Tokenizer, engine: Engine):
         self._tokenizer, self._engine = tokenizer, engine
 
     def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
-        """Returns (tokens padded to a bucket, their number). A longer prompt is cut to its last
-        tokens, as by JetStream's own tokenizers.
+        """Returns (tokens padded to a bucket, their number). A longer prompt keeps only its last
+        tokens, as in JetStream's tokenizers.
         """
         ids, most = self._tokenizer.encode(s), self._engine.max_prefill_length
         if len(ids) > most:
@@ -186,8 +188,8 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
         ), len(ids)
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> str:
-        """Returns the text. A token that is one byte of a longer character is written "<0xE5>",
-        from which JetStream assembles the character.
+        """Returns the text. A token that is one byte of a longer character becomes "<0xE5>", from
+        which JetStream assembles the character.
         """
         text = self._tokenizer.decode(token_ids)
         if (
@@ -222,8 +224,8 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 
 
 def run_server(engine: JetStreamEngine, host: str, port: int) -> server_lib.JetStreamServer:
-    """Starts JetStream's gRPC server over `engine` in interleaved mode, in threads of this process,
-    each of which kills it on any error.
+    """Starts JetStream's gRPC server over `engine` in interleaved mode, in threads of this process.
+    Any error in a thread kills the process.
     """
     logging.getLogger().setLevel(logging.WARNING)  # JetStream logs every decode step to stdout
     slices = config_lib.ServerConfig(

@@ -1,16 +1,16 @@
-"""The KV cache of all slots: one stretch of positions for each, or pages that a table assigns. Pure
-functions of arrays.
+"""The KV cache of all slots: a contiguous range of positions for each slot, or pages that a table
+assigns. Pure functions of arrays.
 
-A cache is a tuple over layers (8-bit ones have a leaf of scales for each leaf of values, with the
-same axes), or over runs of layers, whose axis comes first (compute.scan_decode); `table`
-`[slots n]` has the page of each stretch of a slot. Without a table a slot is one row of the cache.
-Over a mesh each group of slots has its own pages, counted from 0, and functions of pages run on
-each device separately (`shard_map`).
+A cache is a tuple over layers, or over runs of layers whose axis comes first (compute.scan_decode).
+An 8-bit cache has a leaf of scales for each leaf of values, with the same axes. `table` `[slots n]`
+has the page of each page-sized part of a slot. Without a table a slot is one row of the cache. Over
+a mesh each group of slots has separate pages, counted from 0, and functions of pages run on each
+device separately (`shard_map`).
 
 Without the kernel a generate call works on a copy of the positions that it may read, of all slots
-up to the longest live sequence, and writes its part back: a decoding step that read through the
+up to the longest live sequence, and writes its part back. A decoding step that read through the
 table, or a slice, would copy them at every token. So pages save memory between calls and beyond the
-longest sequence; a single long sequence makes the copy as large as a cache without pages.
+longest sequence; one long sequence makes the copy as large as a cache without pages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from compass_jax.sharding import Placement
 
 
 def check_pages(rollout: RolloutConfig, groups: int) -> None:
-    """Raises ConfigError where `groups` groups of slots, each on devices of its own, cannot have
-    equal and sufficient parts of the pages.
+    """Raises ConfigError if the pages cannot be split into equal and sufficient parts for `groups`
+    groups of slots, each on separate devices.
     """
     pages, least = rollout.cache_pages, groups * rollout.pages_per_slot
     if pages % groups or 0 < pages < least:
@@ -102,8 +102,8 @@ def put_back(
     wrote: Bool[Array, "steps slots"],
     placement: Placement | None = None,
 ) -> Cache:
-    """Returns `cache` with the positions that a call wrote into its window `seen`: `positions`
-    where `wrote`.
+    """Returns `cache` with the positions that a call wrote into its window `seen`: `positions` for
+    which `wrote` is set.
     """
     if table is None:
         return jax.tree.map(
@@ -140,10 +140,10 @@ def put_prefix(
     placement: Placement | None = None,
 ) -> Cache:
     """Returns `cache` with row `source[i]` of a prefix, layers of `[p kv t d]`, at the start of
-    `slots[i]`; slots out of range are left out.
+    `slots[i]`. Slots out of range are dropped.
 
     Slots that share a page of a prompt write the same values into it. Over a mesh without pages
-    each slot looks up its row: a scatter would bring the rows of all slots to every device.
+    each slot looks up its row, because a scatter would send the rows of all slots to every device.
     """
     if table is None:
         write = _put_rows if placement is None else _look_up_rows
@@ -202,16 +202,16 @@ def _put_pages(cache: Cache, table: Int[Array, "slots n"], new: Cache, source, s
 
 
 def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Any]:
-    """Returns the specs of a table's rows and of each leaf of a paged cache: pages with their
-    slots, heads over tensor.
+    """Returns the specs of a table's rows and of each leaf of a paged cache: pages are split like
+    their slots, heads over tensor.
     """
     axes = placement.batch_axes(slots) or None
     return P(axes), jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), axes, "tensor"), cache)
 
 
 def _by_group(
-    placement: Placement, function: Callable[..., Cache], given: tuple[Any, ...], out: Any
+    placement: Placement, function: Callable[..., Cache], in_specs: tuple[Any, ...], out: Any
 ) -> Callable[..., Cache]:
     return jax.shard_map(
-        function, mesh=placement.mesh, in_specs=given, out_specs=out, check_vma=False
+        function, mesh=placement.mesh, in_specs=in_specs, out_specs=out, check_vma=False
     )

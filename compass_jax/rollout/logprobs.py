@@ -1,6 +1,6 @@
 """The log-probs that servers return with a token: its own, and those of the likeliest tokens.
 
-They are of softmax(logits) at temperature 1, whatever temperature drew the token, so that the
+They are those of softmax(logits) at temperature 1, whatever temperature drew the token, so that the
 log-probs of a prompt and of its answer belong to one distribution.
 """
 
@@ -15,12 +15,12 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.model.logprobs import known_columns
 from compass_jax.model.precision import at_least_float32
 
-ROWS = 128  # of a prompt whose logits exist at once
+ROWS = 128  # rows of a prompt whose logits exist at once
 
 
 class TopLogprobs(NamedTuple):
-    """`k` ids for the position of a token, and their log-probs in nats: first the token's own, then
-    the likeliest ones in falling order (the token may be among them).
+    """`k` ids for the position of a token, and their log-probs in nats: first the token itself,
+    then the likeliest tokens in falling order, which may include it.
     """
 
     ids: Int[Array, "*n k"]
@@ -40,24 +40,24 @@ def top_logprobs(
     `known` on are not tokens and have no probability.
     """
     logp = jax.nn.log_softmax(known_columns(logits, known), axis=-1)
-    own = jnp.take_along_axis(logp, tokens[:, None], axis=-1)
+    drawn = jnp.take_along_axis(logp, tokens[:, None], axis=-1)
     best, ids = jax.lax.top_k(logp, min(most, logits.shape[-1]))
     return TopLogprobs(
         jnp.concatenate([tokens[:, None], ids.astype(jnp.int32)], axis=-1),
-        jnp.concatenate([own, best], axis=-1),
+        jnp.concatenate([drawn, best], axis=-1),
     )
 
 
 def top_logprobs_if(
-    wanted: Bool[Array, ""],
+    requested: Bool[Array, ""],
     logits: Float[Array, "n v"],
     tokens: Int[Array, "n"],
     most: int,
     known: int | None,
 ) -> TopLogprobs:
-    """Returns `top_logprobs` where they are wanted, else zeros, which cost nothing."""
+    """Returns `top_logprobs` if `requested`, else zeros, at no cost."""
     zeros = empty_logprobs(tokens.shape, most, logits.shape[-1], logits.dtype)
-    return jax.lax.cond(wanted, lambda: top_logprobs(logits, tokens, most, known), lambda: zeros)
+    return jax.lax.cond(requested, lambda: top_logprobs(logits, tokens, most, known), lambda: zeros)
 
 
 def in_rows(function, hidden: Float[Array, "n d"], tokens: Int[Array, "n"]) -> TopLogprobs:

@@ -1,5 +1,5 @@
-"""The batcher of the servers: one thread drives it, others submit requests at any time and read
-their tokens.
+"""The batcher of the servers: one thread drives it; other threads submit requests at any time and
+read their tokens.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ PER_REQUEST = Sampler(per_request=True, top_logprobs=MOST_TOP)
 
 
 class Chunk(NamedTuple):
-    """New tokens of a request, with their log-probs if requested. `finish`: "stop" (the last one is
-    an end token), "length", "cancelled", "error", or "" while it continues. `prompt`: log-probs of
-    the prompt's tokens, in the first chunk of a request that asks for them.
+    """New tokens of a request, with their log-probs if requested.
+
+    `finish`: "stop" (the last token is an end token), "length", "cancelled", "error", or "" for an
+    unfinished request. `prompt`: log-probs of the prompt's tokens, in the first chunk of a request
+    for them.
     """
 
     tokens: list[int]
@@ -51,8 +53,8 @@ def _discard(chunk: Chunk) -> None:
 
 @dataclass(eq=False)
 class Streamed(Request):
-    """A request whose tokens are delivered after each call: `deliver` gets each `Chunk`, in the
-    batcher's thread, and must not block.
+    """A request whose tokens are delivered after each call: the batcher's thread calls `deliver`
+    with each `Chunk`. It must not block.
     """
 
     deliver: Callable[[Chunk], None] = _discard
@@ -74,8 +76,8 @@ class Streamed(Request):
         logprobs: bool = False,
         of_prompt: bool = False,
     ) -> Self:
-        """Returns a request of a client. Its draws depend on (seed, sample, position) alone.
-        Without new tokens it needs no slot.
+        """Returns the request of a client. Its draws depend only on (seed, sample, position). A
+        request for no new tokens needs no slot.
         """
         prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
         n = len(prompt.tokens)
@@ -85,7 +87,7 @@ class Streamed(Request):
         return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
 
     def hand_over(self, finish: str) -> None:
-        """Delivers the new tokens, if there are any or the request ends."""
+        """Delivers the new tokens, if any, or the end of the request."""
         first, self.given = self.given, len(self.tokens)
         top = None
         if self.top is not None:
@@ -97,9 +99,10 @@ class Streamed(Request):
 
 
 class OnlineBatcher:
-    """A batcher with the thread that drives it, as a context manager or by `start` and `stop`.
+    """A batcher and the thread that drives it. Use it as a context manager, or with `start` and
+    `stop`.
 
-    An error in the thread ends every request with "error" and is raised by the next `submit`.
+    An error in the thread ends every request with "error", and the next `submit` raises it.
     """
 
     def __init__(self, engine: RolloutEngine, params: Any, max_waiting: int):
@@ -126,8 +129,8 @@ class OnlineBatcher:
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Ends the thread after its present tick; unfinished requests end as "cancelled". Returns
-        False where the tick lasts longer than `timeout_s`.
+        """Ends the thread after its current tick; unfinished requests end as "cancelled". Returns
+        False if the tick takes longer than `timeout_s`.
         """
         with self._changed:
             self._running, self._stopped = False, True
@@ -137,9 +140,10 @@ class OnlineBatcher:
 
     def submit(self, *groups: Sequence[Streamed]) -> None:
         """Queues requests, all or none; those of a group have one prompt and share a prefill.
-        Raises Full where the queue has no room now, ValueError for more requests than it ever has
-        room for and for a prompt that the engine cannot hold, RuntimeError after `stop` or when the
-        thread has failed.
+
+        Raises Full if the queue has no room now; ValueError for more requests than the queue can
+        hold, and for a prompt longer than the engine's limit; RuntimeError after `stop` or a
+        failure of the thread.
         """
         requests = [request for group in groups for request in group]
         if len(requests) > self.max_waiting:
@@ -169,7 +173,7 @@ class OnlineBatcher:
             self._changed.notify()
 
     def cancel(self, requests: Iterable[Streamed]) -> None:
-        """Cancels requests; their slots and pages are free at the next tick."""
+        """Cancels requests; the next tick frees their slots and pages."""
         self._batcher.cancel(*requests)
 
     @property
@@ -179,11 +183,11 @@ class OnlineBatcher:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for a slot."""
+        """Number of requests in the queue."""
         return sum(x.slot < 0 and not (x.ended or x.cancelled) for x in list(self._alive))
 
     def _forget_cancelled(self) -> None:
-        """Removes cancelled requests that wait outside the batcher."""
+        """Removes cancelled requests that are not in the batcher yet."""
         groups, self._asked = self._asked, deque()
         for group in groups:
             left, stay = split_cancelled(group)
@@ -208,8 +212,8 @@ class OnlineBatcher:
             self._end_all("error")
 
     def _admit(self) -> None:
-        """Adds groups to the batcher while it has room, up to one with log-probs of its prompt:
-        sequences in slots wait for at most one such pass.
+        """Adds groups to the batcher while it has room, at most one of them with log-probs of its
+        prompt, so that sequences in slots wait for one such pass at most.
         """
         scored = False
         while not scored:
@@ -229,7 +233,7 @@ class OnlineBatcher:
                 self._hand_in(group)
 
     def _prompt_logprobs(self, prompt: np.ndarray) -> TopLogprobs:
-        """The log-probs `[n k]` of a prompt's `n` tokens."""
+        """Returns the log-probs `[n k]` of a prompt's `n` tokens."""
         n = len(prompt)
         padded = np.zeros((1, prompt_bucket(self.engine.config, n)), np.int32)
         padded[0, :n] = prompt
@@ -238,7 +242,9 @@ class OnlineBatcher:
         return TopLogprobs(*(x[:n] for x in fetch(rows)))
 
     def _hand_in(self, group: Sequence[Streamed]) -> None:
-        """Adds a group whose prefill draws a power of two of samples: few shapes are compiled."""
+        """Adds a group. Its prefill draws a power of two of samples, so that few shapes are
+        compiled.
+        """
         first = min(request.column for request in group)
         width = max(request.column for request in group) + 1 - first
         self._batcher.add(group, range(first, first + 2 ** (width - 1).bit_length()))

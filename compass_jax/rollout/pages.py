@@ -11,11 +11,11 @@ class PagePool:
     """A pool of `pages` pages of `page_tokens` positions each, for `slots` slots of up to
     `per_slot` pages.
 
-    Slots and pages are split into `groups` equal parts (ValueError where they do not divide), and a
-    slot uses the pages of its group. The engine reads `table` `[slots, per_slot]` int32: the page
-    of each stretch of a slot, counted within the group, or `pages // groups` (out of range).
-    Several slots that share a prompt share its pages; a page is free again when the last of them
-    releases it.
+    Slots and pages are split into `groups` equal parts, and a slot uses the pages of its group. The
+    engine reads `table` `[slots, per_slot]` int32: the page of each page-sized part of a slot,
+    counted within the group, or `pages // groups` (out of range). Slots with the same prompt share
+    its pages; a page is free again when the last of them releases it. Raises ValueError if `groups`
+    does not divide slots and pages.
     """
 
     def __init__(self, pages: int, page_tokens: int, slots: int, per_slot: int, groups: int = 1):
@@ -32,7 +32,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Free pages."""
+        """Number of free pages."""
         return sum(map(len, self._free))
 
     def free_of(self, group: int) -> int:
@@ -55,12 +55,12 @@ class PagePool:
         shared_tokens: int = 0,
         spare: int = 0,
     ) -> bool:
-        """Gives an empty slot the pages of `tokens` positions. Returns False and changes nothing
+        """Gives an empty slot the pages of `tokens` positions. Returns False, without a change,
         unless `spare` pages of its group are free afterwards.
 
-        The whole pages of the first `shared_tokens` positions are those of the slot `leader`: only
-        the shared prompt is ever written to them. ValueError for a slot that has pages, and for a
-        leader of another group or with fewer pages than are shared.
+        The full pages of the first `shared_tokens` positions are those of the slot `leader`: only
+        the shared prompt is ever written to them. Raises ValueError for a slot that has pages, and
+        for a leader of another group or with fewer pages than are shared.
         """
         group = self.group(slot)
         if self._held[slot]:
@@ -84,8 +84,8 @@ class PagePool:
         return self.grow(slot, tokens)
 
     def grow(self, slot: int, tokens: int) -> bool:
-        """Gives a slot the pages that it lacks for `tokens` positions. Returns False and changes
-        nothing where too few are free.
+        """Gives a slot the missing pages for `tokens` positions. Returns False, without a change,
+        if too few are free.
         """
         group = self.group(slot)
         missing = self.pages_for(tokens) - int(self._held[slot])
@@ -99,7 +99,7 @@ class PagePool:
         return True
 
     def release(self, slot: int) -> None:
-        """Takes a slot's pages back."""
+        """Returns a slot's pages to the pool."""
         group = self.group(slot)
         for page in self.table[slot, : self._held[slot]].tolist():
             self._users[group, page] -= 1

@@ -1,4 +1,4 @@
-"""Prompts through the model, once for all their samples."""
+"""The prefill: runs prompts through the model, once for all their samples."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def prompt_logprobs(
     lengths: Int[Array, "1"],
     most: int,
 ) -> TopLogprobs:
-    """Returns `[t k]`: row i has the log-probs of token i given those before it, the first row its
-    id alone. Rows beyond the length are undefined.
+    """Returns `[t k]`: row i has the log-probs of token i given the tokens before it; the first row
+    has only its id. Rows beyond the length are undefined.
     """
 
     def of_rows(hidden, following):
@@ -65,19 +65,21 @@ def prompt_logprobs(
     def of_piece(hidden, following):
         return in_rows(of_rows, hidden[0], following[0])
 
-    _, found = _encode(model, rollout, params, tokens, lengths, None, of_piece)
+    _, rows = _encode(model, rollout, params, tokens, lengths, None, of_piece)
     # the last row is of what follows the prompt
     last = tokens.shape[1] - 1
-    ids, logp = (jnp.pad(x[:last], ((1, 0), (0, 0))) for x in found)
+    ids, logp = (jnp.pad(x[:last], ((1, 0), (0, 0))) for x in rows)
     return TopLogprobs(ids.at[0, 0].set(tokens[0, 0]), logp)
 
 
 def _encode(
     model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routes, of_piece=None
 ):
-    """((hidden state of each prompt's last token, cache, routes), rows), computed by pieces of
-    `prefill_chunk` tokens, which bounds the attention scores. rows: the results of `of_piece` for
-    the hidden states of each piece and the tokens that follow; None without it.
+    """Returns ((hidden state of each prompt's last token, cache, routes), rows), computed in pieces
+    of `prefill_chunk` tokens, which bounds the attention scores.
+
+    rows: the results of `of_piece` for the hidden states of each piece and the tokens that follow,
+    or None without it.
     """
     p, t = tokens.shape
     size = min(t, rollout.prefill_chunk)
@@ -102,11 +104,14 @@ def _encode(
             routes=routes,
         )
         at = jnp.maximum(lengths - 1, 0) - i * size
-        here = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[
+        ends = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[
             :, 0
         ]
         rows = None if of_piece is None else of_piece(out.hidden, following)
-        return (out.cache, jnp.where((at // size == 0)[:, None], here, last)), (out.routes, rows)
+        return (out.cache, jnp.where((at // size == 0)[:, None], ends, last)), (
+            out.routes,
+            rows,
+        )
 
     cache = lay_cache(
         model.placement,
@@ -135,5 +140,5 @@ def _encode(
 
 
 def for_samples(x: Array, s: int) -> Array:
-    """Returns `x` `[p ...]` of prompts repeated for each of their `s` samples, `[p*s ...]`."""
+    """Returns `x` `[p ...]` of prompts, repeated for each of their `s` samples: `[p*s ...]`."""
     return jnp.broadcast_to(x[:, None], (x.shape[0], s, *x.shape[1:])).reshape(-1, *x.shape[1:])

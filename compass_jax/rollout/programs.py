@@ -1,4 +1,6 @@
-"""The programs that the engine runs, for each of its workloads: training's rollouts, evaluation."""
+"""The programs that the engine runs for each of its workloads, such as training's rollouts and
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ class EngineWorkload:
 
     Args:
         name: suffix of its programs' names; empty for training's.
-        samples: of each prompt.
-        samplers: it samples with each of these.
-        rows: of the buffer that keeps the routes; 0: routes are not kept.
-        taken: rows of the buffer that are read together at the end.
+        samples: number of samples of each prompt.
+        samplers: the samplers that it uses.
+        rows: rows of the buffer that keeps the routes; 0: routes are not kept.
+        taken: number of rows of the buffer that are read together at the end.
         goes_on: whether samples are interrupted and resumed, in another slot or another step.
     """
 
@@ -40,7 +42,9 @@ class EngineWorkload:
 def sampling_programs(
     engine: Engine, params: Program, uses: tuple[EngineWorkload, ...]
 ) -> Iterator[Program]:
-    """Yields the programs that the engine runs for `uses`, with the result of `params`."""
+    """Yields the programs that the engine runs for `uses`, given the program that makes the
+    parameters.
+    """
     slots = Program("slots", Engine.init_decode_state, (engine,))
     yield slots
     for use in uses:
@@ -87,10 +91,10 @@ class _Lister:
                 routes = None
                 if buffer is not None:
                     which = self._array((rows,))
-                    given = (Result(buffer), which, bucket)
-                    taken = self._named("stored", Engine.stored_routes, *given)
-                    yield taken
-                    routes = Result(taken)
+                    arguments = (Result(buffer), which, bucket)
+                    stored = self._named("stored", Engine.stored_routes, *arguments)
+                    yield stored
+                    routes = Result(stored)
                 resume = self._prefill("resume", (rows, bucket), 1, sampler, routes)
                 yield resume
                 yield self._insert("insert resumed", resume, (rows, 1))
@@ -105,29 +109,29 @@ class _Lister:
     ) -> Program:
         rows = shape[0]
         keys = self._array((rows, samples, 2), jnp.uint32)
-        given = (self._array(shape), self._array((rows,)), keys, sampler, None, routes)
+        arguments = (self._array(shape), self._array((rows,)), keys, sampler, None, routes)
         tokens = shape[0] * shape[1]
-        return self._named(kind, Engine._prefill, self.params, *given, tokens=tokens)
+        return self._named(kind, Engine._prefill, self.params, *arguments, tokens=tokens)
 
     def _insert(self, kind: str, prefill: Program, shape: tuple[int, int]) -> Program:
-        given = (Result(prefill), self.state, self._array(shape), self._array(shape[:1]))
-        return self._named(kind, Engine.bulk_insert, *given)
+        arguments = (Result(prefill), self.state, self._array(shape), self._array(shape[:1]))
+        return self._named(kind, Engine.bulk_insert, *arguments)
 
     def _decode(self, sampler: Sampler) -> Iterator[Program]:
         config, empty = self.engine.config, jax.eval_shape(self.engine.init_decode_state)
         parts: list[int | None] = [None]
         if not self.engine.in_place(DecodeState(*empty)):
-            # the whole cache is read in place; a part of it is copied
+            # reads the whole cache in place, or copies a part of it
             parts = [config.max_length, *reads(config)[:-1]]
         for read in parts:
-            given = (self.params, self.state, self._array(()), sampler, read)
-            yield self._named("decode", Engine._generate, *given, tokens=config.slots)
+            arguments = (self.params, self.state, self._array(()), sampler, read)
+            yield self._named("decode", Engine._generate, *arguments, tokens=config.slots)
 
-    def _named(self, kind: str, function: Any, *given: Any, tokens: int = 0) -> Program:
+    def _named(self, kind: str, function: Any, *arguments: Any, tokens: int = 0) -> Program:
         name = f"{kind} {self.use.name}".rstrip()
-        return Program(name, function, (self.engine, *given), tokens=tokens)
+        return Program(name, function, (self.engine, *arguments), tokens=tokens)
 
     def _array(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
-        """An array from the host, replicated on all devices."""
+        """Returns the shape of an array from the host, replicated on all devices."""
         placement = self.engine.placement
         return struct(shape, dtype, None if placement is None else placement.sharding())

@@ -14,10 +14,10 @@ from compass_jax.rollout.logprobs import TopLogprobs
 
 @dataclass(eq=False)
 class Request:
-    """A sample in a slot or waiting for one. It holds its tokens, log-probs and entropies, so that
-    a preempted or carried sample continues where it stopped.
+    """A sample in a slot or in the queue. It holds its tokens, log-probs and entropies, so that a
+    preempted or carried sample continues where it stopped.
 
-    Its routes are in row `row` of the route buffer. A prefill over its tokens, replaying these
+    Its routes are in row `row` of the route buffer. A prefill over its tokens, which replays these
     routes (live ones without a buffer), restores the cache, and draws the next token with the key
     that the decoding step would have used.
     """
@@ -42,19 +42,19 @@ class Request:
 
     @classmethod
     def of(
-        cls, prompt: Prompt, column: int, row: int, limit: int, version: int, **others: Any
+        cls, prompt: Prompt, column: int, row: int, limit: int, version: int, **fields: Any
     ) -> Self:
-        """Returns a new sample; `version` of the policy that begins it."""
+        """Returns a new sample; `version` is that of the policy that draws its first token."""
         n = len(prompt.tokens)
         zeros, versions = np.zeros(n, np.float32), np.full(n, version, np.int32)
-        held = (prompt.tokens, zeros, zeros, versions)
-        return cls(prompt, column, row, limit, *held, **others)
+        arrays = (prompt.tokens, zeros, zeros, versions)
+        return cls(prompt, column, row, limit, *arrays, **fields)
 
     @classmethod
     def again(cls, was: Rollout, limit: int) -> Request:
         """Returns the request that continues a sample."""
-        held = (was.tokens, was.logp, was.entropy, was.versions)
-        return cls(was.prompt, was.sample, was.row, limit, *held, length=len(was.tokens))
+        arrays = (was.tokens, was.logp, was.entropy, was.versions)
+        return cls(was.prompt, was.sample, was.row, limit, *arrays, length=len(was.tokens))
 
     @property
     def begun(self) -> bool:
@@ -62,7 +62,7 @@ class Request:
         return len(self.tokens) > len(self.prompt.tokens)
 
     def take(self, tokens: np.ndarray, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
-        """Appends new tokens and what is known of each."""
+        """Appends new tokens with their log-probs, entropies and policy version."""
         self.tokens = np.concatenate([self.tokens, tokens])
         self.logp = np.concatenate([self.logp, logp])
         self.entropy = np.concatenate([self.entropy, entropy])
@@ -70,12 +70,14 @@ class Request:
         self.length = len(self.tokens)
 
     def take_top(self, top: TopLogprobs) -> None:
-        """Appends the log-probs `[n k]` of its newest tokens."""
+        """Appends the top log-probs `[n k]` of its newest tokens."""
         rows = top if self.top is None else map(np.concatenate, zip(self.top, top, strict=True))
         self.top = TopLogprobs(*rows)
 
     def rollout(self, end_ids: Container[int]) -> Rollout:
-        """Returns the tokens so far as a Rollout, truncated where none of `end_ids` is the last."""
+        """Returns the tokens so far as a Rollout; it is truncated unless the last token is one of
+        `end_ids`.
+        """
         truncated = int(self.tokens[-1]) not in end_ids
-        held = (self.tokens, self.logp, self.entropy, truncated, self.versions)
-        return Rollout(self.prompt, self.column, *held, self.row)
+        arrays = (self.tokens, self.logp, self.entropy, truncated, self.versions)
+        return Rollout(self.prompt, self.column, *arrays, self.row)

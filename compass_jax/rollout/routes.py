@@ -1,5 +1,5 @@
 """The routes of samples in flight, on the devices that sample. A group keeps its rows from its
-first prefill until the step that trains on it has read them.
+first prefill until the training step has read them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from jaxtyping import Array, Int, UInt
 class RouteBuffer:
     """Rows for `groups` groups of up to `size` samples each.
 
-    `rows` is None where no routes are kept (a dense model, a replay that needs none) and while no
+    `rows` is None if no routes are kept (a dense model, or a replay without routes) and while no
     group is in flight. The engine takes `rows` as an argument and returns the new ones.
 
     Args:
-        new: returns unset routes for a number of samples; None where no routes are kept.
+        new: returns unset routes for a number of samples, or None if no routes are kept.
         take: copies rows, as `Engine.taken_routes`.
         groups: maximum number of groups in flight.
         size: maximum number of samples of a group.
@@ -44,7 +44,7 @@ class RouteBuffer:
         return self._groups * self.size
 
     def allocate(self) -> int:
-        """Returns the first of `size` rows for a group. ValueError where all are in use."""
+        """Returns the first of `size` rows for a group. Raises ValueError if all are in use."""
         first = next((x for x in range(0, len(self), self.size) if x not in self._firsts), None)
         if first is None:
             raise ValueError(f"all {self._groups} groups of the route buffer are in flight")
@@ -55,16 +55,16 @@ class RouteBuffer:
         return first
 
     def free(self, first: int) -> None:
-        """Frees a group's rows; without a group in flight the memory too."""
+        """Frees a group's rows, and the memory after the last group in flight."""
         self._firsts.remove(first)
         self._fresh = False
         if not self._firsts:
             self.rows = None
 
     def read(self, rows: Int[np.ndarray, "n"]) -> UInt[Array, "n t l k"] | None:
-        """Returns the routes of these rows, unset for rows out of range; None where none are kept.
+        """Returns the routes of these rows, unset for rows out of range, or None if none are kept.
 
-        All rows in their order are the buffer's array itself, without a copy.
+        For all rows in order, returns the buffer's array without a copy.
         """
         if self.rows is None:
             return None
@@ -75,7 +75,7 @@ class RouteBuffer:
         return self._take(self.rows, jnp.asarray(rows, jnp.int32))
 
     def saved(self) -> UInt[Array, "rows t l k"] | None:
-        """Returns `rows` for a checkpoint, unset ones where no group is in flight."""
+        """Returns `rows` for a checkpoint; unset ones if no group is in flight."""
         return self._new(len(self)) if self.rows is None else self.rows
 
     def adopt(self, firsts: Sequence[int], rows: Array | None) -> None:

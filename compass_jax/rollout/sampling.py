@@ -1,5 +1,5 @@
-"""Sampling: logits -> token, log-prob, entropy. Every draw's key is folded from (run seed, purpose,
-prompt, visit, sample, position).
+"""Sampling: logits -> token, log-prob and entropy. Every draw's key is folded from (run seed,
+purpose, prompt, visit, sample, position).
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from compass_jax.model.logprobs import known_columns, log_softmax_entropy
 
 
 class Purpose(enum.IntEnum):
-    """The purpose of a sample, part of its key: evaluation does not repeat training's draws."""
+    """The purpose of a sample, which is part of its key: evaluation does not repeat training's
+    draws.
+    """
 
     TRAIN = 0
     EVAL = 1
@@ -28,10 +30,9 @@ class Purpose(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Sampler:
-    """Static sampling parameters. Temperature 0 is greedy, its log-probs are those of temperature
-    1.
+    """Static sampling parameters. Temperature 0 is greedy, with log-probs at temperature 1.
 
-    With `per_request` each sequence has its own parameters (`RowSampling`) instead of these three.
+    With `per_request` each sequence has separate parameters (`RowSampling`) instead of these three.
     `top_logprobs`: number of the likeliest tokens whose log-probs are returned with each token.
     """
 
@@ -56,7 +57,7 @@ class RowSampling(NamedTuple):
 
     @classmethod
     def plain(cls, n: int) -> RowSampling:
-        """Returns the parameters of `n` rows that are greedy and truncate nothing."""
+        """Returns parameters of `n` greedy rows without truncation."""
         zeros, ones = jnp.zeros((n,), jnp.float32), jnp.ones((n,), jnp.float32)
         return cls(zeros, jnp.zeros((n,), jnp.int32), ones)
 
@@ -98,8 +99,8 @@ def truncate(
         return jnp.sum(order >= bound[:, None], axis=-1, dtype=jnp.int32) >= top_k
 
     lowest = jnp.where(top_k > 0, _highest(at_least_k, n), 0)
-    kept = jnp.where(order >= lowest[:, None], logits, -jnp.inf)
-    mass = jax.nn.softmax(kept.astype(jnp.float32), axis=-1)
+    top = jnp.where(order >= lowest[:, None], logits, -jnp.inf)
+    mass = jax.nn.softmax(top.astype(jnp.float32), axis=-1)
 
     def at_least_p(bound):
         return jnp.sum(jnp.where(order >= bound[:, None], mass, 0.0), axis=-1) >= top_p
@@ -109,13 +110,13 @@ def truncate(
 
 
 def _ordered(x: Float[Array, "n v"]) -> UInt32[Array, "n v"]:
-    """Integers with the order of the numbers `x` as float32; 0 and -0 are equal."""
+    """Returns integers with the order of the numbers `x` as float32; 0 and -0 are equal."""
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _highest(holds: Callable[[Array], Array], n: int) -> UInt32[Array, "n"]:
-    """The highest 32-bit number for which the monotone predicate `holds`; 0 where there is none."""
+    """Returns the highest 32-bit number for which the monotone predicate `holds` is true, or 0."""
 
     def one_bit(i, bound):
         higher = bound | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
@@ -125,8 +126,8 @@ def _highest(holds: Callable[[Array], Array], n: int) -> UInt32[Array, "n"]:
 
 
 def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
-    """The first index of the largest value, by two plain reductions, because XLA's argmax is slow
-    on CPU. A row of NaN gives `last`.
+    """Returns the first index of the largest value, by two plain reductions, because XLA's argmax
+    is slow on CPU. A row of NaN gives `last`.
     """
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)[None, :]
     largest = x == jnp.max(x, axis=-1, keepdims=True)
@@ -136,12 +137,14 @@ def _argmax(x: Float[Array, "n v"], last: int) -> Int[Array, "n"]:
 def _truncated(
     scaled: Float[Array, "n v"], sampler: Sampler, rows: RowSampling | None
 ) -> Float[Array, "n v"]:
-    """The result of `truncate` where the sampler or any drawn sequence truncates."""
+    """Returns `truncate` of the logits if the sampler or any drawn sequence truncates, else the
+    logits.
+    """
     if rows is None:
         return truncate(scaled, sampler.top_k, sampler.top_p) if sampler.truncates else scaled
-    wanted = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1))
+    truncates = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1))
     return jax.lax.cond(
-        jnp.any(wanted), lambda: truncate(scaled, rows.top_k, rows.top_p), lambda: scaled
+        jnp.any(truncates), lambda: truncate(scaled, rows.top_k, rows.top_p), lambda: scaled
     )
 
 
@@ -153,12 +156,11 @@ def sample(
     rows: RowSampling | None = None,
     known: int | None = None,
 ) -> tuple[Int[Array, "n"], Float[Array, "n"], Float[Array, "n"]]:
-    """Returns (token, logp, entropy) at `positions`; logp and entropy are of softmax(logits / T)
-    over the full vocabulary, before truncation.
+    """Returns (token, logp, entropy) at `positions`; logp and entropy are those of softmax(logits /
+    T) over the full vocabulary, before truncation.
 
-    `rows` are the parameters of each sequence where the sampler is `per_request`. Ids from `known`
-    on are not tokens: they are not drawn, and count neither in logp nor in the entropy
-    (`known_columns`).
+    `rows` are the parameters of each sequence for a `per_request` sampler. Ids from `known` on are
+    not tokens: they are not drawn, and do not count in logp or entropy (`known_columns`).
     """
     if sampler.per_request != (rows is not None):
         raise ValueError("a per_request sampler needs the parameters of each sequence")
@@ -182,8 +184,8 @@ def sample(
             key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
             return jax.random.gumbel(key, logits.shape[-1:], logits.dtype)
 
-        kept = _truncated(scaled, sampler, rows)
-        token = _argmax(kept + jax.vmap(noise)(keys, positions), last)
+        truncated = _truncated(scaled, sampler, rows)
+        token = _argmax(truncated + jax.vmap(noise)(keys, positions), last)
         if each is not None:
             token = jnp.where(each > 0, token, _argmax(logits, last))
     return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy

@@ -10,7 +10,7 @@ import numpy as np
 
 def longest_first(expected: Sequence[float]) -> list[int]:
     """Returns indices by falling expected length, ties in order (longest processing time first).
-    NaN, an unknown length, counts as the mean of the others.
+    NaN (an unknown length) counts as the mean of the known lengths.
     """
     lengths = np.asarray(expected, np.float64)
     is_nan = np.isnan(lengths)
@@ -22,8 +22,10 @@ def longest_first(expected: Sequence[float]) -> list[int]:
 
 def evenly(free: Sequence[int], slots: int, groups: int) -> list[int]:
     """Returns the free slots in the order in which they are filled: the device with the most free
-    slots first, of `groups` devices with consecutive slots. Neighbours in the queue have similar
-    lengths where the longest come first, so every device gets its share of the long ones.
+    slots first, of `groups` devices with consecutive slots.
+
+    If the longest requests come first, neighbours in the queue have similar lengths, so every
+    device gets its share of the long ones.
     """
     size = slots // groups
     waiting = [deque(sorted(slot for slot in free if slot // size == g)) for g in range(groups)]

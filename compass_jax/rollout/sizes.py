@@ -1,12 +1,12 @@
-"""The shapes with which the engine's programs are called, since each other shape is compiled anew.
-The batcher and the list of programs use these. Pure functions of the configuration.
+"""The argument shapes of the engine's programs. Each further shape needs another compilation, so
+the batcher and the list of programs use only these. Pure functions of the configuration.
 """
 
 from __future__ import annotations
 
 from compass_jax.config import RolloutConfig
 
-# A prefill has a cache of its own, and over a mesh every device has all of it for a moment: with
+# A prefill has a separate cache, which every device of a mesh briefly holds entirely: with
 # one sample of each prompt it would be as large as the slots'.
 PREFILL_TOKENS = 131_072
 
@@ -20,7 +20,7 @@ def share(config: RolloutConfig) -> int:
 
 def prefill_rows(config: RolloutConfig, samples: int, bucket: int) -> list[int]:
     """Returns the numbers of prompts of `bucket` tokens in a prefill for `samples` of each,
-    ascending: as many as fill all slots, or an eighth of them, up to PREFILL_TOKENS.
+    ascending: enough to fill all slots, or an eighth of them, up to PREFILL_TOKENS.
     """
     most = max(1, PREFILL_TOKENS // bucket)
     return sorted({min(-(-slots // samples), most) for slots in (config.slots, share(config))})
@@ -42,7 +42,7 @@ def resume_buckets(config: RolloutConfig) -> list[int]:
 
 
 def prompt_bucket(config: RolloutConfig, length: int) -> int:
-    """Returns the smallest prompt bucket that holds `length` tokens; ValueError beyond the
+    """Returns the smallest prompt bucket that holds `length` tokens. Raises ValueError beyond the
     longest.
     """
     for size in config.prompt_buckets:
@@ -55,7 +55,7 @@ def prompt_bucket(config: RolloutConfig, length: int) -> int:
 
 
 def resume_bucket(config: RolloutConfig, length: int) -> int:
-    """Returns the size to which `length` tokens of a resumed sample are padded."""
+    """Returns the padded length of a resumed sample of `length` tokens."""
     return next(size for size in resume_buckets(config) if size >= length)
 
 

@@ -14,10 +14,10 @@ from compass_jax.rollout.waiting import OpenPrefix
 
 
 class Slots:
-    """The slots of an engine; `entered` has the requests in slots, the oldest first. `pages` is
-    None where every slot has its own cache.
+    """The slots of an engine.
 
-    groups: devices over which slots and pages are split.
+    `entered` has the requests in slots, the oldest first. `pages` is None if every slot has a
+    separate cache. groups: number of devices over which slots and pages are split.
     """
 
     def __init__(self, config: RolloutConfig, groups: int):
@@ -39,12 +39,13 @@ class Slots:
         return deque(evenly(empty, self.config.slots, self.groups))
 
     def group(self, slot: int) -> int:
-        """Returns the group whose pages a slot has."""
+        """Returns the group whose pages a slot uses."""
         return 0 if self.pages is None else self.pages.group(slot)
 
     def preempt(self) -> list[tuple[int, Request]]:
-        """Gives every request in a slot the pages of its next call, the oldest first; where none
-        are left, the youngest of its group leaves. Returns (slot, request) of those that left.
+        """Gives every request in a slot the pages of its next call, the oldest first. If none are
+        free, the youngest request of the group is preempted. Returns (slot, request) of the
+        preempted ones.
         """
         victims: list[tuple[int, Request]] = []
         if self.pages is None:
@@ -62,12 +63,12 @@ class Slots:
     def enter(
         self, request: Request, free: deque[int], opened: OpenPrefix | None = None, row: int = 0
     ) -> bool:
-        """Gives a request one of the `free` slots and the pages of its next call. Returns False
-        where too few pages are free; slots of groups without pages are then no longer in `free`.
+        """Gives a request one of the `free` slots and the pages of its next call. Returns False if
+        too few pages are free; `free` then no longer has slots of groups without pages.
 
-        opened, row: the prefix and prompt row of a new request. A request that continues waits
-        until every request of the slots' group could have a page more: otherwise it would be
-        preempted first again.
+        opened, row: the prefix and prompt row of a new request. A resumed request waits until every
+        request of the slots' group could have one more page: otherwise it would be the first to be
+        preempted again.
         """
         length = len(request.tokens) + 1
         while free:
@@ -87,27 +88,27 @@ class Slots:
         return True
 
     def leave(self, request: Request) -> None:
-        """Takes a request's slot and pages back."""
+        """Frees a request's slot and pages."""
         if self.pages is not None:
             self.pages.release(request.slot)
         self.entered.remove(request)
         request.slot = -1
 
     def _next_call(self, request: Request, length: int) -> int:
-        """Returns how many positions are written by the end of the next call: every token but the
-        last has been an input by then.
+        """Returns the number of positions that are written by the end of the next call: every token
+        but the last has then been an input.
         """
         return min(length + self.config.tokens_per_call, request.limit) - 1
 
     def _admit(self, request: Request, slot: int, length: int, leader: Request | None) -> bool:
-        """Takes pages for the slot; returns whether there were enough."""
+        """Assigns pages to the slot; returns whether enough were free."""
         if self.pages is None:
             return True
         # The leader may have left its slot, and come back in another group.
         shared: tuple[int | None, int] = None, 0
         if leader is not None and leader.slot >= 0 and self.group(leader.slot) == self.group(slot):
             shared = leader.slot, len(request.prompt.tokens)
-        others = sum(self.group(x.slot) == self.group(slot) for x in self.entered)
-        spare = others if request.begun else 0
+        group_requests = sum(self.group(x.slot) == self.group(slot) for x in self.entered)
+        spare = group_requests if request.begun else 0
         with_slot, tokens = shared
         return self.pages.admit(slot, self._next_call(request, length), with_slot, tokens, spare)

@@ -1,5 +1,5 @@
-"""The state of an engine between its calls: prompts after prefill and the slots' sequences, and
-their layout on a mesh.
+"""The state of an engine between its calls (prefilled prompts and the slots' sequences), and its
+layout on a mesh.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class Prefix(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """One row per slot. Tokens and their log-probs leave with the results of each call; the state
-    has what the next call needs, and the routes, until `harvest` copies them.
+    """The state of all slots, one row per slot.
 
-    With `rollout.cache_pages` the driver of the engine assigns pages to slots (pages.PagePool). It
-    sets `table` before it inserts and before it generates: for every live slot the pages of all
-    positions that the call may write.
+    Each call returns the new tokens and their log-probs. The state holds the inputs of the next
+    call, and the routes until `harvest` copies them. With `rollout.cache_pages` the driver of the
+    engine assigns pages to slots (pages.PagePool). It sets `table` before it inserts and before it
+    generates: for every live slot, the pages of all positions that the call may write.
     """
 
     # layers of [slots kv t d]; of [pages kv page d] with a table; or runs of these, stacked
     cache: Cache
-    token: Int[Array, "slots"]  # the last one, which has not been an input yet
+    token: Int[Array, "slots"]  # the last token, not yet an input
     first_logp: Float[Array, "slots"]  # of the token that came with the prefill
     first_entropy: Float[Array, "slots"]
-    unreported: Bool[Array, "slots"]  # whether that token is missing in the results so far
+    unreported: Bool[Array, "slots"]  # whether no result has reported that token yet
     routes: UInt[Array, "slots t l k"] | None
     lengths: Int[Array, "slots"]  # tokens so far, prompt included
     prompts: Int[Array, "slots"]  # tokens of the prompt
     limits: Int[Array, "slots"]  # length at which the sequence is cut
     keys: UInt32[Array, "slots 2"]
-    live: Bool[Array, "slots"]  # whether its sequence is unfinished
+    live: Bool[Array, "slots"]  # whether the sequence is unfinished
     sampling: RowSampling  # [slots] of a `per_request` sampler; else those of `plain`
     # the page of each stretch of a slot, or an index out of range
     table: Int[Array, "slots n"] | None = None
@@ -72,7 +72,7 @@ def next_logits(
     model: Transformer, params: Any, hidden: Float[Array, "n d"], sampler: Sampler
 ) -> Float[Array, "n v"]:
     """Returns the logits of the next tokens. Over a mesh they stay split over the vocabulary like
-    the LM head: whole rows would gather the head in every token step.
+    the LM head, because whole rows would gather the head in every token step.
     """
     placement = model.placement
     logits = lay(placement, logits_of(hidden, head_weights(params)), "batch", "vocab")
@@ -109,8 +109,9 @@ def lay_state(placement: Placement | None, state: DecodeState) -> DecodeState:
 def empty_state(
     model: Transformer, rollout: RolloutConfig, groups: int, most: int = 0
 ) -> DecodeState:
-    """Returns a state without live slots. groups: parts of the slots, each with an equal part of
-    the pages; most: the sampler's `top_logprobs`.
+    """Returns a state without live slots.
+
+    groups: number of equal parts of slots and pages. most: the sampler's `top_logprobs`.
     """
     n, wide = rollout.slots, at_least_float32(model.compute.dtype)
     cache, table = new_cache(model.config, rollout, model.compute, groups)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class RolloutStats:
-    """Counters of a batcher; the occupancy is live slot-steps over all slot-steps."""
+    """Counters of a batcher. The occupancy is the ratio of live slot-steps to all slot-steps."""
 
     tokens: int = 0
     # the first token of a sample comes from a prefill: n tokens without preemption are n - 1 steps
@@ -16,7 +16,7 @@ class RolloutStats:
     steps: int = 0
     slot_steps: int = 0
     prefills: int = 0
-    preempted: int = 0  # times that a sample left its slot because pages were missing
+    preempted: int = 0  # number of times that a sample left its slot for lack of pages
     seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:

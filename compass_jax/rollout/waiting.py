@@ -1,4 +1,4 @@
-"""The requests that wait for a slot, in order: lists on the host, equal on all hosts of a pod."""
+"""The queue of requests that wait for a slot: lists on the host, equal on all hosts of a pod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound=Request)
 class Group:
     """Samples of one prompt that wait for one prefill, which draws the first tokens of `columns`.
 
-    These may be more than the samples: what is compiled depends on their number.
+    There may be more columns than samples, because each number of columns is compiled separately.
     """
 
     columns: range
@@ -32,7 +32,7 @@ class Group:
 
 @dataclass
 class OpenPrefix:
-    """A prefix whose requests are not all in slots yet."""
+    """A prefix some of whose requests are not in slots yet."""
 
     prefix: Prefix
     columns: Sequence[range]  # of each prompt row
@@ -42,7 +42,7 @@ class OpenPrefix:
 
 
 class Waiting:
-    """The requests that wait: `begun` ones come first, then those of the open prefix, then new
+    """The queue: first requests that have `begun`, then those of the open prefix, then new
     groups.
     """
 
@@ -68,8 +68,8 @@ class Waiting:
             self.groups.append(Group(columns, new))
 
     def take_alike(self, bucket: Callable[[int], int], most: int) -> list[Group]:
-        """Takes up to `most` groups from the front that have the first one's prompt bucket and
-        number of samples.
+        """Takes up to `most` groups from the front with the prompt bucket and the number of samples
+        of the first one.
         """
         first = self.groups[0]
         kind = bucket(len(first.prompt.tokens)), len(first.columns)
@@ -84,8 +84,8 @@ class Waiting:
 
     def leave_cancelled(self) -> list[Request]:
         """Removes the cancelled requests and returns them."""
-        cancelled, begun = split_cancelled(self.begun)
-        self.begun = deque(begun)
+        cancelled, resumable = split_cancelled(self.begun)
+        self.begun = deque(resumable)
         if self.opened is not None:
             more, stay = split_cancelled(x for _, x in self.opened.waiting)
             cancelled += more
@@ -101,8 +101,8 @@ class Waiting:
 
 
 def split_cancelled(requests: Iterable[Kind]) -> tuple[list[Kind], list[Kind]]:
-    """Returns the cancelled requests and the others. Any thread may cancel one meanwhile, so each
-    is read once.
+    """Returns the cancelled requests and the remaining ones. Reads the flag of each once, because
+    any thread may set it meanwhile.
     """
     cancelled: list[Kind] = []
     active: list[Kind] = []
