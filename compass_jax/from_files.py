@@ -94,7 +94,9 @@ def rl_config(
     lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _discard_notice)]
     longest = min(max(lengths), model_config.max_positions // 2)
     bucketed = [n for n in lengths if n <= longest]
-    buckets = best_buckets(bucketed, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
+    buckets = best_buckets(
+        bucketed, 2, _round_up(longest), multiple=max(ROUNDED_TO, _round_up(longest // 64))
+    )
     compute, mesh = _compute(model_config), _mesh(model_config)
     rollout = _rollout(model_config, compute, mesh, buckets, answer)
     config = RunConfig(
@@ -126,7 +128,7 @@ def sft_config(model: str, data: Sequence[str], template_args: Options = ()) -> 
         data=DataConfig(tokenizer=folder, template_args=template_args),
         sft=sft,
     )
-    config = replace(config, sft=_fitted(config, _tokenizer(folder, model_config, template_args)))
+    config = replace(config, sft=_fit_sft(config, _tokenizer(folder, model_config, template_args)))
     rollout = RolloutConfig(
         prompt_buckets=(16,), max_new_tokens=min(128, model_config.max_positions - 64)
     )
@@ -150,9 +152,9 @@ def judge_config(
     config = replace(config, sft=sft)
     tokenizer = _tokenizer(config.data.tokenizer, config.model)
     if not scalar:
-        return replace(config, sft=_fitted(config, tokenizer))
+        return replace(config, sft=_fit_sft(config, tokenizer))
     pairs, _ = encode_pairs(split_pairs(config.data)[0], tokenizer, longest, _discard_notice)
-    return replace(config, sft=_sized(config, [pair.longest for pair in pairs]))
+    return replace(config, sft=_size_sft(config, [pair.longest for pair in pairs]))
 
 
 def engine_config(
@@ -168,7 +170,9 @@ def engine_config(
     lengths = [len(tokenizer.encode_chat(chat)) for chat in messages]
     longest = min(max(lengths, default=1), model_config.max_positions // 2)
     bucketed = [n for n in lengths if n <= longest] or [longest]
-    buckets = best_buckets(bucketed, 2, _up(longest), multiple=max(ROUNDED_TO, _up(longest // 64)))
+    buckets = best_buckets(
+        bucketed, 2, _round_up(longest), multiple=max(ROUNDED_TO, _round_up(longest // 64))
+    )
     return RunConfig(
         name="engine",
         model=model_config,
@@ -179,7 +183,7 @@ def engine_config(
     ).validate()
 
 
-def _fitted(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
+def _fit_sft(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
     """Returns `config.sft` with buckets, batch and micro-batch chosen from its examples. For a
     streamed data set, the first examples in the run's order are measured.
     """
@@ -189,13 +193,13 @@ def _fitted(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
         if isinstance(records, list)
         else ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
     )
-    return _sized(config, [example.longest for example in examples])
+    return _size_sft(config, [example.longest for example in examples])
 
 
-def _sized(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
+def _size_sft(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
     """Returns `config.sft` with sizes chosen for examples of these lengths in tokens."""
-    longest = min(_up(max(lengths)), config.sft.buckets[-1])
-    buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _up(longest // 64)))
+    longest = min(_round_up(max(lengths)), config.sft.buckets[-1])
+    buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _round_up(longest // 64)))
     sft = replace(config.sft, buckets=buckets, batch=min(64, len(lengths)))
     micro = _micro_batch(replace(config, sft=sft), "sft")
     return replace(sft, micro_batch_tokens=micro)
@@ -269,7 +273,7 @@ def _mesh(model: ModelConfig) -> MeshConfig:
 # ---- settings chosen from the memory -------------------------------------------------------------
 
 
-def _free(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float:
+def _free_bytes(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float:
     """Returns the bytes of a device that remain after the process, the parameters, two moments, two
     gradients and the rollout's weights.
     """
@@ -298,7 +302,7 @@ def _rollout(
     config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
     width = 2 if compute.dtype == "bfloat16" else 4
     token = 2 * model.layers * model.kv_heads * model.head_dim * width
-    cache_bytes = CACHE_SHARE * _free(model, compute, mesh) * mesh.devices
+    cache_bytes = CACHE_SHARE * _free_bytes(model, compute, mesh) * mesh.devices
     max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) * mesh.devices
     slots = min(max(int(cache_bytes / (token * config.max_length)), mesh.devices), max_slots)
     return replace(config, slots=2 ** int(math.log2(slots)))
@@ -326,7 +330,7 @@ def _rl(method: str, config: RunConfig, prompts: int) -> RLConfig:
     longest = rollout.prompt_buckets[-1] + rollout.max_new_tokens
     buckets: tuple[int, ...] = (longest,)
     if not on_cpu():
-        ends = (_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
+        ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
     rl = replace(rl, buckets=buckets, save_every=10, eval_every=10)
     micro = _micro_batch(replace(config, rl=rl), "train")
@@ -336,6 +340,6 @@ def _rl(method: str, config: RunConfig, prompts: int) -> RLConfig:
     return replace(rl, micro_batch_tokens=micro)
 
 
-def _up(tokens: int) -> int:
+def _round_up(tokens: int) -> int:
     """Returns `tokens` rounded up to a multiple of ROUNDED_TO, at least one multiple."""
     return int(-(-max(int(np.int64(tokens)), 1) // ROUNDED_TO) * ROUNDED_TO)

@@ -62,8 +62,8 @@ def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
     rows = rows_of(settings.micro_batch_tokens, settings.buckets[-1], config.mesh)
     return MemoryEstimate(
         process=process_bytes(),
-        **_fixed(config, rl),
-        **_of_micro_batch(config.model, config.compute, rows, settings.buckets[-1]),
+        **_fixed_bytes(config, rl),
+        **_micro_batch_bytes(config.model, config.compute, rows, settings.buckets[-1]),
     )
 
 
@@ -104,16 +104,17 @@ def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
     `stage` is as in `estimate`.
     """
     rl = stage == "train"
-    room = usable_bytes() - process_bytes() - sum(_fixed(config, rl).values())
+    room = usable_bytes() - process_bytes() - sum(_fixed_bytes(config, rl).values())
     length = (config.rl if rl else config.sft).buckets[-1]
     one, two = (
-        sum(_of_micro_batch(config.model, config.compute, rows, length).values()) for rows in (1, 2)
+        sum(_micro_batch_bytes(config.model, config.compute, rows, length).values())
+        for rows in (1, 2)
     )
     fitting = max(1, 1 + int((room - one) // max(two - one, 1)))
     return most if fitting >= most else 2 ** int(math.log2(fitting))
 
 
-def _fixed(config: RunConfig, rl: bool) -> dict[str, float]:
+def _fixed_bytes(config: RunConfig, rl: bool) -> dict[str, float]:
     """Returns the bytes per device that do not depend on the micro-batch, by name."""
     shapes = _abstract_params(config.model, config.compute)
     narrow = jnp.dtype(config.compute.param_dtype).itemsize < 4
@@ -157,7 +158,7 @@ def route_bytes(config: RunConfig) -> float:
     return samples * tree_bytes(one) / config.mesh.devices
 
 
-def _of_micro_batch(
+def _micro_batch_bytes(
     model: ModelConfig, compute: ComputeConfig, rows: int, length: int
 ) -> dict[str, float]:
     """Returns the bytes of activations and logits of one micro-batch on one device."""

@@ -57,13 +57,13 @@ def tool_calls(text: str) -> list[ToolCall]:
         body = body.rpartition("</think>")[2].partition("<think>")[0].strip()
     if not _reader(body):
         if _OPEN in body:
-            return _few(_tagged(body))
+            return _check_count(_parse_tagged(body))
         blocks = _FENCED.findall(body)
         body = (blocks[-1] if blocks else body).strip().removeprefix("[TOOL_CALLS]").lstrip()
     reader = _reader(body)
     if len(body) > MOST_CHARS and reader:
         raise MalformedCall(f"{len(body):,} characters of calls, more than {MOST_CHARS:,}")
-    return _few(reader(body)) if reader else []
+    return _check_count(reader(body)) if reader else []
 
 
 def call_span(text: str) -> tuple[int, int]:
@@ -86,16 +86,22 @@ def call_span(text: str) -> tuple[int, int]:
 
 def _reader(body: str) -> Callable[[str], list[ToolCall]] | None:
     """Returns the parser for a text that begins with a call; None if the text does not."""
-    return _json if _JSON.match(body) else _python if _PYTHON.match(body) else None
+    return (
+        _parse_json_calls
+        if _JSON.match(body)
+        else _parse_python_calls
+        if _PYTHON.match(body)
+        else None
+    )
 
 
-def _few(calls: list[ToolCall]) -> list[ToolCall]:
+def _check_count(calls: list[ToolCall]) -> list[ToolCall]:
     if len(calls) > MOST_CALLS:
         raise MalformedCall(f"{len(calls):,} calls, more than {MOST_CALLS}")
     return calls
 
 
-def _tagged(text: str) -> list[ToolCall]:
+def _parse_tagged(text: str) -> list[ToolCall]:
     """Returns the calls between tags. Tags inside the strings of a call are ignored."""
     calls: list[ToolCall] = []
     decoder = json.JSONDecoder()
@@ -111,12 +117,12 @@ def _tagged(text: str) -> list[ToolCall]:
             raise MalformedCall(f"after {_OPEN}: not JSON: {error}") from error
         if not text[end:].lstrip().startswith(_CLOSE):
             raise MalformedCall(f"a {_OPEN} has no {_CLOSE} after its JSON")
-        calls += _json(text[begin:end], must=True)
+        calls += _parse_json_calls(text[begin:end], must=True)
         start = text.find(_OPEN, end)
     return calls
 
 
-def _json(text: str, must: bool = False) -> list[ToolCall]:
+def _parse_json_calls(text: str, must: bool = False) -> list[ToolCall]:
     """Returns the calls of a JSON text. An object without any field of a call gives an empty list,
     or an error with `must`.
     """
@@ -124,10 +130,10 @@ def _json(text: str, must: bool = False) -> list[ToolCall]:
     fields = {"name", "function", "tool_calls"}
     if isinstance(value, dict) and not must and not fields & value.keys():
         return []
-    return _of_value(value)
+    return _parse_value(value)
 
 
-def _of_value(value: Any) -> list[ToolCall]:
+def _parse_value(value: Any) -> list[ToolCall]:
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
         value = value["tool_calls"]
     return [of_object(one) for one in value] if isinstance(value, list) else [of_object(value)]
@@ -155,7 +161,7 @@ def of_object(value: Any) -> ToolCall:
     return ToolCall(name, dict(arguments or {}))
 
 
-def _python(text: str) -> list[ToolCall]:
+def _parse_python_calls(text: str) -> list[ToolCall]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unknown escapes in strings
@@ -165,11 +171,11 @@ def _python(text: str) -> list[ToolCall]:
     calls = []
     for statement in statements:
         node = statement.value if isinstance(statement, ast.Expr) else statement
-        calls += [_of_node(x) for x in (node.elts if isinstance(node, ast.List) else [node])]
+        calls += [_parse_node(x) for x in (node.elts if isinstance(node, ast.List) else [node])]
     return calls
 
 
-def _of_node(node: ast.AST) -> ToolCall:
+def _parse_node(node: ast.AST) -> ToolCall:
     if not isinstance(node, ast.Call):
         raise MalformedCall(f"a {type(node).__name__} stands where a call should")
     parts: list[str] = []

@@ -104,7 +104,7 @@ def multi_rows(name: str) -> Iterator[dict[str, Any]]:
         described = [x for one in entry["involved_classes"] for x in _lines(documents / files[one])]
         tools = {one["name"]: tool_of(one) for one in described}
         missed = {
-            int(k): [one for one in names if one not in _called(truth[: int(k)])]
+            int(k): [one for one in names if one not in _called_tools(truth[: int(k)])]
             for k, names in entry.get("missed_function", {}).items()
         }
         hidden = {one for names in missed.values() for one in names}
@@ -114,7 +114,7 @@ def multi_rows(name: str) -> Iterator[dict[str, Any]]:
             "prompt": first,
             "tools": [tool for one, tool in tools.items() if one not in hidden],
             "later": [
-                _revealed([tools[x] for x in missed[k]]) if k in missed else messages
+                _tool_offer([tools[x] for x in missed[k]]) if k in missed else messages
                 for k, messages in enumerate(later, 1)
             ],
             "answer": truth,
@@ -125,7 +125,7 @@ def multi_rows(name: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _called(truth: Sequence[Sequence[str]]) -> set[str]:
+def _called_tools(truth: Sequence[Sequence[str]]) -> set[str]:
     """Returns the names of the tools that the ground truth of these requests calls."""
     return {call.name for texts in truth for text in texts for call in tool_calls(text)}
 
@@ -134,7 +134,7 @@ def _multi(name: str, seed: int) -> Iterator[dict[str, Any]]:
     yield from multi_rows(name)
 
 
-def _revealed(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def _tool_offer(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Returns the user message that offers late tools."""
     template = importlib.import_module(
         _PROMPTS
@@ -213,7 +213,7 @@ class Conversation:
         names = [call.name for call in calls]
         return [
             {"role": "tool", "content": text, "name": name}
-            for name, text in zip(names, _short(results), strict=True)
+            for name, text in zip(names, _shorten_all(results), strict=True)
         ]
 
     def fault(self) -> str:
@@ -266,15 +266,15 @@ def _step(state: Conversation, text: str) -> Turn:
     return Turn([*messages, *state.row["later"][state.request - 1]], 0.0, progress)
 
 
-def _short(texts: Sequence[str]) -> list[str]:
+def _shorten_all(texts: Sequence[str]) -> list[str]:
     """Returns the texts, shortened so that they fit into one reply of the environment. The checker
     sees the full texts.
     """
     most = (MOST_CHARS // 2) // len(texts)
-    return [text if len(json.dumps(text)) <= most else _cut(text, most) for text in texts]
+    return [text if len(json.dumps(text)) <= most else _shorten(text, most) for text in texts]
 
 
-def _cut(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     head = text[:most]
     while len(json.dumps(head)) > most:
         head = head[: len(head) * 3 // 4]

@@ -37,32 +37,32 @@ def calls_in(text: str) -> list[Call]:
     if not blocks and text.lstrip().startswith(("{", "[")):
         blocks = [text]
     if len(blocks) > MOST_CALLS or len(text) > MOST_CHARS:
-        return [_wrong(f"more than {MOST_CALLS} calls, or than {MOST_CHARS:,} characters")]
-    calls = [call for block in blocks for call in _of_block(block)]
-    return calls if len(calls) <= MOST_CALLS else [_wrong(f"more than {MOST_CALLS} calls")]
+        return [_invalid_call(f"more than {MOST_CALLS} calls, or than {MOST_CHARS:,} characters")]
+    calls = [call for block in blocks for call in _parse_block(block)]
+    return calls if len(calls) <= MOST_CALLS else [_invalid_call(f"more than {MOST_CALLS} calls")]
 
 
-def _of_block(block: str) -> list[Call]:
+def _parse_block(block: str) -> list[Call]:
     try:
         value = json.loads(block)
     except (ValueError, RecursionError):
-        return [_wrong("no JSON")]
-    return [_of_value(one) for one in (value if isinstance(value, list) else [value])]
+        return [_invalid_call("no JSON")]
+    return [_parse_call(one) for one in (value if isinstance(value, list) else [value])]
 
 
-def _of_value(value: Any) -> Call:
+def _parse_call(value: Any) -> Call:
     if isinstance(value, dict) and "name" in value:
         name, arguments = value["name"], value.get("arguments", {})
     elif isinstance(value, dict) and len(value) == 1:
         ((name, arguments),) = value.items()
     else:
-        return _wrong("a call has a name and arguments")
+        return _invalid_call("a call has a name and arguments")
     if not (isinstance(name, str) and isinstance(arguments, dict | list)):
-        return _wrong("a call has a name and arguments")
+        return _invalid_call("a call has a name and arguments")
     return Call(name, arguments)
 
 
-def _wrong(why: str) -> Call:
+def _invalid_call(why: str) -> Call:
     return Call("", {}, why)
 
 

@@ -32,7 +32,7 @@ def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> Ended:
         child = os.fork()
         if child == 0:
             _work(work, page)
-        timed_out = not _waited(child, seconds)
+        timed_out = not _ends_within(child, seconds)
         code: int | None = None
         try:
             if timed_out:
@@ -54,7 +54,7 @@ def _work(work: Callable[[mmap.mmap], None], page: mmap.mmap) -> NoReturn:
         os._exit(code)
 
 
-def _waited(child: int, seconds: float) -> bool:
+def _ends_within(child: int, seconds: float) -> bool:
     """Returns whether the child ends within `seconds`."""
     descriptor = os.pidfd_open(child)
     try:

@@ -84,7 +84,7 @@ def _machine() -> tuple[int, int]:
     return _MACHINES[name]
 
 
-def _opening() -> list[bytes]:
+def _prologue() -> list[bytes]:
     """Returns the instructions that kill calls of another architecture, load the number of the call
     and reject x32 calls.
     """
@@ -99,7 +99,7 @@ def _opening() -> list[bytes]:
     ]
 
 
-def _only(call: int, argument: int, value: int) -> list[bytes]:
+def _allow_only(call: int, argument: int, value: int) -> list[bytes]:
     """Returns instructions that allow the call with this value of an argument; otherwise it fails
     with EPERM.
     """
@@ -120,17 +120,17 @@ def denied_program() -> bytes:
     a capability that model code does not have.
     """
     column, _ = _machine()
-    program = _opening()
+    program = _prologue()
     for numbers in _DENIED.values():
         denied = numbers[column]
         if denied is not None:
             program += [_instruction(_EQUAL, denied, 0, 1), _instruction(_RETURN, _EPERM)]
     for numbers in _OWN.values():
-        program += _only(numbers[column], argument=0, value=0)
+        program += _allow_only(numbers[column], argument=0, value=0)
     number = {name: numbers[column] for name, numbers in _NAMESPACES.items()}
     program += [_instruction(_EQUAL, number["clone3"], 0, 1), _instruction(_RETURN, _ENOSYS)]
     for name, argument in (("unshare", 0), ("setns", 1)):
-        program += _only(number[name], argument, _CLONE_NEWPID)
+        program += _allow_only(number[name], argument, _CLONE_NEWPID)
     namespaces = 0x7E020000  # every CLONE_NEW flag of clone
     program += [
         _instruction(_EQUAL, number["clone"], 0, 3),
@@ -147,23 +147,23 @@ def own_signals_program(process: int) -> bytes:
     descriptor's owner.
     """
     column, _ = _machine()
-    program = _opening()
+    program = _prologue()
     for numbers in _SIGNALS.values():
-        program += _only(numbers[column], argument=0, value=process)
-    program += _returned(_PIDFD_SIGNAL[column], _EPERM)
+        program += _allow_only(numbers[column], argument=0, value=process)
+    program += _return_if_equal(_PIDFD_SIGNAL[column], _EPERM)
     for numbers, values in _OWNER.values():
         program += [
             _instruction(_EQUAL, numbers[column], 0, 2 * len(values) + 2),
             _instruction(_LOAD, _ARGUMENT[1]),
         ]
         for value in values.values():
-            program += _returned(value, _EPERM)
+            program += _return_if_equal(value, _EPERM)
         program.append(_instruction(_RETURN, _ALLOW))
     program.append(_instruction(_RETURN, _ALLOW))
     return b"".join(program)
 
 
-def _returned(value: int, result: int) -> list[bytes]:
+def _return_if_equal(value: int, result: int) -> list[bytes]:
     """Returns instructions that end the filter with `result` if the loaded number is `value`."""
     return [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, result)]
 
@@ -174,11 +174,11 @@ def one_process_program(refuses: bool) -> bytes:
     """
     column, _ = _machine()
     result = _EPERM if refuses else _KILL
-    program = _opening()
+    program = _prologue()
     for numbers in _STARTS.values():
         if (number := numbers[column]) is not None:
-            program += _returned(number, result)
-    program += _returned(_NAMESPACES["clone3"][column], _ENOSYS)
+            program += _return_if_equal(number, result)
+    program += _return_if_equal(_NAMESPACES["clone3"][column], _ENOSYS)
     program += [
         _instruction(_EQUAL, _NAMESPACES["clone"][column], 0, 4),
         _instruction(_LOAD, _ARGUMENT[0]),

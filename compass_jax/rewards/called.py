@@ -65,23 +65,26 @@ class Called(NamedTuple):
         results, and any exception of the function.
         """
         if not self.batch:
-            return [_awaited(self.function(**self._chosen(self._named(x)))) for x in cases]
-        named = [self._named(case) for case in cases]
+            return [
+                _resolve(self.function(**self._select_arguments(self._values_by_name(x))))
+                for x in cases
+            ]
+        named = [self._values_by_name(case) for case in cases]
         lists = {name: [one.get(name) for one in named] for one in named for name in one}
-        results = _awaited(self.function(**self._chosen(lists)))
+        results = _resolve(self.function(**self._select_arguments(lists)))
         results = results.tolist() if hasattr(results, "tolist") else results
         if not isinstance(results, list | tuple) or len(results) != len(cases):
             many = len(results) if isinstance(results, list | tuple) else type(results).__name__
             raise ValueError(f"{self.name} returned {many} for {len(cases)} responses")
         return list(results)
 
-    def _named(self, case: Case) -> dict[str, Any]:
+    def _values_by_name(self, case: Case) -> dict[str, Any]:
         """Returns the values of one response, by name."""
         s = "s" if self.batch else ""
         texts = {f"prompt{s}": case.prompt, f"response{s}": case.response}
         return {**case.row, **texts, f"row{s}": case.row}
 
-    def _chosen(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _select_arguments(self, values: dict[str, Any]) -> dict[str, Any]:
         """Returns the function's arguments, selected from the values of a response or a batch."""
         # a column that only other rows have is null in Parquet and absent in JSONL
         columns = {k: x for k, x in values.items() if x is not None or k not in self.given}
@@ -156,7 +159,7 @@ def _place(function: Any) -> str:
     return f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
-def _awaited(value: Any) -> Any:
+def _resolve(value: Any) -> Any:
     """Returns `value`, or its result if it is awaitable."""
     if not hasattr(type(value), "__await__"):
         return value

@@ -131,7 +131,7 @@ class Verifier(NamedTuple):
     def judged(self, cases: Sequence[Case], which: Sequence[int]) -> list[list[Any]]:
         """Returns the results of the parts `which` for each case, as JSON mappings or None."""
         values = [
-            [_plain(_graded(part, value)) for value in part.call(cases)]
+            [_grade_to_json(_grade(part, value)) for value in part.call(cases)]
             for part in (self.parts[i] for i in which)
         ]
         return [list(of_case) for of_case in zip(*values, strict=True)]
@@ -149,7 +149,7 @@ class Verifier(NamedTuple):
         """Returns the verdict from the results of the parts. Raises TypeError or ValueError for
         results that are not numbers within their range.
         """
-        grades = [_graded(part, value) for part, value in zip(self.parts, values, strict=True)]
+        grades = [_grade(part, value) for part, value in zip(self.parts, values, strict=True)]
         if len(grades) == 1 and self.parts[0].weight == 1:
             return grades[0]
         components: dict[str, float] = {}
@@ -164,7 +164,7 @@ class Verifier(NamedTuple):
         return Graded(total, components, all(grade.extracted for grade in grades))
 
 
-def _plain(grade: Graded) -> dict[str, Any] | None:
+def _grade_to_json(grade: Graded) -> dict[str, Any] | None:
     """Returns a grade as a JSON value."""
     if grade.reward is None:
         return None
@@ -172,7 +172,7 @@ def _plain(grade: Graded) -> dict[str, Any] | None:
     return {**grade.components, "reward": grade.reward, "extracted": grade.extracted, **says}
 
 
-def _graded(part: Part, value: Any) -> Graded:
+def _grade(part: Part, value: Any) -> Graded:
     parts = dict(value) if isinstance(value, Mapping) else {"reward": value}
     if "reward" not in parts:
         raise ValueError(f"the mapping {value!r:.100} has no 'reward'")
@@ -202,7 +202,7 @@ def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
     labels of each source that has them.
     """
     sources = data.keyed_sources()
-    of_gold = [_listed(source, key, "gold") for key, source in sources if source.gold]
+    of_gold = [_checks_in_setting(source, key, "gold") for key, source in sources if source.gold]
     return [_checks_of(source, key) for key, source in sources] + of_gold
 
 
@@ -256,10 +256,12 @@ def gold_places(data: DataConfig) -> dict[int, int]:
 def _checks_of(source: Source, key: str) -> tuple[Check, ...]:
     if isinstance(source, TaskSource):
         return (Check("task", source.task, key=f"{key}.task"),)
-    return _listed(source, key, "verifier", source.verifier_args)
+    return _checks_in_setting(source, key, "verifier", source.verifier_args)
 
 
-def _listed(source: Source, key: str, setting: str, args: Args = ()) -> tuple[Check, ...]:
+def _checks_in_setting(
+    source: Source, key: str, setting: str, args: Args = ()
+) -> tuple[Check, ...]:
     """Returns the checks that a setting of a source lists."""
     checks = []
     for name, weight in pairs(getattr(source, setting)):
@@ -291,7 +293,7 @@ def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
                 f"{where}.verifier_args: no verifier takes {name!r}; leave it out, or add a"
                 " parameter of this name"
             )
-    return Verifier(tuple(_distinct(parts)))
+    return Verifier(tuple(_with_distinct_names(parts)))
 
 
 def _parts(check: Check, tag: str) -> list[Part]:
@@ -311,7 +313,7 @@ def _parts(check: Check, tag: str) -> list[Part]:
     ]
 
 
-def _distinct(parts: Sequence[Part]) -> list[Part]:
+def _with_distinct_names(parts: Sequence[Part]) -> list[Part]:
     """Returns the parts with distinct names that are valid names of components."""
     named: list[Part] = []
     for part in parts:

@@ -30,7 +30,7 @@ def guards_for(mode: str, missing: Mapping[str, str] | None = None) -> tuple[str
     missing = missing_guards() if missing is None else missing
     if mode == "required" and missing:
         raise ConfigError(
-            f"rewards.sandbox = 'required': this machine has no {_listed(missing)}; allow it, or "
+            f"rewards.sandbox = 'required': this machine has no {_format(missing)}; allow it, or "
             "set 'auto', which does with what there is"
         )
     return tuple(name for name in GUARDS if name not in missing)
@@ -48,10 +48,10 @@ def notice(mode: str, missing: Mapping[str, str] | None = None) -> str:
         )
     missing = missing_guards() if missing is None else missing
     line = f"checks of answers run behind: {', '.join([*guards_for(mode, missing), 'limits'])}"
-    return f"{line}; missing: {_listed(missing)}" if missing else line
+    return f"{line}; missing: {_format(missing)}" if missing else line
 
 
-def _listed(missing: Mapping[str, str]) -> str:
+def _format(missing: Mapping[str, str]) -> str:
     return "; ".join(f"{name} ({why})" for name, why in missing.items())
 
 

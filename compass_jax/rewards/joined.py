@@ -29,7 +29,7 @@ WORKERS = "workers"
 TURN_S = 0.05  # timeout of each wait while workers and judge are polled in turn
 
 
-class _Wrapped:
+class _ScorerWrapper:
     """The methods that scorers around another scorer share."""
 
     def __init__(self, scorer: Any):
@@ -55,7 +55,7 @@ class _Wrapped:
         self.close()
 
 
-class JoinedScorer(_Wrapped):
+class JoinedScorer(_ScorerWrapper):
     """A `Scorer` that joins the workers' verdicts, the judge's and the gold labels. A sample is
     collected when its last part is known.
     """
@@ -114,7 +114,7 @@ class JoinedScorer(_Wrapped):
                 parts[name] = score
                 if all(part is not None for part in parts.values()):
                     del self._parts[key]
-                    complete.append((key, self._joined(source, parts)))
+                    complete.append((key, self._join(source, parts)))
             if complete or not block or not self._parts:
                 return complete
 
@@ -126,10 +126,10 @@ class JoinedScorer(_Wrapped):
         workers_busy = bool(parts) or self._scorer.outstanding > 0
         return parts + self.judge.collect((TURN_S if workers_busy else None) if block else 0)
 
-    def _joined(self, source: int, parts: dict[str, Score | None]) -> Score:
+    def _join(self, source: int, parts: dict[str, Score | None]) -> Score:
         score, verdict, gold = (parts.get(name) for name in (WORKERS, JUDGE, GOLD))
         if verdict is not None:
-            score = _summed(score, verdict, self._judged[source].weight)
+            score = _sum_scores(score, verdict, self._judged[source].weight)
         assert score is not None
         if gold is not None:
             label = {GOLD: gold.reward} if gold.known else {}
@@ -144,7 +144,7 @@ class JoinedScorer(_Wrapped):
             self.judge.close()
 
 
-def _summed(workers: Score | None, judge: Score, weight: float) -> Score:
+def _sum_scores(workers: Score | None, judge: Score, weight: float) -> Score:
     """Returns the judge's score times its weight, plus the workers' score. The sum is unknown if
     either score is.
     """
@@ -169,7 +169,7 @@ def _gold_row(row: str) -> str:
     return encode_row({**columns, "answer": columns[GOLD]}) if GOLD in columns else row
 
 
-class SharedScorer(_Wrapped):
+class SharedScorer(_ScorerWrapper):
     """A `Scorer` that shares the work with those of other processes. Each process checks its share
     of the samples in its own workers, and all processes get all scores.
 

@@ -139,19 +139,19 @@ class Judge:
             self.asker.run()
         end = math.inf if wait_s is None else time.monotonic() + wait_s
         while True:
-            collected = self._judged()
+            collected = self._take_judged()
             left = end - time.monotonic()
             if collected or not self._asked or left <= 0:
                 return collected
-            unfinished = [x for rulings in self._asked.values() for x in _unfinished(rulings)]
+            unfinished = [x for rulings in self._asked.values() for x in _pending_futures(rulings)]
             wait(unfinished, None if left == math.inf else left, FIRST_COMPLETED)
 
-    def _judged(self) -> list[tuple[Any, Score]]:
+    def _take_judged(self) -> list[tuple[Any, Score]]:
         """Returns the samples that have both rulings. Until the judge's first verdict, failed
         samples are held back while others are pending, and NEVER failed samples end the run.
         """
         judged, failed = [], []
-        for key in [key for key, rulings in self._asked.items() if not _unfinished(rulings)]:
+        for key in [key for key, rulings in self._asked.items() if not _pending_futures(rulings)]:
             try:
                 first, swapped = [ruling.result() for ruling in self._asked[key].result()]
             except BaseException:
@@ -198,9 +198,11 @@ class Judge:
         try:
             text, anchor = compared(prompt, response, self._anchor_field)
         except BaseException as error:  # a panic of the tokenizer is not an Exception
-            return [_finished(error)] * 2
+            return [_completed_future(error)] * 2
         if anchor is None:
-            return [_finished(Ruling(None, REFUSED, NO_ANCHOR.format(self._anchor_field)))] * 2
+            return [
+                _completed_future(Ruling(None, REFUSED, NO_ANCHOR.format(self._anchor_field)))
+            ] * 2
         orders = (text, anchor), (anchor, text)
         return [self._ruling(messages(prompt.question, *order)) for order in orders]
 
@@ -213,7 +215,7 @@ class Judge:
         with self._lock:
             known = self._verdicts.get(name)
             if known is not None:
-                return _finished(Ruling(known))
+                return _completed_future(Ruling(known))
             if name in self._under_way:
                 return self._under_way[name]
             ruling = self._under_way[name] = Future[Ruling]()
@@ -241,7 +243,7 @@ class Judge:
                 del self._under_way[name]
 
 
-def _finished(result: Ruling | BaseException) -> Future[Ruling]:
+def _completed_future(result: Ruling | BaseException) -> Future[Ruling]:
     future: Future[Ruling] = Future()
     if isinstance(result, BaseException):
         future.set_exception(result)
@@ -250,7 +252,7 @@ def _finished(result: Ruling | BaseException) -> Future[Ruling]:
     return future
 
 
-def _unfinished(rulings: Future[list[Future[Ruling]]]) -> list[Future]:
+def _pending_futures(rulings: Future[list[Future[Ruling]]]) -> list[Future]:
     """Returns the unfinished futures of a sample."""
     if not rulings.done():
         return [rulings]

@@ -55,7 +55,7 @@ def _faults(scorer: AnyScorer, prompts: Sequence[Prompt]) -> Iterator[tuple[Prom
         by_source.setdefault(prompt.source, []).append(prompt)
     for source, group in by_source.items():
         chunks = [group[i : i + ROWS_AT_ONCE] for i in range(0, len(group), ROWS_AT_ONCE)]
-        scores = _tried(scorer, source, chunks)
+        scores = _try_rows(scorer, source, chunks)
         for chunk, score in zip(chunks, scores, strict=True):
             if score.outcome == "unjudged":
                 for number, fault in json.loads(score.detail):
@@ -63,19 +63,19 @@ def _faults(scorer: AnyScorer, prompts: Sequence[Prompt]) -> Iterator[tuple[Prom
                 continue
             # a row hangs or crashes the process, so try each row alone
             alone = [[prompt] for prompt in chunk]
-            for (prompt,), one in zip(alone, _tried(scorer, source, alone), strict=True):
-                if fault := _fault_alone(one):
+            for (prompt,), one in zip(alone, _try_rows(scorer, source, alone), strict=True):
+                if fault := _fault_of_row(one):
                     yield prompt, fault
 
 
-def _fault_alone(score: Score) -> str:
+def _fault_of_row(score: Score) -> str:
     if score.outcome == "unjudged":
         return "".join(fault for _, fault in json.loads(score.detail))
     last = (score.detail.strip().splitlines() or [""])[-1]
     return f"its setup and tests cannot be tried ({score.outcome}: {last:.200})"
 
 
-def _tried(scorer: AnyScorer, source: int, chunks: Sequence[Sequence[Prompt]]) -> list[Score]:
+def _try_rows(scorer: AnyScorer, source: int, chunks: Sequence[Sequence[Prompt]]) -> list[Score]:
     workers = scorer.workers
     for n, chunk in enumerate(chunks):
         workers.submit_rows(n, source, [prompt.row for prompt in chunk])

@@ -52,11 +52,11 @@ def _number(response: str, answer_tag: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _final(response: str, answer_tag: str) -> str | None:
+def _final_answer(response: str, answer_tag: str) -> str | None:
     return _canonical(final_answer(response, answer_tag))
 
 
-def _tagged(response: str, answer_tag: str) -> str | None:
+def _tagged_answer(response: str, answer_tag: str) -> str | None:
     return _canonical(extract_answer(response, answer_tag))
 
 
@@ -74,7 +74,7 @@ def _canonical(text: str | None) -> str | None:
 READERS: dict[str, Callable[..., str | None]] = {
     "choice": _choice,
     "numeric": _number,
-    "math": _final,
-    "exact": _final,
-    "reasoning_gym": _tagged,
+    "math": _final_answer,
+    "exact": _final_answer,
+    "reasoning_gym": _tagged_answer,
 }

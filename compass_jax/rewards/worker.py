@@ -72,13 +72,13 @@ class Judge:
             if verifier.batch and source not in tried:
                 tried.add(source)
                 indices = [i for i, one in enumerate(batch) if one.source == source]
-                answers = self._judged(verifier, [batch[i] for i in indices])
+                answers = self._judge(verifier, [batch[i] for i in indices])
                 if len(indices) == 1 or all(one[1] in ("ok", "unjudged") for one in answers):
                     ready |= dict(zip(indices, answers, strict=True))
                 self._alive()
-            yield ready.get(index) or self._judged(verifier, [response])[0]
+            yield ready.get(index) or self._judge(verifier, [response])[0]
 
-    def _judged(self, verifier: Verifier, responses: Sequence[Response]) -> list[list]:
+    def _judge(self, verifier: Verifier, responses: Sequence[Response]) -> list[list]:
         """Returns the answer to each response. Results that cannot be decided in this process are
         computed in one child.
         """
@@ -89,19 +89,22 @@ class Judge:
         except BaseException:
             if len(responses) == 1:
                 return [_unknown_answer("error", traceback.format_exc())]
-            return [self._judged(verifier, [one])[0] for one in responses]
+            return [self._judge(verifier, [one])[0] for one in responses]
         places = [(i, n) for i, x in enumerate(values) for n, y in enumerate(x) if y is UNDECIDED]
         left, which = sorted({i for i, _ in places}), sorted({n for _, n in places})
         if left:
             judged = partial(verifier.judged, [cases[i] for i in left], which)
-            result = _checked(self._zone.run(judged, self._seconds), len(left), len(which))
+            result = _validate_result(self._zone.run(judged, self._seconds), len(left), len(which))
             if result.outcome != "ok":
                 failed = _unknown_answer(result.outcome, result.detail)
-                return [failed if i in left else _graded(verifier, x) for i, x in enumerate(values)]
+                return [
+                    failed if i in left else _graded_answer(verifier, x)
+                    for i, x in enumerate(values)
+                ]
             for i, parts in zip(left, result.value, strict=True):
                 for n, part in zip(which, parts, strict=True):
                     values[i][n] = part
-        return [_graded(verifier, parts) for parts in values]
+        return [_graded_answer(verifier, parts) for parts in values]
 
     def _row_faults(self, verifier: Verifier, rows: Sequence[str]) -> list:
         """Returns an answer whose detail is a JSON list of [index of the row, its fault]."""
@@ -118,7 +121,7 @@ class Judge:
         return _unknown_answer("unjudged", json.dumps(faults))
 
 
-def _checked(result: sandbox.Result, cases: int, parts: int) -> sandbox.Result:
+def _validate_result(result: sandbox.Result, cases: int, parts: int) -> sandbox.Result:
     """Returns `result` if its value lists `parts` values for each case, or if it has no value; else
     a crash.
     """
@@ -131,7 +134,7 @@ def _checked(result: sandbox.Result, cases: int, parts: int) -> sandbox.Result:
     return sandbox.Result(None, "crash", "the check ended without an answer")
 
 
-def _graded(verifier: Verifier, values: list) -> list:
+def _graded_answer(verifier: Verifier, values: list) -> list:
     try:
         graded = verifier.graded(values)
     except BaseException:
@@ -187,7 +190,7 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
         program_files.allow(modules)
         python = program_files.python_files()
         readable = python._replace(readable=python.readable | files)
-    zone = sandbox.enter(setup["guards"], folder, _imported(), readable)
+    zone = sandbox.enter(setup["guards"], folder, _import_folders(), readable)
     guards.limit_memory()
     guards.die_with_parent()  # again, because the kernel resets it when the user changes
     if programs and not zone.run(program.can_run, PROBE_S).value:
@@ -204,7 +207,7 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def _imported() -> set[str]:
+def _import_folders() -> set[str]:
     """Returns the folders of imported modules, which must stay readable for later imports."""
     files = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
     return {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in files if f)}

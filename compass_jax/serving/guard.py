@@ -69,7 +69,7 @@ class Guard:
                 )
         self._app = app
         self._routes = frozenset(routes)
-        self._named = {_bare(host) for host in hosts}
+        self._named = {_normalise_host(host) for host in hosts}
         self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ class Guard:
         host = headers.get("host")
         if host is not None:  # None: HTTP/1.0, which no browser speaks
             reached = (scope.get("server") or ("",))[0]
-            if _name(host) not in {*LOOPBACK, _bare(reached), *self._named}:
+            if _host_of(host) not in {*LOOPBACK, _normalise_host(reached), *self._named}:
                 text = f"this server is not known as {host[:100]!r}; --allow-host adds a name"
                 raise ApiError(text, status=421)
         for origin in headers.getlist("origin"):
@@ -130,7 +130,7 @@ class Guard:
             return False
         is_host = host is not None and parts.netloc.lower() == host.lower()
         web = parts.scheme in ("http", "https") and bool(parts.netloc)
-        return web and (is_host or _name(parts.netloc) in self._named)
+        return web and (is_host or _host_of(parts.netloc) in self._named)
 
 
 def error_response(error: ApiError) -> Response:
@@ -138,10 +138,10 @@ def error_response(error: ApiError) -> Response:
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
-def _name(authority: str) -> str | None:
+def _host_of(authority: str) -> str | None:
     match = _AUTHORITY.fullmatch(authority)
-    return _bare(match[1]) if match else None
+    return _normalise_host(match[1]) if match else None
 
 
-def _bare(host: str) -> str:
+def _normalise_host(host: str) -> str:
     return host.strip("[]").rstrip(".").lower()

@@ -20,11 +20,11 @@ def encode_row(row: Mapping[str, Any]) -> str:
     encoded.
     """
     try:
-        return json.dumps(_tagged(row), ensure_ascii=False)
+        return json.dumps(_add_tags(row), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         for name, value in row.items():
             try:
-                json.dumps(_tagged(value))
+                json.dumps(_add_tags(value))
             except (TypeError, ValueError, RecursionError) as error:
                 raise TypeError(f"column {name!r} cannot be written as JSON: {error}") from error
         raise
@@ -32,24 +32,24 @@ def encode_row(row: Mapping[str, Any]) -> str:
 
 def decode_row(text: str) -> dict[str, Any]:
     """Returns the row that `encode_row` encoded."""
-    return json.loads(text, object_hook=_untagged)
+    return json.loads(text, object_hook=_remove_tags)
 
 
-def _tagged(value: Any) -> Any:
+def _add_tags(value: Any) -> Any:
     if isinstance(value, tuple):
-        return {"!tuple": [_tagged(item) for item in value]}
+        return {"!tuple": [_add_tags(item) for item in value]}
     if isinstance(value, (set, frozenset)):
-        return {"!set": [_tagged(item) for item in sorted(value, key=repr)]}
+        return {"!set": [_add_tags(item) for item in sorted(value, key=repr)]}
     if isinstance(value, list):
-        return [_tagged(item) for item in value]
+        return [_add_tags(item) for item in value]
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("!") for key in value):
-            return {key: _tagged(item) for key, item in value.items()}
-        return {"!dict": [[_tagged(key), _tagged(item)] for key, item in value.items()]}
+            return {key: _add_tags(item) for key, item in value.items()}
+        return {"!dict": [[_add_tags(key), _add_tags(item)] for key, item in value.items()]}
     return value
 
 
-def _untagged(value: dict[str, Any]) -> Any:
+def _remove_tags(value: dict[str, Any]) -> Any:
     if len(value) == 1:
         ((tag, content),) = value.items()
         if tag == "!tuple":

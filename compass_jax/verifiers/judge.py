@@ -45,14 +45,14 @@ def messages(question: str, candidate: str, anchor: str) -> list[dict[str, str]]
     inserted into possible control tokens, in case the server parses control tokens in messages.
     """
     parts = {"Question": question, "Anchor": anchor, "Candidate": candidate}
-    texts = "\n\n".join(f"{name}:\n{_quoted(text)}" for name, text in parts.items())
+    texts = "\n\n".join(f"{name}:\n{_quote(text)}" for name, text in parts.items())
     return [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": f"{texts}\n\n{TASK}"},
     ]
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "\n".join(f"> {line}" for line in CONTROL.sub(" ", text).splitlines() or [""])
 
 

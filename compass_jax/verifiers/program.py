@@ -89,7 +89,7 @@ class Program:
     def __init__(self, command: list[str], limits: Limits):
         self._end = time.monotonic() + limits.seconds
         self._limits = limits
-        self._process = _started(command, limits)
+        self._process = _start_process(command, limits)
         assert self._process.stdin is not None and self._process.stdout is not None
         pipes = (self._process.stdout, self._process.stdin)
         reader, writer = (os.dup(pipe.fileno()) for pipe in pipes)
@@ -151,7 +151,7 @@ class Program:
         return ProgramFailed(f"it ended with code {code}")
 
 
-def _started(command: list[str], limits: Limits) -> subprocess.Popen:
+def _start_process(command: list[str], limits: Limits) -> subprocess.Popen:
     def confine() -> None:
         guards.die_with_parent()
         with contextlib.suppress(OSError):  # a machine without this guard is rejected earlier

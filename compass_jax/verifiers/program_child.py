@@ -96,12 +96,12 @@ def decode(value):
     return _SEQUENCES[name](decode(item) for item in content)
 
 
-def _loaded(text, names):
+def _load(text, names):
     exec(compile(text, "program.py", "exec"), names)
     return {"names": [name for name, value in names.items() if callable(value)]}
 
 
-def _called(names, name, args, kwargs, in_place):
+def _call(names, name, args, kwargs, in_place):
     args, kwargs = decode(args), decode(kwargs)
     value = names[name](*args, **kwargs)
     if hasattr(type(value), "__next__"):  # exceptions of a generator belong to the function
@@ -120,7 +120,7 @@ def _text(error):
         return ""
 
 
-def _raised(error):
+def _error_answer(error):
     answer = {"raised": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)}
     try:
         return {**answer, "args": encode(list(error.args))}
@@ -146,12 +146,12 @@ def serve():
         try:
             if "load" in request:
                 names = _new_names()
-                answer = _loaded(request["load"], names)
+                answer = _load(request["load"], names)
             else:
-                answer = _called(names, *request["call"])
+                answer = _call(names, *request["call"])
             line = json.dumps(answer)
         except BaseException as error:  # the program may even call exit()
-            line = json.dumps(_raised(error))
+            line = json.dumps(_error_answer(error))
         left = line.encode() + b"\n"
         while left:
             left = left[os.write(answers, left) :]

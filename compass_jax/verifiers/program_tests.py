@@ -120,7 +120,7 @@ def read_tests(
             raise RowError(f"{name} is a {type(value).__name__}: write text")
     if entry_point and not entry_point.isidentifier():
         raise RowError(f"entry_point = {entry_point!r:.80} must be the name of a function")
-    full_setup = _closed(setup)
+    full_setup = _complete_setup(setup)
     defined = defined_names(full_setup)
     compiled = tuple(_test(text, n, defined, in_place) for n, text in enumerate(tests, 1))
     under_test = frozenset({entry_point} if entry_point else _stubs(full_setup))
@@ -133,14 +133,14 @@ def read_tests(
                 " function under test as entry_point"
             )
         under_test = frozenset(functions)
-    return RowTests(setup, full_setup, _compiled(full_setup, "setup"), compiled, under_test)
+    return RowTests(setup, full_setup, _compile(full_setup, "setup"), compiled, under_test)
 
 
 def _test(text: Any, number: int, known: set[str], in_place: bool | None) -> RowTest:
     what = f"test {number}"
     if not isinstance(text, str):
         raise RowError(f"{what} is a {type(text).__name__}: tests must be a list of texts")
-    tree = _parsed(text, what)
+    tree = _parse(text, what)
     free = frozenset(_names(text, defined=False))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -150,10 +150,10 @@ def _test(text: Any, number: int, known: set[str], in_place: bool | None) -> Row
                     f"{what} reads {name}.{node.attr}, and neither the test nor setup defines"
                     f" {name}: import it in setup (a program's functions have no attributes)"
                 )
-    modules = frozenset(_imported(tree))
+    modules = frozenset(_imports(tree))
     if in_place is None:
         tree = ast.fix_missing_locations(_Statements().visit(tree))
-    return RowTest(_compiled(tree, what), free, modules)
+    return RowTest(_compile(tree, what), free, modules)
 
 
 class _Statements(ast.NodeTransformer):
@@ -166,7 +166,7 @@ class _Statements(ast.NodeTransformer):
         return node
 
 
-def _imported(node: ast.AST) -> Iterator[str]:
+def _imports(node: ast.AST) -> Iterator[str]:
     """Yields the modules that a text imports outside of `try`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
@@ -174,14 +174,14 @@ def _imported(node: ast.AST) -> Iterator[str]:
         elif isinstance(child, ast.ImportFrom) and not child.level:
             yield (child.module or "").partition(".")[0]
         elif not isinstance(child, ast.Try):
-            yield from _imported(child)
+            yield from _imports(child)
 
 
-def _parsed(text: str, what: str) -> ast.Module:
+def _parse(text: str, what: str) -> ast.Module:
     return _read(ast.parse, text, what)
 
 
-def _compiled(source: str | ast.Module, what: str) -> CodeType:
+def _compile(source: str | ast.Module, what: str) -> CodeType:
     return _read(lambda text: compile(text, what, "exec"), source, what)
 
 
@@ -197,13 +197,13 @@ def _read(reader: Callable[[Any], Any], source: Any, what: str) -> Any:
 
 def _compiles(text: str) -> bool:
     try:
-        _compiled(text, "program")
+        _compile(text, "program")
     except RowError:
         return False
     return True
 
 
-def _closed(setup: str) -> str:
+def _complete_setup(setup: str) -> str:
     """Returns `setup` as a valid program. If it ends with the head of a function, `pass` is added
     as the body. Raises RowError for any other invalid text.
     """
@@ -214,17 +214,19 @@ def _closed(setup: str) -> str:
     for blanks in (f"{indent}    ", f"{indent}\t", indent):
         if _compiles(completed := f"{setup.rstrip()}\n{blanks}pass\n"):
             return completed
-    return _compiled(setup, "setup") and setup
+    return _compile(setup, "setup") and setup
 
 
 def _stubs(setup: str) -> Iterator[str]:
     """Yields the names of functions whose body is only a docstring, `pass` or `...`."""
-    for node in _parsed(setup, "setup").body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(map(_idle, node.body)):
+    for node in _parse(setup, "setup").body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and all(
+            map(_is_stub, node.body)
+        ):
             yield node.name
 
 
-def _idle(node: ast.stmt) -> bool:
+def _is_stub(node: ast.stmt) -> bool:
     constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     raised = node.exc if isinstance(node, ast.Raise) else None
     raised = raised.func if isinstance(raised, ast.Call) else raised
@@ -307,7 +309,7 @@ class Run:
         return False
 
 
-class _Reached(BaseException):
+class _ReachedProgram(BaseException):
     """A test reached its first call of the program."""
 
 
@@ -335,7 +337,7 @@ def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
             encode([args, kwargs])
         except TypeError as error:
             run.fault = run.fault or RowError(NOT_PLAIN.format(error))
-        raise _Reached
+        raise _ReachedProgram
 
     names = tests.namespace()
     called = [x for x in test.free if x in tests.under_test or x not in names.keys() | _BUILTINS]

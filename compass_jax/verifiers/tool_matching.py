@@ -62,7 +62,7 @@ class Wanted:
                 if key not in self.optional:
                     return f"{name} lacks {key}"
             elif not any(_matches(arguments[key], value, self.loose) for value in values):
-                return f"{name}: {key} = {arguments[key]!r:.80} is not {_listed(values)}"
+                return f"{name}: {key} = {arguments[key]!r:.80} is not {_format_values(values)}"
         return ""
 
 
@@ -243,6 +243,6 @@ def _distance(complaint: str) -> int:
     return 2 if " is called, not " in complaint else int(" lacks " in complaint)
 
 
-def _listed(values: Sequence[Any]) -> str:
+def _format_values(values: Sequence[Any]) -> str:
     texts = [f"{value!r:.60}" for value in values[:3]]
     return " or ".join(texts) + (" or another" if len(values) > 3 else "")

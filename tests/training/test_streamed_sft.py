@@ -105,5 +105,5 @@ def test_a_configuration_from_files_knows_the_lengths_of_a_sample(tmp_path, monk
     monkeypatch.setattr(streamed, "LARGE_BYTES", 0)
     monkeypatch.setattr(from_files, "SAMPLED", 8)
     config = configured(tmp_path, rows(tmp_path / "rows.jsonl", 16), reading="auto")
-    fitted = from_files._fitted(config, from_files._tokenizer(config.data.tokenizer, config.model))
+    fitted = from_files._fit_sft(config, from_files._tokenizer(config.data.tokenizer, config.model))
     assert fitted.batch == 8 and 16 <= fitted.buckets[-1] <= 64

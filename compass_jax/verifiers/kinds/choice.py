@@ -41,11 +41,11 @@ def judge(
     letter = chosen(response, answer_tag, choices, options)
     if letter is None:
         return NOTHING
-    letters, texts = _labelled(choices, options)
+    letters, texts = _letters_and_texts(choices, options)
     if isinstance(answer, int) and not isinstance(answer, bool):
         return float(0 <= answer < len(letters) and letter == letters[answer])
     text = reference(answer)
-    right = _of_text(text, texts) or text.strip().strip("().").upper()
+    right = _letter_of_text(text, texts) or text.strip().strip("().").upper()
     return float(letter == right)
 
 
@@ -59,17 +59,17 @@ def chosen(
 
     The arguments are those of `judge`.
     """
-    letters, texts = _labelled(choices, options)
+    letters, texts = _letters_and_texts(choices, options)
     answer = final_answer(response, tag)
     if answer is None:
-        return _without_marks(visible(response), letters)
-    if (letter := _of_text(answer, texts)) is not None:
+        return _unmarked_letter(visible(response), letters)
+    if (letter := _letter_of_text(answer, texts)) is not None:
         return letter
     letter = _first_letter(_WRAPPING.sub("", answer), letters, texts)
-    return _named(answer, letters) if letter is None else letter
+    return _named_letter(answer, letters) if letter is None else letter
 
 
-def _labelled(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
+def _letters_and_texts(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
     """Returns the options' letters, and the options' texts by letter."""
     if isinstance(choices, Mapping):
         if {"text", "label"} <= set(choices):
@@ -93,7 +93,7 @@ def _labelled(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
     return letters, {letter: _plain(text) for letter, text in pairs if isinstance(text, str)}
 
 
-def _of_text(text: str, texts: Mapping[str, str]) -> str | None:
+def _letter_of_text(text: str, texts: Mapping[str, str]) -> str | None:
     """Returns the letter of the only option with this text, or None. A text that is itself a letter
     gives None.
     """
@@ -113,7 +113,7 @@ def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | No
     if re.match(r"\s+\w", rest):  # may be an article or a pronoun
         if mark[1] in ("a", "i", "I"):
             return None
-        if letter == "A" and (other := _of_text(rest, texts)) is not None:
+        if letter == "A" and (other := _letter_of_text(rest, texts)) is not None:
             return other
     following = _NEXT.match(rest)
     if following and following[1].isupper() and following[1] in letters and following[1] != letter:
@@ -121,7 +121,7 @@ def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | No
     return letter
 
 
-def _named(text: str, letters: str) -> str | None:
+def _named_letter(text: str, letters: str) -> str | None:
     """Returns the letter after "option" or "choice", or the letter that is called correct; None or
     SEVERAL otherwise.
     """
@@ -131,12 +131,12 @@ def _named(text: str, letters: str) -> str | None:
     return None if not known else known.pop() if len(known) == 1 else SEVERAL
 
 
-def _without_marks(text: str, letters: str) -> str | None:
+def _unmarked_letter(text: str, letters: str) -> str | None:
     """Returns the letter of a response without a marked answer."""
     bare = _BARE.fullmatch(text.strip())
     if bare and bare[1].upper() in letters:
         return bare[1].upper()
-    return _named(text, letters)
+    return _named_letter(text, letters)
 
 
 def _plain(text: str) -> str:

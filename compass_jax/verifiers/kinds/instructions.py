@@ -51,7 +51,7 @@ _MARK = re.compile(r"[\s\[\](){}<>\"“”«»;@#$%&?!*]+|,(?!\d)|:(?!\d)|--+|\.
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
-def _related(count: int, target: int, relation: str) -> bool:
+def _compare_count(count: int, target: int, relation: str) -> bool:
     if relation not in RELATIONS:
         raise ValueError(f"relation {relation!r:.60}: it must be one of {', '.join(RELATIONS)}")
     return RELATIONS[relation](count, int(target))
@@ -186,21 +186,21 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "keywords:existence": lambda text, keywords: all(
         _count(re.escape(word), text) for word in keywords
     ),
-    "keywords:frequency": lambda text, keyword, frequency, relation: _related(
+    "keywords:frequency": lambda text, keyword, frequency, relation: _compare_count(
         _count(re.escape(keyword.strip()), text), frequency, relation
     ),
     "keywords:forbidden_words": lambda text, forbidden_words: (
         not any(_count(rf"\b{re.escape(word)}\b", text) for word in forbidden_words)
     ),
-    "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: _related(
+    "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: _compare_count(
         text.lower().count(letter.lower()), let_frequency, let_relation
     ),
     "language:response_language": lambda text, language: _language(text) in (language, None),
-    "length_constraints:number_sentences": lambda text, num_sentences, relation: _related(
+    "length_constraints:number_sentences": lambda text, num_sentences, relation: _compare_count(
         count_sentences(text), num_sentences, relation
     ),
     "length_constraints:number_paragraphs": _paragraphs,
-    "length_constraints:number_words": lambda text, num_words, relation: _related(
+    "length_constraints:number_words": lambda text, num_words, relation: _compare_count(
         _count(r"\w+", text), num_words, relation
     ),
     "length_constraints:nth_paragraph_first_word": _first_word,
@@ -226,7 +226,9 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "startend:quotation": _quotation,
     # a word with hyphens is one word
     "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: (
-        _related(sum(map(str.isupper, _MARK.split(text))), capital_frequency, capital_relation)
+        _compare_count(
+            sum(map(str.isupper, _MARK.split(text))), capital_frequency, capital_relation
+        )
     ),
     "change_case:english_capital": lambda text: text.isupper() and _language(text) in ("en", None),
     "change_case:english_lowercase": lambda text: (

@@ -27,17 +27,17 @@ def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, A
 
     If the reference contains #### or \boxed{...}, the text after the mark or in the box is used.
     """
-    text = _final(response, answer_tag)
+    text = _final_answer(response, answer_tag)
     return NOTHING if text is None else math_score(text, _reference(answer))
 
 
 def at_once(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any] | None:
     """Returns the result of `judge`, or None if it needs Math-Verify."""
-    text = _final(response, answer_tag)
+    text = _final_answer(response, answer_tag)
     return NOTHING if text is None else math_decided(text, _reference(answer))
 
 
-def _final(response: str, tag: str) -> str | None:
+def _final_answer(response: str, tag: str) -> str | None:
     """Returns the final answer. With an empty tag, the last formula of a sentence is its answer."""
     text = final_answer(response, tag)
     if tag or text is None:
@@ -76,7 +76,7 @@ def math_score(answer: str, reference: str) -> float:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     formulas = (math_verify.LatexExtractionConfig(),)
     gold, value = (
-        math_verify.parse(_delimited(text), formulas, parsing_timeout=SECONDS)
+        math_verify.parse(_add_delimiters(text), formulas, parsing_timeout=SECONDS)
         for text in (reference, answer)
     )
     if not gold or not value:
@@ -84,7 +84,7 @@ def math_score(answer: str, reference: str) -> float:
     return float(math_verify.verify(gold, value, timeout_seconds=SECONDS))
 
 
-def _delimited(text: str) -> str:
+def _add_delimiters(text: str) -> str:
     """Returns a formula with the delimiters that Math-Verify expects."""
     return text if any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
 

@@ -68,7 +68,7 @@ def same_answer(reference: str, answer: str) -> bool | None:
         return True
     left = readings(gold, reference=True)
     right = readings(text)
-    if not any(_is_text(value, "words") for value in left) and (last := _said_last(text)):
+    if not any(_is_text(value, "words") for value in left) and (last := _last_value(text)):
         right += readings(last)
     return _any(compare(a, b) for a, b in product(left, right))
 
@@ -90,7 +90,7 @@ def _canonical(text: str) -> str:
     return re.sub(r"[\s]+", " ", re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)).strip()
 
 
-def _said_last(text: str) -> str:
+def _last_value(text: str) -> str:
     """Returns X for a sentence that ends with "is X"; empty for other sentences and for
     negations.
     """
@@ -100,14 +100,14 @@ def _said_last(text: str) -> str:
 
 
 def _any(results: Iterable[bool | None]) -> bool | None:
-    return _first(results, True)
+    return _decide(results, True)
 
 
 def _all(results: Iterable[bool | None]) -> bool | None:
-    return _first(results, False)
+    return _decide(results, False)
 
 
-def _first(results: Iterable[bool | None], decisive: bool) -> bool | None:
+def _decide(results: Iterable[bool | None], decisive: bool) -> bool | None:
     """Returns `decisive` if any result is, else None if any result is None, else the opposite of
     `decisive`.
     """

@@ -75,11 +75,11 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 Rewrite = tuple[str, str | Callable[[re.Match], str]]
 
 
-def _compiled(*rewrites: Rewrite) -> list[tuple[re.Pattern, Any]]:
+def _compile(*rewrites: Rewrite) -> list[tuple[re.Pattern, Any]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in rewrites]
 
 
-def _undelimited(mark: re.Match) -> str:
+def _remove_dollars(mark: re.Match) -> str:
     """Removes dollar signs around formulas. Those of amounts are replaced by a placeholder."""
     text = mark[0]
     marks = [one.end() for one in re.finditer(r"\$", text)]
@@ -88,7 +88,7 @@ def _undelimited(mark: re.Match) -> str:
     return text.replace("$", "\0" if len(marks) % 2 or amounts else " ")
 
 
-def _repeating(mark: re.Match) -> str:
+def _repeating_fraction(mark: re.Match) -> str:
     """Returns a repeating decimal as a fraction."""
     units, fixed, repeated = mark[1] or "0", mark[2], mark[3]
     nines = "9" * len(repeated) + "0" * len(fixed)
@@ -96,12 +96,12 @@ def _repeating(mark: re.Match) -> str:
 
 
 # applied before commands are parsed: delimiters of formulas, and blanks in numbers
-_BEFORE = _compiled(
+_BEFORE = _compile(
     (r"&lt;", "<"), (r"&gt;", ">"), (r"&amp;", "&"),
     (r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3})", ""),
     (r"(?<!\\)\\[()\[\]]|\\q?quad(?=[a-z])|\$\$", " "),
     (r"\\\$", "\0"),
-    (r"(?s)^.*\$.*$", _undelimited),
+    (r"(?s)^.*\$.*$", _remove_dollars),
     (rf"\x00\s*({_AMOUNT})", r" \1\\text{ dollar}"),
     (r"\x00", r"\\text{ dollar}"),
     (r"(?s)^\s*(\*\*|__|`{1,3})(.*?)\1\s*([.!]?)\s*$", r"\2"),
@@ -112,7 +112,7 @@ _BEFORE = _compiled(
     (r"(?<=\d)\\!\s*(?=\d)", ""),
     (r"(?<!\\)\\[,;:! >]|~|&nbsp;|[\u00a0\u2009\u202f\u200a\u2002\u2003\u2005\u2006]", " "),
 )  # fmt: skip
-_AFTER = _compiled(
+_AFTER = _compile(
     (r"\^\s*(?:\{\s*\\degree\s*\}|\\degree)", r"\\degree "),
     ("|".join(map(re.escape, _OPERATORS)), lambda mark: _OPERATORS[mark[0]]),
     (r"(?i)(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
@@ -121,8 +121,8 @@ _AFTER = _compiled(
     (r"(?<=\d)\s*[xX]\s*10\s*\^", r"\\times 10^"),
     (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", lambda mark: mark[0].replace(" ", "")),
     (r"\\d?ot\{(\d)\}", r"\\overline{\1}"),
-    (r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}", _repeating),
-    (r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots", _repeating),
+    (r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}", _repeating_fraction),
+    (r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots", _repeating_fraction),
     (r"\s+", " "),
     (r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}", r"\\binom{\1}{\2}"),
     (r"\\(begin|end) \{", r"\\\1{"),
