@@ -1,1 +1,1 @@
-"""Pipelines: stages that run one after another, each in its own process."""
+"""Pipelines: stages that run one after another, each in a separate process."""

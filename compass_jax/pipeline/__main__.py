@@ -1,5 +1,5 @@
-"""The process of one stage: `python -m compass_jax.pipeline FOLDER NAME PARENT [CACHE]`. The memory
-of a stage ends with its process.
+"""The process of one stage: `python -m compass_jax.pipeline FOLDER NAME PARENT [CACHE]`. A separate
+process frees the stage's memory at its end.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from compass_jax.runs.streams import outlast_streams, prepare_streams
 
 
 def main(folder: str, name: str, parent: str, cache: str = "") -> int:
-    """Runs a stage that the record has begun; returns its exit status.
+    """Runs a stage that the record lists as running; returns its exit status.
 
-    parent: id of the process that runs the pipeline, with which this one ends.
+    parent: id of the process that runs the pipeline; this process ends with it.
     """
     from compass_jax.errors import CompassError
     from compass_jax.processes.guards import die_with_parent

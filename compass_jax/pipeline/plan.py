@@ -14,8 +14,8 @@ from compass_jax.pipeline.record import Record
 
 
 def check_outside(config: PipelineConfig) -> None:
-    """Raises ConfigError, naming stage and setting, for a missing file or function and for weights
-    that do not fit the labels of the rows.
+    """Raises ConfigError, naming stage and setting, for a missing file or function, and for weights
+    that do not match the labels of the rows.
     """
     record = Record(config)
     for stage in config.stages:
@@ -33,8 +33,8 @@ def check_outside(config: PipelineConfig) -> None:
 
 
 def check_weights(stage: Sft, record: Record) -> None:
-    """Raises ConfigError where the names in `sft.weights` are not the labels of the stage's rows;
-    the message has the files of each label.
+    """Raises ConfigError if the names in `sft.weights` are not the labels of the stage's rows; the
+    message has the files of each label.
     """
     placed_stage = record.placed(stage)
     assert isinstance(placed_stage, Sft)
@@ -42,8 +42,8 @@ def check_weights(stage: Sft, record: Record) -> None:
     weights = dict(placed.weights)
     files_of: dict[str, list[str]] = {row[0]: [] for row in (*sft.procedural, *sft.answers)}
     for key in ("files", "preferences"):
-        for written, path in zip(getattr(sft, key), getattr(placed, key), strict=True):
-            files_of.setdefault(label_among(path, weights), []).append(written)
+        for name, path in zip(getattr(sft, key), getattr(placed, key), strict=True):
+            files_of.setdefault(label_among(path, weights), []).append(name)
     if files_of.keys() == weights.keys():
         return
     written_as = dict(zip(weights, (label for label, _ in sft.weights), strict=True))

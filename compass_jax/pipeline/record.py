@@ -1,6 +1,8 @@
-"""The record of a pipeline: its settings (config.json), the state of each stage (pipeline.json) and
-the settings with which a stage began (stage.json in its folder). A stage is stale where its
-settings, the files that it reads or the outputs of other stages that it takes have changed.
+"""The record of a pipeline: its settings (config.json), the state of each stage (pipeline.json),
+and the settings of each started stage (stage.json in its folder).
+
+A stage is stale if its settings, its input files, or the outputs of other stages that it reads have
+changed.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ WHOLE_BYTES = (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A stage that has begun."""
+    """A stage that has started."""
 
     folder: str  # within the pipeline's
     state: str
@@ -45,18 +47,18 @@ class Entry:
 
 
 class Record:
-    """pipeline.json of a folder. A stage without an entry, or whose folder is gone, is waiting."""
+    """The pipeline.json of a folder. A stage without an entry, or without a folder, is waiting."""
 
     def __init__(self, config: PipelineConfig):
         self.config, self.folder = config, Path(config.run_dir)
         self.entries = _read(self.folder / FILE)
 
     def stage(self, name: str) -> Stage:
-        """Returns the stage of a name."""
+        """Returns the stage with this name."""
         return next(stage for stage in self.config.stages if stage.name == name)
 
     def entry(self, name: str) -> Entry | None:
-        """Returns the entry of a stage that has begun."""
+        """Returns the entry of a started stage, or None."""
         entry = self.entries.get(name)
         return entry if entry and (self.folder / entry.folder / SETTINGS).is_file() else None
 
@@ -66,13 +68,13 @@ class Record:
         return entry.state if entry else WAITING
 
     def place(self, stage: Stage) -> Path:
-        """Returns the folder of a stage, or the one that it will have."""
+        """Returns the folder of a stage, existing or planned."""
         entry = self.entry(stage.name)
         number = [one.name for one in self.config.stages].index(stage.name) + 1
         return self.folder / (entry.folder if entry else f"{number:02d}-{stage.name}")
 
     def output(self, name: str) -> Path:
-        """Returns where a stage's rows or weights are."""
+        """Returns the path of a stage's rows or weights."""
         stage = self.stage(name)
         return self.place(stage) / stage.OUTPUT
 
@@ -90,29 +92,27 @@ class Record:
         _write_json(self.folder / WHOLE, to_plain(self.config))
 
     def begin(self, stage: Stage) -> Path:
-        """Records that a stage runs, with its settings; returns its folder."""
+        """Records a stage as running, with its settings; returns its folder."""
         folder = self.place(stage)
         folder.mkdir(parents=True, exist_ok=True)
         settings = PipelineConfig((stage,), self.config.run_dir)
         _write_json(folder / SETTINGS, to_plain(settings))
-        taken = {name: self.entries[name].made for name in inputs(stage)}
-        self.entries[stage.name] = Entry(folder.name, RUNNING, outside(stage), taken)
+        input_hashes = {name: self.entries[name].made for name in inputs(stage)}
+        self.entries[stage.name] = Entry(folder.name, RUNNING, outside(stage), input_hashes)
         self._write()
         return folder
 
     def end(self, stage: Stage, seconds: float) -> None:
-        """Records that a stage is done."""
-        made = self._made(stage)
+        """Records a stage as done."""
+        output_hash = self._output_hash(stage)
         entry = self.entries[stage.name]
         self.entries[stage.name] = dataclasses.replace(
-            entry, state=DONE, made=made, seconds=seconds
+            entry, state=DONE, made=output_hash, seconds=seconds
         )
         self._write()
 
     def stale(self) -> dict[str, str]:
-        """Returns stage -> reason, of the stages that have begun and would make something else
-        now.
-        """
+        """Returns stage -> reason, of the started stages whose output would now differ."""
         stale: dict[str, str] = {}
         for stage in self.config.stages:
             if self.entry(stage.name) and (reason := self._why_stale(stage, stale)):
@@ -126,7 +126,7 @@ class Record:
         for name, now in outside(stage).items():
             if entry.outside.get(name, now) != now:
                 return f"{name} holds something else"
-        if entry.state == DONE and entry.made != self._made(stage):
+        if entry.state == DONE and entry.made != self._output_hash(stage):
             return f"{self.output(stage.name)} is not what the stage left there"
         for name in inputs(stage):
             source = self.entry(name)
@@ -134,17 +134,17 @@ class Record:
                 return f"it takes from {name}"
         return ""
 
-    def _made(self, stage: Stage) -> str:
-        """The hash of a stage's output; of runs that of the checkpoints, since a report writes
-        beside them.
+    def _output_hash(self, stage: Stage) -> str:
+        """Returns the hash of a stage's output. For runs it covers the checkpoints only, since
+        reports are written into the same folder.
         """
         output = self.output(stage.name)
         folder = output / "checkpoints" if isinstance(stage, Sft | Rl) else output
         return hash_of(folder)
 
     def set_aside(self, name: str) -> list[tuple[Path, Path]]:
-        """Renames the folders of a stage and of those after it that take from it, which wait then.
-        Returns (old, new) of each. ConfigError for an unknown stage.
+        """Renames the folders of a stage and of the later stages that depend on it, whose state is
+        then waiting. Returns (old, new) of each. Raises ConfigError for an unknown stage.
         """
         names = [stage.name for stage in self.config.stages]
         if name not in names:
@@ -176,7 +176,7 @@ def _write_json(file: Path, plain: Any) -> None:
 
 
 def _begun_with(folder: Path) -> Stage:
-    """The settings with which the stage of a folder began."""
+    """Returns the settings with which the stage of a folder started."""
     try:
         plain = read_json(folder / SETTINGS, error=ConfigError)
         return from_plain(PipelineConfig, plain).stages[0]
@@ -185,8 +185,8 @@ def _begun_with(folder: Path) -> Stage:
 
 
 def outside(stage: Stage) -> dict[str, str]:
-    """Returns file, folder or pattern -> hash, of all that a stage's settings name and no stage
-    makes: files, the file of its function, folders and patterns of rows.
+    """Returns file, folder or pattern -> hash of all external inputs of a stage: files, the file of
+    its function, folders and patterns of rows.
     """
     named = {text for text in texts(stage) if os.path.isfile(text)}
     if isinstance(stage, Rows) and (file := file_of(stage.function)):
@@ -198,8 +198,8 @@ def outside(stage: Stage) -> dict[str, str]:
 
 
 def hash_of(path: Path) -> str:
-    """Returns a hash of a small file's content; of a large one, or of the files in a folder, of
-    names and sizes.
+    """Returns a hash of a small file's content; for a large file or a folder, of names and
+    sizes.
     """
     if path.is_file() and path.stat().st_size <= WHOLE_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -209,7 +209,7 @@ def hash_of(path: Path) -> str:
 
 
 def _hash_together(files: Sequence[str]) -> str:
-    """A hash of several files: of their contents where all of them together are small."""
+    """Returns a hash of several files: of their contents if their total size is small."""
     sizes = [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
     small = sum(sizes) <= WHOLE_BYTES
     return _short([[f, hash_of(Path(f)) if small else size] for f, size in zip(files, sizes)])
@@ -220,7 +220,7 @@ def _short(rows: list[Any]) -> str:
 
 
 def _changes(old: Stage, new: Stage) -> str:
-    """The settings that differ and matter, as text; empty where there are none."""
+    """Returns the relevant settings that differ, as text; empty if there is no difference."""
     if type(old) is not type(new):
         return f"it was a stage of the kind {type(old).__name__}"
     changes = [
@@ -233,7 +233,9 @@ def _changes(old: Stage, new: Stage) -> str:
 
 
 def _read(file: Path) -> dict[str, Entry]:
-    """The entries of a pipeline.json; none without the file. ConfigError for another file."""
+    """Returns the entries of a pipeline.json, empty without the file. Raises ConfigError for
+    another file.
+    """
     if not file.exists():
         return {}
     plain: Any = read_json(file, error=ConfigError)

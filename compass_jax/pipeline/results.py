@@ -21,7 +21,7 @@ JSON, MARKDOWN, PAGE = "results.json", "results.md", "report.html"
 
 
 def results(record: Record) -> dict[str, Any]:
-    """Returns stage -> set -> the numbers of its weights, of the evaluations so far."""
+    """Returns stage -> set -> the numbers of its weights, from the finished evaluations."""
     measured: dict[str, dict[str, Any]] = {}
     for stage in record.config.stages:
         if isinstance(stage, Evaluate):
@@ -34,7 +34,9 @@ def results(record: Record) -> dict[str, Any]:
 
 
 def sets_of(file: Path) -> dict[str, Any]:
-    """Returns set -> numbers of an evaluation's summary.json. ConfigError for another file."""
+    """Returns set -> numbers of an evaluation's summary.json. Raises ConfigError for
+    another file.
+    """
     plain = read_json(file, error=ConfigError)
     try:
         return {str(name): dict(numbers) for name, numbers in plain["sets"].items()}
@@ -42,13 +44,14 @@ def sets_of(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is no summary of an evaluation ({error})") from error
 
 
-def rows(found: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+def rows(accuracies: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """Returns a row for each stage with a column for each set: avg@k and its standard error, in
     percent.
     """
-    names = list(dict.fromkeys(name for sets in found.values() for name in sets))
+    names = list(dict.fromkeys(name for sets in accuracies.values() for name in sets))
     return [
-        {"stage": stage} | {x: _cell(sets.get(x)) for x in names} for stage, sets in found.items()
+        {"stage": stage} | {x: _cell(sets.get(x)) for x in names}
+        for stage, sets in accuracies.items()
     ]
 
 
@@ -61,9 +64,9 @@ def _cell(numbers: dict[str, Any] | None) -> str:
     return f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
-def markdown(found: dict[str, dict[str, Any]]) -> str:
+def markdown(accuracies: dict[str, dict[str, Any]]) -> str:
     """Returns the rows as a Markdown table."""
-    table = rows(found)
+    table = rows(accuracies)
     names = list(table[0]) if table else []
     lines = [names, ["---"] * len(names), *(list(row.values()) for row in table)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -71,16 +74,16 @@ def markdown(found: dict[str, dict[str, Any]]) -> str:
 
 def report(record: Record, console: Console) -> None:
     """Writes results.json, results.md and the page of all runs, and prints the table."""
-    found = results(record)
-    if found:
-        write_atomically(record.folder / JSON, json.dumps({"stages": found}, indent=1) + "\n")
+    accuracies = results(record)
+    if accuracies:
+        write_atomically(record.folder / JSON, json.dumps({"stages": accuracies}, indent=1) + "\n")
         about = "Accuracy of each stage's weights on each set: avg@k in percent, with its standard"
-        text = f"{about} error.\n\n{markdown(found)}"
+        text = f"{about} error.\n\n{markdown(accuracies)}"
         write_atomically(record.folder / MARKDOWN, text)
     runs = [record.place(x) for x in record.config.stages if isinstance(x, Sft | Rl)]
     if runs:
         run_report(runs, str(record.folder / PAGE), console)
-    if found:
+    if accuracies:
         console.print(results_table(record))
         console.print(f"the same: {record.folder / JSON}, {record.folder / MARKDOWN}")
 
@@ -109,7 +112,7 @@ def status_table(record: Record) -> Table:
 
 
 def _step(record: Record, stage: Stage) -> str:
-    """ ", step 20 of 40" of a run that has a checkpoint."""
+    """Returns ", step 20 of 40" for a run that has a checkpoint; else an empty text."""
     if not isinstance(stage, Sft | Rl):
         return ""
     steps = stage.run.sft.steps if isinstance(stage, Sft) else stage.run.rl.steps

@@ -1,5 +1,5 @@
-"""Runs the unfinished stages of a pipeline, each in its own process, so that the memory of one does
-not add to the next one's.
+"""Runs the unfinished stages of a pipeline, each in a separate process, so that their memory does
+not add up.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ Do = Callable[[Record, Stage], int]
 
 
 class StageEnded(CompassError, RuntimeError):
-    """The process of a stage was ended by the system; the message says by which signal."""
+    """The system ended the process of a stage; the message names the signal."""
 
 
 class OwnProcess:
-    """Runs a stage in a child process, which ends with this one; SIGINT and SIGTERM are forwarded.
+    """Runs a stage in a child process, which ends with this one, and forwards SIGINT and SIGTERM to
+    it.
 
-    The child has its own session: otherwise Ctrl-C in a terminal would reach it twice, and a second
-    signal ends a run without saving.
+    The child has a separate session: otherwise Ctrl-C in a terminal would reach it twice, and a
+    second signal ends a run without saving.
     """
 
     def __init__(self, cache: str = ""):
@@ -55,8 +56,8 @@ class OwnProcess:
             signal.signal(number, before)
 
     def __call__(self, record: Record, stage: Stage) -> int:
-        """Returns the exit status of the stage's process. StageEnded where another signal than a
-        forwarded one ended it.
+        """Returns the exit status of the stage's process. Raises StageEnded if a signal that was
+        not forwarded ended it.
         """
         arguments = [str(record.folder), stage.name, str(os.getpid()), self.cache]
         command = module_command(f"{__package__}", *arguments)
@@ -88,12 +89,13 @@ def run_pipeline(
     """Runs the unfinished stages and writes the table of all; returns the exit status.
 
     Args:
-        config: as `PipelineConfig.validate` returns it.
-        redo: stages that run again, with those that take from them; their folders are renamed.
+        config: the result of `PipelineConfig.validate`.
+        redo: stages to run again, together with the stages that depend on them; their folders are
+            renamed.
         do: runs a stage; None: `OwnProcess`.
         cache: the folder for compiled programs.
 
-    Raises ConfigError for a stage that is stale and is not to run again.
+    Raises ConfigError for a stale stage that is not in `redo`.
     """
     check_outside(config)
     console = Console(soft_wrap=True, highlight=False)
@@ -107,15 +109,15 @@ def run_pipeline(
         if do is not None:
             status = _stages(record, do, console)
         else:
-            with OwnProcess(cache) as own:
-                status = _stages(record, own, console)
+            with OwnProcess(cache) as process:
+                status = _stages(record, process, console)
         if status == 0:
             report(record, console)
     return status
 
 
 def refuse_stale(record: Record) -> None:
-    """Raises ConfigError where a stage is stale."""
+    """Raises ConfigError if a stage is stale."""
     stale = record.stale()
     if not stale:
         return
@@ -129,7 +131,9 @@ def refuse_stale(record: Record) -> None:
 
 
 def _stages(record: Record, do: Do, console: Console) -> int:
-    """Runs the unfinished stages; returns the exit status of the first that failed or stopped."""
+    """Runs the unfinished stages; returns the exit status of the first that failed or stopped, else
+    0.
+    """
     stages = record.config.stages
     for number, stage in enumerate(stages, 1):
         if record.state(stage.name) == DONE:
@@ -139,10 +143,10 @@ def _stages(record: Record, do: Do, console: Console) -> int:
         record.begin(stage)
         started = time.monotonic()
         status = do(record, stage)
-        asked = getattr(do, "asked", 0)
+        signal_number = getattr(do, "asked", 0)
         if status == 0:
             record.end(stage, time.monotonic() - started)
-        if status or asked:
-            return status or 128 + asked
+        if status or signal_number:
+            return status or 128 + signal_number
     console.print(status_table(record))
     return 0

@@ -1,5 +1,5 @@
-"""The function of each kind of stage. Each resumes where it was stopped, or starts anew and makes
-the same.
+"""The function of each kind of stage. Each resumes an interrupted stage, or starts it again with
+the same result.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def work(stage: Stage, folder: Path, output: Output) -> int:
 
 
 def _rows(stage: Rows, folder: Path, _: Output) -> None:
-    made = load(stage.function, "function")(**dict(stage.arguments))
+    rows = load(stage.function, "function")(**dict(stage.arguments))
     temporary = folder / ".rows.tmp"
     with removed_on_error(temporary), open(temporary, "w", encoding="utf-8") as out:
         count = 0
-        for row in made:
+        for row in rows:
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1
         out.flush()
@@ -81,7 +81,7 @@ def _merge(stage: Merge, folder: Path, output: Output) -> None:
     from compass_jax.curate.merge_folders import merge_folders
 
     out = folder / stage.OUTPUT
-    if out.exists():  # it appears when it is whole
+    if out.exists():  # it exists only when complete
         return
     weights, density = stage.weights or None, stage.density or None
     method = method_of(stage.method, len(stage.parents), weights, density)

@@ -1,4 +1,4 @@
-"""What a run leaves for a person: a table, a picture of its curves, and a page to look into."""
+"""The report of a run: a table, a picture of its curves, and a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`compass report`: the table of each run, the picture of its curves, and one page of them all."""
+"""`compass report`: writes the table of each run, the picture of its curves, and one page of all
+runs.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from compass_jax.report.panels import panels_of
 from compass_jax.runs.logfile import removed_on_error
 from compass_jax.runs.rundir import is_locked
 
-WATCH_S = 20.0  # between two pages of `watch_report`
+WATCH_S = 20.0  # interval of `watch_report`
 
 
 class NotStarted(ReportError):
-    """A run has logged no step; the message names the file."""
+    """The run has not logged a step; the message names the file."""
 
 
 def run_report(
@@ -30,14 +32,16 @@ def run_report(
     """Prints the table of each stage of each run, draws its curves, and writes one page of all runs
     to `out`. Returns the files, the page last.
 
-    `out` empty: report.html in the run's folder, or report_compared.html in the first one's.
-    Raises ReportError where there is no run, or a log is damaged.
+    An empty `out` means report.html in the run's folder, or report_compared.html in the first of
+    several. Raises ReportError if a folder has no run, or a log is damaged.
     """
     console = console or Console()
     folders = list(dict.fromkeys(Path(run) for run in runs))
-    found = {folder: _stages(folder) for folder in folders}
-    pictures = [x for folder, stages in found.items() for x in _tables(folder, stages, console)]
-    path = write_page(found, out)
+    runs_by_folder = {folder: _stages(folder) for folder in folders}
+    pictures = [
+        x for folder, stages in runs_by_folder.items() for x in _tables(folder, stages, console)
+    ]
+    path = write_page(runs_by_folder, out)
     console.print(f"page: {path}", highlight=False, soft_wrap=True)
     return [*pictures, path]
 
@@ -50,8 +54,9 @@ def watch_report(
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Path]:
     """Rewrites the page of the runs every `every_s` seconds while a process writes to one of them,
-    and returns what `run_report` writes at their end. The page loads itself again meanwhile. It
-    waits for a run that has not logged its first step yet.
+    then returns the result of `run_report`.
+
+    The page reloads itself meanwhile. Waits for a run that has not logged its first step yet.
     """
     console = console or Console()
     folders = list(dict.fromkeys(Path(run) for run in runs))
@@ -73,13 +78,14 @@ def watch_report(
 
 
 def _last_step(stages: dict[str, Series]) -> int:
-    """Returns the last step of the stage that was logged last."""
+    """Returns the last step of the most recently logged stage."""
     return max(int(steps[-1]) for steps, _ in list(stages.values())[-1].values())
 
 
 def write_page(runs: Mapping[Path, dict[str, Series]], out: str = "", again_s: float = 0) -> Path:
-    """Writes only the page of runs, each a folder and its stages; like `run_report`. `again_s`: see
-    `page_data`.
+    """Writes only the page of runs, each a folder and its stages, like `run_report`.
+
+    again_s: see `page_data`.
     """
     name = "report.html" if len(runs) == 1 else "report_compared.html"
     path = Path(out) if out else next(iter(runs)) / name
@@ -89,7 +95,7 @@ def write_page(runs: Mapping[Path, dict[str, Series]], out: str = "", again_s: f
 
 
 def _stages(folder: Path) -> dict[str, Series]:
-    """Stage -> its series. NotStarted without a logged step."""
+    """Returns stage -> its series. Raises NotStarted without a logged step."""
     metrics = folder / "metrics.jsonl"
     if not metrics.exists():
         inside = sorted(x.parent.name for x in folder.glob("*/metrics.jsonl"))
@@ -124,7 +130,7 @@ def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[P
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replaces the file atomically: a browser never loads half of it."""
+    """Replaces the file atomically, so that a browser never loads half of it."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with removed_on_error(temporary):

@@ -38,7 +38,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
     """
     table = Table(title=title or None, title_style="bold", title_justify="left")
     for i, name in enumerate(rows[0] if rows else ()):
-        # a narrow terminal breaks numbers, and loses none
+        # a narrow terminal wraps numbers instead of dropping them
         table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
@@ -62,7 +62,7 @@ def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[s
 
 
 def without_verdict(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
-    """Returns the line below a run's table on samples without a verdict, or an empty text."""
+    """Returns the line below a run's table about samples without a verdict, or an empty text."""
     steps, shares = series.get("reward/unknown_frac", (np.array([]), np.array([])))
     lost = shares[shares > 0]
     if not lost.size:
@@ -77,11 +77,11 @@ def without_verdict(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
 def plot_curves(
     metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage: str = "rl", title: str = ""
 ) -> None:
-    """Draws the panels of a stage (panels.py) into a picture, which replaces an earlier one as a
-    whole.
+    """Draws the panels of a stage (panels.py) into a picture, which replaces an earlier one
+    atomically.
 
-    Panels without a logged metric are left out. Raises ReportError where the file has nothing to
-    draw of the stage.
+    Panels without a logged metric are left out. Raises ReportError if the file has no metric of the
+    stage to draw.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, and no global figure
     from matplotlib.figure import Figure
@@ -150,14 +150,14 @@ def _draw(panel: Panel, axes: Any, series: Mapping) -> None:
 
 
 def _share_limit(have: list[tuple]) -> float:
-    """The upper end of an axis of shares: 1, or less where all of them are small."""
+    """Returns the upper end of an axis of shares: 1, or less if all shares are small."""
     highest = max((float(np.nanmax(values, initial=0)) for _, values, _, _ in have), default=0)
     return 1.02 if highest > 0.35 or not highest else 1.15 * highest
 
 
 def _usual_limit(have: list[tuple]) -> float:
-    """The upper end of an axis that cuts a few values far above all others (a first step compiles);
-    0 without such values.
+    """Returns the upper end of an axis that cuts a few values far above all others (a first step
+    compiles), or 0 without such values.
     """
     values = np.concatenate([x[np.isfinite(x)] for _, x, _, _ in have])
     if len(values) < 8 or values.max() <= 2.5 * (usual := float(np.quantile(values, 0.9))):
@@ -166,7 +166,7 @@ def _usual_limit(have: list[tuple]) -> float:
 
 
 def _line(axes: Any, steps: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:
-    """The values as a faint line, and their moving mean as a strong one."""
+    """Draws the values as a faint line, and their moving mean as a strong one."""
     window = len(values) // 20
     if window > 1:
         axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
@@ -175,7 +175,7 @@ def _line(axes: Any, steps: np.ndarray, values: np.ndarray, label: str, colour: 
 
 
 def _stack(axes: Any, have: list[tuple]) -> None:
-    """Shares of a whole, smoothed and piled up. All are logged together, so the first one's steps
+    """Draws smoothed shares of a total, stacked. All are logged together, so the steps of the first
     are those of all.
     """
     steps, first = have[0][0], have[0][1]

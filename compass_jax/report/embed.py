@@ -1,4 +1,4 @@
-"""JSON inside a page, and the page around it: one file that asks nothing of anybody."""
+"""A page as one self-contained file, with its data as JSON."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ SCRIPTS = (
 
 
 def embedded(value: Any) -> str:
-    """JSON that can stand inside a <script>: every "<" is escaped, so that no text of a run ends
-    the element or begins a comment. ValueError for a number that is not finite.
+    """Returns JSON for use inside a <script>. Every "<" is escaped, so that no text of a run ends
+    the element or begins a comment. Raises ValueError for a number that is not finite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
 
 def size_of(value: Any) -> int:
-    """Bytes that `value` takes on a page."""
+    """Returns the number of bytes that `value` takes on a page."""
     return len(embedded(value).encode(errors="replace"))
 
 
 def page(title: str, data: Any) -> bytes:
-    """The whole page, UTF-8. Its policy allows the page's own script and style, by their hashes,
-    and nothing else: no other script runs and no address is asked, whatever `data` holds.
+    """Returns the whole page in UTF-8. Its policy allows only the page's script and style, by their
+    hashes: no other script runs and no address is contacted, whatever `data` contains.
     """
     style = _resource("page.css")
     parts = "\n".join(_resource(f"{name}.js") for name in SCRIPTS)

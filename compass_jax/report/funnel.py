@@ -1,5 +1,5 @@
-"""The account of a run's tokens: generated, with a verdict, by their signal; and the effect and
-cost of each stage against zero variance.
+"""The account of a run's tokens: generated, with a verdict, and by their training signal; with the
+effect and the cost of each stage against zero variance.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ SIGNALS = ("verifier", "shaping", "entropy")
 
 
 def token_funnel(series: Series) -> dict[str, Any] | None:
-    """Returns the tokens of an RL stage, as JSON; None where no step logged their number.
+    """Returns the tokens of an RL stage, as JSON, or None if no step logged their number.
 
     generated = dropped (by dynamic sampling) + unknown (no verdict) + verifier + shaping + entropy
-    + silent (a verdict, and no signal). The metrics count tokens without a verdict by samples, so
-    unknown is an estimate: the share of the step's samples, times its tokens.
+    + silent (a verdict, but no signal). The metrics count tokens without a verdict by samples, so
+    unknown is an estimate: the share of the step's samples times its tokens.
     """
     if "waste/tokens_generated" not in series:
         return None
@@ -27,29 +27,29 @@ def token_funnel(series: Series) -> dict[str, Any] | None:
         return None
 
     def tokens(metric: str) -> float:
-        """Tokens of a share of each step's generated ones."""
+        """Returns the tokens of a metric that is a share of each step's generated tokens."""
         return float(np.nansum(at_steps(series, metric, steps) * generated))
 
     dropped_each = at_steps(series, "zero_variance/dynamic_dropped_tokens", steps)
     unknown_each = at_steps(series, "reward/unknown_frac", steps) * (generated - dropped_each)
     signals = {name: tokens(f"waste/frac_{name}_signal") for name in SIGNALS}
-    whole, dropped = float(np.nansum(generated)), float(np.nansum(dropped_each))
-    rest = max(0.0, whole - dropped - sum(signals.values()))
-    unknown = min(rest, float(np.nansum(unknown_each)))
+    total, dropped = float(np.nansum(generated)), float(np.nansum(dropped_each))
+    rest = max(0.0, total - dropped - sum(signals.values()))
+    without_verdict = min(rest, float(np.nansum(unknown_each)))
     filtered = series.get("waste/filter_tokens")
     return {
         "filter": _last(filtered[1]) if filtered else 0,
-        "generated": round(whole),
+        "generated": round(total),
         "dropped": round(dropped),
-        "unknown": round(unknown),
+        "unknown": round(without_verdict),
         **{name: round(x) for name, x in signals.items()},
-        "silent": round(rest - unknown),
+        "silent": round(rest - without_verdict),
         "stages": _stages(series, signals, _last(filtered[1]) if filtered else 0),
     }
 
 
 def at_steps(series: Series, name: str, steps: np.ndarray) -> np.ndarray:
-    """Returns a metric's values at `steps`, 0 where it was not logged."""
+    """Returns a metric's values at `steps`, and 0 at steps without a logged value."""
     values = np.zeros(len(steps))
     if name in series:
         logged_steps, logged = series[name]
@@ -59,7 +59,9 @@ def at_steps(series: Series, name: str, steps: np.ndarray) -> np.ndarray:
 
 
 def cumulative_tokens(series: Series, ends: list[int]) -> list[int]:
-    """Returns the tokens generated until the end of each of the steps `ends`, with the filter's."""
+    """Returns the tokens generated up to the end of each of the steps `ends`, including the
+    filter's.
+    """
     if "waste/tokens_generated" not in series:
         return []
     steps, generated = series["waste/tokens_generated"]
@@ -75,8 +77,8 @@ def _last(values: np.ndarray) -> int:
 
 
 def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[dict[str, Any]]:
-    """The effect of each stage: skipped and rescued groups, taught and spent tokens; None where a
-    stage has no such number. Stages without effect are left out.
+    """Returns the effect of each stage: skipped and rescued groups, trained-on and spent tokens;
+    None for a number that a stage does not have. Stages without effect are left out.
     """
     zero = "zero_variance/"
 

@@ -25,9 +25,11 @@ KEYS = ("avg_at_k", "avg_at_k_low", "avg_at_k_high", "pass_at_k", "greedy", "rew
 
 
 def evaluations(folder: Path, series: Series) -> dict[str, Any]:
-    """Returns the accuracies of each evaluated set, as JSON: set -> {"k", "prompts" (null where
-    they are not recorded), "points": a dict with the step and KEYS for each evaluation, "by": label
-    -> [prompts, accuracy at the start, at the end, interval at the end]}. The start is step 0.
+    """Returns the accuracies of each evaluated set, as JSON.
+
+    The result is set -> {"k", "prompts" (null if not recorded), "points": a dict with the step and
+    KEYS for each evaluation, "by": label -> [prompts, accuracy at the start, at the end, interval
+    at the end]}. The start is step 0.
     """
     start = read_object(folder / EVALUATION_START / SUMMARY)
     end = read_object(folder / EVALUATION_FOLDER / SUMMARY)
@@ -41,10 +43,10 @@ def evaluations(folder: Path, series: Series) -> dict[str, Any]:
         if last_step is not None and f"eval/{name}/avg_at_k" in last:
             points[last_step] = {key: number(last.get(f"eval/{name}/{key}")) for key in KEYS}
         if points:
-            ended = _sets(end).get(name) or first or {}
+            final = _sets(end).get(name) or first or {}
             sets[name] = {
-                "k": number(ended.get("k")),
-                "prompts": number(ended.get("prompts")),
+                "k": number(final.get("k")),
+                "prompts": number(final.get("prompts")),
                 "points": [{"step": step, **points[step]} for step in sorted(points)],
                 "by": _by_label(first or {}, _sets(end).get(name) or {}),
             }
@@ -52,7 +54,7 @@ def evaluations(folder: Path, series: Series) -> dict[str, Any]:
 
 
 def _is_accuracy(name: str) -> bool:
-    """Whether a metric is the accuracy of a set; those of labels have no greedy accuracy."""
+    """Returns whether a metric is the accuracy of a set; labels have no greedy accuracy."""
     parts = name.split("/")
     return len(parts) == 3 and parts[0] == "eval" and parts[2] == "greedy"
 
@@ -68,7 +70,7 @@ def _points(name: str, series: Series) -> dict[int, dict[str, Any]]:
 
 
 def _point_of(one: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the numbers of a set in a summary.json; None where it is of another form."""
+    """Returns the numbers of a set in a summary.json, or None for another form."""
     try:
         low, high = one["interval"]
         passed = one["pass_at"][str(one["k"])]
@@ -108,8 +110,10 @@ def _last(file: Path) -> tuple[int | None, dict[str, Any]]:
 
 def evaluation_answers(folder: Path, room: int) -> tuple[list[dict[str, Any]], int]:
     """Returns the evaluated prompts whose answers fit into `room` bytes of JSON, evenly over the
-    sets, and how many there are. Each has the samples of the start and of the end, the greedy
-    answer last; null where that evaluation was not made.
+    sets, and the number of all prompts.
+
+    Each has the samples of the start and of the end, the greedy answer last; null for a missing
+    evaluation.
     """
     start = dict(_rows(folder / EVALUATION_START / ANSWERS))
     end = dict(_rows(folder / EVALUATION_FOLDER / ANSWERS))

@@ -1,4 +1,4 @@
-"""metrics.jsonl as series, and as the thinned lists that a page draws."""
+"""metrics.jsonl as series, and as the thinned lists of a page's curves."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import numpy as np
 from compass_jax.errors import UserError
 
 Row = TypeVar("Row")
-# raised by a line that is not what a run writes
+# the errors of a line that no run wrote
 _DAMAGES = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 Series = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 class ReportError(UserError):
-    """There is nothing to report on, or a line of a log is damaged; the message names the file."""
+    """There is no run to report on, or a line of a log is damaged; the message names the file."""
 
 
 def parse_line(line: str | bytes, parse: Callable[[Any], Row], path: Any, number: int) -> Row:
-    """Returns `parse` of a line's JSON. ReportError, with the line's number, where that fails."""
+    """Returns `parse` of a line's JSON. Raises ReportError, with the line's number, if that
+    fails.
+    """
     try:
         text = line if isinstance(line, str) else line.decode(errors="replace")
         return parse(json.loads(text))
@@ -33,8 +35,8 @@ def parse_line(line: str | bytes, parse: Callable[[Any], Row], path: Any, number
 
 
 def parse_lines(path: str | os.PathLike, parse: Callable[[Any], Row]) -> Iterator[Row]:
-    """Yields `parse` of each line of a log. A last line without an end (cut by a kill, or being
-    written) is left out; ReportError for any other damaged line.
+    """Yields `parse` of each line of a log. Skips an incomplete last line (cut by a kill, or being
+    written). Raises ReportError for any other damaged line.
     """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -46,7 +48,7 @@ def parse_lines(path: str | os.PathLike, parse: Callable[[Any], Row]) -> Iterato
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; empty where the file is absent or damaged."""
+    """Returns the JSON object in a file, or an empty dict if the file is absent or damaged."""
     try:
         content = json.loads(file.read_text("utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -55,15 +57,17 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: str | os.PathLike, stage: str | None = None) -> Series:
-    """Returns metric name -> (steps, values) of a metrics.jsonl, null as NaN; of one stage, or of
-    all of them. ReportError like `parse_lines`.
+    """Returns metric name -> (steps, values) of a metrics.jsonl, with null as NaN; of one stage, or
+    of all. Raises ReportError like `parse_lines`.
     """
     records = parse_lines(path, _record)
-    return _series(record for own, record in records if stage is None or own == stage)
+    return _series(record for line_stage, record in records if stage is None or line_stage == stage)
 
 
 def read_stages(path: str | os.PathLike) -> dict[str, Series]:
-    """Returns stage -> its series, in the order in which they began; like `read_metrics`."""
+    """Returns stage -> its series, in the order of their first steps. Raises ReportError like
+    `read_metrics`.
+    """
     stages: dict[str, list] = {}
     for stage, record in parse_lines(path, _record):
         stages.setdefault(stage, []).append(record)
@@ -71,7 +75,7 @@ def read_stages(path: str | os.PathLike) -> dict[str, Series]:
 
 
 def _record(row: Any) -> tuple[str, tuple[int, dict[str, float | None]]]:
-    """(stage, (step, metrics)) of a line."""
+    """Returns (stage, (step, metrics)) of a line."""
     metrics = {name: None if x is None else float(x) for name, x in row["metrics"].items()}
     return str(row.get("stage", "")), (int(row["step"]), metrics)
 
@@ -90,16 +94,20 @@ def _series(records: Iterator | list) -> Series:
 
 
 def thinned(series: Series, points: int) -> dict[str, Any]:
-    """Series of one stage as JSON: `steps` (the last one of each point), `every` (steps of a
-    point), and `metrics`, name -> {"v": the mean of each point, null where there is none, "bad":
-    logged values that were not finite}.
+    """Returns the series of one stage as JSON.
+
+    `steps`: the last step of each point. `every`: steps per point. `metrics`: name -> {"v": the
+    mean of each point, null for a point without values, "bad": the number of logged values that
+    were not finite}.
     """
     steps = np.unique(np.concatenate([x for x, _ in series.values()]))
     every = max(1, -(-len(steps) // points))
     metrics = {}
-    for name, (own, values) in series.items():
+    for name, (logged_steps, values) in series.items():
         metrics[name] = {
-            "v": _bin_means(np.searchsorted(steps, own) // every, values, -(-len(steps) // every)),
+            "v": _bin_means(
+                np.searchsorted(steps, logged_steps) // every, values, -(-len(steps) // every)
+            ),
             "bad": int(np.sum(~np.isfinite(values))),
         }
     ends = [int(x) for x in steps[every - 1 :: every]]
@@ -112,8 +120,8 @@ Bins = list[tuple[float, float, float]]  # (low, high, count)
 
 
 def read_histograms(path: str | os.PathLike, stage: str) -> dict[str, dict[int, Bins]]:
-    """Returns name -> step -> bins of a stage of a metrics.jsonl; a line without histograms, as
-    earlier versions wrote them, or with damaged ones adds nothing.
+    """Returns name -> step -> bins of a stage of a metrics.jsonl. Ignores lines without histograms
+    (of earlier versions) and damaged ones.
     """
     histograms: dict[str, dict[int, Bins]] = {}
     for row in parse_lines(path, lambda row: row):
@@ -153,8 +161,8 @@ def heat_map(by_step: Mapping[int, Bins], columns: int = 60, rows: int = 16) -> 
 
 
 def hours(series: Series, ends: list[int]) -> list[float]:
-    """Returns the hours of work until the end of each of the steps `ends`; empty where the run did
-    not log its times. Without time/step_s, of an earlier version, the times of the parts are added.
+    """Returns the hours of work up to the end of each of the steps `ends`; empty if the run did not
+    log its times. Without time/step_s, in earlier versions, the times of the parts are added.
     """
     names = ("rollout", "reward_wait", "score", "update", "handover", "rollout_wait")
     parts = ["time/step_s"] if "time/step_s" in series else [f"time/{x}_s" for x in names]
@@ -178,8 +186,8 @@ def _bin_means(at: np.ndarray, values: np.ndarray, bins: int) -> list[float | No
 
 
 def number(x: Any) -> int | float | None:
-    """A number with five significant digits, as JSON holds it; None for what is none or not
-    finite.
+    """Returns a number with five significant digits for JSON, or None for None and numbers that are
+    not finite.
     """
     if isinstance(x, bool) or not isinstance(x, int | float | np.number) or not np.isfinite(x):
         return None
@@ -188,5 +196,5 @@ def number(x: Any) -> int | float | None:
 
 
 def total(series: Mapping[str, tuple[np.ndarray, np.ndarray]], name: str) -> float:
-    """The sum of a metric over all steps, 0 where it was not logged."""
+    """Returns the sum of a metric over all steps, or 0 for a metric that was not logged."""
     return float(np.nansum(series[name][1])) if name in series else 0.0

@@ -40,35 +40,44 @@ def page_data(
     now: datetime.datetime | None = None,
     again_s: float = 0,
 ) -> dict[str, Any]:
-    """Returns the data of a page of runs, each a folder and its stages. Groups that do not fit into
-    MOST_BYTES are left out, evenly over a run, and counted. `again_s`: seconds after which the page
-    reloads itself, because it is rewritten; 0: never.
+    """Returns the data of a page of runs, each a folder and its stages. Groups beyond MOST_BYTES
+    are left out, evenly over a run, and counted.
+
+    again_s: seconds after which a rewritten page reloads itself; 0: never.
 
     Raises ReportError for a damaged line of a log.
     """
-    made = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y-%m-%d %H:%M UTC")
-    stages = [(path, stage, series) for path, found in runs for stage, series in found.items()]
+    written_at = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y-%m-%d %H:%M UTC")
+    stages = [
+        (path, stage, series) for path, run_stages in runs for stage, series in run_stages.items()
+    ]
     numbers = sum(len(series) for _, _, series in stages)
     points = max(50, min(MOST_POINTS, CURVE_BYTES // (10 * max(numbers, 1))))
     names = _names([path for path, _ in runs])
-    shown = [
+    entries = [
         _stage(path, names[str(path)], stage, series, points, len(runs[i][1]) > 1)
-        for i, (path, found) in enumerate(runs)
-        for stage, series in found.items()
+        for i, (path, run_stages) in enumerate(runs)
+        for stage, series in run_stages.items()
     ]
     logged = sorted({name for _, _, series in stages for name in series})
-    sentences = {name: said for name in logged if (said := metric_help(name))}
+    sentences = {name: metric for name in logged if (metric := metric_help(name))}
     panels = {
         section: [dataclasses.asdict(panel) for panel in panels]
         for section, panels in PANELS.items()
     }
-    data = {"made": made, "help": sentences, "panels": panels, "runs": shown, "again_s": again_s}
-    for entry, (path, stage, _) in zip(shown, stages, strict=True):
+    data = {
+        "made": written_at,
+        "help": sentences,
+        "panels": panels,
+        "runs": entries,
+        "again_s": again_s,
+    }
+    for entry, (path, stage, _) in zip(entries, stages, strict=True):
         part = ANSWER_BYTES // len(stages) if stage == "rl" else 0
         entry["answers"], entry["answered"] = evaluation_answers(path, part)
     room = MOST_BYTES - CODE_BYTES - size_of(data)
-    for i, (entry, (path, stage, _)) in enumerate(zip(shown, stages, strict=True)):
-        # what one run does not need is the next one's
+    for i, (entry, (path, stage, _)) in enumerate(zip(entries, stages, strict=True)):
+        # room that one run leaves is available to the next
         entry["groups"], entry["logged"] = read_samples(path, stage, room // (len(stages) - i))
         entry["has_tokens"] = (path / "tokens.jsonl").is_file()
         room -= size_of(entry["groups"])
@@ -81,7 +90,7 @@ def _stage(
     config, notes = _config(path)
     curves = thinned(series, points)
     last = curves["steps"][-1]
-    wanted = _at(config, stage, "steps") if stage in ("rl", "sft") else None
+    planned_steps = _at(config, stage, "steps") if stage in ("rl", "sft") else None
     cut = [log for log in ("metrics", "rollouts", "tokens") if _cut(path / f"{log}.jsonl")]
     notes += [f"The last line of {log}.jsonl has no end; it is left out." for log in cut]
     bad = sum(x["bad"] > 0 for x in curves["metrics"].values())
@@ -93,7 +102,7 @@ def _stage(
         "path": str(path),
         "stage": stage,
         "last": last,
-        "wanted": wanted if isinstance(wanted, int) else None,
+        "wanted": planned_steps if isinstance(planned_steps, int) else None,
         "facts": _facts(config, stage),
         "settings": _settings(config),
         "machine": [(name, str(x)) for name, x in read_machine(path).items()],
@@ -113,20 +122,20 @@ def _stage(
 
 
 def _names(paths: list[Path]) -> dict[str, str]:
-    """Path -> the shortest end of it that no other run has."""
+    """Returns path -> the shortest suffix of it that is unique among the runs."""
     names = {}
     for path in paths:
         parts = path.absolute().parts
         for n in range(min(2, len(parts)), len(parts) + 1):
             names[str(path)] = "/".join(parts[-n:]).replace("//", "/")
-            others = [x.absolute().parts[-n:] for x in paths if x != path]
-            if parts[-n:] not in others:
+            suffixes = [x.absolute().parts[-n:] for x in paths if x != path]
+            if parts[-n:] not in suffixes:
                 break
     return names
 
 
 def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """(config.json of any version, notes)."""
+    """Returns (config.json of any version, notes)."""
     file = path / "config.json"
     if config := read_object(file):
         return config, []
@@ -135,7 +144,7 @@ def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _cut(path: Path) -> bool:
-    """Whether a log's last line has no end."""
+    """Returns whether a log's last line is incomplete."""
     try:
         with open(path, "rb") as file:
             if file.seek(0, 2) == 0:
@@ -147,15 +156,15 @@ def _cut(path: Path) -> bool:
 
 
 def _at(config: dict[str, Any], *keys: str) -> Any:
-    """A setting, None where the file has none."""
-    found: Any = config
+    """Returns a setting, or None if the file does not have it."""
+    value: Any = config
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _facts(config: dict[str, Any], stage: str) -> list[tuple[str, str]]:
-    """What a reader asks first of a run's settings: (name, words)."""
+    """Returns (name, text) of the main settings of a run."""
     experts = _at(config, "model", "moe", "experts")
     model = [_at(config, "model", "family"), _count(_at(config, "model", "layers"), "layers")]
     model += [_count(_at(config, "model", "hidden"), "wide"), _count(experts, "experts")]
@@ -173,7 +182,9 @@ def _facts(config: dict[str, Any], stage: str) -> list[tuple[str, str]]:
 
 
 def _hotter_from(config: dict[str, Any]) -> int | None:
-    """Returns the place in a group from which samples were drawn at another temperature."""
+    """Returns the index in a group from which samples were drawn at another temperature, or
+    None.
+    """
     first = _at(config, "rl", "group_size")
     hotter = _at(config, "rl", "zero_variance", "grow_temperature") not in (None, 1, 1.0)
     return first if hotter and isinstance(first, int) else None
@@ -184,8 +195,8 @@ def _settings(config: dict[str, Any]) -> list[tuple[str, str, bool]]:
     usual: dict[str, str] = {}
     for field in dataclasses.fields(RunConfig):
         if field.default_factory is not dataclasses.MISSING:
-            made = field.default_factory()
-            plain = to_plain(made) if dataclasses.is_dataclass(made) else made
+            default = field.default_factory()
+            plain = to_plain(default) if dataclasses.is_dataclass(default) else default
             usual |= dict(_leaves(plain, field.name))
         elif field.default is not dataclasses.MISSING:
             usual[field.name] = json.dumps(field.default, default=str)

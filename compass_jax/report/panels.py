@@ -1,5 +1,5 @@
-"""The panels of a run's metrics: one table, web/panels.json, which the report's page and the
-pictures of the curves both draw. What a metric means is in `runs/metric_help.py`.
+"""The panels of a run's metrics: one table, web/panels.json, for the report's page and the pictures
+of the curves. The descriptions of metrics are in `runs/metric_help.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal
 
-# Colours that remain apart for colour-blind readers (Okabe and Ito); the page has its own values.
+# Colours that colour-blind readers can tell apart (Okabe and Ito); the page has separate values.
 COLOURS = {
     "blue": "#0072B2",
     "orange": "#E69F00",
@@ -24,10 +24,10 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: its lines are (metric, label, colour) each.
+    """One chart. Each of its lines is (metric, label, colour).
 
-    `scale`: linear; log; share, a part of 1; stacked, shares that sum to 1; time, cut where a few
-    values are far above all others.
+    `scale`: linear; log; share (a part of 1); stacked (shares that sum to 1); time (cut if a few
+    values are far above all others).
     """
 
     title: str
@@ -49,6 +49,6 @@ PANELS = read_panels()
 
 
 def panels_of(series: Mapping[str, Any]) -> list[Panel]:
-    """Returns the panels that have something to show."""
+    """Returns the panels that have a logged metric."""
     panels = [panel for section in PANELS.values() for panel in section]
     return [panel for panel in panels if any(name in series for name, _, _ in panel.lines)]

@@ -19,11 +19,11 @@ _HEAD = re.compile(rb'\{"stage": "([^"\\]*)", "step": (\d+)(?:, "group": (\d+))?
 
 
 def index(path: Path) -> list[tuple[int, int, tuple[str, int, int]]]:
-    """Returns (offset, line number, (stage, step, group)) of each line of a log of samples; groups
-    of rollouts.jsonl are counted within their step. A last line without an end is left out.
+    """Returns (offset, line number, (stage, step, group)) of each line of a log of samples. Groups
+    of rollouts.jsonl are counted within their step. An incomplete last line is left out.
 
-    The count continues in a step that is logged again (`--lost-log`). ReportError, with the number,
-    for a line without stage and step.
+    The count continues in a step that is logged again (`--lost-log`). Raises ReportError, with the
+    number, for a line without stage and step.
     """
     places: list[tuple[int, int, tuple[str, int, int]]] = []
     counts: dict[tuple[str, int], int] = {}
@@ -40,7 +40,7 @@ def index(path: Path) -> list[tuple[int, int, tuple[str, int, int]]]:
 
 
 def _head(line: bytes, path: Path, line_number: int) -> tuple[str, int, int | None]:
-    """(stage, step, group) of a line, from its beginning where that has the usual form."""
+    """Returns (stage, step, group) of a line, from its start if that has the usual form."""
     if head := _HEAD.match(line):
         group = None if head[3] is None else int(head[3])
         return head[1].decode(errors="replace"), int(head[2]), group
@@ -58,7 +58,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def evenly(count: int) -> Iterator[int]:
     """Yields every number below `count` once: the last, the first, the middle, the quarters and so
-    on, so that any beginning is evenly spaced.
+    on, so that every prefix is evenly spaced.
     """
     seen: set[int] = set()
     parts = 1
@@ -71,9 +71,9 @@ def evenly(count: int) -> Iterator[int]:
 
 
 def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, Any]], int]:
-    """Returns (groups that fit into `room` bytes of JSON, by step; the number of logged groups) of
-    a stage, evenly over the run where not all fit. Numbers of tokens get the rest of the room, at
-    least 15%.
+    """Returns (the groups of a stage that fit into `room` bytes of JSON, by step; the number of
+    logged groups). If not all fit, the groups are evenly over the run. Numbers of tokens get the
+    rest of the room, at least 15%.
     """
     path = folder / "rollouts.jsonl"
     if not path.is_file():
@@ -125,7 +125,7 @@ def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int)
 
 
 def group_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parts of a line of rollouts.jsonl, of any version, that a page shows."""
+    """Returns the parts of a line of rollouts.jsonl, of any version, that the page shows."""
     return {
         "prompt": _text(row["prompt"]),
         "label": str(row.get("label", "")),
@@ -148,7 +148,9 @@ def _sample(x: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(x: Any) -> str | dict[str, Any]:
-    """A text, or, of a very long one, {"head", "left_out" (characters), "tail"}."""
+    """Returns a text, or for a very long one {"head", "left_out" (number of characters),
+    "tail"}.
+    """
     text = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
     if len(text) <= MOST_TEXT:
         return text
@@ -157,7 +159,9 @@ def _text(x: Any) -> str | dict[str, Any]:
 
 
 def _tokens(row: Mapping[str, Any]) -> tuple[dict[str, list], dict[int, dict[str, Any]]]:
-    """(name -> mean of each sample, sample -> its tokens' numbers) of a line of tokens.jsonl."""
+    """Returns (name -> mean of each sample, sample -> its tokens' numbers) of a line of
+    tokens.jsonl.
+    """
     means = {str(name): [number(x) for x in part] for name, part in row["means"].items()}
     samples = {}
     for sample in row["samples"]:
@@ -172,7 +176,7 @@ def _tokens(row: Mapping[str, Any]) -> tuple[dict[str, list], dict[int, dict[str
 
 
 def _column(column: Any, count: int) -> Any:
-    """A number, or a list of `count` of them."""
+    """Returns a number, or a list of `count` of them."""
     if not isinstance(column, list):
         return number(column)
     if len(column) != count:

@@ -1,1 +1,1 @@
-"""A run: its directory, its logs, its screen."""
+"""The directory, the logs and the screen output of a run."""

@@ -1,7 +1,6 @@
-"""Compiled programs that outlive the process: JAX's persistent compilation cache, in the user's
-cache folder.
+"""JAX's persistent compilation cache, in the user's cache folder.
 
-A cached program is the compiled one, so no number changes; only the compiler's time is saved.
+It changes no number, because a cached program is the compiled one; it only saves compilation time.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import filelock
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-MOST_BYTES = 4 * 2**30  # the programs that were used longest ago go first
+MOST_BYTES = 4 * 2**30  # the least recently used programs are removed first
 OFF = "off"
 
 
 def default_folder() -> Path:
-    """Returns the folder of programs: $XDG_CACHE_HOME (default ~/.cache) /compass_jax/programs."""
+    """Returns the folder of compiled programs: $XDG_CACHE_HOME (default ~/.cache)
+    /compass_jax/programs.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "compass_jax" / "programs"
 
@@ -29,10 +30,10 @@ def default_folder() -> Path:
 def keep_programs(where: str = "") -> str:
     """Sets JAX's compilation cache to `where` (empty: `default_folder()`; "off": no cache).
 
-    Returns an empty string, or a notice why programs cannot be cached; the run then compiles them.
-    A folder in $JAX_COMPILATION_CACHE_DIR stays unless `where` names another. Each kind of
-    processor has its own folder: a program with instructions that a machine lacks would end the
-    process.
+    Returns an empty string, or a notice that programs cannot be cached and why; the run then
+    compiles them. A folder in $JAX_COMPILATION_CACHE_DIR stays unless `where` names another. Each
+    kind of processor has a separate folder, because a program with instructions that a machine
+    lacks would end the process.
     """
     if where == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -72,7 +73,7 @@ def _trim(folder: Path) -> None:
 
 
 def _processor() -> str:
-    """A name for machines that run each other's programs."""
+    """Returns a name that is equal for machines that can run each other's programs."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

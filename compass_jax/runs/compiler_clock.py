@@ -1,4 +1,4 @@
-"""The time that XLA's compiler takes, from JAX's monitoring events."""
+"""The time spent in XLA's compiler, from JAX's monitoring events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jax
 class CompilerClock:
     """A clock of the main thread's waits for XLA's compiler.
 
-    JAX calls listeners when a program has been lowered, which begins its compilation, and when it
+    JAX calls listeners when a program has been lowered, which starts its compilation, and when it
     is compiled or loaded from the cache. Compilation in other threads costs the run no time until
     the main thread waits for it.
     """
@@ -27,7 +27,7 @@ class CompilerClock:
         self._clock, self._done_s, self._since = clock, 0.0, math.nan
 
     def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        """JAX's listener."""
+        """Handles an event of JAX's monitoring."""
         if threading.current_thread() is not threading.main_thread():
             return
         if event == self.LOWERED:
@@ -39,7 +39,7 @@ class CompilerClock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts a wait of the main thread for the compilation in another one."""
+        """Counts a wait of the main thread for a compilation in another thread."""
         self._since = began = self._clock()
         try:
             yield
@@ -49,7 +49,7 @@ class CompilerClock:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of the present compilation, or 0."""
+        """Seconds of the current compilation, or 0."""
         return 0.0 if math.isnan(self._since) else self._clock() - self._since
 
     @property

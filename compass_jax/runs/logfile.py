@@ -1,5 +1,5 @@
-"""An append-only file of JSON lines, whose line count is part of a checkpoint. Nothing else may
-write to it during a run.
+"""An append-only file of JSON lines, whose line count is part of a checkpoint. During a run only
+the run may write to it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from compass_jax.untrusted import open_regular
 
 
 class LogError(CompassError, RuntimeError):
-    """A log could not be written, was changed under the run, or lacks lines; the message names the
-    file and what to do.
+    """A log could not be written, was changed during the run, or lacks lines. The message names the
+    file and the remedy.
     """
 
 
 class LogFile:
-    """Lines of the stages of a run, one stage after another. `count`: lines of this stage.
+    """A file of the lines of a run's stages, one stage after another. `count`: lines of this stage.
 
-    `append` flushes to the operating system, `sync` to the disk. A file that was removed, replaced,
-    cut or written by another process is a LogError at the next line: its lines would be lost.
+    `append` flushes to the operating system, `sync` to the disk. If the file was removed, replaced,
+    cut or written by another process, the next line raises LogError, because its lines would be
+    lost.
     """
 
     def __init__(self, path: Path, stage: str):
@@ -34,14 +35,14 @@ class LogFile:
         self.count = 0
         self._last_step = 0
         self._descriptor: int | None = None
-        self._size: int | None = None  # bytes that the file must have; None: it is not there yet
+        self._size: int | None = None  # expected size in bytes; None: the file does not exist yet
         if os.path.lexists(path):
             self._repair()
 
     def append(self, rows: list[dict]) -> None:
-        """Writes a line for each row; on LogError none of them, if the disk allows it."""
+        """Writes a line for each row. On LogError removes them again, if the disk allows it."""
         data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-        with self._told("written"):
+        with self._system_errors("written"):
             if self._descriptor is None:
                 self._open()
             self._check()
@@ -57,10 +58,10 @@ class LogFile:
         self._last_step = max([self._last_step, *(row["step"] for row in rows)])
 
     def sync(self) -> None:
-        """Flushes the lines to the disk and closes the file: a bucket's mount stores closed files
-        only.
+        """Flushes the lines to the disk and closes the file, because the mount of a bucket stores
+        only closed files.
         """
-        with self._told("written"):
+        with self._system_errors("written"):
             if self._descriptor is None and self._size is None:
                 return
             if self._descriptor is None:
@@ -69,21 +70,21 @@ class LogFile:
             self.close()
 
     def keep_until(self, step: int, count: int) -> int:
-        """Removes this stage's lines of later steps than `step`; returns how many of the `count`
-        lines that should remain are missing.
+        """Removes this stage's lines of steps after `step`. Returns how many of the `count` lines
+        that should remain are missing.
         """
         if self._last_step > step:
             self._remove_after(step)
         return max(0, count - self.count)
 
     def close(self) -> None:
-        """Closes the file; the next line opens it again. Raises LogError where the system could not
-        keep what was written.
+        """Closes the file; the next line opens it again. Raises LogError if the system could not
+        store written lines.
         """
         if self._descriptor is not None:
             descriptor = self._descriptor
             self._descriptor = None
-            with self._told("closed"):
+            with self._system_errors("closed"):
                 os.close(descriptor)
 
     def _open(self) -> None:
@@ -99,7 +100,7 @@ class LogFile:
         self._size = self._size or 0
 
     def _check(self) -> int:
-        """Returns the descriptor. LogError where the path is another file than the open one."""
+        """Returns the descriptor. Raises LogError if the path is another file than the open one."""
         assert self._descriptor is not None
         opened = os.fstat(self._descriptor)
         try:
@@ -123,33 +124,33 @@ class LogFile:
         self.close()
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         self.count = 0
-        with self._told("written"), removed_on_error(temporary):
+        with self._system_errors("written"), removed_on_error(temporary):
             with open(self.path, "rb") as file, open(temporary, "wb") as out:
                 for line in file:
-                    own = self._step(line)
-                    if own is None or own <= step:
+                    line_step = self._step(line)
+                    if line_step is None or line_step <= step:
                         out.write(line)
-                        self.count += own is not None
+                        self.count += line_step is not None
                 self._size = out.tell()
             os.replace(temporary, self.path)
         self._last_step = step
 
     def _repair(self) -> None:
-        """Counts this stage's lines and removes a last line that a kill cut off."""
-        whole = 0
-        with open_regular(self.path, error=LogError) as file, self._told("read"):
+        """Counts this stage's lines, and removes an incomplete last line."""
+        complete_bytes = 0
+        with open_regular(self.path, error=LogError) as file, self._system_errors("read"):
             for line in file:
                 if not line.endswith(b"\n"):
-                    os.truncate(self.path, whole)
+                    os.truncate(self.path, complete_bytes)
                     break
-                whole += len(line)
+                complete_bytes += len(line)
                 if (step := self._step(line)) is not None:
                     self.count += 1
                     self._last_step = max(self._last_step, step)
-        self._size = whole
+        self._size = complete_bytes
 
     def _step(self, line: bytes) -> int | None:
-        """The step of a line of this stage; None for other and damaged lines."""
+        """Returns the step of a line of this stage; None for other and damaged lines."""
         try:
             row = json.loads(line)
             return int(row["step"]) if row["stage"] == self.stage else None
@@ -157,8 +158,8 @@ class LogFile:
             return None
 
     @contextlib.contextmanager
-    def _told(self, what: str):
-        """Raises an OSError as a LogError with the free space."""
+    def _system_errors(self, what: str):
+        """Re-raises an OSError as a LogError with the free space."""
         try:
             yield
         except OSError as error:
@@ -169,7 +170,7 @@ class LogFile:
 
 @contextlib.contextmanager
 def removed_on_error(temporary: Path) -> Iterator[None]:
-    """Removes a temporary file where an error keeps it from taking its place."""
+    """Removes a temporary file if an error prevents its renaming."""
     try:
         yield
     except BaseException:
@@ -179,7 +180,7 @@ def removed_on_error(temporary: Path) -> Iterator[None]:
 
 
 def room(path: Path, ask: Callable = shutil.disk_usage) -> str:
-    """Returns " (5 bytes free there)", or an empty text where that is unknown."""
+    """Returns " (5 bytes free there)", or an empty text if the free space is unknown."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
             return f" ({ask(folder).free:,} bytes free there)"

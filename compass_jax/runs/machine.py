@@ -1,4 +1,4 @@
-"""The machine that a run computes on: written beside its logs, and compared where a run resumes.
+"""The machine of a run: recorded with its logs, and compared when a run resumes.
 
 A run's numbers repeat bit for bit on the same kind of machine with as many cores: XLA splits sums
 over the cores of a CPU, and another split rounds differently.
@@ -19,8 +19,10 @@ MACHINE = "machine.json"
 
 
 def machine_facts() -> dict[str, Any]:
-    """Returns what decides how this process rounds: devices, cores and versions."""
-    import jax  # a report reads the facts without it
+    """Returns the properties that determine how this process rounds: devices, cores and
+    versions.
+    """
+    import jax  # imported here: a report reads the record without jax
 
     devices = jax.devices()
     try:
@@ -40,8 +42,8 @@ def machine_facts() -> dict[str, Any]:
 
 
 def record_machine(folder: Path) -> list[str]:
-    """Writes the machine of a run's start into its folder. Returns a notice where an earlier start
-    of the run had another machine; the record is then that of the latest start.
+    """Writes the machine into a run's folder. Returns a notice if an earlier start of the run had
+    another machine; the record is then that of the latest start.
     """
     facts, before = machine_facts(), read_machine(folder)
     write_atomically(folder / MACHINE, json.dumps(facts, indent=2) + "\n")
@@ -59,7 +61,7 @@ def record_machine(folder: Path) -> list[str]:
 
 
 def read_machine(folder: Path) -> dict[str, Any]:
-    """Returns the machine of a run's latest start; empty where none is recorded."""
+    """Returns the machine of a run's latest start, or an empty dict without a record."""
     try:
         facts = json.loads((folder / MACHINE).read_text())
     except (OSError, ValueError, RecursionError):

@@ -1,6 +1,7 @@
-"""What each number of metrics.jsonl means: one sentence and a unit for every name that a run logs.
+"""The meaning of each number of metrics.jsonl: one sentence and a unit for every name that a run
+logs.
 
-A part in angle brackets stands for a name that the run gives: a task's label, a verifier's part.
+A part in angle brackets stands for a name from the run: a task's label, a component of a verifier.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """The unit of a metric, empty for a number without one, and what it says."""
+    """The unit of a metric (empty for a number without one) and its description."""
 
     unit: str
     text: str
@@ -71,7 +72,7 @@ METRICS: dict[str, Metric] = {
     "advantage/<label>/inversion_frac": Metric(
         _SHARE, "Pairs of a label's groups that are inverted, by gold labels."
     ),
-    # what the generated tokens taught
+    # training signal of the generated tokens
     "waste/tokens_generated": Metric(_TOKENS, "Tokens that the step generated."),
     "waste/frac_verifier_signal": Metric(
         _SHARE, "Generated tokens whose advantage comes from rewards that differ."
@@ -266,10 +267,12 @@ METRICS: dict[str, Metric] = {
 
 
 def metric_help(name: str) -> Metric | None:
-    """The unit and the sentence of a metric; None for a name that no run of the package logs."""
+    """Returns the unit and the description of a metric; None for a name that no run of this package
+    logs.
+    """
     if name in METRICS:
         return METRICS[name]
-    return next((said for shape, said in METRICS.items() if _fits(shape, name)), None)
+    return next((metric for shape, metric in METRICS.items() if _fits(shape, name)), None)
 
 
 def _fits(shape: str, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The line of numbers that a person watches."""
+"""The line of numbers that shows a run's progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 COLUMNS = 80  # of the progress line
-# The parts of the progress line, of the metrics that a step has: label, metric, format. Always:
+# The parts of the progress line, if the step logs the metric: label, metric, format. Always:
 _ALWAYS = (
     ("loss", "sft/loss", "{:.3f}"),
     ("loss", "scalar/loss", "{:.3f}"),
@@ -29,8 +29,8 @@ _RATES = ("train/tokens_per_s", "rollout/tokens_per_s")  # the first one that a 
 
 
 def progress_text(metrics: Mapping[str, float], left_s: float, columns: int = COLUMNS) -> str:
-    """Returns the progress line, of at most `columns` characters where that is possible: rate, time
-    left (seconds; NaN is unknown), metrics of the step, and the shares of its tokens by signal.
+    """Returns the progress line, of at most `columns` characters if possible: rate, time left
+    (seconds; NaN is unknown), metrics of the step, and the shares of its tokens by signal.
     """
     rate = [f"{metrics[name]:,.0f} tok/s" for name in _RATES if name in metrics][:1]
     left = [f"{duration(left_s)} left"] if math.isfinite(left_s) else []
@@ -50,7 +50,7 @@ def _part(metrics: Mapping[str, float], label: str, name: str, form: str) -> str
 
 
 def _signals(metrics: Mapping[str, float]) -> str:
-    """ "verifier 59% entropy 30% none 11%", and shaping unless it is 0."""
+    """Returns "verifier 59% entropy 30% none 11%", with shaping unless it is 0."""
     shares = {label: metrics[name] for label, name in _SIGNALS.items() if name in metrics}
     if not shares.get("shaping"):
         shares.pop("shaping", None)

@@ -25,23 +25,23 @@ from compass_jax.errors import CompassError
 from compass_jax.runs.logfile import removed_on_error
 from compass_jax.untrusted import read_text
 
-EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a run that has ended
-EVALUATION_FOLDER = "evaluation"  # the answers behind it, as `compass eval --out` writes them
+EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a finished run
+EVALUATION_FOLDER = "evaluation"  # its answers, in the form of `compass eval --out`
 EVALUATION_START = "evaluation_start"  # the same of the weights before the first step
 ANSWERS = "answers.jsonl"
 SUMMARY = "summary.json"
 
-# Settings that change no step that was taken: how far, how often, and the directory's path.
+# Settings that do not affect past steps: lengths, intervals, and the directory's path.
 MAY_CHANGE = frozenset(
     {
         "run_dir",
         "keep_checkpoints",
         "log.groups",
         "log.tokens",
-        "rewards.code",  # told by who opens the run
+        "rewards.code",  # set by the code that opens the run
         *(f"rewards.judge.{name}" for name in ("endpoint", "key_env", "timeout_s")),
         *(f"rewards.judge.{name}" for name in ("retries", "requests")),
-        "rewards.smallest_gap",  # it is checked and watched, and nothing is computed from it
+        "rewards.smallest_gap",  # only checked and monitored, not used in a computation
         "show_samples_every",
         "trackers",
         "callbacks",
@@ -52,12 +52,12 @@ MAY_CHANGE = frozenset(
         "evaluation.start",
         "sft.steps",
         "sft.save_every",
-        "sft.bad_rows",  # a row that is refused has ended the run before its step
+        "sft.bad_rows",  # a refused row ended the run before its step
         "data.cache",
     }
 )
 MOST_TOLD = 10  # settings that an error names
-MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint goes on on any mesh
+MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint can resume on any mesh
 
 
 class RunDirectoryInUse(CompassError, RuntimeError):
@@ -71,21 +71,22 @@ class ConfigMismatch(ConfigError):
 
 
 class RunDirectoryUnusable(ConfigError):
-    """No run can be written under this name; the message has the obstacle or the system's error."""
+    """No run can be written at this path; the message has the obstacle or the system's error."""
 
 
 class RunDirectoryGone(CompassError, RuntimeError):
-    """The run directory was removed or replaced while the run was writing to it."""
+    """The run directory was removed or replaced during the run."""
 
 
 class FolderLock:
     """The lock of a folder's single writer, as a context manager; the folder is created if absent.
 
-    The lock is `flock` on `.lock`: the kernel releases it when the process ends, however it ends,
-    so no stale lock can stop the next. `check` compares the file at the path with the locked one:
-    in a folder that was removed and created again a second writer would get another lock.
+    The lock is `flock` on `.lock`. The kernel releases it when the process ends for whatever
+    reason, so no stale lock can stop the next process. `check` compares the file at the path with
+    the locked one: in a folder that was removed and created again a second writer would get another
+    lock.
 
-    Raises RunDirectoryInUse; RunDirectoryUnusable where the folder cannot be made or locked.
+    Raises RunDirectoryInUse; RunDirectoryUnusable if the folder cannot be made or locked.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -104,13 +105,11 @@ class FolderLock:
 
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
-            os.close(self._lock)  # closing the file gives up its flock
+            os.close(self._lock)  # closing the file releases its flock
             self._lock = None
 
     def check(self) -> None:
-        """Raises RunDirectoryGone unless the folder is the one that was locked. No-op without a
-        lock.
-        """
+        """Raises RunDirectoryGone unless the folder is the locked one. No-op without a lock."""
         if self._lock is not None and not _same_file(self._lock, self.file):
             raise RunDirectoryGone(
                 f"{self.path} was removed or replaced while this process was writing to it: it "
@@ -120,8 +119,8 @@ class FolderLock:
 
 
 def is_locked(path: str | os.PathLike) -> bool:
-    """Returns whether a process holds a folder's lock. It takes a shared lock for a moment and
-    writes nothing.
+    """Returns whether a process holds a folder's lock. Briefly takes a shared lock, and writes
+    nothing.
     """
     try:
         descriptor = os.open(Path(path) / ".lock", os.O_RDONLY | os.O_NONBLOCK)
@@ -137,7 +136,7 @@ def is_locked(path: str | os.PathLike) -> bool:
 
 
 class NewFolderLock(FolderLock):
-    """The lock of a folder that appears under its name when complete: a file next to it, removed at
+    """The lock of a folder that gets its name when complete: a file next to it, which is removed at
     the end.
     """
 
@@ -147,7 +146,7 @@ class NewFolderLock(FolderLock):
 
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None and _same_file(self._lock, self.file):
-            # whoever opened it before sees, once it is locked, that it has no name any more
+            # a process that opened it earlier finds it unlinked once it gets the lock
             self.file.unlink()
         super().__exit__()
 
@@ -155,10 +154,9 @@ class NewFolderLock(FolderLock):
 class RunDir(FolderLock):
     """Opens (or creates) a run directory for writing, as a context manager.
 
-    `resumed` says whether the directory held a run before. On an existing directory the
-    configuration must be the same but for `MAY_CHANGE` and the meshes, unless nothing was trained
-    there yet (a start that failed leaves its config.json); the new one is then written in its
-    place.
+    `resumed`: whether the directory already held a run. In an existing directory the configuration
+    must be equal except for `MAY_CHANGE` and the meshes, unless the directory has no training step
+    yet (a failed start leaves its config.json); the new configuration then replaces the old one.
 
     Raises RunDirectoryInUse, RunDirectoryUnusable, ConfigMismatch.
     """
@@ -167,7 +165,7 @@ class RunDir(FolderLock):
         super().__init__(path)
         self.config = config
         self.resumed = False
-        self.before: RunConfig | None = None  # what a resumed run had until now
+        self.before: RunConfig | None = None  # the previous configuration of a resumed run
 
     def __enter__(self) -> RunDir:
         super().__enter__()
@@ -183,7 +181,7 @@ class RunDir(FolderLock):
         return self
 
     def check(self) -> None:
-        """Raises RunDirectoryGone like `FolderLock.check`, and where config.json was removed."""
+        """Raises RunDirectoryGone like `FolderLock.check`, and if config.json was removed."""
         super().check()
         if self._lock is not None and not (self.path / "config.json").is_file():
             raise RunDirectoryGone(
@@ -193,14 +191,16 @@ class RunDir(FolderLock):
             )
 
     def _settle_config(self) -> bool:
-        """Writes config.json; returns whether a run of a compatible one has begun."""
-        self.before = _begun(self.path, self.config)
+        """Writes config.json; returns whether the directory holds a started run of a compatible
+        configuration.
+        """
+        self.before = _started_config(self.path, self.config)
         write_atomically(self.path / "config.json", config_to_json(self.config) + "\n")
         return self.before is not None
 
 
 def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
-    """Returns whether a run has begun in a directory that `RunDir` would open. Raises the same
+    """Returns whether the directory that `RunDir` would open holds a started run. Raises the same
     errors and creates nothing.
     """
     path = Path(path)
@@ -208,21 +208,21 @@ def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
         if os.path.lexists(path / ".lock"):
             with FolderLock(path):
                 pass
-        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
-            code = errno.EACCES if there.is_dir() else errno.ENOTDIR
-            raise OSError(code, os.strerror(code), str(there))
+        nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
+            code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+            raise OSError(code, os.strerror(code), str(nearest))
         _check_layout(path)
-        return _begun(path, config) is not None
+        return _started_config(path, config) is not None
     except (OSError, ValueError) as error:
         if isinstance(error, CompassError):
             raise
         raise unusable(path, error) from error
 
 
-def _begun(path: Path, config: RunConfig) -> RunConfig | None:
-    """The configuration of the run that has begun in a directory, or None. ConfigMismatch where
-    `config` cannot continue it.
+def _started_config(path: Path, config: RunConfig) -> RunConfig | None:
+    """Returns the configuration of the started run in a directory, or None. Raises ConfigMismatch
+    if `config` cannot continue it.
     """
     old = read_config(path) if os.path.lexists(path / "config.json") else None
     if old is None or nothing_trained(path):
@@ -232,33 +232,35 @@ def _begun(path: Path, config: RunConfig) -> RunConfig | None:
 
 
 def nothing_trained(path: Path) -> bool:
-    """Returns whether a run directory has no line of a step and no checkpoint, damaged or not."""
+    """Returns whether a run directory has neither a line of a step nor a checkpoint, damaged or
+    not.
+    """
     logs = (path / name for name in ("metrics.jsonl", "rollouts.jsonl"))
-    written = any(log.exists() and log.stat().st_size for log in logs)
+    has_lines = any(log.exists() and log.stat().st_size for log in logs)
     folder = path / "checkpoints"
-    return not written and not (folder.exists() and any(folder.iterdir()))
+    return not has_lines and not (folder.exists() and any(folder.iterdir()))
 
 
 def staged(config: RunConfig, stage: str) -> RunConfig:
     """Returns `config` with the default directory of stage "sft" or "rl", runs/NAME/STAGE, unless
-    `run_dir` names one.
+    `run_dir` is set.
 
-    RL then starts from the SFT in the same folder, unless `init_from` is set; a run that has begun
-    keeps its start.
+    RL then starts from the SFT in the same folder, unless `init_from` is set. A started run keeps
+    its initial weights.
     """
     if config.run_dir:
         return config
     config = replace(config, run_dir=f"{config.directory}/{stage}")
     if stage == "sft" or config.init_from:
         return config
-    here = Path(config.run_dir)
-    if (here / "config.json").is_file() and not nothing_trained(here):
-        return replace(config, init_from=read_config(here).init_from)
-    tuned = here.with_name("sft")
+    run_folder = Path(config.run_dir)
+    if (run_folder / "config.json").is_file() and not nothing_trained(run_folder):
+        return replace(config, init_from=read_config(run_folder).init_from)
+    tuned = run_folder.with_name("sft")
     return replace(config, init_from=str(tuned)) if any(tuned.glob(_CHECKPOINTS)) else config
 
 
-# chosen by the free memory at a run's start, where its configuration was made from files
+# chosen by the free memory at a run's start, for a configuration made from files
 SIZES = (
     "rollout.slots",
     "rl.prompts_per_step",
@@ -271,12 +273,12 @@ SIZES = (
 
 
 def with_recorded_sizes(config: RunConfig, given: Collection[str] = ()) -> RunConfig:
-    """Returns `config` with the SIZES of the run that has begun in its directory, if one has: less
-    memory may be free now, and a run goes on with what it began with.
+    """Returns `config` with the SIZES of the started run in its directory, if any: less memory may
+    be free now, and a resumed run keeps its sizes.
 
     Args:
         config: made from files.
-        given: settings that were named by hand, which stay, as words of a command line or names.
+        given: settings that the user set and that stay, as words of a command line or names.
     """
     path = Path(config.directory)
     if not (path / "config.json").is_file() or nothing_trained(path):
@@ -312,7 +314,7 @@ _FOLDERS = ("checkpoints", "tb", "tokenizer", "trackers")
 
 
 def _check_layout(path: Path) -> None:
-    """Raises RunDirectoryUnusable where a name that a run writes to is another kind of file."""
+    """Raises RunDirectoryUnusable if a path that a run writes to is another kind of file."""
     for name in (*_FILES, *_FOLDERS):
         if not os.path.lexists(path / name):
             continue
@@ -329,7 +331,7 @@ def _check_layout(path: Path) -> None:
 
 
 def read_config(path: str | os.PathLike) -> RunConfig:
-    """Returns the configuration of a run directory. ConfigError, naming the file, where it is
+    """Returns the configuration of a run directory. Raises ConfigError, naming the file, if it is
     absent or damaged.
     """
     file = Path(path) / "config.json"
@@ -342,31 +344,35 @@ def read_config(path: str | os.PathLike) -> RunConfig:
 
 
 def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
-    """Raises ConfigMismatch where `new` cannot continue a run of `old`. Own code that lies under
-    another path and holds the same is the same.
+    """Raises ConfigMismatch if `new` cannot continue a run of `old`. User code at another path but
+    with equal content counts as equal.
     """
     moved = _moved(old, new)
     changed = {
         k: v
         for k, v in differences(old, new).items()
-        if k not in MAY_CHANGE and not k.startswith(MESHES) and not _same(*v, moved)
+        if k not in MAY_CHANGE and not k.startswith(MESHES) and not _equal_values(*v, moved)
     }
     if changed:
-        told = [f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items()]
-        if len(told) > MOST_TOLD:
-            told[MOST_TOLD:] = [f"  and {len(told) - MOST_TOLD} more"]
-        lines = "\n".join(told)
+        entries = [
+            f"  {key}: {was!r} in the run, {now!r} now" for key, (was, now) in changed.items()
+        ]
+        if len(entries) > MOST_TOLD:
+            entries[MOST_TOLD:] = [f"  and {len(entries) - MOST_TOLD} more"]
+        lines = "\n".join(entries)
         advice = f"Use another run_dir, or the configuration of the run ({path}/config.json)."
         raise ConfigMismatch(f"{path} holds a run of another configuration:\n{lines}\n{advice}")
 
 
 def _moved(old: RunConfig, new: RunConfig) -> set[tuple[str, str]]:
-    """(name then, name now) of own code with one name in files of one content (rewards.code)."""
+    """Returns (old name, new name) of user code with the same attribute name, in files of the same
+    content (rewards.code).
+    """
     return {
         (was, now)
-        for was, held in old.rewards.code
-        for now, holds in new.rewards.code
-        if held == holds != NO_FILE and _attribute(was) == _attribute(now)
+        for was, old_hash in old.rewards.code
+        for now, new_hash in new.rewards.code
+        if old_hash == new_hash != NO_FILE and _attribute(was) == _attribute(now)
     }
 
 
@@ -374,10 +380,10 @@ def _attribute(name: str) -> str:
     return name.rpartition(":")[2] if ":" in name else ""
 
 
-def _same(was: Any, now: Any, moved: set[tuple[str, str]]) -> bool:
-    """Whether two values of a setting are equal, but for the paths of moved code."""
+def _equal_values(was: Any, now: Any, moved: set[tuple[str, str]]) -> bool:
+    """Returns whether two values of a setting are equal, except for the paths of moved code."""
     if isinstance(was, tuple) and isinstance(now, tuple) and len(was) == len(now):
-        return all(_same(a, b, moved) for a, b in zip(was, now))
+        return all(_equal_values(a, b, moved) for a, b in zip(was, now))
     return was == now or (isinstance(was, str) and (was, now) in moved)
 
 
@@ -394,7 +400,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 def _acquire(file: Path, what: Path) -> int | None:
     """Returns the descriptor that holds the lock, with this process's pid and host in the file;
-    None where the file was removed before it was locked.
+    None if the file was removed before it was locked.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
@@ -418,8 +424,8 @@ def _acquire(file: Path, what: Path) -> int | None:
 
 
 def _lock(descriptor: int, tries: int = 3) -> None:
-    """Takes the exclusive lock. It tries again, because `is_locked` of another process holds a
-    shared one for a moment. Raises BlockingIOError.
+    """Takes the exclusive lock. Retries, because `is_locked` in another process briefly holds a
+    shared one. Raises BlockingIOError.
     """
     for last in range(tries - 1, -1, -1):
         try:
@@ -439,10 +445,10 @@ def _same_file(descriptor: int, path: Path) -> bool:
     return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)
 
 
-def _holder(written: bytes) -> str:
-    """The holder of the lock as text; unknown before it has written its pid."""
+def _holder(content: bytes) -> str:
+    """Returns a description of the lock's holder; unknown before it has written its pid."""
     try:
-        owner = json.loads(written)
+        owner = json.loads(content)
         return f"process {owner['pid']} on host {owner['host']}"
     except (ValueError, KeyError, TypeError):
         return "another process"

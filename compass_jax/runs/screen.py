@@ -1,6 +1,7 @@
-"""The output of a run for its user: a header, the present phase, the numbers, a few samples. On a
-terminal rich's progress, drawn twice a second; elsewhere plain lines, at most one every few
-seconds.
+"""The screen output of a run: a header, the current phase, the numbers and a few samples.
+
+On a terminal it is rich's progress, drawn twice a second; elsewhere plain lines, at most one every
+few seconds.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _SAMPLE_LINES = 3  # of a sample's text
 
 
 class Lines(Progress):
-    """The progress of a stage on a terminal: step, bar, what the run does and the time left in one
-    line, and the last step's numbers in another.
+    """The progress of a stage on a terminal, in two lines: step, bar, current phase and time left;
+    and the last step's numbers.
     """
 
     def __init__(self, console: Console, stage: str, total: int):
@@ -52,11 +53,11 @@ class Lines(Progress):
 
 
 class Screen:
-    """The lines of one stage of a run.
+    """The screen output of one stage of a run.
 
     Args:
-        total: steps of the stage.
-        every_s: seconds between two plain lines.
+        total: number of steps of the stage.
+        every_s: minimum seconds between two plain lines.
     """
 
     def __init__(
@@ -82,15 +83,13 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Characters of a line."""
+        """Number of characters of a line."""
         return max(min(self.console.width, WIDEST), 40)
 
     # ---- output ----------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Prints a line above the progress; on a terminal a long one is broken between words and
-        indented.
-        """
+        """Prints a line above the progress; on a terminal a long one is wrapped and indented."""
         for line in text.splitlines() or [""]:
             parts = [line]
             if self.console.is_terminal:
@@ -105,7 +104,7 @@ class Screen:
         self._times.append((step, self._worked()))
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Shows the present phase and its progress."""
+        """Shows the current phase and its progress."""
         if name != self._phase[0]:
             self._phase_since = self._clock()
         self._phase = name, done, total
@@ -133,7 +132,7 @@ class Screen:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Ends the drawing; may be called twice."""
+        """Stops drawing; may be called twice."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -145,7 +144,9 @@ class Screen:
     # ---- drawing ---------------------------------------------------------------------------------
 
     def _worked(self) -> float:
-        """Seconds without those of XLA's compiler: later steps compile little."""
+        """Returns the seconds of work without those of XLA's compiler, since later steps compile
+        little.
+        """
         return self._clock() - self._compiler.seconds
 
     @property
@@ -157,7 +158,7 @@ class Screen:
         return (now - then) / max(last - first, 1) * (self.total - last)
 
     def _doing(self) -> str:
-        """ "rollout 23 of 64, 41 s", or the compiler's activity."""
+        """Returns "rollout 23 of 64, 41 s", or the compiler's activity."""
         name, done, total = self._phase
         if (busy := self._compiler.busy_s) >= 1:
             return f"{name}: compiling, {duration(busy)}"

@@ -1,6 +1,4 @@
-"""What SIGINT (Ctrl-C) and SIGTERM do to a command outside of the rooms that stop in their own way
-(`StopSignal`).
-"""
+"""Handling of SIGINT (Ctrl-C) and SIGTERM in code that does not use `StopSignal`."""
 
 from __future__ import annotations
 
@@ -17,11 +15,12 @@ STATUSES = tuple(128 + number for number in NUMBERS)
 
 
 class Ending:
-    """Around a command that has nothing to save: a signal ends the process at once, with one line.
+    """A context for a command that has nothing to save: a signal ends the process at once, with one
+    line.
 
-    No exception is raised: one that comes up in a destructor or in a callback of another library
-    is swallowed there, and the command goes on. What is on the disk is as after `kill -9`, which
-    every command has to bear anyway.
+    It raises no exception, because one in a destructor or in a callback of another library would be
+    swallowed, and the command would continue. The files are left as after `kill -9`, which every
+    command must tolerate.
     """
 
     def __init__(self, name: str):
@@ -29,7 +28,7 @@ class Ending:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Ending:
-        if threading.current_thread() is threading.main_thread():  # no other may
+        if threading.current_thread() is threading.main_thread():  # no other thread may
             self._before = {number: signal.signal(number, self._handle) for number in NUMBERS}
         return self
 
@@ -40,14 +39,15 @@ class Ending:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         words = f"{self.name}: ended by {signal.Signals(number).name}\n"
         with contextlib.suppress(OSError):
-            os.write(2, words.encode())  # not print: it may be what was interrupted
+            os.write(2, words.encode())  # not print, which the signal may have interrupted
         leave(128 + number)
 
 
 def leave(status: int) -> None:
-    """Ends the process at once with this status, after what was printed has been written.
+    """Ends the process at once with this status, after flushing its output.
 
-    The interpreter's own end would wait for threads, and tear down what a thread in XLA still uses.
+    The interpreter's normal exit would wait for threads, and tear down objects that a thread in XLA
+    still uses.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):

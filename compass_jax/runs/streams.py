@@ -1,5 +1,5 @@
-"""Standard output and standard error of a command, which whoever starts it may have closed, or
-connected to something that does not show every character or goes away.
+"""Standard output and standard error of a command. The parent process may have closed them, or
+connected them to a pipe or terminal that cannot encode every character or disappears.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ NAMES = {1: "stdout", 2: "stderr"}
 
 
 def prepare_streams() -> None:
-    """Opens the standard descriptors that are closed, and has characters escaped that a stream
-    cannot encode.
+    """Opens closed standard descriptors, and escapes characters that a stream cannot encode.
 
-    A closed descriptor would be given to the next file that is opened, and a child's output would
-    end up in it.
+    Otherwise the next opened file would get a closed descriptor, and a child's output would end up
+    in it.
     """
     for number in range(3):
         try:
@@ -35,8 +34,8 @@ def prepare_streams() -> None:
 
 
 def outlast_streams() -> None:
-    """Lets the process go on without its output where that can no longer be written: a pipe without
-    a reader, a terminal that is gone, a full disk. For commands whose results are files.
+    """Lets the process continue when its output cannot be written any more: a pipe without a
+    reader, a closed terminal, a full disk. It is for commands whose results are files.
     """
     for number, name in NAMES.items():
         stream = getattr(sys, name)
@@ -65,7 +64,7 @@ def _lasting(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor that leads nowhere after the first error."""
+    """A descriptor that discards data after the first error."""
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
         """Writes `data`, or drops it after an error."""

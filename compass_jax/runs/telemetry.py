@@ -1,4 +1,4 @@
-"""The writer of a run's numbers: metrics.jsonl, rollouts.jsonl, tokens.jsonl, the trackers, and the
+"""The writer of a run's numbers: metrics.jsonl, rollouts.jsonl, tokens.jsonl, the trackers and the
 screen.
 
 A line of metrics.jsonl is {"stage": ..., "step": ..., "metrics": {name: number}}; a number that is
@@ -23,20 +23,21 @@ from compass_jax.trackers.opened import open_trackers
 
 
 def plain_numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Returns numbers for JSON: None for one that is not finite."""
+    """Returns the metrics for JSON, with None for a number that is not finite."""
     return {name: float(x) if math.isfinite(x) else None for name, x in metrics.items()}
 
 
 class Telemetry:
     """Writes the metrics of one stage ("sft", "rl", ...) of a run.
 
-    Lines are flushed to the operating system before `log` returns, so `kill -9` loses none.
-    `state()` goes into the checkpoint, and `restore()` removes the lines logged after it, so that
+    `log` flushes its lines to the operating system before it returns, so `kill -9` loses none.
+    `state()` is part of the checkpoint, and `restore()` removes the lines logged after it, so that
     no step is logged twice. The lines that a checkpoint counts are on the disk before it; if some
-    are missing later, `restore` is an error unless `lost_log` is given. `check` is called before
-    each write and raises where the run directory was replaced. Of several processes one writes; the
-    others (`writes` is False) record and show nothing. `trackers` get the same numbers, with
-    `settings` (the run's configuration in JSON's types).
+    are missing later, `restore` raises an error unless `lost_log` is set.
+
+    `check` is called before each write and raises if the run directory was replaced. Of several
+    processes one writes; the others (`writes` is False) record and show nothing. `trackers` get the
+    same numbers, with `settings` (the run's configuration in JSON's types).
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Telemetry:
         if kind is None:
             self.close()
             return
-        with contextlib.suppress(LogError):  # the error that ends the run says it already
+        with contextlib.suppress(LogError):  # the error that ends the run reports it
             self.close()
 
     def log(
@@ -88,7 +89,9 @@ class Telemetry:
         histograms: Mapping[str, Sequence[tuple[float, float, int]]] | None = None,
     ) -> None:
         """Records the metrics of `step` and shows progress. Values are numbers, or arrays of one
-        element. `histograms` (name -> bins of low, high, count) go to the file alone.
+        element.
+
+        `histograms` (name -> bins of low, high, count) are written only to the file.
         """
         if not self.writes:
             return
@@ -111,7 +114,7 @@ class Telemetry:
         self._files["rollouts"].append([{"stage": self.stage, "step": step, **row} for row in rows])
 
     def log_tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Records numbers of single tokens (JSON-able rows) of `step` in tokens.jsonl."""
+        """Records per-token numbers (JSON-able rows) of `step` in tokens.jsonl."""
         if not self.writes:
             return
         self.check()
@@ -123,7 +126,7 @@ class Telemetry:
             self.screen.note(text)
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Shows the present phase and its progress."""
+        """Shows the current phase and its progress."""
         if self.writes:
             self.screen.phase(name, done, total)
 
@@ -133,11 +136,11 @@ class Telemetry:
             self.screen.samples(step, groups)
 
     def state(self) -> dict[str, int]:
-        """Returns the cursor for the checkpoint, JSON-able: lines of this stage in each file, and
-        the last step.
+        """Returns the cursor for the checkpoint, JSON-able: the number of this stage's lines in
+        each file, and the last step.
 
-        It flushes the files to the disk and closes them; the next line opens them again. Raises
-        LogError where a file was changed, and the errors of `check`.
+        Flushes the files to the disk and closes them; the next line opens them again. Raises
+        LogError for a changed file, and the errors of `check`.
         """
         if self.writes:
             self.check()
@@ -149,7 +152,7 @@ class Telemetry:
         """Returns to a cursor: removes this stage's lines of later steps (all for None), and keeps
         those of other stages.
 
-        Raises LogError where lines are missing, or prints a notice if `lost_log` was given.
+        Raises LogError for missing lines, or prints a notice with `lost_log`.
         """
         state = state or {}
         self._last_step = state.get("step", 0)
@@ -169,8 +172,8 @@ class Telemetry:
         self.screen.begin(self._last_step)
 
     def close(self) -> None:
-        """Closes the files and the progress bar; may be called twice. Raises LogError where a file
-        could not be kept.
+        """Closes the files and the progress bar; may be called twice. Raises LogError if a file
+        could not be stored.
         """
         self.screen.close()
         for tracker in self._trackers:

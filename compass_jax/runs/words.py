@@ -1,4 +1,4 @@
-"""Errors in words: which ones say all that a person needs."""
+"""Messages for errors that need no traceback."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from compass_jax.runs.logfile import room
 
 
 def in_words(error: Exception) -> str | None:
-    """One line for an error of the project's own, of the system (OSError) or of memory; None for a
-    mistake, whose traceback is needed.
+    """Returns one line for an error of this package, of the system (OSError) or of memory; None for
+    a bug, whose traceback is needed.
 
-    Where the reader of standard output has gone, the rest of the output goes nowhere: the
-    interpreter would complain at its end.
+    If the reader of standard output is gone, redirects the output to the null device, because the
+    interpreter would complain at its exit.
     """
     if isinstance(error, CompassError):
         return str(error)
@@ -40,25 +40,25 @@ def in_words(error: Exception) -> str | None:
 
 
 def _of_backend(error: BaseException) -> bool:
-    """Whether JAX raised it while it looked for devices."""
+    """Returns whether JAX raised the error during its search for devices."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).name == "xla_bridge.py"
 
 
 def _no_device(error: Exception) -> str:
-    """JAX's cause on one line, and what to do about it."""
+    """Returns JAX's cause on one line, and the remedy."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     cause = " ".join(str(error).split())[:500] or f"{type(error).__name__} without a message"
-    asked = f"JAX_PLATFORMS = {platforms!r}: " if platforms else ""
+    setting = f"JAX_PLATFORMS = {platforms!r}: " if platforms else ""
     remedy = "set JAX_PLATFORMS to what this machine has (cpu, for example), or unset it"
     if "tpu" in platforms:
         remedy = (
             f"see that no other process holds the TPU and that libtpu is installed, or {remedy}"
         )
-    return f"{asked}no device can be used: {cause}; {remedy}"
+    return f"{setting}no device can be used: {cause}; {remedy}"
 
 
 def _place(error: BaseException) -> str:
-    """The function in which it was raised: no file is named."""
+    """Returns the function that raised the error, without a file name."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "an unknown place"

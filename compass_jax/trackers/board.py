@@ -1,7 +1,7 @@
 """TensorBoard's event files, written by the calling thread.
 
-tensorboardX's own writer has a thread that sleeps by the wall clock. A clock that jumps back ends
-the thread, and the next flush waits for ever.
+tensorboardX's writer has a thread that sleeps by the wall clock. A clock that is set back ends the
+thread, and the next flush waits for ever.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 
 class Board:
-    """A writer of scalars into one folder. An error is reported once and disables the board alone:
-    metrics.jsonl has every number.
+    """A writer of scalars into one folder. An error is reported once and disables only this
+    tracker, since metrics.jsonl has every number.
 
     `purge_step`: TensorBoard hides events of earlier files from this step on (left by a kill).
     """
@@ -71,7 +71,7 @@ class Board:
         events = [Event(wall_time=now, step=step, summary=scalar(*x)) for x in numbers.items()]
         if self._writer is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            unique = f"{os.getpid()}.{time.monotonic_ns()}"  # for two files of one second
+            unique = f"{os.getpid()}.{time.monotonic_ns()}"  # unique among files of one second
             name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{unique}"
             self._writer = RecordWriter(str(self.folder / name))
             start = SessionLog(status=SessionLog.START)

@@ -30,7 +30,7 @@ class Tracker(Protocol):
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raises ConfigError where the package of a tracker is not installed."""
+    """Raises ConfigError if the package of a tracker is not installed."""
     for name in names:
         if name in SERVICES and not _installed(name):
             raise ConfigError(
@@ -49,7 +49,8 @@ def open_trackers(
 
     Args:
         settings: the run's configuration in JSON's types, which trackers show with the curves.
-        tell: prints a line: the address of the run in a tracker, or why the tracker failed.
+        tell: prints a line: the address of the run in a tracker, or the reason of a tracker's
+            failure.
     """
     trackers: list[Tracker] = []
     for name in dict.fromkeys(names):
@@ -63,6 +64,8 @@ def open_trackers(
 
 
 def _installed(package: str) -> bool:
-    """Whether a package can be imported; a folder of its name, as wandb makes them, is none."""
+    """Returns whether a package can be imported. A folder of its name, such as wandb creates, does
+    not count.
+    """
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None

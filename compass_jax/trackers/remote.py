@@ -1,5 +1,5 @@
 """Trackers with a server, or with one database for all runs, each driven by one thread. The run
-waits for a tracker only at its end, and at most CLOSE_S.
+waits for a tracker only at its end, for at most CLOSE_S seconds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Logged = tuple[int, Mapping[str, float]]
 class Remote:
     """A tracker that sends the steps of one stage to a service, each once and in order.
 
-    A resumed run first sends the earlier steps that the service lacks, from metrics.jsonl, and then
-    leaves out the steps that the service has: it computes the same numbers again. An error is
+    A resumed run first sends the earlier steps that the service lacks, from metrics.jsonl. It then
+    skips the steps that the service has, because it computes the same numbers again. An error is
     reported once, and the run continues.
     """
 
@@ -52,7 +52,7 @@ class Remote:
         self._put(iter([(step, numbers)]))
 
     def close(self) -> None:
-        """Waits until the service has everything, at most CLOSE_S."""
+        """Waits until the service has all numbers, for at most CLOSE_S seconds."""
         if self._thread is None:
             return
         self._work.put(None)
@@ -90,9 +90,7 @@ class Remote:
 
 
 def logged(path: Path, stage: str, until: int) -> Iterator[Logged]:
-    """Yields (step, numbers) of the stage's lines in metrics.jsonl up to a step, without damaged
-    lines.
-    """
+    """Yields (step, numbers) of the stage's undamaged lines in metrics.jsonl up to a step."""
     if not path.exists():
         return
     with open(path, "rb") as lines:

@@ -1,5 +1,5 @@
-"""Weights & Biases and trackio. Account, server, project and offline mode are set by their own
-environment variables: WANDB_PROJECT, WANDB_MODE, TRACKIO_SPACE_ID and so on.
+"""Weights & Biases and trackio. Their environment variables set account, server, project and
+offline mode: WANDB_PROJECT, WANDB_MODE, TRACKIO_SPACE_ID and so on.
 
 The packages are imported by the tracker's thread, since that takes a second.
 """
@@ -19,13 +19,13 @@ FINISH_S = 30.0
 
 
 class Run(Protocol):
-    """A tracker's own run, as both packages have it. Any of it may raise anything."""
+    """A tracker's run object, common to both packages. Every method may raise any exception."""
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Records finite numbers of a step that is later than all before."""
+        """Records finite numbers of a step that is later than all previous ones."""
 
     def finish(self) -> None:
-        """Returns when the tracker has everything; raises where it does not take it."""
+        """Waits until the tracker has all numbers; raises if it rejects them."""
 
 
 class Service(NamedTuple):
@@ -42,7 +42,7 @@ def open_wandb(
     folder: Path, stage: str, settings: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[Run, int]:
     """Opens a run of Weights & Biases, whose files and id are in `folder`. Raises RuntimeError
-    without a login, for which it does not prompt.
+    without a login; it does not prompt for one.
     """
     import wandb
 
@@ -56,11 +56,11 @@ def open_wandb(
     person = wandb.setup(settings=options).settings
     if person.mode == "online" and not wandb.login(prompt=False):
         raise RuntimeError("nobody is logged in: type wandb login, or set WANDB_MODE=offline")
-    own = run_id(folder, "wandb", stage)
+    identifier = run_id(folder, "wandb", stage)
     run = wandb.init(
         project=person.project or PROJECT,
         name=f"{settings.get('name', 'run')}-{stage}",
-        id=own,
+        id=identifier,
         resume="allow",
         dir=str(folder),
         config=dict(settings),
@@ -70,7 +70,7 @@ def open_wandb(
     if not run.offline:
         tell(f"Weights & Biases: {run.url}")
         return run, run.starting_step - 1 if run.resumed else 0
-    files = sorted(folder.glob(f"wandb/offline-run-*-{own}/run-{own}.wandb"))
+    files = sorted(folder.glob(f"wandb/offline-run-*-{identifier}/run-{identifier}.wandb"))
     tell(f"Weights & Biases: offline; send it by wandb sync {folder}/wandb/offline-run-*")
     return run, max((step for file in files for step in offline_steps(file)), default=0)
 
@@ -82,10 +82,10 @@ def open_trackio(
     import trackio
 
     # trackio identifies a run by its name, which two run directories may share
-    own = run_id(folder, "trackio", stage)
+    identifier = run_id(folder, "trackio", stage)
     run = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
-        name=f"{settings.get('name', 'run')}-{stage}-{own}",
+        name=f"{settings.get('name', 'run')}-{stage}-{identifier}",
         resume="allow",
         config=dict(settings),
         embed=False,
@@ -100,8 +100,8 @@ SERVICES = {
 
 
 def run_id(folder: Path, tracker: str, stage: str) -> str:
-    """Returns the id of the stage's run in a tracker, from a file of the run directory: a resumed
-    run has the same id.
+    """Returns the id of the stage's run in a tracker, from a file of the run directory, so that a
+    resumed run keeps its id.
     """
     file = folder / f"{tracker}-{stage}.id"
     known = file.read_text().strip() if file.exists() else ""
@@ -116,8 +116,8 @@ _BLOCK, _HEAD, _FILE_HEAD = 32 * 1024, 7, 7  # of LevelDB's log format, in bytes
 
 
 def offline_steps(file: Path) -> Iterator[int]:
-    """Yields the steps in an offline file of wandb. A killed process loses its last block, so the
-    file alone has the truth.
+    """Yields the steps in an offline file of wandb. Only the file is reliable, because a killed
+    process loses its last block.
     """
     for record in offline_records(file):
         if record.HasField("history"):
@@ -125,10 +125,10 @@ def offline_steps(file: Path) -> Iterator[int]:
 
 
 def offline_records(file: Path) -> Iterator[Any]:
-    """Yields wandb's records in a file that may be cut."""
+    """Yields wandb's records in a file that may be truncated."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, at, whole = file.read_bytes(), _FILE_HEAD, b""
+    data, at, record = file.read_bytes(), _FILE_HEAD, b""
     while at + _HEAD <= len(data):
         if (left := _BLOCK - at % _BLOCK) < _HEAD:
             at += left
@@ -138,6 +138,6 @@ def offline_records(file: Path) -> Iterator[Any]:
         at += _HEAD + size
         if len(piece) < size:
             return
-        whole = piece if part in (1, 2) else whole + piece  # whole, first; middle, last
+        record = piece if part in (1, 2) else record + piece
         if part in (1, 4):
-            yield Record.FromString(whole)
+            yield Record.FromString(record)
