@@ -55,7 +55,7 @@ MOST_SLOTS = {"cpu": 64}
 MOST_SLOTS_ELSEWHERE = 512
 MICRO_BATCH_TOKENS = {"cpu": 2048}  # maximum: more is no faster on a CPU; others: 16,384
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
-ROUNDED_TO = 16  # tokens
+ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
 
 
@@ -75,8 +75,7 @@ def rl_config(
         data: prompt files or folders of them, read like FileSource; or tasks ("my_tasks.py:task"),
             which bring their own verifier.
         reward: a verifier's name, "module:function" or "file.py:function"; or a mapping from
-            verifiers
-            to weights.
+            verifiers to weights.
         evaluation: a file of evaluation prompts; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
         answer: maximum number of new tokens; None: chosen from the model's context and the machine.

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 from compass_jax.errors import CompassError
 from compass_jax.untrusted import MOST_DEPTH, MOST_DIGITS, parse_json
 
-MOST_CHARS = 100_000  # of a text with calls
+MOST_CHARS = 100_000  # maximum length of a text with calls
 MOST_CALLS = 64
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _FENCED = re.compile(r"```(?:json|python|tool_code|tool_call)?[ \t]*\n(.*?)```", re.DOTALL)
 _JSON = re.compile(r'\{\s*"|\[\s*[{\]]')
 _PYTHON = re.compile(r"\[?\s*[A-Za-z_][\w.]*\(")
-_WORDS = {"true": True, "false": False, "null": None}  # JSON's, in Python's syntax
+_WORDS = {"true": True, "false": False, "null": None}  # JSON constants, accepted in Python syntax
 
 
 class MalformedCall(CompassError, ValueError):
@@ -164,7 +164,7 @@ def of_object(value: Any) -> ToolCall:
 def _parse_python_calls(text: str) -> list[ToolCall]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unknown escapes in strings
+            warnings.simplefilter("ignore")  # about unknown escapes in strings
             statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedCall(f"not Python's syntax of calls: {error!s:.120}") from error

@@ -22,9 +22,9 @@ from typing import IO, Any
 from compass_jax.errors import UserError
 
 MOST_BYTES = 64 * 2**20
-MOST_LINE_BYTES = 8 * 2**20  # of JSON lines: several million characters of text
+MOST_LINE_BYTES = 8 * 2**20  # maximum length of a JSON line: several million characters
 MOST_DEPTH = 64
-MOST_DIGITS = 19  # of an integer: what 64 bits can hold
+MOST_DIGITS = 19  # maximum length of an integer: 64 bits
 
 _STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -166,8 +166,7 @@ def parse_json(
         where: the place that messages begin with ("rows.jsonl, line 3").
         error: the class to raise, constructed from one message.
         most_digits: maximum number of digits of an integer. Reference answers may be long; sizes
-            and
-            settings fit in 19.
+            and settings fit in 19.
     """
     if isinstance(text, bytes):
         text = decode_utf8(text, where, error=error)

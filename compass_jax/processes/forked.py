@@ -1,4 +1,4 @@
-"""Runs a function in a forked child process with a time limit."""
+"""Execution of a function in a forked child process with a time limit."""
 
 from __future__ import annotations
 

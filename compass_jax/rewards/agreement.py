@@ -26,7 +26,7 @@ class Agreement(NamedTuple):
     tie_recall: float  # share of human ties that the judge calls ties
     tie_precision: float  # share of the judge's ties that are human ties
     position_bias: float  # share of pairs whose two orders disagree
-    favours_candidate: float  # of those: both orders favour the candidate position
+    favours_candidate: float  # among them: both orders favour the candidate position
     favours_anchor: float
     missing: float  # share of all pairs without a verdict in either or both orders
 

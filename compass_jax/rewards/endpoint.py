@@ -23,7 +23,7 @@ from compass_jax.config import ConfigError, JudgeConfig
 from compass_jax.untrusted import UntrustedError, parse_json
 
 CONNECT_S = 10.0  # timeout of connecting
-MOST_BYTES = 8 * 2**20  # of a response
+MOST_BYTES = 8 * 2**20  # maximum size of a response
 MOST_DETAIL = 300  # characters
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RETRIED = (408, 409, 425, 429)  # HTTP statuses that are retried, as are all from 500
@@ -38,7 +38,7 @@ class Reply(NamedTuple):
     failure: str = ""
     detail: str = ""
     thought: str = ""  # chain of thought, if the endpoint returns it separately
-    tokens: int = 0  # of thought and text; 0 if the endpoint reports no count
+    tokens: int = 0  # tokens of thought and text; 0 if the endpoint reports none
     whole: bool = True  # whether the answer ended before the token limit
 
 

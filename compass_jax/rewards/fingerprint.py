@@ -13,7 +13,7 @@ from compass_jax.config.rewards import NO_FILE
 from compass_jax.rewards.checks import checks_of
 
 Code = tuple[tuple[str, str], ...]  # (name in a setting, hash of its file)
-DIGITS = 16  # of SHA-256, in hexadecimal
+DIGITS = 16  # hexadecimal digits of SHA-256 that are stored
 
 
 def code_of(data: DataConfig) -> Code:

@@ -85,7 +85,7 @@ class Answer:
         self.job = job
         self._served, self._batcher = served, batcher
         self._number, self._began = number, began
-        self._tokens = 0  # of all choices so far
+        self._tokens = 0  # completion tokens of all choices so far
         self._queue: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
         n = job.body.n
         self._choices = [Choice(i, job, served) for i in range(len(job.prompts) * n)]

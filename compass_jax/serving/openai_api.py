@@ -42,7 +42,7 @@ class Api:
         self.batcher = batcher
         self.limits = limits
         self._preparing = 0
-        self._reading = CapacityLimiter(2)  # threads
+        self._reading = CapacityLimiter(2)  # threads that parse and tokenise
         self._number = itertools.count(1)
         self._started = int(time.time())
         metrics.PREPARING.set_function(lambda: self._preparing)

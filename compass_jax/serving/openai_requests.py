@@ -19,7 +19,7 @@ from compass_jax.serving.errors import ApiError, shown
 from compass_jax.serving.openai_bodies import MOST_CHOICES, ChatBody, CompletionBody, refusal
 from compass_jax.untrusted import parse_json
 
-MOST_DIGITS = 4000  # of an integer in a body; longer ones are rejected before conversion
+MOST_DIGITS = 4000  # maximum length of an integer in a body, checked before conversion
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from compass_jax.config.verifiers import Spread, summed
 from compass_jax.errors import CompassError
 
 DECIMALS = 9  # a sum of rewards is rounded, so that 0.7 + 0.2 + 0.1 equals 1
-MOST_CHARS = 16_384  # of an environment's reply to one turn
+MOST_CHARS = 16_384  # maximum length of an environment's reply to one turn
 MOST_MESSAGES = 128
 ROLES = ("tool", "user", "system")
 
@@ -69,18 +69,14 @@ class Environment:
         start: maps a row to the state of a new conversation.
         step: maps (state, the model's text) to a Turn. It may change the state.
         turns: maximum number of model turns. After the last one the conversation ends and is scored
-            in
-            its present state.
+            in its present state.
         discount: None: the reward of a conversation is that of its last turn. A number g in [0, 1]:
-            it
-            is sum_k g^k r_k over its turns k = 0, 1, ...
+            it is sum_k g^k r_k over its turns k = 0, 1, ...
         turn_range: (lowest, highest) reward of a turn; None: (0, 1), or (0, `turn_gap`) if that is
             wider.
         turn_gap: smallest difference of two different rewards of a turn; None: 1, or the width of
-            the
-            range. Rewards are the lowest one plus whole multiples of the gap. With a discount, 0
-                must
-            be one of them, because a missing turn adds nothing.
+            the range. Rewards are the lowest one plus whole multiples of the gap. With a discount,
+            0 must be one of them, because a missing turn adds nothing.
     """
 
     start: Callable[[Mapping[str, Any]], Any]

@@ -37,18 +37,14 @@ class Task:
     Args:
         prompts: maps the run's seed to an iterable of rows. It must give the same rows in the same
             order every time, since every process of a run calls it, and so does a resumed run. A
-                row
-            has "prompt" (text or chat messages). It may have "tools" for the chat template,
-                "answer"
-            (the reference that logs show), the labels "domain", "language" and "difficulty", and
-                any
-            columns that the verifier reads. Values are JSON values, tuples and sets.
+            row has "prompt" (text or chat messages). It may have "tools" for the chat template,
+            "answer" (the reference that logs show), the labels "domain", "language" and
+            "difficulty", and any columns that the verifier reads. Values are JSON values, tuples
+            and sets.
         verify: a function that receives the arguments named by its parameters and returns the
-            reward,
-            or a mapping with "reward" and components (docs/rewards.md); the name of a built-in
-            verifier, such as "math", which compares with the row's "answer"; or several with
-                weights,
-            {"math": 1.0, score: 0.2}.
+            reward, or a mapping with "reward" and components (docs/rewards.md); the name of a
+            built-in verifier, such as "math", which compares with the row's "answer"; or several
+            with weights, {"math": 1.0, score: 0.2}.
     """
 
     prompts: Callable[[int], Iterable[Row]]

@@ -20,8 +20,8 @@ from compass_jax.errors import CompassError
 
 MOST_CHARS = 10_000
 MOST_NESTED = 50
-MOST_DIGITS = 200  # of a written number
-MOST_BITS = 20_000  # of the result of a power
+MOST_DIGITS = 200  # maximum length of a number
+MOST_BITS = 20_000  # maximum size of the result of a power
 MOST_EXPONENT = 64
 
 _ARITHMETIC = re.compile(r"[-+*/().\d\s]*")

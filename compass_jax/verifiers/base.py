@@ -31,8 +31,7 @@ class Kind:
 
     Args:
         judge: a function whose parameter names select its arguments (rewards/called.py). Returns
-            the
-            reward, a mapping with "reward" and components, or NOTHING if there is no answer.
+            the reward, a mapping with "reward" and components, or NOTHING if there is no answer.
         about: the condition of reward 1, as a sentence.
         example: a row with two responses.
         answer: whether it compares with the row's reference.
@@ -43,15 +42,13 @@ class Kind:
             rewards differ by at least 1/steps; UNKNOWN_STEPS if the number depends on the row.
         may_hang: whether it evaluates text or may run forever; it then runs in a child process.
         runs_programs: whether it runs the model's programs. The machine must then support every
-            guard,
-            unless the user sets `rewards.sandbox = "off"`.
+            guard, unless the user sets `rewards.sandbox = "off"`.
         at_once: returns the result of `judge` without evaluation, or None if only `judge` can.
         warm: called once in a worker, before it forks children.
         complaint: returns the fault of the arguments as "name = value: reason"; empty: valid.
         why: returns the fault of a response, with the parameters of `judge`; empty: it is right.
         row_faults: returns the fault of each row, tried without a response; empty: valid. A row is
-            a
-            mapping of the arguments in `takes`. It runs in a child process.
+            a mapping of the arguments in `takes`. It runs in a child process.
     """
 
     judge: Callable[..., Any]

@@ -192,8 +192,7 @@ class Functions:
 
     Args:
         in_place: whether all calls return the changes to their lists, sets and dicts; False: only
-            calls
-            whose result the test does not use.
+            calls whose result the test does not use.
     """
 
     def __init__(self, program: Program, tests: RowTests, text: str, in_place: bool = False):

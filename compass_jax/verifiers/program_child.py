@@ -13,9 +13,9 @@ import os
 import sys
 from itertools import islice
 
-MOST_ITEMS = 100_000  # of a returned iterator
+MOST_ITEMS = 100_000  # maximum number of items read from a returned iterator
 MOST_NESTED = 100
-MOST_BITS = 10_000  # of an integer in decimal digits; longer ones take quadratic time
+MOST_BITS = 10_000  # integers above this size are sent in hexadecimal (decimal is quadratic)
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 

@@ -37,10 +37,8 @@ class Wanted:
         values: the permitted values of each argument.
         optional: the arguments that may be omitted.
         loose: whether values are compared as in BFCL. An object among the permitted values then has
-            a
-            list of permitted values per key, with "" if the key may be missing; strings are
-                compared
-            without case, blanks and punctuation.
+            a list of permitted values per key, with "" if the key may be missing; strings are
+            compared without case, blanks and punctuation.
     """
 
     name: str

@@ -12,7 +12,7 @@ from compass_jax.verifiers.base import NOTHING, Example, Kind
 from compass_jax.verifiers.extract import boxed, final_answer, last_formula, reference, stated
 from compass_jax.verifiers.maths.equality import same_answer
 
-MAX_CHARS = 600  # of a formula passed to Math-Verify
+MAX_CHARS = 600  # maximum length of a formula passed to Math-Verify
 SECONDS = 2  # timeout of each step of Math-Verify; a timeout is a wrong answer
 _PROSE = re.compile(r"[\s*\"']*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
 _LONG_NUMBER = re.compile(r"\d{20}")

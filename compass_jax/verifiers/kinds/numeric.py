@@ -14,7 +14,7 @@ from compass_jax.verifiers.maths.notation import normalised
 from compass_jax.verifiers.maths.values import Named, Quantity, is_wordy, readings
 
 MAX_CHARS = 200
-MAX_BITS = 1_400  # of a numerator or denominator: about 400 digits
+MAX_BITS = 1_400  # maximum size of a numerator or denominator: about 400 digits
 _TOLERANCE = number_in(0, 1e300, ", 0 or more")
 # a number in prose; digits after a letter belong to a unit or a name
 _NUMBER = re.compile(

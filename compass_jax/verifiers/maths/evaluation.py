@@ -19,10 +19,10 @@ from typing import Any
 from compass_jax.errors import CompassError
 from compass_jax.verifiers.maths.expressions import Node, is_constant, variables
 
-MAX_BITS = 100_000  # of an exact number
-MAX_MAGNITUDE = 2**40  # of a number's binary exponent
-MAX_FACTORIAL = 5_000  # exact up to here
-MAX_ARGUMENT = 200  # binary exponent of a function's argument
+MAX_BITS = 100_000  # maximum size of an exact number
+MAX_MAGNITUDE = 2**40  # maximum binary exponent of a number
+MAX_FACTORIAL = 5_000  # largest argument with an exact factorial
+MAX_ARGUMENT = 200  # maximum binary exponent of a function's argument
 DIGITS = 60
 POINTS = 8
 INTEGERS = frozenset("kmn")  # variables that stand for integers

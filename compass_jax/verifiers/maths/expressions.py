@@ -16,7 +16,7 @@ from compass_jax.errors import CompassError
 
 MAX_NODES = 600
 MAX_DEPTH = 60
-MAX_DIGITS = 4_000  # of a written number
+MAX_DIGITS = 4_000  # maximum length of a number
 
 FUNCTIONS = frozenset(
     str.split(

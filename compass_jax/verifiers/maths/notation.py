@@ -131,7 +131,9 @@ _AFTER = _compile(
 
 def normalised(text: str) -> str:
     """Returns the text in the notation that `values.readings` parses."""
-    text = text.replace("\f", "\\f").replace("\b", "\\b").replace("\a", "\\a")  # of a bad escape
+    text = (
+        text.replace("\f", "\\f").replace("\b", "\\b").replace("\a", "\\a")
+    )  # characters from bad escapes
     text = _latex_characters(text.strip())
     if "\\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z(\[{}%$,])", r"\\", text)  # escaped once too often
@@ -191,7 +193,7 @@ def _argument(text: str, i: int) -> tuple[str, int] | None:
 
 
 def _commands(text: str, depth: int = 0) -> str:
-    """Rewrites LaTeX commands: synonyms, fonts, colours, texts."""
+    """Rewrites LaTeX commands: synonyms, fonts, colours and texts."""
     pieces: list[str] = []
     i = 0
     for mark in re.finditer(r"\\([A-Za-z]+\*?)|\\(.)", text, re.DOTALL):
