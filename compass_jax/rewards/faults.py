@@ -13,7 +13,7 @@ from compass_jax.rewards.checks import Check, Response
 
 logger = logging.getLogger(__name__)
 
-_MISSING = f"{MissingColumn.__module__}.{MissingColumn.__qualname__}: "  # prefix of its line in a traceback
+_MISSING = f"{MissingColumn.__module__}.{MissingColumn.__qualname__}: "  # in tracebacks
 NEVER = 8  # number of errors without any verdict after which a verifier is considered broken
 
 
