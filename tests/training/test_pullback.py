@@ -34,7 +34,7 @@ def test_a_pullback_carries_no_parameter_and_pulls_back_the_same(how):
     (logp, *_, aux), pullback = step.forward_and_pullback(model, params, tokens, lengths, None, 1.0)
     # matrices; of a norm a reshaped copy stays
     known = {np.asarray(x).tobytes() for x in jax.tree.leaves(params) if x.size >= 512}
-    assert not [x.shape for x in pullback.kept if np.asarray(x).tobytes() in known]
+    assert not [x.shape for x in pullback.residuals if np.asarray(x).tobytes() in known]
     assert sum(is_parameter for is_parameter, _ in pullback.places) > 10
 
     weights = jnp.asarray(rng.standard_normal(logp.shape), jnp.float32)
