@@ -91,6 +91,6 @@ def _rare(question_runs: Sequence[Numbers], distinct: Sequence[int]) -> tuple[Nu
     """
     flat = np.concatenate([np.zeros(0, np.uint64), *(question_runs[i] for i in distinct)])
     owner = np.repeat(np.array(distinct, np.int64), [len(question_runs[i]) for i in distinct])
-    distinct_runs, first, counts = np.unique(flat, return_index=True, return_counts=True)
+    distinct_runs, first_index, counts = np.unique(flat, return_index=True, return_counts=True)
     is_rare = counts < min(OF_TEMPLATE, max(2, len(distinct) // 2 + 1))
-    return distinct_runs[is_rare], owner[first[is_rare]]
+    return distinct_runs[is_rare], owner[first_index[is_rare]]

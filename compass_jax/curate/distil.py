@@ -177,15 +177,15 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> dict[str, Any]:
 
 def _check_settings(config: DistilConfig, out: Path, resumed: bool) -> None:
     """Writes settings.json. Raises ConfigError if stored answers were drawn with other settings."""
-    now = json.loads(json.dumps(asdict(config)))
+    current = json.loads(json.dumps(asdict(config)))
     path = out / SETTINGS
     if (out / TRAIN).exists() and not path.exists():
         raise ConfigError(f"{out / TRAIN} is there, and this command did not make it")
-    before = read_json(path, error=DataError) if resumed and path.exists() else now
-    if not isinstance(before, dict):
+    previous = read_json(path, error=DataError) if resumed and path.exists() else current
+    if not isinstance(previous, dict):
         raise ConfigError(f"{path} is not of compass distil; give another --out")
-    require_same_settings(out, before, now, MAY_CHANGE)
-    write_atomically(path, json.dumps(now, indent=2) + "\n")
+    require_same_settings(out, previous, current, MAY_CHANGE)
+    write_atomically(path, json.dumps(current, indent=2) + "\n")
 
 
 # ---- sampling and judging ------------------------------------------------------------------------
@@ -279,24 +279,24 @@ def _at_endpoint(config: DistilConfig, pending: Sequence[tuple[Question, int]]) 
     """
     pool = Pooled(config.teacher, key="distil")
 
-    def drawn() -> Drawn:
-        waiting: dict[Future[Reply], tuple[Question, int]] = {}
-        coming = iter(pending)
+    def replies() -> Drawn:
+        in_flight: dict[Future[Reply], tuple[Question, int]] = {}
+        samples = iter(pending)
         try:
             while True:
-                for one in islice(coming, 2 * config.requests - len(waiting)):
-                    waiting[pool.submit(list(one[0].messages))] = one
-                if not waiting:
+                for sample in islice(samples, 2 * config.requests - len(in_flight)):
+                    in_flight[pool.submit(list(sample[0].messages))] = sample
+                if not in_flight:
                     return
-                done, _ = wait(waiting, timeout=WAIT_S, return_when=FIRST_COMPLETED)
+                done, _ = wait(in_flight, timeout=WAIT_S, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield waiting.pop(future), future.result()
+                    yield in_flight.pop(future), future.result()
                 if not done:
-                    yield next(iter(waiting.values())), None
+                    yield next(iter(in_flight.values())), None
         finally:
             pool.close()
 
-    return drawn()
+    return replies()
 
 
 def _by_engine(
@@ -320,13 +320,13 @@ def _by_engine(
     prompts = to_prompts(list(by_id.values()), tokenizer)
     prompts = fitting(prompts, run.rollout.prompt_buckets[-1], "drop", tell)
     keys = frozenset(SampleKey(question.id, 0, sample) for question, sample in pending)
-    part = max(1, 8 * run.rollout.slots // config.samples)
+    batch_size = max(1, 8 * run.rollout.slots // config.samples)
     sampler, purpose = Sampler(config.temperature), Purpose.FILTER
     text_of = turns_of(tokenizer, run.rollout).response
 
-    def drawn() -> Drawn:
-        for first in range(0, len(prompts), part):
-            batch = prompts[first : first + part]
+    def replies() -> Drawn:
+        for start in range(0, len(prompts), batch_size):
+            batch = prompts[start : start + batch_size]
             options: dict[str, Any] = {"sampler": sampler, "keep_routes": False, "asked": keys}
             for rollout in Collection(
                 engine, params, batch, config.samples, purpose, config.seed, **options
@@ -335,7 +335,7 @@ def _by_engine(
                 reply = Reply(text, tokens=rollout.response_length, whole=complete)
                 yield (by_id[rollout.prompt.id], rollout.sample), reply
 
-    return drawn()
+    return replies()
 
 
 # ---- output --------------------------------------------------------------------------------------
@@ -383,24 +383,24 @@ def chosen(answers: Sequence[Answer], config: DistilConfig) -> list[Answer]:
     duplicate texts.
     """
     right_at = config.rewards.right_at
-    right = {a.content: a for a in reversed(answers) if a.right(right_at)}
-    distinct = sorted(right.values(), key=lambda a: a.sample)
+    by_content = {a.content: a for a in reversed(answers) if a.right(right_at)}
+    distinct = sorted(by_content.values(), key=lambda a: a.sample)
     if config.choose == "random":
-        number = distinct[0].id if distinct else 0
-        drawn = random.Random(f"{config.seed}:{number}")
-        return drawn.sample(distinct, min(config.keep, len(distinct)))
+        question_id = distinct[0].id if distinct else 0
+        rng = random.Random(f"{config.seed}:{question_id}")
+        return rng.sample(distinct, min(config.keep, len(distinct)))
     return sorted(distinct, key=lambda a: (a.tokens, len(a.content), a.sample))[: config.keep]
 
 
 def _counted(
-    answers: Sequence[Answer], kept_answers: Sequence[Answer], at: float
+    answers: Sequence[Answer], kept_answers: Sequence[Answer], right_at: float
 ) -> dict[str, int]:
-    right = sum(answer.right(at) for answer in answers)
+    correct = sum(answer.right(right_at) for answer in answers)
     return {
         "prompts": 1,
-        "solved": int(right > 0),
+        "solved": int(correct > 0),
         "answers": len(answers),
-        "right": right,
+        "right": correct,
         "unknown": sum(not answer.known for answer in answers),
         "cut": sum(not answer.whole for answer in answers),
         "kept": len(kept_answers),

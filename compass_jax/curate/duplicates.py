@@ -39,12 +39,12 @@ def rows_per_band(threshold: float) -> int:
     """Returns the largest r with 1 - (1 - threshold^r)^(SIGNATURE // r) >= LEAST_RECALL, or 1 if no
     r qualifies.
     """
-    good = [
+    candidates = [
         r
         for r in range(1, SIGNATURE + 1)
         if 1 - (1 - threshold**r) ** (SIGNATURE // r) >= LEAST_RECALL
     ]
-    return max(good, default=1)
+    return max(candidates, default=1)
 
 
 def jaccard(first: Numbers, second: Numbers) -> float:
@@ -137,9 +137,9 @@ class NearDuplicates:
         similar first.
         """
         agree = (self._signatures[rows] == signed.astype(np.uint16)).mean(1)
-        good = (agree >= self.threshold - SLACK) & (self._numbers[rows] == np.uint64(numbers))
-        chosen = rows[good]
-        return chosen[np.lexsort((chosen, -agree[good]))][:MOST_READ]
+        is_similar = (agree >= self.threshold - SLACK) & (self._numbers[rows] == np.uint64(numbers))
+        similar = rows[is_similar]
+        return similar[np.lexsort((similar, -agree[is_similar]))][:MOST_READ]
 
     def keep(self, signed: NDArray[np.uint32], numbers: int) -> int:
         """Stores a new row's signature (2 bytes per number) and returns the row's number."""
@@ -195,9 +195,11 @@ class Batch:
 
     def close(self) -> None:
         """Makes the kept rows visible to later batches."""
-        some = [(row, at) for row, at in self._kept.items() if len(self._samples[at].shingles)]
-        if some:
-            rows, places = np.array(some, np.uint32).T
+        row_places = [
+            (row, place) for row, place in self._kept.items() if len(self._samples[place].shingles)
+        ]
+        if row_places:
+            rows, places = np.array(row_places, np.uint32).T
             keys = self._keys[places].ravel()
             self._index.buckets.add(keys, np.repeat(rows, self._bands))
 
@@ -205,16 +207,21 @@ class Batch:
         """Returns the distinct kept rows, this batch's included, in the sample's buckets of at most
         CROWD rows.
         """
-        fresh = [self._fresh.get(key, ()) for key in self._keys[place].tolist()]
+        batch_rows = [self._fresh.get(key, ()) for key in self._keys[place].tolist()]
         part = slice(self._ends[place], self._ends[place + 1])
-        older = self._rows[part]
-        if any(fresh):
-            sizes = self._counts[place] + np.array([len(rows) for rows in fresh])
-            calm = sizes <= CROWD
-            older = older[calm[self._key_indices[part] - place * self._bands]]
-            new = [row for rows, ok in zip(fresh, calm.tolist(), strict=True) if ok for row in rows]
-            older = np.concatenate([older, np.array(new, np.uint32)])
-        return np.unique(older)
+        index_rows = self._rows[part]
+        if any(batch_rows):
+            sizes = self._counts[place] + np.array([len(rows) for rows in batch_rows])
+            is_searched = sizes <= CROWD
+            index_rows = index_rows[is_searched[self._key_indices[part] - place * self._bands]]
+            new_rows = [
+                row
+                for rows, ok in zip(batch_rows, is_searched.tolist(), strict=True)
+                if ok
+                for row in rows
+            ]
+            index_rows = np.concatenate([index_rows, np.array(new_rows, np.uint32)])
+        return np.unique(index_rows)
 
 
 def _doubled(array: NDArray) -> NDArray:

@@ -46,31 +46,31 @@ def unfinished(sample: Sample, tag: str) -> str:
         reason = _unclosed(message["content"], tag)
         if reason:
             return reason
-        after = message["content"].rpartition("</think>")[2]
-        if not after.strip() and "tool_calls" not in message:
+        answer = message["content"].rpartition("</think>")[2]
+        if not answer.strip() and "tool_calls" not in message:
             return (
                 "nothing comes after the chain of thought"
-                if after != message["content"]
+                if answer != message["content"]
                 else ("the answer is empty")
             )
     return ""
 
 
 def _unclosed(text: str, tag: str) -> str:
-    inside = False
+    is_open = False
     for mark in _THINK.findall(text):
-        if mark == "<think>" and inside:
+        if mark == "<think>" and is_open:
             return "<think> is opened inside <think>"
-        if mark == "</think>" and not inside:
+        if mark == "</think>" and not is_open:
             return "</think> closes nothing"
-        inside = not inside
-    if inside:
+        is_open = not is_open
+    if is_open:
         return "<think> is never closed"
-    after = text.rpartition("</think>")[2]
-    if tag and after.count(f"<{tag}>") > after.count(f"</{tag}>"):
+    answer = text.rpartition("</think>")[2]
+    if tag and answer.count(f"<{tag}>") > answer.count(f"</{tag}>"):
         return f"<{tag}> is never closed"
-    box = after.rfind("\\boxed{")
-    if box >= 0 and after.count("{", box) > after.count("}", box):
+    box = answer.rfind("\\boxed{")
+    if box >= 0 and answer.count("{", box) > answer.count("}", box):
         return "\\boxed{ is never closed"
     return ""
 
@@ -115,11 +115,11 @@ def check_languages(languages: Sequence[str]) -> None:
         raise ConfigError(
             f"prepare.languages needs langdetect: {how_to_install('gym', 'langdetect')}"
         ) from error
-    known = os.listdir(PROFILES_DIRECTORY)  # one file per language
+    codes = os.listdir(PROFILES_DIRECTORY)  # one file per language
     for code in languages:
-        if code not in known:
+        if code not in codes:
             raise ConfigError(
-                f"prepare.languages names {code!r:.80}; langdetect knows {', '.join(sorted(known))}"
+                f"prepare.languages names {code!r:.80}; langdetect knows {', '.join(sorted(codes))}"
             )
 
 

@@ -85,14 +85,14 @@ class StoredBlocks:
 
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads, "merge") as pool:
-            waiting: deque[Future[list[T]]] = deque()
+            reads: deque[Future[list[T]]] = deque()
             for name in self.names:
                 for rows in _reads(self.parents.base[name].shape):
-                    waiting.append(pool.submit(work, name, rows))
-                    if len(waiting) > 2 * threads:
-                        yield from waiting.popleft().result()
-            while waiting:
-                yield from waiting.popleft().result()
+                    reads.append(pool.submit(work, name, rows))
+                    if len(reads) > 2 * threads:
+                        yield from reads.popleft().result()
+            while reads:
+                yield from reads.popleft().result()
 
     def _blocks(self, name: str, rows: slice) -> Iterator[Block]:
         """Yields the blocks of some rows of one tensor."""

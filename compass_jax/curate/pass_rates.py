@@ -48,8 +48,8 @@ def uniform_shares(
         sizes: the group sizes n.
     """
     cells, counts = np.unique(np.stack([right, known, kept]), axis=1, return_counts=True)
-    chosen = cells[2].astype(bool)
-    if not chosen.any():
+    is_kept = cells[2].astype(bool)
+    if not is_kept.any():
         return {}
     rng = np.random.default_rng(0)
     hits, misses = cells[0][:, None], (cells[1] - cells[0])[:, None]
@@ -58,17 +58,17 @@ def uniform_shares(
     likelihood = np.exp(likelihood - likelihood.max(1, keepdims=True))
     uniform = np.stack([GRID**n + (1 - GRID) ** n for n in sizes])  # [sizes, grid]
     expected, drawn = [], []
-    placed = np.zeros(len(GRID))  # prompts at each pass rate
+    occupancy = np.zeros(len(GRID))  # prompts at each pass rate
     for sweep in range(SWEEPS):
-        posterior = likelihood * (rng.dirichlet(PRIOR / len(GRID) + placed) + 1e-12)
+        posterior = likelihood * (rng.dirichlet(PRIOR / len(GRID) + occupancy) + 1e-12)
         posterior /= posterior.sum(1, keepdims=True)
         assigned = rng.multinomial(counts, posterior)  # [cells, grid]
-        placed = assigned.sum(0)
+        occupancy = assigned.sum(0)
         if sweep >= FIRST:
-            kept_assigned = assigned[chosen].sum(0)
-            expected.append(counts[chosen] @ posterior[chosen] @ uniform.T)
+            kept_assigned = assigned[is_kept].sum(0)
+            expected.append(counts[is_kept] @ posterior[is_kept] @ uniform.T)
             drawn.append(rng.binomial(kept_assigned, np.clip(uniform, 0, 1)).sum(1))
-    total = counts[chosen].sum()
+    total = counts[is_kept].sum()
     mean = np.mean(expected, 0) / total
     low, high = np.quantile(np.stack(drawn), [(1 - HELD) / 2, (1 + HELD) / 2], axis=0) / total
     return {

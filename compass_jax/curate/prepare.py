@@ -181,7 +181,7 @@ class _Preparation:
 
     def _fitting(self, rows: list[Row], tokenizer: Tokenizer) -> list[Row]:
         """Returns the rows that the chat template accepts and that are short enough."""
-        remaining, most = [], self._config.most_tokens
+        remaining, limit = [], self._config.most_tokens
         for row in rows:
             try:
                 parts = tokenizer.encode_turns(row.sample.messages, row.sample.tools)
@@ -189,7 +189,7 @@ class _Preparation:
                 self._take(row, "template", str(error))
                 continue
             size = max(len(tokens) for tokens, _ in parts)
-            if not self._take(row, "too_long", too_long(size, most)):
+            if not self._take(row, "too_long", too_long(size, limit)):
                 remaining.append(row)
         return remaining
 

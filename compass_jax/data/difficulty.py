@@ -91,8 +91,8 @@ class PassRates:
                 continue
             mean = (outcome.reward_sum / outcome.known - self._low) / (self._high - self._low)
             right = outcome.known * min(1.0, max(0.0, mean))
-            before = [self._keeps * x for x in self.own(prompt)]
-            self._prompts[str(prompt.id)] = [before[0] + right, before[1] + outcome.known]
+            previous = [self._keeps * x for x in self.own(prompt)]
+            self._prompts[str(prompt.id)] = [previous[0] + right, previous[1] + outcome.known]
             self._add(label_of(prompt), right, float(outcome.known))
 
     def state(self) -> dict[str, Any]:
@@ -118,5 +118,5 @@ def distance(band: Band, rate: float) -> float:
 
 def band_of(mix: Sequence[Band], rate: float) -> int | None:
     """Returns the index of the band that contains a pass rate, or None."""
-    inside = (i for i, (low, high, _) in enumerate(mix) if low <= rate < high or rate == high == 1)
-    return next(inside, None)
+    matches = (i for i, (low, high, _) in enumerate(mix) if low <= rate < high or rate == high == 1)
+    return next(matches, None)

@@ -59,8 +59,8 @@ def files_of(pattern: str) -> list[str]:
     Data files are those whose names end in ENDINGS. Raises DataError if no file is found.
     """
     if os.path.isdir(pattern):
-        inside = glob.iglob(os.path.join(glob.escape(pattern), "**"), recursive=True)
-        files = sorted(x for x in inside if x.endswith(ENDINGS) and os.path.isfile(x))
+        paths = glob.iglob(os.path.join(glob.escape(pattern), "**"), recursive=True)
+        files = sorted(x for x in paths if x.endswith(ENDINGS) and os.path.isfile(x))
         if not files:
             raise DataError(
                 f"{pattern[:200]} is a folder without a file of rows: their names end in"
@@ -173,11 +173,11 @@ def columns_of(path: str) -> tuple[str, list[str]]:
     return where, list(_names("", row))
 
 
-def _names(before: str, row: Mapping[str, Any]) -> Iterator[str]:
+def _names(prefix: str, row: Mapping[str, Any]) -> Iterator[str]:
     for name, value in row.items():
-        yield before + name
+        yield prefix + name
         if isinstance(value, Mapping):
-            yield from _names(f"{before}{name}.", value)
+            yield from _names(f"{prefix}{name}.", value)
 
 
 def empty_file(path: str) -> DataError:
@@ -187,12 +187,12 @@ def empty_file(path: str) -> DataError:
 
 def _missing(row: Mapping[str, Any], name: str) -> str:
     parent, _, last = name.rpartition(".")
-    inside = field_of(row, parent) if parent and name not in row else None
-    if name in row or (isinstance(inside, Mapping) and last in inside):
+    parent_value = field_of(row, parent) if parent and name not in row else None
+    if name in row or (isinstance(parent_value, Mapping) and last in parent_value):
         return f"{name!r} is null"
     has = f"fields: {', '.join(row)}"
-    if isinstance(inside, Mapping):
-        has += f"; of {parent}: {', '.join(inside)}"
+    if isinstance(parent_value, Mapping):
+        has += f"; of {parent}: {', '.join(parent_value)}"
     return f"no field {name!r} ({has[:300]})"
 
 
@@ -207,9 +207,9 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
             error.__cause__, json.JSONDecodeError | UnicodeDecodeError
         ):
             raise
-        what = f"the last line is cut off ({error.__cause__})"
+        problem = f"the last line is cut off ({error.__cause__})"
         raise DataError(
-            f"{where}: {what}; the file is half-written: write it again, or delete this line"
+            f"{where}: {problem}; the file is half-written: write it again, or delete this line"
         ) from error
     if not isinstance(row, dict):
         raise DataError(

@@ -71,9 +71,9 @@ def read_pass_rates(
         size += len(line)
         row = _checked(parse_json(line, where, error=DataError), where)
         if question_by_id is not None and question_by_id.get(row.id) != row.question:
-            what = f"{row.question!r:.60} (id {row.id}) is no training prompt of this run"
+            problem = f"{row.question!r:.60} (id {row.id}) is no training prompt of this run"
             raise DataError(
-                f"{where}: {what}; run compass filter with this configuration, its seed and "
+                f"{where}: {problem}; run compass filter with this configuration, its seed and "
                 "data sources"
             )
         if rows.setdefault(row.id, row) != row:

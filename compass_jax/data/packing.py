@@ -56,12 +56,12 @@ def packed(examples: Sequence[SFTExample], longest: int) -> Rows:
     items = [{"tokens": x.tokens, "learnt": x.mask.astype(np.float32)} for x in ordered]
     read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     # first fit leaves no two rows that could be merged, which bounds their number
-    most = 1 + 2 * sum(example.size for example in examples) // longest
+    max_rows = 1 + 2 * sum(example.size for example in examples) // longest
     rows = list(
         FirstFitPackIterDataset(
             grain.MapDataset.source(items).to_iter_dataset(read_options),
             length_struct={"tokens": longest, "learnt": longest},
-            num_packing_bins=min(len(items), most),
+            num_packing_bins=min(len(items), max_rows),
             shuffle_bins=False,
             meta_features=("learnt",),
         )

@@ -34,19 +34,22 @@ def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)
+        similar_names = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)
         hint = (
-            f"did you mean {', '.join(close)}?"
-            if close
+            f"did you mean {', '.join(similar_names)}?"
+            if similar_names
             else f"known: {', '.join(sorted(DATASETS))}"
         )
         raise DataError(f"reasoning-gym has no dataset {name!r}; {hint}")
-    known = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"seed", "size"}
+    known_options = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {
+        "seed",
+        "size",
+    }
     for option in options:
-        if option not in known:
+        if option not in known_options:
             raise DataError(
                 f"reasoning-gym's {name} has no option {option!r}; its options:"
-                f" {', '.join(sorted(known))}"
+                f" {', '.join(sorted(known_options))}"
             )
     try:
         return reasoning_gym.create_dataset(

@@ -61,13 +61,13 @@ def train_prompts(
     """Returns all prompts of the training split. `tell` is passed to `questions`. Raises DataError
     if the split is empty.
     """
-    chosen = [question for question in questions(config, seed, tell) if not question.heldout]
-    if not chosen:
+    training = [question for question in questions(config, seed, tell) if not question.heldout]
+    if not training:
         raise DataError(
             "no training prompts: data.sources are empty, or data.heldout_frac ="
             f" {config.heldout_frac} holds all of them out, or all are evaluated on"
         )
-    return to_prompts(chosen, tokenizer)
+    return to_prompts(training, tokenizer)
 
 
 def heldout_prompts(
@@ -120,7 +120,7 @@ def evaluation_sets(
     DataError for a set without prompts; ConfigError if a set has the name of a label of held-out
     prompts.
     """
-    data, usual = config.data, config.evaluation
+    data, defaults = config.data, config.evaluation
 
     def fit(prompts: list[Prompt]) -> list[Prompt]:
         longest = config.rollout.prompt_buckets[-1]
@@ -128,7 +128,7 @@ def evaluation_sets(
 
     sets: list[PromptSet] = []
     if heldout := heldout_prompts(data, tokenizer, config.seed, tell):
-        sets.append(PromptSet(HELDOUT, fit(heldout), usual.k, usual.temperature))
+        sets.append(PromptSet(HELDOUT, fit(heldout), defaults.k, defaults.temperature))
     pool = questions(data, config.seed, tell) if data.eval_sets else []
     for one, place in zip(data.eval_sets, data.set_places(), strict=True):
         if one.name in {prompt.label for prompt in heldout}:
@@ -138,8 +138,8 @@ def evaluation_sets(
             )
         members = [question for question in pool if question.source in place]
         prompts = to_prompts(members, tokenizer)
-        temperature = usual.temperature if one.temperature is None else one.temperature
-        sets.append(PromptSet(one.name, fit(prompts), one.k or usual.k, temperature))
+        temperature = defaults.temperature if one.temperature is None else one.temperature
+        sets.append(PromptSet(one.name, fit(prompts), one.k or defaults.k, temperature))
     return sets
 
 
@@ -162,20 +162,21 @@ def fitting(
     too_long = [prompt for prompt in prompts if len(prompt.tokens) > longest]
     if not too_long:
         return list(prompts)
-    worst = max(too_long, key=lambda prompt: len(prompt.tokens))
-    what = (
+    longest_prompt = max(too_long, key=lambda prompt: len(prompt.tokens))
+    summary = (
         f"{len(too_long)} of {len(prompts)} prompts are longer than rollout.prompt_buckets[-1] ="
         f" {longest} tokens"
     )
     longest_one = (
-        f"the longest has {len(worst.tokens)} tokens ({worst.label}: {worst.question!r:.120})"
+        f"the longest has {len(longest_prompt.tokens)} tokens ({longest_prompt.label}:"
+        f" {longest_prompt.question!r:.120})"
     )
     none_fit = len(too_long) == len(prompts)
     if none_fit or overlong == "refuse":
         or_drop = "" if none_fit else ", or set data.overlong to 'drop'"
         raise PromptTooLong(
-            f"{what}; {longest_one}. Raise the last value of rollout.prompt_buckets to"
-            f" {len(worst.tokens)}{or_drop}"
+            f"{summary}; {longest_one}. Raise the last value of rollout.prompt_buckets to"
+            f" {len(longest_prompt.tokens)}{or_drop}"
         )
-    tell(f"{what} and are left out; {longest_one}")
+    tell(f"{summary} and are left out; {longest_one}")
     return [prompt for prompt in prompts if len(prompt.tokens) <= longest]

@@ -130,13 +130,13 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
             " they are left out of the training"
         )
     for one, group in zip(config.eval_sets, sets, strict=True):
-        seen = [normalised(question.asks) in overlap for question in group]
-        if any(seen):
+        is_shared = [normalised(question.asks) in overlap for question in group]
+        if any(is_shared):
             tell(
-                f"data.eval_sets, {one.name}: {sum(seen)} of its {len(group)} questions are in"
+                f"data.eval_sets, {one.name}: {sum(is_shared)} of its {len(group)} questions are in"
                 " data.sources too; weights that were trained without this set may know them"
             )
-        for question, known in zip(group, seen, strict=True):
+        for question, known in zip(group, is_shared, strict=True):
             label = (OVERLAP,) * known
             result.append(_numbered(replace(question, labels=question.labels + label), used))
     return result
@@ -412,11 +412,11 @@ def _question(
 
 def at_most(limit: int, available: Sequence[Question]) -> list[Question]:
     """Returns at most `limit` questions in their order, proportionally for each label."""
-    left = _shares(Counter(one.label for one in available), limit)
+    remaining = _shares(Counter(one.label for one in available), limit)
     chosen = []
     for one in available:
-        if left[one.label] > 0:
-            left[one.label] -= 1
+        if remaining[one.label] > 0:
+            remaining[one.label] -= 1
             chosen.append(one)
     return chosen
 

@@ -126,13 +126,13 @@ def _array_records(path: str) -> Iterator[tuple[str, Raw]]:
         yield from records_at(path, source, [*range(start, min(start + AT_ONCE, len(source)))])
 
 
-def _parquet_names(before: str, fields: Iterable[Any]) -> Iterator[str]:
+def _parquet_names(prefix: str, fields: Iterable[Any]) -> Iterator[str]:
     from pyarrow import types
 
     for field in fields:
-        yield before + field.name
+        yield prefix + field.name
         if types.is_struct(field.type):
-            yield from _parquet_names(f"{before}{field.name}.", field.type)
+            yield from _parquet_names(f"{prefix}{field.name}.", field.type)
 
 
 @contextlib.contextmanager
@@ -197,17 +197,17 @@ def parquet_rows(
     DataError for a missing column, and for a damaged page, with the last row before it.
     """
     number = 0
-    with open_parquet(path) as (file, every):
+    with open_parquet(path) as (file, all_names):
         names = file.schema_arrow.names
         for name, remedy in fields.items():
-            if every.count(name) != 1:
-                what = (
-                    f"{every.count(name)} columns {name!r}"
-                    if name in every
+            if all_names.count(name) != 1:
+                problem = (
+                    f"{all_names.count(name)} columns {name!r}"
+                    if name in all_names
                     else f"no field {name!r}"
                 )
-                raise DataError(f"{path}: {what} (fields: {', '.join(names)}); {remedy}")
-        read = names if others is None else [n for n in every if n in {*fields, *others}]
+                raise DataError(f"{path}: {problem} (fields: {', '.join(names)}); {remedy}")
+        read = names if others is None else [n for n in all_names if n in {*fields, *others}]
         batches = file.iter_batches(columns=read)
         while True:
             try:

@@ -112,14 +112,14 @@ class StreakSelector(PromptSelector):
         """Updates the streaks and, from the second epoch on, p."""
         kinds = [(prompt, outcome.kind) for prompt, outcome in results]
         for prompt, kind in kinds:
-            before, z = self._streak.get(str(prompt.id), ("", 0))
-            self._streak[str(prompt.id)] = [kind, (z + 1 if kind == before else 1) if kind else 0]
+            previous, z = self._streak.get(str(prompt.id), ("", 0))
+            self._streak[str(prompt.id)] = [kind, (z + 1 if kind == previous else 1) if kind else 0]
         if epoch < 1 or not kinds:
             return
         for kind, target in zip(KINDS, self._targets, strict=True):
             share = sum(k == kind for _, k in kinds) / len(kinds)
-            moved = self._chance[kind] - STEP if share >= target else self._chance[kind] + STEP
-            self._chance[kind] = min(HIGHEST, max(LOWEST, round(moved, 10)))
+            chance = self._chance[kind] - STEP if share >= target else self._chance[kind] + STEP
+            self._chance[kind] = min(HIGHEST, max(LOWEST, round(chance, 10)))
 
     def metrics(self) -> dict[str, float]:
         """Returns p of each kind: the chance of a prompt whose last group was uniform."""

@@ -121,9 +121,9 @@ def sft_examples(
     examples: list[SFTExample] = []
     bad = BadRows(config.sft.bad_rows == "skip", tell)
     rows = [*conversations(config, tell, bad), *other_conversations(config, pool, tell)]
-    met = [heldout_questions.intersection(asks(row)) for row in rows]
-    allowed = [row for row, matches in zip(rows, met) if not matches]
-    if line := sets_asked(config.data, pool, set().union(*met)):
+    matches_by_row = [heldout_questions.intersection(asks(row)) for row in rows]
+    allowed = [row for row, matches in zip(rows, matches_by_row) if not matches]
+    if line := sets_asked(config.data, pool, set().union(*matches_by_row)):
         tell(line)
     counts["heldout"] = len(rows) - len(allowed)
     for row in allowed:

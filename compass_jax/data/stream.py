@@ -117,20 +117,20 @@ class ShuffledStream(Generic[T]):
         Raises DataError if two passes yield no item.
         """
         items: list[tuple[T, int]] = []
-        missed = 0
+        misses = 0
         while len(items) < n:
             span = range(self.position, self.position + n - len(items))
-            before = len(items)
+            count_before = len(items)
             for i, item in zip(span, self._next_items(span), strict=True):
                 if isinstance(item, LeftOut):
                     self.leave_out(item)
                 else:
                     items.append((item, i // len(self)))
             self.position += len(span)
-            missed = 0 if len(items) > before else missed + len(span)
-            if missed > 2 * len(self):
+            misses = 0 if len(items) > count_before else misses + len(span)
+            if misses > 2 * len(self):
                 raise DataError(
-                    f"none of {missed:,} rows in a row could be used: all are left out; see the"
+                    f"none of {misses:,} rows in a row could be used: all are left out; see the"
                     " lines on them, and sft.buckets and sft.bad_rows"
                 )
         return items
@@ -171,12 +171,12 @@ class ShuffledStream(Generic[T]):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores `state`. Raises DataError for a state of other items or another seed."""
-        now = self.state()
+        current = self.state()
         for name in ("seed", "items", "fingerprint"):
-            if state[name] != now[name]:
+            if state[name] != current[name]:
                 raise DataError(
                     f"the checkpoint's data differ from this run's: {name} was {state[name]!r} and"
-                    f" is {now[name]!r}; restore the run's data sources and seed, or start a"
+                    f" is {current[name]!r}; restore the run's data sources and seed, or start a"
                     " new run"
                 )
         self.position = int(state["position"])

@@ -157,8 +157,8 @@ class ExampleStream(ShuffledStream[Any]):
 
     def state(self) -> dict[str, Any]:
         """Returns the state of ShuffledStream and the counts of dropped rows."""
-        before = {} if self._records is None else {"left_out": dict(self.left_out)}
-        return super().state() | before
+        counts = {} if self._records is None else {"left_out": dict(self.left_out)}
+        return super().state() | counts
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores `state`; see ShuffledStream."""

@@ -282,11 +282,17 @@ class Tokenizer(Vocabulary):
             probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
             following = [{"role": role, "content": "?"}]
             try:
-                texts = [self._render(Chat([*probe, *more]), 3, False) for more in ([], following)]
+                texts = [
+                    self._render(Chat([*probe, *suffix]), 3, False) for suffix in ([], following)
+                ]
             except TokenizerError:
                 texts = ["", ""]
-            alone, longer = (text.rpartition(MARK)[2] for text in texts)
-            ids = self.ids(longer[len(alone) :].lstrip()) if longer.startswith(alone) else []
+            short_tail, long_tail = (text.rpartition(MARK)[2] for text in texts)
+            ids = (
+                self.ids(long_tail[len(short_tail) :].lstrip())
+                if long_tail.startswith(short_tail)
+                else []
+            )
             self._openings[role] = ids[0] if ids else None
         return self._openings[role]
 

@@ -114,19 +114,19 @@ def _check_shown(tokenizer: Tokenizer, probe: _Probe, tail: str) -> None:
 
 def _following(tokenizer: Tokenizer, probe: _Probe, tail: str, turn: Sequence[int]) -> list[int]:
     """Returns the ids of the tail after the end of the model's turn."""
-    alone = _tail(tokenizer, probe._replace(reply=[]))
-    ends = tokenizer.control_spans(alone)
+    turn_end = _tail(tokenizer, probe._replace(reply=[]))
+    ends = tokenizer.control_spans(turn_end)
     if tokenizer.closes_turns and ends:
         # The n-th control token ends the turn. It may be another token when messages follow
         # (gpt-oss: <|end|> instead of <|return|>).
         spans = tokenizer.control_spans(tail)
         if len(spans) >= len(ends):
             return tokenizer.ids(tail[spans[len(ends) - 1][0] :])[1:]
-    elif tail.startswith(alone):
-        ids = tokenizer.ids(tail[len(alone) :])
+    elif tail.startswith(turn_end):
+        ids = tokenizer.ids(tail[len(turn_end) :])
         # GLM: the sampled end token may be the one that opens the next message.
         return ids[1:] if ids[:1] == list(turn[-1:]) else ids
     raise TokenizerError(
         "the chat template writes the end of the model's turn differently once an environment has"
-        f" answered it: {alone[-40:]!r} became {tail[:40]!r}"
+        f" answered it: {turn_end[-40:]!r} became {tail[:40]!r}"
     )

@@ -153,8 +153,8 @@ class Vocabulary:
         Ids outside the vocabulary (the padded columns of an LM head) are dropped; bytes that are
         not UTF-8 become U+FFFD.
         """
-        known = [i for i in map(int, ids) if 0 <= i < self.vocab_size]
-        return self._backend.decode(known, skip_special_tokens=not special)
+        valid = [i for i in map(int, ids) if 0 <= i < self.vocab_size]
+        return self._backend.decode(valid, skip_special_tokens=not special)
 
     def decode_response(self, ids: Iterable[int]) -> str:
         """Returns the text of a response for rewards and logs: with special tokens such as <think>,

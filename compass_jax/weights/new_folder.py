@@ -40,9 +40,9 @@ def new_folder(folder: Path, size: int, replace: bool = False) -> Iterator[Path]
         _publish(temporary, folder)
     except OSError as error:
         free = shutil.disk_usage(next(p for p in folder.parents if p.exists())).free
-        what = f"{error.strerror or error} ({size:,} bytes of weights, {free:,} bytes free)"
+        problem = f"{error.strerror or error} ({size:,} bytes of weights, {free:,} bytes free)"
         raise WeightsError(
-            f"{folder} could not be written: {what}; nothing was left behind"
+            f"{folder} could not be written: {problem}; nothing was left behind"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

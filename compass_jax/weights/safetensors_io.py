@@ -180,8 +180,8 @@ def not_finite(tensor: np.ndarray) -> int:
     for start in range(0, flat.size, _BLOCK):
         part = flat[start : start + _BLOCK]
         if exponent is None:
-            sound = np.isfinite(part)
-            count += 0 if sound.all() else int(np.count_nonzero(~sound))
+            is_finite = np.isfinite(part)
+            count += 0 if is_finite.all() else int(np.count_nonzero(~is_finite))
         elif np.bitwise_and(part, exponent).max() == exponent:
             count += int(np.count_nonzero((part & exponent) == exponent))
     return count

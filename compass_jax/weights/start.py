@@ -98,10 +98,10 @@ def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, Mode
     """Returns stacked parameters and their model with rows for the first `rows` ids only."""
     if rows == model.vocab_size:
         return params, model
-    cut = {"embed": params["embed"][:rows]}
+    tables = {"embed": params["embed"][:rows]}
     if "head" in params:
-        cut["head"] = params["head"][:, :rows]
-    return {**params, **cut}, replace(model, vocab_size=rows)
+        tables["head"] = params["head"][:, :rows]
+    return {**params, **tables}, replace(model, vocab_size=rows)
 
 
 def init_or_load(
@@ -168,8 +168,8 @@ def first_parameters(config: RunConfig, model: Transformer) -> Any:
         if placement is None
         else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
     )
-    drawn = init_or_load(config, jax.random.key(config.seed), shardings, model.known)
-    params = in_layout(drawn, model.layout)
+    stacked = init_or_load(config, jax.random.key(config.seed), shardings, model.known)
+    params = in_layout(stacked, model.layout)
     return place(params, config.model, placement)
 
 

@@ -112,11 +112,11 @@ def near(params: Any, placement: Placement) -> Placement:
     copies go through the host.
     """
     devices = list(ordered(jax.tree.leaves(params)[0].sharding))
-    cut = {axis: placement.size(axis) for axis in ("expert", "tensor")}
-    if len(devices) % math.prod(cut.values()):
-        cut = {"expert": 1, "tensor": 1}
+    axes = {axis: placement.size(axis) for axis in ("expert", "tensor")}
+    if len(devices) % math.prod(axes.values()):
+        axes = {"expert": 1, "tensor": 1}
     return Placement(
-        make_mesh(MeshConfig(replica=len(devices) // math.prod(cut.values()), **cut), devices),
+        make_mesh(MeshConfig(replica=len(devices) // math.prod(axes.values()), **axes), devices),
         "decode",
     )
 

@@ -178,9 +178,9 @@ def flatten(tree: Any) -> dict[str, Any]:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax.dtypes.issubdtype(
             leaf.dtype, jax.dtypes.prng_key
         ):
-            what = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
+            kind = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
             raise CheckpointError(
-                f"leaf {key} is {what}: a checkpoint holds plain jax arrays; host values go to"
+                f"leaf {key} is {kind}: a checkpoint holds plain jax arrays; host values go to"
                 " meta, random keys in as key data"
             )
         if key in flat:
