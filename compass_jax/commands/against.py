@@ -35,8 +35,8 @@ TEXT = (
     " tens first: 20 + 10 = 30. Then add the ones: 7 + 5 = 12. The sum is 42. def add(a, b):\n"
     "    return a + b\n\nWater boils at 100 degrees Celsius, which is 212 degrees Fahrenheit."
 )
-LENGTH, PROMPT, NEW = 128, 16, 32  # tokens of a row, of the greedy prompt, of its continuation
-TOLERANCE = 1e-3  # of the standard deviation of transformers' logits
+LENGTH, PROMPT, NEW = 128, 16, 32  # numbers of tokens: a row, the greedy prompt, its continuation
+TOLERANCE = 1e-3  # share of the standard deviation of transformers' logits
 
 
 class Outputs(NamedTuple):
@@ -151,7 +151,7 @@ def _report(
     """Prints the differences of the outputs, and returns whether they agree."""
     std = float(reference.logits.std())
     difference = float(np.abs(computed.logits - reference.logits).max())
-    equal = difference <= TOLERANCE * std  # NaN is not
+    equal = difference <= TOLERANCE * std  # false for NaN
     rows = " x ".join(map(str, reference.logits.shape[:2]))
     print(
         f"{'equal' if equal else 'differ':<8} logits: largest difference {difference:.2e}, std of"

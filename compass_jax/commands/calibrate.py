@@ -42,7 +42,7 @@ from compass_jax.training.loop import RLTrainer
 # column titles; entropy groups are numbered
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
-WIDER = (3.0, 10.0, 30.0, 100.0)  # beyond the ends of the alphas
+WIDER = (3.0, 10.0, 30.0, 100.0)  # factors beyond the ends of the alphas
 
 
 def run_calibration(

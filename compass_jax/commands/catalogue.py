@@ -25,7 +25,7 @@ from compass_jax.tasks.task import Task
 from compass_jax.verifiers.find import kinds
 
 OWN_SCORERS = "reasoning_gym"
-MOST_SHOWN = 110  # characters of a row in the list
+MOST_SHOWN = 110  # maximum characters of a row in the list
 
 
 class Entry(NamedTuple):

@@ -25,7 +25,7 @@ from compass_jax.weights.hf import tensor_problems
 from compass_jax.weights.hf_config import read_hf_config, refuse_adapter
 from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
 
-_ROWS = 4096  # of a tensor, looked at together
+_ROWS = 4096  # rows of a tensor that are checked at once
 
 
 class CheckError(UserError):

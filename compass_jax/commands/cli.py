@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         print(unknown_command(name), file=sys.stderr)
         return 2
     if argv is None:
-        if name != "plan":  # it computes nothing
+        if name != "plan":  # plan computes no arrays
             tune_allocator()
         pass_by_absent_tpus()
     wants_help = any(word in HELP for word in rest)
@@ -95,7 +95,7 @@ def parse(name: str, arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """
     if not is_configured(name):
         return _by_tyro(name, arguments), []
-    # The empty word takes the position of CONFIG, so that no value of a setting does.
+    # The empty word fills the position of CONFIG, so that no value of a setting is taken for it.
     options, settings = _by_tyro(name, ["", *arguments], return_unknown_args=True)
     if settings and not settings[0].startswith("-"):
         options = replace(options, config=settings.pop(0))
@@ -162,7 +162,7 @@ def _run_reporting_errors(name: str, options: Any, settings: list[str], wants_he
         return error.exit_status if isinstance(error, CompassError) else 1
 
 
-# Large pages; freed memory stays with the process. As many arenas as threads want: with one, the
+# Large pages; the process keeps freed memory. The number of arenas is not limited: with one, the
 # compiler's threads wait for each other (a cold start takes 1.6 times as long), and a step is not
 # faster.
 TUNABLES = ":".join(
@@ -186,7 +186,7 @@ def tune_allocator() -> None:
     if sys.platform != "linux" or "hugetlb" in tunables:
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, TUNABLES]))
-    # the original arguments: `-m compass_jax` would look in the current folder first
+    # with the original arguments: `-m compass_jax` would search the current folder first
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -31,7 +31,7 @@ from compass_jax.untrusted import parse_json, read_text
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
 FOLDERS = (Path("configs"), SHIPPED)
-PLAIN = (".yaml", ".yml", ".json")  # endings of configurations without code
+PLAIN = (".yaml", ".yml", ".json")  # suffixes of configurations without code
 T = TypeVar("T")
 
 
@@ -156,7 +156,7 @@ def config_of_run(path: str) -> RunConfig:
         if (parent / "checkpoints").is_dir() and (parent / "config.json").is_file():
             return read_config(parent)
     with contextlib.suppress(ConfigError):
-        return read_config(folder)  # a run that has not saved yet
+        return read_config(folder)  # a run without a checkpoint yet
     raise ConfigError(
         f"--checkpoint {path[:200]} is no run and no checkpoint of one, so it does not say which"
         " prompts and rewards to evaluate with: give a CONFIG before it (compass init makes one)"
@@ -244,7 +244,7 @@ def rewards(words: Sequence[str]) -> str | dict[str, float]:
 # ---- the command ---------------------------------------------------------------------------------
 
 FOR_RL = ("train", "train-judge", "plan", "calibrate-alpha")
-STAGES = {"sft": "sft", "train": "rl"}  # a command's own directory under runs/NAME
+STAGES = {"sft": "sft", "train": "rl"}  # the directory of each command under runs/NAME
 SINGLE_PROCESS = ("calibrate-alpha", "filter", "train-judge")
 REQUIRED = {
     "topology": "--topology NAME is missing: for which TPUs? For example v5p:4x4x4",

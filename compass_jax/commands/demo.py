@@ -47,7 +47,7 @@ from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
 CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
-# more steps than the baseline needs for its tokens: its answers may become shorter
+# margin of steps of the baseline, because its answers may become shorter
 SPARE_STEPS = 1.15
 
 
@@ -56,7 +56,7 @@ class Quick(NamedTuple):
 
     sft_steps: int = 150
     rl_steps: int = 4
-    heldout: int = 64  # prompts
+    heldout: int = 64  # number of prompts
 
 
 def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> dict[str, Any]:
@@ -194,7 +194,8 @@ def baseline_config(rl: RunConfig) -> RunConfig:
             shaping=ShapingConfig(),
             zero_variance=ZeroVarianceConfig(rl_zvp=False),
         ),
-        evaluation=dataclasses.replace(rl.evaluation, start=False),  # the other run has it
+        # the other run's start evaluation is used
+        evaluation=dataclasses.replace(rl.evaluation, start=False),
     )
 
 

@@ -30,7 +30,7 @@ from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.own_judge import OwnJudge, rollout_of
 from compass_jax.verifiers.judge import messages, verdict
 
-AT_ONCE = 256  # pairs whose texts are held
+AT_ONCE = 256  # number of pairs whose texts are in memory
 RULINGS = "rulings.jsonl"
 SUMMARY = "summary.json"
 

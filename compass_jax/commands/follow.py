@@ -22,7 +22,7 @@ from compass_jax.weights import checkpoint, sound
 METRICS = "metrics.jsonl"
 STAGE = "eval"  # stage of the lines in metrics.jsonl
 GONE = "{} went before it was read: the training keeps few (keep_checkpoints)"
-PAUSE_S = 2.0  # between two looks for a new checkpoint
+PAUSE_S = 2.0  # interval between checks for a new checkpoint
 
 
 def follow(

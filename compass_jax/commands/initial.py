@@ -14,7 +14,7 @@ from compass_jax.commands.settings import default_of, field_docs
 from compass_jax.config import ConfigError, RunConfig
 
 _INDENT = "    "
-_WIDTH = 98  # of a comment
+_WIDTH = 98  # columns of a comment
 
 
 def source_of(config: RunConfig) -> str:

@@ -25,7 +25,7 @@ from compass_jax.session import load_tokenizer, open_scorer
 
 MOST_REFERENCES = 64  # number of ground truths that are judged
 _BAR = 40
-_WHOLE = 1000  # lines of a prompt
+_WHOLE = 1000  # maximum lines of a prompt
 
 
 def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -> float | None:

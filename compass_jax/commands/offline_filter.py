@@ -146,7 +146,7 @@ def _check_same(
 
 
 SIZES = (2, 4, 8, 16, 32, 64)
-FEW = 0.1  # uniform groups, at most this share
+FEW = 0.1  # maximum share of uniform groups
 
 
 def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from compass_jax.config.ranges import field_hints, type_name
 from compass_jax.config.verifiers import Options
 
 WIDTH = 80
-MAX_SHOWN = 200  # characters of a value
+MAX_SHOWN = 200  # maximum characters of a value
 # Recipes that the command line accepts as a class, by setting.
 RECIPES = {"rl.objective": ("dapo", "dr_grpo")}
 
@@ -95,7 +95,7 @@ def settings(config: Any, key: str = "", usual: Any = None) -> Iterator[Setting]
             sections.append((name, value, default))
         elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
             sections += [(f"{name}.{i}", x, None) for i, x in enumerate(value)]
-        elif value or not sections_of(hint):  # the file gives an absent section
+        elif value or not sections_of(hint):  # an absent section can be set only in the file
             yield Setting(name, docs.get(field.name, ""), value, default, hint)
     for name, value, default in sections:
         if isinstance(value, Seam):

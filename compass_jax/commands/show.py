@@ -15,7 +15,7 @@ from compass_jax.report.metrics import number, parse_lines
 from compass_jax.runs.screen import text_lines, verdict_text
 
 CHOICES = ("best", "worst", "truncated", "varied")
-_WHOLE = 10_000  # lines of an answer
+_WHOLE = 10_000  # maximum lines of an answer
 
 
 def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:

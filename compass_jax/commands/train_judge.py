@@ -30,7 +30,7 @@ from compass_jax.training.rl import run_rl
 from compass_jax.training.scalar import ScalarModel, ScalarTrainer
 from compass_jax.training.sft import run_sft
 
-MOST_FOR_MARGIN = 1000  # training pairs from which a scalar model's threshold of ties comes
+MOST_FOR_MARGIN = 1000  # number of training pairs for the tie margin of a scalar model
 FEW, MANY = 0.1, 2 / 3  # shares of ties outside which `balance` warns
 
 

@@ -41,7 +41,7 @@ from compass_jax.verifiers.extract import extract_answer, final_answer
 from compass_jax.verifiers.find import kinds
 from compass_jax.verifiers.judge import BETTER, TIE, WORSE, verdict
 
-MOST_SHOWN = 400  # characters of the row
+MOST_SHOWN = 400  # maximum characters of the row
 OURS = frozenset({"prompt", "response", "row", "answer_tag"})  # parameters that are not columns
 OURS |= {f"{name}s" for name in OURS}
 WORDS = {BETTER: "Better", TIE: "Tie", WORSE: "Worse", None: "no verdict"}

@@ -16,8 +16,8 @@ from compass_jax.runs.rundir import FolderLock, NewFolderLock
 
 # 128 + SIGTERM: a run that stopped on request must not look finished to its parent process
 STOPPED = 143
-# The TPU's compiler runs on the CPU. It asks its environment for the machine, and a cloud's servers
-# if that is silent.
+# The TPU's compiler runs on the CPU. It reads the machine from the environment, or from a cloud's
+# metadata servers if that is unset.
 COMPILER_ALONE = {
     "JAX_PLATFORMS": "cpu",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",

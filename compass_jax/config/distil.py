@@ -119,7 +119,7 @@ class DistilConfig(Section):
             self.model,
             key_env=self.key_env,
             timeout_s=self.timeout_s,
-            retries=100,  # until the time limit
+            retries=100,  # the time limit ends the retries
             requests=self.requests,
             max_tokens=self.max_tokens,
             temperature=self.temperature,

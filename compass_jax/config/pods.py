@@ -22,7 +22,7 @@ from compass_jax.config.training import (
     ZeroVarianceConfig,
 )
 
-PROMPT, ANSWER = 2048, 30_720  # tokens; 32,768 together
+PROMPT, ANSWER = 2048, 30_720  # numbers of tokens, 32,768 in total
 # Pairs of a token and an expert that fit on a device at once in an MoE layer; in the worst case it
 # receives all pairs of its group.
 PAIRS = 131_072

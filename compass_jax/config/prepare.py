@@ -20,7 +20,7 @@ from compass_jax.config.ranges import (
 )
 from compass_jax.config.verifiers import JUDGE, VERDICT, check_names
 
-MAX_GRAM = 64  # words
+MAX_GRAM = 64  # maximum words of an n-gram
 
 
 @dataclass(frozen=True)

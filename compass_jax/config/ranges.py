@@ -24,7 +24,7 @@ from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.named import absolute
 from compass_jax.untrusted import whole_text
 
-MOST_ENTRIES = 10_000  # of a tuple
+MOST_ENTRIES = 10_000  # maximum entries of a tuple
 MOST_DEPTH = 16  # nesting depth of tuples, in a field of any type
 
 
@@ -251,7 +251,7 @@ def _check_tuple(value: tuple, inner: tuple[Any, ...], key: str, depth: int = 1)
         f"{key}: {len(value)} entries, at most {MOST_ENTRIES} are allowed",
     )
     check(depth <= MOST_DEPTH, f"{key}: nested deeper than {MOST_DEPTH} levels")
-    if not inner:  # any scalars, and tuples of them
+    if not inner:  # any scalars, and nested tuples of them
         for i, entry in enumerate(value):
             if isinstance(entry, tuple):
                 _check_tuple(entry, (), f"{key}[{i}]", depth + 1)

@@ -14,7 +14,7 @@ from compass_jax.config.ranges import CountOrOff, Fraction, Range, Section, Shar
 Band = tuple[Fraction, Fraction, Share]  # lowest and highest pass rate, share of the prompts
 GroupSize = Annotated[int, Range(2, 65_536)]
 LearningRate = Annotated[float, Range(0, 100, above=True)]
-TOLERANCE = 1e-6  # of the sum of a mix's shares, 1
+TOLERANCE = 1e-6  # of the sum of a mix's shares, which is 1
 
 
 @dataclass(frozen=True)

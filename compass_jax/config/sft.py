@@ -18,7 +18,7 @@ from compass_jax.config.ranges import (
 )
 from compass_jax.config.training import Batch, BatchTokens, OptimConfig
 
-# (label of a data source, training questions, times that each comes in one pass)
+# (label of a data source, number of training questions, repeats of each in one pass)
 Taken = tuple[Name, Annotated[int, Range(0, 10**7)], Annotated[int, Range(0, 1000)]]
 Weight = tuple[Name, Annotated[float, Range(0, 1e6, above=True)]]  # (label, weight)
 

@@ -27,7 +27,7 @@ Reads = Iterator[tuple[str, str, bool]]
 class BaseStage(Section):
     """The base class of stages.
 
-    A new kind declares here its outputs and inputs, joins `Stage`, and gets its function in
+    A new kind declares its outputs and inputs, joins `Stage`, and gets its function in
     pipeline/work.py.
     """
 

@@ -26,7 +26,7 @@ from compass_jax.config.ranges import (
 from compass_jax.config.rl_stage import RLStage, check_order
 from compass_jax.config.verifiers import Options
 
-Bound = Annotated[float, Range(0, 1e6)]  # of a ratio of probabilities
+Bound = Annotated[float, Range(0, 1e6)]  # bound of a ratio of probabilities
 Decay = Annotated[float, Range(0, 0.9999999)]
 Batch = Annotated[int, Range(1, 2**20)]
 Samples = Annotated[int, Range(0, 65_536)]
@@ -36,7 +36,7 @@ FromZero = Annotated[float, Range(0, 1e6, above=True)]
 Temper = Annotated[float, Range(0, 100, above=True, note="1: all samples alike")]
 Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
 BatchTokens = Annotated[int, Range(1, 2**31 - 1)]
-MAX_SAMPLES = 2**24  # of a round
+MAX_SAMPLES = 2**24  # maximum samples of a round
 SET_CORRECTION = "set rl.correction to 'tis', 'icepop' or 'sequence'"
 
 

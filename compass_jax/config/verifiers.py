@@ -16,7 +16,7 @@ from compass_jax.config.ranges import Name, Range
 from compass_jax.verifiers.find import kinds
 
 Weight = Annotated[float, Range(-1000, 1000)]
-# a name, or ((name, weight), ...); a mapping {name: weight} is kept as the latter
+# a name, or ((name, weight), ...); a mapping {name: weight} is converted to the latter
 Verifiers = str | tuple[tuple[Name, Weight], ...]
 Options = tuple[tuple[str, int | float | str | bool | tuple], ...]
 

@@ -26,7 +26,7 @@ def check_outside(config: PipelineConfig) -> None:
         for key, path, folder in stage.reads():
             if path.startswith(REFERENCE):
                 continue
-            # one file of a pattern is enough, and rows may be in a folder
+            # one file must match a pattern; rows may be in a folder
             if not (os.path.isdir(path) if folder else os.path.exists(path) or glob.glob(path)):
                 kind = "folder" if folder else "file"
                 raise ConfigError(f"stage {stage.name}: {key} = {path!r:.200}: no such {kind}")

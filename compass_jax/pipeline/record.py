@@ -28,7 +28,7 @@ WHOLE, FILE, SETTINGS = "config.json", "pipeline.json", "stage.json"
 WAITING, RUNNING, DONE = "waiting", "running", "done"
 # settings that do not change a stage's output; the number of steps does
 FREE = MAY_CHANGE - {"rl.steps", "sft.steps"}
-MOST_TOLD = 3  # settings that an error names
+MOST_TOLD = 3  # maximum settings that an error names
 WHOLE_BYTES = (
     64 * 2**20
 )  # files of at most this size together are hashed by content, others by size
@@ -38,12 +38,12 @@ WHOLE_BYTES = (
 class Entry:
     """A stage that has started."""
 
-    folder: str  # within the pipeline's
+    folder: str  # name within the pipeline's folder
     state: str
-    outside: dict[str, str]  # file that no stage makes -> its hash when the stage began
-    taken: dict[str, str]  # stage -> the hash of its output when this one began
+    outside: dict[str, str]  # external file -> its hash when the stage started
+    taken: dict[str, str]  # input stage -> the hash of its output when this one started
     made: str = ""  # hash of the stage's output, once it is done
-    seconds: float = 0.0  # since its last start
+    seconds: float = 0.0  # duration of its last start
 
 
 class Record:

@@ -43,7 +43,7 @@ class OwnProcess:
 
     def __init__(self, cache: str = ""):
         self.cache = cache
-        self.asked = 0  # the last signal
+        self.asked = 0  # number of the last signal, or 0
         self._child: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 

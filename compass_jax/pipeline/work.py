@@ -17,7 +17,7 @@ from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows
 from compass_jax.runs.logfile import removed_on_error
 from compass_jax.runs.rundir import SUMMARY
 
-Output = Callable[[str], Path]  # the rows or weights of the stage of a name
+Output = Callable[[str], Path]  # stage name -> its rows or weights
 
 
 def work(stage: Stage, folder: Path, output: Output) -> int:
@@ -97,7 +97,7 @@ def _evaluate(stage: Evaluate, folder: Path, output: Output) -> None:
     from compass_jax.experience.evaluate import evaluate_weights
 
     for name in stage.of:
-        if not (folder / name / SUMMARY).is_file():  # it is written last
+        if not (folder / name / SUMMARY).is_file():  # the summary is written last
             print(f"{name}:")
             evaluate_weights(stage.run, str(output(name)), str(folder / name))
 

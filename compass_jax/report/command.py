@@ -123,7 +123,7 @@ def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[P
             line = str(pictures[-1])
             try:
                 plot_curves(folder / "metrics.jsonl", pictures[-1], stage)
-            except OSError as error:  # the page may go elsewhere
+            except OSError as error:  # the page may be in another folder
                 line = f"{pictures.pop()} cannot be written: {error.strerror or error}"
             console.print(f"curves: {line}", highlight=False, soft_wrap=True)
     return pictures

@@ -14,7 +14,7 @@ from compass_jax.report.metrics import ReportError, read_metrics
 from compass_jax.report.panels import COLOURS, Panel, panels_of
 from compass_jax.runs.logfile import removed_on_error
 
-# Rows of the run table: label, metrics that are added up, format.
+# Rows of the run table: label, summed metrics, format.
 _ROWS = (
     ("reward", ("reward/mean",), "{:.3f}"),
     ("groups all right", ("zero_variance/rate_all_right",), "{:.1%}"),
@@ -83,7 +83,8 @@ def plot_curves(
     Panels without a logged metric are left out. Raises ReportError if the file has no metric of the
     stage to draw.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, and no global figure
+    # needs no display and no global figure
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     series = read_metrics(metrics_jsonl, stage)

@@ -27,12 +27,12 @@ from compass_jax.report.samples import read_samples
 from compass_jax.runs.machine import read_machine
 from compass_jax.runs.metric_help import metric_help
 
-MOST_BYTES = 9_600_000  # of a page, its code included
+MOST_BYTES = 9_600_000  # maximum bytes of a page, its code included
 CODE_BYTES = 150_000
-MOST_POINTS = 1_000  # of a curve
-MOST_SETTING = 600  # characters of a setting's value
-CURVE_BYTES = 2_500_000  # of all runs' curves
-ANSWER_BYTES = 1_200_000  # of all runs' evaluation answers
+MOST_POINTS = 1_000  # maximum points of a curve
+MOST_SETTING = 600  # maximum characters of a setting's value
+CURVE_BYTES = 2_500_000  # maximum bytes of all runs' curves
+ANSWER_BYTES = 1_200_000  # maximum bytes of all runs' evaluation answers
 
 
 def page_data(

@@ -11,9 +11,9 @@ from typing import Any
 from compass_jax.report.embed import size_of
 from compass_jax.report.metrics import ReportError, number, parse_line
 
-MOST_TEXT = 20_000  # characters of a prompt or a response on a page
-TAIL = 4_000  # of them, from its end
-TEXT_SHARE = 0.85  # of the room, where tokens have numbers that need the rest
+MOST_TEXT = 20_000  # maximum characters of a prompt or a response on a page
+TAIL = 4_000  # characters of these from the end
+TEXT_SHARE = 0.85  # share of the room for texts, if tokens have numbers
 COLUMNS = ("entropy", "logp", "logp_diff", "advantage", "ratio", "clipped", "version")
 _HEAD = re.compile(rb'\{"stage": "([^"\\]*)", "step": (\d+)(?:, "group": (\d+))?')
 

@@ -143,7 +143,8 @@ class Batcher:
         """Removes the cancelled requests from slots and queue and returns them."""
         if not self._any_cancelled:
             return []
-        self._any_cancelled = False  # first: another request may be cancelled meanwhile
+        # reset first, because another thread may cancel a request meanwhile
+        self._any_cancelled = False
         cancelled, _ = split_cancelled(self.slots.entered)
         for request in cancelled:
             self._free(request.slot)
@@ -166,7 +167,7 @@ class Batcher:
         victims = self.slots.preempt()
         self._harvest(victims)
         for slot, request in victims:
-            # victims come from the youngest on, so the oldest continues first
+            # victims are ordered from the youngest on, so the oldest continues first
             self._waiting.begun.appendleft(request)
             self._free(slot)
         self.stats.preempted += len(victims)
@@ -316,7 +317,7 @@ class Batcher:
         config, entered = self.engine.config, self.slots.entered
         longest = max(request.length for request in entered)
         buckets = -(-(longest + config.tokens_per_call) // config.cache_bucket)
-        # slots may be empty although requests wait: there are too few pages for these
+        # slots may be empty although requests wait, for lack of pages
         empty = config.slots - len(entered)
         wants_top = any(request.logprobs for request in entered)
         self._state, new = self.engine.generate(

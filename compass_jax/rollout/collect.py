@@ -127,7 +127,7 @@ class Collection:
             )
 
     def _limit(self, n: int) -> int:
-        """The maximum length of prompt n's samples in tokens, prompt included."""
+        """Returns the maximum length of prompt n's samples in tokens, prompt included."""
         most = self.engine.config.max_new_tokens
         if self.max_new_tokens is not None:
             most = min(max(1, self.max_new_tokens[n]), most)

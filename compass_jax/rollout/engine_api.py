@@ -50,7 +50,7 @@ class ResultTokens:
     entropy: Float[Array, "n m"] | None = None
     top: TopLogprobs | None = None  # [n m k], of a sampler with `top_logprobs`
     live: Bool[Array, "n"] | None = None  # whether the sequence is unfinished
-    steps: Int[Array, ""] | None = None  # decoding steps that the call took
+    steps: Int[Array, ""] | None = None  # number of decoding steps of the call
 
     def copy_to_host_async(self) -> None:
         """Starts the copy of `data` to the host."""

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-if "tree_map" not in vars(jax):  # JetStream's orchestrator calls it, current JAX has removed it
+if "tree_map" not in vars(jax):  # JetStream's orchestrator calls it; current JAX does not have it
     vars(jax)["tree_map"] = jax.tree.map
 
 from jetstream.core import config_lib, server_lib
@@ -231,5 +231,5 @@ def run_server(engine: JetStreamEngine, host: str, port: int) -> server_lib.JetS
     slices = config_lib.ServerConfig(
         interleaved_slices=("device=1",), interleaved_engine_create_fns=(lambda devices: engine,)
     )
-    server_lib._HOST = host  # it would listen on every interface
+    server_lib._HOST = host  # the default listens on every interface
     return server_lib.run(port=port, config=slices, devices=jax.devices()[:1], jax_padding=False)

@@ -58,7 +58,7 @@ class Streamed(Request):
     """
 
     deliver: Callable[[Chunk], None] = _discard
-    given: int = 0  # delivered tokens, the prompt's included
+    given: int = 0  # number of delivered tokens, prompt included
     of_prompt: bool = False  # whether the log-probs of the prompt's tokens are delivered too
 
     @classmethod
@@ -110,7 +110,7 @@ class OnlineBatcher:
         self.max_waiting = max_waiting
         self.error: BaseException | None = None
         self._batcher = Batcher(engine, params, Purpose.SERVE, 0, sampler=PER_REQUEST, streams=True)
-        self._asked: deque[list[Streamed]] = deque()  # groups that wait outside the batcher
+        self._asked: deque[list[Streamed]] = deque()  # groups that are not in the batcher yet
         self._alive: dict[Streamed, None] = {}  # unfinished requests in order of arrival
         self._changed = threading.Condition()
         self._running = self._stopped = False
@@ -154,7 +154,8 @@ class OnlineBatcher:
         for request in requests:
             if not len(request.tokens):
                 raise ValueError("the prompt is empty")
-            prompt_bucket(self.engine.config, len(request.tokens))  # raises beyond the longest
+            # raises for a prompt beyond the longest bucket
+            prompt_bucket(self.engine.config, len(request.tokens))
             most = len(request.tokens) + self.engine.config.max_new_tokens
             request.limit = min(request.limit, most)
         with self._changed:
@@ -205,7 +206,7 @@ class OnlineBatcher:
                 self._admit()
                 self._tick()
             self._end_all("cancelled")
-        except BaseException as error:  # every request must end, whatever it is
+        except BaseException as error:  # every request must end, whatever the error
             with self._changed:
                 self.error = error
             logging.getLogger(__name__).exception("the batcher ended")

@@ -23,11 +23,11 @@ class PagePool:
             raise ValueError(
                 f"{pages} pages and {slots} slots cannot be split into {groups} equal groups"
             )
-        # pages: of a group
+        # number of pages of a group
         self.pages, self.page_tokens, self.groups = pages // groups, page_tokens, groups
         self.table = np.full((slots, per_slot), self.pages, np.int32)
-        self._held = np.zeros(slots, np.int64)  # pages of each slot
-        self._users = np.zeros((groups, self.pages), np.int64)  # slots of each page
+        self._held = np.zeros(slots, np.int64)  # number of pages of each slot
+        self._users = np.zeros((groups, self.pages), np.int64)  # number of slots of each page
         self._free = [list(range(self.pages - 1, -1, -1)) for _ in range(groups)]
 
     @property

@@ -66,7 +66,7 @@ def prompt_logprobs(
         return in_rows(of_rows, hidden[0], following[0])
 
     _, rows = _encode(model, rollout, params, tokens, lengths, None, of_piece)
-    # the last row is of what follows the prompt
+    # the last row belongs to the token after the prompt
     last = tokens.shape[1] - 1
     ids, logp = (jnp.pad(x[:last], ((1, 0), (0, 0))) for x in rows)
     return TopLogprobs(ids.at[0, 0].set(tokens[0, 0]), logp)
@@ -125,7 +125,7 @@ def _encode(
         None if routes is None else pieces(routes),
         None if of_piece is None else pieces(jnp.roll(tokens, -1, axis=1)),
     )
-    if n == 1:  # no loop: a scan of one is compiled as a loop
+    if n == 1:  # no scan, which would be compiled as a loop
         (cache, last), (used, rows) = piece(start, jax.tree.map(lambda x: x[0], inputs))
         return (last, lay_cache(model.placement, cache, p), used), rows
     (cache, last), (used, rows) = jax.lax.scan(piece, start, inputs)

@@ -25,12 +25,12 @@ class Request:
     prompt: Prompt
     column: int  # its index in the group
     row: int
-    limit: int  # tokens, prompt included, at which it is cut
+    limit: int  # maximum tokens, prompt included
     tokens: np.ndarray  # int32 [t], prompt included
     logp: np.ndarray  # float32 [t]
     entropy: np.ndarray  # float32 [t]
     versions: np.ndarray  # int32 [t]
-    length: int = 0  # tokens by now, those in the slot included
+    length: int = 0  # number of tokens so far, including those in the slot
     slot: int = -1
     temperature: float = 0.0  # for a `per_request` sampler, like the next two
     top_k: int = 0  # 0: all tokens
@@ -38,7 +38,7 @@ class Request:
     logprobs: bool = False  # whether the log-probs of the likeliest tokens are collected
     top: TopLogprobs | None = None  # [n k], of the tokens after the prompt
     cancelled: bool = False
-    ended: bool = False  # by its end token, its limit, or because it was cancelled
+    ended: bool = False  # finished by an end token, by its limit, or cancelled
 
     @classmethod
     def of(

@@ -91,7 +91,7 @@ def truncate(
     """
     n = logits.shape[0]
     top_k = jnp.broadcast_to(jnp.asarray(top_k, jnp.int32), (n,))
-    # at 0 only the likeliest token stays
+    # top_p = 0 keeps only the likeliest token
     top_p = jnp.clip(jnp.broadcast_to(jnp.asarray(top_p, jnp.float32), (n,)), 1e-12, None)
     order = _ordered(logits)
 
@@ -173,7 +173,7 @@ def sample(
         scaled = logits / positive.astype(logits.dtype)[:, None]
     else:
         scaled = logits / (sampler.temperature or 1.0)
-    # again, since the lowest logits overflow when divided by a small temperature
+    # masked again, since the lowest logits overflow when divided by a small temperature
     scaled = known_columns(scaled, known)
     logp, entropy = log_softmax_entropy(scaled)
     if sampler.temperature == 0 and not sampler.per_request:

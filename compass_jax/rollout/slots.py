@@ -104,7 +104,7 @@ class Slots:
         """Assigns pages to the slot; returns whether enough were free."""
         if self.pages is None:
             return True
-        # The leader may have left its slot, and come back in another group.
+        # The leader may have left its slot and have entered another group.
         shared: tuple[int | None, int] = None, 0
         if leader is not None and leader.slot >= 0 and self.group(leader.slot) == self.group(slot):
             shared = leader.slot, len(request.prompt.tokens)

@@ -48,17 +48,17 @@ class DecodeState(NamedTuple):
     # layers of [slots kv t d]; of [pages kv page d] with a table; or runs of these, stacked
     cache: Cache
     token: Int[Array, "slots"]  # the last token, not yet an input
-    first_logp: Float[Array, "slots"]  # of the token that came with the prefill
+    first_logp: Float[Array, "slots"]  # log-prob of the token from the prefill
     first_entropy: Float[Array, "slots"]
     unreported: Bool[Array, "slots"]  # whether no result has reported that token yet
     routes: UInt[Array, "slots t l k"] | None
-    lengths: Int[Array, "slots"]  # tokens so far, prompt included
-    prompts: Int[Array, "slots"]  # tokens of the prompt
+    lengths: Int[Array, "slots"]  # number of tokens so far, prompt included
+    prompts: Int[Array, "slots"]  # number of tokens of the prompt
     limits: Int[Array, "slots"]  # length at which the sequence is cut
     keys: UInt32[Array, "slots 2"]
     live: Bool[Array, "slots"]  # whether the sequence is unfinished
     sampling: RowSampling  # [slots] of a `per_request` sampler; else those of `plain`
-    # the page of each stretch of a slot, or an index out of range
+    # the page of each page-sized part of a slot, or an index out of range
     table: Int[Array, "slots n"] | None = None
     top: TopLogprobs | None = None  # [slots k] of that token, of a sampler with `top_logprobs`
 

@@ -35,7 +35,7 @@ class OpenPrefix:
     """A prefix some of whose requests are not in slots yet."""
 
     prefix: Prefix
-    columns: Sequence[range]  # of each prompt row
+    columns: Sequence[range]  # sample columns of each prompt row
     waiting: deque[tuple[int, Request]]  # (prompt row, request)
     # (prompt row, group of slots) -> the request whose pages of the prompt the others share
     leader: dict[tuple[int, int], Request] = field(default_factory=dict)

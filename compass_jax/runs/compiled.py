@@ -49,7 +49,7 @@ def keep_programs(where: str = "") -> str:
     except (OSError, NotImplementedError) as error:  # filelock.Timeout is an OSError
         return f"compiled programs are not kept ({folder}: {error}): every start compiles them"
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # JAX's own limit of size reads every entry for each one that it adds: 0.3 s with 3,000 of them
+    # JAX's size limit reads every entry for each added one: 0.3 s with 3,000 entries
     jax.config.update("jax_compilation_cache_max_size", -1)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

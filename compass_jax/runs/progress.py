@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-COLUMNS = 80  # of the progress line
+COLUMNS = 80  # maximum columns of the progress line
 # The parts of the progress line, if the step logs the metric: label, metric, format. Always:
 _ALWAYS = (
     ("loss", "sft/loss", "{:.3f}"),
     ("loss", "scalar/loss", "{:.3f}"),
     ("reward", "reward/mean", "{:.3f}"),
 )
-# where they fit; the last ones are dropped first, then the rate and the time left:
+# If they fit; the last ones are dropped first, then the rate and the time left:
 _MORE = (
     ("kl", "policy/kl_k3", "{:.1e}"),
     ("grad", "grad_norm", "{:.2f}"),

@@ -56,7 +56,7 @@ MAY_CHANGE = frozenset(
         "data.cache",
     }
 )
-MOST_TOLD = 10  # settings that an error names
+MOST_TOLD = 10  # maximum settings that an error names
 MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint can resume on any mesh
 
 

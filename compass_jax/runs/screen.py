@@ -22,10 +22,10 @@ from rich.text import Text
 from compass_jax.runs.compiler_clock import COMPILER, CompilerClock
 from compass_jax.runs.progress import duration, progress_text
 
-COLUMNS = 80  # of plain lines
+COLUMNS = 80  # columns of plain lines
 WIDEST = 110
-_WINDOW = 20  # steps over which the time left is estimated
-_SAMPLE_LINES = 3  # of a sample's text
+_WINDOW = 20  # number of steps for the estimate of the time left
+_SAMPLE_LINES = 3  # maximum lines of a sample's text
 
 
 class Lines(Progress):

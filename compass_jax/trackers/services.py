@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-PROJECT = "compass_jax"  # without a project in the environment
+PROJECT = "compass_jax"  # the default project
 START_S = 30.0
 FINISH_S = 30.0
 
@@ -90,7 +90,7 @@ def open_trackio(
         config=dict(settings),
         embed=False,
     )
-    return run, max(run._next_step - 1, 0)  # from its database; there is no public method
+    return run, max(run._next_step - 1, 0)  # from trackio's database; it has no public method
 
 
 SERVICES = {
