@@ -115,5 +115,5 @@ def test_a_model_that_cannot_tell_segments_apart_refuses_them(what):
     else:
         model = Transformer(MODEL, COMPUTE, placement=Placement(make_mesh(MeshConfig(context=2))))
     params = to_decode(random_params()) if what == "a cache" else random_params()
-    with pytest.raises(ValueError, match=r"segments need rows that lie whole.*no KV cache"):
+    with pytest.raises(ValueError, match=r"segments need whole rows.*no KV cache"):
         apply(model, params, tokens, tokens, **given)

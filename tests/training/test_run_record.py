@@ -8,6 +8,7 @@ from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
+from compass_jax.config import named_correction
 from compass_jax.runs import machine
 from compass_jax.runs.metric_help import metric_help
 from compass_jax.training.rl import run_rl
@@ -20,13 +21,12 @@ def run(tmp_path_factory):
     more = dataclasses.replace(source, label="other", size=40)
     folder = tmp_path_factory.mktemp("recorded") / "rl"
     stages = dataclasses.replace(base.rl.zero_variance, grow_to=8, grow_temperature=1.6)
-    correction = dataclasses.replace(base.rl.correction, name="tis")
     return evolve(
         base,
         run_dir=str(folder),
         data={"sources": (source, more)},
         evaluation={"start": True},
-        rl={"steps": 3, "zero_variance": stages, "correction": correction},
+        rl={"steps": 3, "zero_variance": stages, "correction": named_correction("tis")},
     ), folder
 
 
