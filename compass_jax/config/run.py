@@ -70,7 +70,9 @@ class RunConfig(Section):
     """Trackers that receive the metrics besides metrics.jsonl; none: metrics.jsonl alone."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "callbacks", tuple(map(named.absolute, self.callbacks)))
+        super().__post_init__()
+        if isinstance(self.callbacks, list | tuple):  # `validate` refuses another type
+            object.__setattr__(self, "callbacks", tuple(map(named.absolute, self.callbacks)))
 
     @property
     def directory(self) -> str:
