@@ -26,12 +26,12 @@ def train(
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains a model by reinforcement learning, as `compass train --model ... --data ...` does.
-    Returns the last step's metrics and the evaluation. The same call goes on with its run.
+    Returns the last step's metrics and the evaluation. The same call resumes its run.
 
     Args:
         model: a Hugging Face folder or a run directory, with its tokenizer.
         data: files of prompts (docs/data.md), folders of them, or tasks, "my_tasks.py:task".
-        reward: what judges an answer: a function of a module or file, its name, or the weights of
+        reward: the verifier: a function of a module or file, its name, or the weights of
             several. It runs in processes of its own, which import its file again: a script has to
             start the training under `if __name__ == "__main__":`.
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.

@@ -1,4 +1,4 @@
-"""A whole RL run: its rooms are opened, it trains, evaluates and saves, and ends where it can."""
+"""A whole RL run: trains, evaluates and saves in stages, and ends where it can be resumed."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ def run_rl(
     strict: bool = False,
     enough: Callable[[], bool] = never_stop,
 ) -> dict[str, Any]:
-    """Trains until `rl.steps`, resuming what the run directory holds; returns the last metrics and
-    the evaluations.
+    """Trains until `rl.steps`, resuming the run directory; returns the last metrics and the
+    evaluations.
 
     Args:
-        lost_log: go on where lines of the logs are missing that the checkpoint counts.
-        strict: end, with the state saved and exit status STRICT, where rewards say nothing.
-        enough: whether the run ends before the next step, as if `rl.steps` were reached.
+        lost_log: whether to continue if the logs lack lines that the checkpoint counts.
+        strict: whether to end, with the state saved and exit status STRICT, if rewards carry no
+            information.
+        enough: whether to end before the next step, as if `rl.steps` were reached.
     """
     config.validate_for_rl()
     with (
@@ -94,8 +95,8 @@ def _run_stage(
     said: set[str],
     enough: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Trains to the end of the stage in which the run is. Its trainer is gone afterwards, and with
-    it what it had on the devices.
+    """Trains to the end of the run's current stage. Its trainer, with its arrays on the devices, is
+    released afterwards.
     """
     trainer = RLTrainer(config, scorer, stop, telemetry, said)
     if strict:

@@ -60,10 +60,10 @@ from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 
 
 class SFTTrainer:
-    """State of one run. `steps()` yields each update's metrics; `save()` writes a checkpoint.
+    """The state of one run. `steps()` yields each update's metrics; `save()` writes a checkpoint.
 
-    Another kind of examples is a subclass with a STAGE, `examples`, `micro_batches` and `gradients`
-    of its own (training/scalar.py).
+    Another kind of examples is a subclass with its STAGE, `examples`, `micro_batches` and
+    `gradients` (training/scalar.py).
     """
 
     STAGE = "sft"
@@ -93,7 +93,7 @@ class SFTTrainer:
         self._restore_or_start()
 
     def examples(self) -> tuple[Sequence[Any] | StreamedExamples, dict[str, int]]:
-        """Returns the examples and their counts (see `sft_records`)."""
+        """Returns the training examples, and the counts of their reading (see `sft_records`)."""
         return sft_records(self.config, self.tokenizer, self.telemetry.note)
 
     def _restore_or_start(self) -> None:
@@ -126,7 +126,7 @@ class SFTTrainer:
         self.telemetry.restore(meta["telemetry"])
 
     def header(self) -> list[str]:
-        """The first lines that a person sees."""
+        """Returns the run's first lines."""
         work = work_in_words(self.data_stats)
         parameters = sum(x.size for x in jax.tree.leaves(self.state.params))
         memory = memory_line(self.config, self.STAGE)
@@ -180,9 +180,9 @@ class SFTTrainer:
             )
 
     def micro_batches(self, examples: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """What `gradients` takes of each micro-batch of an update: (tokens, lengths, weights, share
-        of the weights, segments). All weights add up to 1: the loss is the mean over the batch's
-        assistant tokens.
+        """Yields the arguments of `gradients` for each micro-batch of an update: (tokens, lengths,
+        weights, share of the weights, segments). All weights sum to 1: the loss is the mean over
+        the batch's assistant tokens.
         """
         rows = (packed if self.sft.packing else padded)(examples, self.sft.buckets[-1])
         count = max(rows.learnt.sum(), 1.0)
@@ -194,24 +194,24 @@ class SFTTrainer:
             yield part.tokens, part.lengths, part.learnt / count, share, part.segments
 
     def gradients(self, *arrays: Any) -> tuple[Any, Diagnostics]:
-        """One micro-batch's part of the gradient, and its diagnostics."""
+        """Returns one micro-batch's part of the gradient, and its diagnostics."""
         *rows, segments = arrays
         aux_coef = self.sft.router_aux_coef
         return step.sft_gradients(self.model, self.state.params, *rows, aux_coef, segments)
 
     def planned(self, lengths: np.ndarray, rows: int = 1) -> list[MicroBatch]:
-        """Micro-batches of examples of these lengths, each of which has so many rows."""
+        """Returns micro-batches of examples with these lengths, each example with `rows` rows."""
         multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
         tokens = max(1, self.sft.micro_batch_tokens // rows)
         return plan(lengths, self.sft.buckets, tokens, rows_multiple=multiple)
 
     def _update(self, examples: Sequence[Any]):
-        """One update, its gradient summed over micro-batches."""
+        """Runs one update, with its gradient summed over micro-batches."""
         total, parts = None, list[Diagnostics]()
         for arrays in stoppable(lambda: self.stop.requested, self.micro_batches(examples), parts):
             grads, found = self.gradients(*arrays)
             total = step.add(total, grads)
-            del grads  # else they would lie there through the next forward and backward
+            del grads  # frees their memory before the next forward and backward
             tokens, lengths = arrays[:2]
             area = jnp.float32(tokens.size)
             parts.append({**found, "padding_frac": (area - jnp.float32(lengths.sum()), area)})
