@@ -75,7 +75,11 @@ def config_from_dict(
         known = {family: find(family).model_type}
     names = [name for name, model_type in known.items() if model_type == kind]
     if not names:
-        more = "; your own by the family path/file.py:FAMILY" if family is None else ""
+        more = (
+            "; another one by a family file: compass import-hf FOLDER OUT --family"
+            " path/file.py:FAMILY, then --model OUT"
+        )
+        more = more if family is None else ""
         words = unsupported("model_type", kind, " | ".join(known.values()) + more)
         raise UnsupportedModel(f"{where}: {words}")
     return find(names[0]).read(raw, where, names[0])
