@@ -49,7 +49,8 @@ _DROPPED = re.compile(
 )
 _WITHOUT_ARGUMENT = re.compile("tag|label|phantom|[hv]space")
 _TEXTS = re.compile(
-    r"text(?:bf|it|rm|normal|sf|tt|up|md|sc)?|[mh]box|math(?:rm|it|sf|tt|normal)|operatorname\*?|emph"
+    r"text(?:bf|it|rm|normal|sf|tt|up|md|sc)?|[mh]box|math(?:rm|it|sf|tt|normal)"
+    r"|operatorname\*?|emph"
 )
 _UNWRAPPED = re.compile(
     r"boxed|f(?:rame)?box|bold(?:symbol)?|[bp]mb?|underline|cancel|smash|ensuremath"
