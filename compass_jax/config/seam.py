@@ -1,8 +1,8 @@
 """Settings whose value is an object of a class that a user can define.
 
-`rl.objective` and `rl.advantage` are such settings. Each has a base class derived from `Seam`. A
-subclass is a frozen dataclass whose fields are its settings. The configuration names it by `name`:
-a short name of this package (`espo`), or a user's class as `module:Class` or
+`rl.objective`, `rl.advantage` and `rl.correction` are such settings. Each has a base class derived
+from `Seam`. A subclass is a frozen dataclass whose fields are its settings. The configuration names
+it by `name`: a short name of this package (`espo`), or a user's class as `module:Class` or
 `path/to/file.py:Class`.
 """
 
