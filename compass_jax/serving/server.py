@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import h11
@@ -15,14 +16,19 @@ from compass_jax.serving.metrics import CONNECTIONS
 
 
 class Connection(H11Protocol):
-    """A uvicorn connection whose own errors are in OpenAI's format."""
+    """A uvicorn connection whose own errors are in OpenAI's format. At most `max_connections` are
+    open; uvicorn's own `limit_concurrency` would reject only the request, and in plain text.
+    """
+
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_connections = max_connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Closes a connection beyond the limit with an error."""
         super().connection_made(transport)
-        # uvicorn would reject only the request, and in plain text
-        limit, self.limit_concurrency = self.limit_concurrency, None
-        if limit is not None and len(self.connections) > limit:
+        limit = self.max_connections
+        if len(self.connections) > limit:
             self._refuse(ApiError(f"{limit} connections are open: try again later", status=503))
 
     def send_400_response(self, msg: str) -> None:
@@ -51,7 +57,7 @@ def http_server(app: Any, limits: Limits) -> uvicorn.Server:
     """
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=partial(Connection, max_connections=limits.connections),  # type: ignore[arg-type]
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -59,7 +65,6 @@ def http_server(app: Any, limits: Limits) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections,
         timeout_keep_alive=limits.idle_s,
         timeout_graceful_shutdown=limits.stop_s,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=limits.header_bytes,
