@@ -17,6 +17,7 @@ from compass_jax.config import (
     MeshConfig,
     ModelConfig,
     MoEConfig,
+    YarnRope,
 )
 from compass_jax.config.io import config_from_json, config_to_json, from_plain, to_plain
 from compass_jax.config.ranges import Characters, Range, field_hints, options
@@ -62,6 +63,8 @@ MEANT = {
     "none": {
         "rollout_mesh",
         "model.moe",
+        "model.rope_scaling",
+        "model.rope_scaling.attention_factor",
         "rewards.judge",
         "rewards.smallest_gap",
         "rewards.conversation_s",
@@ -90,7 +93,7 @@ def whole_run():
     sft = dataclasses.replace(base.sft, files=("a.jsonl",), answers=(("sum", 4, 1),))
     return evolve(
         base,
-        model={"moe": moe},
+        model={"moe": moe, "rope_scaling": YarnRope(4.0, 32, attention_factor=1.0)},
         rollout_mesh=MeshConfig(),
         data={"sources": sources},
         rewards={"judge": judge},

@@ -27,6 +27,7 @@ from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
+from compass_jax.config.rope import LinearRope, Llama3Rope, RopeScaling, YarnRope
 from compass_jax.config.run import RunConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
@@ -48,6 +49,8 @@ __all__ = [
     "EvalSet",
     "FileSource",
     "JudgeConfig",
+    "LinearRope",
+    "Llama3Rope",
     "LogConfig",
     "MeshConfig",
     "MoEConfig",
@@ -59,12 +62,14 @@ __all__ = [
     "RLStage",
     "RewardConfig",
     "RolloutConfig",
+    "RopeScaling",
     "RunConfig",
     "SFTConfig",
     "ScalarJudgeConfig",
     "Seam",
     "ShapingConfig",
     "TaskSource",
+    "YarnRope",
     "ZeroVarianceConfig",
     "named_correction",
     "seam_class",

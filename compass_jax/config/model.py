@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import CountOrOff, Name, Range, Section, Tokens
+from compass_jax.config.rope import RopeScaling, YarnRope
 
 Width = Annotated[int, Range(1, 2**20)]
 Heads = Annotated[int, Range(1, 65_536)]
@@ -59,6 +60,8 @@ class ModelConfig(Section):
     """Mixture-of-experts layers; None: every layer is dense."""
     rope_theta: Annotated[float, Range(1, 1e15)] = 1_000_000.0
     """Base of the rotary frequencies (a number; HF rope_theta)."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary frequencies to longer sequences (HF rope_scaling); None: none."""
     norm_eps: Annotated[float, Range(1e-30, 1)] = 1e-6
     """Epsilon that norms add to the mean square (a number; HF rms_norm_eps)."""
     tie_embeddings: bool = False
@@ -104,6 +107,12 @@ class ModelConfig(Section):
             self.head_dim % 2 == 0,
             f"{key}.head_dim = {self.head_dim}: rotary embeddings need an even size",
         )
+        if self.rope_scaling is not None:
+            self.rope_scaling.validate(f"{key}.rope_scaling")
+            check(
+                self.rope_theta > 1 or not isinstance(self.rope_scaling, YarnRope),
+                f"{key}.rope_theta = {self.rope_theta}: YaRN needs a base above 1",
+            )
         experts = 0
         if self.moe is not None:
             check(

@@ -28,8 +28,15 @@ from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig
 from compass_jax.config.ranges import shown
-from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, ROPE_KEYS, says_no_maths
+from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
+from compass_jax.families.rope import (
+    rope_problems,
+    rope_scaling,
+    rope_theta,
+    thetas_of,
+    written_scaling,
+)
 
 
 class Tensor(NamedTuple):
@@ -143,6 +150,7 @@ class Family:
         attention: the variants that the family's class can express; the first is its default.
         defaults: key of config.json -> the class's value where the key is absent.
         fixed: key -> the class's constant value; an export leaves these keys out.
+        rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
     """
 
     model_type: str
@@ -156,6 +164,7 @@ class Family:
     )
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rope: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, mapping, fields in (
@@ -201,6 +210,7 @@ class Family:
         ]:
             raise UnsupportedModel(_in_one(where, problems))
         hidden, heads = raw_config.integer(key["hidden"]), raw_config.integer(key["heads"])
+        positions = raw_config.integer(key["max_positions"])
         try:
             config = ModelConfig(
                 family=name,
@@ -212,10 +222,11 @@ class Family:
                 head_dim=raw_config.integer(key["head_dim"], hidden // max(heads, 1)),
                 ffn=raw_config.integer(key["ffn"]),
                 moe=self._moe(raw_config),
-                rope_theta=_rope_theta(Raw(declared, where), raw_config.get("rope_theta")),
+                rope_theta=rope_theta(Raw(declared, where), raw_config.get("rope_theta")),
+                rope_scaling=rope_scaling(Raw(declared, where), positions),
                 norm_eps=raw_config.number(key["norm_eps"]),
                 tie_embeddings=raw_config.flag(key["tie_embeddings"]),
-                max_positions=raw_config.integer(key["max_positions"]),
+                max_positions=positions,
                 init_std=raw_config.number(key["init_std"], 0.02),
                 **self._attention(raw_config)._asdict(),
             )
@@ -241,7 +252,7 @@ class Family:
             "model_type": self.model_type,
             "hidden_act": "silu",
             "rope_theta": config.rope_theta,
-            "rope_scaling": None,
+            "rope_scaling": written_scaling(config.rope_scaling),
             "attention_dropout": 0.0,
             "use_sliding_window": False,
             "sliding_window": None,  # classes without use_sliding_window may have a default
@@ -274,6 +285,12 @@ class Family:
                 f"model.qk_norm, qkv_bias, o_bias = {tuple(actual)}: a Hugging Face"
                 f" {config.family} model has {' or '.join(str(tuple(x)) for x in self.attention)},"
                 " so this model cannot be exported"
+            )
+        scaled = written_scaling(config.rope_scaling)
+        if scaled is not None and scaled["rope_type"] not in self.rope:
+            raise UnsupportedModel(
+                f"model.rope_scaling is of type {scaled['rope_type']}: the family {config.family}"
+                f" has {' or '.join(self.rope) or 'none'}, so this model cannot be exported"
             )
         values = self._values(config) | {"rope_theta": config.rope_theta}
         for key, value in self.fixed.items():
@@ -346,7 +363,7 @@ class Family:
             lines.append(unsupported("sliding_window", raw.get("sliding_window"), hint))
         if raw.get("architectures") not in (None, [], [self.architecture]):
             lines.append(unsupported("architectures", raw.get("architectures"), self.architecture))
-        return lines + self._other_attention(raw) + _scaled_rope(declared)
+        return lines + self._other_attention(raw) + rope_problems(declared, self.rope)
 
     def _other_attention(self, raw: Raw) -> list[str]:
         """Returns the messages of `_unsupported` about biases, norms and layers of attention."""
@@ -379,7 +396,7 @@ class Family:
         elif self.moe_keys is not None:
             required += (key for field, key in self.moe_keys.items() if field != "experts")
         absent = [key for key in dict.fromkeys(required) if raw.get(key) is None]
-        if not _thetas(declared) and raw.get("rope_theta") is None:
+        if not thetas_of(declared) and raw.get("rope_theta") is None:
             absent.append("rope_theta")
         if not absent:
             return []
@@ -398,53 +415,3 @@ def _in_one(where: str, problems: list[str]) -> str:
     if len(problems) == 1:
         return f"{where}: {problems[0]}"
     return "\n  ".join([f"{where} is not supported:", *problems])
-
-
-def _scaled_rope(declared: dict[str, Any]) -> list[str]:
-    """Returns a message for rotary embeddings that are scaled or partial, or have an unknown key,
-    which would change the angles.
-    """
-    lines = []
-    for field in ("rope_scaling", "rope_parameters"):
-        rope = declared.get(field)
-        if rope is None:
-            continue
-        known = isinstance(rope, dict) and set(rope) <= ROPE_KEYS
-        if (
-            not known
-            or any(rope.get(key, "default") != "default" for key in ("rope_type", "type"))
-            or rope.get("partial_rotary_factor", 1.0) != 1.0
-        ):
-            hint = "rope_type 'default' with rope_theta, over the whole head"
-            lines.append(unsupported(field, rope, hint))
-    return lines
-
-
-def _thetas(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the objects of config.json that have a rope_theta, by name."""
-    places = [("rope_theta", declared)]
-    places += [
-        (field, declared[field])
-        for field in ("rope_scaling", "rope_parameters")
-        if field in declared
-    ]
-    return {
-        field: values
-        for field, values in places
-        if isinstance(values, dict) and values.get("rope_theta") is not None
-    }
-
-
-def _rope_theta(raw: Raw, default: Any) -> float:
-    """Returns theta of plain rotary embeddings. Raises WeightsError where two fields disagree."""
-    thetas = {
-        field: Raw(values, f"{raw.where}: {field}").number("rope_theta")
-        for field, values in _thetas(raw.values).items()
-    }
-    if len(set(thetas.values())) > 1:
-        raise WeightsError(
-            f"{raw.where}: "
-            + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items())
-            + "; they disagree"
-        )
-    return next(iter(thetas.values()), default)

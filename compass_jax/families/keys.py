@@ -20,8 +20,6 @@ ALWAYS_READ = {
     "qkv_bias",
     "use_qk_norm",
 }
-# of rope_scaling and rope_parameters
-ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 # Ids of tokens, the files' history, versions of tools, and kernels that compute the same.
 _METADATA = re.compile(
     r"\w*_token_(ids?|index)|\w*name_or_path|\w*commit_hash|\w*_version"

@@ -16,6 +16,7 @@ from compass_jax.config import ModelConfig
 from compass_jax.model.kernels import decode_fits, splash_causal, splash_fits
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
+from compass_jax.model.rope import apply_rope
 from compass_jax.sharding import Placement, constrain
 
 
@@ -48,28 +49,6 @@ def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> F
     return (wide * inverse).astype(x.dtype) * scale.astype(x.dtype).reshape(
         (1,) * (x.ndim - 1) + (-1,)
     )
-
-
-def rope_tables(
-    positions: Int[Array, "b t"], head_dim: int, theta: float, dtype
-) -> tuple[Float[Array, "b t 1 d"], Float[Array, "b t 1 d"]]:
-    """Computes cosine and sine of the rotary angles once for all layers; the two halves of a head
-    rotate together.
-    """
-    wide = at_least_float32(dtype)
-    frequency = 1.0 / theta ** (jnp.arange(0, head_dim, 2, dtype=wide) / head_dim)
-    angle = positions.astype(wide)[..., None] * frequency[None, None, :]
-    angle = jnp.concatenate([angle, angle], axis=-1)[:, :, None, :]
-    return jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
-
-
-def apply_rope(x: Float[Array, "b t h d"], tables) -> Float[Array, "b t h d"]:
-    """Applies rotary position embedding (arXiv 2104.09864) in the half-split form of the Hugging
-    Face families.
-    """
-    cos, sin = tables
-    first, second = jnp.split(x, 2, axis=-1)
-    return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 
 
 def _project(x, params, name: str, heads: int):

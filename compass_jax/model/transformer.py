@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import ComputeConfig, ModelConfig
-from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm, rope_tables
+from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm
 from compass_jax.model.experts.build import Experts, build
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
 from compass_jax.model.params import (
@@ -32,6 +32,7 @@ from compass_jax.model.params import (
     unstack_run,
 )
 from compass_jax.model.quantize import any_quantized, matmul, quantized_zeros
+from compass_jax.model.rope import rope_tables
 from compass_jax.sharding import Placement, constrain
 
 Cache = tuple[LayerCache, ...]
@@ -100,7 +101,11 @@ class Transformer(nn.Module):
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
         x = constrain(self.placement, x, "batch", "tokens", None)
         tables = rope_tables(
-            positions, config.head_dim, config.rope_theta, compute.dtype_of("attention")
+            positions,
+            config.head_dim,
+            config.rope_theta,
+            compute.dtype_of("attention"),
+            config.rope_scaling,
         )
         experts = build(config, compute, self.placement, self.layout)
         block = _Block(

@@ -35,7 +35,7 @@ CASES = {
     "qwen2": (None, {}),
     "qwen3": (None, dict(head_dim=16)),
     "qwen3_moe": (None, EXPERTS),
-    "llama": (LLAMA, {}),
+    "llama": (None, {}),
     "mistral": (MISTRAL, dict(sliding_window=None)),
     "mixtral": (MIXTRAL, dict(num_local_experts=5, num_experts_per_tok=2)),
 }

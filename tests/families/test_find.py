@@ -109,7 +109,7 @@ def test_a_familys_file_is_kept_by_its_absolute_path(tmp_path, monkeypatch):
 
 
 def test_each_file_of_the_package_is_a_family_of_its_name():
-    assert tuple(own()) == ("qwen2", "qwen3", "qwen3_moe")
+    assert tuple(own()) == ("llama", "qwen2", "qwen3", "qwen3_moe")
     assert all(family.model_type == name for name, family in own().items())
 
 
@@ -126,7 +126,7 @@ def test_the_common_table_names_every_parameter_that_a_family_can_have():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("llama", "model.family = 'llama': no such family; there are qwen2, qwen3, qwen3_moe, and"),
+        ("gemma", "model.family = 'gemma': no such family; there are llama, qwen2, qwen3, qwen3"),
         ("absent.py:FAMILY", ": there is no file absent.py"),
         ("acorn.py:OTHER", "acorn.py has no OTHER"),
         ("acorn.py:NAMES", "is a dict, a Family is expected"),
@@ -153,10 +153,10 @@ def test_a_model_that_its_family_has_not_is_refused_before_a_run(tmp_path, capsy
         with pytest.raises(ConfigError, match=message):
             check(dataclasses.replace(MODEL, **changes))
     assert (
-        cli.main(["train", "tests/tiny_run.py", "--model.family", "llama", "--dry-run", "--json"])
+        cli.main(["train", "tests/tiny_run.py", "--model.family", "gemma", "--dry-run", "--json"])
         == 2
     )
-    assert "model.family = 'llama': no such family" in capsys.readouterr().err
+    assert "model.family = 'gemma': no such family" in capsys.readouterr().err
 
 
 def test_a_parameter_without_a_tensor_and_a_folder_of_another_family_are_refused(acorn):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from compass_jax.config import ModelConfig
-from compass_jax.model.attention import LayerCache, apply_rope, attention, rms_norm, rope_tables
+from compass_jax.model.attention import LayerCache, attention, rms_norm
+from compass_jax.model.rope import apply_rope, rope_tables
 
 HEADS, KV, HEAD, HIDDEN = 4, 2, 6, 10
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hf_models import randomise
 
 from compass_jax.config import ComputeConfig
 from compass_jax.model.logprobs import head_weights, logits_of, token_logprobs
@@ -77,31 +78,6 @@ CASES = {
     ),
 }
 PROMPTS, NEW = np.array([[3, 141, 59, 26, 53, 58, 97], [9, 79, 32, 38, 46, 26, 43]], np.int32), 64
-
-
-def randomise(model, seed):
-    """Every parameter random, norms and biases too, in scales that give logits of std above 1 and
-    distinct router choices.
-    """
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    for name, p in model.named_parameters():
-        noise = torch.randn(p.shape, generator=generator)
-        if "norm" in name:
-            p.data = 1 + 0.3 * noise
-        elif name.endswith("bias"):
-            p.data = 0.5 * noise
-        elif "embed_tokens" in name or "lm_head" in name:
-            p.data = 0.3 * noise
-        # what the layers write outweighs the embedding, or a tied model would repeat its last token
-        # for ever
-        else:
-            p.data = (
-                (4.0 if "o_proj" in name or "down_proj" in name else 1.5)
-                * noise
-                / p.shape[-1] ** 0.5
-            )
 
 
 @pytest.fixture(scope="module", params=CASES)

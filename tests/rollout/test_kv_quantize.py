@@ -12,9 +12,10 @@ from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, named_correction
-from compass_jax.model.attention import LayerCache, attention, rope_tables
+from compass_jax.model.attention import LayerCache, attention
 from compass_jax.model.params import to_decode
 from compass_jax.model.quantize import Quantized, dequantize, kind_of, quantize, quantized_zeros
+from compass_jax.model.rope import rope_tables
 from compass_jax.model.transformer import Transformer, init_cache
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine

@@ -1,0 +1,136 @@
+"""Rotary embeddings in a Hugging Face `config.json`: their base and their scaling, in the spelling
+of the hub (`rope_theta`, `rope_scaling`) and in that of transformers 5 (`rope_parameters`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from compass_jax.config import LinearRope, Llama3Rope, RopeScaling, YarnRope
+from compass_jax.families.raw import Raw, WeightsError, unsupported
+
+_ORIGINAL = "original_max_position_embeddings"
+_PLACES = ("rope_scaling", "rope_parameters")
+_PLAIN_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+# rope_type -> its class.
+CLASSES: Mapping[str, type[Any]] = {"linear": LinearRope, "llama3": Llama3Rope, "yarn": YarnRope}
+SCALED = tuple(CLASSES)
+
+
+def _key(field: str) -> str:
+    """Returns the key of config.json for a field of a scaling's class."""
+    return _ORIGINAL if field == "original_positions" else field
+
+
+def rope_problems(declared: dict[str, Any], scaled: tuple[str, ...]) -> list[str]:
+    """Returns a message for rotary embeddings that are partial, are scaled in a way that is not
+    among the types `scaled`, or have an unknown key, which would change the angles.
+    """
+    lines = []
+    for field in _PLACES:
+        rope = declared.get(field)
+        if rope is None:
+            continue
+        types = _types(rope)
+        known = _PLAIN_KEYS | {
+            _key(x.name) for t in types & set(scaled) for x in dataclasses.fields(CLASSES[t])
+        }
+        if (
+            not isinstance(rope, dict)
+            or not set(rope) <= known
+            or len(types) > 1
+            or not types <= {"default", *scaled}
+            or rope.get("partial_rotary_factor", 1.0) != 1.0
+        ):
+            hint = "rope_type 'default' with rope_theta, over the whole head"
+            hint += f"; or rope_type {', '.join(scaled)}" if scaled else ""
+            lines.append(unsupported(field, rope, hint))
+    return lines
+
+
+def _types(rope: Any) -> set[str]:
+    """Returns the types that rope_type and type name; they are alike in a sound file."""
+    names = [rope[key] for key in ("rope_type", "type") if key in rope]
+    return {name for name in names if isinstance(name, str)} or {"default"}
+
+
+def rope_theta(raw: Raw, default: Any) -> float:
+    """Returns the base of rotary embeddings. Raises WeightsError where two fields disagree."""
+    thetas = {
+        field: Raw(values, f"{raw.where}: {field}").number("rope_theta")
+        for field, values in thetas_of(raw.values).items()
+    }
+    if len(set(thetas.values())) > 1:
+        raise WeightsError(
+            f"{raw.where}: "
+            + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items())
+            + "; they disagree"
+        )
+    return next(iter(thetas.values()), default)
+
+
+def thetas_of(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the objects of config.json that have a rope_theta, by name."""
+    places = [("rope_theta", declared)]
+    places += [(field, declared[field]) for field in _PLACES if field in declared]
+    return {
+        field: values
+        for field, values in places
+        if isinstance(values, dict) and values.get("rope_theta") is not None
+    }
+
+
+def rope_scaling(raw: Raw, max_positions: int) -> RopeScaling | None:
+    """Returns the scaling of rotary embeddings. Raises WeightsError for a missing or malformed
+    value, and where two fields disagree.
+    """
+    scalings = {
+        field: _scaling(Raw(raw.values[field], f"{raw.where}: {field}"), raw, max_positions)
+        for field in _PLACES
+        if raw.get(field) is not None
+    }
+    if len(set(scalings.values())) > 1:
+        raise WeightsError(f"{raw.where}: rope_scaling and rope_parameters disagree; remove one")
+    return next(iter(scalings.values()), None)
+
+
+def _scaling(rope: Raw, raw: Raw, max_positions: int) -> RopeScaling | None:
+    (kind,) = _types(rope.values)
+    if kind == "default":
+        return None
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(CLASSES[kind]):
+        key = _key(field.name)
+        if key == _ORIGINAL:
+            values[field.name] = _original_positions(rope, raw, max_positions)
+        elif field.name == "truncate":
+            values[field.name] = rope.flag(key, field.default)
+        elif field.default is dataclasses.MISSING or rope.get(key) is not None:
+            values[field.name] = rope.number(key)
+    return CLASSES[kind](**values)
+
+
+def _original_positions(rope: Raw, raw: Raw, max_positions: int) -> int:
+    """Returns the longest sequence of pretraining: in the object, beside it, or else that of the
+    model. Raises WeightsError where two disagree.
+    """
+    given = {place.integer(_ORIGINAL) for place in (rope, raw) if place.get(_ORIGINAL) is not None}
+    if len(given) > 1:
+        raise WeightsError(
+            f"{raw.where}: {_ORIGINAL} = {raw.get(_ORIGINAL)}, and {rope.get(_ORIGINAL)} in"
+            f" {rope.where.rpartition(' ')[2]}; they disagree"
+        )
+    return next(iter(given), max_positions)
+
+
+def written_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    """Returns the value of `rope_scaling` in config.json."""
+    if scaling is None:
+        return None
+    kind = next(name for name, cls in CLASSES.items() if isinstance(scaling, cls))
+    values = {_key(name): value for name, value in dataclasses.asdict(scaling).items()}
+    optional = {"attention_factor": None, "mscale": 0.0, "mscale_all_dim": 0.0}
+    absent = [key for key, value in optional.items() if values.get(key, ...) == value]
+    return {"rope_type": kind} | {key: x for key, x in values.items() if key not in absent}

@@ -1,0 +1,166 @@
+"""Each family against transformers, on two odd configurations: logits, greedy tokens through the
+engine, weights bit for bit, and router replay.
+"""
+
+import copy
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hf_folders import assert_same_bits, tensors_of
+from hf_models import random_model, reference_greedy, reference_logits
+
+from compass_jax.config import ComputeConfig, RolloutConfig
+from compass_jax.model.logprobs import head_weights, logits_of
+from compass_jax.model.params import to_decode
+from compass_jax.model.transformer import Transformer, apply
+from compass_jax.records import Prompt
+from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.weights.convert import export_hf, import_hf
+from compass_jax.weights.hf import load_params
+from compass_jax.weights.hf_config import read_hf_config, write_hf_config
+
+COMMON = dict(
+    vocab_size=157,
+    hidden_size=40,
+    intermediate_size=56,
+    max_position_embeddings=128,
+    num_hidden_layers=3,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+CASES = {
+    "llama, llama3": dict(
+        COMMON,
+        model_type="llama",
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=10,
+        rms_norm_eps=1e-4,
+        rope_parameters=LLAMA3 | {"rope_theta": 700.0},
+        tie_word_embeddings=True,
+    ),
+    "llama, yarn": dict(
+        COMMON,
+        model_type="llama",
+        hidden_size=42,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=12,
+        rms_norm_eps=1e-5,
+        attention_bias=True,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=3000.0,
+            factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+        tie_word_embeddings=False,
+    ),
+}
+PROMPT, NEW = np.array([3, 141, 59, 26, 53, 58, 97, 9, 79, 32, 38], np.int32), 64
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    """(model of transformers, its folder, our config, our parameters)."""
+    model = random_model(CASES[request.param])
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    config = read_hf_config(folder)
+    return model, folder, config, load_params(folder, config, "float32")
+
+
+def run(config, params, tokens, **given):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    mask = jnp.ones(tokens.shape, bool)
+    return apply(Transformer(config), params, tokens, positions, mask=mask, **given)
+
+
+def test_logits_equal_those_of_transformers(case):
+    model, _, config, params = case
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 101)).astype(np.int32)
+    reference = reference_logits(model, tokens)
+    out = jax.jit(functools.partial(run, config))(params, jnp.asarray(tokens))
+    logits = logits_of(out.hidden, head_weights(params))
+    assert reference.std() >= 1
+    np.testing.assert_allclose(logits, reference, atol=2e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def greedy_reference(case):
+    return reference_greedy(case[0], PROMPT, NEW)
+
+
+ROWS = RolloutConfig(
+    slots=2, prompt_buckets=(16,), max_new_tokens=NEW, tokens_per_call=16, cache_bucket=16
+)
+ENGINES = {
+    "rows": (ROWS, ComputeConfig()),
+    "pages, scanned": (
+        dataclasses.replace(ROWS, cache_pages=22, page_tokens=8, prefill_chunk=6),
+        ComputeConfig(scan_decode=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_greedy_tokens_through_the_engine_equal_those_of_transformers(
+    case, greedy_reference, engine
+):
+    _, _, config, params = case
+    rollout, compute = ENGINES[engine]
+    layout = "decode_stacked" if compute.scan_decode else "decode"
+    job = Collection(
+        Engine(config, compute, rollout, ()),
+        to_decode(params, layout=layout),
+        [Prompt(0, 0, "", "", PROMPT, "")],
+        1,
+        Purpose.EVAL,
+        0,
+        sampler=Sampler(temperature=0.0),
+    )
+    (sample,) = job
+    assert len(set(greedy_reference)) >= 8
+    assert sample.response.tolist() == greedy_reference
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_go_in_and_out_bit_for_bit(case, tmp_path, dtype):
+    import torch
+
+    model, _, config, _ = case
+    folder = tmp_path / "hf"
+    copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(folder)
+    import_hf(folder, tmp_path / "run")
+    out = export_hf(tmp_path / "run", tmp_path / "out")
+    tensors, exported = tensors_of(folder), tensors_of(out)
+    assert exported.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert_same_bits(exported[name], tensor)
+    assert read_hf_config(out) == config
+
+
+def test_the_config_is_read_back_as_it_is_written(case):
+    from transformers import AutoConfig
+
+    config = case[2]
+    raw = write_hf_config(config)
+    raw |= {key: 0 for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    reference = AutoConfig.for_model(**raw)
+    (folder := case[1] / "again").mkdir(exist_ok=True)
+    reference.save_pretrained(folder)
+    assert read_hf_config(folder) == config

@@ -1,0 +1,61 @@
+"""Random models of transformers in Hugging Face folders, with which tests compare ours."""
+
+import numpy as np
+
+
+def random_model(raw, seed=3, dtype="float32"):
+    """A model of transformers by the keys of its config.json, every parameter random."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    raw = dict(raw)
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomise(model, seed)
+    return model.to(getattr(torch, dtype))
+
+
+def randomise(model, seed):
+    """Every parameter random, norms and biases too, in scales that give logits of std above 1 and
+    distinct router choices.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape, generator=generator)
+        if "norm" in name:
+            p.data = 1 + 0.3 * noise
+        elif name.endswith("bias"):
+            p.data = 0.5 * noise
+        elif "embed_tokens" in name or "lm_head" in name:
+            p.data = 0.3 * noise
+        # what the layers write outweighs the embedding, or a tied model would repeat its last token
+        # for ever
+        else:
+            p.data = (
+                (4.0 if "o_proj" in name or "down_proj" in name else 1.5)
+                * noise
+                / p.shape[-1] ** 0.5
+            )
+
+
+def reference_logits(model, tokens):
+    """The logits `[b t v]` of a model of transformers."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(np.asarray(tokens), dtype=torch.long)).logits.float().numpy()
+
+
+def reference_greedy(model, prompt, new):
+    """`new` greedy tokens of a model of transformers after `prompt`, without its cache."""
+    import torch
+
+    tokens = torch.tensor(np.asarray(prompt)[None], dtype=torch.long)
+    with torch.no_grad():
+        for _ in range(new):
+            token = model(tokens, use_cache=False).logits[:, -1:].argmax(-1)
+            tokens = torch.cat([tokens, token], dim=1)
+    return tokens[0, len(prompt) :].tolist()
