@@ -93,7 +93,8 @@ def whole_run():
     sft = dataclasses.replace(base.sft, files=("a.jsonl",), answers=(("sum", 4, 1),))
     return evolve(
         base,
-        model={"moe": moe, "rope_scaling": YarnRope(4.0, 32, attention_factor=1.0)},
+        model={"moe": moe, "rope_scaling": YarnRope(4.0, 32, attention_factor=1.0)}
+        | {"sliding_window": 8, "full_attention_layers": (1,)},
         rollout_mesh=MeshConfig(),
         data={"sources": sources},
         rewards={"judge": judge},

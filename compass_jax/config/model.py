@@ -72,6 +72,10 @@ class ModelConfig(Section):
     """Add a bias to the projections to queries, keys and values (HF attention_bias)."""
     o_bias: bool = False
     """Add a bias to the attention's output projection."""
+    sliding_window: CountOrOff = 0
+    """Sliding window of attention in tokens, with a token's own (HF sliding_window); 0: none."""
+    full_attention_layers: tuple[Annotated[int, Range(0, 999)], ...] = ()
+    """Numbers, from 0, of the layers without the sliding window (HF layer_types)."""
     max_positions: Tokens = 32_768
     """Longest sequence of the model in tokens (HF max_position_embeddings)."""
     init_std: Annotated[float, Range(0, 1000)] = 0.02
@@ -83,6 +87,10 @@ class ModelConfig(Section):
         return (
             moe is not None and layer not in moe.dense_layers and (layer + 1) % moe.sparse_step == 0
         )
+
+    def window_of(self, layer: int) -> int:
+        """Returns the sliding window of decoder layer `layer`; 0: it attends to all tokens."""
+        return 0 if layer in self.full_attention_layers else self.sliding_window
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -113,6 +121,14 @@ class ModelConfig(Section):
                 self.rope_theta > 1 or not isinstance(self.rope_scaling, YarnRope),
                 f"{key}.rope_theta = {self.rope_theta}: YaRN needs a base above 1",
             )
+        missing = [i for i in self.full_attention_layers if i >= self.layers]
+        layers = f"the model has layers 0..{self.layers - 1}"
+        check(not missing, f"{key}.full_attention_layers {missing}: {layers}")
+        check(
+            self.sliding_window > 0 or not self.full_attention_layers,
+            f"{key}.full_attention_layers = {self.full_attention_layers}: every layer attends to"
+            f" all tokens; set {key}.sliding_window",
+        )
         experts = 0
         if self.moe is not None:
             check(
@@ -120,7 +136,6 @@ class ModelConfig(Section):
                 f"{key}.moe.top_k = {self.moe.top_k}: must be in 1..{self.moe.experts} (experts)",
             )
             missing = [i for i in self.moe.dense_layers if i >= self.layers]
-            layers = f"the model has layers 0..{self.layers - 1}"
             check(not missing, f"{key}.moe.dense_layers {missing}: {layers}")
             experts = self.moe.experts * (3 * self.moe.ffn + 1)
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)

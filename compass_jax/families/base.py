@@ -37,6 +37,7 @@ from compass_jax.families.rope import (
     thetas_of,
     written_scaling,
 )
+from compass_jax.families.windows import Windows
 
 
 class Tensor(NamedTuple):
@@ -92,7 +93,7 @@ def renamed(tensors: Mapping[str, Tensor], changes: Mapping[str, str]) -> dict[s
 
 
 # Field of ModelConfig -> key of config.json.
-KEYS: Mapping[str, str] = {
+KEYS: dict[str, str] = {
     "vocab_size": "vocab_size",
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
@@ -106,7 +107,7 @@ KEYS: Mapping[str, str] = {
     "init_std": "initializer_range",
 }
 # Field of MoEConfig -> key of config.json.
-MOE_KEYS: Mapping[str, str] = {
+MOE_KEYS: dict[str, str] = {
     "experts": "num_experts",
     "top_k": "num_experts_per_tok",
     "ffn": "moe_intermediate_size",
@@ -116,7 +117,7 @@ MOE_KEYS: Mapping[str, str] = {
 }
 _EXPERTS_TOO = "num_local_experts"  # transformers 5's spelling
 _SIZES = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ffn")  # no class has a default
-_FLAGS = {"hidden_act", "use_sliding_window"}  # besides the keys that are read
+_FLAGS = {"hidden_act"}  # besides the keys that are read
 # Defaults of the Qwen classes for keys that config.json lacks.
 QWEN: Mapping[str, Any] = {
     "hidden_act": "silu",
@@ -151,6 +152,7 @@ class Family:
         defaults: key of config.json -> the class's value where the key is absent.
         fixed: key -> the class's constant value; an export leaves these keys out.
         rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
+        windows: the sliding windows that the class has.
     """
 
     model_type: str
@@ -165,6 +167,7 @@ class Family:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rope: tuple[str, ...] = ()
+    windows: Windows = dataclasses.field(default_factory=Windows)
 
     def __post_init__(self) -> None:
         for name, mapping, fields in (
@@ -203,20 +206,20 @@ class Family:
             WeightsError: a field is missing or malformed.
         """
         declared = {key: value for key, value in raw.items() if value is not None}
-        raw_config, key = Raw({**self.defaults, **declared, **self.fixed}, where), self.keys
+        raw_config, key = Raw(self._with_defaults(raw, declared), where), self.keys
         if problems := [
             *self._unsupported(declared, raw_config),
             *self._absent(declared, raw_config),
         ]:
             raise UnsupportedModel(_in_one(where, problems))
         hidden, heads = raw_config.integer(key["hidden"]), raw_config.integer(key["heads"])
-        positions = raw_config.integer(key["max_positions"])
+        layers, positions = (raw_config.integer(key[x]) for x in ("layers", "max_positions"))
         try:
             config = ModelConfig(
                 family=name,
                 vocab_size=raw_config.integer(key["vocab_size"]),
                 hidden=hidden,
-                layers=raw_config.integer(key["layers"]),
+                layers=layers,
                 heads=heads,
                 kv_heads=raw_config.integer(key["kv_heads"]),
                 head_dim=raw_config.integer(key["head_dim"], hidden // max(heads, 1)),
@@ -229,17 +232,22 @@ class Family:
                 max_positions=positions,
                 init_std=raw_config.number(key["init_std"], 0.02),
                 **self._attention(raw_config)._asdict(),
+                **self.windows.read(raw_config, layers, key["layers"]),
             )
             config.validate()
         except ConfigError as error:
             raise WeightsError(f"{where} describes an impossible model: {error}") from error
-        kinds = raw_config.get("layer_types")
-        if kinds is not None and len(kinds) != config.layers:
-            raise WeightsError(
-                f"{where}: layer_types has {len(kinds)} entries, {key['layers']} is {config.layers}"
-            )
         raw_config.token_ids(config.vocab_size)
         return config
+
+    def _with_defaults(self, raw: dict[str, Any], declared: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values of config.json, the class's defaults where a key is absent or null,
+        and its constants. A null sliding_window is no window, whatever the default.
+        """
+        defaults = dict(self.defaults)
+        if "sliding_window" in raw:
+            defaults.pop("sliding_window", None)
+        return {**defaults, **declared, **self.fixed}
 
     def write(self, config: ModelConfig, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:
         """Returns the config.json of a model whose weights are stored as `dtype`; `token_ids` has
@@ -254,8 +262,7 @@ class Family:
             "rope_theta": config.rope_theta,
             "rope_scaling": written_scaling(config.rope_scaling),
             "attention_dropout": 0.0,
-            "use_sliding_window": False,
-            "sliding_window": None,  # classes without use_sliding_window may have a default
+            **self.windows.written(config),
             "use_cache": True,
             "torch_dtype": dtype,
         }
@@ -292,6 +299,8 @@ class Family:
                 f"model.rope_scaling is of type {scaled['rope_type']}: the family {config.family}"
                 f" has {' or '.join(self.rope) or 'none'}, so this model cannot be exported"
             )
+        if reason := self.windows.unexported(config):
+            raise UnsupportedModel(f"{reason} in {config.family}, so it cannot be exported")
         values = self._values(config) | {"rope_theta": config.rope_theta}
         for key, value in self.fixed.items():
             if values.get(key, value) != value:
@@ -358,21 +367,14 @@ class Family:
                 f" {self.model_type} model; remove {'this one' if len(unread) == 1 else 'those'}"
                 " that changes nothing that the model computes)"
             )
-        if raw.get("sliding_window") is not None and raw.get("use_sliding_window") is not False:
-            hint = "null, or use_sliding_window false; every layer attends to the whole sequence"
-            lines.append(unsupported("sliding_window", raw.get("sliding_window"), hint))
         if raw.get("architectures") not in (None, [], [self.architecture]):
             lines.append(unsupported("architectures", raw.get("architectures"), self.architecture))
-        return lines + self._other_attention(raw) + rope_problems(declared, self.rope)
+        lines += self._other_attention(raw) + self.windows.problems(raw)
+        return lines + rope_problems(declared, self.rope)
 
     def _other_attention(self, raw: Raw) -> list[str]:
-        """Returns the messages of `_unsupported` about biases, norms and layers of attention."""
-        lines, kinds = [], raw.get("layer_types")
-        if kinds is not None and (
-            not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
-        ):
-            lines.append(unsupported("layer_types", kinds, "'full_attention' in every layer"))
-        biased = raw.get("attention_bias")
+        """Returns the messages of `_unsupported` about biases and norms of attention."""
+        lines, biased = [], raw.get("attention_bias")
         forms = [form for form in self.attention if biased in (None, form.qkv_bias)]
         if biased is not None and not forms and type(biased) is bool:
             hint = f"{str(not biased).lower()} in {self.model_type}, whose class has no other"

@@ -17,6 +17,7 @@ ALWAYS_READ = {
     "attention_bias",
     "layer_types",
     "sliding_window",
+    "use_sliding_window",
     "qkv_bias",
     "use_qk_norm",
 }
@@ -92,7 +93,6 @@ def says_no_maths(key: str) -> bool:
 NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "hidden_act": (("silu",), "'silu'"),
     "hidden_activation": (("silu",), "'silu'"),
-    "use_sliding_window": ((False,), "false; every layer attends to the whole sequence"),
     "partial_rotary_factor": ((1.0,), "1.0"),
     "use_mrope": ((False,), "false"),
     "rope_interleaved": ((False,), "false"),

@@ -88,32 +88,46 @@ CHUNK, MAX_CHUNKS = 32, 8
 
 
 def _causal(
-    q: Float[Array, "b kv g t d"], new: LayerCache, segments: Int[Array, "b t"] | None
+    q: Float[Array, "b kv g t d"],
+    new: LayerCache,
+    segments: Int[Array, "b t"] | None,
+    window: int = 0,
 ) -> Float[Array, "b kv g t d"]:
     """Computes attention within rows, or within their segments, by chunks of queries. A chunk skips
-    the keys after it, nearly half of all scores.
+    the keys after it, nearly half of all scores, and those before its window.
     """
     k, v = _arrays(new)
     t = q.shape[3]
     size, out = max(CHUNK, -(-t // MAX_CHUNKS)), []
     for first in range(0, t, size):
         last = min(t, first + size)
+        start = max(0, first + 1 - window) if window else 0
         queries = q[:, :, :, first:last]
-        seen = LayerCache(k[:, :, :last], v[:, :, :last])
-        visible = np.arange(last)[None, :] <= np.arange(first, last)[:, None]
+        seen = LayerCache(k[:, :, start:last], v[:, :, start:last])
+        visible = _visible(np.arange(first, last)[:, None], np.arange(start, last)[None], window)
         allowed = jnp.asarray(visible)[None]
         if segments is not None:
-            allowed = allowed & (segments[:, first:last, None] == segments[:, None, :last])
+            allowed = allowed & (segments[:, first:last, None] == segments[:, None, start:last])
         out.append(_attend(queries, seen, allowed))
     return out[0] if len(out) == 1 else jnp.concatenate(out, axis=3)
 
 
-def _causal_unchunked(q: Float[Array, "b kv g t d"], new: LayerCache) -> Float[Array, "b kv g t d"]:
+def _causal_unchunked(
+    q: Float[Array, "b kv g t d"], new: LayerCache, window: int = 0
+) -> Float[Array, "b kv g t d"]:
     """Computes attention within rows in one piece, for queries split over devices: chunks would
     cross the split.
     """
     at = jnp.arange(q.shape[3])
-    return _attend(q, new, (at[None, :] <= at[:, None])[None])
+    return _attend(q, new, _visible(at[:, None], at[None], window)[None])
+
+
+def _visible(queries, keys, window: int):
+    """Returns which of the positions `keys` a query at each of the positions `queries` sees: its
+    own and those before it, at most `window` (0: all).
+    """
+    visible = keys <= queries
+    return visible & (keys > queries - window) if window else visible
 
 
 def attention(
@@ -127,6 +141,7 @@ def attention(
     kernel: str = "portable",
     table: Int[Array, "b n"] | None = None,
     segments: Int[Array, "b t"] | None = None,
+    window: int = 0,
 ) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
     """Computes causal self-attention.
 
@@ -139,6 +154,7 @@ def attention(
         kernel: "splash" for rows without a cache, or that fill it (their positions then count from
             0), and for one query per row, at lengths that the kernels accept.
         table: block table of a paged cache; needs one query per row and uses the kernel.
+        window: number of positions that a token sees, its own included; 0: all before it.
     """
     q, k, v = _heads(x, params, tables, config, placement)
     shape = x.shape[0], config.heads, x.shape[1], config.head_dim
@@ -152,17 +168,17 @@ def attention(
     # 8-bit keys are read from the cache, with their rounding.
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
-        out = splash_causal(_scaled(q).reshape(shape), keys, values, placement, segments)
+        out = splash_causal(_scaled(q).reshape(shape), keys, values, placement, segments, window)
     elif cache is None:
         split = placement is not None and placement.token_axis(x.shape[1]) is not None
-        out = _causal_unchunked(q, new) if split else _causal(q, new, segments)
+        out = _causal_unchunked(q, new, window) if split else _causal(q, new, segments, window)
     elif table is not None or (
         kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)
     ):
-        out = _by_kernel(q, cache, positions, table, placement)
+        out = _by_kernel(q, cache, positions, table, placement, window)
     else:
         at = jnp.arange(seen.k.shape[2], dtype=positions.dtype)
-        out = _attend(q, seen, at[None, None, :] <= positions[:, :, None])
+        out = _attend(q, seen, _visible(positions[:, :, None], at[None, None, :], window))
     out = out.reshape(shape)
     out = matmul(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1), params["o"])
     if config.o_bias:
@@ -193,7 +209,7 @@ def _scaled(q: Float[Array, "b kv g t d"]) -> Float[Array, "b kv g t d"]:
     return q * (1.0 / q.shape[-1] ** 0.5)
 
 
-def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement):
+def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, window: int):
     """Computes attention of one query per row with the kernel that reads the cache in place."""
     from compass_jax.model.decode_kernel import decode_attention
 
@@ -204,7 +220,8 @@ def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement):
     k, v = _arrays(stack)
     lengths = positions[:, 0] + 1
     scaled = _scaled(q)[:, :, :, 0]
-    return decode_attention(scaled, k, v, lengths, table, layer, placement)[:, :, :, None]
+    out = decode_attention(scaled, k, v, lengths, table, layer, placement, window)
+    return out[:, :, :, None]
 
 
 def _arrays(cache: LayerCache) -> tuple[Array, Array]:

@@ -2,8 +2,8 @@
 pages.
 
 Blocks of keys come through the block table, as in PagedAttention (arXiv 2309.06180), with a running
-softmax (FlashAttention-2, 2307.08691). Blocks past a slot's length are neither fetched nor
-computed, so that the cost of a step follows the live sequences.
+softmax (FlashAttention-2, 2307.08691). Blocks past a slot's length, and before its sliding window,
+are neither fetched nor computed, so that the cost of a step follows the live sequences.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ def decode_attention(
     table: Int[Array, "b m"] | None,
     layer: Int[Array, ""],
     placement: Placement | None,
+    window: int = 0,
 ) -> Float[Array, "b kv g d"]:
-    """Computes softmax(q k^T) v over the first `lengths` keys of each slot in `layer`. q is scaled
-    by the caller; lengths are at least 1.
+    """Computes softmax(q k^T) v over the first `lengths` keys of each slot in `layer`, of which the
+    last `window` (0: all). q is scaled by the caller; lengths are at least 1.
 
     Without a table, row i of the cache belongs to slot i. With one, page j of slot i is `table[i,
     j]` (only pages below its length are read); over a mesh page ids count within the part of the
     pages on the slot's device.
     """
-    run = partial(_decode, interpret=kernels.INTERPRET)
+    run = partial(_decode, window=window, interpret=kernels.INTERPRET)
     if placement is None:
         return run(q, k, v, lengths, table, layer)
     rows = placement.batch_axes(q.shape[0]) or None
@@ -52,7 +53,7 @@ def decode_attention(
     )(q, k, v, lengths, table, layer)
 
 
-def _decode(q, k, v, lengths, table, layer, interpret: bool):
+def _decode(q, k, v, lengths, table, layer, window: int, interpret: bool):
     b, kv, g, d = q.shape
     positions = k.shape[3]
     if table is None:
@@ -67,7 +68,7 @@ def _decode(q, k, v, lengths, table, layer, interpret: bool):
         layer.reshape(1).astype(jnp.int32),
     )
     one = pl.BlockSpec((None, kv, g, d), lambda i, j, *_: (i, 0, 0, 0))
-    keys = pl.BlockSpec((None, None, kv, size, d), partial(where, size))
+    keys = pl.BlockSpec((None, None, kv, size, d), partial(where, size, window))
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(b, blocks),
@@ -76,7 +77,7 @@ def _decode(q, k, v, lengths, table, layer, interpret: bool):
         scratch_shapes=[pltpu.VMEM((kv, g, n), jnp.float32) for n in (1, 1, d)],
     )
     call = pl.pallas_call(
-        partial(_kernel, size=size, blocks=blocks),
+        partial(_kernel, size=size, blocks=blocks, window=window),
         grid_spec=grid,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         # Slots do not depend on each other: a chip of two cores gives each core half of them.
@@ -98,23 +99,42 @@ def block_tokens(positions: int, token_bytes: int) -> int:
     return next(n for n in sizes if n == 128 or (n <= room and positions % n == 0))
 
 
-def _last_block(size: int, i, lengths):
-    return (lengths[i] - 1) // size
+def _first_key(window: int, length):
+    return jnp.maximum(length - window, 0) if window else 0
 
 
-def _own_row(size: int, i, j, lengths, table, layer):
-    """Returns the index of block j of row i. Past the last block that is needed it repeats that
-    block, which is already in VMEM and not fetched again.
+def _needed(size: int, window: int, i, j, lengths):
+    """Returns block j, or the nearest one that is needed: it is already in VMEM, or will be used,
+    and so no other is fetched.
     """
-    return layer[0], i, 0, jnp.minimum(j, _last_block(size, i, lengths)), 0
+    last = (lengths[i] - 1) // size
+    return jnp.clip(j, _first_key(window, lengths[i]) // size, last)
 
 
-def _page(size: int, i, j, lengths, table, layer):
-    return layer[0], table[i, jnp.minimum(j, _last_block(size, i, lengths))], 0, 0, 0
+def _own_row(size: int, window: int, i, j, lengths, table, layer):
+    """Returns the index of block j of row i."""
+    return layer[0], i, 0, _needed(size, window, i, j, lengths), 0
+
+
+def _page(size: int, window: int, i, j, lengths, table, layer):
+    return layer[0], table[i, _needed(size, window, i, j, lengths)], 0, 0, 0
 
 
 def _kernel(
-    lengths, table, layer, q, k, v, out, largest, total, weighed, *, size: int, blocks: int
+    lengths,
+    table,
+    layer,
+    q,
+    k,
+    v,
+    out,
+    largest,
+    total,
+    weighed,
+    *,
+    size: int,
+    blocks: int,
+    window: int,
 ):
     i, j = pl.program_id(0), pl.program_id(1)
 
@@ -124,13 +144,15 @@ def _kernel(
         total[...] = jnp.zeros(total.shape, jnp.float32)
         weighed[...] = jnp.zeros(weighed.shape, jnp.float32)
 
-    @pl.when(j * size < lengths[i])
+    first = _first_key(window, lengths[i])
+
+    @pl.when((j * size < lengths[i]) & ((j + 1) * size > first))
     def _():
         scores = jax.lax.dot_general(
             q[...], k[...], (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32
         )
         at = j * size + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2)
-        scores = jnp.where(at < lengths[i], scores, _HIDDEN)
+        scores = jnp.where((at < lengths[i]) & (at >= first), scores, _HIDDEN)
         top = jnp.maximum(largest[...], jnp.max(scores, axis=2, keepdims=True))
         weights, keep = jnp.exp(scores - top), jnp.exp(largest[...] - top)
         partial_out = jax.lax.dot_general(

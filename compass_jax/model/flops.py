@@ -25,12 +25,18 @@ def flops_per_token(config: ModelConfig) -> float:
 
 def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> float:
     """Counts the operations of a forward pass over sequences of `lengths` tokens, with causal
-    attention's scores and sums: 2 h d t^2 a layer for t tokens.
+    attention's scores and sums: 2 h d t^2 a layer for t tokens, and 2 h d (2 t - w) w with a
+    sliding window of w < t.
     """
     sizes = np.asarray(lengths, np.float64)
-    return flops_per_token(config) * float(
-        sizes.sum()
-    ) + 2.0 * config.layers * config.heads * config.head_dim * float((sizes**2).sum())
+    squares = 0.0
+    for layer in range(config.layers):
+        seen = np.minimum(sizes, config.window_of(layer) or np.inf)
+        squares += float(((2 * sizes - seen) * seen).sum())
+    return (
+        flops_per_token(config) * float(sizes.sum())
+        + 2.0 * config.heads * config.head_dim * squares
+    )
 
 
 def active_params(config: ModelConfig) -> int:

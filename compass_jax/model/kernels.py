@@ -44,19 +44,21 @@ def splash_causal(
     v: Float[Array, "b kv t d"],
     placement: Placement | None,
     segments: Int[Array, "b t"] | None = None,
+    window: int = 0,
 ) -> Float[Array, "b h t d"]:
-    """Computes causal softmax(q k^T) v, within the segments of each row where they are given. q is
-    scaled by the caller. Scores exist a block at a time, in the backward pass too
-    (FlashAttention-2, arXiv 2307.08691).
+    """Computes causal softmax(q k^T) v, within the segments of each row where they are given, and
+    within the last `window` positions (0: all). q is scaled by the caller. Scores exist a block at
+    a time, in the backward pass too (FlashAttention-2, arXiv 2307.08691).
 
     Over a mesh each device has its rows, its heads, its part of the queries, and all keys of its
     rows.
     """
     b, h, t, _ = q.shape
     if placement is None:
-        return _by_rows(_kernel(h, t, 1), q, k, v, segments, segments)
+        return _by_rows(_kernel(h, t, 1, window), q, k, v, segments, segments)
     axis, rows = placement.token_axis(t), placement.batch_axes(b) or None
-    kernel = _kernel(h // placement.size("tensor"), t, placement.size(axis) if axis else 1)
+    shards = placement.size(axis) if axis else 1
+    kernel = _kernel(h // placement.size("tensor"), t, shards, window)
     queries, keys = P(rows, "tensor", axis, None), P(rows, "tensor", None, None)
 
     specs = kernel.manual_sharding_spec(placement.sharding(None, axis))
@@ -81,7 +83,7 @@ def _by_rows(kernel: Any, q, k, v, of_queries, of_keys):
     return jax.vmap(kernel)(q, k, v, SegmentIds(of_queries, of_keys))
 
 
-def _kernel(heads: int, tokens: int, shards: int) -> Any:
+def _kernel(heads: int, tokens: int, shards: int, window: int) -> Any:
     """Builds the kernel of `heads` heads with queries in `shards` parts."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -97,7 +99,13 @@ def _kernel(heads: int, tokens: int, shards: int) -> Any:
         block_q_dq=block_q,
         block_kv_dq=block_kv,
     )
-    mask = masks.MultiHeadMask([masks.CausalMask((tokens, tokens), shard_count=shards)] * heads)
+    shape = tokens, tokens
+    one = (
+        masks.LocalMask(shape, (window - 1, 0), 0, shard_count=shards)
+        if window
+        else masks.CausalMask(shape, shard_count=shards)
+    )
+    mask = masks.MultiHeadMask([one] * heads)
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(
             mask, block_sizes=sizes, head_shards=1, q_seq_shards=shards, interpret=INTERPRET

@@ -63,18 +63,19 @@ class ParamSpec(NamedTuple):
 
 def layer_runs(config: ModelConfig) -> tuple[Run, ...]:
     """Splits the layers into runs, at each point taking the period that covers the most layers
-    (shortest on a tie).
+    (shortest on a tie). Layers at the same place of a period have the same sliding window.
     """
-    kinds = tuple(config.is_moe(i) for i in range(config.layers))
+    moe = tuple(config.is_moe(i) for i in range(config.layers))
+    kinds = tuple((is_moe, config.window_of(i)) for i, is_moe in enumerate(moe))
     runs, start = [], 0
     while start < len(kinds):
-        best = Run(start, kinds[start : start + 1], 1)
+        best = Run(start, moe[start : start + 1], 1)
         for size in range(1, min(_LONGEST_PERIOD, len(kinds) - start) + 1):
             period, repeats = kinds[start : start + size], 1
             while kinds[start + repeats * size : start + (repeats + 1) * size] == period:
                 repeats += 1
             if (size == 1 or repeats > 1) and repeats * size > best.repeats * len(best.period):
-                best = Run(start, period, repeats)
+                best = Run(start, moe[start : start + size], repeats)
         runs.append(best)
         start += best.repeats * len(best.period)
     return tuple(runs)

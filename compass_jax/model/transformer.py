@@ -24,6 +24,7 @@ from compass_jax.model.experts.build import Experts, build
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
 from compass_jax.model.params import (
     Layout,
+    Run,
     decode_layout,
     init_tree,
     is_stacked,
@@ -171,7 +172,7 @@ class _Block(NamedTuple):
     experts: Experts | None
     segments: Int[Array, "b t"] | None
 
-    def layer(self, x, params, is_moe: bool, routes, cache):
+    def layer(self, x, params, is_moe: bool, routes, cache, window: int):
         """Runs one decoder layer; returns (x, cache, ids or None, stats or None)."""
         config = self.config
         with jax.named_scope("attention"):
@@ -187,6 +188,7 @@ class _Block(NamedTuple):
                 attention_kernel(self.compute),
                 self.table,
                 self.segments,
+                window,
             )
             x = constrain(self.placement, x + y.astype(x.dtype), "batch", "tokens", None)
         y = self._normed(x, params["mlp_norm"], "mlp")
@@ -266,13 +268,18 @@ def attention_kernel(compute: ComputeConfig) -> str:
     return "splash" if jax.default_backend() == "tpu" else "portable"
 
 
-def _period(block: _Block, kinds, params, x, routes, caches):
+def _period(block: _Block, run: Run, params, x, routes, caches):
     """Runs the layers of one period; `routes` is `[moe layers of the period, b t k]`."""
     ids, stats, new, at = [], [], [], 0
-    for j, is_moe in enumerate(kinds):
+    for j, is_moe in enumerate(run.period):
         layer_routes = routes[at] if is_moe and routes is not None else None
         x, cache, used, stat = block.layer(
-            x, params[f"layer_{j}"], is_moe, layer_routes, None if caches is None else caches[j]
+            x,
+            params[f"layer_{j}"],
+            is_moe,
+            layer_routes,
+            None if caches is None else caches[j],
+            block.config.window_of(run.layer(0, j)),
         )
         at += is_moe
         new.append(cache)
@@ -290,7 +297,7 @@ def _flatten_layers(tree):
 def _scan_run(block: _Block, run, params, x, routes):
     def body(carry, scanned):
         layer_params, period_routes = scanned
-        y, out, _ = _period(block, run.period, layer_params, carry, period_routes, None)
+        y, out, _ = _period(block, run, layer_params, carry, period_routes, None)
         return y, out
 
     if block.compute.remat:
@@ -315,7 +322,7 @@ def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
         layer, layer_params, period_routes = scanned
         x, out, new = _period(
             block,
-            run.period,
+            run,
             layer_params,
             x,
             period_routes,
@@ -334,7 +341,7 @@ def _unroll_run(block: _Block, run, params, x, routes, cache):
     outs, new, size, per_period = [], [], len(run.period), sum(run.period)
 
     def period(params, x, period_routes, part):
-        return _period(block, run.period, params, x, period_routes, part)
+        return _period(block, run, params, x, period_routes, part)
 
     if block.compute.remat and cache is None:
         period = jax.checkpoint(period)

@@ -41,10 +41,9 @@ def program_flops(config: RunConfig, name: str, tokens: int) -> float:
     model, rollout = config.model, config.rollout
     kind, _, length = name.partition(" ")
     if kind == "decode":
-        return tokens * (
-            flops_per_token(model)
-            + 4.0 * model.layers * model.heads * model.head_dim * rollout.max_length
-        )
+        longest = rollout.max_length
+        keys = sum(min(longest, model.window_of(i) or longest) for i in range(model.layers))
+        return tokens * (flops_per_token(model) + 4.0 * model.heads * model.head_dim * keys)
     if kind in ("prefill", "resume"):
         bucket = rollout.prompt_buckets[-1] if kind == "prefill" else rollout.max_length
         return forward_flops(model, [bucket] * (tokens // bucket))

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from compass_jax import families
 from compass_jax.commands import against, cli
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family"
+BUILT_IN = Path(families.__file__).parent
 TOKENIZER = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"
-LLAMA, MISTRAL = f"{EXAMPLE / 'llama.py'}:FAMILY", f"{EXAMPLE / 'llama.py'}:MISTRAL"
-MIXTRAL = f"{EXAMPLE / 'mixtral.py'}:FAMILY"
+CWM = f"{EXAMPLE / 'cwm.py'}:FAMILY"
 COMMON = dict(
     vocab_size=384,
     hidden_size=48,
@@ -36,8 +37,9 @@ CASES = {
     "qwen3": (None, dict(head_dim=16)),
     "qwen3_moe": (None, EXPERTS),
     "llama": (None, {}),
-    "mistral": (MISTRAL, dict(sliding_window=None)),
-    "mixtral": (MIXTRAL, dict(num_local_experts=5, num_experts_per_tok=2)),
+    "mistral": (None, dict(sliding_window=20)),
+    "mixtral": (None, dict(num_local_experts=5, num_experts_per_tok=2)),
+    "cwm": (CWM, dict(head_dim=12, sliding_window=11, bos_token_id=1)),
 }
 
 
@@ -48,7 +50,7 @@ def written(folder, kind, tokenizer=True):
 
     torch.set_num_threads(1)
     torch.manual_seed(3)
-    config = AutoConfig.for_model(kind, **COMMON, **CASES[kind][1])
+    config = AutoConfig.for_model(kind, **COMMON | CASES[kind][1])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape)
@@ -100,7 +102,7 @@ WRONG = {  # what a family file for Mixtral may say wrongly
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_family_file_differs(capsys, folders, tmp_path, name):
-    text = (EXAMPLE / "mixtral.py").read_text()
+    text = (BUILT_IN / "mixtral.py").read_text()
     for right, wrong in WRONG[name].items():
         assert right in text
         text = text.replace(right, wrong)
@@ -126,11 +128,11 @@ def test_a_default_that_is_not_the_classs_differs(capsys, folders, tmp_path):
     raw = json.loads((folder / "config.json").read_text())
     del raw["rms_norm_eps"]
     (folder / "config.json").write_text(json.dumps(raw))
-    text = (EXAMPLE / "llama.py").read_text()
+    text = (BUILT_IN / "llama.py").read_text()
     for value, status in ((1e-6, 0), (0.02, 1)):
         file = tmp_path / f"llama_{status}.py"
-        defaults = f'    defaults={{"rms_norm_eps": {value}}},\n    attention='
-        file.write_text(text.replace("    attention=", defaults))
+        assert '"rms_norm_eps": 1e-6' in text
+        file.write_text(text.replace('"rms_norm_eps": 1e-6', f'"rms_norm_eps": {value}'))
         assert compared(capsys, folder, f"{file}:FAMILY")[0] == status
 
 
@@ -142,7 +144,7 @@ def test_what_cannot_be_compared_is_said(capsys, folders, tmp_path, monkeypatch)
     folder = shutil.copytree(folders("llama"), tmp_path / "model")
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"model_type": "acorn"}))
-    text = (EXAMPLE / "llama.py").read_text().replace('"llama"', '"acorn"')
+    text = (BUILT_IN / "llama.py").read_text().replace('"llama"', '"acorn"')
     (tmp_path / "acorn.py").write_text(text)
     words = ["check", str(folder), "--against", "transformers"]
     assert cli.main([*words, "--family", f"{tmp_path / 'acorn.py'}:FAMILY"]) == 2
@@ -154,12 +156,12 @@ def test_what_cannot_be_compared_is_said(capsys, folders, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_smollm2_is_as_in_transformers_through_the_examples_family_file(capsys, tmp_path):
+def test_smollm2_is_as_in_transformers(capsys, tmp_path):
     folder = tmp_path / "smollm2"
     subprocess.run([sys.executable, EXAMPLE / "smollm2.py", folder], check=True, timeout=600)
-    status, (logits, greedy, _) = compared(capsys, folder, LLAMA)
+    status, (logits, greedy, _) = compared(capsys, folder)
     assert status == 0 and greedy.startswith("equal")
     difference = float(logits.split("largest difference ")[1].split(",")[0])
     assert difference < 5e-4
-    words = ["import-hf", str(folder), str(tmp_path / "run"), "--family", LLAMA]
+    words = ["import-hf", str(folder), str(tmp_path / "run")]
     assert cli.main(words) == 0

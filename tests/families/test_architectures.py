@@ -70,7 +70,52 @@ CASES = {
         ),
         tie_word_embeddings=False,
     ),
+    "mistral, window": dict(
+        COMMON,
+        model_type="mistral",
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=14,
+        rms_norm_eps=1e-3,
+        rope_theta=300.0,
+        sliding_window=13,
+        tie_word_embeddings=False,
+    ),
+    "mistral, tied": dict(
+        COMMON,
+        model_type="mistral",
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        head_dim=6,
+        sliding_window=None,
+        rope_parameters=dict(rope_type="linear", rope_theta=5000.0, factor=2.5),
+        tie_word_embeddings=True,
+    ),
+    "mixtral, window": dict(
+        COMMON,
+        model_type="mixtral",
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=8,
+        num_local_experts=5,
+        num_experts_per_tok=3,
+        sliding_window=21,
+        rms_norm_eps=1e-4,
+        rope_theta=900.0,
+    ),
+    "mixtral, tied": dict(
+        COMMON,
+        model_type="mixtral",
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=18,
+        num_local_experts=7,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    ),
 }
+PLAIN = ComputeConfig()
 PROMPT, NEW = np.array([3, 141, 59, 26, 53, 58, 97, 9, 79, 32, 38], np.int32), 64
 
 
@@ -84,10 +129,10 @@ def case(request, tmp_path_factory):
     return model, folder, config, load_params(folder, config, "float32")
 
 
-def run(config, params, tokens, **given):
+def run(config, params, tokens, compute=PLAIN, **given):
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     mask = jnp.ones(tokens.shape, bool)
-    return apply(Transformer(config), params, tokens, positions, mask=mask, **given)
+    return apply(Transformer(config, compute), params, tokens, positions, mask=mask, **given)
 
 
 def test_logits_equal_those_of_transformers(case):
@@ -109,7 +154,7 @@ ROWS = RolloutConfig(
     slots=2, prompt_buckets=(16,), max_new_tokens=NEW, tokens_per_call=16, cache_bucket=16
 )
 ENGINES = {
-    "rows": (ROWS, ComputeConfig()),
+    "rows": (ROWS, PLAIN),
     "pages, scanned": (
         dataclasses.replace(ROWS, cache_pages=22, page_tokens=8, prefill_chunk=6),
         ComputeConfig(scan_decode=True),
@@ -164,3 +209,53 @@ def test_the_config_is_read_back_as_it_is_written(case):
     (folder := case[1] / "again").mkdir(exist_ok=True)
     reference.save_pretrained(folder)
     assert read_hf_config(folder) == config
+
+
+EXPERTS = [name for name in CASES if name.startswith("mixtral")]
+of_experts = pytest.mark.parametrize("case", EXPERTS, indirect=True)
+
+
+@of_experts
+def test_experts_of_a_layer_in_one_tensor_are_read_too(case, tmp_path):
+    model, _, config, params = case
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert any(name.endswith("experts.gate_up_proj") for name in tensors_of(tmp_path))
+    assert read_hf_config(tmp_path) == config
+    jax.tree.map(assert_same_bits, load_params(tmp_path, config, "float32"), params)
+
+
+@of_experts
+def test_given_routes_are_replayed_with_gradients_through_the_live_gates(case, x64):
+    """Routes at random, most of them outside the live choice; the derivative of the hidden states
+    along random changes of the router, and of all parameters, against central differences.
+    """
+    _, _, config, params = case
+    rng, moe, tokens = np.random.default_rng(0), config.mixture, jnp.arange(18).reshape(2, 9)
+    shape = *tokens.shape, len(config.moe_layers), moe.experts
+    routes = jnp.asarray(rng.random(shape).argsort(-1)[..., : moe.top_k].astype(np.uint8))
+    wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
+    tokens = jnp.asarray(tokens, jnp.int32)
+
+    @jax.jit
+    def loss(params):
+        out = run(config, params, tokens, compute, routes=routes)
+        return jnp.sum(jnp.sin(out.hidden)), out
+
+    compute = ComputeConfig("float64", "float64")
+    grads, out = jax.jit(jax.grad(loss, has_aux=True))(wide)
+    np.testing.assert_array_equal(out.routes, routes)
+    assert float(out.aux.flips.sum()) > 0.5 * float(out.aux.tokens.sum())
+    for name in ("router", ""):
+        step = jax.tree_util.tree_map_with_path(
+            lambda path, x, name=name: jnp.asarray(
+                1e-6 * rng.standard_normal(x.shape) * (name in str(path))
+            ),
+            wide,
+        )
+        high, low = (
+            loss(jax.tree.map(lambda x, d, sign=sign: x + sign * d, wide, step))[0]
+            for sign in (1, -1)
+        )
+        slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: jnp.sum(g * d), grads, step)))
+        assert abs(float(slope)) > 1e-6
+        np.testing.assert_allclose(float(high - low) / 2, float(slope), rtol=1e-5)

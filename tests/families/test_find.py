@@ -109,7 +109,7 @@ def test_a_familys_file_is_kept_by_its_absolute_path(tmp_path, monkeypatch):
 
 
 def test_each_file_of_the_package_is_a_family_of_its_name():
-    assert tuple(own()) == ("llama", "qwen2", "qwen3", "qwen3_moe")
+    assert tuple(own()) == ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
     assert all(family.model_type == name for name, family in own().items())
 
 
@@ -126,7 +126,7 @@ def test_the_common_table_names_every_parameter_that_a_family_can_have():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gemma", "model.family = 'gemma': no such family; there are llama, qwen2, qwen3, qwen3"),
+        ("gemma", "model.family = 'gemma': no such family; there are llama, mistral, mixtral, qw"),
         ("absent.py:FAMILY", ": there is no file absent.py"),
         ("acorn.py:OTHER", "acorn.py has no OTHER"),
         ("acorn.py:NAMES", "is a dict, a Family is expected"),

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from evolve import evolve
 
 from compass_jax.config import ConfigError
 from compass_jax.families.base import KEYS, MOE_KEYS, Attention, Family
-from compass_jax.families.find import own
-from compass_jax.families.raw import UnsupportedModel
+from compass_jax.families.find import find, own
+from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.weights.hf_config import config_from_dict, write_hf_config
 
 PUBLISHED = {
@@ -22,8 +21,7 @@ PUBLISHED = {
 }
 QWEN3_2507 = PUBLISHED["Qwen3-30B-A3B-Instruct-2507"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family"
-MISTRAL = f"{EXAMPLE / 'llama.py'}:MISTRAL"
-MIXTRAL = f"{EXAMPLE / 'mixtral.py'}:FAMILY"
+CWM = f"{EXAMPLE / 'cwm.py'}:FAMILY"
 
 
 def without(raw, *keys):
@@ -44,8 +42,9 @@ READ = {
     "llama-3": (PUBLISHED["Meta-Llama-3-8B"], None),
     "llama-3.1": (PUBLISHED["Llama-3.1-8B-Instruct"], None),
     "llama-3.2": (PUBLISHED["Llama-3.2-1B-Instruct"], None),
-    "mistral-v0.3": (PUBLISHED["Mistral-7B-Instruct-v0.3"], MISTRAL),
-    "mixtral": (PUBLISHED["Mixtral-8x7B-v0.1"], MIXTRAL),
+    "mistral-v0.1": (PUBLISHED["Mistral-7B-v0.1"], None),
+    "mistral-v0.3": (PUBLISHED["Mistral-7B-Instruct-v0.3"], None),
+    "mixtral": (PUBLISHED["Mixtral-8x7B-v0.1"], None),
 }
 
 
@@ -59,16 +58,19 @@ def test_a_published_config_is_read_and_written_back(name):
     assert config.qk_norm == name.startswith("qwen3") and config.qkv_bias == (name == "qwen2.5")
     written = json.loads(json.dumps(write_hf_config(config)))
     assert config_from_dict(written, family=family) == config
-    assert written["sliding_window"] is None  # Mistral's class has a window where it is absent
+    # Mistral's class has a window where it is absent
+    assert written["sliding_window"] == (4096 if name == "mistral-v0.1" else None)
 
 
 def test_mixtral_divides_the_weights_of_the_chosen_experts():
-    moe = config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"], family=MIXTRAL).moe
+    moe = config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"]).moe
     assert moe.norm_top_k and (moe.experts, moe.top_k, moe.ffn) == (8, 2, 14336)
-    written = write_hf_config(config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"], family=MIXTRAL))
+    written = write_hf_config(config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"]))
     assert not {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"} & written.keys()
 
 
+PLAIN = Attention(qk_norm=False, qkv_bias=False, o_bias=False)
+WINDOWLESS = careless("mistral", "MistralForCausalLM", moe=False, attention=(PLAIN,))
 NAMES = {  # the config, a careless family, what the error must name
     "mixtral": (
         PUBLISHED["Mixtral-8x7B-v0.1"],
@@ -235,13 +237,60 @@ def test_a_fixed_value_that_config_json_contradicts_is_refused():
     ],
 )
 def test_a_sliding_window_is_harmless_only_where_use_sliding_window_says_so(window, said, read):
+    """In a class that has no window."""
     raw = PUBLISHED["Mistral-7B-v0.1"] | {"sliding_window": window}
     raw |= {} if said == "absent" else {"use_sliding_window": said}
     if read:
-        assert config_from_dict(raw, family=MISTRAL).layers == 32
+        assert WINDOWLESS.read(raw, "config.json", "mistral").layers == 32
         return
     with pytest.raises(UnsupportedModel, match="sliding_window = "):
-        config_from_dict(raw, family=MISTRAL)
+        WINDOWLESS.read(raw, "config.json", "mistral")
+
+
+LAYERS = ["sliding_attention"] * 32
+WINDOWS = [  # what Mistral's config.json says, and the window that is read, or why none is
+    ({}, 4096),
+    ({"sliding_window": None}, 0),
+    ({"sliding_window": None, "use_sliding_window": True}, 0),
+    ({"sliding_window": 100, "use_sliding_window": True}, 100),
+    ({"sliding_window": 100, "layer_types": LAYERS}, 100),
+    ({"use_sliding_window": False}, "use_sliding_window = False .*window of 4096 acts"),
+    ({"layer_types": ["full_attention"] * 32}, "layer_types = .*'sliding_attention' in every"),
+    ({"sliding_window": None, "layer_types": LAYERS}, "layer_types = .*'full_attention' in ev"),
+    ({"layer_types": LAYERS[1:]}, "layer_types has 31 entries, num_hidden_layers is 32"),
+    ({"sliding_window": 0}, "sliding_window = 0: must be positive"),
+    ({"sliding_window": "4096"}, "sliding_window = '4096', expected int"),
+]
+
+
+@pytest.mark.parametrize(("change", "read"), WINDOWS)
+def test_a_sliding_window_acts_in_mistral(change, read):
+    raw = PUBLISHED["Mistral-7B-v0.1"] | change
+    if isinstance(read, str):
+        with pytest.raises(WeightsError, match=read):
+            config_from_dict(raw)
+        return
+    config = config_from_dict(raw)
+    assert config.sliding_window == read == config.window_of(31)
+    if "sliding_window" not in change:
+        del raw["sliding_window"]
+        assert config_from_dict(raw) == config  # the class's default
+
+
+def test_layers_with_and_without_a_window_are_read_by_a_family_that_has_them():
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    raw = PUBLISHED["Mistral-7B-v0.1"] | {"num_hidden_layers": 4, "layer_types": kinds}
+    raw |= {"model_type": "cwm", "architectures": None, "attention_bias": None}
+    config = config_from_dict(raw, family=CWM)
+    assert [config.window_of(i) for i in range(4)] == [4096, 0, 4096, 0]
+    written = write_hf_config(config)
+    assert written["layer_types"] == kinds
+    assert config_from_dict(written, family=CWM) == config
+    with pytest.raises(WeightsError, match="has no layer_types"):
+        config_from_dict(without(raw, "layer_types"), family=CWM)
+    for family, message in (("mistral", "same window in every layer"), ("llama", "no window")):
+        with pytest.raises(UnsupportedModel, match=message):
+            find(family).check(dataclasses.replace(config, family=family))
 
 
 @pytest.mark.parametrize(
@@ -286,10 +335,5 @@ def test_a_family_file_with_a_key_that_is_read_nowhere_or_none_for_a_field_is_re
             dataclasses.replace(careless("a", "A"), **changes)
 
 
-def test_the_examples_family_files_are_named_by_their_model_types():
-    files = {
-        f"{EXAMPLE / name}.py": {"llama": "FAMILY", "mixtral": "FAMILY"}[name]
-        for name in ("llama", "mixtral")
-    }
-    for file, attribute in files.items():
-        assert runpy.run_path(file)[attribute].model_type == Path(file).stem
+def test_the_examples_family_file_is_named_by_its_model_type():
+    assert find(CWM).model_type == "cwm"

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.config import ModelConfig
+from compass_jax.config import MeshConfig, ModelConfig
 from compass_jax.model.attention import LayerCache, attention, rms_norm
 from compass_jax.model.rope import apply_rope, rope_tables
+from compass_jax.sharding import Placement, make_mesh
 
 HEADS, KV, HEAD, HIDDEN = 4, 2, 6, 10
 
@@ -26,8 +27,10 @@ def numpy_rope(x, positions, theta):
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
-def numpy_attention(x, p, positions, config):
-    """One head of one row at a time; a token sees itself and those before it in its row."""
+def numpy_attention(x, p, positions, config, window=0):
+    """One head of one row at a time; a token sees itself and those before it in its row, at most
+    `window` of them.
+    """
     b, t, _ = x.shape
 
     def project(name, heads):
@@ -47,9 +50,10 @@ def numpy_attention(x, p, positions, config):
     out = np.zeros((b, t, config.heads, config.head_dim))
     for row, h, i in np.ndindex(b, config.heads, t):
         shared = h // (config.heads // config.kv_heads)
-        scores = k[row, : i + 1, shared] @ q[row, i, h] / np.sqrt(config.head_dim)
+        seen = slice(max(0, i + 1 - window) if window else 0, i + 1)
+        scores = k[row, seen, shared] @ q[row, i, h] / np.sqrt(config.head_dim)
         weights = np.exp(scores - scores.max())
-        out[row, i, h] = weights / weights.sum() @ v[row, : i + 1, shared]
+        out[row, i, h] = weights / weights.sum() @ v[row, seen, shared]
     return out.reshape(b, t, -1) @ p["o"] + p.get("o_bias", 0.0)
 
 
@@ -173,24 +177,39 @@ def test_the_future_is_not_seen():
     np.testing.assert_array_equal(out[:, :4], changed[:, :4])
 
 
-@pytest.mark.parametrize("size", [12, 8])
-def test_rows_at_their_own_positions_through_the_cache(x64, size):
+@pytest.mark.parametrize("window", [1, 5, 40, 90, 200])
+def test_a_token_sees_its_window_in_chunks_and_in_one_piece(x64, window):
+    """Over several chunks of queries; and in one piece, as where a mesh splits the queries."""
+    config, p, _ = make()
+    x = np.random.default_rng(1).standard_normal((2, 90, HIDDEN))
+    positions = np.broadcast_to(np.arange(90), (2, 90))
+    expected = numpy_attention(x, p, positions, config, window)
+    out, _ = run(x, p, positions, config, jnp.float64, window=window)
+    np.testing.assert_allclose(out, expected, atol=1e-12)
+    placement = Placement(make_mesh(MeshConfig(context=2)))
+    split, _ = run(x, p, positions, config, jnp.float64, placement=placement, window=window)
+    np.testing.assert_allclose(split, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "window"), [(12, 0), (8, 0), (12, 2)])
+def test_rows_at_their_own_positions_through_the_cache(x64, size, window):
     """Row 0 has 3 tokens in the cache and row 1 has 5; the rest come one by one. A dirty cache
     stands for a slot used before.
     """
     config, p, x = make()
     positions = np.broadcast_to(np.arange(7), (2, 7))
-    expected = numpy_attention(x, p, positions, config)
+    expected = numpy_attention(x, p, positions, config, window)
     dirty = jnp.full((2, KV, size, HEAD), 7.0)
     # positions past the cache are dropped
     first = np.where(np.arange(5) < np.array([[3], [5]]), np.arange(5), 99)
-    out, cache = run(x[:, :5], p, first, config, jnp.float64, LayerCache(dirty, dirty))
+    out, cache = run(
+        x[:, :5], p, first, config, jnp.float64, LayerCache(dirty, dirty), window=window
+    )
     np.testing.assert_allclose(out[0, :3], expected[0, :3], atol=1e-12)
     np.testing.assert_allclose(out[1, :5], expected[1, :5], atol=1e-12)
     np.testing.assert_array_equal(cache.k[0, :, 3:], 7.0)
     for step in range(2):
         at = np.array([[3 + step], [5 + step]])
-        out, cache = run(
-            np.take_along_axis(x, at[..., None], axis=1), p, at, config, jnp.float64, cache
-        )
+        token = np.take_along_axis(x, at[..., None], axis=1)
+        out, cache = run(token, p, at, config, jnp.float64, cache, window=window)
         np.testing.assert_allclose(out[:, 0], expected[[0, 1], at[:, 0]], atol=1e-12)

@@ -22,15 +22,15 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
 
 
-def reference(q, k, v, lengths):
+def reference(q, k, v, lengths, window=0):
     """[b kv g d] float64; k and v `[b kv s d]`."""
-    out = np.zeros(q.shape)
+    out, (q, k, v) = np.zeros(q.shape), (x.astype(np.float64) for x in (q, k, v))
     for i, n in enumerate(lengths):
-        scores = np.einsum("kgd,ksd->kgs", q[i].astype(np.float64), k[i, :, :n].astype(np.float64))
+        seen = slice(max(0, n - window) if window else 0, n)
+        scores = np.einsum("kgd,ksd->kgs", q[i], k[i, :, seen])
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        out[i] = np.einsum(
-            "kgs,ksd->kgd", weights / weights.sum(-1, keepdims=True), v[i, :, :n].astype(np.float64)
-        )
+        weights /= weights.sum(-1, keepdims=True)
+        out[i] = np.einsum("kgs,ksd->kgd", weights, v[i, :, seen])
     return out
 
 
@@ -41,8 +41,8 @@ def draw(*shape):
 @pytest.mark.parametrize(
     "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"]
 )
-@pytest.mark.parametrize("layer", [0, 1])
-def test_rows(mesh, layer):
+@pytest.mark.parametrize(("layer", "window"), [(0, 0), (1, 0), (1, 130)])
+def test_rows(mesh, layer, window):
     q, k, v = (
         draw(B, KV, G, D) / D**0.5,
         draw(LAYERS, B, KV, 384, D),
@@ -50,16 +50,17 @@ def test_rows(mesh, layer):
     )
     k[:, 0, :, 1:] = np.nan  # behind slot 0's only key: masked, whatever is there
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
-    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(layer), placement))(
+    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(layer), placement, window))(
         q, k, v, LENGTHS
     )
-    np.testing.assert_allclose(out, reference(q, k[layer], v[layer], LENGTHS), atol=2e-6)
+    np.testing.assert_allclose(out, reference(q, k[layer], v[layer], LENGTHS, window), atol=2e-6)
 
 
 @pytest.mark.parametrize(
     "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"]
 )
-def test_pages_in_any_order_shared_and_missing(mesh):
+@pytest.mark.parametrize("window", [0, 32, 45])
+def test_pages_in_any_order_shared_and_missing(mesh, window):
     """Pages of 32 tokens: slots 2 and 3 share their first two; entries behind a slot's length are
     out of range and are not looked up. Over the mesh slots 0 and 1 have the first half of the
     pages, 2 and 3 the others, counted from 0."""
@@ -79,23 +80,28 @@ def test_pages_in_any_order_shared_and_missing(mesh):
         draw(LAYERS, pages, KV, size, D)[::-1].copy(),
     )
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
-    out = jax.jit(lambda *x: decode_attention(*x, jnp.int32(1), placement))(q, k, v, LENGTHS, table)
+    out = jax.jit(lambda *x: decode_attention(*x, jnp.int32(1), placement, window))(
+        q, k, v, LENGTHS, table
+    )
     rows = [
         x[1][np.minimum(table + first[:, None] * pages // groups, pages - 1)]
         .transpose(0, 2, 1, 3, 4)
         .reshape(B, KV, -1, D)
         for x in (k, v)
     ]
-    np.testing.assert_allclose(out, reference(q, *rows, LENGTHS), atol=2e-6)
+    np.testing.assert_allclose(out, reference(q, *rows, LENGTHS, window), atol=2e-6)
 
 
-def test_lengths_before_at_and_after_the_end_of_a_large_block():
+@pytest.mark.parametrize("window", [0, 1, 4096])
+def test_lengths_before_at_and_after_the_end_of_a_large_block(window):
     """Rows of 8,192 positions are two blocks of 4,096."""
     lengths = np.array([4095, 4096, 4097, 8192])
     q, k, v = draw(B, 1, G, D) / D**0.5, draw(1, B, 1, 8192, D), draw(1, B, 1, 8192, D)[::-1].copy()
     assert block_tokens(8192, D * 4) == 4096
-    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(0), None))(q, k, v, lengths)
-    np.testing.assert_allclose(out, reference(q, k[0], v[0], lengths), atol=2e-6)
+    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(0), None, window))(
+        q, k, v, lengths
+    )
+    np.testing.assert_allclose(out, reference(q, k[0], v[0], lengths, window), atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,15 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
 
 
-def reference(q, k, v, segments=None):
+def reference(q, k, v, segments=None, window=0):
     """float64, from softmax(q k^T) v over the keys up to the query's own, those of its segment
     where there are any.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
     seen = np.tril(np.ones((1, q.shape[2], q.shape[2]), bool))
+    if window:
+        seen = seen & ~np.tril(seen, -window)
     if segments is not None:
         seen = seen & (segments[:, :, None] == segments[:, None, :])
     for h in range(q.shape[1]):
@@ -49,21 +51,23 @@ def reference(q, k, v, segments=None):
     [{}, {"context": 2}, {"fsdp": 2, "tensor": 2}],
     ids=["one device", "context", "rows and heads"],
 )
-def test_the_kernel_is_causal_attention(mesh):
+@pytest.mark.parametrize("window", [0, 1, 130])
+def test_the_kernel_is_causal_attention(mesh, window):
     rng = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(rng.standard_normal((2, heads, T, 128)), jnp.float32) for heads in (4, 2, 2)
     )
     q = q / 128**0.5
     placement = Placement(make_mesh(MeshConfig(**mesh))) if mesh else None
-    out = jax.jit(lambda *x: splash_causal(*x, placement))(q, k, v)
-    np.testing.assert_allclose(out, reference(q, k, v), atol=2e-6)
+    out = jax.jit(lambda *x: splash_causal(*x, placement, window=window))(q, k, v)
+    np.testing.assert_allclose(out, reference(q, k, v, window=window), atol=2e-6)
 
 
 @pytest.mark.parametrize(
     "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "rows and heads"]
 )
-def test_the_kernel_sees_a_segment_alone(mesh):
+@pytest.mark.parametrize("window", [0, 40])
+def test_the_kernel_sees_a_segment_alone(mesh, window):
     rng = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(rng.standard_normal((2, heads, T, 128)), jnp.float32) for heads in (4, 2, 2)
@@ -72,8 +76,8 @@ def test_the_kernel_sees_a_segment_alone(mesh):
     at = np.arange(T)
     segments = np.stack([1 + (at >= 90) + (at >= 91), np.where(at < 200, 1, 0)]).astype(np.int32)
     placement = Placement(make_mesh(MeshConfig(**mesh))) if mesh else None
-    out = jax.jit(lambda *x: splash_causal(*x[:3], placement, x[3]))(q, k, v, segments)
-    np.testing.assert_allclose(out, reference(q, k, v, segments), atol=2e-6)
+    out = jax.jit(lambda *x: splash_causal(*x[:3], placement, x[3], window))(q, k, v, segments)
+    np.testing.assert_allclose(out, reference(q, k, v, segments, window), atol=2e-6)
 
 
 def test_lengths_that_the_kernel_does_not_take_are_known():
@@ -91,6 +95,7 @@ def test_lengths_that_the_kernel_does_not_take_are_known():
     [
         "training",
         "prefill",
+        "window",
         *(pytest.param(x, marks=pytest.mark.slow) for x in ("packed", "another length")),
     ],
 )
@@ -98,7 +103,10 @@ def test_a_model_with_the_kernel_is_the_model_without(what):
     """Hidden states and, in training, gradients; a length that the kernel does not take runs as
     without it.
     """
-    params = init_params(MODEL, ComputeConfig(), jax.random.key(0))
+    config = MODEL
+    if what == "window":  # in the first layer alone
+        config = dataclasses.replace(MODEL, sliding_window=90, full_attention_layers=(1,))
+    params = init_params(config, ComputeConfig(), jax.random.key(0))
     t = 200 if what == "another length" else T
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 32, (2, t)), jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], tokens.shape)
@@ -108,7 +116,7 @@ def test_a_model_with_the_kernel_is_the_model_without(what):
         compute = dataclasses.replace(ComputeConfig(), attention=kernel)
         layout = "decode" if what == "prefill" else "stacked"
         model, cache = (
-            Transformer(MODEL, compute, layout),
+            Transformer(config, compute, layout),
             init_cache(MODEL, 2, t, compute) if what == "prefill" else None,
         )
 

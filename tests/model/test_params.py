@@ -1,5 +1,7 @@
 """How a stack of dense and MoE layers is split into runs, and the two layouts of its parameters."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,13 @@ def config(layers, step=1, dense=(), moe=True, **other):
     )
 
 
+def windowed(layers, full=(), **experts):
+    """A model with a sliding window in all layers but `full`."""
+    return dataclasses.replace(
+        config(layers, **experts), sliding_window=3, full_attention_layers=full
+    )
+
+
 D, M = False, True
 
 
@@ -53,6 +62,10 @@ D, M = False, True
         (config(6, step=2, dense=(3,)), [(0, (D,), 1), (1, (M,), 1), (2, (D,), 3), (5, (M,), 1)]),
         (config(4, dense=(0, 1, 2, 3)), [(0, (D,), 4)]),
         (config(8, dense=(0, 1, 4, 5)), [(0, (D, D, M, M), 2)]),
+        (windowed(4), [(0, (M,), 4)]),
+        (windowed(5, full=(1, 3)), [(0, (M, M), 2), (4, (M,), 1)]),
+        (windowed(4, full=(2, 3)), [(0, (M,), 2), (2, (M,), 2)]),
+        (windowed(4, full=(1, 3), step=2), [(0, (D, M), 2)]),
     ],
 )
 def test_runs(model, expected):
@@ -60,9 +73,19 @@ def test_runs(model, expected):
 
 
 @pytest.mark.parametrize(
-    "model", [config(13, step=3, dense=(2, 7)), config(20, dense=(0, 5, 11)), config(30, step=9)]
+    "model",
+    [
+        config(13, step=3, dense=(2, 7)),
+        config(20, dense=(0, 5, 11)),
+        config(30, step=9),
+        windowed(12, full=(2, 5, 8, 11), dense=(0,)),
+    ],
 )
 def test_runs_cover_every_layer_once_in_order_with_its_kind(model):
+    for run in layer_runs(model):
+        for j in range(len(run.period)):
+            layers = [run.layer(r, j) for r in range(run.repeats)]
+            assert len({model.window_of(i) for i in layers}) == 1
     seen = [
         (run.layer(r, j), kind)
         for run in layer_runs(model)

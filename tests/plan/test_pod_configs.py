@@ -1,10 +1,12 @@
 """The pods' configurations have the sizes of their names, and products are counted by hand."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from compass_jax.commands.configured import load_config
+from compass_jax.config import ModelConfig
 from compass_jax.config.io import differences
 from compass_jax.model.flops import active_params, flops_per_token, forward_flops
 from compass_jax.model.params import param_count
@@ -57,3 +59,15 @@ def test_flops_are_those_of_the_products():
     assert forward_flops(config, [100, 10]) == 110 * flops_per_token(config) + 2 * 48 * 32 * 128 * (
         100**2 + 10**2
     )
+
+
+def test_flops_of_a_sliding_window_count_the_keys_that_are_seen():
+    model = ModelConfig(
+        family="mistral", vocab_size=9, hidden=8, layers=3, heads=4, kv_heads=2, head_dim=6, ffn=5
+    )
+    windowed = dataclasses.replace(model, sliding_window=7, full_attention_layers=(1,))
+    seen = sum(min(i + 1, 7) - 0.5 for i in range(30)) * 4 * 4 * 6  # half of a token's own key
+    full = 2 * 4 * 6 * 30**2
+    for config, attention in ((model, 3 * full), (windowed, 2 * seen + full)):
+        counted = forward_flops(config, [30]) - 30 * flops_per_token(config)
+        assert counted == pytest.approx(attention, rel=0.01)

@@ -1,10 +1,14 @@
-"""Mixtral: experts in every layer. Its config.json lacks the normalisation of the chosen
-experts' weights; its class divides them by their sum.
+"""Mixtral: Mistral with experts in every layer. Its config.json lacks the normalisation of the
+chosen experts' weights; its class divides them by their sum.
 """
 
-from compass_jax.families.base import MOE_KEYS, TENSORS, Attention, Family, renamed
+from __future__ import annotations
 
-NAMES = {
+from compass_jax.families.base import MOE_KEYS, TENSORS, Attention, Family, renamed
+from compass_jax.families.rope import SCALED
+from compass_jax.families.windows import Windows
+
+_NAMES = {
     "mlp.gate.": "block_sparse_moe.gate.",
     "mlp.experts.{e}.gate_proj": "block_sparse_moe.experts.{e}.w1",
     "mlp.experts.{e}.up_proj": "block_sparse_moe.experts.{e}.w3",
@@ -14,7 +18,17 @@ FAMILY = Family(
     "mixtral",
     "MixtralForCausalLM",
     moe_keys=MOE_KEYS | {"experts": "num_local_experts", "ffn": "intermediate_size"},
-    tensors=renamed(TENSORS, NAMES),
+    tensors=renamed(TENSORS, _NAMES),
     attention=(Attention(qk_norm=False, qkv_bias=False, o_bias=False),),
+    defaults={
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "num_experts_per_tok": 2,
+    },
     fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    rope=SCALED,
+    windows=Windows(acts=True),
 )
