@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig, RunConfig
 from compass_jax.machine import available_bytes, on_cpu, peak_bytes, usable_bytes
 from compass_jax.model.logprobs import head_weights, token_logprobs
+from compass_jax.model.lora import combine, init_adapters, trainable
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer, init_params
@@ -63,7 +64,7 @@ def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
     return MemoryEstimate(
         process=process_bytes(),
         **_fixed_bytes(config, rl),
-        **_micro_batch_bytes(config.model, config.compute, rows, settings.buckets[-1]),
+        **_micro_batch_bytes(config, rows, settings.buckets[-1]),
     )
 
 
@@ -106,10 +107,7 @@ def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
     rl = stage == "train"
     room = usable_bytes() - process_bytes() - sum(_fixed_bytes(config, rl).values())
     length = (config.rl if rl else config.sft).buckets[-1]
-    one, two = (
-        sum(_micro_batch_bytes(config.model, config.compute, rows, length).values())
-        for rows in (1, 2)
-    )
+    one, two = (sum(_micro_batch_bytes(config, rows, length).values()) for rows in (1, 2))
     fitting = max(1, 1 + int((room - one) // max(two - one, 1)))
     return most if fitting >= most else 2 ** int(math.log2(fitting))
 
@@ -122,6 +120,7 @@ def _fixed_bytes(config: RunConfig, rl: bool) -> dict[str, float]:
     parts = config.mesh.fsdp * config.mesh.expert * config.mesh.tensor
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     weights = tree_bytes(shapes) / parts
+    adapters = tree_bytes(_abstract_adapters(config)) if config.lora.acts else 0
     rollout = 0.0
     if rl:
         rollout_mesh = config.rollout_mesh or config.mesh
@@ -130,6 +129,9 @@ def _fixed_bytes(config: RunConfig, rl: bool) -> dict[str, float]:
         rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, rollout_mesh)
         rollout += route_bytes(config)
     wide = count * max(4, jnp.dtype(config.compute.param_dtype).itemsize) / parts
+    if config.lora.acts:  # in float32, the same on every device; the base is the reference
+        sizes = {"weights": weights + adapters, "optimizer": 2 * adapters, "rollout": rollout}
+        return {name: float(x) for name, x in sizes.items()} | {"gradients": 2.0 * adapters}
     return {
         "weights": weights * (2 if rl and config.rl.uses_reference else 1),
         "optimizer": (3 * wide if master else 2 * weights),  # two moments, and a master copy
@@ -158,40 +160,45 @@ def route_bytes(config: RunConfig) -> float:
     return samples * tree_bytes(one) / config.mesh.devices
 
 
-def _micro_batch_bytes(
-    model: ModelConfig, compute: ComputeConfig, rows: int, length: int
-) -> dict[str, float]:
+def _micro_batch_bytes(config: RunConfig, rows: int, length: int) -> dict[str, float]:
     """Returns the bytes of activations and logits of one micro-batch on one device."""
+    model, compute = config.model, config.compute
     chunk = min(compute.logprob_chunk, rows * length)
     return {
-        "activations": MICRO_BATCHES_AT_ONCE * float(_residual_bytes(model, compute, rows, length)),
+        "activations": MICRO_BATCHES_AT_ONCE * float(_residual_bytes(config, rows, length)),
         # the logits and their log-softmax
         "logits": 2.0 * chunk * model.vocab_size * 4,
     }
 
 
-def _residual_bytes(model: ModelConfig, compute: ComputeConfig, rows: int, length: int) -> int:
+def _residual_bytes(config: RunConfig, rows: int, length: int) -> int:
     """Returns the bytes stored for the backward pass of a micro-batch's log-probs, without the
     parameters. The computation matches training/step.py.
     """
+    model, compute = config.model, config.compute
     network = Transformer(model, compute, training_layout(compute))
 
     def residuals(params: Any, tokens: Any, routes: Any) -> list[Any]:
         positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
 
-        def run(params: Any) -> Any:
-            mask = positions >= 0
+        trained, in_params = trainable(params)
+
+        def run(trained: Any) -> Any:
+            params, mask = in_params(trained), positions >= 0
             out = apply_model(network, params, tokens, positions, mask=mask, routes=routes)
             head, chunk = head_weights(params), compute.logprob_chunk
             logp, entropy = token_logprobs(out.hidden, head, tokens, 1.0, chunk)
             return (logp, None if out.aux is None else out.aux.probs), (entropy, out.routes)
 
-        _, pullback, _ = jax.vjp(run, params, has_aux=True)
+        _, pullback, _ = jax.vjp(run, trained, has_aux=True)
         param_ids = {id(x) for x in jax.tree.leaves(params)}
         return [x for x in jax.tree.leaves(pullback) if id(x) not in param_ids]
 
+    params = _abstract_params(model, compute)
+    if config.lora.acts:
+        params = combine(params, _abstract_adapters(config), config.lora.scale)
     shapes = (
-        _abstract_params(model, compute),
+        params,
         jax.ShapeDtypeStruct((rows, length), jnp.int32),
         jax.eval_shape(lambda: empty_routes(model, rows, length)) if model.moe_layers else None,
     )
@@ -201,6 +208,11 @@ def _residual_bytes(model: ModelConfig, compute: ComputeConfig, rows: int, lengt
 def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Any:
     layout = training_layout(compute)
     return jax.eval_shape(lambda: in_layout(init_params(model, compute, jax.random.key(0)), layout))
+
+
+def _abstract_adapters(config: RunConfig) -> Any:
+    key, layout = jax.random.key(0), training_layout(config.compute)
+    return jax.eval_shape(lambda: init_adapters(config.model, config.lora, key, layout))
 
 
 def tree_bytes(tree: Any) -> int:

@@ -123,7 +123,7 @@ def probe(
         for batch in learner.batches(scored, rows, prepared):
             logp, *_ = step.score(
                 learner.model,
-                learner.state.params,
+                learner.params,
                 batch.tokens,
                 batch.lengths,
                 batch.routes,

@@ -223,6 +223,8 @@ class ExportHf:
     """Weights: a run directory or one checkpoint."""
     out: Positional[Folder]
     """New folder for the weights, which transformers reads."""
+    adapter: bool = False
+    """Write the LoRA adapter alone, as a folder of PEFT, instead of the merged model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,6 +387,20 @@ class PrepareSft:
     """Folder for train.jsonl, report.json and report.md."""
     settings: OmitArgPrefixes[FlagConversionOff[PrepareConfig]]
     """Settings of the filters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeLora:
+    """Options of `compass merge-lora`."""
+
+    base: Positional[Folder]
+    """Hugging Face folder that the adapters were trained on."""
+    out: Positional[Folder]
+    """New Hugging Face folder."""
+    adapters: Annotated[tuple[str, ...], arg(metavar="DIR [DIR ...]")]
+    """LoRA adapters: folders of PEFT, such as export-hf --adapter writes."""
+    weights: Annotated[tuple[float, ...], arg(metavar="FLOAT [FLOAT ...]")] = ()
+    """Factor of each adapter (default: 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,9 @@ COMMANDS = {
         "export-hf": Command(
             "ExportHf", "work:export_hf", "convert a checkpoint into a Hugging Face folder"
         ),
+        "merge-lora": Command(
+            "MergeLora", "work:merge_lora", "add LoRA adapters to the model they belong to"
+        ),
         "merge": Command("Merge", "merge:run", "merge models that were trained from one base"),
         "check": Command(
             "Check", "work:check", "find every fault of a run, checkpoint or model folder", True

@@ -143,11 +143,26 @@ def import_hf(options: commands.ImportHf) -> int:
     return 0
 
 
+def merge_lora(options: commands.MergeLora) -> int:
+    """Adds LoRA adapters to their base."""
+    from compass_jax.weights.peft import merge_adapters
+
+    with NewFolderLock(options.out):
+        path = merge_adapters(options.base, options.adapters, options.out, options.weights)
+        print(f"written: {path}; compass train --model {options.out} trains it")
+    return 0
+
+
 def export_hf(options: commands.ExportHf) -> int:
     """Converts a checkpoint into a Hugging Face folder."""
     from compass_jax.weights.convert import export_hf as convert
+    from compass_jax.weights.peft import export_adapter
 
     with NewFolderLock(options.out):
+        if options.adapter:
+            path = export_adapter(options.checkpoint, options.out)
+            print(f"written: {path}; peft reads it by PeftModel.from_pretrained")
+            return 0
         path = convert(options.checkpoint, options.out)
         print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
     return 0

@@ -10,6 +10,7 @@ from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.log import LogConfig
+from compass_jax.config.lora import LoRAConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Count, CountOrOff, Name, Range, Section, shown
@@ -34,6 +35,8 @@ class RunConfig(Section):
     """Seed of every random draw of the run (a number)."""
     init_from: str = ""
     """Initial weights: a Hugging Face folder or checkpoint; empty: random weights."""
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    """Low-rank adapters, which are trained instead of the model's weights."""
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     """Computation of the model: types, rematerialisation, kernels."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -98,6 +101,11 @@ class RunConfig(Section):
             self.rollout.max_length <= self.model.max_positions,
             f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed"
             f" model.max_positions = {self.model.max_positions}",
+        )
+        check(
+            not self.lora.acts or bool(self.init_from),
+            f"lora.rank = {self.lora.rank}: adapters need a base, and init_from is empty: name the"
+            " model whose weights stay",
         )
         self._check_judge()
         self.mesh.validate("mesh", self.model)

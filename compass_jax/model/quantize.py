@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from compass_jax.model.lora import LowRank, is_low_rank
 from compass_jax.model.params import is_spec
 from compass_jax.model.precision import at_least_float32
 
@@ -129,13 +130,18 @@ def in_dtype(w: Array | Quantized, dtype) -> Array | Quantized:
 
 
 def matmul(
-    x: Float[Array, "... m i"], w: Float[Array, "... i o"] | Quantized
+    x: Float[Array, "... m i"], w: Float[Array, "... i o"] | Quantized | LowRank
 ) -> Float[Array, "... m o"]:
     """Computes x @ w in the dtype of x. 8-bit values are exact in bfloat16; their scales multiply
-    the product before it is rounded.
+    the product before it is rounded. A matrix with an adapter computes x @ base and (x @ a) @ b, so
+    that its gradient never has the size of the matrix.
 
     A batch of matrices takes a batch of x; one matrix takes x of any rank.
     """
+    if is_low_rank(w):
+        low = matmul(matmul(x, w.a), w.b)
+        return matmul(x, w.base) + jnp.asarray(w.scale, low.dtype) * low
+    assert not isinstance(w, LowRank)
     if not isinstance(w, Quantized):
         return x @ w.astype(x.dtype)
     out = jnp.matmul(x, w.values.astype(x.dtype), preferred_element_type=at_least_float32(x.dtype))

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm
 from compass_jax.model.experts.build import Experts, build
+from compass_jax.model.lora import any_low_rank, merged
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
 from compass_jax.model.params import (
     Layout,
@@ -146,13 +147,13 @@ class Transformer(nn.Module):
         return ModelOutput(hidden, used_routes, tuple(caches) if cache is not None else None, aux)
 
     def _declared(self, name: str, spec: Any) -> Any:
-        """Returns the parameters of `spec`. 8-bit matrices are returned without a check: flax
-        compares every leaf with the initialiser's, which has no scales.
+        """Returns the parameters of `spec`. 8-bit matrices and those with adapters are returned
+        without a check: flax compares every leaf with the initialiser's, which has no scales.
         """
         value: Any = (
             self.get_variable("params", name) if self.has_variable("params", name) else None
         )
-        if any_quantized(value):
+        if any_quantized(value) or any_low_rank(value):
             return value
         return self.param(
             name, lambda key: init_tree(key, spec, self.config.init_std, self.compute.param_dtype)
@@ -206,8 +207,10 @@ class _Block(NamedTuple):
             assert self.experts is not None
             separate_gate = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
             gate_input = self._normed(x, params["mlp_norm"], "gate") if separate_gate else y
+            # a grouped product takes one matrix an expert: adapters are merged before it
+            weights = merged(params["mlp"])
             y, ids, stats = moe_layer(
-                y, gate_input, params["mlp"], routes, self.mask, config.mixture, self.experts
+                y, gate_input, weights, routes, self.mask, config.mixture, self.experts
             )
             return x + y.astype(x.dtype), cache, ids, stats
 

@@ -8,7 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from compass_jax.config import RunConfig
-from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device
+from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device, model_params
 from compass_jax.programs import Program
 from compass_jax.training.programs import summed
 
@@ -55,10 +55,11 @@ def resident(step: Step) -> dict[str, int]:
     """Returns the bytes per device of arrays that live from program to program, by the names in
     `beside`; programs that are not compiled yet are missing.
     """
-    params = bytes_per_device(step.state.params)
-    sizes = {"state": bytes_per_device(step.state)}
-    sizes["moments"] = sizes["state"] - params
-    if step.config.rl.uses_reference:
+    params = bytes_per_device(model_params(step.config, step.model, step.state))
+    trained = bytes_per_device(step.state.params)
+    moments = bytes_per_device(step.state) - trained
+    sizes = {"state": params + moments, "moments": moments}
+    if step.config.rl.uses_reference and not step.config.lora.acts:
         sizes["reference"] = params
     longest = step.config.rl.buckets[-1]
     sources = {

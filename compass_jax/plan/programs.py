@@ -20,7 +20,12 @@ from compass_jax.config.curriculum import largest_stage
 from compass_jax.experience.evaluate import evaluation_uses
 from compass_jax.experience.programs import training_use
 from compass_jax.extras import how_to_install
-from compass_jax.model.params import decode_shardings, in_layout, placed_structs, training_layout
+from compass_jax.model.params import (
+    decode_shardings,
+    in_layout,
+    placed_structs,
+    training_layout,
+)
 from compass_jax.model.quantize import kind_for
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.programs import Program, struct
@@ -30,7 +35,7 @@ from compass_jax.rollout.programs import sampling_programs
 from compass_jax.session import load_tokenizer
 from compass_jax.sharding import Placement, make_mesh, placements
 from compass_jax.tasks.task import talks
-from compass_jax.training import optim
+from compass_jax.training import optim, trained
 from compass_jax.training.programs import training_programs
 from compass_jax.weights.sync import resolve, sync_program
 
@@ -93,8 +98,9 @@ def run_programs(
         stored: whether 8-bit weights are values and scales, or emulated.
     """
     dtype, quantize = config.rollout_compute.dtype, config.rollout.quantize
+    params = model_params(config, model, state)
     sync = sync_program(
-        state.params,
+        params,
         config.model,
         dtype,
         resolve(quantize),
@@ -105,7 +111,7 @@ def run_programs(
     yield sync
     uses = (training_use(engine, config.rl, talks(config.data)), *evaluation_uses(config))
     yield from sampling_programs(engine, sync, uses)
-    yield from training_programs(config, model, state)
+    yield from training_programs(config, model, state, params)
 
 
 def planned(programs: Iterator[Program]) -> list[Program]:
@@ -222,10 +228,25 @@ def fresh_state(config: RunConfig, model: Transformer) -> TrainState:
     """Returns the structs of a train state before the first update, in the layout of `model`."""
 
     def fresh() -> TrainState:
-        params = init_params(config.model, config.compute, jax.random.key(0))
-        return optim.init_state(in_layout(params, model.layout), config.rl.optim, 1)
+        key = jax.random.key(0)
+        params = in_layout(init_params(config.model, config.compute, key), model.layout)
+        tree, _ = trained.split(config.lora, model, params, key)
+        return optim.init_state(tree, config.rl.optim, 1)
 
     return placed_structs(jax.eval_shape(fresh), config.model, model.placement)
+
+
+def model_params(config: RunConfig, model: Transformer, state: TrainState) -> Any:
+    """Returns the structs of the model's parameters, with those of adapters in their places."""
+    if not config.lora.acts:
+        return state.params
+    base = jax.eval_shape(
+        lambda: in_layout(
+            init_params(config.model, config.compute, jax.random.key(0)), model.layout
+        )
+    )
+    frozen = placed_structs(base, config.model, model.placement)
+    return trained.full(config.lora, state.params, frozen)
 
 
 def _placements(config: RunConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:

@@ -7,7 +7,7 @@ takes arrays only, without prompts, files or engine, so it is a library of its o
         scored = learner.score(arrays)
         for rows in learner.updates:
             metrics = learner.update(scored, rows)
-    learner.state.params
+    learner.params
 
 Scores and gradients use micro-batches of the same rows, since a row's numbers depend on the shape
 in which it is computed.
@@ -29,7 +29,7 @@ from compass_jax.chips import chip_of
 from compass_jax.config import RunConfig
 from compass_jax.model.flops import forward_flops
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import decays, place
+from compass_jax.model.params import place
 from compass_jax.model.routes import put_routes, take_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, struct
@@ -40,7 +40,7 @@ from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.sharding import fetch, move
-from compass_jax.training import optim, step
+from compass_jax.training import optim, step, trained
 from compass_jax.training.programs import training_programs
 from compass_jax.training.stops import never_stop, stoppable
 from compass_jax.training.trace import TokenTrace
@@ -59,17 +59,26 @@ class Scored:
 
 
 class Learner:
-    """The trained model: its `state`, and a frozen `reference` where the objective needs one."""
+    """The trained model: its `state`; the `frozen` base of adapters (config.lora); and a frozen
+    `reference` where the objective needs one, which for adapters is their base.
+    """
 
     def __init__(
-        self, config: RunConfig, model: Transformer, state: TrainState, reference: Any = None
+        self,
+        config: RunConfig,
+        model: Transformer,
+        state: TrainState,
+        reference: Any = None,
+        frozen: Any = None,
     ):
-        """Creates a learner from `state` and `reference` in the layout of `model`; over a mesh they
-        are moved to its shardings.
+        """Creates a learner from trees in the layout of `model`; over a mesh they are moved to its
+        shardings.
         """
         self.config, self.rl, self.model = config, config.rl, model
         self.state: TrainState = self._on_mesh(state)
-        self.reference = self._on_mesh(reference)
+        self.reference, self.frozen = self._on_mesh(reference), self._on_mesh(frozen)
+        if config.rl.uses_reference and frozen is not None:
+            self.reference = self.frozen
         # called after each micro-batch of `train` with (number done, number in the rollout)
         self.progress: Callable[[int, int], None] | None = None
         self._done = self._planned = 0
@@ -79,10 +88,18 @@ class Learner:
         """Returns a learner at `params` with a fresh optimiser. They are also its reference if
         `rl.objective.kl_coef` needs one.
         """
-        state = optim.init_state(params, config.rl.optim, config.rl.total_updates)
+        key = jax.random.fold_in(jax.random.key(config.seed), trained.ADAPTERS)
+        tree, frozen = trained.split(config.lora, model, params, key)
+        state = optim.init_state(tree, config.rl.optim, config.rl.total_updates)
+        copies = config.rl.uses_reference and frozen is None
         # A copy, since the first update donates the parameters.
-        reference = jax.tree.map(jnp.copy, params) if config.rl.uses_reference else None
-        return cls(config, model, state, reference)
+        reference = jax.tree.map(jnp.copy, params) if copies else None
+        return cls(config, model, state, reference, frozen)
+
+    @property
+    def params(self) -> Any:
+        """The model's parameters, with adapters in their places."""
+        return trained.full(self.config.lora, self.state.params, self.frozen)
 
     @property
     def version(self) -> int:
@@ -104,7 +121,8 @@ class Learner:
         def of(x: jax.Array) -> jax.ShapeDtypeStruct:
             return struct(x.shape, x.dtype, x.sharding if mesh else None)
 
-        return training_programs(self.config, self.model, jax.tree.map(of, self.state), full=True)
+        state, params = jax.tree.map(of, (self.state, self.params))
+        return training_programs(self.config, self.model, state, params, full=True)
 
     # ---- one rollout -----------------------------------------------------------------------------
 
@@ -182,7 +200,7 @@ class Learner:
         for micro in stoppable(stopped, micros, parts):
             tokens, lengths, micro_routes = self._sequences(arrays, micro, routes)
             logp, entropy, used_routes, diagnostics = self._score(
-                self.state.params, tokens, lengths, micro_routes
+                self.params, tokens, lengths, micro_routes
             )
             put_rows(old_logp, micro, logp)
             put_rows(old_entropy, micro, entropy)
@@ -261,7 +279,7 @@ class Learner:
         for batch in stoppable(stopped, self.batches(scored, rows, prepared), parts):
             grads, diagnostics, logp = step.gradients(
                 self.model,
-                self.state.params,
+                self.params,
                 batch,
                 jnp.float32(batch.mask.sum() / tokens),
                 config=self.rl,
@@ -278,7 +296,7 @@ class Learner:
             total,
             config=self.rl.optim,
             total_steps=self.rl.total_updates,
-            decays=decays(self.config.model, self.model.layout),
+            decays=trained.decay_mask(self.config.lora, self.model, self.state.params),
         )
         # No-op unless XLA changed a sharding.
         self.state = self._on_mesh(self.state)

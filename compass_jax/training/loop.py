@@ -67,7 +67,7 @@ from compass_jax.session import (
     newest_checkpoint,
 )
 from compass_jax.sharding import placements
-from compass_jax.training import optim
+from compass_jax.training import optim, trained
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.callbacks import Callbacks
 from compass_jax.training.header import header
@@ -78,6 +78,7 @@ from compass_jax.training.samples import SampleLog
 from compass_jax.training.stops import TrainingStopped
 from compass_jax.training.trace import TokenTrace
 from compass_jax.weights import checkpoint
+from compass_jax.weights.adapters import adapter_meta, check_base
 from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
@@ -175,7 +176,7 @@ class RLTrainer:
         self.decode = None
         self.judge.use(None, self.learner.version)
         self.decode, metrics = sync_weights(
-            self.learner.state.params,
+            self.learner.params,
             config.model,
             config.rollout_compute.dtype,
             config.rollout.quantize,
@@ -200,11 +201,15 @@ class RLTrainer:
             abstract["pending"] = jax.eval_shape(
                 lambda: self.buffer.arrays(self.engine.config.max_length)
             )
+        # a checkpoint of adapters does not have their base
+        frozen = first_parameters(config, model) if config.lora.acts else None
+        if frozen is not None:
+            check_base(found.path, found.meta(), frozen)
         _, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         state, reference = (
             in_layout(arrays.get(name), model.layout) for name in ("state", "reference")
         )
-        self.learner = Learner(config, model, state, reference)
+        self.learner = Learner(config, model, state, reference, frozen)
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
@@ -223,9 +228,12 @@ class RLTrainer:
     def _fresh_arrays(self) -> dict[str, Any]:
         from compass_jax.model.transformer import init_params
 
-        params = init_params(self.config.model, self.config.compute, jax.random.key(0))
-        arrays = {"state": optim.init_state(params, self.rl.optim, self.rl.total_updates)}
-        return {**arrays, "reference": params} if self.rl.uses_reference else arrays
+        config, key = self.config, jax.random.key(0)
+        params = init_params(config.model, config.compute, key)
+        tree, frozen = trained.split(config.lora, Transformer(config.model), params, key)
+        arrays = {"state": optim.init_state(tree, self.rl.optim, self.rl.total_updates)}
+        copies = self.rl.uses_reference and frozen is None
+        return {**arrays, "reference": params} if copies else arrays
 
     def save(self, *, wait: bool = True) -> None:
         """Writes checkpoint `done_steps`, with the unfinished samples; in the background unless
@@ -233,13 +241,14 @@ class RLTrainer:
         """
         self.telemetry.phase("saving")
         arrays: dict[str, Any] = {"state": stack(self.learner.state)}
-        if self.learner.reference is not None:
+        if self.learner.reference is not None and self.learner.frozen is None:
             arrays["reference"] = stack(self.learner.reference)
         if self.buffer.prompts:
             arrays["pending"] = self.buffer.arrays(self.engine.config.max_length)
         meta = {
             "kind": "rl",
             VOCAB_ROWS: self.vocab_rows,
+            **adapter_meta(self.config, self.learner.frozen),
             "pending": self.buffer.state() if self.buffer.prompts else None,
             "stream": self.stream.state(),
             "history": self.history.state(),
@@ -471,7 +480,7 @@ class RLTrainer:
     def header(self) -> list[str]:
         """Returns the run's first lines."""
         work = f"{len(self.stream):,} prompts, {in_words(self.evaluated, self.config.data)}"
-        parameters = sum(x.size for x in jax.tree.leaves(self.learner.state.params))
+        parameters = sum(x.size for x in jax.tree.leaves(self.learner.params))
         memory = memory_line(self.config, "train")
         return header(self.config, work, parameters, self.done_steps, self.rl.steps, memory)
 

@@ -13,25 +13,25 @@ import jax.numpy as jnp
 
 from compass_jax.config import RunConfig
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import decays
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.routes import put_routes, take_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, Result, struct
 from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import row_counts
-from compass_jax.training import step
+from compass_jax.training import step, trained
 
 
 def training_programs(
-    config: RunConfig, model: Transformer, state: TrainState, full: bool = False
+    config: RunConfig, model: Transformer, state: TrainState, params: Any, full: bool = False
 ) -> Iterator[Program]:
-    """Yields the programs of `Learner.train`, the longest bucket first; `state` holds structs.
+    """Yields the programs of `Learner.train`, the longest bucket first.
 
     Args:
+        state, params: structs of the learner's state and of the model's parameters.
         full: whether to list only each bucket's full micro-batch, which every large rollout has.
     """
-    lister = _Lister(config, model, state)
+    lister = _Lister(config, model, params)
     prepare = lister.prepare()
     yield prepare
     backward = None
@@ -44,7 +44,7 @@ def training_programs(
     grads, total = Result(backward), Result(backward, summed)
     yield Program("add", step.accumulate, (total, grads))
     keywords = {"config": config.rl.optim, "total_steps": config.rl.total_updates}
-    keywords |= {"decays": decays(config.model, model.layout)}
+    keywords |= {"decays": trained.decay_mask(config.lora, model, state.params)}
     yield Program("apply", step.apply, (state, total), keywords)
 
 
@@ -57,7 +57,7 @@ def summed(grads: Any) -> Any:
 class _Lister:
     config: RunConfig
     model: Transformer
-    state: TrainState
+    params: Any
 
     @property
     def multiple(self) -> int:
@@ -100,7 +100,7 @@ class _Lister:
 
         def forward(name: str, routes: Any) -> Program:
             temperature, n = self.config.rollout.temperature, count * length
-            arguments = (model, self.state.params, tokens, lengths, routes, temperature)
+            arguments = (model, self.params, tokens, lengths, routes, temperature)
             return Program(f"{name} {length}", step.forward_and_pullback, arguments, tokens=n)
 
         scored = forward("forward", routes)
@@ -121,7 +121,7 @@ class _Lister:
         objective = Program(f"objective {length}", step._objective_gradient, arguments)
         yield objective
         pullback = Result(scored, lambda out: out[1])
-        pulled = (model, self.state.params, pullback, Result(objective, lambda out: out[0]))
+        pulled = (model, self.params, pullback, Result(objective, lambda out: out[0]))
         yield Program(f"backward {length}", step.pull, pulled, tokens=count * length)
 
     def _batch(self, prepared: Any, sequences: tuple[Any, Any, Any]) -> step.UpdateBatch:

@@ -27,6 +27,7 @@ from compass_jax.config.errors import check
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.logprobs import head_weights
+from compass_jax.model.lora import trainable
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import training_layout
 from compass_jax.model.precision import at_least_float32
@@ -117,7 +118,7 @@ class ScalarTrainer(SFTTrainer):
     def gradients(self, *arrays: Any) -> tuple[Any, Diagnostics]:
         """Returns one micro-batch's part of the gradient, and its diagnostics."""
         column, aux_coef = self.tokenizer.eos_id, self.sft.router_aux_coef
-        return pair_gradients(self.model, self.state.params, *arrays, aux_coef, column=column)
+        return pair_gradients(self.model, self.params, *arrays, aux_coef, column=column)
 
 
 @partial(jax.jit, static_argnames=("model", "column"))
@@ -136,8 +137,10 @@ def pair_gradients(
     diagnostics. Rows are n candidates, then their n anchors; the weights sum to 1 over an update.
     """
 
-    def loss(params):
-        rewards, aux = scalar_rewards(model, params, tokens, lengths, column)
+    trained, in_params = trainable(params)
+
+    def loss(trained):
+        rewards, aux = scalar_rewards(model, in_params(trained), tokens, lengths, column)
         candidate, anchor = jnp.split(rewards, 2)
         losses = jnp.sum(weight * pair_losses(candidate, anchor, gold))
         total = losses
@@ -146,7 +149,7 @@ def pair_gradients(
             total += (aux_coef * jnp.sum(weight) * balance).astype(total.dtype)
         return total, (losses, candidate - anchor, aux)
 
-    grads, (losses, margin, aux) = jax.grad(loss, has_aux=True)(params)
+    grads, (losses, margin, aux) = jax.grad(loss, has_aux=True)(trained)
     decided = jnp.where(gold != 0, weight, 0)
     right = jnp.where(margin * gold.astype(margin.dtype) > 0, weight, 0)
     return step.stored(model, grads), {

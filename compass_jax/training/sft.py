@@ -30,7 +30,6 @@ from compass_jax.distributed import is_main_process
 from compass_jax.machine import peak_bytes
 from compass_jax.memory import memory_line
 from compass_jax.model.params import (
-    decays,
     in_layout,
     place,
     placed_structs,
@@ -51,10 +50,11 @@ from compass_jax.session import (
     open_run,
 )
 from compass_jax.sharding import fetch, placements
-from compass_jax.training import optim, step
+from compass_jax.training import optim, step, trained
 from compass_jax.training.header import header
 from compass_jax.training.stops import TrainingStopped, stoppable
 from compass_jax.weights import checkpoint
+from compass_jax.weights.adapters import adapter_meta, check_base
 from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters, vocab_rows
 
@@ -102,33 +102,41 @@ class SFTTrainer:
         if found is None:
             params = first_parameters(config, self.model)
             self.vocab_rows = vocab_rows(config, self.tokenizer.vocab_size)
+            key = jax.random.fold_in(jax.random.key(config.seed), trained.ADAPTERS)
+            tree, self.frozen = trained.split(config.lora, self.model, params, key)
             self.state: TrainState = place(
-                optim.init_state(params, self.sft.optim, self.sft.steps), config.model, placement
+                optim.init_state(tree, self.sft.optim, self.sft.steps), config.model, placement
             )
             # steps that were logged by a run killed before its first checkpoint
             self.telemetry.restore(None)
             return
 
         def fresh():
-            return {
-                "state": optim.init_state(
-                    init_params(config.model, config.compute, jax.random.key(0)),
-                    self.sft.optim,
-                    self.sft.steps,
-                )
-            }
+            key = jax.random.key(0)
+            params = init_params(config.model, config.compute, key)
+            tree, _ = trained.split(config.lora, Transformer(config.model), params, key)
+            return {"state": optim.init_state(tree, self.sft.optim, self.sft.steps)}
 
         abstract = placed_structs(jax.eval_shape(fresh), config.model, placement)
+        # a checkpoint of adapters does not have their base
+        self.frozen = first_parameters(config, self.model) if config.lora.acts else None
+        if self.frozen is not None:
+            check_base(found.path, found.meta(), self.frozen)
         self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
         self.state = place(in_layout(arrays["state"], self.model.layout), config.model, placement)
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         self.stream.restore(meta["stream"])
         self.telemetry.restore(meta["telemetry"])
 
+    @property
+    def params(self) -> Any:
+        """The model's parameters, with adapters in their places."""
+        return trained.full(self.config.lora, self.state.params, self.frozen)
+
     def header(self) -> list[str]:
         """Returns the run's first lines."""
         work = work_in_words(self.data_stats)
-        parameters = sum(x.size for x in jax.tree.leaves(self.state.params))
+        parameters = sum(x.size for x in jax.tree.leaves(self.params))
         memory = memory_line(self.config, self.STAGE)
         return header(self.config, work, parameters, self.done_steps, self.sft.steps, memory)
 
@@ -138,6 +146,7 @@ class SFTTrainer:
         meta = {
             "kind": self.STAGE,
             VOCAB_ROWS: self.vocab_rows,
+            **adapter_meta(self.config, self.frozen),
             "stream": self.stream.state(),
             "telemetry": self.telemetry.state(),
         }
@@ -197,7 +206,7 @@ class SFTTrainer:
         """Returns one micro-batch's part of the gradient, and its diagnostics."""
         *rows, segments = arrays
         aux_coef = self.sft.router_aux_coef
-        return step.sft_gradients(self.model, self.state.params, *rows, aux_coef, segments)
+        return step.sft_gradients(self.model, self.params, *rows, aux_coef, segments)
 
     def planned(self, lengths: np.ndarray, rows: int = 1) -> list[MicroBatch]:
         """Returns micro-batches of examples with these lengths, each example with `rows` rows."""
@@ -220,7 +229,7 @@ class SFTTrainer:
             total,
             config=self.sft.optim,
             total_steps=self.sft.steps,
-            decays=decays(self.config.model, self.model.layout),
+            decays=trained.decay_mask(self.config.lora, self.model, self.state.params),
         )
         self.state = place(self.state, self.config.model, self.model.placement)
         return merge_diagnostics(parts), applied

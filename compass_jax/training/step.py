@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.config import ModelConfig, Objective, OptimConfig, RLConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
+from compass_jax.model.lora import trainable
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import shardings_like
 from compass_jax.model.transformer import Transformer
@@ -96,20 +97,22 @@ def forward_and_pullback(
     model: Transformer, params: Any, tokens, lengths, routes, temperature: float
 ):
     """Computes ((logp, entropy, routes used, aux), pullback of (logp, mean router probabilities) to
-    the parameters).
+    the trained part of the parameters).
 
     One compiled program computes the old and the new log-probs. Two programs round differently
     (1e-5 in a token's ratio in float32, far more in bfloat16, where ESPO clips at 1e-5 to 2e-3), so
     that the first update would be off policy.
     """
 
-    def run(params):
+    trained, in_params = trainable(params)
+
+    def run(trained):
         logp, entropy, used_routes, aux = forward(
-            model, params, tokens, lengths, routes, temperature
+            model, in_params(trained), tokens, lengths, routes, temperature
         )
         return (logp, None if aux is None else aux.probs), (entropy, used_routes, aux)
 
-    (logp, _), pullback, (entropy, used_routes, aux) = jax.vjp(run, params, has_aux=True)
+    (logp, _), pullback, (entropy, used_routes, aux) = jax.vjp(run, trained, has_aux=True)
     return (logp, entropy, used_routes, jax.lax.stop_gradient(aux)), Pullback.without(
         pullback, params
     )
@@ -117,8 +120,9 @@ def forward_and_pullback(
 
 @partial(jax.jit, static_argnames=("model",))
 def pull(model: Transformer, params: Any, pullback: Pullback, cotangents):
-    """Computes the parameters' gradient from a pullback of `forward_and_pullback` at `params` and
-    its cotangents; over a mesh it has the parameters' sharding.
+    """Computes the gradient of the trained part of `params` from a pullback of
+    `forward_and_pullback` at `params` and its cotangents; over a mesh it has the sharding of what
+    it belongs to.
     """
     return stored(model, pullback.within(params)(cotangents)[0])
 
@@ -254,7 +258,10 @@ def sft_gradients(
     outside the assistant's tokens and sums to 1 over the update. `segments` is that of `forward`.
     """
 
-    def loss(params):
+    trained, in_params = trainable(params)
+
+    def loss(trained):
+        params = in_params(trained)
         logp, entropy, _, aux = forward(model, params, tokens, lengths, None, 1.0, segments)
         nll = -jnp.sum(weight * logp)
         balance = (
@@ -268,7 +275,7 @@ def sft_gradients(
             aux,
         )
 
-    grads, (nll, entropy, aux) = jax.grad(loss, has_aux=True)(params)
+    grads, (nll, entropy, aux) = jax.grad(loss, has_aux=True)(trained)
     return stored(model, grads), {
         "loss": (nll,),
         "entropy_nats": (entropy,),

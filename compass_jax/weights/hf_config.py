@@ -55,9 +55,8 @@ def refuse_adapter(folder: str | Path) -> None:
     name = "a LoRA adapter" if kind in ("LORA", None) else f"an adapter ({str(kind)[:40]})"
     raise WeightsError(
         f"{folder} holds {name} (adapter_config.json) of the model {str(base)[:200]!r}, not a"
-        " model: merge it into its base with peft, AutoPeftModelForCausalLM.from_pretrained("
-        "ADAPTER).merge_and_unload().save_pretrained(OUT), copy the tokenizer's files to OUT, and"
-        " name OUT"
+        f" model: merge it into its base, compass merge-lora BASE OUT --adapters {folder}, and name"
+        " OUT"
     )
 
 

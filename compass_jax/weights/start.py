@@ -13,10 +13,12 @@ from compass_jax.config import ModelConfig, RunConfig
 from compass_jax.config.io import differences
 from compass_jax.families import find as families
 from compass_jax.families.raw import WeightsError
+from compass_jax.model.lora import combine, merged
 from compass_jax.model.params import abstract_params, in_layout, place, shardings_like
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
-from compass_jax.weights.hf import checked_headers, load_params
+from compass_jax.weights.adapters import LORA, abstract_adapters, check_base, settings_of
+from compass_jax.weights.hf import checked_headers, load_params, stored_dtype
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.sound import is_one
 
@@ -59,6 +61,8 @@ def restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelC
         for keys in (("params",), ("state", "params"))
         if "/".join((*keys, "embed")) in manifest.leaves
     ]
+    if not parents and LORA in source.meta():
+        return _restore_adapted(source, shardings)
     if not parents:
         raise WeightsError(
             f"{path} is a checkpoint without parameters (neither params nor state/params)"
@@ -75,6 +79,29 @@ def restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelC
     for key in prefix:
         arrays = arrays[key]
     return arrays, manifest.model
+
+
+def _restore_adapted(source: checkpoint.Sound, shardings: Any) -> tuple[Any, ModelConfig]:
+    """Returns the parameters of a checkpoint of adapters, merged into their base, and the model.
+    Raises WeightsError if the base is not where it was, or has other weights.
+    """
+    model, saved = source.manifest.model, source.meta()[LORA]
+    base, lora = Path(saved["base"]), settings_of(saved)
+    if not base.is_dir():
+        raise WeightsError(
+            f"{source.path} has adapters alone, and their base {base} does not exist: put the base"
+            " there again"
+        )
+    if is_checkpoint(base):
+        params, _ = restore_params(base, shardings)
+    else:
+        rows = read_hf_config(base, model.family).vocab_size
+        params = load_params(base, model, stored_dtype(base), shardings, rows)
+    check_base(source.path, source.meta(), params)
+    requested = {"state": {"params": abstract_adapters(model, lora)}}
+    _, arrays, _ = checkpoint.restore(source, requested, subset=True)
+    adapters = arrays["state"]["params"]
+    return jax.jit(merged)(combine(params, adapters, lora.scale)), model
 
 
 VOCAB_ROWS = "vocab_rows"  # key in a checkpoint's meta

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from compass_jax.config import MeshConfig, ModelConfig
+from compass_jax.model.lora import merged
 from compass_jax.model.params import (
     Layout,
     abstract_params,
@@ -37,7 +38,8 @@ def _convert(
     tensor: int,
     layout: Layout,
 ) -> Any:
-    decode, specs = to_decode(params, tensor, layout), param_specs(model, layout)
+    # merged in float32: adapters change less than bfloat16 resolves
+    decode, specs = to_decode(merged(params), tensor, layout), param_specs(model, layout)
     return (eight_bit if stored else emulate)(decode, specs, quantize, dtype)
 
 

@@ -1,0 +1,67 @@
+"""LoRA adapters in checkpoints and in PEFT's folders (arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.config import ModelConfig, RunConfig
+from compass_jax.config.io import from_plain, to_plain
+from compass_jax.config.lora import LoRAConfig
+from compass_jax.model.lora import init_adapters
+from compass_jax.sharding import fetch
+from compass_jax.weights.checkpoint import CheckpointMismatch
+
+LORA = "lora"  # key in a checkpoint's meta
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def adapter_meta(config: RunConfig, frozen: Any | None) -> dict[str, Any]:
+    """Returns what a checkpoint says of its adapters: their settings, and the base's place and
+    fingerprint; empty for a run that trains all weights.
+    """
+    if frozen is None:
+        return {}
+    base = str(Path(config.init_from).absolute())
+    return {LORA: {**to_plain(config.lora), "base": base, "fingerprint": fingerprint(frozen)}}
+
+
+def check_base(path: Path, meta: dict[str, Any], frozen: Any) -> None:
+    """Raises CheckpointMismatch for adapters that were trained beside other weights than
+    `frozen`.
+    """
+    saved = meta[LORA]
+    if fingerprint(frozen) != saved["fingerprint"]:
+        raise CheckpointMismatch(
+            f"{path} has adapters of {saved['base']}, whose weights were others than those of the"
+            " base that is there now: name the base that the adapters were trained on"
+        )
+
+
+def settings_of(saved: dict[str, Any]) -> LoRAConfig:
+    """Returns the adapters' settings from a checkpoint's meta."""
+    fields = {name: saved[name] for name in ("rank", "alpha", "targets")}
+    return from_plain(LoRAConfig, fields)
+
+
+def fingerprint(params: Any) -> str:
+    """Returns a digest of a part of the weights, the same in either layout, on any mesh and in
+    float32 and bfloat16.
+    """
+    first = params["run_0"]
+    o = first[0]["layer_0"]["attention"]["o"] if isinstance(first, tuple) else None
+    o = first["layer_0"]["attention"]["o"][0] if o is None else o
+    digest = hashlib.sha256()
+    for part in (params["embed"][:16], params["final_norm"], o[:16]):
+        digest.update(np.asarray(fetch(part.astype(jnp.bfloat16))).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def abstract_adapters(config: ModelConfig, lora: LoRAConfig) -> Any:
+    """Returns the structs of a checkpoint's adapters."""
+    return jax.eval_shape(lambda: init_adapters(config, lora, jax.random.key(0)))

@@ -1,0 +1,231 @@
+"""Adapters in PEFT's format: export of a run's, and merging of folders into their base.
+
+A folder has adapter_config.json and adapter_model.safetensors, with lora_A [r, in] and lora_B
+[out, r] of each module (LoRA, arXiv 2106.09685): W + scale * B A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from compass_jax.config import ConfigError, ModelConfig
+from compass_jax.config.lora import LoRAConfig
+from compass_jax.families.find import find
+from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.model.lora import Adapter, adapter_specs
+from compass_jax.model.params import layer_runs
+from compass_jax.sharding import fetch
+from compass_jax.weights import checkpoint
+from compass_jax.weights.adapters import LORA, abstract_adapters, settings_of
+from compass_jax.weights.carried import carry_files
+from compass_jax.weights.hf_config import read_json
+from compass_jax.weights.new_folder import new_folder
+from compass_jax.weights.safetensors_io import (
+    Stored,
+    finite,
+    open_file,
+    plan_shards,
+    read_headers,
+    shard_names,
+    write_json,
+    write_shards,
+)
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# Settings of PEFT that change the product, and their values in which it is W + scale * B A
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": ([], None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "target_parameters": ([], None),
+    "lora_bias": (False, None),
+}
+_SHARD_BYTES = 4_000_000_000
+
+
+def export_adapter(path: str | Path, out: str | Path) -> Path:
+    """Writes the adapters of a run or checkpoint as a PEFT folder; returns its path.
+
+    Raises WeightsError for a checkpoint without adapters, and UnsupportedModel for adapters of
+    experts, which transformers keeps in fused tensors.
+    """
+    source = checkpoint.find(path)
+    saved = source.meta().get(LORA)
+    if saved is None:
+        raise WeightsError(f"{source.path} has no adapters: export the whole model instead")
+    model, lora = source.manifest.model, settings_of(saved)
+    if "experts" in lora.targets:
+        raise UnsupportedModel(
+            f"{source.path} has adapters of experts, for which PEFT has no module (transformers"
+            " fuses a layer's experts): export the merged model instead"
+        )
+    requested = {"state": {"params": abstract_adapters(model, lora)}}
+    _, arrays, _ = checkpoint.restore(source, requested, subset=True)
+    tensors = peft_tensors(arrays["state"]["params"], model, lora)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": saved["base"],
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted({_module(name) for name in tensors}),
+    }
+    folder = Path(out).absolute()
+    with new_folder(folder, sum(x.nbytes for x in tensors.values())) as temporary:
+        save_file(tensors, temporary / WEIGHTS, {"format": "pt"})
+        write_json(temporary / CONFIG, config)
+    return folder
+
+
+def _module(name: str) -> str:
+    """Returns the module of an adapter's tensor, such as model.layers.0.self_attn.q_proj."""
+    return name.removeprefix(_PREFIX).rpartition(".lora_")[0]
+
+
+def peft_tensors(adapters: Any, config: ModelConfig, lora: LoRAConfig) -> dict[str, np.ndarray]:
+    """Returns stacked adapters as PEFT's tensors."""
+    family, runs = find(config.family), layer_runs(config)
+    specs = jax.tree_util.tree_flatten_with_path(
+        adapter_specs(config, lora), is_leaf=lambda x: isinstance(x, Adapter)
+    )[0]
+    pairs = jax.tree.leaves(adapters, is_leaf=lambda x: isinstance(x, Adapter))
+    tensors = {}
+    for (path, spec), pair in zip(specs, pairs, strict=True):
+        run, offset = (int(key.key.rpartition("_")[2]) for key in path[:2])
+        name = family.tensor(spec.a.name).name
+        a, b = (np.asarray(fetch(x)) for x in pair)
+        for repeat in range(len(a)):
+            module = name.format(i=runs[run].layer(repeat, offset)).removesuffix(".weight")
+            for letter, x in (("A", a), ("B", b)):
+                tensors[f"{_PREFIX}{module}.lora_{letter}.weight"] = np.ascontiguousarray(
+                    x[repeat].T
+                )
+    return tensors
+
+
+class PeftAdapter(NamedTuple):
+    """An adapter folder: the factors of each module, and the scale of their product."""
+
+    folder: Path
+    factors: dict[str, tuple[np.ndarray, np.ndarray]]  # tensor of the base -> (A, B)
+    scale: float
+
+
+def read_adapter(folder: str | Path) -> PeftAdapter:
+    """Returns a PEFT folder's adapter. Raises UnsupportedModel, naming all reasons, for one that is
+    not W + scale * B A; WeightsError for missing or malformed files.
+    """
+    folder = Path(folder)
+    raw = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    if raw is None:
+        raise WeightsError(f"{folder} has no {CONFIG}: the folder of a PEFT adapter is expected")
+    problems = [f"{key} = {raw[key]}" for key, plain in _PLAIN.items() if raw.get(key) not in plain]
+    if raw.get("peft_type") != "LORA":
+        problems.insert(0, f"peft_type = {raw.get('peft_type')!r}")
+    if problems:
+        raise UnsupportedModel(
+            f"{folder / CONFIG}: {', '.join(problems)} is not supported (supported: plain LoRA);"
+            " merge it with peft's merge_and_unload()"
+        )
+    rank, alpha = raw.get("r"), raw.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
+        raise WeightsError(f"{folder / CONFIG}: r = {rank!r}, lora_alpha = {alpha!r}: two numbers")
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{folder / WEIGHTS} could not be read: {error}") from error
+    factors = {}
+    for name in sorted(name for name in tensors if name.endswith(".lora_A.weight")):
+        a, b = tensors.pop(name), tensors.pop(name.replace(".lora_A.", ".lora_B."), None)
+        if b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
+            raise WeightsError(f"{folder / WEIGHTS}: {name}: no pair of matrices of rank {rank}")
+        factors[f"{_module(name)}.weight"] = (a.astype(np.float32), b.astype(np.float32))
+    if tensors:
+        raise UnsupportedModel(
+            f"{folder / WEIGHTS} has {sorted(tensors)[0]}, which is no factor of a LoRA adapter"
+        )
+    scale = alpha / rank**0.5 if raw.get("use_rslora") else alpha / rank
+    return PeftAdapter(folder, factors, float(scale))
+
+
+def merge_adapters(
+    base: str | Path,
+    adapters: Sequence[str | Path],
+    out: str | Path,
+    weights: Sequence[float] = (),
+) -> Path:
+    """Writes the model W + sum over adapters of weight * scale * B A as a Hugging Face folder;
+    returns its path. One tensor is in memory at a time, and one shard while it is written.
+
+    Args:
+        base: the Hugging Face folder that the adapters were trained on.
+        adapters: PEFT folders.
+        out: the new folder.
+        weights: one for each adapter; empty: 1 each.
+
+    Raises ConfigError for another number of weights, and the errors of `read_adapter`; WeightsError
+    for an adapter of another base.
+    """
+    weights = list(weights) or [1.0] * len(adapters)
+    if not adapters or len(weights) != len(adapters):
+        raise ConfigError(
+            f"--weights has {len(weights)} numbers for {len(adapters)} adapters: give one for each"
+        )
+    base, folder = Path(base), Path(out).absolute()
+    stored, parts = read_headers(base), [read_adapter(adapter) for adapter in adapters]
+    for part in parts:
+        _check_fits(part, stored, base)
+    sizes = {
+        name: int(np.prod(x.shape)) * jnp.dtype(x.dtype).itemsize for name, x in stored.items()
+    }
+    shards = plan_shards(sizes, _SHARD_BYTES)
+    with new_folder(folder, sum(sizes.values())) as temporary:
+        files = dict(zip(shard_names(len(shards)), shards, strict=True))
+        write_shards(temporary, files, _merged(stored, parts, weights))
+        write_json(temporary / "config.json", read_json(base / "config.json"))
+        carry_files(base, temporary)
+    return folder
+
+
+def _check_fits(part: PeftAdapter, stored: Mapping[str, Stored], base: Path) -> None:
+    for name, (a, b) in part.factors.items():
+        shape = stored[name].shape if name in stored else None
+        if shape != (b.shape[0], a.shape[1]):
+            has = "lacks it" if shape is None else f"has {list(shape)}"
+            raise WeightsError(
+                f"{part.folder} is an adapter of another base: it changes {name}"
+                f" {[b.shape[0], a.shape[1]]}, and {base} {has}"
+            )
+
+
+def _merged(
+    stored: Mapping[str, Stored], parts: Sequence[PeftAdapter], weights: Sequence[float]
+) -> Iterator[np.ndarray]:
+    for name, place in stored.items():
+        with open_file(place.file) as handle:
+            values = place.read(handle, name, (slice(None),) * len(place.shape))
+        deltas = [
+            weight * part.scale * (part.factors[name][1] @ part.factors[name][0])
+            for part, weight in zip(parts, weights, strict=True)
+            if name in part.factors
+        ]
+        if deltas:
+            wide = values.astype(np.float32) + sum(deltas)
+            values = finite(wide, values.dtype, f"{place.file}: tensor {name} with its adapters")
+        yield values
