@@ -218,7 +218,7 @@ def other_formats(folder: Path, size: int) -> dict[str, Any]:
     from array_record.python.array_record_module import ArrayRecordWriter
     from pyarrow import parquet
 
-    from compass_jax.data.by_record import open_rows
+    from compass_jax.data.files import FileRows
 
     importlib.import_module("grain")  # seconds, which no format is charged
     folder = folder / "formats"
@@ -240,7 +240,7 @@ def other_formats(folder: Path, size: int) -> dict[str, Any]:
     for file in sorted(folder.glob("rows.*")):
         cache = folder / "cache"
         began, spent = time.perf_counter(), time.process_time()
-        rows = open_rows(str(file), {"messages": "add it"}, (), str(cache))
+        rows = FileRows(str(file), {"messages": "add it"}, (), str(cache))
         found[file.name] = {
             "rows": len(rows),
             "open_s": round(time.perf_counter() - began, 2),

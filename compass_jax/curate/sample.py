@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from compass_jax.curate.words import Numbers, hashed, numbers_in, runs, words
-from compass_jax.data.files import INSTRUCTIONS
+from compass_jax.data.messages import INSTRUCTIONS
 from compass_jax.data.procedural import normalised
 
 Messages = Sequence[dict[str, Any]]

@@ -14,8 +14,8 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from compass_jax.data.asked import MOST_LABEL
 from compass_jax.data.files import DataError, json_object
+from compass_jax.data.messages import MOST_LABEL
 from compass_jax.untrusted import read_lines
 from compass_jax.verifiers.extract import boxed
 

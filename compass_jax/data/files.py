@@ -1,4 +1,4 @@
-"""Sequential reading of JSONL (plain, gzip, zstd), Parquet and ArrayRecord files.
+"""Rows of JSON-lines (plain, gzip, zstd), Parquet and ArrayRecord files, in order or by index.
 
 Errors name the file and the line. A field name with dots refers to a nested field, such as
 `reward_model.ground_truth`. A column of exactly that name takes precedence.
@@ -7,22 +7,41 @@ Errors name the file and the line. A field name with dots refers to a nested fie
 from __future__ import annotations
 
 import glob
+import hashlib
+import io
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from itertools import accumulate, islice
+from pathlib import Path
 from typing import Any
 
-from compass_jax.config.files import ENDINGS
-from compass_jax.config.foreign import hub_hint
-from compass_jax.data.raw import DataError, Raw, open_parquet, raw_rows
-from compass_jax.untrusted import parse_json
-from compass_jax.verifiers.values import without_nulls
+import numpy as np
+from filelock import FileLock
 
-# maximum digits of an integer in a row; Python formats at most 4,300
-MOST_DIGITS = 4000
-# receives the error of a row; raises it, or returns to skip the row
-Bad = Callable[[DataError], None]
+from compass_jax.config.files import ARRAY_RECORDS, ENDINGS
+from compass_jax.config.foreign import hub_hint
+from compass_jax.errors import UserError
+from compass_jax.untrusted import MOST_LINE_BYTES, parse_json
+
+MOST_DIGITS = 4000  # maximum digits of an integer in a row; Python formats at most 4,300
+CODECS = (".gz", ".zst")
+AT_ONCE = 256  # records of an ArrayRecord file per read: single reads cost milliseconds each
+FORMAT = 2  # version of the cache files
+PARTS, PART_BYTES = 16, 4 * 2**10  # samples of a file's content that determine its key
+OFFSET = np.dtype("<u8")
+
+
+class DataError(UserError):
+    """Data that cannot be used. The message names the file and line (or the source) and a
+    remedy.
+    """
+
+
+Raw = bytes | dict[str, Any] | DataError  # JSON bytes, a Parquet row, or the error of a row
+Bad = Callable[[DataError], None]  # receives the error of a row; raises it, or skips the row
 
 
 def refuse(error: DataError) -> None:
@@ -50,6 +69,9 @@ class BadRows:
             self._tell(f"left out: {error}")
         if self.count == self.MOST_TOLD:
             self._tell("further bad rows are counted alone")
+
+
+# ---- names of files ------------------------------------------------------------------------------
 
 
 def files_of(pattern: str) -> list[str]:
@@ -93,16 +115,13 @@ def label_among(path: str, named: Container[str]) -> str:
     return path if path in named else label_of(path)
 
 
-def read_rows(
-    path: str,
-    fields: Mapping[str, str],
-    others: Iterable[str] | None = (),
-    bad: Bad = refuse,
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (where, row) for each row of a file.
+# ---- rows in order -------------------------------------------------------------------------------
 
-    `where` is "path, line 3" ("row 3" for a Parquet file, "record 3" for an ArrayRecord file),
-    counted from 1.
+
+def read_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None = (), bad: Bad = refuse
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (where, row) for each row of a file; `where` is "path, line 3".
 
     Args:
         path: the file.
@@ -125,7 +144,137 @@ def read_rows(
             empty = False
             yield where, row
     if empty:
-        raise empty_file(path)
+        raise _empty(path)
+
+
+def raw_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+) -> Iterator[tuple[str, Raw]]:
+    """Yields (where, row) before parsing, blank lines included. Raises DataError for errors of the
+    file itself.
+    """
+    for number, raw in enumerate(_unparsed(path, fields, others), 1):
+        yield _checked(_where(path, number), raw)
+
+
+def _unparsed(path: str, fields: Mapping[str, str], others: Iterable[str] | None) -> Iterator[Any]:
+    number = 0
+    try:
+        if path.endswith(".parquet"):
+            rows: Iterator[Any] = _parquet_rows(path, fields, others)
+        else:
+            rows = _records(path) if path.endswith(ARRAY_RECORDS) else _lines(path)
+        for raw in rows:
+            yield raw
+            number += 1
+    except DataError:
+        raise
+    except Exception as error:  # of many classes, of pyarrow, grain and Python
+        raise _unreadable(path, error, f", after {_word(path)} {number}") from error
+
+
+def _word(path: str) -> str:
+    if path.endswith(".parquet"):
+        return "row"
+    return "record" if path.endswith(ARRAY_RECORDS) else "line"
+
+
+def _where(path: str, number: int) -> str:
+    return f"{path}, {_word(path)} {number}"
+
+
+def _checked(where: str, raw: Any) -> tuple[str, Raw]:
+    if isinstance(raw, bytes) and len(raw) > MOST_LINE_BYTES:
+        most = f"more than {MOST_LINE_BYTES:,} bytes, the most that a line may have"
+        return where, DataError(f"{where}: {most}; split it, or leave the row out")
+    return where, raw
+
+
+def _unreadable(path: str, error: Exception, place: str = "") -> DataError:
+    if not os.path.exists(path):
+        return DataError(f"{path} does not exist")
+    remedy = "it is cut off, damaged, or not of the kind that its name says; write it again"
+    return DataError(f"{path}{place}: cannot be read ({error}); {remedy}")
+
+
+def _empty(path: str) -> DataError:
+    return DataError(f"{path} is empty: write one JSON object per line, or one row at least")
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    import pyarrow
+
+    if not path.endswith(CODECS):
+        with open(path, "rb") as lines:
+            yield from lines
+        return
+    with io.BufferedReader(pyarrow.input_stream(path, "detect"), 2**20) as lines:
+        yield from lines
+
+
+def _records(path: str) -> Iterator[bytes]:
+    import grain
+
+    source = grain.sources.ArrayRecordDataSource([path])
+    for start in range(0, len(source), AT_ONCE):
+        for record in source.__getitems__([*range(len(source))[start : start + AT_ONCE]]):
+            yield record + b"\n"
+
+
+def _parquet_rows(
+    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+) -> Iterator[dict[str, Any]]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        names = list(_column_names(file.schema_arrow))
+        for name, remedy in fields.items():
+            if name not in names:
+                known = ", ".join(file.schema_arrow.names)
+                raise DataError(f"{path}: no field {name!r} (fields: {known}); {remedy}")
+        columns = None if others is None else [n for n in names if n in {*fields, *others}]
+        for batch in file.iter_batches(columns=columns):
+            rows = batch.to_pylist()
+            for field in batch.schema:
+                for row in rows if _is_nested(field.type) else ():
+                    row[field.name] = _json_value(row[field.name], field.type)
+            yield from rows
+
+
+def _column_names(fields: Iterable[Any], prefix: str = "") -> Iterator[str]:
+    from pyarrow import types
+
+    for field in fields:
+        yield prefix + field.name
+        if types.is_struct(field.type):
+            yield from _column_names(field.type, f"{prefix}{field.name}.")
+
+
+def _is_nested(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_nested(kind) and not types.is_union(kind)
+
+
+def _json_value(value: Any, kind: Any) -> Any:
+    """Returns an Arrow value as the JSON value that was written.
+
+    A struct type has the union of all rows' fields, so a field that a row lacks is null; it is
+    dropped. A map becomes an object with its keys and keeps null values.
+    """
+    from pyarrow import types
+
+    if value is None or not _is_nested(kind):
+        return value
+    if types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        return {key: _json_value(x, fields[key]) for key, x in value.items() if x is not None}
+    if types.is_map(kind):
+        return {key: _json_value(x, kind.item_type) for key, x in value}
+    return [_json_value(x, kind.value_type) for x in value]
+
+
+# ---- one row -------------------------------------------------------------------------------------
 
 
 def refuse_half_written(where: str, raw: Raw) -> None:
@@ -148,8 +297,33 @@ def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | 
         raw = json_object(raw, where)
     for name, remedy in fields.items():
         if field_of(raw, name) is None:
-            raise DataError(f"{where}: {_missing(raw, name)}; {remedy}")
+            names = list(_names(raw))
+            absent = f"no field {name!r} (fields: {', '.join(names)[:300]})"
+            raise DataError(
+                f"{where}: {f'{name!r} is null' if name in names else absent}; {remedy}"
+            )
     return raw
+
+
+def json_object(line: bytes, where: str) -> dict[str, Any]:
+    """Returns the JSON object of one line. Raises DataError, whose message says if the line was
+    truncated.
+    """
+    try:
+        row = parse_json(line, where, error=DataError, most_digits=MOST_DIGITS)
+    except DataError as error:
+        cause = error.__cause__
+        if line.endswith(b"\n") or not isinstance(cause, json.JSONDecodeError | UnicodeDecodeError):
+            raise
+        raise DataError(
+            f"{where}: the last line is cut off ({cause}); the file is half-written: write it"
+            " again, or delete this line"
+        ) from error
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{where}: a JSON {type(row).__name__}, not an object; write one JSON object per line"
+        )
+    return row
 
 
 def field_of(row: Mapping[str, Any], name: str) -> Any:
@@ -166,153 +340,153 @@ def columns_of(path: str) -> tuple[str, list[str]]:
     """Returns (where, names) of the columns of a file's first row, or of a Parquet file; nested
     columns have dotted names.
     """
-    if path.endswith(".parquet"):
-        with open_parquet(path) as (_, names):
-            return path, names
-    where, row = next(read_rows(path, {}), (path, {}))
-    return where, list(_names("", row))
+    if not path.endswith(".parquet"):
+        where, row = next(read_rows(path, {}), (path, {}))
+        return where, list(_names(row))
+    from pyarrow import parquet
+
+    try:
+        return path, list(_column_names(parquet.read_schema(path)))
+    except Exception as error:
+        raise _unreadable(path, error) from error
 
 
-def _names(prefix: str, row: Mapping[str, Any]) -> Iterator[str]:
+def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in row.items():
         yield prefix + name
         if isinstance(value, Mapping):
-            yield from _names(f"{prefix}{name}.", value)
+            yield from _names(value, f"{prefix}{name}.")
 
 
-def empty_file(path: str) -> DataError:
-    """Returns the error for a file without rows."""
-    return DataError(f"{path} is empty: write one JSON object per line, or one row at least")
+# ---- rows by index -------------------------------------------------------------------------------
 
 
-def _missing(row: Mapping[str, Any], name: str) -> str:
-    parent, _, last = name.rpartition(".")
-    parent_value = field_of(row, parent) if parent and name not in row else None
-    if name in row or (isinstance(parent_value, Mapping) and last in parent_value):
-        return f"{name!r} is null"
-    has = f"fields: {', '.join(row)}"
-    if isinstance(parent_value, Mapping):
-        has += f"; of {parent}: {', '.join(parent_value)}"
-    return f"no field {name!r} ({has[:300]})"
+class FileRows:
+    """The rows of one file by index, in constant memory.
 
+    A .jsonl file is read in place, with an index of its lines in a cache folder (8 bytes per line).
+    A .gz, .zst or .parquet file is unpacked once into the cache folder as JSON lines. An
+    ArrayRecord file has its own index. The names of cache files are derived from the file's path,
+    size, modification time and samples of its content, so they belong to one version of it.
 
-def json_object(line: bytes, where: str) -> dict[str, Any]:
-    """Returns the JSON object of one line. Raises DataError, whose message says if the line was
-    truncated.
+    `key` is equal for files of the same size and content in any folder.
+
+    Args:
+        path: the file.
+        fields, others: a Parquet file's columns, as in `read_rows`.
+        cache: the cache folder; if empty, compass_jax/data in the user's cache folder.
+
+    Raises DataError for a file that cannot be read, is empty or half-written, and if the cache
+    folder has no space.
     """
-    try:
-        row = parse_json(line, where, error=DataError, most_digits=MOST_DIGITS)
-    except DataError as error:
-        if line.endswith(b"\n") or not isinstance(
-            error.__cause__, json.JSONDecodeError | UnicodeDecodeError
-        ):
+
+    def __init__(self, path: str, fields: Mapping[str, str], others: Iterable[str], cache: str):
+        self._path, self._source = path, None
+        try:
+            self._stamp, self.key = _stamp(path), _key(path)
+            if path.endswith(ARRAY_RECORDS):
+                import grain
+
+                self._source = grain.sources.ArrayRecordDataSource([path])
+                self._count = len(self._source)
+        except Exception as error:
+            raise _unreadable(path, error) from error
+        if self._source is None:
+            base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+            folder = Path(cache or os.path.join(base, "compass_jax", "data"))
+            unique = FORMAT, os.path.realpath(path), self._stamp, self.key
+            content = json.dumps([*unique, sorted(fields), sorted(others)]).encode()
+            name = hashlib.blake2b(content, digest_size=16).hexdigest()
+            self._plain = Path(path)
+            if path.endswith((*CODECS, ".parquet")):
+                unpack = lambda to: _unpack(path, fields, others, to)  # noqa: E731
+                self._plain = _cached(folder / f"{name}.jsonl", unpack)
+            self._index = _cached(folder / f"{name}.lines", lambda to: _index(self._plain, to))
+            self._count = self._index.stat().st_size // OFFSET.itemsize - 1
+        if not len(self):
+            raise _empty(path)
+        refuse_half_written(*self[len(self) - 1])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[str, Raw]:
+        """Returns (where, row); the row is a DataError if it is too long. Raises DataError if it
+        cannot be read, or the file has changed since it was opened. Opens the files for each row,
+        because a folder may have thousands.
+        """
+        where = _where(self._path, index + 1)
+        try:
+            if _stamp(self._path) != self._stamp:
+                raise DataError(
+                    f"{self._path} has changed while it was read: a run needs the same file from"
+                    " its start to its end; put the old one back, or start a new run"
+                )
+            if self._source is not None:
+                return _checked(where, self._source[index] + b"\n")
+            start, end = np.fromfile(self._index, OFFSET, 2, offset=index * OFFSET.itemsize)
+            with open(self._plain, "rb") as lines:
+                return _checked(where, os.pread(lines.fileno(), int(end - start), int(start)))
+        except DataError:
             raise
-        problem = f"the last line is cut off ({error.__cause__})"
+        except Exception as error:  # RuntimeError for a damaged record, OSError
+            raise _unreadable(self._path, error, where.removeprefix(self._path)) from error
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _key(path: str) -> str:
+    """Returns a digest of the size and of evenly spaced samples of the content, including both
+    ends.
+    """
+    size = os.path.getsize(path)
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with open(path, "rb") as file:
+        for start in np.linspace(0, max(size - PART_BYTES, 0), PARTS).astype(int):
+            digest.update(os.pread(file.fileno(), PART_BYTES, int(start)))
+    return digest.hexdigest()
+
+
+def _cached(target: Path, make: Callable[[Path], None]) -> Path:
+    """Returns a file of the cache folder, which one process makes if it is missing."""
+    if target.is_file():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"), tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            if not target.is_file():
+                make(Path(folder, "unfinished"))
+                os.replace(Path(folder, "unfinished"), target)
+    except OSError as error:
         raise DataError(
-            f"{where}: {problem}; the file is half-written: write it again, or delete this line"
+            f"{target} cannot be written ({error.strerror or error}): make room there, or name"
+            " another folder in data.cache"
         ) from error
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{where}: a JSON {type(row).__name__}, not an object; write one JSON object per line"
-        )
-    return row
+    return target
 
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-INSTRUCTIONS = ("system", "developer")  # roles of messages that are not part of the question
-# optional fields of a message, passed to the chat template
-TEXTS = ("name", "tool_call_id", "reasoning_content")
-NOTHING: tuple[Any, ...] = (None, "", [], {})
+def _index(plain: Path, to: Path) -> None:
+    """Writes the start offset of each line, and the end of the last one."""
+    with open(plain, "rb") as lines, open(to, "wb") as index:
+        ends = accumulate(map(len, lines), initial=0)
+        while (part := np.fromiter(islice(ends, 2**16), OFFSET)).size:
+            part.tofile(index)
 
 
-def check_messages(messages: Any, where: str) -> list[dict[str, Any]]:
-    """Returns chat messages in the form that chat templates take.
-
-    A message has role and content (a text, or a list of text parts) and may have the fields TEXTS
-    and tool_calls. Raises DataError, which names the message, for any other field (such as an
-    image), because dropping it would change the message. Null and empty values are dropped.
-    """
-    if not isinstance(messages, list) or not messages:
-        raise DataError(
-            f"{where}: messages must be a non-empty list of {{'role', 'content'}}, not "
-            f"{messages!r:.80}"
-        )
-    return [_message(message, f"{where}: messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, where: str) -> dict[str, Any]:
-    shape = "must be an object with 'role' and a string 'content'"
-    if not isinstance(message, dict):
-        raise DataError(f"{where} {shape}, not {message!r:.80}")
-    fields = {key: value for key, value in message.items() if value not in NOTHING}
-    unknown_fields = [key for key in fields if key not in ("role", "content", "tool_calls", *TEXTS)]
-    if unknown_fields:
-        named = ", ".join(map(repr, unknown_fields))[:200]
-        raise DataError(
-            f"{where} has {named}: role, content, tool_calls, {', '.join(TEXTS)} are used; remove "
-            "it, or write it into the content"
-        )
-    content = _content(message.get("content"), where)
-    if content is None and "tool_calls" in fields:
-        content = ""
-    if not isinstance(content, str):
-        raise DataError(f"{where} {shape}, not {message!r:.80}")
-    if message.get("role") not in ROLES:
-        raise DataError(
-            f"{where} has the role {message.get('role')!r:.80}; known roles: {', '.join(ROLES)}"
-        )
-    for name in TEXTS:
-        if not isinstance(fields.get(name, ""), str):
-            raise DataError(f"{where} has {name} = {fields[name]!r:.80}: it must be text")
-    if "tool_calls" in fields:
-        if message["role"] != "assistant":
-            raise DataError(f"{where} has tool_calls: only the assistant calls tools")
-        fields["tool_calls"] = without_nulls(
-            check_tools(fields["tool_calls"], f"{where}, tool_calls")
-        )
-    return {"role": message["role"], "content": content} | {
-        key: value for key, value in fields.items() if key not in ("role", "content")
-    }
-
-
-def _content(content: Any, where: str) -> Any:
-    """Returns a list of text parts joined without a separator; any other content unchanged. Raises
-    DataError for a part of another kind.
-    """
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for i, part in enumerate(content):
-        fields = part if isinstance(part, dict) else {}
-        fields = {key: value for key, value in fields.items() if value is not None}
-        if set(fields) != {"type", "text"} or fields["type"] != "text":
-            raise DataError(
-                f"{where} has a list of parts for content (images, files?), of which part {i} is"
-                f" {part!r:.80}: a part must be {{'type': 'text', 'text': ...}}"
-            )
-        texts.append(fields["text"])
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else texts
-
-
-def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:
-    """Returns tools, or calls of tools, as a list of objects; an empty list if `tools` is empty.
-    Raises DataError for any other value.
-    """
-    if tools in NOTHING:
-        return []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise DataError(f"{where}: must be a list of objects, not {tools!r:.80}")
-    return tools
-
-
-def refuse_blank(messages: list[dict[str, Any]], role: str, where: str, why: str) -> None:
-    """Raises DataError, which names the message, for a message of this role with neither text nor
-    tool calls.
-    """
-    for i, message in enumerate(messages):
-        blank = not message["content"].strip() and "tool_calls" not in message
-        if message["role"] == role and blank:
-            raise DataError(
-                f"{where}: messages[{i}] of role {role!r} is empty: {why}; write it, or delete "
-                "the row"
-            )
+def _unpack(path: str, fields: Mapping[str, str], others: Iterable[str], to: Path) -> None:
+    """Writes the rows of a compressed or Parquet file as JSON lines."""
+    with open(to, "wb") as out:
+        for number, raw in enumerate(_unparsed(path, fields, others), 1):
+            if isinstance(raw, bytes):
+                out.write(raw)
+                continue
+            try:
+                out.write(json.dumps(raw, ensure_ascii=False).encode() + b"\n")
+            except TypeError as error:
+                raise DataError(
+                    f"{_where(path, number)}: {error}; write the value as text, or leave the"
+                    " column out"
+                ) from error

@@ -5,14 +5,15 @@ Columns that a setting names take precedence over the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from compass_jax.config.ranges import AUTO
 from compass_jax.data import benchmarks
 from compass_jax.data.benchmarks import Make
-from compass_jax.data.files import DataError, check_tools, columns_of
+from compass_jax.data.files import DataError, columns_of
+from compass_jax.data.messages import ROLES, check_tools
 from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.values import without_nulls
 
@@ -63,17 +64,8 @@ FORMATS = (
     Format("prompt-only", "prompt", "", None),
 )
 # ShareGPT's `from` -> role; it calls a tool's result an observation
-SPEAKERS = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-    "developer": "developer",
-    "observation": "tool",
-    "tool": "tool",
-}
+SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
+SPEAKERS |= {role: role for role in ROLES}
 
 
 class Reading(NamedTuple):
@@ -85,17 +77,10 @@ class Reading(NamedTuple):
     needs: tuple[str, ...] = ()  # for a row that is converted: the columns of the file
     make: Make | None = None
 
-    def said(self, path: str) -> str:
-        """Returns the line that reports the detected format: "a.parquet: verl rows: prompt,
-        ...".
-        """
-        return f"{Path(path).name}: {self.name} rows: {', '.join(self.fields)}"
-
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns that every row must have."""
-        target = [self.target] if self.target not in ("", TURNS) else []
-        return self.needs or (self.prompt, *target)
+        return self.needs or tuple(x for x in (self.prompt, self.target) if x not in ("", TURNS))
 
 
 def open_format(
@@ -106,96 +91,84 @@ def open_format(
     tell: Callable[[str], None],
     compared: bool = False,
 ) -> tuple[Reading, dict[str, str]]:
-    """Returns `reading_of` and the columns that `read_rows` requires, each with a remedy. `tell`
-    receives a line if a format was detected.
-    """
-    reading = reading_of(path, use, named, settings, compared)
-    if reading.name:
-        tell(reading.said(path))
-    remedies = [f"add it or set {setting}" for setting in settings]
-    remedies += ["add it"] * len(reading.needs)
-    return reading, dict(zip(reading.fields, remedies))
-
-
-def reading_of(
-    path: str,
-    use: Literal["answer", "response"],
-    named: tuple[str, str],
-    settings: tuple[str, str],
-    compared: bool = False,
-) -> Reading:
-    """Returns the columns to read from a file, from the first entry of FORMATS that matches.
+    """Returns the columns to read from a file, from the first entry of FORMATS that matches, and
+    the columns that `read_rows` requires, each with a remedy.
 
     Args:
         path: a file of rows.
         use: the column of FORMATS to read in addition to the prompt.
         named: the columns that the settings name; AUTO for detection.
         settings: the names of these two settings, for messages.
+        tell: receives a line if a format was detected.
         compared: rejects formats without a reference.
 
     Raises DataError, which lists the file's columns, if no format matches.
     """
-    prompt, target = named
-    if AUTO not in named:
-        return Reading("", prompt, target)
-    where, columns = columns_of(path)
-    key = settings[0].rpartition(".")[0]
-    benchmark = named == (AUTO, AUTO) and use == "answer"
-    if benchmark and (reading := _benchmark(where, columns, key, compared)):
-        return reading
+    reading = Reading("", *named)
+    if AUTO in named:
+        reading = _detected(*columns_of(path), use, named, settings, compared)
+    if reading.name:
+        tell(f"{Path(path).name}: {reading.name} rows: {', '.join(reading.fields)}")
+    remedies = [f"add it or set {setting}" for setting in settings]
+    return reading, dict(zip(reading.fields, [*remedies, *["add it"] * len(reading.needs)]))
+
+
+def _detected(
+    where: str,
+    columns: list[str],
+    use: str,
+    named: tuple[str, str],
+    settings: tuple[str, str],
+    compared: bool,
+) -> Reading:
+    (prompt, target), shown = named, ", ".join(columns)[:200]
+    if named == (AUTO, AUTO) and use == "answer":
+        for known in FORMATS:
+            if reading := _benchmark(known, where, columns, settings[0], compared):
+                return reading
     for name, setting in zip(named, settings):
         if name not in (AUTO, "", TURNS, *columns):
-            fields = ", ".join(columns)[:200]
             raise DataError(
-                f"{where}: no field {name!r} (fields: {fields}); add it or set {setting}"
+                f"{where}: no field {name!r} (fields: {shown}); add it or set {setting}"
             )
-    for candidate, target_column in _usable(use, compared):
-        target_column = target_column if target == AUTO else target
-        prompt_column = candidate.prompt if prompt == AUTO or target_column == TURNS else prompt
-        if prompt not in (AUTO, prompt_column) or prompt_column not in columns:
+    known_formats = []
+    for known in FORMATS:
+        have = getattr(known, use)
+        if have is None or (compared and not have) or known.verifier:
             continue
-        if target_column in ("", TURNS, *columns):
-            is_detected = named == (AUTO, AUTO) and candidate.name != "plain"
-            return Reading(candidate.name if is_detected else "", prompt_column, target_column)
+        target_column = have if target == AUTO else target
+        prompt_column = known.prompt if prompt == AUTO or target_column == TURNS else prompt
+        usable = prompt in (AUTO, prompt_column) and prompt_column in columns
+        if usable and target_column in ("", TURNS, *columns):
+            is_detected = named == (AUTO, AUTO) and known.name != "plain"
+            return Reading(known.name if is_detected else "", prompt_column, target_column)
+        second = "" if have in ("", TURNS) else f" + {have}"
+        known_formats.append(f"{known.prompt}{second} ({known.name})")
     raise DataError(
-        f"{where}: these columns are of no known kind: {', '.join(columns)[:200]}; name them in"
-        f" {settings[0]} and {settings[1]}, or write one of: {_known(use, compared)}"
+        f"{where}: these columns are of no known kind: {shown}; name them in {settings[0]} and"
+        f" {settings[1]}, or write one of: {', '.join(known_formats)}"
     )
 
 
-def _benchmark(where: str, columns: list[str], key: str, compared: bool) -> Reading | None:
+def _benchmark(
+    known: Format, where: str, columns: list[str], setting: str, compared: bool
+) -> Reading | None:
     """Returns the Reading of a published evaluation set's rows; None for other rows, and for rows
     that need no conversion.
     """
-    for known in FORMATS:
-        needs = tuple(filter(None, (known.prompt, known.answer, *known.also)))
-        if not (known.make or known.verifier) or not set(needs) <= set(columns):
-            continue
-        if compared and known.verifier:
-            raise DataError(
-                f"{where}: these are rows of {known.name}, which verifier = 'math' cannot judge;"
-                f" set {key}.verifier to {known.verifier!r}, or name the columns in {key}'s"
-                " prompt_field and answer_field to have them read as they are"
-            )
-        if known.make is None:
-            return Reading(known.name, known.prompt, "", needs)
-        return Reading(known.name, "prompt", "answer", needs, known.make)
-    return None
-
-
-def _usable(use: str, compared: bool) -> Iterator[tuple[Format, str]]:
-    """Yields the formats that have a column for a use, with its name."""
-    for known in FORMATS:
-        have = getattr(known, use)
-        if have is not None and (have or not compared) and not known.verifier:
-            yield known, have
-
-
-def _known(use: str, compared: bool) -> str:
-    return ", ".join(
-        f"{known.prompt}{'' if have in ('', TURNS) else f' + {have}'} ({known.name})"
-        for known, have in _usable(use, compared)
-    )
+    needs = tuple(filter(None, (known.prompt, known.answer, *known.also)))
+    if not (known.make or known.verifier) or not set(needs) <= set(columns):
+        return None
+    if compared and known.verifier:
+        key = setting.rpartition(".")[0]
+        raise DataError(
+            f"{where}: these are rows of {known.name}, which verifier = 'math' cannot judge;"
+            f" set {key}.verifier to {known.verifier!r}, or name the columns in {key}'s"
+            " prompt_field and answer_field to have them read as they are"
+        )
+    if known.make is None:
+        return Reading(known.name, known.prompt, "", needs)
+    return Reading(known.name, "prompt", "answer", needs, known.make)
 
 
 def turns_of(value: Any, row: Mapping[str, Any], where: str) -> Any:
@@ -216,14 +189,14 @@ def turns_of(value: Any, row: Mapping[str, Any], where: str) -> Any:
 def _message(turn: Any, where: str) -> dict[str, Any]:
     if not isinstance(turn, dict) or "value" not in turn or "from" not in turn:
         raise DataError(f"{where} must be an object with 'from' and 'value', not {turn!r:.80}")
-    speaker = turn["from"]
-    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+    others = {**turn}
+    speaker, content = str(others.pop("from")), others.pop("value")
+    if speaker not in SPEAKERS:
         raise DataError(
             f"{where} is from {speaker!r:.80}; known: {', '.join(SPEAKERS)}; write calls of tools"
             " as messages with tool_calls"
         )
-    other_fields = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    return {**other_fields, "role": SPEAKERS[speaker], "content": turn["value"]}
+    return {**others, "role": SPEAKERS[speaker], "content": content}
 
 
 def tools_of(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

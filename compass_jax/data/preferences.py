@@ -17,7 +17,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from compass_jax.data.files import DataError, check_messages, files_of, read_rows
+from compass_jax.data.files import DataError, files_of, read_rows
+from compass_jax.data.messages import check_messages
 from compass_jax.verifiers.judge import messages
 
 VERDICTS = {"better": 1, "tie": 0, "worse": -1}

@@ -24,20 +24,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compass_jax.config import DataConfig, FileSource, ProceduralSource, TaskSource
+from compass_jax.config import DataConfig, FileSource, ProceduralSource
 from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
-from compass_jax.data.asked import answer_of, asked_of, labels_of
-from compass_jax.data.files import (
-    INSTRUCTIONS,
-    DataError,
-    check_messages,
-    field_of,
-    label_of,
-    read_rows,
-)
+from compass_jax.data.files import DataError, field_of, label_of, read_rows
 from compass_jax.data.formats import TURNS, Reading, open_format, reference, tools_of, turns_of
-from compass_jax.data.preferences import Asked, asked_in_both_orders
+from compass_jax.data.messages import (
+    INSTRUCTIONS,
+    answer_of,
+    asked_of,
+    check_messages,
+    labels_of,
+)
+from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.data.splits import describe_splits, evaluation_files, split_files
 from compass_jax.records import stable_id
@@ -104,31 +103,22 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
     result = evaluation_questions(config, seed, tell)
     sets = []
     for one, place in zip(config.eval_sets, config.set_places(), strict=True):
-        members = [
-            question for index in place for question in _of_source(config, index, seed, tell)
-        ]
+        members = [x for index in place for x in _of_source(config, index, seed, tell)]
         sets.append(at_most(one.prompts or len(members), members))
-    used = {question.id for question in result}
-    evaluated = {normalised(question.asks) for group in (result, *sets) for question in group}
-    source_questions = [
-        x for i in range(len(config.sources)) for x in _of_source(config, i, seed, tell)
-    ]
+    own = [x for i in range(len(config.sources)) for x in _of_source(config, i, seed, tell)]
     # a split by file name may hold out a question of another file or source
-    evaluated |= {normalised(question.asks) for question in source_questions if question.heldout}
-    training, shared, overlap = 0, 0, set[str]()
-    for question in source_questions:
-        training += not question.heldout
-        if not question.heldout and (text := normalised(question.asks)) in evaluated:
-            shared += 1
-            overlap.add(text)
-        else:
-            result.append(_numbered(question, used))
-    if shared:
-        where = " and ".join(f"data.{name}" for name in EVALUATED if getattr(config, name))
+    heldout = [question for question in own if question.heldout]
+    evaluated = {normalised(x.asks) for group in (result, heldout, *sets) for x in group}
+    training = [question for question in own if not question.heldout]
+    overlap = {normalised(question.asks) for question in training} & evaluated
+    kept = [x for x in own if x.heldout or normalised(x.asks) not in overlap]
+    if shared := len(own) - len(kept):
+        names = [f"data.{name}" for name in EVALUATED if getattr(config, name)]
         tell(
-            f"{shared} of {training} training questions are in {where or 'the held-out files'} too;"
-            " they are left out of the training"
+            f"{shared} of {len(training)} training questions are in"
+            f" {' and '.join(names) or 'the held-out files'} too; they are left out of the training"
         )
+    result += kept
     for one, group in zip(config.eval_sets, sets, strict=True):
         is_shared = [normalised(question.asks) in overlap for question in group]
         if any(is_shared):
@@ -137,41 +127,122 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
                 " data.sources too; weights that were trained without this set may know them"
             )
         for question, known in zip(group, is_shared, strict=True):
-            label = (OVERLAP,) * known
-            result.append(_numbered(replace(question, labels=question.labels + label), used))
-    return result
+            result.append(replace(question, labels=question.labels + (OVERLAP,) * known))
+    return _numbered(result)
 
 
 def evaluation_questions(config: DataConfig, seed: int, tell: Tell) -> list[Question]:
     """Returns the questions of `data.eval_sources`; `tell` as in `questions`."""
-    used: set[int] = set()
     first = len(config.sources)
-    return [
-        _numbered(question, used)
-        for index in range(first, first + len(config.eval_sources))
-        for question in _of_source(config, index, seed, tell)
-    ]
+    indices = range(first, first + len(config.eval_sources))
+    return _numbered([x for index in indices for x in _of_source(config, index, seed, tell)])
 
 
-def _numbered(question: Question, used: set[int]) -> Question:
-    """Returns the question with an id that is not in `used`, and adds the id to `used`."""
-    number = question.id
-    while number in used:  # a 32-bit collision, or one label used by two sources
-        number = (number + 1) % 2**32
-    used.add(number)
-    return replace(question, id=number)
+def _numbered(pool: Iterable[Question]) -> list[Question]:
+    """Returns the questions with distinct ids: the next free one after a 32-bit collision, or where
+    two sources use one label.
+    """
+    used: dict[int, Question] = {}
+    for question in pool:
+        number = question.id
+        while number in used:
+            number = (number + 1) % 2**32
+        used[number] = replace(question, id=number)
+    return list(used.values())
 
 
 def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterator[Question]:
     key, source = config.keyed_sources()[index]
     if isinstance(source, ProceduralSource):
-        return _procedural(config, index, source, seed)
-    if isinstance(source, TaskSource):
-        task = load_task(source.task, f"{key}.task")
-        label = source.label or source.task.rpartition(":")[2]
-        kind = _Kind(label, source.task, task.verify == "math", task.turns, bool(source.gold))
-        return _distinct(config, index, kind, _task_rows(source.task, task, key, seed), tell)
-    return _of_files(config, index, source, key, tell)
+        return _procedural(_Source(config, index, source.label or source.dataset), source, seed)
+    if isinstance(source, FileSource):
+        return _of_files(config, index, source, key, tell)
+    task = load_task(source.task, f"{key}.task")
+    label = source.label or source.task.rpartition(":")[2]
+    common = _Source(config, index, label, task.verify == "math", bool(source.gold), task.turns)
+    return _distinct(common, source.task, _task_rows(common, source.task, task, key, seed), tell)
+
+
+class _Source(NamedTuple):
+    """The properties that all questions of a source share."""
+
+    config: DataConfig
+    source: int
+    label: str
+    compared: bool = False  # `math` compares with the answer and reads only that
+    labelled: bool = False  # a gold label is computed from other columns too
+    turns: int = 0
+
+    def question(self, text: str, prompt: Sequence[dict[str, Any]], **fields: Any) -> Question:
+        """Returns a question with its id, its split and the system prompt. `fields` are the
+        remaining fields.
+        """
+        config, messages = self.config, tuple(prompt)
+        if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
+            messages = ({"role": "system", "content": config.system_prompt}, *messages)
+        own_system = [message["content"] for message in prompt if message["role"] in INSTRUCTIONS]
+        asks = fields.pop("asks", "") or text
+        heldout = self.source >= len(config.sources) or (
+            not config.eval_sources and is_heldout(asks, config.heldout_frac)
+        )
+        identity = stable_id("\n".join([self.label, *own_system, text]))
+        fields |= {"heldout": heldout, "asks": asks, "turns": self.turns}
+        return Question(identity, self.source, self.label, text, messages, **fields)
+
+    def of_row(
+        self,
+        where: str,
+        prompt: Any,
+        answer: Any,
+        row: Mapping[str, Any],
+        columns: tuple[str, str] = ("prompt", "answer"),
+        labels: tuple[str, ...] = (),
+        asks: str = "",
+    ) -> Question:
+        """Returns the question of a row.
+
+        Args:
+            where: the row's place.
+            prompt, answer: a text or messages, and the reference or None.
+            row: all columns that were read.
+            columns: the names of the prompt's and the answer's column, for messages.
+            labels: labels in addition to those of the row's columns.
+            asks: the question, if it is only a part of the prompt.
+        """
+        text, messages = asked_of(prompt, f"{where}, field {columns[0]!r}")
+        shown, verifier_row = "", row
+        if answer is not None:
+            shown = answer_of(answer, f"{where}, field {columns[1]!r}", self.compared)
+            lean = self.compared and not self.labelled
+            verifier_row = {"answer": answer} if lean else {**row, "answer": answer}
+        return self.question(
+            text,
+            messages,
+            answer=shown,
+            row=_encoded(verifier_row, where),
+            asks=asks,
+            labels=(*labels_of(row, where), *labels),
+            tools=tuple(tools_of(row, where)),
+            place=where,
+        )
+
+
+def _encoded(row: Mapping[str, Any], where: str) -> str:
+    try:
+        return encode_row(row)
+    except TypeError as error:
+        raise DataError(f"{where}: {error}; leave it out, or write it as text") from error
+
+
+def _procedural(common: _Source, source: ProceduralSource, seed: int) -> Iterator[Question]:
+    for entry in distinct_entries(source, seed):
+        text = entry["question"]
+        prompt = f"{source.instruction}\n{text}" if source.instruction else text
+        # some tasks have many right answers and give no reference
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        row = _encoded(entry, f"reasoning-gym's {source.dataset}")
+        messages = [{"role": "user", "content": prompt}]
+        yield common.question(text, messages, answer=answer, row=row, entry=entry)
 
 
 def _of_files(
@@ -180,12 +251,11 @@ def _of_files(
     """Yields the questions of files. For a training source with a test or validation split, exactly
     the questions of that split are held out.
     """
-    compared, labelled = source.verifier == "math", bool(source.gold)
-    kind = _Kind(source.label or label_of(source.path), source.path, compared, 0, labelled)
+    label, compared = source.label or label_of(source.path), source.verifier == "math"
+    common = _Source(config, index, label, compared, bool(source.gold))
 
     def read(files: list[str]) -> Iterator[Question]:
-        rows = _file_rows(source, files, key, compared, tell)
-        return _distinct(config, index, kind, rows, tell)
+        return _distinct(common, source.path, _file_rows(common, source, files, key, tell), tell)
 
     if index >= len(config.sources):
         yield from read(evaluation_files(source.path))
@@ -199,44 +269,8 @@ def _of_files(
         yield replace(question, heldout=False) if files.split else question
 
 
-def _procedural(
-    config: DataConfig, index: int, source: ProceduralSource, seed: int
-) -> Iterator[Question]:
-    label = source.label or source.dataset
-    for entry in distinct_entries(source, seed):
-        text = entry["question"]
-        prompt = f"{source.instruction}\n{text}" if source.instruction else text
-        messages = [{"role": "user", "content": prompt}]
-        # some tasks have many right answers and give no reference
-        answer = "" if entry["answer"] is None else str(entry["answer"])
-        row = _encoded(entry, f"reasoning-gym's {source.dataset}")
-        yield _question(config, index, label, text, messages, answer=answer, row=row, entry=entry)
-
-
-class _Kind(NamedTuple):
-    """The properties that all rows of a source share."""
-
-    label: str
-    place: str  # name of the source in messages
-    compared: bool  # `math` compares with the answer and reads only that
-    turns: int = 0
-    labelled: bool = False  # a gold label is computed from other columns too
-
-
-class _Row(NamedTuple):
-    """A row of a file or a task."""
-
-    where: str
-    prompt: Any
-    answer: Any  # the reference, or None
-    row: Mapping[str, Any]  # all columns that were read
-    columns: tuple[str, str] = ("prompt", "answer")  # their names, in messages
-    asks: str = ""  # the question, if it is only a part of the prompt
-    labels: tuple[str, ...] = ()  # in addition to those of its columns
-
-
 def _distinct(
-    config: DataConfig, index: int, kind: _Kind, rows: Iterable[_Row], tell: Tell
+    common: _Source, name: str, rows: Iterable[Question], tell: Tell
 ) -> Iterator[Question]:
     """Yields the distinct prompts of rows; the first row with the same messages is used.
 
@@ -244,134 +278,74 @@ def _distinct(
     reported with its place and does not end the run: otherwise one row in 100,000 would make the
     file unusable. Dropping the first row too would let a bad row remove a good one.
     """
-    first: dict[str, tuple[str, str, str]] = {}  # messages -> input of the verifier, answer, place
-    repeats = 0
-    contradictions: list[str] = []
-    for row in rows:
-        where, question = row.where, _of_row(config, index, kind, row)
-        content = json.dumps([*question.messages, *question.tools])
-        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-        judged = question.answer if kind.compared else question.row
-        if key not in first:
-            first[key] = (judged, question.answer, where)
-            yield question
-        elif first[key][0] == judged:
+    first: dict[bytes, Question] = {}
+    repeats, contradictions = 0, []
+    for one in rows:
+        content = json.dumps([*one.messages, *one.tools])
+        key = hashlib.blake2b(content.encode(), digest_size=16).digest()
+        known = first.setdefault(key, one)
+        if known is one:
+            yield one
+        elif known.answer == one.answer if common.compared else known.row == one.row:
             repeats += 1
         else:
-            _, answer, place = first[key]
-            answers = f"{answer!r:.40} in {place}, {question.answer!r:.40} in {where}"
-            contradictions.append(f"{question.text!r:.60} ({answers})")
+            answers = f"{known.answer!r:.40} in {known.place}, {one.answer!r:.40} in {one.place}"
+            contradictions.append(f"{one.text!r:.60} ({answers})")
     if repeats:
-        tell(
-            f"{kind.place}: {repeats} rows repeat an earlier prompt with its answer; they "
-            "are left out"
-        )
+        tell(f"{name}: {repeats} rows repeat an earlier prompt with its answer; they are left out")
     if contradictions:
         tell(
-            f"{kind.place}: {len(contradictions)} rows give another answer to an earlier "
+            f"{name}: {len(contradictions)} rows give another answer to an earlier "
             f"prompt; the first answer is used: {contradictions[0]}"
         )
 
 
-def _of_row(config: DataConfig, index: int, kind: _Kind, source_row: _Row) -> Question:
-    where, row = source_row.where, source_row.row
-    text, messages = asked_of(source_row.prompt, f"{where}, field {source_row.columns[0]!r}")
-    place, answer, verifier_row = f"{where}, field {source_row.columns[1]!r}", "", row
-    if source_row.answer is not None:
-        answer = answer_of(source_row.answer, place, kind.compared)
-        is_answer_enough = kind.compared and not kind.labelled
-        verifier_row = (
-            {"answer": source_row.answer}
-            if is_answer_enough
-            else {**row, "answer": source_row.answer}
-        )
-    return _question(
-        config,
-        index,
-        kind.label,
-        text,
-        messages,
-        answer=answer,
-        row=_encoded(verifier_row, where),
-        asks=source_row.asks or text,
-        labels=(*labels_of(row, where), *source_row.labels),
-        tools=tuple(tools_of(row, where)),
-        turns=kind.turns,
-        place=where,
-    )
-
-
-def _encoded(row: Mapping[str, Any], where: str) -> str:
-    try:
-        return encode_row(row)
-    except TypeError as error:
-        raise DataError(f"{where}: {error}; leave it out, or write it as text") from error
-
-
 def _file_rows(
-    source: FileSource, files: list[str], key: str, compared: bool, tell: Tell
-) -> Iterator[_Row]:
+    common: _Source, source: FileSource, files: list[str], key: str, tell: Tell
+) -> Iterator[Question]:
     if VERDICT in dict(pairs(source.verifier)):
-        yield from map(_pair_row, asked_in_both_orders(source.path, lambda _: files))
+        for one in asked_in_both_orders(source.path, lambda _: files):
+            labels, pair = (f"verdict/{one.verdict}", f"order/{one.order}"), one.pair
+            place, asks = pair.where, pair.question
+            yield common.of_row(place, one.messages, one.verdict, {}, labels=labels, asks=asks)
         return
     named = (source.prompt_field, source.answer_field)
     settings = (f"{key}.prompt_field", f"{key}.answer_field")
     for path in files:
-        reading, fields = open_format(path, "answer", named, settings, tell, compared)
-        lean = compared and not source.gold and reading.make is None
+        reading, fields = open_format(path, "answer", named, settings, tell, common.compared)
+        lean = common.compared and not source.gold and reading.make is None
         optional = (*LABELS, "tools", "system") if lean else None
         for where, row in read_rows(path, fields, optional):
             converted = row if reading.make is None else reading.make(row, where, path)
-            yield _file_row(reading, where, converted, compared, settings[1])
-
-
-def _pair_row(judge_question: Asked) -> _Row:
-    pair, labels = (
-        judge_question.pair,
-        (f"verdict/{judge_question.verdict}", f"order/{judge_question.order}"),
-    )
-    return _Row(
-        pair.where,
-        judge_question.messages,
-        judge_question.verdict,
-        {},
-        asks=pair.question,
-        labels=labels,
-    )
+            yield _file_row(common, reading, where, converted, settings[1])
 
 
 def _file_row(
-    reading: Reading, where: str, row: dict[str, Any], compared: bool, setting: str
-) -> _Row:
+    common: _Source, reading: Reading, where: str, row: dict[str, Any], setting: str
+) -> Question:
     place = f"{where}, field {reading.prompt!r}"
     prompt = turns_of(field_of(row, reading.prompt), row, place)
     if reading.target != TURNS:
-        answer = reference(field_of(row, reading.target)) if reading.target else row.get("answer")
-        return _Row(where, prompt, answer, row, (reading.prompt, reading.target or "answer"))
+        target = reading.target or "answer"
+        answer = reference(field_of(row, target)) if reading.target else row.get("answer")
+        return common.of_row(where, prompt, answer, row, (reading.prompt, target))
     messages = check_messages(prompt, place)
     answer = None
     if messages[-1]["role"] == "assistant":
         answer, messages = reference(messages[-1]["content"]), messages[:-1]
-    if compared and answer is None:
+    if common.compared and answer is None:
         raise DataError(
             f"{place}: ends with what is asked, so that there is no reference answer; add the"
             f" assistant's turn, or name the column that has it in {setting}"
         )
-    return _Row(where, messages, answer, row, (reading.prompt, reading.prompt))
+    return common.of_row(where, messages, answer, row, (reading.prompt, reading.prompt))
 
 
-def _task_rows(name: str, task: Task, key: str, seed: int) -> Iterator[_Row]:
-    """Yields the rows of a task with their places."""
+def _task_rows(common: _Source, name: str, task: Task, key: str, seed: int) -> Iterator[Question]:
     file = Path(getattr(getattr(task.prompts, "__code__", None), "co_filename", name))
-    number = 0
     with of_file(file):
-        rows = iter(task.prompts(seed))
-    while True:
-        with of_file(file):
-            row = next(rows, None)
-        if row is None:
-            break
-        number += 1
+        rows = list(task.prompts(seed))
+    for number, row in enumerate(rows, 1):
         place = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise DataError(f"{place}: a {type(row).__name__}; it must be a mapping")
@@ -380,58 +354,29 @@ def _task_rows(name: str, task: Task, key: str, seed: int) -> Iterator[_Row]:
                 raise DataError(
                     f"{place}: no {column!r} (columns: {', '.join(map(str, row))}); add it"
                 )
-        yield _Row(place, row["prompt"], row.get("answer"), row)
-    if not number:
+        yield common.of_row(place, row["prompt"], row.get("answer"), row)
+    if not rows:
         raise DataError(
             f"{key}.task = {name!r}: prompts({seed}) gave no row; a task needs one prompt at least"
         )
 
 
-def _question(
-    config: DataConfig,
-    index: int,
-    label: str,
-    text: str,
-    prompt: Sequence[dict[str, Any]],
-    **fields: Any,
-) -> Question:
-    """Returns a question with its id, its split and the system prompt. `fields` are the remaining
-    fields.
-    """
-    messages = tuple(prompt)
-    if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
-        messages = ({"role": "system", "content": config.system_prompt}, *messages)
-    own_system = [message["content"] for message in prompt if message["role"] in INSTRUCTIONS]
-    asks = fields.pop("asks", text)
-    heldout = index >= len(config.sources) or (
-        not config.eval_sources and is_heldout(asks, config.heldout_frac)
-    )
-    identity = stable_id("\n".join([label, *own_system, text]))
-    return Question(identity, index, label, text, messages, heldout=heldout, asks=asks, **fields)
-
-
 def at_most(limit: int, available: Sequence[Question]) -> list[Question]:
-    """Returns at most `limit` questions in their order, proportionally for each label."""
-    remaining = _shares(Counter(one.label for one in available), limit)
-    chosen = []
-    for one in available:
-        if remaining[one.label] > 0:
-            remaining[one.label] -= 1
-            chosen.append(one)
-    return chosen
-
-
-def _shares(available: Counter[str], limit: int) -> dict[str, int]:
-    """Apportions `limit` over labels by their counts with largest remainders; ties go to the
-    earlier label.
+    """Returns at most `limit` questions in their order, proportionally for each label, with largest
+    remainders; ties go to the earlier label.
     """
-    total = sum(available.values())
-    limit = min(limit, total)
-    shares = {label: limit * count // total for label, count in available.items()}
-    by_remainder = sorted(available, key=lambda label: -(limit * available[label] % total))
+    counts, total = Counter(one.label for one in available), max(1, len(available))
+    limit = min(limit, len(available))
+    shares = {label: limit * count // total for label, count in counts.items()}
+    by_remainder = sorted(counts, key=lambda label: -(limit * counts[label] % total))
     for label in by_remainder[: limit - sum(shares.values())]:
         shares[label] += 1
-    return shares
+    chosen = []
+    for one in available:
+        if shares[one.label] > 0:
+            shares[one.label] -= 1
+            chosen.append(one)
+    return chosen
 
 
 # ---- held-out questions in SFT rows --------------------------------------------------------------

@@ -13,24 +13,23 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from compass_jax.config import ProceduralSource, RunConfig, SFTConfig
+from compass_jax.config import ProceduralSource, RunConfig
 from compass_jax.data.files import (
-    INSTRUCTIONS,
     Bad,
     BadRows,
     DataError,
-    check_messages,
     field_of,
     label_among,
     read_rows,
     refuse,
-    refuse_blank,
 )
 from compass_jax.data.formats import TURNS, Reading, open_format, tools_of, turns_of
+from compass_jax.data.messages import INSTRUCTIONS, Messages, check_messages, refuse_blank
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import normalised
 from compass_jax.data.questions import Question, Tell, heldout_texts, questions, sets_asked
@@ -40,8 +39,7 @@ from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.data.worked import known_datasets, worked_solution
 
 logger = logging.getLogger(__name__)
-
-Messages = list[dict[str, Any]]
+BESIDE = ("tools", "system")  # optional columns of a row
 
 
 class Conversation(NamedTuple):
@@ -115,18 +113,16 @@ def sft_examples(
     """
     tell_splits((*config.sft.files, *config.sft.preferences), tell)
     pool = questions(config.data, config.seed, tell)
-    heldout_questions = heldout_texts(pool)
+    heldout_questions, matched = heldout_texts(pool), set[str]()
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
     bad = BadRows(config.sft.bad_rows == "skip", tell)
-    rows = [*conversations(config, tell, bad), *other_conversations(config, pool, tell)]
-    matches_by_row = [heldout_questions.intersection(asks(row)) for row in rows]
-    allowed = [row for row, matches in zip(rows, matches_by_row) if not matches]
-    if line := sets_asked(config.data, pool, set().union(*matches_by_row)):
-        tell(line)
-    counts["heldout"] = len(rows) - len(allowed)
-    for row in allowed:
+    for row in chain(conversations(config, tell, bad), other_conversations(config, pool, tell)):
+        if matches := heldout_questions.intersection(asks(row)):
+            counts["heldout"] += 1
+            matched |= matches
+            continue
         try:
             example = example_of(row, tokenizer)
         except DataError as error:
@@ -140,6 +136,8 @@ def sft_examples(
             examples += [example] * row.times
             counts[f"from/{row.label}"] += 1
         seen.add(example.key)
+    if line := sets_asked(config.data, pool, matched):
+        tell(line)
     counts.update(
         examples=len(examples),
         tokens=sum(len(e.tokens) for e in examples),
@@ -147,8 +145,24 @@ def sft_examples(
     )
     if bad.count:
         counts["bad"] = bad.count
-    _check_any(config, counts, tell)
+    _tell_dropped(config, counts, tell)
     return examples, dict(counts)
+
+
+def _tell_dropped(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
+    sft, reasons = config.sft, {"duplicates": "repeat an earlier one"}
+    reasons["too_long"] = f"are longer than sft.buckets[-1] = {sft.buckets[-1]} tokens"
+    reasons["heldout"] = "ask a held-out question"
+    if not counts["examples"]:
+        dropped = ", ".join(f"{counts[name]} {reason}" for name, reason in reasons.items())
+        raise DataError(
+            f"no SFT examples are left of sft.files = {sft.files}, sft.preferences ="
+            f" {sft.preferences}, sft.procedural = {sft.procedural} and sft.answers ="
+            f" {sft.answers}: {dropped}"
+        )
+    for name, reason in reasons.items():
+        if counts[name]:
+            tell(f"{counts[name]} SFT examples {reason} and are left out")
 
 
 def asks(row: Conversation) -> Iterator[str]:
@@ -166,42 +180,7 @@ def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
         raise DataError(f"{row.where}: {error}") from error
 
 
-def other_conversations(
-    config: RunConfig, pool: Sequence[Question], tell: Tell
-) -> Iterator[Conversation]:
-    """Yields the conversations from sources other than `sft.files`: verdicts on pairs, and
-    procedural questions.
-    """
-    yield from _verdicts(config.sft)
-    yield from _procedural(config, pool, tell)
-
-
-def _verdicts(sft: SFTConfig) -> Iterator[Conversation]:
-    """Yields a judge's training conversations on the pairs of files, in both orders."""
-    for pattern in sft.preferences:
-        label = label_among(pattern, dict(sft.weights))
-        for one in asked_in_both_orders(pattern, training_files):
-            messages = [*one.messages, {"role": "assistant", "content": one.taught}]
-            yield Conversation(one.pair.where, label, messages, asks=one.pair.question)
-
-
-def _check_any(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
-    if not counts["examples"]:
-        raise DataError(
-            f"no SFT examples are left of sft.files = {config.sft.files}, sft.preferences ="
-            f" {config.sft.preferences}, sft.procedural = {config.sft.procedural} and sft.answers ="
-            f" {config.sft.answers}: {counts['too_long']}"
-            f" are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens,"
-            f" {counts['heldout']} ask a held-out question"
-        )
-    reasons = {
-        "duplicates": "repeat an earlier one",
-        "too_long": f"are longer than sft.buckets[-1] = {config.sft.buckets[-1]} tokens",
-        "heldout": "ask a held-out question",
-    }
-    for name, reason in reasons.items():
-        if counts[name]:
-            tell(f"{counts[name]} SFT examples {reason} and are left out")
+# ---- conversations -------------------------------------------------------------------------------
 
 
 def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[Conversation]:
@@ -217,9 +196,6 @@ def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[
                 bad(error)
 
 
-BESIDE = ("tools", "system")  # optional columns of a row
-
-
 def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Yields (label, file) of each training file of `sft.files`."""
     for pattern in config.sft.files:
@@ -229,9 +205,8 @@ def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict[str, str]]:
     """Returns the columns to read from a file, and the remedy for each missing column."""
-    settings = ("sft.prompt_field", "sft.response_field")
     named = (config.sft.prompt_field, config.sft.response_field or TURNS)
-    return open_format(path, "response", named, settings, tell)
+    return open_format(path, "response", named, ("sft.prompt_field", "sft.response_field"), tell)
 
 
 def conversation_of(
@@ -269,49 +244,50 @@ def taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Me
     return [*prompt, *check_messages(turns_of(response, row, place), place)]
 
 
-def _procedural(config: RunConfig, pool: Sequence[Question], tell: Tell) -> Iterator[Conversation]:
-    """Yields worked solutions, then bare answers, of the first training questions of each
-    configured label, with their repetitions.
+def other_conversations(
+    config: RunConfig, pool: Sequence[Question], tell: Tell
+) -> Iterator[Conversation]:
+    """Yields the conversations from sources other than `sft.files`: a judge's verdicts on pairs in
+    both orders; worked solutions, then bare answers, of the first training questions of each
+    configured label.
     """
-    datasets: dict[str, set[str]] = {}  # by label; two sources may share one
-    for source in config.data.sources:
-        if isinstance(source, ProceduralSource):
-            datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
+    for pattern in config.sft.preferences:
+        label = label_among(pattern, dict(config.sft.weights))
+        for one in asked_in_both_orders(pattern, training_files):
+            messages = [*one.messages, {"role": "assistant", "content": one.taught}]
+            yield Conversation(one.pair.where, label, messages, asks=one.pair.question)
     tag = config.rewards.answer_tag
-    for key, entries in (("procedural", config.sft.procedural), ("answers", config.sft.answers)):
-        for i, (label, count, times) in enumerate(entries):
+    for key in ("procedural", "answers"):
+        for i, (label, count, times) in enumerate(getattr(config.sft, key)):
             where = f"sft.{key}[{i}] ({label!r})"
-            if label not in datasets:
-                raise DataError(
-                    f"{where}: no procedural data source has this label; labels:"
-                    f" {', '.join(sorted(datasets)) or 'none'}"
-                )
-            missing = datasets[label] - set(known_datasets())
-            if missing and key == "procedural":
-                raise DataError(
-                    f"{where}: no worked solutions for {', '.join(sorted(missing))}; there are some"
-                    f" for: {', '.join(known_datasets())}"
-                )
-            for question in _first(pool, label, count, where, tell):
-                bare = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
+            _check_label(config, label, where, worked=key == "procedural")
+            own = (x for x in pool if x.label == label and x.entry and not x.heldout)
+            chosen = list(islice(own, count))
+            if len(chosen) < count:
+                available = f"only {len(chosen)} training questions are available"
+                tell(f"{where}: {available}, {count} were asked for")
+            for question in chosen:
+                solution = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
                 source = config.data.sources[question.source]
-                assert isinstance(source, ProceduralSource)
-                entry = question.entry if key == "procedural" else None
-                solution = bare if entry is None else worked_solution(source.dataset, entry)
+                assert isinstance(source, ProceduralSource) and question.entry
+                if key == "procedural":
+                    solution = worked_solution(source.dataset, question.entry)
                 messages = [*question.messages, {"role": "assistant", "content": solution}]
                 yield Conversation(where, label, messages, times)
 
 
-def _first(
-    pool: Sequence[Question], label: str, count: int, where: str, tell: Tell
-) -> list[Question]:
-    chosen = [
-        question
-        for question in pool
-        if question.label == label and question.entry is not None and not question.heldout
-    ][:count]
-    if len(chosen) < count:
-        tell(
-            f"{where}: only {len(chosen)} training questions are available, {count} were asked for"
+def _check_label(config: RunConfig, label: str, where: str, worked: bool) -> None:
+    datasets: dict[str, set[str]] = {}  # by label; two sources may share one
+    for source in config.data.sources:
+        if isinstance(source, ProceduralSource):
+            datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
+    if label not in datasets:
+        raise DataError(
+            f"{where}: no procedural data source has this label; labels:"
+            f" {', '.join(sorted(datasets)) or 'none'}"
         )
-    return chosen
+    if worked and (missing := datasets[label] - set(known_datasets())):
+        raise DataError(
+            f"{where}: no worked solutions for {', '.join(sorted(missing))}; there are some"
+            f" for: {', '.join(known_datasets())}"
+        )

@@ -13,17 +13,15 @@ import logging
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from compass_jax.config import RunConfig
-from compass_jax.data.by_record import open_rows
-from compass_jax.data.files import BadRows, DataError, row_of
+from compass_jax.data.files import CODECS, BadRows, DataError, FileRows, Raw, row_of
 from compass_jax.data.questions import Tell, heldout_texts, questions, sets_not_counted
-from compass_jax.data.raw import CODECS
 from compass_jax.data.sft import (
     BESIDE,
     Conversation,
@@ -80,12 +78,11 @@ def _bytes(config: RunConfig, packed: int = 1) -> int:
     """Returns the total bytes of `sft.files`, with compressed files counted `packed` times and
     missing files as 0.
     """
-    total = 0
-    for _, path in labelled_files(config):
-        if os.path.isfile(path):
-            times = packed if path.endswith((*CODECS, ".parquet")) else 1
-            total += os.path.getsize(path) * times
-    return total
+    return sum(
+        os.path.getsize(path) * (packed if path.endswith((*CODECS, ".parquet")) else 1)
+        for _, path in labelled_files(config)
+        if os.path.isfile(path)
+    )
 
 
 class ExampleStream(ShuffledStream[Any]):
@@ -110,14 +107,14 @@ class ExampleStream(ShuffledStream[Any]):
         self.left_out: Counter[str] = Counter()
         self._records = examples if isinstance(examples, StreamedExamples) else None
         if isinstance(examples, StreamedExamples):
-            shares = _shares(weights, examples.sizes)
-            super().__init__(examples, examples.keys(), seed, shares, ahead, team)
-            return
-        if weights:  # the sort is stable; without weights the files' order is kept
-            examples = sorted(examples, key=lambda example: example.label)
-        sizes = Counter(example.label for example in examples) if weights else {}
-        keys = (example.key for example in examples)
-        super().__init__(examples, keys, seed, _shares(weights, sizes))
+            sizes, keys = examples.sizes, examples.keys()
+        else:
+            if weights:  # the sort is stable; without weights the files' order is kept
+                examples = sorted(examples, key=lambda example: example.label)
+            sizes = Counter(example.label for example in examples) if weights else Counter()
+            keys = (example.key for example in examples)
+            team, ahead = ALONE, 0
+        super().__init__(examples, keys, seed, _shares(weights, sizes), ahead, team)
 
     def next_batch(self, n: int) -> list[Any]:
         """Returns the next `n` examples."""
@@ -178,6 +175,15 @@ def _shares(weights: Sequence[tuple[str, float]], sizes: Mapping[str, int]) -> l
     return [Share(size, weight_of[label]) for label, size in sizes.items()] if weights else []
 
 
+class _Part(NamedTuple):
+    """Rows of one label: of a file, or conversations in memory."""
+
+    label: str
+    rows: Any  # a FileRows or a list
+    key: str
+    read: Callable[[Any], Conversation | None]  # None for a blank line
+
+
 class StreamedExamples:
     """The examples of `config.sft` by index, grouped by label.
 
@@ -193,20 +199,21 @@ class StreamedExamples:
             tell(line)
         self._tokenizer, self._longest = tokenizer, config.sft.buckets[-1]
         self.bad = BadRows(config.sft.bad_rows == "skip", tell)
-        parts: list[_File | _Listed] = []
-        for label, path in labelled_files(config):
-            parts.append(_File(config, label, path, tell))
+        parts = [_file(config, label, path, tell) for label, path in labelled_files(config)]
         listed: dict[str, list[Conversation]] = {}
         for row in other_conversations(config, pool, tell):
             listed.setdefault(row.label, []).extend([row] * row.times)
-        parts += [_Listed(label, rows) for label, rows in listed.items()]
+        for label, rows in listed.items():
+            content = json.dumps([[row.messages, list(row.tools)] for row in rows], default=str)
+            key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+            parts.append(_Part(label, rows, key, lambda row: row))
         if not parts:
             raise DataError("there is nothing to learn from: sft.files and its like name nothing")
         self._parts = sorted(parts, key=lambda part: part.label)
-        self._ends = list(accumulate(map(len, self._parts)))
-        self.sizes: dict[str, int] = {}
+        self._ends = list(accumulate(len(part.rows) for part in self._parts))
+        self.sizes: Counter[str] = Counter()
         for part in self._parts:
-            self.sizes[part.label] = self.sizes.get(part.label, 0) + len(part)
+            self.sizes[part.label] += len(part.rows)
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -214,60 +221,35 @@ class StreamedExamples:
     def keys(self) -> Iterator[str]:
         """Yields a content key for each file and for each other label."""
         for part in self._parts:
-            yield f"{part.label} {len(part)} {part.key}"
+            yield f"{part.label} {len(part.rows)} {part.key}"
 
     def __getitem__(self, index: int) -> SFTExample | LeftOut:
         number = bisect_right(self._ends, index)
-        row = self._parts[number][index - (self._ends[number - 1] if number else 0)]
-        if isinstance(row, LeftOut):
-            return row
-        if self._asked.intersection(asks(row)):
-            return LeftOut(HELDOUT)
+        part = self._parts[number]
         try:
+            raw = part.rows[index - self._ends[number] + len(part.rows)]
+        except DataError as error:
+            return LeftOut(UNREADABLE, str(error))
+        try:
+            row = part.read(raw)
+            if row is None:
+                return LeftOut(BLANK)
+            if self._asked.intersection(asks(row)):
+                return LeftOut(HELDOUT)
             example = example_of(row, self._tokenizer)
         except DataError as error:
             return LeftOut(BAD, str(error))
         return LeftOut(TOO_LONG) if example.longest > self._longest else example
 
 
-class _Listed:
-    """Conversations of one label in memory."""
+def _file(config: RunConfig, label: str, path: str, tell: Tell) -> _Part:
+    reading, fields = sft_reading(config, path, tell)
+    rows = FileRows(path, fields, BESIDE, config.data.cache)
 
-    def __init__(self, label: str, rows: Sequence[Conversation]):
-        self.label = label
-        self._rows = rows
-        content = json.dumps([[row.messages, list(row.tools)] for row in rows], default=str)
-        self.key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+    def read(placed: tuple[str, Raw]) -> Conversation | None:
+        row = row_of(*placed, fields)
+        if row is None:
+            return None
+        return conversation_of(reading, placed[0], row, label, config.data.system_prompt)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Conversation | LeftOut:
-        return self._rows[index]
-
-
-class _File:
-    """The conversations of one file."""
-
-    def __init__(self, config: RunConfig, label: str, path: str, tell: Tell):
-        self.label = label
-        self._system = config.data.system_prompt
-        self._reading, self._fields = sft_reading(config, path, tell)
-        self._rows = open_rows(path, self._fields, BESIDE, config.data.cache)
-        self.key = self._rows.key
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Conversation | LeftOut:
-        try:
-            where, raw = self._rows[index]
-        except DataError as error:
-            return LeftOut(UNREADABLE, str(error))
-        try:
-            row = row_of(where, raw, self._fields)
-            if row is None:
-                return LeftOut(BLANK)
-            return conversation_of(self._reading, where, row, self.label, self._system)
-        except DataError as error:
-            return LeftOut(BAD, str(error))
+    return _Part(label, rows, rows.key, read)

@@ -258,8 +258,8 @@ UNKNOWN = r"line 1: these columns are of no known kind: (text|a, a\.b); name the
         ),
         (
             [ROWS["verl"][0], {"prompt": "x", "reward_model": {"style": "rule"}}],
-            r"line 2: no field 'reward_model\.ground_truth' \(fields: prompt, reward_model; of"
-            r" reward_model: style\); add it or set data\.sources\[0\]\.answer_field",
+            r"line 2: no field 'reward_model\.ground_truth' \(fields: prompt, reward_model,"
+            r" reward_model\.style\); add it or set data\.sources\[0\]\.answer_field",
         ),
         (
             [ROWS["verl"][0], {"prompt": "x", "reward_model": {"ground_truth": None}}],

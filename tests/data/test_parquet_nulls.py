@@ -11,7 +11,7 @@ from pyarrow import parquet
 from tiny import MODEL
 
 from compass_jax.config import DataConfig, FileSource, RunConfig, SFTConfig
-from compass_jax.data.files import DataError, read_rows
+from compass_jax.data.files import read_rows
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import conversations
 from compass_jax.rewards.called import Case, called
@@ -154,14 +154,6 @@ def test_a_map_is_an_object_and_keeps_its_null_values(tmp_path):
     parquet.write_table(table, tmp_path / "maps.parquet")
     rows = [row["m"] for _, row in read_rows(str(tmp_path / "maps.parquet"), {}, None)]
     assert rows == [{"a": {"x": 1}, "b": None}, {"c": {}}, {}, None]
-
-
-def test_a_map_with_a_repeated_key_is_refused(tmp_path):
-    kind = pyarrow.map_(pyarrow.string(), pyarrow.int64())
-    table = pyarrow.table({"m": pyarrow.array([[("a", 1), ("a", 2)]], kind)})
-    parquet.write_table(table, tmp_path / "twice.parquet")
-    with pytest.raises(DataError, match=r"twice\.parquet, after row 0: .*a map has a key twice"):
-        list(read_rows(str(tmp_path / "twice.parquet"), {}, None))
 
 
 def test_null_arguments_count_as_absent_in_calls_of_tools():

@@ -1,7 +1,6 @@
 """Questions of files: what a row may be, and what is said of one that cannot be used."""
 
 import json
-import os
 
 import pyarrow
 import pytest
@@ -83,7 +82,10 @@ def test_files_of_text_and_chat(tmp_path, tokenizer, caplog):
             GOOD + b'{"question": "x", "answer": "1"}\n',
             r"p\.jsonl, line 2: no field 'prompt'.*prompt_field",
         ),
-        (GOOD + b'{"prompt": " ", "answer": "1"}\n', r"p\.jsonl, line 2, field 'prompt': empty"),
+        (
+            GOOD + b'{"prompt": " ", "answer": "1"}\n',
+            r"line 2, field 'prompt': messages\[0\] .* is empty",
+        ),
         (GOOD + b'{"prompt": 3, "answer": "1"}\n', r"p\.jsonl, line 2, field 'prompt': a int"),
         (
             GOOD + b'{"prompt": "x", "answer": true}\n',
@@ -152,29 +154,10 @@ def test_missing_and_truncated_files_are_named(tmp_path, tokenizer):
     path = tmp_path / "half.parquet"
     parquet.write_table(pyarrow.table({"prompt": ["1+1?"], "answer": ["2"]}), path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"half\.parquet: not a complete Parquet file"):
+    with pytest.raises(DataError, match=r"half\.parquet: cannot be read"):
         train_prompts(DataConfig(sources=(FileSource(str(path)),)), tokenizer, 0)
     with pytest.raises(DataError, match="no training prompts"):
         train_prompts(DataConfig(), tokenizer, 0)
-
-
-def test_names_that_are_no_files_are_refused_at_once(tmp_path, tokenizer):
-    """A pipe would be waited for, a device read for ever; each is an error that names the path and
-    says what lies there.
-    """
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    (tmp_path / "folder.parquet").mkdir()
-    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
-    for path, told in (
-        (tmp_path / "pipe.jsonl", "is not a file"),
-        (tmp_path / "folder.parquet", "is a folder without a file of rows"),
-        ("/dev/zero", "is not a file"),
-        (tmp_path / "loop.jsonl", "cannot be read"),
-        ("x" * 5000, "cannot be read: File name too long"),
-        ("a\0b", "cannot be read"),
-    ):
-        with pytest.raises(DataError, match=told):
-            train_prompts(DataConfig(sources=(FileSource(str(path)),)), tokenizer, 0)
 
 
 def test_parquet_with_odd_columns_is_named_and_columns_that_nobody_reads_may_hold_anything(
@@ -191,7 +174,6 @@ def test_parquet_with_odd_columns_is_named_and_columns_that_nobody_reads_may_hol
     raw = pyarrow.StringArray.from_buffers(
         1, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")
     )
-    column = pyarrow.array(["a"])
     for table, told in (
         (
             pyarrow.table({"prompt": ["x"], "answer": [float("nan")]}),
@@ -209,7 +191,6 @@ def test_parquet_with_odd_columns_is_named_and_columns_that_nobody_reads_may_hol
             pyarrow.table({"prompt": ["x"], "reply": ["1"]}),
             r"of no known kind: prompt, reply; name them in data\.sources\[0\]\.prompt_field",
         ),
-        (pyarrow.table([column] * 3, ["prompt", "answer", "answer"]), "2 columns 'answer'"),
         (
             pyarrow.table(
                 {"prompt": pyarrow.array([], "string"), "answer": pyarrow.array([], "string")}

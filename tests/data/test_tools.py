@@ -7,7 +7,8 @@ import pytest
 from tiny_run import TOKENIZER
 
 from compass_jax.config import DataConfig, FileSource
-from compass_jax.data.files import DataError, check_messages
+from compass_jax.data.files import DataError
+from compass_jax.data.messages import check_messages
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
