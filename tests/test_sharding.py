@@ -2,6 +2,7 @@
 not divide are refused with the sizes.
 """
 
+import dataclasses
 import itertools
 
 import jax
@@ -51,6 +52,14 @@ DENSE = ModelConfig(
     rope_theta=10_000.0,
     max_positions=64,
     init_std=0.3,
+)
+# What other families have besides: windows in some layers, a shared expert with a gate.
+VARIED = dataclasses.replace(
+    MODEL,
+    layers=4,
+    sliding_window=5,
+    full_attention_layers=(1, 3),
+    moe=dataclasses.replace(MODEL.moe, dense_layers=(), shared_ffn=24, shared_gate=True),
 )
 ROWS, TOKENS = 8, 16
 ALONE = [{axis: 8} for axis in AXES]
@@ -191,6 +200,17 @@ def test_a_dense_model_and_live_routing_too(one_device, mesh):
     compare(run(MODEL, compute, mesh, None)[0], one_device(MODEL, compute, False))
     if "expert" not in mesh:
         compare(run(DENSE, compute, mesh, None)[0], one_device(DENSE, compute, False))
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [{"expert": 4, "tensor": 2}, pytest.param({"fsdp": 2, "context": 4}, marks=pytest.mark.slow)],
+    ids=named,
+)
+def test_parts_of_other_families_too(one_device, mesh):
+    compute = ComputeConfig(logprob_chunk=24)
+    found = run(VARIED, compute, mesh, recorded(VARIED))[0]
+    compare(found, one_device(VARIED, compute, True))
 
 
 EXCHANGED = [

@@ -34,8 +34,8 @@ class LoRAConfig(Section):
         "up_proj",
         "down_proj",
     )
-    """Matrices that get an adapter: those of attention and of dense MLPs by name, and experts for
-    every matrix of every expert.
+    """Matrices that get an adapter: those of attention, dense MLPs and shared experts by name, and
+    experts for every matrix of every routed expert.
     """
 
     @property

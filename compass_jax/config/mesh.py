@@ -75,6 +75,7 @@ class MeshConfig(Section):
             sizes["model.ffn"] = (self.tensor, model.ffn)
         if model.moe_layers:
             sizes["model.moe.ffn"] = (self.tensor, model.mixture.ffn)
+            sizes["model.moe.shared_ffn"] = (self.tensor, model.mixture.shared_ffn)
             sizes["model.moe.experts"] = (self.expert, model.mixture.experts)
         for name, (n, size) in sizes.items():
             axis = "expert" if name.endswith("experts") else "tensor"

@@ -31,6 +31,12 @@ class MoEConfig(Section):
     """Layer i is an MoE layer if i + 1 is a multiple of this count (HF decoder_sparse_step)."""
     dense_layers: tuple[Annotated[int, Range(0, 999)], ...] = ()
     """Numbers, from 0, of the dense layers (HF mlp_only_layers)."""
+    shared_ffn: Annotated[int, Range(0, 2**20)] = 0
+    """Hidden width of an expert that every token takes too (number of channels; HF
+    shared_expert_intermediate_size); 0: none.
+    """
+    shared_gate: bool = False
+    """Multiply the shared expert's output by a sigmoid gate."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,12 @@ class ModelConfig(Section):
             )
             missing = [i for i in self.moe.dense_layers if i >= self.layers]
             check(not missing, f"{key}.moe.dense_layers {missing}: {layers}")
-            experts = self.moe.experts * (3 * self.moe.ffn + 1)
+            check(
+                self.moe.shared_ffn > 0 or not self.moe.shared_gate,
+                f"{key}.moe.shared_gate = True: there is no shared expert; set"
+                f" {key}.moe.shared_ffn",
+            )
+            experts = self.moe.experts * (3 * self.moe.ffn + 1) + 3 * self.moe.shared_ffn
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         mlp = self.hidden * max(3 * self.ffn, experts)
         size = self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden

@@ -23,7 +23,7 @@ The hub's is written, which transformers 4 and 5 and the serving engines read.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig
@@ -78,6 +78,10 @@ TENSORS: Mapping[str, Tensor] = {
     "moe.gate": _linear(_LAYER + "mlp.experts.{e}.gate_proj.weight"),
     "moe.up": _linear(_LAYER + "mlp.experts.{e}.up_proj.weight"),
     "moe.down": _linear(_LAYER + "mlp.experts.{e}.down_proj.weight"),
+    "shared.gate": _linear(_LAYER + "mlp.shared_expert.gate_proj.weight"),
+    "shared.up": _linear(_LAYER + "mlp.shared_expert.up_proj.weight"),
+    "shared.down": _linear(_LAYER + "mlp.shared_expert.down_proj.weight"),
+    "shared.sigmoid": _linear(_LAYER + "mlp.shared_expert_gate.weight"),
 }
 
 
@@ -115,6 +119,11 @@ MOE_KEYS: dict[str, str] = {
     "sparse_step": "decoder_sparse_step",
     "dense_layers": "mlp_only_layers",
 }
+# Fields of MoEConfig that only some families have, with their readers; `moe_keys` may have a key.
+_OPTIONAL: Mapping[str, Callable[[Raw, str], Any]] = {
+    "shared_ffn": Raw.integer,
+    "shared_gate": Raw.flag,
+}
 _EXPERTS_TOO = "num_local_experts"  # transformers 5's spelling
 _SIZES = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ffn")  # no class has a default
 _FLAGS = {"hidden_act"}  # besides the keys that are read
@@ -127,6 +136,9 @@ QWEN: Mapping[str, Any] = {
     "rope_theta": 10_000.0,
     "use_sliding_window": False,
 }
+
+
+_PLAIN = MoEConfig(experts=2, top_k=1, ffn=1)  # with the optional fields' defaults
 
 
 class Attention(NamedTuple):
@@ -149,6 +161,7 @@ class Family:
             a family without experts.
         tensors: parameter -> its tensor in the files.
         attention: the variants that the family's class can express; the first is its default.
+        bias_key: the key of config.json that says which of several variants the model has.
         defaults: key of config.json -> the class's value where the key is absent.
         fixed: key -> the class's constant value; an export leaves these keys out.
         rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
@@ -164,17 +177,18 @@ class Family:
         Attention(qk_norm=True, qkv_bias=False, o_bias=False),
         Attention(qk_norm=True, qkv_bias=True, o_bias=True),
     )
+    bias_key: str = "attention_bias"
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rope: tuple[str, ...] = ()
     windows: Windows = dataclasses.field(default_factory=Windows)
 
     def __post_init__(self) -> None:
-        for name, mapping, fields in (
-            ("keys", self.keys, KEYS),
-            ("moe_keys", self.moe_keys or MOE_KEYS, MOE_KEYS),
+        for name, mapping, fields, optional in (
+            ("keys", self.keys, KEYS, set[str]()),
+            ("moe_keys", self.moe_keys or MOE_KEYS, MOE_KEYS, set(_OPTIONAL)),
         ):
-            if wrong := sorted(mapping.keys() ^ fields.keys()):
+            if wrong := sorted((mapping.keys() - optional) ^ fields.keys()):
                 raise ConfigError(
                     f"the family {self.model_type}: {name} must have a key of config.json for each"
                     f" of {', '.join(fields)}; look at {', '.join(wrong)}"
@@ -268,7 +282,7 @@ class Family:
         }
         raw |= self._values(config)
         if len(self.attention) > 1:
-            raw["attention_bias"] = config.qkv_bias
+            raw[self.bias_key] = config.qkv_bias
         raw |= {name: token_ids.get(name) for name in TOKEN_IDS}
         return {key: value for key, value in raw.items() if key not in self.fixed}
 
@@ -299,6 +313,12 @@ class Family:
                 f"model.rope_scaling is of type {scaled['rope_type']}: the family {config.family}"
                 f" has {' or '.join(self.rope) or 'none'}, so this model cannot be exported"
             )
+        for field in _OPTIONAL.keys() - (self.moe_keys or {}).keys():
+            if config.moe is not None and getattr(config.moe, field) != getattr(_PLAIN, field):
+                raise UnsupportedModel(
+                    f"model.moe.{field} = {getattr(config.moe, field)}: the family"
+                    f" {config.family} has none, so this model cannot be exported"
+                )
         if reason := self.windows.unexported(config):
             raise UnsupportedModel(f"{reason} in {config.family}, so it cannot be exported")
         values = self._values(config) | {"rope_theta": config.rope_theta}
@@ -311,7 +331,7 @@ class Family:
 
     def _attention(self, raw: Raw) -> Attention:
         only = self.attention[0].qkv_bias if len(self.attention) == 1 else None
-        biased = raw.flag("attention_bias", only)
+        biased = raw.flag(self.bias_key, only)
         return next(form for form in self.attention if form.qkv_bias == biased)
 
     def _moe(self, raw: Raw) -> MoEConfig | None:
@@ -338,6 +358,7 @@ class Family:
             norm_top_k=raw.flag(key["norm_top_k"]),
             sparse_step=raw.integer(key["sparse_step"]),
             dense_layers=tuple(sorted(set(dense))),
+            **{field: of(raw, key[field]) for field, of in _OPTIONAL.items() if field in key},
         )
 
     @property
@@ -351,12 +372,13 @@ class Family:
         supported.
         """
         known, unread, lines = self.read_keys, [], []
+        built = {*self.keys.values(), *(self.moe_keys or {}).values()}
         for field, value in declared.items():
             if value == self.fixed.get(field, value) and field in self.fixed:
                 continue
             if field in self.fixed:
                 lines.append(unsupported(field, value, f"{self.fixed[field]}, always"))
-            elif field in NEUTRAL:
+            elif field in NEUTRAL and field not in built:
                 allowed, supported = NEUTRAL[field]
                 lines += [] if value in allowed else [unsupported(field, value, supported)]
             elif field not in known and not says_no_maths(field):
@@ -374,14 +396,18 @@ class Family:
 
     def _other_attention(self, raw: Raw) -> list[str]:
         """Returns the messages of `_unsupported` about biases and norms of attention."""
-        lines, biased = [], raw.get("attention_bias")
+        lines, biased = [], raw.get(self.bias_key)
         forms = [form for form in self.attention if biased in (None, form.qkv_bias)]
         if biased is not None and not forms and type(biased) is bool:
             hint = f"{str(not biased).lower()} in {self.model_type}, whose class has no other"
-            lines.append(unsupported("attention_bias", biased, hint))
+            lines.append(unsupported(self.bias_key, biased, hint))
         form = (forms or self.attention)[0]
-        for field, supported in (("qkv_bias", form.qkv_bias), ("use_qk_norm", form.qk_norm)):
-            if raw.get(field) not in (None, supported):
+        for field, supported in (
+            ("attention_bias", form.qkv_bias),
+            ("qkv_bias", form.qkv_bias),
+            ("use_qk_norm", form.qk_norm),
+        ):
+            if field != self.bias_key and raw.get(field) not in (None, supported):
                 hint = f"{supported} in this {self.model_type} model"
                 lines.append(unsupported(field, raw.get(field), hint))
         return lines
@@ -392,7 +418,7 @@ class Family:
         """
         optional = {self.keys["head_dim"], self.keys["init_std"]}
         required = ["hidden_act", *(key for key in self.keys.values() if key not in optional)]
-        required += [] if len(self.attention) == 1 else ["attention_bias"]
+        required += [] if len(self.attention) == 1 else [self.bias_key]
         if self.moe_keys is not None and raw.get(_EXPERTS_TOO) is None:
             required += self.moe_keys.values()
         elif self.moe_keys is not None:

@@ -18,7 +18,10 @@ def flops_per_token(config: ModelConfig) -> float:
     """
     c = config
     attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads)
-    moe = 0 if c.moe is None else c.hidden * (c.moe.experts + 3 * c.moe.top_k * c.moe.ffn)
+    moe = 0
+    if c.moe is not None:
+        ffn = c.moe.top_k * c.moe.ffn + c.moe.shared_ffn
+        moe = c.hidden * (c.moe.experts + 3 * ffn + c.moe.shared_gate)
     dense = (c.layers - len(c.moe_layers)) * 3 * c.hidden * c.ffn
     return 2.0 * (c.layers * attention + len(c.moe_layers) * moe + dense + c.hidden * c.vocab_size)
 

@@ -23,7 +23,7 @@ from compass_jax.model.params import Layout, ParamSpec, in_layout, is_spec, para
 from compass_jax.model.precision import at_least_float32
 
 _ATTENTION = {f"attention.{name}": f"{name}_proj" for name in ("q", "k", "v", "o")}
-_MLP = {f"mlp.{name}": f"{name}_proj" for name in ("gate", "up", "down")}
+_MLP = {f"{mlp}.{x}": f"{x}_proj" for mlp in ("mlp", "shared") for x in ("gate", "up", "down")}
 TARGET_OF = {**_ATTENTION, **_MLP}  # parameter -> its name in `lora.targets`
 
 

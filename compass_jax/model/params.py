@@ -131,13 +131,29 @@ def moe_specs(c: ModelConfig, layout: Layout = "stacked") -> dict[str, ParamSpec
     return {**specs, **{name: _matrix(f"moe.{name}", wide, *axes) for name in ("gate", "up")}}
 
 
+def _shared_specs(c: ModelConfig) -> dict[str, ParamSpec]:
+    """Declares the expert of an MoE layer that every token takes."""
+    ffn = c.mixture.shared_ffn
+    specs = {
+        "gate": _matrix("shared.gate", (c.hidden, ffn), "embed", "ffn"),
+        "up": _matrix("shared.up", (c.hidden, ffn), "embed", "ffn"),
+        "down": _matrix("shared.down", (ffn, c.hidden), "ffn", "embed"),
+    }
+    if c.mixture.shared_gate:
+        specs["sigmoid"] = ParamSpec("shared.sigmoid", (c.hidden, 1), ("embed", None))
+    return specs
+
+
 def _layer_specs(c: ModelConfig, is_moe: bool, layout: Layout) -> dict[str, Any]:
-    return {
+    specs: dict[str, Any] = {
         "attention_norm": _scale("attention_norm", c.hidden, "embed"),
         "attention": _attention_specs(c),
         "mlp_norm": _scale("mlp_norm", c.hidden, "embed"),
         "mlp": moe_specs(c, layout) if is_moe else _dense_specs(c),
     }
+    if is_moe and c.mixture.shared_ffn:
+        specs["shared"] = _shared_specs(c)
+    return specs
 
 
 def is_spec(x: Any) -> bool:

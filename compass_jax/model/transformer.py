@@ -195,8 +195,7 @@ class _Block(NamedTuple):
         y = self._normed(x, params["mlp_norm"], "mlp")
         if not is_moe:
             with jax.named_scope("mlp"):
-                gate, up, down = (params["mlp"][name] for name in ("gate", "up", "down"))
-                out = matmul(jax.nn.silu(matmul(y, gate)) * matmul(y, up), down)
+                out = _swiglu(y, params["mlp"])
                 return (
                     constrain(self.placement, x + out.astype(x.dtype), "batch", "tokens", None),
                     cache,
@@ -209,16 +208,31 @@ class _Block(NamedTuple):
             gate_input = self._normed(x, params["mlp_norm"], "gate") if separate_gate else y
             # a grouped product takes one matrix an expert: adapters are merged before it
             weights = merged(params["mlp"])
-            y, ids, stats = moe_layer(
+            out, ids, stats = moe_layer(
                 y, gate_input, weights, routes, self.mask, config.mixture, self.experts
             )
-            return x + y.astype(x.dtype), cache, ids, stats
+            if "shared" in params:
+                out = out + _shared_expert(y, params["shared"])
+            return x + out.astype(x.dtype), cache, ids, stats
 
     def _normed(self, x, scale, part: str):
         """Computes the RMS norm in the dtype of `part`, or of the stream where that is wider."""
         dtype = jnp.dtype(self.compute.dtype_of(part))
         x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
         return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
+
+
+def _swiglu(y, params):
+    gate, up, down = (params[name] for name in ("gate", "up", "down"))
+    return matmul(jax.nn.silu(matmul(y, gate)) * matmul(y, up), down)
+
+
+def _shared_expert(y, params):
+    """Computes the expert that every token takes, times the token's sigmoid gate where the model
+    has one.
+    """
+    out = _swiglu(y, params)
+    return out * jax.nn.sigmoid(matmul(y, params["sigmoid"])) if "sigmoid" in params else out
 
 
 def _require_fitting(

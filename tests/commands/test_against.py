@@ -39,6 +39,10 @@ CASES = {
     "llama": (None, {}),
     "mistral": (None, dict(sliding_window=20)),
     "mixtral": (None, dict(num_local_experts=5, num_experts_per_tok=2)),
+    "qwen2_moe": (
+        None,
+        EXPERTS | dict(shared_expert_intermediate_size=28, norm_topk_prob=False),
+    ),
     "cwm": (CWM, dict(head_dim=12, sliding_window=11, bos_token_id=1)),
 }
 

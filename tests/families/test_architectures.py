@@ -114,6 +114,37 @@ CASES = {
         num_experts_per_tok=2,
         tie_word_embeddings=True,
     ),
+    "qwen2_moe": dict(
+        COMMON,
+        model_type="qwen2_moe",
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=7,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        shared_expert_intermediate_size=28,
+        decoder_sparse_step=2,
+        rms_norm_eps=1e-4,
+        rope_theta=900.0,
+        tie_word_embeddings=False,
+    ),
+    "qwen2_moe, tied": dict(
+        COMMON,
+        model_type="qwen2_moe",
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=36,
+        shared_expert_intermediate_size=12,
+        mlp_only_layers=[0],
+        norm_topk_prob=True,
+        qkv_bias=False,
+        tie_word_embeddings=True,
+    ),
 }
 PLAIN = ComputeConfig()
 PROMPT, NEW = np.array([3, 141, 59, 26, 53, 58, 97, 9, 79, 32, 38], np.int32), 64
@@ -211,7 +242,7 @@ def test_the_config_is_read_back_as_it_is_written(case):
     assert read_hf_config(folder) == config
 
 
-EXPERTS = [name for name in CASES if name.startswith("mixtral")]
+EXPERTS = [name for name in CASES if name.startswith(("mixtral", "qwen2_moe"))]
 of_experts = pytest.mark.parametrize("case", EXPERTS, indirect=True)
 
 

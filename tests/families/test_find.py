@@ -109,15 +109,26 @@ def test_a_familys_file_is_kept_by_its_absolute_path(tmp_path, monkeypatch):
 
 
 def test_each_file_of_the_package_is_a_family_of_its_name():
-    assert tuple(own()) == ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+    assert tuple(own()) == (
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+    )
     assert all(family.model_type == name for name, family in own().items())
 
 
 def test_the_common_table_names_every_parameter_that_a_family_can_have():
     dense = dataclasses.replace(MODEL, moe=None, qkv_bias=True, o_bias=True)
+    shared = dataclasses.replace(
+        MODEL, moe=dataclasses.replace(MODEL.moe, shared_ffn=8, shared_gate=True)
+    )
     names = {
         spec.name
-        for model in (MODEL, dense)
+        for model in (MODEL, dense, shared)
         for spec in jax.tree.leaves(param_specs(model), is_leaf=is_spec)
     }
     assert names == set(TENSORS)
@@ -149,6 +160,7 @@ def test_a_model_that_its_family_has_not_is_refused_before_a_run(tmp_path, capsy
         ({"moe": None}, "model.family = 'qwen3_moe' needs model.moe"),
         ({"family": "qwen3"}, "model.family = 'qwen3' takes no model.moe"),
         ({"o_bias": True}, "this model cannot be exported"),
+        ({"moe": dataclasses.replace(MODEL.moe, shared_ffn=8)}, "shared_ffn = 8: the family qwen3"),
     ):
         with pytest.raises(ConfigError, match=message):
             check(dataclasses.replace(MODEL, **changes))

@@ -133,7 +133,7 @@ def test_biases_and_norms_of_the_families():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "gemma"}, ["model_type", "gemma", "qwen2 | qwen3 | qwen3_moe"]),
+        ({"model_type": "gemma"}, ["model_type", "gemma", "qwen2 | qwen2_moe | qwen3 | qwen3_moe"]),
         ({"model_type": None}, ["model_type", "None"]),
         ({"use_sliding_window": True}, ["use_sliding_window", "True"]),
         (
