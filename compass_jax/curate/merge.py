@@ -18,7 +18,7 @@ from functools import reduce
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt32
+from jaxtyping import Float32, UInt32
 
 from compass_jax.errors import UserError
 
@@ -28,7 +28,6 @@ Entries = Float32[np.ndarray, "n"]
 _MAGNITUDE = np.uint32(2**31 - 1)  # a float32's bits without its sign: they order magnitudes
 _LOW_BITS = 16
 _LOW = np.uint32(2**_LOW_BITS - 1)
-_HIGH_BINS = 2 ** (31 - _LOW_BITS)
 
 
 class MergeError(UserError):
@@ -241,7 +240,8 @@ def kth_magnitudes(
     """
 
     def upper(block: Block) -> np.ndarray:
-        return _histograms(_magnitudes(block.deltas) >> _LOW_BITS, _HIGH_BINS)
+        rows = _magnitudes(block.deltas) >> _LOW_BITS
+        return np.stack([np.bincount(row, minlength=2 ** (31 - _LOW_BITS)) for row in rows])
 
     high = reduce(np.add, blocks.map(upper))
     ks = counts(int(high[0].sum()))
@@ -250,18 +250,12 @@ def kth_magnitudes(
 
     def lower(block: Block) -> np.ndarray:
         rows = zip(_magnitudes(block.deltas), high_bits, strict=True)
-        return _histograms(
-            (bits[bits >> _LOW_BITS == high_bit] & _LOW for bits, high_bit in rows), 2**_LOW_BITS
-        )
+        low = (bits[bits >> _LOW_BITS == high_bit] & _LOW for bits, high_bit in rows)
+        return np.stack([np.bincount(row, minlength=2**_LOW_BITS) for row in low])
 
     low = reduce(np.add, blocks.map(lower))
     low_bits = [_bin_of(row, rank)[0] for row, (_, rank) in zip(low, bins, strict=True)]
     return (high_bits << _LOW_BITS) | np.array(low_bits, np.uint32)
-
-
-def _histograms(rows: Iterable[np.ndarray], bins: int) -> Int64[np.ndarray, "p bins"]:
-    """Returns the number of occurrences of each value in each row."""
-    return np.stack([np.bincount(row, minlength=bins) for row in rows])
 
 
 def _bin_of(histogram: np.ndarray, k: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Merges the models of Hugging Face folders into a new folder, one block of a tensor at a time.
 
-Only a few blocks and one shard of the new folder are in memory. A file is reopened for each read,
+Only a few blocks and one tensor of the new folder are in memory. A file is reopened for each block,
 so that its pages do not stay in the memory of the process.
 """
 
@@ -39,8 +39,7 @@ from compass_jax.weights.safetensors_io import (
 )
 from compass_jax.weights.start import is_checkpoint
 
-READ = 2**20  # entries of a tensor per read
-BLOCK = 2**17  # entries per block: few enough for the processor's cache
+READ = 2**20  # entries of a tensor per block
 _MOST_THREADS = 16
 T = TypeVar("T")
 RECORD = "merge.json"
@@ -79,28 +78,22 @@ class StoredBlocks:
         """Yields the function's value for each block, in order, with a few reads ahead."""
         self.tell(f"reading {len(self.names):,} tensors of {1 + len(self.parents.models)} models")
 
-        def work(name: str, rows: slice) -> list[T]:
-            with np.errstate(all="ignore"):  # `_Writer` reports values that are not finite
-                return [function(block) for block in self._blocks(name, rows)]
+        def work(name: str, rows: slice) -> T:
+            base = read_rows(self.parents.base[name], name, rows)
+            models = [read_rows(model[name], name, rows) for model in self.parents.models]
+            with np.errstate(all="ignore"):  # `_Merged` reports values that are not finite
+                return function(Block(name, base, np.stack(models)))
 
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(threads, "merge") as pool:
-            reads: deque[Future[list[T]]] = deque()
+            results: deque[Future[T]] = deque()
             for name in self.names:
                 for rows in _reads(self.parents.base[name].shape):
-                    reads.append(pool.submit(work, name, rows))
-                    if len(reads) > 2 * threads:
-                        yield from reads.popleft().result()
-            while reads:
-                yield from reads.popleft().result()
-
-    def _blocks(self, name: str, rows: slice) -> Iterator[Block]:
-        """Yields the blocks of some rows of one tensor."""
-        base = read_rows(self.parents.base[name], name, rows)
-        models = [read_rows(model[name], name, rows) for model in self.parents.models]
-        for at in range(0, base.size, BLOCK):
-            part = slice(at, at + BLOCK)
-            yield Block(name, base[part], np.stack([model[part] for model in models]))
+                    results.append(pool.submit(work, name, rows))
+                    if len(results) > 2 * threads:
+                        yield results.popleft().result()
+            while results:
+                yield results.popleft().result()
 
 
 def merge_folders(
@@ -145,19 +138,27 @@ def merge_folders(
             raise MergeError(f"{setting}: {len(values)} numbers for {len(models)} models")
     with _folders([base, *models], out) as (base_folder, *folders):
         parents = read_parents(base_folder, folders, family)
-        _check_router_choice(routers_from, parents)
+        if routers_from is not None and not parents.routers:
+            raise MergeError("routers: the models have none, they are dense")
+        if not 0 <= (routers_from or 0) <= len(models):
+            raise MergeError(f"routers: {routers_from} of {len(models)} models")
         fixed = parents.routers if routers_from is not None else frozenset()
         names = [name for name in parents.base if name not in fixed]
         combine = method.prepare(StoredBlocks(parents, names, tell))
-        writer = _Writer(parents, combine, np.float32(scale), routers_from, fixed)
+        merged = _Merged(parents, combine, np.float32(scale), routers_from, fixed)
         files = _layout(parents.base, shard_bytes)
         with new_folder(out, sum(map(_bytes, parents.base.values()))) as temporary:
-            shares = writer.write(temporary, files, tell)
+            write_shards(temporary, files, merged.tensors(files, tell))
+            shares = merged.shares()
             notices = parents.notices + _far(models, shares)
             shutil.copyfile(base_folder / "config.json", temporary / "config.json")
             carry_files(base_folder, temporary)
-            settings = _settings(method, scale, routers_from)
-            record = _record([base, *models], [base_folder, *folders], settings, shares)
+            one, *others = (
+                {"folder": str(Path(path).absolute()), "files": _digests(folder)}
+                for path, folder in zip([base, *models], [base_folder, *folders], strict=True)
+            )
+            others = [x | share._asdict() for x, share in zip(others, shares, strict=True)]
+            record = _settings(method, scale, routers_from) | {"base": one, "models": others}
             outcome = {"notices": notices, "files": _digests(temporary)}
             write_json(temporary / RECORD, record | outcome)
     return MergedFolder(out, shares, notices)
@@ -184,34 +185,46 @@ def _bytes(stored: Stored) -> int:
     return math.prod(stored.shape) * jnp.dtype(stored.dtype).itemsize
 
 
-class _Written(NamedTuple):
-    """Merged entries in their stored type, with counts.
+@dataclass
+class _Merged:
+    """The merged tensors, with counts of what they are made of.
 
     `counts` has four rows: for each parent the kept entries, the agreeing entries, and the sums of
     squares of its delta and of the base.
     """
-
-    values: np.ndarray
-    entries: int
-    counts: np.ndarray  # [4 p]
-
-
-class _Writer(NamedTuple):
-    """The function and settings that determine each merged block."""
 
     parents: Parents
     combine: Combine
     scale: np.float32
     routers_from: int | None
     fixed: frozenset[str]  # tensors copied from one model
+    entries: int = 0
+    counts: Any = 0.0  # float64 [4 p]
 
-    def block(self, block: Block) -> _Written:
-        """Returns the merged block in the base's type. Raises MergeError if an entry
-        overflows it.
+    def tensors(
+        self, files: dict[str, list[str]], tell: Callable[[str], None]
+    ) -> Iterator[np.ndarray]:
+        """Yields the tensors in the order of the files."""
+        for file, names in files.items():
+            tell(f"writing {file}")
+            blocks = StoredBlocks(self.parents, names).map(self._block)
+            for name in names:
+                parts = []
+                shape = self.parents.base[name].shape
+                for _ in _reads(shape):
+                    values, counts = next(blocks)
+                    parts.append(values)
+                    self.counts = self.counts + counts
+                self.entries += 0 if name in self.fixed else math.prod(shape)
+                yield np.concatenate(parts).reshape(shape)
+
+    def _block(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the merged block in the base's type, and its counts. Raises MergeError if an
+        entry overflows the type.
         """
         if block.name in self.fixed and self.routers_from is not None:
             source = (block.base, *block.models)[self.routers_from]
-            return _Written(self._stored(source, block.name), 0, np.zeros((4, len(block.models))))
+            return self._stored(source, block.name), np.zeros((4, len(block.models)))
         trimmed, merged = self.combine(block)
         counts = [
             np.count_nonzero(trimmed, axis=1),
@@ -220,7 +233,7 @@ class _Writer(NamedTuple):
             [np.square(block.base, dtype=np.float64).sum()] * len(trimmed),
         ]
         values = self._stored(block.base + self.scale * merged, block.name)
-        return _Written(values, merged.size, np.array(counts, np.float64))
+        return values, np.array(counts, np.float64)
 
     def _stored(self, values: np.ndarray, name: str) -> np.ndarray:
         dtype = jnp.dtype(self.parents.base[name].dtype)
@@ -232,42 +245,16 @@ class _Writer(NamedTuple):
             )
         return cast
 
-    def write(
-        self, folder: Path, files: dict[str, list[str]], tell: Callable[[str], None]
-    ) -> list[ParentShare]:
-        """Writes the files and their index; returns the statistics of each parent."""
-        base = self.parents.base
-        entries, counts = 0, np.zeros((4, len(self.parents.models)))
-
-        def values(names: Sequence[str]) -> Iterator[np.ndarray]:
-            nonlocal entries, counts
-            for result in StoredBlocks(self.parents, names).map(self.block):
-                entries += result.entries
-                counts += result.counts
-                yield result.values
-
-        def tensors() -> Iterator[np.ndarray]:
-            for file, names in files.items():
-                tell(f"writing {file}")
-                blocks = values(names)
-                for name in names:
-                    tensor = np.empty(base[name].shape, jnp.dtype(base[name].dtype))
-                    flat, at = tensor.reshape(-1), 0
-                    while at < flat.size:
-                        block = next(blocks)
-                        flat[at : at + block.size] = block
-                        at += block.size
-                    yield tensor
-
-        write_shards(folder, files, tensors())
+    def shares(self) -> list[ParentShare]:
+        """Returns the statistics of each parent."""
         return [
             ParentShare(
-                kept_entries / max(entries, 1),
-                agreeing / max(kept_entries, 1),
+                kept / max(self.entries, 1),
+                agreeing / max(kept, 1),
                 math.sqrt(squares),
                 math.sqrt(squares / of_base) if of_base else 0.0,
             )
-            for kept_entries, agreeing, squares, of_base in counts.T
+            for kept, agreeing, squares, of_base in self.counts.T
         ]
 
 
@@ -288,15 +275,6 @@ def _folders(paths: Sequence[str | Path], out: Path) -> Iterator[list[Path]]:
         yield folders
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _check_router_choice(routers_from: int | None, parents: Parents) -> None:
-    if routers_from is None:
-        return
-    if not parents.routers:
-        raise MergeError("routers: the models have none, they are dense")
-    if not 0 <= routers_from <= len(parents.models):
-        raise MergeError(f"routers: {routers_from} of {len(parents.models)} models")
 
 
 def _layout(base: dict[str, Stored], shard_bytes: int | None) -> dict[str, list[str]]:
@@ -333,22 +311,6 @@ def _settings(method: Method, scale: float, routers_from: int | None) -> dict[st
         "scale": scale,
         "routers": routers,
     }
-
-
-def _record(
-    paths: Sequence[str | Path],
-    folders: Sequence[Path],
-    settings: dict[str, Any],
-    shares: Sequence[ParentShare],
-) -> dict[str, Any]:
-    """Returns merge.json's record of the models and of the merge settings."""
-    models = [
-        {"folder": str(Path(path).absolute()), "files": _digests(folder)}
-        for path, folder in zip(paths, folders, strict=True)
-    ]
-    for model, share in zip(models[1:], shares, strict=True):
-        model |= share._asdict()
-    return settings | {"base": models[0], "models": models[1:]}
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from compass_jax.config import RunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import config_to_json
 from compass_jax.curate.merge import MergeError
-from compass_jax.experience.accuracy import Evaluation, SetResult
+from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_lines
@@ -91,29 +91,19 @@ def _row(weight: float, evaluation: Evaluation) -> dict[str, Any]:
     """Returns a row of sweep.jsonl: accuracies in [0, 1] of each label of the held-out prompts, of
     all of them, and of each evaluation set. Unknown ones are null.
     """
-    labels: dict[str, Any] = {
-        name: {"prompts": n, "avg_at_k": _known(average), "greedy": _known(greedy)}
-        for name, (n, average, greedy) in evaluation.labels.items()
-    }
+    labels = {name: _accuracies(*counts) for name, counts in evaluation.labels.items()}
+    sets = {f"set/{name}": one for name, one in evaluation.sets.items() if name != HELDOUT}
     if evaluation.prompts:
-        labels["all"] = _accuracies(evaluation)
-    for name, one in evaluation.sets.items():
-        if name != HELDOUT:
-            labels[f"set/{name}"] = _accuracies(one) | {"k": one.k}
+        whole = evaluation.prompts, evaluation.avg_at_k, evaluation.greedy
+        labels["all"] = _accuracies(*whole)
+    for name, one in sets.items():
+        labels[name] = _accuracies(one.prompts, one.avg_at_k, one.greedy) | {"k": one.k}
     return {"weight": weight, "k": evaluation.k, "labels": labels}
 
 
-def _accuracies(evaluation: Evaluation | SetResult) -> dict[str, Any]:
-    greedy = _known(evaluation.greedy)
-    return {
-        "prompts": evaluation.prompts,
-        "avg_at_k": _known(evaluation.avg_at_k),
-        "greedy": greedy,
-    }
-
-
-def _known(accuracy: float) -> float | None:
-    return accuracy if math.isfinite(accuracy) else None
+def _accuracies(prompts: int, average: float, greedy: float) -> dict[str, Any]:
+    known = [x if math.isfinite(x) else None for x in (average, greedy)]
+    return {"prompts": prompts, "avg_at_k": known[0], "greedy": known[1]}
 
 
 def averaged(rows: Sequence[dict[str, Any]]) -> str:
@@ -129,17 +119,15 @@ def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
     if not os.path.lexists(file):
         return {}
     lines = [parse_json(line, where, error=MergeError) for where, line in read_lines(file)]
-    if not all(isinstance(line, dict) for line in lines) or not lines:
+    if not lines or not all(isinstance(line, dict) for line in lines):
         raise MergeError(f"{file} is no sweep's: remove it, or choose another folder")
-    header, rows = lines[0], lines[1:]
+    header, *rows = lines
     for name in {**header, **settings}:
         if header.get(name) != settings.get(name):
             raise MergeError(
                 f"{file} was begun with {name} {header.get(name)!r}, not {settings.get(name)!r}:"
                 " go on with that, or give another --out"
             )
-    if not all("weight" in row and "labels" in row for row in rows):
-        raise MergeError(f"{file}: a row lacks its weight or labels: remove the file")
     return {row["weight"]: row for row in rows}
 
 

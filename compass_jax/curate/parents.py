@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,15 +12,12 @@ from compass_jax.config.io import differences
 from compass_jax.curate.merge import MergeError
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights.hf import FUSED, parameters_of, tensor_problems
-from compass_jax.weights.hf_config import find_token_ids, read_hf_config, read_json
+from compass_jax.weights.hf_config import find_token_ids, read_hf_config
 from compass_jax.weights.safetensors_io import Stored, look
 
 FLOATS = ("float32", "bfloat16", "float16")
 _SHOWN = 3  # tokens named in a message
-_OF_NO_WEIGHT = (
-    "init_std",
-    "max_positions",
-)  # may differ between parents of one base: they do not affect inference
+_OF_NO_WEIGHT = ("init_std", "max_positions")  # may differ: they do not affect inference
 
 
 class Parents(NamedTuple):
@@ -93,54 +91,33 @@ def _config_problems(model: Path, config: ModelConfig, family: str | None) -> li
 
 def _tokenizer_problems(base: Path, model: Path) -> list[str]:
     """Returns differences between the vocabularies in tokenizer.json, with the first tokens."""
-    base_vocabulary, parent_vocabulary = (
-        _vocabulary(folder / "tokenizer.json") for folder in (base, model)
-    )
-    if (base_vocabulary is None) != (parent_vocabulary is None):
-        has, lacks = (base, model) if parent_vocabulary is None else (model, base)
+    files = [folder / "tokenizer.json" for folder in (base, model)]
+    if not all(file.exists() for file in files):
+        if not any(file.exists() for file in files):
+            return []
+        has, lacks = (base, model) if files[0].exists() else (model, base)
         return [f"{has} has a tokenizer.json and {lacks} has none: copy it there if it is the same"]
-    if base_vocabulary is None or parent_vocabulary is None:
-        return []
-    problems = (
-        ["tokenizer.json: its merges differ"]
-        if base_vocabulary.merges != parent_vocabulary.merges
-        else []
-    )
-    base_ids, parent_ids = base_vocabulary.ids, parent_vocabulary.ids
-    if differing := [
-        token
-        for token in {**base_ids, **parent_ids}
-        if base_ids.get(token) != parent_ids.get(token)
-    ]:
+    (base_ids, base_merges), (ids, merges) = map(_vocabulary, files)
+    problems = ["tokenizer.json: its merges differ"] if merges != base_merges else []
+    if differing := [x for x in {**base_ids, **ids} if base_ids.get(x) != ids.get(x)]:
         examples = "; ".join(
-            f"{key!r} is {parent_ids.get(key, 'absent')}, the base has {base_ids.get(key, 'none')}"
-            for key in differing[:_SHOWN]
+            f"{token!r} is {ids.get(token, 'absent')}, the base has {base_ids.get(token, 'none')}"
+            for token in sorted(differing)[:_SHOWN]
         )
         problems.append(f"tokenizer.json: {len(differing):,} tokens differ: {examples}")
     return problems
 
 
-class _Vocabulary(NamedTuple):
-    ids: dict[str, Any]  # token -> id, added tokens included
-    merges: list[str]
+def _vocabulary(file: Path) -> tuple[dict[str, int], Any]:
+    """Returns the ids, added tokens included, and the merges of a tokenizer.json."""
+    from tokenizers import Tokenizer
 
-
-def _vocabulary(file: Path) -> _Vocabulary | None:
-    """Returns the vocabulary and merges of a tokenizer.json, or None if the file does not exist."""
-    if not file.exists():
-        return None
-    raw = read_json(file)
-    model, added = raw.get("model"), raw.get("added_tokens") or []
-    model = model if isinstance(model, dict) else {}
-    ids, merges = model.get("vocab"), model.get("merges") or []
-    if isinstance(ids, list):  # Unigram: [token, score] in the order of ids
-        pairs = (row for row in ids if isinstance(row, list) and row)
-        ids = {str(row[0]): i for i, row in enumerate(pairs)}
-    if not (isinstance(ids, dict) and isinstance(added, list) and isinstance(merges, list)):
-        raise WeightsError(f"{file}: model.vocab and added_tokens are expected; download it again")
-    added_ids = {str(x.get("content")): x.get("id") for x in added if isinstance(x, dict)}
-    pairs_as_text = (" ".join(map(str, x)) if isinstance(x, list) else str(x) for x in merges)
-    return _Vocabulary(ids | added_ids, list(pairs_as_text))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exceptions
+        raise WeightsError(f"{file} cannot be read: {error}; download it again") from error
+    merges = json.loads(tokenizer.to_str())["model"].get("merges")
+    return tokenizer.get_vocab(with_added_tokens=True), merges
 
 
 def _notices(
@@ -151,17 +128,15 @@ def _notices(
 ) -> list[str]:
     """Returns notices about differences that are resolved by taking the base's values."""
     notices = []
-    base_ids = find_token_ids(base)
-    kinds = {at.dtype for at in stored.values()}
+    base_ids, kinds = find_token_ids(base), {at.dtype for at in stored.values()}
     for model, tensors in zip(models, parent_tensors, strict=True):
         parent_ids = find_token_ids(model)
-        for name in sorted(
-            n for n in {*base_ids, *parent_ids} if base_ids.get(n) != parent_ids.get(n)
-        ):
-            notices.append(
-                f"{model} has {name} {parent_ids.get(name)}; the merged model has the base's,"
-                f" {base_ids.get(name)}"
-            )
+        differing = (n for n in {*base_ids, *parent_ids} if base_ids.get(n) != parent_ids.get(n))
+        notices += [
+            f"{model} has {name} {parent_ids.get(name)}; the merged model has the base's,"
+            f" {base_ids.get(name)}"
+            for name in sorted(differing)
+        ]
         if other := sorted({at.dtype for at in tensors.values()} - kinds):
             notices.append(
                 f"{model} holds {', '.join(other)}; the merged model has the base's types,"

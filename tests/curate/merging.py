@@ -14,8 +14,11 @@ from compass_jax.weights.hf import save_params
 
 BF16 = ml_dtypes.bfloat16
 ROUTER = "model.layers.1.mlp.gate.weight"
-TOKENIZER = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}
-TOKENIZER["added_tokens"] = [{"id": 3, "content": "<end>"}]
+ENDS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+END = {"id": 4, "content": "<end>", **dict.fromkeys(ENDS, False)}
+VOCAB = {"a": 0, "b": 1, "ab": 2, "ba": 3}
+MODEL = {"type": "BPE", "vocab": VOCAB, "merges": [["a", "b"]]}
+TOKENIZER = {"version": "1.0", "model": MODEL, "added_tokens": [END]}
 
 
 def near(base, seed):

@@ -36,8 +36,7 @@ def flat(tensors, names):
 
 def test_ties_of_folders_is_ties_of_their_flattened_deltas(folders, tmp_path, monkeypatch):
     """Reads and blocks of a few entries: no tensor is seen whole."""
-    monkeypatch.setattr(room, "READ", 200)
-    monkeypatch.setattr(room, "BLOCK", 17)
+    monkeypatch.setattr(room, "READ", 17)
     found = merge(folders, tmp_path / "out", weights=(1.0, 2.0), density=(0.2, 0.5), scale=0.5)
     tensors = [tensors_of(folder) for folder in folders]
     names = sorted(tensors[0])
@@ -60,8 +59,7 @@ def test_ties_of_folders_is_ties_of_their_flattened_deltas(folders, tmp_path, mo
 @pytest.mark.parametrize("name", ["ties", "linear"])
 def test_blocks_shards_and_their_order_change_no_bit(folders, tmp_path, monkeypatch, name):
     whole = tensors_of(merge(folders, tmp_path / "whole", name).path)
-    monkeypatch.setattr(room, "READ", 300)
-    monkeypatch.setattr(room, "BLOCK", 53)
+    monkeypatch.setattr(room, "READ", 53)
     base, one, two = folders
     again = write_folder(tmp_path / "again", MOE, tensors_of(one), 7)
     shutil.copyfile(one / "tokenizer.json", again / "tokenizer.json")
@@ -233,14 +231,6 @@ def test_a_kill_leaves_nothing_under_the_name_and_the_same_command_works(folders
     merge(folders, out, "linear")
     assert len(tensors_of(out)) == len(tensors_of(folders[0]))
     assert not list(tmp_path.glob(".*"))
-
-
-def test_reads_cover_each_entry_once():
-    for shape in ((), (1,), (7,), (5, 3), (2, 3, 4), (1, 500), (300, 2)):
-        size = int(np.prod(shape, dtype=int))
-        x = np.arange(size).reshape(shape)
-        parts = [(x[rows] if shape else x).reshape(-1) for rows in room._reads(shape)]
-        np.testing.assert_array_equal(np.concatenate(parts), x.reshape(-1))
 
 
 def test_the_parameters_of_a_model_are_its_tensors(folders):
