@@ -184,7 +184,7 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
     )
     rl = dataclasses.replace(config.rl, steps=1, epochs=1, replay="R3")
     learner = Learner.start(
-        dataclasses.replace(config, rl=rl), model, jax.tree.map(jnp.copy, params)
+        dataclasses.replace(config, rl=rl).learner, model, jax.tree.map(jnp.copy, params)
     )
     scored = learner.score(arrays)
     specs = param_specs(config.model)

@@ -13,7 +13,7 @@ from tiny import COMPUTE, EOS, ROLLOUT, make_prompt, random_params
 from tiny import MODEL as TINY
 from tiny_run import tiny_run
 
-from compass_jax.config import MeshConfig, RLConfig
+from compass_jax.config import MeshConfig
 from compass_jax.model.logprobs import known_columns, token_logprobs
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
@@ -229,14 +229,13 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
     scored, spread, _, _ = step.score(model, params, tokens, lengths, None, temperature=1.0)
     np.testing.assert_allclose(np.asarray(scored)[mask], logp[mask], atol=3e-5)
     np.testing.assert_allclose(np.asarray(spread)[mask], entropy[mask], atol=3e-5)
-    config = RLConfig(objective=Espo(quantiles=()))
+    espo = Espo(quantiles=())
     grads, found, _ = step.gradients(
-        model, params, batch, jnp.float32(1), config=config, temperature=1.0
+        model, params, batch, jnp.float32(1), objective=espo, temperature=1.0
     )
     np.testing.assert_array_equal(grads["head"][:, KNOWN:], 0.0)
     assert np.abs(np.asarray(grads["head"])[:, :KNOWN]).max() > 0
     member = batch.mask[:, :, None]
-    espo = config.objective
     expected, _ = clip_range(
         jnp.asarray(entropy), jnp.asarray(member), espo.alpha, espo.floor, KNOWN
     )

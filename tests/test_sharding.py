@@ -131,7 +131,7 @@ def run(model, compute, mesh, routes, rows=ROWS, tokens=TOKENS):
     )
     there = given._replace(old_logp=np.asarray(logp) + noise()[:rows, :tokens])
     grads, diagnostics, _ = step.gradients(
-        transformer, params, there, jnp.float32(1), config=CONFIG, temperature=0.7
+        transformer, params, there, jnp.float32(1), objective=CONFIG.objective, temperature=0.7
     )
     return jax.tree.map(np.asarray, (logp, entropy, used, found, diagnostics, grads)), grads
 

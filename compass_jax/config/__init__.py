@@ -9,6 +9,7 @@ hashable.
 from __future__ import annotations
 
 from compass_jax.config.advantage import Advantage
+from compass_jax.config.algorithm import AlgorithmConfig, ShapingConfig
 from compass_jax.config.correction import Correction, named_correction
 from compass_jax.config.data import (
     DataConfig,
@@ -21,6 +22,7 @@ from compass_jax.config.data import (
 )
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
+from compass_jax.config.learner import LearnerConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
@@ -29,17 +31,15 @@ from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.rope import LinearRope, Llama3Rope, RopeScaling, YarnRope
 from compass_jax.config.run import RunConfig
+from compass_jax.config.sampling import SamplingConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
-from compass_jax.config.training import (
-    OptimConfig,
-    RLConfig,
-    ShapingConfig,
-    ZeroVarianceConfig,
-)
+from compass_jax.config.training import RLConfig, SelectionConfig, ZeroVarianceConfig
+from compass_jax.config.updates import OptimConfig, UpdatesConfig
 
 __all__ = [
     "Advantage",
+    "AlgorithmConfig",
     "ComputeConfig",
     "ConfigError",
     "Correction",
@@ -49,6 +49,7 @@ __all__ = [
     "EvalSet",
     "FileSource",
     "JudgeConfig",
+    "LearnerConfig",
     "LinearRope",
     "Llama3Rope",
     "LogConfig",
@@ -65,10 +66,13 @@ __all__ = [
     "RopeScaling",
     "RunConfig",
     "SFTConfig",
+    "SamplingConfig",
     "ScalarJudgeConfig",
     "Seam",
+    "SelectionConfig",
     "ShapingConfig",
     "TaskSource",
+    "UpdatesConfig",
     "YarnRope",
     "ZeroVarianceConfig",
     "named_correction",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from compass_jax.config.errors import check
 from compass_jax.config.seam import Seam, seam_class
 
 
@@ -46,3 +47,12 @@ def named_correction(name: str, **settings: Any) -> Correction:
 def no_correction() -> Correction:
     """Returns the identity correction."""
     return named_correction("off")
+
+
+def check_encloses_one(key: str, ratio_range: tuple[float, float]) -> None:
+    """Raises ConfigError for a range of ratios that excludes 1 or is not positive."""
+    low, high = ratio_range
+    check(
+        0 < low < 1 < high,
+        f"{key}.ratio_range = {low, high}: must enclose 1, its lower end positive",
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from compass_jax.config.algorithm import ShapingConfig
 from compass_jax.config.correction import named_correction
 from compass_jax.config.data import DataConfig, FileSource, RolloutConfig
 from compass_jax.config.judge import JudgeConfig
@@ -15,12 +16,8 @@ from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import default_objective
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig
-from compass_jax.config.training import (
-    OptimConfig,
-    RLConfig,
-    ShapingConfig,
-    ZeroVarianceConfig,
-)
+from compass_jax.config.training import RLConfig, ZeroVarianceConfig
+from compass_jax.config.updates import OptimConfig
 
 PROMPT, ANSWER = 2048, 30_720  # numbers of tokens, 32,768 in total
 # Pairs of a token and an expert that fit on a device at once in an MoE layer; in the worst case it

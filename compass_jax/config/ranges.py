@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.named import absolute
@@ -88,6 +88,7 @@ class Increasing:
         return f"must increase and be {f'above {self.above}' if self.above else 'positive'}"
 
 
+P = TypeVar("P", bound="Section")
 ANY_NUMBER = Range(-(2**63), 2**63 - 1)
 ANY_TEXT = Characters(4096)  # most texts are names of files or objects
 AUTO = "auto"  # column name: detect it from the file's columns (data/formats.py)
@@ -101,6 +102,7 @@ LongBuckets = Annotated[tuple[Tokens, ...], Increasing(1)]
 Fraction = Annotated[float, Range(0, 1)]
 Share = Annotated[float, Range(0, 1, above=True)]
 Repeat = Annotated[int, Range(1, 1000)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
 Processes = Annotated[int, Range(1, 1024)]
 Requests = Annotated[int, Range(1, 4096)]
 Slots = Annotated[int, Range(1, 2**20)]
@@ -108,6 +110,10 @@ Seconds = Annotated[float, Range(0, 86_400, above=True)]
 Temperature = Annotated[float, Range(0.001, 100, or_zero=True, note="0 is greedy")]
 SamplingTemperature = Annotated[float, Range(0.001, 100, note="greedy answers are always added")]
 Coefficient = Annotated[float, Range(0, 1000)]
+Bound = Annotated[float, Range(0, 1e6)]  # a bound of a ratio of probabilities, or a penalty
+Clip = Annotated[float, Range(0, 1e6)]
+DualClip = Annotated[float, Range(1, 1e6, above=True, or_zero=True)]
+FromZero = Annotated[float, Range(0, 1e6, above=True)]
 
 
 def shown(value: Any) -> str:
@@ -152,6 +158,18 @@ class Section:
         check_fields(self, key)
         self._check(key)
         return self
+
+    def part(self, cls: type[P]) -> P:
+        """Returns an instance of `cls`, one of the classes that this section inherits, with that
+        class's settings alone. A setting that is itself a section of a larger class is reduced
+        alike. The result does not change where another setting does.
+        """
+        values, fields = {}, field_hints(typing.cast(Any, cls))
+        for name, hint in fields.items():
+            value = getattr(self, name)
+            narrower = isinstance(hint, type) and issubclass(hint, Section)
+            values[name] = value.part(hint) if narrower else value
+        return cls(**values)
 
     def _check(self, key: str) -> None:
         """Raises ConfigError for values that contradict each other. By default checks the sections

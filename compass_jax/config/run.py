@@ -9,6 +9,7 @@ from compass_jax.config import named
 from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
+from compass_jax.config.learner import LearnerConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.config.mesh import MeshConfig
@@ -86,6 +87,20 @@ class RunConfig(Section):
     def rollout_compute(self) -> ComputeConfig:
         """The computation of the sampler: the training's, with `rollout.dtype`."""
         return replace(self.compute, dtype=self.rollout.dtype or self.compute.dtype)
+
+    @property
+    def learner(self) -> LearnerConfig:
+        """The settings of the learner."""
+        return LearnerConfig(
+            self.rl.algorithm,
+            self.rl.updates,
+            self.rl.sampling,
+            self.rollout,
+            self.rewards,
+            self.lora,
+            self.seed,
+            self.data.labelled,
+        )
 
     def _check(self, key: str) -> None:
         check(bool(self.name), "name is empty: give the run a name")

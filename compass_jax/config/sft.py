@@ -16,7 +16,7 @@ from compass_jax.config.ranges import (
     Range,
     Section,
 )
-from compass_jax.config.training import Batch, BatchTokens, OptimConfig
+from compass_jax.config.updates import Batch, BatchTokens, OptimConfig
 
 # (label of a data source, number of training questions, repeats of each in one pass)
 Taken = tuple[Name, Annotated[int, Range(0, 10**7)], Annotated[int, Range(0, 1000)]]

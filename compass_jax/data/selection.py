@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.config import RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import WHOLE_RUN, Stage
 from compass_jax.data.difficulty import (
     STRENGTH,
@@ -97,7 +97,7 @@ class StreakSelector(PromptSelector):
 
     acts = True
 
-    def __init__(self, config: ZeroVarianceConfig, seed: int):
+    def __init__(self, config: SelectionConfig, seed: int):
         super().__init__(seed)
         self._targets = config.select_targets
         self._chance = dict.fromkeys(KINDS, 0.5)
@@ -298,7 +298,8 @@ class BandSelector(PromptSelector):
 
 
 def prompt_selector(
-    config: RLConfig,
+    config: SelectionConfig,
+    group_size: int,
     rewards: RewardConfig,
     seed: int,
     stage: Stage = WHOLE_RUN,
@@ -307,8 +308,8 @@ def prompt_selector(
     """Returns the configured selector. `measured` are pass rates from before the run."""
     if stage.mix is not None:
         return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
-    if config.zero_variance.select:
-        return StreakSelector(config.zero_variance, seed)
-    if config.zero_variance.curriculum:
-        return CurriculumSelector(config.group_size, PassRates(rewards, 0.0, measured), seed)
+    if config.select:
+        return StreakSelector(config, seed)
+    if config.curriculum:
+        return CurriculumSelector(group_size, PassRates(rewards, 0.0, measured), seed)
     return PromptSelector(seed)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from compass_jax.config import RewardConfig, RLConfig
+from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
@@ -31,7 +31,7 @@ from compass_jax.rollout.stats import RolloutStats
 POLL_S = 0.05  # between looks for a slow verdict, or a stop
 
 
-def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:
+def new_buffer(engine: Engine, config: SamplingConfig) -> ExperienceBuffer:
     """Returns an empty buffer, sized for the configuration."""
     new = engine.new_routes if config.replay == "R3" else lambda rows: None
     return ExperienceBuffer(
@@ -39,7 +39,7 @@ def new_buffer(engine: Engine, config: RLConfig) -> ExperienceBuffer:
     )
 
 
-def groups_in_flight(config: RLConfig) -> int:
+def groups_in_flight(config: SamplingConfig) -> int:
     """Returns the largest number of groups in flight: a round's, and those kept from earlier rounds
     of dynamic sampling.
     """
@@ -47,7 +47,7 @@ def groups_in_flight(config: RLConfig) -> int:
     return config.prompts_per_round + kept_groups
 
 
-def sampler_of(engine: Engine, config: RLConfig, doublings: int) -> Sampler:
+def sampler_of(engine: Engine, config: SamplingConfig, doublings: int) -> Sampler:
     """Returns the sampler of groups that have been doubled `doublings` times."""
     sampler = engine.default_sampler()
     factor = config.zero_variance.grow_temperature**doublings
@@ -70,7 +70,7 @@ class Collector:
         scorer: AnyScorer,
         turns: Turns,
         expected_length: Callable[[Prompt], float],
-        rl: RLConfig,
+        sampling: SamplingConfig,
         rewards: RewardConfig,
         seed: int,
         batcher: Callable[..., Any] = Collection,
@@ -79,11 +79,11 @@ class Collector:
         self.scorer = scorer
         self.turns = turns
         self.expected_length = expected_length
-        self.rl = rl
+        self.sampling = sampling
         self.rewards = rewards
         self.seed = seed
         self.batcher = batcher
-        self.policy = policy_of(rl)
+        self.policy = policy_of(sampling)
 
     def __call__(
         self,
@@ -108,7 +108,7 @@ class Collector:
         stats, waited_s = RolloutStats(), self._wait(buffer, stopped)
         if buffer.unscored:
             return None
-        while len(buffer.kept) < self.rl.prompts_per_step:
+        while len(buffer.kept) < self.sampling.prompts_per_step:
             buffer.add(draw(self.policy.missing(buffer, last)))
             while missing := self._missing(buffer):
                 self._sample(buffer, missing, params, policy_version, stats, stopped)
@@ -123,7 +123,7 @@ class Collector:
 
     def _missing(self, buffer: ExperienceBuffer) -> list[SampleKey]:
         """Returns the samples to run before the policy can decide."""
-        return [] if self._enough(buffer)() else queued(buffer, self.rl, self.policy.carries)
+        return [] if self._enough(buffer)() else queued(buffer, self.sampling, self.policy.carries)
 
     def _enough(self, buffer: ExperienceBuffer) -> Callable[[], bool]:
         """Returns a predicate: whether enough groups are complete at their current sizes. It is
@@ -131,8 +131,8 @@ class Collector:
         """
         if not self.policy.carries:
             return lambda: False
-        sizes = {group: grow(buffer.scores(group), self.rl) for group in buffer.open}
-        needed = self.rl.prompts_per_step
+        sizes = {group: grow(buffer.scores(group), self.sampling) for group in buffer.open}
+        needed = self.sampling.prompts_per_step
         return lambda: sum(buffer.done(group, n) for group, n in sizes.items()) >= needed
 
     def _sample(
@@ -147,20 +147,20 @@ class Collector:
         """Runs the missing samples until all are done, a stop comes or, for a policy that carries
         samples, the step has enough.
         """
-        rl, enough = self.rl, self._enough(buffer)
+        sampling, enough = self.sampling, self._enough(buffer)
         prompts = [buffer.prompts[group] for group in buffer.open]
         begun = [buffer.samples[key].rollout for key in missing if key in buffer.samples]
         collection = self.batcher(
             self.engine,
             params,
             prompts,
-            rl.capacity,
+            sampling.capacity,
             Purpose.TRAIN,
             self.seed,
             policy_version=policy_version,
             stats=stats,
-            sampler=sampler_of(self.engine, rl, doublings(missing[0].index, rl)),
-            keep_routes=rl.replay == "R3",
+            sampler=sampler_of(self.engine, sampling, doublings(missing[0].index, sampling)),
+            keep_routes=sampling.replay == "R3",
             buffer=buffer.routes,
             rows=[buffer.first_row(prompt.key) for prompt in prompts],
             asked=frozenset(missing),
@@ -207,13 +207,13 @@ class Collector:
         kept_groups, dropped_groups = (
             [buffer.group(x) for x in part] for part in (chosen, dropped_keys)
         )
-        buffer.count(growth_metrics([*kept_groups, *dropped_groups], self.rl))
+        buffer.count(growth_metrics([*kept_groups, *dropped_groups], self.sampling))
         buffer.keep(chosen)
         for key, group in zip(dropped_keys, dropped_groups, strict=True):
             buffer.drop(key, outcome(group, self.rewards))
-        rounds = len(buffer.prompts) // self.rl.prompts_per_round
-        last = rounds == self.rl.zero_variance.dynamic_rounds
-        buffer.count(round_metrics(kept_groups, dropped_groups, last, self.rl))
+        rounds = len(buffer.prompts) // self.sampling.prompts_per_round
+        last = rounds == self.sampling.zero_variance.dynamic_rounds
+        buffer.count(round_metrics(kept_groups, dropped_groups, last, self.sampling))
 
 
 def results_of(buffer: ExperienceBuffer, rewards: RewardConfig) -> list[tuple[Prompt, Outcome]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.config import RLConfig
+from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.policies import is_uniform, varies
 from compass_jax.records import Group, Rollout, StepArrays
@@ -156,7 +156,7 @@ def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> l
     ]
 
 
-def growth_metrics(groups: Sequence[Group], config: RLConfig) -> dict[str, float]:
+def growth_metrics(groups: Sequence[Group], config: SamplingConfig) -> dict[str, float]:
     """Returns the groups that grew, those that growth made vary, and the tokens that it
     generated.
     """
@@ -176,7 +176,7 @@ def growth_metrics(groups: Sequence[Group], config: RLConfig) -> dict[str, float
 
 
 def round_metrics(
-    kept: Sequence[Group], dropped: Sequence[Group], last: bool, config: RLConfig
+    kept: Sequence[Group], dropped: Sequence[Group], last: bool, config: SamplingConfig
 ) -> dict[str, float]:
     """Returns the metrics of a round of dynamic sampling; empty without it."""
     if not config.zero_variance.dynamic_sampling:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from compass_jax.config import RLConfig
+from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
 from compass_jax.records import Group, SampleKey, Score
 from compass_jax.rl.grouping import UNIFORM_WITHIN
@@ -38,14 +38,14 @@ class Policy(NamedTuple):
     carries: bool = False
 
 
-def policy_of(config: RLConfig) -> Policy:
+def policy_of(config: SamplingConfig) -> Policy:
     """Returns the configured policy."""
     if config.partial_prompts:
         return partial(config)
     return dynamic(config) if config.zero_variance.dynamic_sampling else plain(config)
 
 
-def plain(config: RLConfig) -> Policy:
+def plain(config: SamplingConfig) -> Policy:
     """Returns the policy that trains on every group of a step's prompts."""
 
     def missing(buffer: ExperienceBuffer, last: bool) -> int:
@@ -54,7 +54,7 @@ def plain(config: RLConfig) -> Policy:
     return Policy(missing, lambda buffer: buffer.open)
 
 
-def dynamic(config: RLConfig) -> Policy:
+def dynamic(config: SamplingConfig) -> Policy:
     """Returns DAPO's dynamic sampling: groups that vary, in rounds."""
     size, rounds = config.prompts_per_round, config.zero_variance.dynamic_rounds
 
@@ -72,7 +72,7 @@ def dynamic(config: RLConfig) -> Policy:
     return Policy(missing, chosen)
 
 
-def partial(config: RLConfig) -> Policy:
+def partial(config: SamplingConfig) -> Policy:
     """Returns APRIL's partial rollouts: the groups that are complete first."""
 
     def missing(buffer: ExperienceBuffer, last: bool) -> int:
@@ -89,7 +89,7 @@ def partial(config: RLConfig) -> Policy:
 # ---- growth --------------------------------------------------------------------------------------
 
 
-def grow(scores: Sequence[Score | None], config: RLConfig) -> int:
+def grow(scores: Sequence[Score | None], config: SamplingConfig) -> int:
     """Returns how many samples a group should have: group_size, doubled up to grow_to while all of
     them are scored and uniform. `scores` are those of its samples in order, None where missing.
     """
@@ -102,7 +102,7 @@ def grow(scores: Sequence[Score | None], config: RLConfig) -> int:
     return size
 
 
-def doublings(index: int, config: RLConfig) -> int:
+def doublings(index: int, config: SamplingConfig) -> int:
     """Returns how often a group has been doubled when it has sample `index`."""
     size, count = config.group_size, 0
     while index >= size:
@@ -110,7 +110,7 @@ def doublings(index: int, config: RLConfig) -> int:
     return count
 
 
-def queued(buffer: ExperienceBuffer, config: RLConfig, carries: bool) -> list[SampleKey]:
+def queued(buffer: ExperienceBuffer, config: SamplingConfig, carries: bool) -> list[SampleKey]:
     """Returns the samples to run now: those that open groups should have and that are not done.
 
     Growth runs in rounds, fewest doublings first, so that a round's samples have one temperature

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from compass_jax.config import RLConfig
+from compass_jax.config import SamplingConfig
 from compass_jax.experience.collect import groups_in_flight, sampler_of
 from compass_jax.experience.policies import doublings
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import EngineWorkload
 
 
-def training_use(engine: Engine, config: RLConfig, talks: bool) -> EngineWorkload:
+def training_use(engine: Engine, config: SamplingConfig, talks: bool) -> EngineWorkload:
     """Returns the collector's workload on the engine; `talks` is whether environments answer some
     samples.
     """

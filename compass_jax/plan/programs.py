@@ -109,9 +109,9 @@ def run_programs(
         layout=engine.layout,
     )
     yield sync
-    uses = (training_use(engine, config.rl, talks(config.data)), *evaluation_uses(config))
+    uses = (training_use(engine, config.rl.sampling, talks(config.data)), *evaluation_uses(config))
     yield from sampling_programs(engine, sync, uses)
-    yield from training_programs(config, model, state, params)
+    yield from training_programs(config.learner, model, state, params)
 
 
 def planned(programs: Iterator[Program]) -> list[Program]:

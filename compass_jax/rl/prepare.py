@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.config import RLConfig
+from compass_jax.config import AlgorithmConfig
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
@@ -50,7 +50,7 @@ def prepare(
     group: Int[Array, "b"],
     *,
     n_groups: int,
-    config: RLConfig,
+    config: AlgorithmConfig,
     right_at: float,
     wrong_at: float,
     max_new_tokens: int,
@@ -132,7 +132,7 @@ def _advantage(
     trained: Bool[Array, "b t"],
     old_entropy: Float[Array, "b t"],
     still_uniform: Int[Array, "b"],
-    config: RLConfig,
+    config: AlgorithmConfig,
 ) -> Float[Array, "b t"]:
     """Computes each token's advantage. Stage 4 (RL-ZVP) acts on groups that are uniform after the
     earlier stages; their advantage is 0 until then, so that adding replaces it.
@@ -153,7 +153,7 @@ def _finite(mask: Bool[Array, "b t"], *arrays: Float[Array, "b t"] | None) -> Bo
 
 def _corrected(
     prepared: Prepared,
-    config: RLConfig,
+    config: AlgorithmConfig,
     old_logp: Float[Array, "b t"] | None,
     rollout_logp: Float[Array, "b t"] | None,
 ) -> tuple[Prepared, Diagnostics]:
@@ -176,7 +176,7 @@ def _shape(
     mask: Bool[Array, "b t"],
     reward: Float[Array, "b"],
     repetition: Float[Array, "b"] | None,
-    config: RLConfig,
+    config: AlgorithmConfig,
     right_at: float,
     max_new_tokens: int,
 ):

@@ -2,7 +2,7 @@
 takes arrays only, without prompts, files or engine, so it is a library of its own:
 
     model = Transformer(config.model, config.compute)
-    learner = Learner.start(config, model, init_params(config.model, config.compute, key))
+    learner = Learner.start(LearnerConfig(), model, init_params(config.model, config.compute, key))
     for arrays in rollouts:  # records.StepArrays from any sampler
         scored = learner.score(arrays)
         for rows in learner.updates:
@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, UInt
 
 from compass_jax.chips import chip_of
-from compass_jax.config import RunConfig
+from compass_jax.config import LearnerConfig
 from compass_jax.model.flops import forward_flops
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import place
@@ -44,6 +44,8 @@ from compass_jax.training import optim, step, trained
 from compass_jax.training.programs import training_programs
 from compass_jax.training.stops import never_stop, stoppable
 from compass_jax.training.trace import TokenTrace
+
+STATE = "Learner.state"  # where the weights are for a learner without a run directory
 
 
 @dataclass(frozen=True)
@@ -65,36 +67,46 @@ class Learner:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: LearnerConfig,
         model: Transformer,
         state: TrainState,
         reference: Any = None,
         frozen: Any = None,
+        directory: str = STATE,
     ):
         """Creates a learner from trees in the layout of `model`; over a mesh they are moved to its
-        shardings.
+        shardings. `directory` has the last good weights, for an error message.
         """
-        self.config, self.rl, self.model = config, config.rl, model
+        self.config, self.model, self.directory = config, model, directory
+        self.algorithm, self.update_settings = config.algorithm, config.updates
+        sampling = config.sampling
+        self.capacity, self.groups = sampling.capacity, sampling.prompts_per_step
         self.state: TrainState = self._on_mesh(state)
         self.reference, self.frozen = self._on_mesh(reference), self._on_mesh(frozen)
-        if config.rl.uses_reference and frozen is not None:
+        if config.algorithm.uses_reference and frozen is not None:
             self.reference = self.frozen
         # called after each micro-batch of `train` with (number done, number in the rollout)
         self.progress: Callable[[int, int], None] | None = None
         self._done = self._planned = 0
 
     @classmethod
-    def start(cls, config: RunConfig, model: Transformer, params: Any) -> Learner:
+    def start(
+        cls,
+        config: LearnerConfig,
+        model: Transformer,
+        params: Any,
+        directory: str = STATE,
+    ) -> Learner:
         """Returns a learner at `params` with a fresh optimiser. They are also its reference if
         `rl.objective.kl_coef` needs one.
         """
         key = jax.random.fold_in(jax.random.key(config.seed), trained.ADAPTERS)
         tree, frozen = trained.split(config.lora, model, params, key)
-        state = optim.init_state(tree, config.rl.optim, config.rl.total_updates)
-        copies = config.rl.uses_reference and frozen is None
+        state = optim.init_state(tree, config.updates.optim, config.updates.total_updates)
+        copies = config.algorithm.uses_reference and frozen is None
         # A copy, since the first update donates the parameters.
         reference = jax.tree.map(jnp.copy, params) if copies else None
-        return cls(config, model, state, reference, frozen)
+        return cls(config, model, state, reference, frozen, directory)
 
     @property
     def params(self) -> Any:
@@ -109,8 +121,9 @@ class Learner:
     @property
     def updates(self) -> list[slice]:
         """The rows of each update of a rollout: whole groups of `rl.capacity` rows."""
-        size = self.rl.prompts_per_step // self.rl.updates_per_rollout * self.rl.capacity
-        return [slice(u * size, (u + 1) * size) for u in range(self.rl.updates_per_rollout)]
+        updates = self.update_settings.updates_per_rollout
+        size = self.groups // updates * self.capacity
+        return [slice(u * size, (u + 1) * size) for u in range(updates)]
 
     def programs(self) -> Iterator[Program]:
         """Yields the programs that `train` runs on full micro-batches, for compilation ahead of the
@@ -148,7 +161,7 @@ class Learner:
         """
         started = time.perf_counter()
         planned = sum(len(self._plan(arrays, rows)) for rows in self.updates)
-        self._done, self._planned = 0, planned * (1 + self.rl.epochs)
+        self._done, self._planned = 0, planned * (1 + self.update_settings.epochs)
         scored = self.score(arrays, stopped)
         scored_s = time.perf_counter() - started
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
@@ -157,15 +170,15 @@ class Learner:
         norms: list[dict] = []
         if trace is not None:
             trace.begin(scored, [(rows, x) for rows, x, _ in prepared])
-        traced = trace if self.rl.epochs * len(prepared) > 1 else None
-        for _ in range(self.rl.epochs):
+        traced = trace if self.update_settings.epochs * len(prepared) > 1 else None
+        for _ in range(self.update_settings.epochs):
             for rows, prepared_rows, _ in prepared:
                 should_stop = never_stop if norms else stopped
                 diagnostics, applied = self._apply(scored, rows, prepared_rows, should_stop, traced)
                 parts.append(diagnostics)
                 norms.append(applied)
         if traced is not None:
-            traced.finish(self.rl.objective, self.model.columns)
+            traced.finish(self.algorithm.objective, self.model.columns)
         accounts = [
             scored.diagnostics,
             waste_of_dropped(dropped_tokens),
@@ -185,12 +198,12 @@ class Learner:
         routes that the updates replay: the rollout's (R3), those of this pass (R2) or none (off).
         Stops like `train`.
         """
-        mode = self.rl.replay if self.config.model.moe_layers else "off"
+        mode = self.algorithm.replay if self.model.config.moe_layers else "off"
         routes = None if mode == "off" else self.routes_on_mesh(arrays.routes)
         if mode == "R2":
             # All rows are unset, so that scoring routes live in the program that will replay.
             routes = self.routes_on_mesh(
-                empty_routes(self.config.model, len(arrays.lengths), self.config.rollout.max_length)
+                empty_routes(self.model.config, len(arrays.lengths), self.config.rollout.max_length)
             )
         shape = arrays.mask.shape
         parts: list[Diagnostics] = []
@@ -231,7 +244,7 @@ class Learner:
         """Computes advantages and weights of one update's rows (rl/prepare.py) on the host, and the
         account of its tokens. Raises ValueError where `rows` are not whole groups.
         """
-        arrays, capacity = scored.arrays, self.rl.capacity
+        arrays, capacity = scored.arrays, self.capacity
         if rows.start % capacity or rows.stop % capacity or rows.step not in (None, 1):
             raise ValueError(
                 f"Learner: rows {rows.start}:{rows.stop} are no whole groups of {capacity} rows;"
@@ -245,7 +258,7 @@ class Learner:
             arrays.known[rows],
             group,
             n_groups=(rows.stop - rows.start) // capacity,
-            config=self.rl,
+            config=self.algorithm,
             right_at=self.config.rewards.right_at,
             wrong_at=self.config.rewards.wrong_at,
             max_new_tokens=self.config.rollout.max_new_tokens,
@@ -282,7 +295,7 @@ class Learner:
                 self.params,
                 batch,
                 jnp.float32(batch.mask.sum() / tokens),
-                config=self.rl,
+                objective=self.algorithm.objective,
                 temperature=self.config.rollout.temperature,
             )
             total = step.add(total, grads)
@@ -294,14 +307,14 @@ class Learner:
         self.state, applied = step.apply(
             self.state,
             total,
-            config=self.rl.optim,
-            total_steps=self.rl.total_updates,
+            config=self.update_settings.optim,
+            total_steps=self.update_settings.total_updates,
             decays=trained.decay_mask(self.config.lora, self.model, self.state.params),
         )
         # No-op unless XLA changed a sharding.
         self.state = self._on_mesh(self.state)
         optim.check_divergence(
-            int(self.state.bad_steps), self.rl.optim.max_bad_steps, self.config.directory
+            int(self.state.bad_steps), self.update_settings.optim.max_bad_steps, self.directory
         )
         return merge_diagnostics(parts), applied
 
@@ -339,8 +352,8 @@ class Learner:
         multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
         micros = plan(
             arrays.lengths[filled],
-            self.rl.buckets,
-            self.rl.micro_batch_tokens,
+            self.update_settings.buckets,
+            self.update_settings.micro_batch_tokens,
             rows_multiple=multiple,
         )
         return [
@@ -361,7 +374,7 @@ class Learner:
 
     def _on_mesh(self, tree: Any) -> Any:
         """Moves parameters, or a state that contains them, to the mesh's storage layout."""
-        return place(tree, self.config.model, self.model.placement)
+        return place(tree, self.model.config, self.model.placement)
 
     def routes_on_mesh(self, routes: Any) -> Any:
         """Moves routes to the training devices; routes of other devices may pass through
@@ -382,7 +395,7 @@ class Learner:
         if chip is None:
             return {}
         devices = 1 if self.model.placement is None else self.model.placement.mesh.size
-        flops = 3 * self.rl.epochs * forward_flops(self.config.model, lengths)
+        flops = 3 * self.update_settings.epochs * forward_flops(self.model.config, lengths)
         return {"train/mfu": flops / (seconds * devices * chip.device_flops)}
 
 

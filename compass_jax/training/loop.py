@@ -142,19 +142,26 @@ class RLTrainer:
         self.stream = PromptStream(
             prompts, config.seed, [source.repeat for source in config.data.sources]
         )
-        self.selector = prompt_selector(self.rl, config.rewards, config.seed, self.stage, measured)
+        self.selector = prompt_selector(
+            self.rl.zero_variance,
+            self.rl.group_size,
+            config.rewards,
+            config.seed,
+            self.stage,
+            measured,
+        )
         self.history = PromptHistory()
         self.collect = Collector(
             self.engine,
             scorer,
             turns_of(self.tokenizer, config.rollout),
             self.history.expected_length,
-            self.rl,
+            self.rl.sampling,
             config.rewards,
             config.seed,
         )
         self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
-        self.buffer = new_buffer(self.engine, self.rl)
+        self.buffer = new_buffer(self.engine, self.rl.sampling)
         self.samples = SampleLog(config, self.tokenizer, telemetry)
         self.callbacks = Callbacks(config.callbacks)
         labels = {label_of(prompt) for prompt in prompts}
@@ -191,7 +198,8 @@ class RLTrainer:
     def _restore_or_start(self, model: Transformer, found: checkpoint.Sound | None) -> None:
         config = self.config
         if found is None:
-            self.learner = Learner.start(config, model, first_parameters(config, model))
+            params = first_parameters(config, model)
+            self.learner = Learner.start(config.learner, model, params, config.directory)
             self.vocab_rows = vocab_rows(config, self.tokenizer.vocab_size)
             # Drops the lines of a run that was killed before its first checkpoint.
             self.telemetry.restore(None)
@@ -209,7 +217,7 @@ class RLTrainer:
         state, reference = (
             in_layout(arrays.get(name), model.layout) for name in ("state", "reference")
         )
-        self.learner = Learner(config, model, state, reference, frozen)
+        self.learner = Learner(config.learner, model, state, reference, frozen, config.directory)
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])

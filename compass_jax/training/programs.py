@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compass_jax.config import RunConfig
+from compass_jax.config import LearnerConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.routes import put_routes, take_routes
@@ -23,7 +23,7 @@ from compass_jax.training import step, trained
 
 
 def training_programs(
-    config: RunConfig, model: Transformer, state: TrainState, params: Any, full: bool = False
+    config: LearnerConfig, model: Transformer, state: TrainState, params: Any, full: bool = False
 ) -> Iterator[Program]:
     """Yields the programs of `Learner.train`, the longest bucket first.
 
@@ -35,15 +35,15 @@ def training_programs(
     prepare = lister.prepare()
     yield prepare
     backward = None
-    for length in reversed(config.rl.buckets):
-        counts = row_counts(length, config.rl.micro_batch_tokens, lister.multiple)
+    for length in reversed(config.updates.buckets):
+        counts = row_counts(length, config.updates.micro_batch_tokens, lister.multiple)
         for count in counts[:1] if full else reversed(counts):
             *programs, backward = lister.micro_batch(length, count, prepare)
             yield from [*programs, backward]
     assert backward is not None  # a configuration has at least one bucket
     grads, total = Result(backward), Result(backward, summed)
     yield Program("add", step.accumulate, (total, grads))
-    keywords = {"config": config.rl.optim, "total_steps": config.rl.total_updates}
+    keywords = {"config": config.updates.optim, "total_steps": config.updates.total_updates}
     keywords |= {"decays": trained.decay_mask(config.lora, model, state.params)}
     yield Program("apply", step.apply, (state, total), keywords)
 
@@ -55,7 +55,7 @@ def summed(grads: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Lister:
-    config: RunConfig
+    config: LearnerConfig
     model: Transformer
     params: Any
 
@@ -66,24 +66,24 @@ class _Lister:
 
     def prepare(self) -> Program:
         """Returns the program of one update's advantages and weights."""
-        config, rl = self.config, self.config.rl
-        groups = rl.prompts_per_step // rl.updates_per_rollout
-        rows = groups * rl.capacity
-        per_token = self._host((rows, rl.buckets[-1]), jnp.float32)
+        config, algorithm, updates = self.config, self.config.algorithm, self.config.updates
+        groups = config.sampling.prompts_per_step // updates.updates_per_rollout
+        rows = groups * config.sampling.capacity
+        per_token = self._host((rows, updates.buckets[-1]), jnp.float32)
         per_response = self._host((rows,), jnp.float32)
         known, group = self._host((rows,), jnp.bool_), self._host((rows,), jnp.int32)
         mask = self._host(per_token.shape, jnp.bool_)
         keywords = {
             "n_groups": groups,
-            "config": rl,
+            "config": algorithm,
             "right_at": config.rewards.right_at,
             "wrong_at": config.rewards.wrong_at,
             "max_new_tokens": config.rollout.max_new_tokens,
             "repetition": per_response,
             "old_logp": per_token,
             "rollout_logp": per_token,
-            "ref_logp": per_token if rl.uses_reference else None,
-            "gold": per_response if config.data.labelled else None,
+            "ref_logp": per_token if algorithm.uses_reference else None,
+            "gold": per_response if config.labelled else None,
         }
         return Program(
             "prepare", step.prepare, (mask, per_token, per_response, known, group), keywords
@@ -92,7 +92,7 @@ class _Lister:
     def micro_batch(self, length: int, count: int, prepare: Program) -> Iterator[Program]:
         """Yields the programs that `count` rows of one bucket run through."""
         model, tokens = self.model, self._host((count, length), jnp.int32)
-        lengths, mode = self._host((count,), jnp.int32), self.config.rl.replay
+        lengths, mode = self._host((count,), jnp.int32), self.config.algorithm.replay
         all_routes = self._all_routes() if mode != "off" else None
         routes = None if all_routes is None else self._routes(all_routes, (count, length))
         if all_routes is not None:
@@ -105,7 +105,7 @@ class _Lister:
 
         scored = forward("forward", routes)
         yield scored
-        if routes is not None and self.config.rl.uses_reference:
+        if routes is not None and self.config.algorithm.uses_reference:
             yield forward("reference", None)
         if all_routes is not None and mode == "R2":
             used = Result(scored, lambda out: out[0][2])
@@ -116,7 +116,7 @@ class _Lister:
 
         scores = (Result(scored, lambda out: out[0][0]), Result(scored, lambda out: out[0][3]))
         share = self._host((), jnp.float32)
-        static = (self.config.rl, model.config, model.columns)
+        static = (self.config.algorithm.objective, model.config, model.columns)
         arguments = (*scores, Result(prepare, batch), share, *static)
         objective = Program(f"objective {length}", step._objective_gradient, arguments)
         yield objective
@@ -136,7 +136,7 @@ class _Lister:
             mask=rows_of(prepared.mask),
             old_logp=old,
             old_entropy=old,
-            ref_logp=old if self.config.rl.uses_reference else None,
+            ref_logp=old if self.config.algorithm.uses_reference else None,
             advantage=rows_of(prepared.advantage),
             weight=rows_of(prepared.weight),
             entropy_group=rows_of(prepared.entropy_group),
@@ -146,9 +146,9 @@ class _Lister:
     def _all_routes(self) -> Any:
         """Returns the routes of a step's rows; None for a dense model."""
         config, placement = self.config, self.model.placement
-        rows = config.rl.prompts_per_step * config.rl.capacity
+        rows = config.sampling.prompts_per_step * config.sampling.capacity
         length = config.rollout.max_length
-        routes = jax.eval_shape(lambda: empty_routes(config.model, rows, length))
+        routes = jax.eval_shape(lambda: empty_routes(self.model.config, rows, length))
         if routes is None or placement is None:
             return routes
         return struct(routes.shape, routes.dtype, placement.rows(rows))

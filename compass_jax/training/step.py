@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from compass_jax.config import ModelConfig, Objective, OptimConfig, RLConfig
+from compass_jax.config import ModelConfig, Objective, OptimConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import trainable
 from compass_jax.model.moe import RouterStats
@@ -162,7 +162,7 @@ def gradients(
     batch: UpdateBatch,
     share: Float[Array, ""],
     *,
-    config: RLConfig,
+    objective: Objective,
     temperature: float,
 ) -> tuple[Any, Diagnostics, Float[Array, "b t"]]:
     """Computes the gradient of -objective of one micro-batch and its diagnostics, which both sum
@@ -176,7 +176,7 @@ def gradients(
         model, params, batch.tokens, batch.lengths, batch.routes, temperature
     )
     cotangents, diagnostics = _objective_gradient(
-        logp, aux, batch, share, config, model.config, model.columns
+        logp, aux, batch, share, objective, model.config, model.columns
     )
     return pull(model, params, pullback, cotangents), diagnostics, logp
 
@@ -201,13 +201,13 @@ def objective_diagnostics(
     )[1]
 
 
-@partial(jax.jit, static_argnames=("config", "shape", "columns"))
+@partial(jax.jit, static_argnames=("objective", "shape", "columns"))
 def _objective_gradient(
     logp,
     aux: RouterStats | None,
     batch: UpdateBatch,
     share,
-    config: RLConfig,
+    objective: Objective,
     shape: ModelConfig,
     columns: int,
 ):
@@ -223,7 +223,7 @@ def _objective_gradient(
             batch.old_entropy,
             batch.advantage,
             batch.weight,
-            config.objective,
+            objective,
             mask=batch.mask,
             entropy_group=batch.entropy_group,
             ref_logp=batch.ref_logp,
@@ -232,9 +232,9 @@ def _objective_gradient(
         )
         total = -jnp.sum(per_token)
         diagnostics = {**diagnostics, "loss": (jax.lax.stop_gradient(total),)}
-        if config.objective.router_aux_coef and aux is not None:
+        if objective.router_aux_coef and aux is not None:
             balance = load_balancing_loss(aux._replace(probs=probs), shape.mixture.top_k)
-            total = total + (config.objective.router_aux_coef * share * balance).astype(total.dtype)
+            total = total + (objective.router_aux_coef * share * balance).astype(total.dtype)
         return total, diagnostics
 
     cotangents, diagnostics = jax.grad(loss, has_aux=True)(

@@ -10,12 +10,15 @@ import jax
 import numpy as np
 
 from compass_jax.config import (
+    AlgorithmConfig,
+    ComputeConfig,
+    LearnerConfig,
     ModelConfig,
     MoEConfig,
     OptimConfig,
-    RLConfig,
     RolloutConfig,
-    RunConfig,
+    SamplingConfig,
+    UpdatesConfig,
 )
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import StepArrays
@@ -30,32 +33,29 @@ PROMPTS, SAMPLES, PROMPT, ANSWER, VOCABULARY, LUCKY = 4, 8, 4, 8, 32, 7
 # A mixture of four small experts; GRPO with two updates of each rollout.
 
 # %%
-config = RunConfig(
-    name="library",
-    model=ModelConfig(
-        family="qwen3_moe",
-        vocab_size=VOCABULARY,
-        hidden=32,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
-        ffn=32,
-        moe=MoEConfig(experts=4, top_k=2, ffn=16),
-    ),
-    rollout=RolloutConfig(prompt_buckets=(PROMPT,), max_new_tokens=ANSWER),
-    rl=RLConfig(
-        prompts_per_step=PROMPTS,
-        group_size=SAMPLES,
+shape = ModelConfig(
+    family="qwen3_moe",
+    vocab_size=VOCABULARY,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=32,
+    moe=MoEConfig(experts=4, top_k=2, ffn=16),
+)
+config = LearnerConfig(
+    algorithm=AlgorithmConfig(objective=Grpo(), replay="off"),  # no routes were recorded
+    updates=UpdatesConfig(
         updates_per_rollout=2,
-        replay="off",  # no routes were recorded
         buckets=(PROMPT + ANSWER,),
-        objective=Grpo(),
         optim=OptimConfig(learning_rate=1e-2),
     ),
+    sampling=SamplingConfig(prompts_per_step=PROMPTS, group_size=SAMPLES),
+    rollout=RolloutConfig(prompt_buckets=(PROMPT,), max_new_tokens=ANSWER),
 )
-model = Transformer(config.model, config.compute)
-params = init_params(config.model, config.compute, jax.random.key(0))
+model = Transformer(shape, ComputeConfig())
+params = init_params(shape, model.compute, jax.random.key(0))
 learner = Learner.start(config, model, params)
 
 # %% [markdown]

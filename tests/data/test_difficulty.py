@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from compass_jax.config import RewardConfig, RLConfig
+from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import Measured, PassRates, band_of, distance, label_of
 from compass_jax.data.selection import BandSelector, prompt_selector
@@ -27,7 +27,9 @@ FILTERED = [Measured(p, 8 * r, 8.0) for p, r in zip(PROMPTS, RATES, strict=True)
 
 
 def selector(mix=MIX, measured=FILTERED, number=0):
-    made = prompt_selector(RLConfig(), RewardConfig(), 0, Stage(number, 9, mix, 3), measured)
+    made = prompt_selector(
+        SelectionConfig(), 8, RewardConfig(), 0, Stage(number, 9, mix, 3), measured
+    )
     assert isinstance(made, BandSelector) and made.acts
     return made
 
@@ -150,4 +152,4 @@ def test_a_restart_draws_the_same_and_another_stage_counts_anew():
 
 def test_without_a_mix_in_any_stage_the_other_selectors_are_used():
     stage = Stage(0, 9, None, 2)
-    assert not prompt_selector(RLConfig(), RewardConfig(), 0, stage).acts
+    assert not prompt_selector(SelectionConfig(), 8, RewardConfig(), 0, stage).acts

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from compass_jax.config import ConfigError, RewardConfig, RLConfig, ZeroVarianceConfig
+from compass_jax.config import ConfigError, RewardConfig, SelectionConfig, ZeroVarianceConfig
 from compass_jax.data.difficulty import PassRates
 from compass_jax.data.selection import CurriculumSelector, StreakSelector, prompt_selector
 from compass_jax.data.stream import PromptStream
@@ -75,7 +75,7 @@ def test_the_chances_move_towards_the_targets_from_the_second_epoch_on():
 
 def test_switched_off_it_is_the_stream_and_a_batch_is_always_full():
     selector, stream, plain = (
-        prompt_selector(RLConfig(), RewardConfig(), 1),
+        prompt_selector(SelectionConfig(), 8, RewardConfig(), 1),
         PromptStream(PROMPTS, 1),
         PromptStream(PROMPTS, 1),
     )
@@ -120,11 +120,7 @@ SHARES = {"solved": 1.0, "frontier": 0.5, "hopeless": 0.0}
 
 def curriculum(samples=8, steps=30):
     """A curriculum that has seen half of the prompts of three labels, `steps` times."""
-    selector = prompt_selector(
-        RLConfig(group_size=samples, zero_variance=ZeroVarianceConfig(curriculum=True)),
-        RewardConfig(),
-        5,
-    )
+    selector = prompt_selector(SelectionConfig(curriculum=True), samples, RewardConfig(), 5)
     assert isinstance(selector, CurriculumSelector) and selector.acts
     for _ in range(steps):
         selector.update(

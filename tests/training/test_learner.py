@@ -11,7 +11,17 @@ import pytest
 from evolve import evolve
 from tiny import COMPUTE, MODEL, UNSET
 
-from compass_jax.config import OptimConfig, RLConfig, RolloutConfig, RunConfig
+from compass_jax.config import (
+    AlgorithmConfig,
+    LogConfig,
+    OptimConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+    ZeroVarianceConfig,
+)
+from compass_jax.config.algorithm import RLZVPConfig
+from compass_jax.config.sampling import ResamplingConfig
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import StepArrays
@@ -19,6 +29,7 @@ from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.prepare import Prepared
+from compass_jax.training import step
 from compass_jax.training.learner import (
     Learner,
     Scored,
@@ -67,7 +78,7 @@ def samples(seed, rows=16):
 def test_ten_lines_around_a_learner_train_a_model_on_arrays_of_any_origin():
     model = Transformer(CONFIG.model, CONFIG.compute)
     params = init_params(CONFIG.model, CONFIG.compute, jax.random.key(0))
-    learner = Learner.start(CONFIG, model, params)
+    learner = Learner.start(CONFIG.learner, model, params)
     right, found = samples(0).reward > 0, []
     for _ in range(2):
         scored = learner.score(samples(0))
@@ -87,7 +98,7 @@ def test_the_whole_rollout_trains_as_its_updates_one_by_one():
 
     def learner():
         params = init_params(config.model, config.compute, jax.random.key(0))
-        return Learner.start(config, Transformer(config.model, config.compute), params)
+        return Learner.start(config.learner, Transformer(config.model, config.compute), params)
 
     whole, parts = learner(), learner()
     metrics = whole.train(samples(0), dropped_tokens=5)
@@ -130,7 +141,7 @@ def test_a_trace_has_the_numbers_whose_means_the_metrics_are(epochs):
     """All rows: each is in one update an epoch, and its last ratio is that of the last epoch."""
     config = evolve(CONFIG, rl={"epochs": epochs})
     params = init_params(config.model, config.compute, jax.random.key(0))
-    learner = Learner.start(config, Transformer(config.model, config.compute), params)
+    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
     trace, arrays = TokenTrace(range(16)), samples(0)
     metrics = learner.train(arrays, trace=trace)
     mask, values = trace.mask, trace.values
@@ -160,7 +171,7 @@ def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
     def traced(rows, **rl):
         config = evolve(CONFIG, rl={**rl})
         params = init_params(config.model, config.compute, jax.random.key(0))
-        learner = Learner.start(config, Transformer(config.model, config.compute), params)
+        learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
         trace = TokenTrace(rows)
         metrics = learner.train(samples(0), trace=trace)
         return trace.values, {k: v for k, v in metrics.items() if "time" not in k and "/s" not in k}
@@ -177,7 +188,10 @@ def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
 def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
     config = evolve(CONFIG, rl={"epochs": 2})
     params = init_params(config.model, config.compute, jax.random.key(0))
-    learner, calls = Learner.start(config, Transformer(config.model, config.compute), params), []
+    learner, calls = (
+        Learner.start(config.learner, Transformer(config.model, config.compute), params),
+        [],
+    )
     learner.progress = lambda done, total: calls.append((done, total))
     arrays = samples(0)
     learner.train(arrays)
@@ -241,3 +255,27 @@ def test_recorded_routes_go_to_their_rows_and_padding_rows_nowhere(length):
     expected, held = np.array(routes()), min(length, 12)
     expected[2, :held], expected[0, :held] = new[0, :held], new[2, :held]
     np.testing.assert_array_equal(after, expected)
+
+
+def test_settings_that_no_update_needs_compile_nothing_again():
+    def train(**changes):
+        config = dataclasses.replace(
+            evolve(CONFIG, rl=changes), log=LogConfig(groups=changes.get("steps", 4))
+        )
+        params = init_params(config.model, config.compute, jax.random.key(0))
+        learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+        learner.train(samples(0))
+        programs = (step._objective_gradient, step.prepare, step.forward_and_pullback)
+        return [program._cache_size() for program in programs]
+
+    compiled = train()
+    assert train(save_every=7, eval_every=3, steps=55, partial_prompts=1) == compiled
+    assert train(objective=Grpo(clip_high=0.3)) != compiled
+
+
+def test_a_projection_has_its_own_settings_only():
+    rl = RLConfig(group_size=16, zero_variance=ZeroVarianceConfig(rl_zvp_alpha=0.3, grow_to=64))
+    assert rl.algorithm == AlgorithmConfig(zero_variance=RLZVPConfig(rl_zvp_alpha=0.3))
+    assert rl.sampling.capacity == rl.capacity == 64
+    assert type(rl.sampling.zero_variance) is ResamplingConfig
+    assert hash(rl.algorithm) == hash(dataclasses.replace(rl, save_every=9, steps=7).algorithm)

@@ -108,7 +108,7 @@ def gradient(model, params, scored, config, split, temperature=1.0):
         batch = update_batch(scored, micro, inputs, prepared, 0)
         share = jnp.float32(batch.mask.sum() / prepared.mask.sum())
         grads, found, _ = step.gradients(
-            model, params, batch, share, config=config, temperature=temperature
+            model, params, batch, share, objective=config.objective, temperature=temperature
         )
         total = step.add(total, grads)
         parts.append(found)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compass_jax.config import Objective, RLConfig
-from compass_jax.config.training import Clip, DualClip
+from compass_jax.config.ranges import Clip, DualClip
 from compass_jax.rl.objectives.inputs import (
     PolicyInputs,
     WeightInputs,

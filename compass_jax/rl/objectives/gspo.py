@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Array, Float
 
 from compass_jax.config import Objective
-from compass_jax.config.training import Clip, DualClip
+from compass_jax.config.ranges import Clip, DualClip
 from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs, token_mean
 from compass_jax.rl.surrogate import (
     Surrogate,

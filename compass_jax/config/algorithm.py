@@ -1,0 +1,89 @@
+"""What an RL update computes: advantage, objective, correction, penalties, router replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from compass_jax.config.advantage import Advantage, default_advantage
+from compass_jax.config.correction import Correction, no_correction
+from compass_jax.config.objective import Objective, default_objective
+from compass_jax.config.ranges import Bound, CountOrOff, Range, Section, Tokens
+from compass_jax.config.sampling import ReplayConfig
+
+Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
+
+
+@dataclass(frozen=True)
+class RLZVPConfig(Section):
+    """Advantages for groups with equal rewards (algorithms section 2, stage 4)."""
+
+    KEY: ClassVar[str] = "rl.zero_variance"
+
+    rl_zvp: bool = True
+    """RL-ZVP: advantages from entropies for groups with equal rewards (stage 4, arXiv 2509.21880).
+    """
+    rl_zvp_alpha: Strength = 0.1
+    """Factor of RL-ZVP's advantages, which are entropies in nats or differences of them."""
+
+
+@dataclass(frozen=True)
+class ShapingConfig(Section):
+    """Penalties of stage 3 (rl/shaping.py). All 0: off.
+
+    Their sum must stay below the smallest difference between two rewards (rewards.smallest_gap).
+    """
+
+    KEY: ClassVar[str] = "rl.shaping"
+
+    length_penalty: Bound = 0.0
+    """Length penalty: the reward that a right answer of max_new_tokens loses; shorter ones less."""
+    length_free_tokens: CountOrOff = 0
+    """Number of tokens without length penalty."""
+    repetition_penalty: Bound = 0.0
+    """Repetition penalty: the reward that a right answer loses if it only repeats itself."""
+    repetition_ngram: Tokens = 4
+    """Number of consecutive tokens that count as a repetition if they came before."""
+    overlong_penalty: Bound = 0.0
+    """Overlong penalty: the reward that any answer of max_new_tokens loses (DAPO: 0.5 for rewards 0
+    and 1).
+    """
+    overlong_buffer_tokens: Tokens = 1
+    """Number of last tokens over which the overlong penalty grows."""
+
+    @property
+    def total(self) -> float:
+        """The largest possible sum of the penalties."""
+        return self.length_penalty + self.repetition_penalty + self.overlong_penalty
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig(ReplayConfig):
+    """What an update computes. `prepare` takes it as a static argument, so a setting here
+    recompiles it.
+    """
+
+    KEY: ClassVar[str] = "rl"
+
+    advantage: Advantage = field(default_factory=default_advantage)
+    """The advantage of a response within its group, and its settings."""
+    objective: Objective = field(default_factory=default_objective)
+    """The policy objective and its settings."""
+    correction: Correction = field(default_factory=no_correction)
+    """Correction of the mismatch between rollout and training."""
+    shaping: ShapingConfig = field(default_factory=ShapingConfig)
+    """Penalties on length and repetition (stage 3)."""
+    zero_variance: RLZVPConfig = field(default_factory=RLZVPConfig)
+    """Advantages for groups whose rewards are all equal."""
+    permute_rewards: bool = False
+    """Control experiment: shuffle the rewards within each group, which should teach nothing."""
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the run keeps a reference policy and scores with it."""
+        return self.objective.kl_coef > 0
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        self.advantage.validate()
+        self.objective.validate()

@@ -1,0 +1,124 @@
+"""What an RL step samples: its prompts, the size of their groups, and which groups it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from compass_jax.config.errors import check
+from compass_jax.config.ranges import Count, CountOrOff, Range, Repeat, Section
+from compass_jax.config.updates import Batch
+
+Samples = Annotated[int, Range(0, 65_536)]
+Temper = Annotated[float, Range(0, 100, above=True, note="1: all samples alike")]
+MAX_SAMPLES = 2**24  # maximum samples of a round
+
+
+@dataclass(frozen=True)
+class ResamplingConfig(Section):
+    """Further samples for groups with equal rewards: growth, and dynamic sampling (algorithms
+    section 2).
+    """
+
+    KEY: ClassVar[str] = "rl.zero_variance"
+
+    grow_to: Samples = 0
+    """Maximum number of samples of a uniform group, reached by doubling (stage 2); 0: no growth."""
+    grow_temperature: Temper = 1.0
+    """Factor of the temperature at each doubling; other than 1 it needs rl.correction."""
+    dynamic_sampling: bool = False
+    """Dynamic sampling (DAPO): replace uniform groups by further prompts, instead of rl_zvp."""
+    dynamic_batch: Repeat = 3
+    """Size of a round of dynamic sampling, in times rl.prompts_per_step."""
+    dynamic_rounds: Count = 10
+    """Maximum number of rounds of dynamic sampling in a step; uniform groups fill the rest."""
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        check(
+            self.grow_temperature == 1 or self.grow_to > 0,
+            f"{key}.grow_temperature = {self.grow_temperature}: no group grows; set {key}.grow_to,"
+            " or 1",
+        )
+
+
+@dataclass(frozen=True)
+class ReplayConfig(Section):
+    """Router replay, which both the rollout, which records routes, and the updates need."""
+
+    KEY: ClassVar[str] = "rl"
+
+    replay: Literal["off", "R2", "R3"] = "R3"
+    """Router replay: reuse the routes of the rollout (R3) or of the old policy's pass (R2)."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig(ReplayConfig):
+    """The rollout of an RL step: `prompts_per_step` groups of `group_size` samples."""
+
+    KEY: ClassVar[str] = "rl"
+
+    prompts_per_step: Batch = 32
+    """Number of prompts (groups) of a step."""
+    group_size: Annotated[int, Range(1, 65_536)] = 8
+    """Number of samples per prompt, which form its group."""
+    zero_variance: ResamplingConfig = field(default_factory=ResamplingConfig)
+    """Further samples for groups whose rewards are all equal."""
+    one_step_off: bool = False
+    """One-step-off training: roll out with the weights before this update, at the same time; needs
+    rl.correction.
+    """
+    partial_prompts: CountOrOff = 0
+    """Number of further prompts in flight, whose unfinished samples continue in the next step;
+    needs rl.correction.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """The maximum number of samples of a group."""
+        return max(self.group_size, self.zero_variance.grow_to)
+
+    @property
+    def prompts_per_round(self) -> int:
+        """The number of prompts that are rolled out together: those of a step and the further ones
+        in flight, or those of a round of dynamic sampling.
+        """
+        zero = self.zero_variance
+        return (
+            self.prompts_per_step * (zero.dynamic_batch if zero.dynamic_sampling else 1)
+            + self.partial_prompts
+        )
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        check(
+            self.group_size >= 2,
+            f"rl.group_size = {self.group_size}: a group-relative advantage needs at least 2"
+            " samples",
+        )
+        zero = self.zero_variance
+        check(
+            zero.grow_to == 0 or zero.grow_to > self.group_size,
+            f"rl.zero_variance.grow_to = {zero.grow_to} does not exceed rl.group_size ="
+            f" {self.group_size}: no group could grow; raise it, or set 0",
+        )
+        samples = self.prompts_per_round * self.capacity
+        check(
+            samples <= MAX_SAMPLES,
+            f"rl: a round of {self.prompts_per_round} prompts with up to {self.capacity} samples"
+            f" each has {samples} samples, at most {MAX_SAMPLES} are allowed",
+        )
+        partial = f"rl.partial_prompts = {self.partial_prompts}"
+        check(
+            self.partial_prompts <= self.prompts_per_step,
+            f"{partial}: must be in 0..rl.prompts_per_step = {self.prompts_per_step}",
+        )
+        check(
+            not (self.partial_prompts and zero.dynamic_sampling),
+            f"{partial}: dynamic sampling has rounds of its own; use one of the two",
+        )
+        check(
+            not self.partial_prompts or zero.grow_temperature == 1,
+            f"{partial}: rl.zero_variance.grow_temperature = {zero.grow_temperature} would heat"
+            " continued samples, too; set it to 1",
+        )
