@@ -25,10 +25,12 @@ from compass_jax.config import (
     MeshConfig,
     ModelConfig,
     OptimConfig,
+    PolicyConfig,
     RLConfig,
     RolloutConfig,
     RunConfig,
     SFTConfig,
+    SFTRunConfig,
     TaskSource,
 )
 from compass_jax.config.foreign import hub_hint
@@ -182,7 +184,7 @@ def engine_config(
     ).validate()
 
 
-def _fit_sft(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
+def _fit_sft(config: SFTRunConfig, tokenizer: Tokenizer) -> SFTConfig:
     """Returns `config.sft` with buckets, batch and micro-batch chosen from its examples. For a
     streamed data set, the first examples in the run's order are measured.
     """
@@ -195,12 +197,12 @@ def _fit_sft(config: RunConfig, tokenizer: Tokenizer) -> SFTConfig:
     return _size_sft(config, [example.longest for example in examples])
 
 
-def _size_sft(config: RunConfig, lengths: Sequence[int]) -> SFTConfig:
+def _size_sft(config: SFTRunConfig, lengths: Sequence[int]) -> SFTConfig:
     """Returns `config.sft` with sizes chosen for examples of these lengths in tokens."""
     longest = min(_round_up(max(lengths)), config.sft.buckets[-1])
     buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _round_up(longest // 64)))
     sft = replace(config.sft, buckets=buckets, batch=min(64, len(lengths)))
-    micro = _micro_batch(replace(config, sft=sft), "sft")
+    micro = _micro_batch(config, sft)
     return replace(sft, micro_batch_tokens=micro)
 
 
@@ -307,17 +309,16 @@ def _rollout(
     return replace(config, slots=2 ** int(math.log2(slots)))
 
 
-def _micro_batch(config: RunConfig, stage: str) -> int:
+def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig) -> int:
     """Returns the tokens of the largest micro-batch that fits into memory, at least one row per
     device.
     """
-    settings = config.rl if stage == "train" else config.sft
-    longest, mesh = settings.buckets[-1], config.mesh
+    longest, mesh = training.buckets[-1], config.mesh
     max_rows = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
-    return fitting_rows(config, stage, max_rows) * longest * mesh.devices
+    return fitting_rows(config, training, max_rows) * longest * mesh.devices
 
 
-def _rl(method: str, config: RunConfig, prompts: int) -> RLConfig:
+def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:
     """Returns the method's settings. If the preset's step has more samples than slots, the step is
     reduced to the number of slots.
 
@@ -332,7 +333,7 @@ def _rl(method: str, config: RunConfig, prompts: int) -> RLConfig:
         ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
     rl = replace(rl, buckets=buckets, save_every=10, eval_every=10)
-    micro = _micro_batch(replace(config, rl=rl), "train")
+    micro = _micro_batch(config, rl)
     if on_cpu():
         # one shape that holds an update; three shapes would compile three times as long
         micro = min(micro, longest * rl.group_size * rows // updates)

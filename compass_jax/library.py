@@ -6,15 +6,18 @@ import dataclasses
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError
 from compass_jax.config.foreign import foreign_name
+from compass_jax.config.ranges import Section
 from compass_jax.from_files import rl_config
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged, with_recorded_sizes
 from compass_jax.runs.streams import prepare_streams
 from compass_jax.training.rl import run_rl
+
+S = TypeVar("S", bound=Section)
 
 
 def train(
@@ -69,7 +72,7 @@ def reward_name(function: Callable[..., Any]) -> str:
     return f"{file}:{name}"
 
 
-def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+def with_settings(config: S, settings: Mapping[str, Any]) -> S:
     """Returns `config` with settings by their dotted names. Raises ConfigError for an
     unknown one.
     """

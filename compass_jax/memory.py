@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig, RunConfig
+from compass_jax.config import (
+    ComputeConfig,
+    MeshConfig,
+    ModelConfig,
+    PolicyConfig,
+    RLConfig,
+    RolloutConfig,
+    SamplingConfig,
+    SFTConfig,
+)
 from compass_jax.machine import available_bytes, on_cpu, peak_bytes, usable_bytes
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import combine, init_adapters, trainable
@@ -26,6 +35,8 @@ from compass_jax.model.transformer import apply as apply_model
 PROCESS_BYTES = 2.0 * 2**30
 # The forward pass of the next micro-batch overlaps the backward pass of the current one.
 MICRO_BATCHES_AT_ONCE = 2
+
+Training = RLConfig | SFTConfig
 
 
 class MemoryEstimate(NamedTuple):
@@ -51,33 +62,31 @@ class MemoryEstimate(NamedTuple):
         return f"about {self.total / 2**30:.1f} GiB at the peak ({', '.join(parts)})"
 
 
-def estimate(config: RunConfig, stage: str = "train") -> MemoryEstimate:
+def estimate(config: PolicyConfig, training: Training) -> MemoryEstimate:
     """Returns the peak memory of a run.
 
     Args:
         config: the run's configuration.
-        stage: "train", or a command that trains without a rollout, such as "sft".
+        training: its `rl`, or its `sft` for a command that trains without a rollout.
     """
-    rl = stage == "train"
-    settings: Any = config.rl if rl else config.sft
-    rows = rows_of(settings.micro_batch_tokens, settings.buckets[-1], config.mesh)
+    rows = rows_of(training.micro_batch_tokens, training.buckets[-1], config.mesh)
     return MemoryEstimate(
         process=process_bytes(),
-        **_fixed_bytes(config, rl),
-        **_micro_batch_bytes(config, rows, settings.buckets[-1]),
+        **_fixed_bytes(config, training),
+        **_micro_batch_bytes(config, rows, training.buckets[-1]),
     )
 
 
-def memory_line(config: RunConfig, stage: str) -> str:
+def memory_line(config: PolicyConfig, training: Training) -> str:
     """Returns the estimate as text. The text names the available memory if the run needs more."""
-    need, free = estimate(config, stage), usable_bytes()
+    need, free = estimate(config, training), usable_bytes()
     if on_cpu():  # its simulated devices share one memory
         need = MemoryEstimate(*(x * jax.local_device_count() for x in need))
         free = available_bytes() + peak_bytes()  # this process's memory is counted in the estimate
     line = str(need)
     if need.total > free:
         sizes = "sft.micro_batch_tokens"
-        if stage == "train":
+        if isinstance(training, RLConfig):
             sizes = "rl.micro_batch_tokens or rollout.slots"
         line += f"; {free / 2**30:.1f} GiB are free: lower {sizes}"
     return line
@@ -99,41 +108,41 @@ def _shards_of_rows(mesh: MeshConfig) -> int:
     return max(mesh.devices // mesh.tensor // mesh.context, 1)
 
 
-def fitting_rows(config: RunConfig, stage: str, most: int) -> int:
+def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
     """Returns the number of rows of the longest bucket that fit into a micro-batch on one device:
     `most`, or a power of two, so that small changes of the free memory do not change the result.
-    `stage` is as in `estimate`.
+    `training` is as in `estimate`.
     """
-    rl = stage == "train"
-    room = usable_bytes() - process_bytes() - sum(_fixed_bytes(config, rl).values())
-    length = (config.rl if rl else config.sft).buckets[-1]
+    room = usable_bytes() - process_bytes() - sum(_fixed_bytes(config, training).values())
+    length = training.buckets[-1]
     one, two = (sum(_micro_batch_bytes(config, rows, length).values()) for rows in (1, 2))
     fitting = max(1, 1 + int((room - one) // max(two - one, 1)))
     return most if fitting >= most else 2 ** int(math.log2(fitting))
 
 
-def _fixed_bytes(config: RunConfig, rl: bool) -> dict[str, float]:
+def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
     """Returns the bytes per device that do not depend on the micro-batch, by name."""
     shapes = _abstract_params(config.model, config.compute)
     narrow = jnp.dtype(config.compute.param_dtype).itemsize < 4
-    master = narrow and (config.rl.optim if rl else config.sft.optim).float32_master
+    master = narrow and training.optim.float32_master
     parts = config.mesh.fsdp * config.mesh.expert * config.mesh.tensor
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     weights = tree_bytes(shapes) / parts
     adapters = tree_bytes(_abstract_adapters(config)) if config.lora.acts else 0
     rollout = 0.0
-    if rl:
+    if isinstance(training, RLConfig):
         rollout_mesh = config.rollout_mesh or config.mesh
         shards = config.mesh.fsdp * rollout_mesh.expert * rollout_mesh.tensor
         rollout = count * jnp.dtype(config.rollout_compute.dtype).itemsize / shards
         rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, rollout_mesh)
-        rollout += route_bytes(config)
+        rollout += route_bytes(config.model, config.rollout, training, config.mesh)
+    copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
     wide = count * max(4, jnp.dtype(config.compute.param_dtype).itemsize) / parts
     if config.lora.acts:  # in float32, the same on every device; the base is the reference
         sizes = {"weights": weights + adapters, "optimizer": 2 * adapters, "rollout": rollout}
         return {name: float(x) for name, x in sizes.items()} | {"gradients": 2.0 * adapters}
     return {
-        "weights": weights * (2 if rl and config.rl.uses_reference else 1),
+        "weights": weights * copies,
         "optimizer": (3 * wide if master else 2 * weights),  # two moments, and a master copy
         "rollout": rollout,
         "gradients": wide + weights,
@@ -151,16 +160,18 @@ def cache_bytes(
     return 2 * model.layers * model.kv_heads * model.head_dim * width * tokens / mesh.devices
 
 
-def route_bytes(config: RunConfig) -> float:
+def route_bytes(
+    model: ModelConfig, rollout: RolloutConfig, sampling: SamplingConfig, mesh: MeshConfig
+) -> float:
     """Returns the bytes of recorded routes, those of the slots and those of the step's samples."""
-    if not config.model.moe_layers:
+    if not model.moe_layers:
         return 0.0
-    samples = config.rollout.slots + 2 * config.rl.prompts_per_round * config.rl.capacity
-    one = jax.eval_shape(lambda: empty_routes(config.model, 1, config.rollout.max_length))
-    return samples * tree_bytes(one) / config.mesh.devices
+    samples = rollout.slots + 2 * sampling.prompts_per_round * sampling.capacity
+    one = jax.eval_shape(lambda: empty_routes(model, 1, rollout.max_length))
+    return samples * tree_bytes(one) / mesh.devices
 
 
-def _micro_batch_bytes(config: RunConfig, rows: int, length: int) -> dict[str, float]:
+def _micro_batch_bytes(config: PolicyConfig, rows: int, length: int) -> dict[str, float]:
     """Returns the bytes of activations and logits of one micro-batch on one device."""
     model, compute = config.model, config.compute
     chunk = min(compute.logprob_chunk, rows * length)
@@ -171,7 +182,7 @@ def _micro_batch_bytes(config: RunConfig, rows: int, length: int) -> dict[str, f
     }
 
 
-def _residual_bytes(config: RunConfig, rows: int, length: int) -> int:
+def _residual_bytes(config: PolicyConfig, rows: int, length: int) -> int:
     """Returns the bytes stored for the backward pass of a micro-batch's log-probs, without the
     parameters. The computation matches training/step.py.
     """
@@ -210,7 +221,7 @@ def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Any:
     return jax.eval_shape(lambda: in_layout(init_params(model, compute, jax.random.key(0)), layout))
 
 
-def _abstract_adapters(config: RunConfig) -> Any:
+def _abstract_adapters(config: PolicyConfig) -> Any:
     key, layout = jax.random.key(0), training_layout(config.compute)
     return jax.eval_shape(lambda: init_adapters(config.model, config.lora, key, layout))
 

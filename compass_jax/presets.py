@@ -9,7 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from compass_jax.config import ConfigError, OptimConfig, RLConfig, RunConfig, ZeroVarianceConfig
+from compass_jax.config import (
+    ConfigError,
+    OptimConfig,
+    RLConfig,
+    RolloutConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import dapo, grpo
 from compass_jax.rl.objectives.gspo import Gspo
@@ -115,14 +121,14 @@ def _fitted_sizes(prompts: int, group: int, slots: int) -> tuple[int, int]:
     return max(slots // group, min(prompts, LEAST_PROMPTS)), group
 
 
-def describe_changes(name: str, config: RunConfig) -> str:
+def describe_changes(name: str, rl: RLConfig, rollout: RolloutConfig) -> str:
     """Returns a line on how a step differs from the method's paper; empty where it does not.
 
     Args:
         name: of the preset that the configuration was made from.
-        config: of the run.
+        rl, rollout: of the run.
     """
-    rl, paper = config.rl, preset(name, config.rollout.max_new_tokens)
+    paper = preset(name, rollout.max_new_tokens)
     parts = []
     if (rl.prompts_per_step, rl.group_size) != (paper.prompts_per_step, paper.group_size):
         sizes = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step"
@@ -134,6 +140,6 @@ def describe_changes(name: str, config: RunConfig) -> str:
     if not parts:
         return ""
     return (
-        f"preset {name}: {', '.join(parts)}, fitted to {config.rollout.slots} samples at once and"
+        f"preset {name}: {', '.join(parts)}, fitted to {rollout.slots} samples at once and"
         " to the data; set rl.prompts_per_step, rl.group_size and rl.updates_per_rollout for others"
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -21,8 +21,10 @@ from compass_jax.config import (
     ConfigError,
     EngineJudgeConfig,
     JudgeConfig,
+    PolicyConfig,
     RunConfig,
     ScalarJudgeConfig,
+    ScoredConfig,
 )
 from compass_jax.config.io import flatten
 from compass_jax.data.tokenizer import Tokenizer
@@ -39,6 +41,8 @@ from compass_jax.tpu_versions import check_versions
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carry_files
+
+S = TypeVar("S", bound=ScoredConfig)
 
 
 class RunRefused(CompassError, RuntimeError):
@@ -140,7 +144,7 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
         run.__exit__()
 
 
-def with_code(config: RunConfig) -> RunConfig:
+def with_code(config: S) -> S:
     """Returns `config` with the hashes of the user's code files, as in a run's config.json."""
     return replace(config, rewards=replace(config.rewards, code=code_of(config.data)))
 
@@ -174,7 +178,7 @@ def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint
     return valid
 
 
-def open_scorer(config: RunConfig, directory: str | None = None) -> AnyScorer:
+def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer:
     """Opens the scorer of a run's prompts. With a run's `directory`, the judge's verdicts are
     stored there.
 
@@ -194,7 +198,7 @@ def open_scorer(config: RunConfig, directory: str | None = None) -> AnyScorer:
     return shared(JoinedScorer(scorer, config.data, judge) if joined else scorer)
 
 
-def _judge(config: RunConfig, directory: str | None) -> AnyJudge | None:
+def _judge(config: ScoredConfig, directory: str | None) -> AnyJudge | None:
     judged = judged_sources(config.data)
     if not judged:
         return None
@@ -226,7 +230,7 @@ def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:
     )
 
 
-def load_tokenizer(config: RunConfig) -> Tokenizer:
+def load_tokenizer(config: PolicyConfig) -> Tokenizer:
     """Returns the run's tokenizer. Raises ConfigError if none is configured, and TokenizerError if
     its ids exceed the model's vocabulary.
     """
@@ -238,7 +242,7 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
     return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size, args)
 
 
-def carry_tokenizer(config: RunConfig) -> None:
+def carry_tokenizer(config: PolicyConfig) -> None:
     """Copies the tokenizer's files into the run directory, from which an export takes them."""
     if distributed.is_main_process():
         target = Path(config.directory) / "tokenizer"

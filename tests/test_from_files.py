@@ -16,12 +16,12 @@ from compass_jax.commands.configured import config_from_options, load_config
 from compass_jax.commands.options import Train
 from compass_jax.commands.settings import field_docs
 from compass_jax.config import ConfigError, FileSource, RunConfig, TaskSource
+from compass_jax.config.io import read_config
 from compass_jax.from_files import rl_config, sft_config
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.runs.rundir import read_config
 
 TOKENIZER = Path(__file__).parents[1] / "configs" / "tiny_tokenizer"
 REWARD = """

@@ -51,33 +51,33 @@ def test_activations_are_those_that_the_training_step_keeps(moe, scan):
         *(params, tokens, lengths, routes),
     )
     kept = tree_bytes(pullback)
-    found = estimate(config).activations / MICRO_BATCHES_AT_ONCE
+    found = estimate(config, config.rl).activations / MICRO_BATCHES_AT_ONCE
     assert found == pytest.approx(kept, rel=0.02) and tree_bytes(results) < kept
 
 
 def test_rows_fit_into_what_is_usable(monkeypatch):
     config = config_of()
-    need = estimate(config)
+    need = estimate(config, config.rl)
     for share, rows in ((1.0, 4), (0.5, 1)):
         beside = need.total - need.activations - need.logits
         room = beside + share * (need.activations + need.logits)
         monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda room=room: room + 1)
-        assert fitting_rows(config, "train", 64) in (rows, 2 * rows)
+        assert fitting_rows(config, config.rl, 64) in (rows, 2 * rows)
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 0.0)
-    assert fitting_rows(config, "train", 64) == 1
+    assert fitting_rows(config, config.rl, 64) == 1
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 1e12)
-    assert fitting_rows(config, "train", 64) == 64
+    assert fitting_rows(config, config.rl, 64) == 64
 
 
 def test_the_line_names_the_parts_and_what_is_missing(monkeypatch):
     config = config_of()
-    line = memory_line(config, "train")
+    line = memory_line(config, config.rl)
     assert line.startswith("about ") and f"process {PROCESS_BYTES / GIB:.2f}" in line
     assert "are free" not in line
     monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: 0.5 * GIB)
     monkeypatch.setattr("compass_jax.memory.peak_bytes", lambda: 0.0)
-    assert "; 0.5 GiB are free: lower rl.micro_batch_tokens" in memory_line(config, "train")
-    assert "lower sft.micro_batch_tokens" in memory_line(config, "sft")
+    assert "; 0.5 GiB are free: lower rl.micro_batch_tokens" in memory_line(config, config.rl)
+    assert "lower sft.micro_batch_tokens" in memory_line(config, config.sft)
 
 
 def machine(root, available, groups=(), cgroup="0::/a/b\n"):

@@ -22,11 +22,11 @@ from compass_jax.commands.table import BY_NAME
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config.errors import line_of, of_file
 from compass_jax.config.foreign import hub_hint
-from compass_jax.config.io import config_to_json, from_plain, to_plain
+from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import check_fields
 from compass_jax.families import find as families
-from compass_jax.runs.rundir import read_config, staged, with_recorded_sizes
+from compass_jax.runs.rundir import staged, with_recorded_sizes
 from compass_jax.untrusted import parse_json, read_text
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
@@ -282,7 +282,7 @@ def run_configured(
     if model and hasattr(options, "preset"):
         from compass_jax.presets import describe_changes
 
-        if line := describe_changes(options.preset, config):
+        if line := describe_changes(options.preset, config.rl, config.rollout):
             print(line, file=sys.stderr if options.json else sys.stdout)
     if name in STAGES:
         config = staged(config, STAGES[name])

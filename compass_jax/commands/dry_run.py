@@ -13,8 +13,9 @@ from functools import partial
 
 from compass_jax.commands.rows import try_rows
 from compass_jax.commands.settings import WIDTH, settings
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, EvalRunConfig, RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
+from compass_jax.config.ranges import Section
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs
@@ -61,7 +62,7 @@ def run_dry(
         tell(line)
 
 
-def changes(config: RunConfig) -> list[str]:
+def changes(config: Section) -> list[str]:
     """Returns a line for each setting without default or with another value than its default, and
     an empty line between sections.
     """
@@ -109,14 +110,14 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         check_weights(config)
     stages = config.rl.stages if command == "train" else ()
     begun_after = [stage.after_steps for stage in stages if stage.after_steps < config.rl.steps]
-    memory = memory_line(config, command)
+    memory = memory_line(config, config.rl if command == "train" else config.sft)
     return [
         *header(config, work, param_count(config.model), done or 0, total, memory),
         *(stage_line(at_step(config, n), stage_at(config.rl, n)) for n in begun_after),
     ]
 
 
-def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -> list[str]:
+def _reading(config: EvalRunConfig, command: str, weights: str | None, tell: Tell) -> list[str]:
     """Returns lines on the prompts and weights of a command that does not train."""
     if command == "eval" and not config.data.evaluated:
         raise ConfigError(NOTHING_TO_EVALUATE)
@@ -133,7 +134,7 @@ def _reading(config: RunConfig, command: str, weights: str | None, tell: Tell) -
     return [f"{name:9}  {value}" for name, value in rows.items()]
 
 
-def _prompts(config: RunConfig, tell: Tell) -> tuple[list[Prompt], str]:
+def _prompts(config: EvalRunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     """Returns the training prompts after filters, and a description of the evaluation's prompts."""
     tokenizer, longest = load_tokenizer(config), config.rollout.prompt_buckets[-1]
     tell = once(tell)

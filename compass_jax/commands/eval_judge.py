@@ -15,7 +15,7 @@ from rich.console import Console
 
 from compass_jax.commands.configured import keep_compiled
 from compass_jax.commands.options import EvalJudge
-from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig, RunConfig
+from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig, PolicyConfig
 from compass_jax.config.ranges import check_fields
 from compass_jax.data.files import DataError
 from compass_jax.data.preferences import Preference, read_preferences
@@ -73,7 +73,7 @@ def _ruled(pair: Preference, futures: Sequence[Future[Reply]]) -> Ruled:
     return Ruled(pair, first, swapped, failures, (endings[0], endings[1]))
 
 
-def own_judge(config: RunConfig, weights: str) -> Batched:
+def own_judge(config: PolicyConfig, weights: str) -> Batched:
     """Returns a greedy judge in this process's engine, with the weights of a run, a checkpoint or a
     Hugging Face folder.
 

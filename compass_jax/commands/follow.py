@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, EvalRunConfig
+from compass_jax.config.io import read_config
 from compass_jax.errors import CompassError
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluate import Evaluator
-from compass_jax.runs.rundir import SUMMARY, FolderLock, read_config, write_atomically
+from compass_jax.runs.rundir import SUMMARY, FolderLock, write_atomically
 from compass_jax.runs.telemetry import plain_numbers
 from compass_jax.untrusted import read_text
 from compass_jax.weights import checkpoint, sound
@@ -26,7 +27,7 @@ PAUSE_S = 2.0  # interval between checks for a new checkpoint
 
 
 def follow(
-    config: RunConfig,
+    config: EvalRunConfig,
     run: str,
     out: str,
     *,
@@ -62,7 +63,9 @@ def follow(
         raise
 
 
-def _follow(config: RunConfig, run: str, out: str, pause: Callable[[], None], strict: bool) -> str:
+def _follow(
+    config: EvalRunConfig, run: str, out: str, pause: Callable[[], None], strict: bool
+) -> str:
     evaluator, warning = Evaluator(config), ""
     with FolderLock(out) as lock:
         done = Followed(lock.path)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.commands.settings import default_of, field_docs
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, PolicyConfig
 
 _INDENT = "    "
 _WIDTH = 98  # columns of a comment
 
 
-def source_of(config: RunConfig) -> str:
+def source_of(config: PolicyConfig) -> str:
     """Returns the source of a Python file whose one function returns `config`: the settings that
     differ from their defaults, each with its comment.
     """
@@ -69,7 +69,7 @@ def _call(config: Any, depth: int, classes: set[type]) -> str:
     )
 
 
-def write_initial(config: RunConfig, out: str) -> Path:
+def write_initial(config: PolicyConfig, out: str) -> Path:
     """Writes the file and returns its path. Raises ConfigError for an existing file, or a name that
     is not a Python file.
     """

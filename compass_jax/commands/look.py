@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.commands.rows import try_rows
-from compass_jax.config import RunConfig
+from compass_jax.config import EvalRunConfig, ScoredConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import evaluation_sets, train_prompts
 from compass_jax.data.questions import once
@@ -28,7 +28,7 @@ _BAR = 40
 _WHOLE = 1000  # maximum lines of a prompt
 
 
-def run_look(config: RunConfig, most: int = 2, console: Console | None = None) -> float | None:
+def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = None) -> float | None:
     """Prints the splits, lengths against the prompt buckets, `most` rendered prompts, and the
     verdicts on the rows' own ground truths.
 
@@ -92,7 +92,7 @@ def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
         line(text_lines("truth", str(prompt.answer), width, 1)[0])
 
 
-def _judge(config: RunConfig, prompts: Sequence[Prompt], line) -> float | None:
+def _judge(config: ScoredConfig, prompts: Sequence[Prompt], line) -> float | None:
     """Returns the share of ground truths, formatted as answers, that their own verifier finds
     right, among those with a verdict.
     """

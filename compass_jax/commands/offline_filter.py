@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, ScoredConfig
 from compass_jax.curate.pass_rates import uniform_shares
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import fitting, train_prompts
@@ -34,7 +34,7 @@ from compass_jax.session import open_scorer
 
 
 def run_filter(
-    config: RunConfig,
+    config: ScoredConfig,
     checkpoint: str,
     out: str,
     samples: int = 8,
@@ -58,7 +58,7 @@ def run_filter(
 
 
 def _filter(
-    config: RunConfig, checkpoint: str, lock: FolderLock, samples: int, low: float, high: float
+    config: ScoredConfig, checkpoint: str, lock: FolderLock, samples: int, low: float, high: float
 ) -> dict[str, Any]:
     folder, path = lock.path, lock.path / "pass_rates.jsonl"
     console = Console(soft_wrap=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compass_jax.config import RunConfig
+from compass_jax.config import ScoredConfig
 from compass_jax.records import Prompt
 from compass_jax.rewards.rows import check_rows, sources_of
 from compass_jax.session import open_scorer
 
 
-def try_rows(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+def try_rows(config: ScoredConfig, prompts: Sequence[Prompt]) -> None:
     """Runs the setup or tests of the rows whose verifiers can check a row without a response.
     Raises VerifierError, with file and row, if they cannot run.
     """

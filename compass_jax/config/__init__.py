@@ -27,10 +27,17 @@ from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective
+from compass_jax.config.policy import PolicyConfig
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.rope import LinearRope, Llama3Rope, RopeScaling, YarnRope
-from compass_jax.config.run import RunConfig
+from compass_jax.config.run import (
+    EvalRunConfig,
+    RLRunConfig,
+    RunConfig,
+    ScoredConfig,
+    SFTRunConfig,
+)
 from compass_jax.config.sampling import SamplingConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
@@ -46,6 +53,7 @@ __all__ = [
     "DataConfig",
     "EngineJudgeConfig",
     "EvalConfig",
+    "EvalRunConfig",
     "EvalSet",
     "FileSource",
     "JudgeConfig",
@@ -58,16 +66,20 @@ __all__ = [
     "ModelConfig",
     "Objective",
     "OptimConfig",
+    "PolicyConfig",
     "ProceduralSource",
     "RLConfig",
+    "RLRunConfig",
     "RLStage",
     "RewardConfig",
     "RolloutConfig",
     "RopeScaling",
     "RunConfig",
     "SFTConfig",
+    "SFTRunConfig",
     "SamplingConfig",
     "ScalarJudgeConfig",
+    "ScoredConfig",
     "Seam",
     "SelectionConfig",
     "ShapingConfig",

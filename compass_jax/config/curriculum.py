@@ -6,11 +6,13 @@ the end of a run, and the next stage resumes from its checkpoint like an extende
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from compass_jax.config.rl_stage import Band
-from compass_jax.config.run import RunConfig, of_stage
+from compass_jax.config.run import RLRunConfig
 from compass_jax.config.training import RLConfig
+
+R = TypeVar("R", bound=RLRunConfig)
 
 
 class Stage(NamedTuple):
@@ -41,18 +43,18 @@ def stage_at(rl: RLConfig, done_steps: int) -> Stage:
     return Stage(number, min([*later, rl.steps]), mix, len(stages))
 
 
-def at_step(config: RunConfig, done_steps: int) -> RunConfig:
+def at_step(config: R, done_steps: int) -> R:
     """Returns the settings of the step that follows `done_steps` steps, with the stage's settings
     applied and no stages.
     """
     if not config.rl.stages:
         return config
-    return of_stage(config, config.rl.stages[stage_at(config.rl, done_steps).number])
+    return config.of_stage(config.rl.stages[stage_at(config.rl, done_steps).number])
 
 
-def largest_stage(config: RunConfig) -> RunConfig:
+def largest_stage(config: R) -> R:
     """Returns the settings of the stage whose rollouts have the most tokens, without stages, for
     memory estimates.
     """
-    stages = [of_stage(config, stage) for stage in config.rl.stages] or [config]
+    stages = [config.of_stage(stage) for stage in config.rl.stages] or [config]
     return max(stages, key=lambda one: one.rollout.max_length * one.rl.capacity)

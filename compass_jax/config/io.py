@@ -7,13 +7,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import typing
+from pathlib import Path
 from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig, Seam, seam_class
 from compass_jax.config.foreign import foreign_name
-from compass_jax.config.ranges import MOST_DEPTH, check_fields, field_hints, options, shown
-from compass_jax.untrusted import parse_json
+from compass_jax.config.ranges import MOST_DEPTH, Section, check_fields, field_hints, options, shown
+from compass_jax.untrusted import parse_json, read_text
 
 KIND = "kind"  # the key that names the class, in a field of several dataclasses
 # Settings of earlier versions that had no effect; they are ignored.
@@ -21,7 +23,7 @@ REMOVED = frozenset({("SFTConfig", "eval_every")})
 NAME = "name"  # the key that names a class that may be a user's (config/seam.py)
 
 
-def config_to_json(config: RunConfig) -> str:
+def config_to_json(config: Section) -> str:
     """Returns the configuration as indented JSON, which `config_from_json` reads."""
     return json.dumps(to_plain(config), indent=2)
 
@@ -34,6 +36,19 @@ def config_from_json(text: str) -> RunConfig:
     key, a missing key without default, or a value of the wrong type or out of its range.
     """
     return from_plain(RunConfig, parse_json(text, "the configuration", error=ConfigError))
+
+
+def read_config(path: str | os.PathLike) -> RunConfig:
+    """Returns the configuration of a run directory. Raises ConfigError, naming the file, if it is
+    absent or damaged.
+    """
+    file = Path(path) / "config.json"
+    if not file.exists():
+        raise ConfigError(f"{file} does not exist: {path} is not a run directory")
+    try:
+        return config_from_json(read_text(file, error=ConfigError))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def to_plain(config: Any) -> dict[str, Any]:

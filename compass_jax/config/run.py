@@ -1,20 +1,22 @@
-"""A whole run: the settings of every component, and the checks between components."""
+"""A whole run: the settings of every component, and the checks between components.
+
+`RunConfig` inherits what each kind of run needs, so that a function can say which of them it reads:
+a policy, its scored answers, SFT, evaluation, RL.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Literal, Self
 
 from compass_jax.config import named
-from compass_jax.config.data import DataConfig, EvalConfig, RolloutConfig
+from compass_jax.config.data import EvalConfig
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.learner import LearnerConfig
 from compass_jax.config.log import LogConfig
-from compass_jax.config.lora import LoRAConfig
-from compass_jax.config.mesh import MeshConfig
-from compass_jax.config.model import ComputeConfig, ModelConfig
-from compass_jax.config.ranges import Count, CountOrOff, Name, Range, Section, shown
+from compass_jax.config.policy import PolicyConfig
+from compass_jax.config.ranges import Count, CountOrOff, Name, shown
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.sft import SFTConfig
@@ -23,70 +25,68 @@ from compass_jax.config.verifiers import check_rewards, smallest_gap
 
 
 @dataclass(frozen=True)
-class RunConfig(Section):
-    """A whole run: the settings of all its components."""
+class ScoredConfig(PolicyConfig):
+    """A policy whose answers are scored."""
 
-    name: str
-    """Name of the run and of its folder under runs/."""
-    model: ModelConfig
-    """The sizes of the model that is trained, in the terms of its Hugging Face config."""
-    run_dir: str = ""
-    """Run directory; empty: runs/NAME (`sft` and `train`: runs/NAME/sft and runs/NAME/rl)."""
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    """Seed of every random draw of the run (a number)."""
-    init_from: str = ""
-    """Initial weights: a Hugging Face folder or checkpoint; empty: random weights."""
-    lora: LoRAConfig = field(default_factory=LoRAConfig)
-    """Low-rank adapters, which are trained instead of the model's weights."""
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-    """Computation of the model: types, rematerialisation, kernels."""
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    """Mesh of the training: devices along each axis."""
-    rollout_mesh: MeshConfig | None = None
-    """Mesh of the rollout: devices along each axis; None: the training's mesh."""
-    rollout_apart: bool = False
-    """Disaggregated rollout on separate devices, numbered after the training's; with
-    rl.one_step_off both run at once.
-    """
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """Sampling of answers."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """Prompts of training and evaluation."""
     rewards: RewardConfig = field(default_factory=RewardConfig)
     """Verifiers of answers."""
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        judge = self.rewards.judge
+        if isinstance(judge, ScalarJudgeConfig):
+            check(
+                judge.buckets[-1] <= self.model.max_positions,
+                f"rewards.judge.buckets end at {judge.buckets[-1]} tokens and exceed"
+                f" model.max_positions = {self.model.max_positions}",
+            )
+        if not isinstance(judge, EngineJudgeConfig):
+            return
+        bucket = self.rollout.cache_bucket
+        longest = -(-(judge.prompt_buckets[-1] + judge.max_tokens) // bucket) * bucket
+        check(
+            longest <= self.model.max_positions,
+            f"rewards.judge.prompt_buckets + max_tokens = {longest} tokens exceed"
+            f" model.max_positions = {self.model.max_positions}",
+        )
+        check(
+            not (judge.weights and self.rollout_apart),
+            f"rewards.judge.weights = {judge.weights!r:.200} with rollout_apart: the judge would"
+            " have the training's devices; serve it and name its endpoint",
+        )
+
+
+@dataclass(frozen=True)
+class SFTRunConfig(ScoredConfig):
+    """The settings that SFT reads."""
+
     sft: SFTConfig = field(default_factory=SFTConfig)
     """Supervised fine-tuning on conversations."""
-    rl: RLConfig = field(default_factory=RLConfig)
-    """Reinforcement learning."""
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        check(
+            not self.sft.packing or self.mesh.context == 1,
+            f"sft.packing with mesh.context = {self.mesh.context}: conversations that share a row"
+            " are not told apart where its tokens are split over devices; set mesh.context to 1"
+            " and give its devices to mesh.fsdp, or set sft.packing to False",
+        )
+
+
+@dataclass(frozen=True)
+class EvalRunConfig(ScoredConfig):
+    """The settings that an evaluation reads."""
+
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     """Evaluation on held-out prompts."""
-    log: LogConfig = field(default_factory=LogConfig)
-    """Logged samples."""
-    keep_checkpoints: Count = 2
-    """Number of checkpoints that are kept, the newest ones."""
-    show_samples_every: CountOrOff = 10
-    """Interval in steps of the table of samples on the screen; 0: never."""
-    callbacks: tuple[Name, ...] = ()
-    """Functions, as module:function or file.py:function, that are called after each RL step with
-    (step, groups, metrics).
-    """
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
-    """Trackers that receive the metrics besides metrics.jsonl; none: metrics.jsonl alone."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.callbacks, list | tuple):  # `validate` refuses another type
-            object.__setattr__(self, "callbacks", tuple(map(named.absolute, self.callbacks)))
 
-    @property
-    def directory(self) -> str:
-        """The run directory."""
-        return self.run_dir or f"runs/{self.name}"
+@dataclass(frozen=True)
+class RLRunConfig(EvalRunConfig):
+    """The settings that RL reads."""
 
-    @property
-    def rollout_compute(self) -> ComputeConfig:
-        """The computation of the sampler: the training's, with `rollout.dtype`."""
-        return replace(self.compute, dtype=self.rollout.dtype or self.compute.dtype)
+    rl: RLConfig = field(default_factory=RLConfig)
+    """Reinforcement learning."""
 
     @property
     def learner(self) -> LearnerConfig:
@@ -103,79 +103,17 @@ class RunConfig(Section):
         )
 
     def _check(self, key: str) -> None:
-        check(bool(self.name), "name is empty: give the run a name")
-        for callback in self.callbacks:
-            named.check_name(callback, "callbacks", "'my_code.py:after_step'")
-        check(
-            "://" not in self.run_dir,
-            f"run_dir = {self.run_dir!r}: must be a path; mount the bucket (gcsfuse; launch/ does"
-            " it with --bucket) and name the mount's folder",
-        )
         super()._check(key)
-        check(
-            self.rollout.max_length <= self.model.max_positions,
-            f"rollout.prompt_buckets + max_new_tokens = {self.rollout.max_length} tokens exceed"
-            f" model.max_positions = {self.model.max_positions}",
-        )
-        check(
-            not self.lora.acts or bool(self.init_from),
-            f"lora.rank = {self.lora.rank}: adapters need a base, and init_from is empty: name the"
-            " model whose weights stay",
-        )
-        self._check_judge()
-        self.mesh.validate("mesh", self.model)
-        (self.rollout_mesh or self.mesh).validate("rollout_mesh", self.model)
-        sampling = (self.rollout_mesh or self.mesh).devices
-        check(
-            self.rollout_apart or sampling == self.mesh.devices,
-            f"rollout_mesh has {sampling} devices, mesh {self.mesh.devices}: on the same devices"
-            " both need as many; set rollout_apart to give the rollout its own",
-        )
+        if isinstance(self.rewards.judge, ScalarJudgeConfig):
+            self._check_scalar_judge()
         check(
             not self.rl.one_step_off or self.rollout_apart or self.mesh.devices == 1,
             f"rl.one_step_off on one mesh of {self.mesh.devices} devices: rollout and training"
             " would start programs from two threads, which can hang in their collectives; set"
             " rollout_apart",
         )
-        check(
-            not self.sft.packing or self.mesh.context == 1,
-            f"sft.packing with mesh.context = {self.mesh.context}: conversations that share a row"
-            " are not told apart where its tokens are split over devices; set mesh.context to 1"
-            " and give its devices to mesh.fsdp, or set sft.packing to False",
-        )
-        narrow = "bfloat16" in (self.compute.dtype, self.rollout_compute.dtype)
-        parts = self.compute.float32_parts
-        check(
-            not parts or narrow,
-            f"compute.float32_parts = {parts}: neither compute.dtype nor rollout.dtype is bfloat16,"
-            " so it would do nothing",
-        )
 
-    def _check_judge(self) -> None:
-        judge = self.rewards.judge
-        if isinstance(judge, ScalarJudgeConfig):
-            self._check_scalar_judge(judge)
-        if not isinstance(judge, EngineJudgeConfig):
-            return
-        bucket = self.rollout.cache_bucket
-        longest = -(-(judge.prompt_buckets[-1] + judge.max_tokens) // bucket) * bucket
-        check(
-            longest <= self.model.max_positions,
-            f"rewards.judge.prompt_buckets + max_tokens = {longest} tokens exceed"
-            f" model.max_positions = {self.model.max_positions}",
-        )
-        check(
-            not (judge.weights and self.rollout_apart),
-            f"rewards.judge.weights = {judge.weights!r:.200} with rollout_apart: the judge would"
-            " have the training's devices; serve it and name its endpoint",
-        )
-
-    def _check_scalar_judge(self, judge: ScalarJudgeConfig) -> None:
-        check(
-            judge.buckets[-1] <= self.model.max_positions,
-            f"rewards.judge.buckets end at {judge.buckets[-1]} tokens and exceed"
-            f" model.max_positions = {self.model.max_positions}",
-        )
+    def _check_scalar_judge(self) -> None:
         check(
             not self.rl.one_step_off or self.mesh.devices == 1,
             f"rl.one_step_off with a scalar reward model on a mesh of {self.mesh.devices} devices:"
@@ -189,7 +127,7 @@ class RunConfig(Section):
             " penalties to 0, or say in rewards.smallest_gap from which difference on they differ",
         )
 
-    def validate_for_rl(self) -> RunConfig:
+    def validate_for_rl(self) -> Self:
         """Validates the run and the requirements of RL: an untruncated sampler (algorithms section
         0) and buckets that fit every rollout.
         """
@@ -253,33 +191,57 @@ class RunConfig(Section):
                 f" {r.max_new_tokens}: rl.shaping.{penalty} could never act",
             )
         check(bool(self.data.sources), "data.sources is empty: RL needs prompts")
-        return _with_sound_stages(self)
+        self._check_stages_alone()
+        return self
+
+    def of_stage(self, stage: RLStage) -> Self:
+        """Returns the run's settings with those of one stage applied, without stages."""
+        rl, rollout = self.rl, self.rollout
+        rate = rl.optim.learning_rate if stage.learning_rate is None else stage.learning_rate
+        return replace(
+            self,
+            rollout=replace(rollout, max_new_tokens=stage.max_new_tokens or rollout.max_new_tokens),
+            rl=replace(
+                rl,
+                stages=(),
+                group_size=stage.group_size or rl.group_size,
+                objective=stage.objective or rl.objective,
+                optim=replace(rl.optim, learning_rate=rate),
+            ),
+        )
+
+    def _check_stages_alone(self) -> None:
+        """Raises ConfigError, naming the stage, if a stage's settings make an invalid run."""
+        for i, stage in enumerate(self.rl.stages):
+            try:
+                self.of_stage(stage).validate_for_rl()
+            except ConfigError as error:
+                raise ConfigError(f"rl.stages[{i}] = {shown(stage)}: {error}") from error
 
 
-def of_stage(config: RunConfig, stage: RLStage) -> RunConfig:
-    """Returns the run's settings with those of one stage applied, without stages."""
-    rl, rollout = config.rl, config.rollout
-    rate = rl.optim.learning_rate if stage.learning_rate is None else stage.learning_rate
-    return replace(
-        config,
-        rollout=replace(rollout, max_new_tokens=stage.max_new_tokens or rollout.max_new_tokens),
-        rl=replace(
-            rl,
-            stages=(),
-            group_size=stage.group_size or rl.group_size,
-            objective=stage.objective or rl.objective,
-            optim=replace(rl.optim, learning_rate=rate),
-        ),
-    )
+@dataclass(frozen=True)
+class RunConfig(RLRunConfig, SFTRunConfig):
+    """A whole run: the settings of all its components."""
 
-
-def _with_sound_stages(config: RunConfig) -> RunConfig:
-    """Returns `config`. Raises ConfigError, naming the stage, if a stage's settings make an invalid
-    run.
+    log: LogConfig = field(default_factory=LogConfig)
+    """Logged samples."""
+    keep_checkpoints: Count = 2
+    """Number of checkpoints that are kept, the newest ones."""
+    show_samples_every: CountOrOff = 10
+    """Interval in steps of the table of samples on the screen; 0: never."""
+    callbacks: tuple[Name, ...] = ()
+    """Functions, as module:function or file.py:function, that are called after each RL step with
+    (step, groups, metrics).
     """
-    for i, stage in enumerate(config.rl.stages):
-        try:
-            of_stage(config, stage).validate_for_rl()
-        except ConfigError as error:
-            raise ConfigError(f"rl.stages[{i}] = {shown(stage)}: {error}") from error
-    return config
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """Trackers that receive the metrics besides metrics.jsonl; none: metrics.jsonl alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.callbacks, list | tuple):  # `validate` refuses another type
+            object.__setattr__(self, "callbacks", tuple(map(named.absolute, self.callbacks)))
+
+    def _check(self, key: str) -> None:
+        for callback in self.callbacks:
+            named.check_name(callback, "callbacks", "'my_code.py:after_step'")
+        super()._check(key)

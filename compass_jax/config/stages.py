@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, Self
 from compass_jax.config.data import FileSource
 from compass_jax.config.errors import check
 from compass_jax.config.named import check_name
+from compass_jax.config.policy import PolicyConfig
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.ranges import Name, Section
 from compass_jax.config.run import RunConfig
@@ -117,7 +118,7 @@ class _Training(BaseStage):
             f"start = {self.start!r} and run.init_from = {self.run.init_from!r:.200}: give one of"
             " the two",
         )
-        _validate_run(self.run)
+        _check_no_directory(self.run)
 
     def starts(self) -> tuple[str, ...]:
         """Returns the names of the stages whose weights it reads."""
@@ -215,7 +216,7 @@ class Evaluate(BaseStage):
     """Stages whose weights are evaluated; none: every earlier stage that makes weights."""
 
     def _check(self, key: str) -> None:
-        _validate_run(self.run)
+        _check_no_directory(self.run)
         check(
             self.run.data.evaluated,
             "run.data.eval_prompts = 0 and run.data.eval_sets is empty: there is nothing to"
@@ -260,7 +261,7 @@ Stage = Rows | Prepare | Sft | Merge | Rl | Evaluate | Export
 Run = Sft | Rl | Evaluate  # the stages with a run's settings
 
 
-def _files_of(run: RunConfig) -> Reads:
+def _files_of(run: PolicyConfig) -> Reads:
     """Yields the files that every run reads."""
     folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
     for key, path in folders.items():
@@ -271,7 +272,7 @@ def _files_of(run: RunConfig) -> Reads:
             yield f"run.{key}.path", source.path, False
 
 
-def _validate_run(run: RunConfig) -> None:
+def _check_no_directory(run: PolicyConfig) -> None:
     check(
         not run.run_dir,
         f"run.run_dir = {run.run_dir!r:.200}: the pipeline gives each stage its folder; leave it"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compass_jax.config import RunConfig
+from compass_jax.config import EvalRunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import config_to_json
 from compass_jax.curate.merge import MergeError
@@ -31,11 +31,11 @@ Merge = Callable[[tuple[float, float], Path], Any]  # (weights, new folder)
 def run_sweep(
     merge: Merge,
     weights: Sequence[float],
-    config: RunConfig,
+    config: EvalRunConfig,
     out: str | Path,
     settings: dict[str, Any],
     keep: bool = False,
-    evaluate: Callable[[RunConfig, str], Evaluation] = evaluate_weights,
+    evaluate: Callable[[EvalRunConfig, str], Evaluation] = evaluate_weights,
 ) -> list[dict[str, Any]]:
     """Merges two parents with weights w and 1 - w for each w, and evaluates each result.
 

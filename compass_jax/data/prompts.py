@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.config import ConfigError, DataConfig, RunConfig
+from compass_jax.config import ConfigError, DataConfig, EvalRunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import Question, Tell, at_most, evaluation_questions, questions
@@ -111,7 +111,7 @@ class PromptSet(NamedTuple):
 
 
 def evaluation_sets(
-    config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning, whole: bool = False
+    config: EvalRunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning, whole: bool = False
 ) -> list[PromptSet]:
     """Returns the evaluation sets of a run: the held-out prompts under the name HELDOUT, if any,
     then `data.eval_sets`.

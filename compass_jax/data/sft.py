@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compass_jax.config import ProceduralSource, RunConfig
+from compass_jax.config import ProceduralSource, SFTConfig, SFTRunConfig
 from compass_jax.data.files import (
     Bad,
     BadRows,
@@ -101,7 +101,7 @@ class SFTExample:
 
 
 def sft_examples(
-    config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
+    config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
 ) -> tuple[list[SFTExample], dict[str, int]]:
     """Returns the examples of `config.sft` and their counts.
 
@@ -149,7 +149,7 @@ def sft_examples(
     return examples, dict(counts)
 
 
-def _tell_dropped(config: RunConfig, counts: Counter[str], tell: Tell) -> None:
+def _tell_dropped(config: SFTRunConfig, counts: Counter[str], tell: Tell) -> None:
     sft, reasons = config.sft, {"duplicates": "repeat an earlier one"}
     reasons["too_long"] = f"are longer than sft.buckets[-1] = {sft.buckets[-1]} tokens"
     reasons["heldout"] = "ask a held-out question"
@@ -183,12 +183,12 @@ def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
 # ---- conversations -------------------------------------------------------------------------------
 
 
-def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[Conversation]:
+def conversations(config: SFTRunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[Conversation]:
     """Yields the conversations of `sft.files`. `tell` receives a line for each file with a detected
     format, `bad` the DataError of a row that cannot be used.
     """
-    for label, path in labelled_files(config):
-        reading, fields = sft_reading(config, path, tell)
+    for label, path in labelled_files(config.sft):
+        reading, fields = sft_reading(config.sft, path, tell)
         for where, row in read_rows(path, fields, BESIDE, bad):
             try:
                 yield conversation_of(reading, where, row, label, config.data.system_prompt)
@@ -196,16 +196,16 @@ def conversations(config: RunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[
                 bad(error)
 
 
-def labelled_files(config: RunConfig) -> Iterator[tuple[str, str]]:
+def labelled_files(sft: SFTConfig) -> Iterator[tuple[str, str]]:
     """Yields (label, file) of each training file of `sft.files`."""
-    for pattern in config.sft.files:
+    for pattern in sft.files:
         for path in training_files(pattern):
-            yield label_among(pattern, dict(config.sft.weights)), path
+            yield label_among(pattern, dict(sft.weights)), path
 
 
-def sft_reading(config: RunConfig, path: str, tell: Tell) -> tuple[Reading, dict[str, str]]:
+def sft_reading(sft: SFTConfig, path: str, tell: Tell) -> tuple[Reading, dict[str, str]]:
     """Returns the columns to read from a file, and the remedy for each missing column."""
-    named = (config.sft.prompt_field, config.sft.response_field or TURNS)
+    named = (sft.prompt_field, sft.response_field or TURNS)
     return open_format(path, "response", named, ("sft.prompt_field", "sft.response_field"), tell)
 
 
@@ -245,7 +245,7 @@ def taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Me
 
 
 def other_conversations(
-    config: RunConfig, pool: Sequence[Question], tell: Tell
+    config: SFTRunConfig, pool: Sequence[Question], tell: Tell
 ) -> Iterator[Conversation]:
     """Yields the conversations from sources other than `sft.files`: a judge's verdicts on pairs in
     both orders; worked solutions, then bare answers, of the first training questions of each
@@ -276,7 +276,7 @@ def other_conversations(
                 yield Conversation(where, label, messages, times)
 
 
-def _check_label(config: RunConfig, label: str, where: str, worked: bool) -> None:
+def _check_label(config: SFTRunConfig, label: str, where: str, worked: bool) -> None:
     datasets: dict[str, set[str]] = {}  # by label; two sources may share one
     for source in config.data.sources:
         if isinstance(source, ProceduralSource):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compass_jax.config import RunConfig
+from compass_jax.config import SFTConfig, SFTRunConfig
 from compass_jax.data.files import CODECS, BadRows, DataError, FileRows, Raw, row_of
 from compass_jax.data.questions import Tell, heldout_texts, questions, sets_not_counted
 from compass_jax.data.sft import (
@@ -47,7 +47,7 @@ TOO_LONG, HELDOUT, BLANK, BAD, UNREADABLE = "too_long", "heldout", "blank", "bad
 
 
 def sft_records(
-    config: RunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
+    config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
 ) -> tuple[list[SFTExample] | StreamedExamples, dict[str, int]]:
     """Returns the examples of `config.sft`, as a list or by record according to `sft.reading`, and
     their counts.
@@ -57,11 +57,11 @@ def sft_records(
     of each file.
     """
     if config.sft.reading == "memory" or (
-        config.sft.reading == "auto" and _bytes(config, PACKED) <= LARGE_BYTES
+        config.sft.reading == "auto" and _bytes(config.sft, PACKED) <= LARGE_BYTES
     ):
         return sft_examples(config, tokenizer, tell)
     records = StreamedExamples(config, tokenizer, tell)
-    counts = {"examples": len(records), "bytes": _bytes(config)}
+    counts = {"examples": len(records), "bytes": _bytes(config.sft)}
     tell(f"{work_in_words(counts)}; repeats among them are not looked for")
     return records, counts
 
@@ -74,13 +74,13 @@ def work_in_words(counts: Mapping[str, int]) -> str:
     return f"{counts['examples']:,} rows ({size} of files), read by record"
 
 
-def _bytes(config: RunConfig, packed: int = 1) -> int:
+def _bytes(sft: SFTConfig, packed: int = 1) -> int:
     """Returns the total bytes of `sft.files`, with compressed files counted `packed` times and
     missing files as 0.
     """
     return sum(
         os.path.getsize(path) * (packed if path.endswith((*CODECS, ".parquet")) else 1)
-        for _, path in labelled_files(config)
+        for _, path in labelled_files(sft)
         if os.path.isfile(path)
     )
 
@@ -191,7 +191,7 @@ class StreamedExamples:
     cannot be used.
     """
 
-    def __init__(self, config: RunConfig, tokenizer: Tokenizer, tell: Tell):
+    def __init__(self, config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell):
         tell_splits((*config.sft.files, *config.sft.preferences), tell)
         pool = questions(config.data, config.seed, tell)
         self._asked = heldout_texts(pool)
@@ -199,7 +199,7 @@ class StreamedExamples:
             tell(line)
         self._tokenizer, self._longest = tokenizer, config.sft.buckets[-1]
         self.bad = BadRows(config.sft.bad_rows == "skip", tell)
-        parts = [_file(config, label, path, tell) for label, path in labelled_files(config)]
+        parts = [_file(config, label, path, tell) for label, path in labelled_files(config.sft)]
         listed: dict[str, list[Conversation]] = {}
         for row in other_conversations(config, pool, tell):
             listed.setdefault(row.label, []).extend([row] * row.times)
@@ -242,8 +242,8 @@ class StreamedExamples:
         return LeftOut(TOO_LONG) if example.longest > self._longest else example
 
 
-def _file(config: RunConfig, label: str, path: str, tell: Tell) -> _Part:
-    reading, fields = sft_reading(config, path, tell)
+def _file(config: SFTRunConfig, label: str, path: str, tell: Tell) -> _Part:
+    reading, fields = sft_reading(config.sft, path, tell)
     rows = FileRows(path, fields, BESIDE, config.data.cache)
 
     def read(placed: tuple[str, Raw]) -> Conversation | None:

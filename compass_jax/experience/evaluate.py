@@ -16,7 +16,14 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from compass_jax.config import ConfigError, RolloutConfig, RunConfig
+from compass_jax.config import (
+    ConfigError,
+    EvalRunConfig,
+    PolicyConfig,
+    RewardConfig,
+    RolloutConfig,
+    ScoredConfig,
+)
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet, evaluation_sets
 from compass_jax.data.questions import OVERLAP, once
@@ -108,7 +115,7 @@ def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
     )
 
 
-def evaluation_uses(config: RunConfig) -> list[EngineWorkload]:
+def evaluation_uses(config: EvalRunConfig) -> list[EngineWorkload]:
     """Returns an evaluation's workloads on the engine, for the held-out prompts and each set: k
     samples of each prompt, then one greedy answer. Duplicates are merged.
     """
@@ -136,7 +143,7 @@ def evaluate(
     sets: Sequence[PromptSet],
     tokenizer: Tokenizer,
     scorer: AnyScorer,
-    config: RunConfig,
+    config: EvalRunConfig,
     keep: Keep | None = None,
 ) -> Evaluation:
     """Samples k answers and one greedy answer for every prompt of every set (data/prompts.py makes
@@ -162,7 +169,7 @@ def evaluate(
     return _evaluation(results, "\n".join(filter(None, warnings)), config)
 
 
-def _evaluation(results: dict[str, SetResult], warning: str, config: RunConfig) -> Evaluation:
+def _evaluation(results: dict[str, SetResult], warning: str, config: EvalRunConfig) -> Evaluation:
     common: dict[str, Any] = {
         "warning": warning,
         "right_at": config.rewards.right_at,
@@ -186,7 +193,7 @@ def _evaluation(results: dict[str, SetResult], warning: str, config: RunConfig) 
     )
 
 
-def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: RunConfig) -> str:
+def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: ScoredConfig) -> str:
     """Returns a warning about samples whose rewards carry no information; empty otherwise."""
     sampled = [
         Group(group.prompt, group.rollouts[:-1], group.scores[:-1])  # without the greedy answer
@@ -202,7 +209,7 @@ def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: Run
     return silence_warning(kind, of, sample, len(flat), config)
 
 
-def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
+def decoder_of(config: PolicyConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
     """Returns engine, decode weights and tokenizer for the weights of a run directory, a checkpoint
     or a Hugging Face folder.
     """
@@ -218,7 +225,7 @@ def decoder_of(config: RunConfig, weights: str) -> tuple[Engine, Any, Tokenizer]
     return engine, decoding_weights(config, weights, engine), tokenizer
 
 
-def decoding_weights(config: RunConfig, weights: str, engine: Engine) -> Any:
+def decoding_weights(config: PolicyConfig, weights: str, engine: Engine) -> Any:
     """Loads the weights of a run directory, a checkpoint or a Hugging Face folder in the layout
     that `engine` decodes with.
     """
@@ -249,7 +256,7 @@ class Evaluator:
     Raises ConfigError where there is nothing to evaluate on.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: EvalRunConfig) -> None:
         config.validate()
         if not config.data.evaluated:
             raise ConfigError(NOTHING_TO_EVALUATE)
@@ -288,7 +295,7 @@ class Evaluator:
         return evaluation
 
 
-def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) -> Evaluation:
+def evaluate_weights(config: EvalRunConfig, weights: str, out: str | None = None) -> Evaluation:
     """Returns the accuracy of the weights of a run directory, a checkpoint or a Hugging Face folder
     on the held-out prompts and on `data.eval_sets`.
 
@@ -299,7 +306,7 @@ def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) ->
 
 
 def run_eval(
-    config: RunConfig, checkpoint: str, out: str | None = None, as_json: bool = False
+    config: EvalRunConfig, checkpoint: str, out: str | None = None, as_json: bool = False
 ) -> dict[str, Any]:
     """Runs `compass eval`: prints a table for each set and returns the content of summary.json;
     `out` is that of `evaluate_weights`. With `as_json` stdout has the summary only, and stderr
@@ -307,16 +314,16 @@ def run_eval(
     """
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         evaluation = evaluate_weights(config, checkpoint, out)
-        _show(evaluation, config, checkpoint)
+        _show(evaluation, config.rewards, checkpoint)
     summary = summary_of(evaluation, config, checkpoint)
     if as_json and is_main_process():
         print(json.dumps(summary, indent=2))
     return summary
 
 
-def _show(evaluation: Evaluation, config: RunConfig, checkpoint: str) -> None:
+def _show(evaluation: Evaluation, rewards: RewardConfig, checkpoint: str) -> None:
     console = Console(soft_wrap=True, quiet=not is_main_process())
-    console.print(notice(config.rewards.sandbox), highlight=False)
+    console.print(notice(rewards.sandbox), highlight=False)
     for name, one in evaluation.sets.items():
         title = f"{checkpoint}: {'held-out prompts' if name == HELDOUT else name}"
         console.print(summary_table(table_rows(one), title=title))

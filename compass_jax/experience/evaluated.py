@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from compass_jax.config import RunConfig
+from compass_jax.config import EvalRunConfig
 from compass_jax.experience.accuracy import Accuracy, Evaluation, SetResult
 from compass_jax.experience.metrics import sample_rows
 from compass_jax.records import Group, Rollout
@@ -31,7 +31,7 @@ def answer_rows(
     ]
 
 
-def summary_of(evaluation: Evaluation, config: RunConfig, weights: str) -> dict[str, Any]:
+def summary_of(evaluation: Evaluation, config: EvalRunConfig, weights: str) -> dict[str, Any]:
     """Returns the content of summary.json: the fields of `Evaluation` with null for an undefined
     number, the weights, and the settings on which the numbers depend.
     """
@@ -61,7 +61,7 @@ def write_evaluation(
     folder: Path,
     evaluation: Evaluation,
     rows: Sequence[dict[str, Any]],
-    config: RunConfig,
+    config: EvalRunConfig,
     weights: str,
 ) -> None:
     """Writes answers.jsonl (of `answer_rows`) and summary.json into an existing folder."""

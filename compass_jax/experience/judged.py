@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from compass_jax.config import FileSource, RewardConfig, RunConfig
+from compass_jax.config import FileSource, RewardConfig, ScoredConfig
 from compass_jax.config.verifiers import looked_for
 from compass_jax.experience.policies import is_uniform, known_rewards
 from compass_jax.records import Group, Prompt, Rollout, Score
@@ -123,7 +123,7 @@ def silence_warning(
     of: str,
     sample: tuple[Prompt, str, Score],
     responses: int,
-    config: RunConfig,
+    config: ScoredConfig,
 ) -> str:
     """Returns the warning about uninformative rewards, with one whole sample.
 
@@ -140,9 +140,10 @@ def silence_warning(
         what = f"no answer could be extracted from any of the {responses} responses {of}"
         form = form_of(source, config.rewards.answer_tag)
         ask = "ask for it in the prompt (data.system_prompt)"
+        ask = ask if form is None else remedy(form, config.data)
         option = (
-            f"{ask if form is None else remedy(form, config)}, or set rewards.answer_tag: another"
-            f" tag, or empty for the whole response; or judge by another {where}.verifier"
+            f"{ask}, or set rewards.answer_tag: another tag, or empty for the whole response; or"
+            f" judge by another {where}.verifier"
         )
     elif kind == ALL_RIGHT:
         what = f"all {responses} responses {of} are right: every advantage of the verifiers is 0"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from compass_jax.chips import Chip
-from compass_jax.config import RunConfig
+from compass_jax.config import PolicyConfig, RLRunConfig
 from compass_jax.model.flops import flops_per_token, forward_flops
 from compass_jax.plan.memory import Memory
 from compass_jax.plan.programs import ROLLOUT
@@ -34,7 +34,7 @@ class Bound(NamedTuple):
         return ("FLOPs", "HBM", "ICI")[self.index(self.seconds)]
 
 
-def program_flops(config: RunConfig, name: str, tokens: int) -> float:
+def program_flops(config: PolicyConfig, name: str, tokens: int) -> float:
     """Counts the operations of one run over all devices; for decode of one token step with every
     slot at the longest length (the worst case).
     """
@@ -54,7 +54,7 @@ def program_flops(config: RunConfig, name: str, tokens: int) -> float:
 
 
 def bound_of(
-    config: RunConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float
+    config: PolicyConfig, chip: Chip, name: str, tokens: int, memory: Memory, sent_bytes: float
 ) -> Bound:
     """Returns the bound on one run of program `name` (decode: one token step)."""
     share, sampling = chip.devices, name.split()[0] in ROLLOUT
@@ -66,7 +66,7 @@ def bound_of(
     )
 
 
-def runs_per_step(config: RunConfig, rows_multiple: int) -> dict[str, float]:
+def runs_per_step(config: RLRunConfig, rows_multiple: int) -> dict[str, float]:
     """Returns how often each program runs in an RL step in which all answers have the largest
     length.
     """

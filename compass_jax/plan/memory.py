@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from compass_jax.config import RunConfig
+from compass_jax.config import MeshConfig, RLRunConfig, UpdatesConfig
 from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device, model_params
 from compass_jax.programs import Program
 from compass_jax.training.programs import summed
@@ -30,7 +30,9 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory_of(config: RunConfig, program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
+def memory_of(
+    config: RLRunConfig, program: Program, compiled: Any, parts: dict[str, int]
+) -> Memory:
     """Returns the compiler's memory analysis of a program, with the live arrays of other programs;
     `parts` comes from `resident`.
     """
@@ -44,7 +46,7 @@ def memory_of(config: RunConfig, program: Program, compiled: Any, parts: dict[st
     )
 
 
-def bytes_beside(config: RunConfig, program: Program, parts: dict[str, int]) -> int:
+def bytes_beside(config: RLRunConfig, program: Program, parts: dict[str, int]) -> int:
     """Returns the bytes per device of arrays that are live while `program` runs and do not belong
     to it.
     """
@@ -101,7 +103,7 @@ class Change(NamedTuple):
 
 
 def advice(
-    config: RunConfig, program: str, memory: Memory | None, parts: dict[str, int]
+    config: RLRunConfig, program: str, memory: Memory | None, parts: dict[str, int]
 ) -> list[Change]:
     """Returns changes that lower the memory of the program that needs most, the most effective
     first.
@@ -121,7 +123,7 @@ def advice(
 
 
 def _of_rollout(
-    config: RunConfig, sizes: dict[str, int], program: str
+    config: RLRunConfig, sizes: dict[str, int], program: str
 ) -> list[tuple[float, Change]]:
     rollout, slots, mesh, rollout_mesh = (
         config.rollout,
@@ -151,13 +153,13 @@ def _of_rollout(
     return changes
 
 
-def _of_training(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
+def _of_training(config: RLRunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
     compute, temporary = config.compute, sizes["temporary"]
     changes = []
     if not compute.remat:
         why = "layers are computed again in the backward pass, not kept"
         changes.append((0.9, Change("compute.remat", "True", why)))
-    if shorter := _fewer_tokens(config):
+    if shorter := _fewer_tokens(config.rl, config.mesh):
         changes.append((0.5, shorter))
     if config.model.moe is not None and (not compute.moe_chunk or compute.moe_chunk >= 1024):
         share, chunk = (0.6, compute.moe_chunk // 4) if compute.moe_chunk else (0.8, 4096)
@@ -169,11 +171,10 @@ def _of_training(config: RunConfig, sizes: dict[str, int]) -> list[tuple[float, 
     return [(temporary * share, change) for share, change in changes]
 
 
-def _fewer_tokens(config: RunConfig) -> Change | None:
+def _fewer_tokens(rl: UpdatesConfig, mesh: MeshConfig) -> Change | None:
     """Returns the change that halves the tokens of a micro-batch on each device: fewer rows, or a
     part of each row.
     """
-    rl, mesh = config.rl, config.mesh
     half = str(rl.micro_batch_tokens // 2)
     if rl.micro_batch_tokens >= 2 * mesh.replica * mesh.fsdp * mesh.expert * rl.buckets[-1]:
         return Change("rl.micro_batch_tokens", half, "half the tokens of a micro-batch")

@@ -9,14 +9,15 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from compass_jax.chips import CHIPS, Chip, chip_of
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, OptimConfig, PolicyConfig, RLRunConfig
 from compass_jax.config.curriculum import largest_stage
+from compass_jax.config.lora import LoRAConfig
 from compass_jax.experience.evaluate import evaluation_uses
 from compass_jax.experience.programs import training_use
 from compass_jax.extras import how_to_install
@@ -38,6 +39,8 @@ from compass_jax.tasks.task import talks
 from compass_jax.training import optim, trained
 from compass_jax.training.programs import training_programs
 from compass_jax.weights.sync import resolve, sync_program
+
+P = TypeVar("P", bound=PolicyConfig)
 
 # Arrays of other programs that are live while a program runs, by the first word of its name
 # (`resident`). The rollout's "store" of routes and training's replayed routes come on top.
@@ -68,7 +71,7 @@ TRAINING = {
 _OWN = {"store", "stored", "harvest", "taken"}, {"replayed", "recorded"}  # routes are arguments
 
 
-def beside(config: RunConfig, program: Program) -> set[str]:
+def beside(config: RLRunConfig, program: Program) -> set[str]:
     """Returns the parts of `resident` that are on a program's devices while it runs."""
     kind, rl, apart = program.name.split()[0], config.rl, config.rollout_apart
     samples = kind in ROLLOUT
@@ -85,7 +88,7 @@ def beside(config: RunConfig, program: Program) -> set[str]:
 
 
 def run_programs(
-    config: RunConfig,
+    config: RLRunConfig,
     engine: Engine,
     model: Transformer,
     state: TrainState,
@@ -158,7 +161,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def for_chip(config: RunConfig, kind: str) -> RunConfig:
+def for_chip(config: P, kind: str) -> P:
     """Resolves the settings that a run chooses by its device for another kind of device."""
     compute = config.compute
     compute = dataclasses.replace(
@@ -172,7 +175,7 @@ def for_chip(config: RunConfig, kind: str) -> RunConfig:
     )
 
 
-def known_ids(config: RunConfig) -> int:
+def known_ids(config: PolicyConfig) -> int:
     """Returns the number of ids in the run's tokenizer; the LM head's other columns are masked.
 
     Without the tokenizer's folder it is one less than the head's columns: most published heads are
@@ -189,7 +192,7 @@ class Step:
     with the largest rollouts is used.
     """
 
-    def __init__(self, config: RunConfig, devices: list[jax.Device]):
+    def __init__(self, config: RLRunConfig, devices: list[jax.Device]):
         self.chip = known_chip(devices)
         self.config = config = for_chip(largest_stage(config), devices[0].device_kind)
         self.train, self.decode = _placements(config, devices)
@@ -198,7 +201,7 @@ class Step:
         self.engine = Engine(
             config.model, config.rollout_compute, config.rollout, 0, self.decode, known
         )
-        self.state = fresh_state(config, self.model)
+        self.state = fresh_state(self.model, config.lora, config.rl.optim)
         arguments = (config, self.engine, self.model, self.state)
         self.programs = planned(run_programs(*arguments, stored=True))
         self.results: dict[Program, Any] = {}  # results of compiled programs, as structs
@@ -224,19 +227,19 @@ class Step:
         return [x for x in self.programs if x.name.split()[0] in names]
 
 
-def fresh_state(config: RunConfig, model: Transformer) -> TrainState:
+def fresh_state(model: Transformer, lora: LoRAConfig, config: OptimConfig) -> TrainState:
     """Returns the structs of a train state before the first update, in the layout of `model`."""
 
     def fresh() -> TrainState:
         key = jax.random.key(0)
-        params = in_layout(init_params(config.model, config.compute, key), model.layout)
-        tree, _ = trained.split(config.lora, model, params, key)
-        return optim.init_state(tree, config.rl.optim, 1)
+        params = in_layout(init_params(model.config, model.compute, key), model.layout)
+        tree, _ = trained.split(lora, model, params, key)
+        return optim.init_state(tree, config, 1)
 
-    return placed_structs(jax.eval_shape(fresh), config.model, model.placement)
+    return placed_structs(jax.eval_shape(fresh), model.config, model.placement)
 
 
-def model_params(config: RunConfig, model: Transformer, state: TrainState) -> Any:
+def model_params(config: PolicyConfig, model: Transformer, state: TrainState) -> Any:
     """Returns the structs of the model's parameters, with those of adapters in their places."""
     if not config.lora.acts:
         return state.params
@@ -249,7 +252,7 @@ def model_params(config: RunConfig, model: Transformer, state: TrainState) -> An
     return trained.full(config.lora, state.params, frozen)
 
 
-def _placements(config: RunConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:
+def _placements(config: PolicyConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:
     """Returns the placements of training and rollout, which must use all `devices`: unused chips
     would be paid for idle.
     """

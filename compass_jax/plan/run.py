@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from compass_jax.chips import Chip
-from compass_jax.config import RunConfig
+from compass_jax.config import MeshConfig, RLRunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
 from compass_jax.plan.memory import (
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     topology: str
     chip: Chip
     devices: int
-    config: RunConfig
+    config: RLRunConfig
     parts: dict[str, int]  # bytes per device of arrays that live from program to program
     programs: list[CompiledProgram]
     changes: list[Change]
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
         One step off, the rollout runs beside training: the longer of the two counts, with weight
         sync between them.
         """
-        runs = runs_per_step(self.config, _rows_multiple(self.config))
+        runs = runs_per_step(self.config, _rows_multiple(self.config.mesh))
         took = {
             x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
             for x in self.programs
@@ -112,8 +112,8 @@ class Plan(NamedTuple):
         }
 
 
-def _rows_multiple(config: RunConfig) -> int:
-    return config.mesh.replica * config.mesh.fsdp * config.mesh.expert
+def _rows_multiple(mesh: MeshConfig) -> int:
+    return mesh.replica * mesh.fsdp * mesh.expert
 
 
 def _row(x: CompiledProgram, per_chip: int) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _row(x: CompiledProgram, per_chip: int) -> dict[str, Any]:
 
 
 def make_plan(
-    config: RunConfig, topology: str, tell: Callable[[str], None] = lambda text: None
+    config: RLRunConfig, topology: str, tell: Callable[[str], None] = lambda text: None
 ) -> Plan:
     """Compiles the programs of `config` for `topology` in order, and reports each through `tell`.
 

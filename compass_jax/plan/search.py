@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from compass_jax.config import ConfigError, MeshConfig, RunConfig
+from compass_jax.config import ConfigError, MeshConfig, RLRunConfig
 from compass_jax.model.flops import active_params, forward_flops
 from compass_jax.model.params import param_count
 from compass_jax.plan.bound import bound_of
@@ -27,13 +27,13 @@ GIB = 2**30
 class Estimate(NamedTuple):
     """The estimated memory and time of one layout, before compilation."""
 
-    config: RunConfig
+    config: RLRunConfig
     gib: float  # per device: parameters, moments, summed gradients and a micro-batch's residuals
     # the greater of arithmetic and links for a million tokens of forward and backward
     s_per_mtoken: float
 
 
-def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
+def layouts(config: RLRunConfig, devices: int) -> Iterator[RLRunConfig]:
     """Yields `config` on every training mesh of `devices` devices that divides the model and a row,
     with and without remat; one row of the longest bucket on each group of context devices.
     """
@@ -57,7 +57,7 @@ def layouts(config: RunConfig, devices: int) -> Iterator[RunConfig]:
             )
 
 
-def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
+def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
     """Estimates memory and time of one layout, to decide which ones to compile."""
     model, mesh = config.model, config.mesh
     length, total = config.rl.buckets[-1], param_count(model)
@@ -92,7 +92,9 @@ def estimate(config: RunConfig, device_flops: float, ici_bytes_s: float) -> Esti
     )
 
 
-def search(config: RunConfig, topology: str, count: int, console: Console) -> list[dict[str, Any]]:
+def search(
+    config: RLRunConfig, topology: str, count: int, console: Console
+) -> list[dict[str, Any]]:
     """Compiles forward and backward of the `count` best layouts by estimate; prints and returns
     them, the fastest by its bound first.
     """
@@ -110,7 +112,7 @@ def search(config: RunConfig, topology: str, count: int, console: Console) -> li
     )
     rows = []
     for x in likely:
-        console.print(f"compiling {_named(x.config)}")
+        console.print(f"compiling {_named(x.config.mesh, x.config.compute.remat)}")
         rows.append(_compiled(x.config, devices, limit))
     rows.sort(key=lambda row: (row["fits"] != "yes", row["s / Mtoken"]))
     if rows:
@@ -124,14 +126,14 @@ def search(config: RunConfig, topology: str, count: int, console: Console) -> li
     return rows
 
 
-def _named(config: RunConfig) -> str:
-    mesh = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(config.mesh).items() if n > 1)
-    return f"{mesh}, {'remat' if config.compute.remat else 'no remat'}"
+def _named(mesh: MeshConfig, remat: bool) -> str:
+    axes = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(mesh).items() if n > 1)
+    return f"{axes}, {'remat' if remat else 'no remat'}"
 
 
-def _compiled(config: RunConfig, devices: list[Any], limit: float) -> dict[str, Any]:
+def _compiled(config: RLRunConfig, devices: list[Any], limit: float) -> dict[str, Any]:
     step, length = Step(config, devices), config.rl.buckets[-1]
-    row: dict[str, Any] = {"layout": _named(config)}
+    row: dict[str, Any] = {"layout": _named(config.mesh, config.compute.remat)}
     row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
     worst, seconds, by = 0.0, 0.0, []
     for program in step.training():

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from compass_jax.config import RunConfig
+from compass_jax.config import DataConfig, ScoredConfig
 from compass_jax.config.verifiers import looked_for, pairs
 from compass_jax.records import Prompt
 
@@ -81,7 +81,7 @@ def form_of(source: Any, tag: str) -> AnswerForm | None:
 
 
 def missing_requests(
-    config: RunConfig, prompts: Sequence[Prompt], decode: Callable[[Any], str]
+    config: ScoredConfig, prompts: Sequence[Prompt], decode: Callable[[Any], str]
 ) -> Iterator[str]:
     """Yields a warning for each source whose prompts never request the answer format.
 
@@ -101,12 +101,12 @@ def missing_requests(
         yield (
             f"{where}: no prompt asks for the form of answer that its verifier looks for"
             f" ({looked_for(source, config.rewards.answer_tag)}); unless the model was trained to"
-            f" answer so, {remedy(form, config)}"
+            f" answer so, {remedy(form, config.data)}"
         )
 
 
-def remedy(form: AnswerForm, config: RunConfig) -> str:
+def remedy(form: AnswerForm, data: DataConfig) -> str:
     """Returns the remedy: the setting, with a text that can be pasted into a shell."""
     quoted = form.request.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
-    verb = "add to" if config.data.system_prompt else "set"
+    verb = "add to" if data.system_prompt else "set"
     return f'{verb} --data.system-prompt "{quoted}"'

@@ -16,14 +16,16 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from compass_jax.config import ConfigError, RunConfig
-from compass_jax.config.io import config_from_json, config_to_json, differences, flatten
+from compass_jax.config import ConfigError, PolicyConfig, ScoredConfig
+from compass_jax.config.io import config_to_json, differences, flatten, read_config
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.errors import CompassError
 from compass_jax.runs.logfile import removed_on_error
-from compass_jax.untrusted import read_text
+
+P = TypeVar("P", bound=PolicyConfig)
+FileHashes = tuple[tuple[str, str], ...]  # user code by name, with its hash
 
 EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a finished run
 EVALUATION_FOLDER = "evaluation"  # its answers, in the form of `compass eval --out`
@@ -161,11 +163,11 @@ class RunDir(FolderLock):
     Raises RunDirectoryInUse, RunDirectoryUnusable, ConfigMismatch.
     """
 
-    def __init__(self, path: str | os.PathLike, config: RunConfig):
+    def __init__(self, path: str | os.PathLike, config: ScoredConfig):
         super().__init__(path)
         self.config = config
         self.resumed = False
-        self.before: RunConfig | None = None  # the previous configuration of a resumed run
+        self.before: ScoredConfig | None = None  # the previous configuration of a resumed run
 
     def __enter__(self) -> RunDir:
         super().__enter__()
@@ -199,7 +201,7 @@ class RunDir(FolderLock):
         return self.before is not None
 
 
-def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
+def look_into(path: str | os.PathLike, config: ScoredConfig) -> bool:
     """Returns whether the directory that `RunDir` would open holds a started run. Raises the same
     errors and creates nothing.
     """
@@ -220,7 +222,7 @@ def look_into(path: str | os.PathLike, config: RunConfig) -> bool:
         raise unusable(path, error) from error
 
 
-def _started_config(path: Path, config: RunConfig) -> RunConfig | None:
+def _started_config(path: Path, config: ScoredConfig) -> ScoredConfig | None:
     """Returns the configuration of the started run in a directory, or None. Raises ConfigMismatch
     if `config` cannot continue it.
     """
@@ -241,7 +243,7 @@ def nothing_trained(path: Path) -> bool:
     return not has_lines and not (folder.exists() and any(folder.iterdir()))
 
 
-def staged(config: RunConfig, stage: str) -> RunConfig:
+def staged(config: P, stage: str) -> P:
     """Returns `config` with the default directory of stage "sft" or "rl", runs/NAME/STAGE, unless
     `run_dir` is set.
 
@@ -272,7 +274,7 @@ SIZES = (
 )
 
 
-def with_recorded_sizes(config: RunConfig, given: Collection[str] = ()) -> RunConfig:
+def with_recorded_sizes(config: P, given: Collection[str] = ()) -> P:
     """Returns `config` with the SIZES of the started run in its directory, if any: less memory may
     be free now, and a resumed run keeps its sizes.
 
@@ -330,24 +332,11 @@ def _check_layout(path: Path) -> None:
             )
 
 
-def read_config(path: str | os.PathLike) -> RunConfig:
-    """Returns the configuration of a run directory. Raises ConfigError, naming the file, if it is
-    absent or damaged.
-    """
-    file = Path(path) / "config.json"
-    if not file.exists():
-        raise ConfigError(f"{file} does not exist: {path} is not a run directory")
-    try:
-        return config_from_json(read_text(file, error=ConfigError))
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-
-
-def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
+def check_same_run(old: ScoredConfig, new: ScoredConfig, path: str) -> None:
     """Raises ConfigMismatch if `new` cannot continue a run of `old`. User code at another path but
     with equal content counts as equal.
     """
-    moved = _moved(old, new)
+    moved = _moved(old.rewards.code, new.rewards.code)
     changed = {
         k: v
         for k, v in differences(old, new).items()
@@ -364,14 +353,14 @@ def check_same_run(old: RunConfig, new: RunConfig, path: str) -> None:
         raise ConfigMismatch(f"{path} holds a run of another configuration:\n{lines}\n{advice}")
 
 
-def _moved(old: RunConfig, new: RunConfig) -> set[tuple[str, str]]:
+def _moved(old: FileHashes, new: FileHashes) -> set[tuple[str, str]]:
     """Returns (old name, new name) of user code with the same attribute name, in files of the same
     content (rewards.code).
     """
     return {
         (was, now)
-        for was, old_hash in old.rewards.code
-        for now, new_hash in new.rewards.code
+        for was, old_hash in old
+        for now, new_hash in new
         if old_hash == new_hash != NO_FILE and _attribute(was) == _attribute(now)
     }
 

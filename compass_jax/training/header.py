@@ -6,12 +6,12 @@ from dataclasses import fields
 
 import jax
 
-from compass_jax.config import MeshConfig, ModelConfig, RunConfig
+from compass_jax.config import MeshConfig, ModelConfig, PolicyConfig, RLRunConfig
 from compass_jax.config.curriculum import Stage
 
 
 def header(
-    config: RunConfig, work: str, parameters: int, done_steps: int, total: int, memory: str = ""
+    config: PolicyConfig, work: str, parameters: int, done_steps: int, total: int, memory: str = ""
 ) -> list[str]:
     """Returns lines of "name value".
 
@@ -38,7 +38,7 @@ def header(
     return [f"{config.name}", *(f"  {name:9}  {value}" for name, value in rows.items())]
 
 
-def stage_line(config: RunConfig, stage: Stage) -> str:
+def stage_line(config: RLRunConfig, stage: Stage) -> str:
     """Returns the first line of an RL stage. `config` has the stage's settings."""
     rl = config.rl
     mix = ", ".join(f"{share:.0%} of {low:g} to {high:g}" for low, high, share in stage.mix or ())

@@ -162,7 +162,14 @@ class RLTrainer:
         )
         self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
         self.buffer = new_buffer(self.engine, self.rl.sampling)
-        self.samples = SampleLog(config, self.tokenizer, telemetry)
+        self.samples = SampleLog(
+            config.log,
+            self.rl.capacity,
+            config.show_samples_every,
+            config.rollout,
+            self.tokenizer,
+            telemetry,
+        )
         self.callbacks = Callbacks(config.callbacks)
         labels = {label_of(prompt) for prompt in prompts}
         self.by_label = 1 < len(labels) <= MAX_LABELS
@@ -489,7 +496,7 @@ class RLTrainer:
         """Returns the run's first lines."""
         work = f"{len(self.stream):,} prompts, {in_words(self.evaluated, self.config.data)}"
         parameters = sum(x.size for x in jax.tree.leaves(self.learner.params))
-        memory = memory_line(self.config, "train")
+        memory = memory_line(self.config, self.rl)
         return header(self.config, work, parameters, self.done_steps, self.rl.steps, memory)
 
     # ---- accounts --------------------------------------------------------------------------------

@@ -12,7 +12,12 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from compass_jax.config import RunConfig, ScalarJudgeConfig, ShapingConfig
+from compass_jax.config import (
+    RLRunConfig,
+    RolloutConfig,
+    ScalarJudgeConfig,
+    ShapingConfig,
+)
 from compass_jax.experience.judged import (
     NO_GROUP_VARIES,
     NOTHING_EXTRACTED,
@@ -37,7 +42,7 @@ WATCHED_STEPS, MIN_SAVED_PADDING = 4, 0.05
 MIN_FLOOR_SHARE = 0.5  # share of tokens on ESPO's floor for a notice
 
 
-def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
+def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
     """Returns notices about valid settings that cannot act in this run, each with the reason and
     the remedy.
 
@@ -58,7 +63,7 @@ def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
             " a rollout begins at the policy that it is compared with; raise rl.updates_per_rollout"
             " or rl.epochs"
         )
-    if config.rollout.quantize == "auto" and _eight_bit(config) == "off":
+    if config.rollout.quantize == "auto" and _eight_bit(config.rollout) == "off":
         notices.append(
             "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
             " as with 'off'"
@@ -79,7 +84,7 @@ def idle_settings(config: RunConfig, prompts: int, labels: int) -> list[str]:
     return notices + _idle_rewards(config) + _idle_training(config) + idle_stages(config)
 
 
-def _idle_rewards(config: RunConfig) -> list[str]:
+def _idle_rewards(config: RLRunConfig) -> list[str]:
     """Returns notices about growth and shaping."""
     rl, notices = config.rl, []
     if rl.zero_variance.grow_to and isinstance(config.rewards.judge, ScalarJudgeConfig):
@@ -111,17 +116,17 @@ def _of(settings: ShapingConfig, name: str) -> float:
     return getattr(settings, name)
 
 
-def _eight_bit(config: RunConfig) -> str:
+def _eight_bit(rollout: RolloutConfig) -> str:
     """Returns the 8-bit type of the rollout's weights on this device, or "off"."""
-    kind = config.rollout.quantize
+    kind = rollout.quantize
     return kind_for(jax.devices()[0].device_kind) if kind == "auto" else kind
 
 
-def _idle_training(config: RunConfig) -> list[str]:
+def _idle_training(config: RLRunConfig) -> list[str]:
     """Returns notices about the correction, the warm-up and the evaluation."""
     rl, notices = config.rl, []
     exact = config.compute.dtype == config.rollout_compute.dtype == "float32"
-    rounded = _eight_bit(config) != "off" or config.rollout.kv_quantize != "off"
+    rounded = _eight_bit(config.rollout) != "off" or config.rollout.kv_quantize != "off"
     # Samples come from an older policy or from another temperature.
     off_policy = rl.one_step_off or rl.partial_prompts or rl.zero_variance.grow_temperature != 1
     if rl.correction.acts and exact and not rounded and not off_policy:
@@ -152,7 +157,7 @@ def _idle_training(config: RunConfig) -> list[str]:
     return notices
 
 
-def idle_stages(config: RunConfig) -> list[str]:
+def idle_stages(config: RLRunConfig) -> list[str]:
     """Returns notices about stages that never begin or that change nothing."""
     rl, notices = config.rl, []
     for i, stage in enumerate(rl.stages):
@@ -199,7 +204,7 @@ class Notices:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: RLRunConfig,
         tell: Callable[[str], None],
         said: set[str] | None = None,
         done_steps: int = 0,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.config import EngineJudgeConfig, RolloutConfig, RunConfig, ScalarJudgeConfig
+from compass_jax.config import EngineJudgeConfig, RolloutConfig, ScalarJudgeConfig, ScoredConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of, turns_of
 from compass_jax.records import Prompt, stable_id
@@ -72,7 +72,9 @@ class PolicyJudge:
     judge.
     """
 
-    def __init__(self, config: RunConfig, scorer: AnyScorer, policy: Engine, tokenizer: Tokenizer):
+    def __init__(
+        self, config: ScoredConfig, scorer: AnyScorer, policy: Engine, tokenizer: Tokenizer
+    ):
         judge = config.rewards.judge
         if isinstance(judge, ScalarJudgeConfig) and isinstance(scorer, JoinedScorer):
             assert isinstance(scorer.judge, ScalarJudge)

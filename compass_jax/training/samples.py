@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from compass_jax.config import RunConfig
+from compass_jax.config import LogConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.metrics import sample_rows
@@ -20,10 +20,19 @@ from compass_jax.training.trace import TokenTrace
 class SampleLog:
     """Writes samples according to `log` and `show_samples_every`."""
 
-    def __init__(self, config: RunConfig, tokenizer: Tokenizer, telemetry: Telemetry):
-        self._log, self._capacity = config.log, config.rl.capacity
-        self._every, self._tokenizer = config.show_samples_every, tokenizer
-        self._text_of = turns_of(tokenizer, config.rollout).response
+    def __init__(
+        self,
+        config: LogConfig,
+        capacity: int,
+        show_every: int,
+        rollout: RolloutConfig,
+        tokenizer: Tokenizer,
+        telemetry: Telemetry,
+    ):
+        """Creates a log for groups of up to `capacity` samples, shown every `show_every` steps."""
+        self._log, self._capacity = config, capacity
+        self._every, self._tokenizer = show_every, tokenizer
+        self._text_of = turns_of(tokenizer, rollout).response
         self._telemetry = telemetry
 
     def trace(self, groups: int) -> TokenTrace | None:

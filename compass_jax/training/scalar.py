@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from compass_jax.config import RunConfig
+from compass_jax.config import PolicyConfig
 from compass_jax.config.errors import check
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
 from compass_jax.data.tokenizer import Tokenizer
@@ -171,7 +171,7 @@ class ScalarModel:
     """
 
     def __init__(
-        self, config: RunConfig, weights: str, buckets: Sequence[int], micro_batch_tokens: int
+        self, config: PolicyConfig, weights: str, buckets: Sequence[int], micro_batch_tokens: int
     ):
         self._tokenizer: Tokenizer = load_tokenizer(config)
         self._model = Transformer(

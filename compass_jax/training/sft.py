@@ -137,7 +137,7 @@ class SFTTrainer:
         """Returns the run's first lines."""
         work = work_in_words(self.data_stats)
         parameters = sum(x.size for x in jax.tree.leaves(self.params))
-        memory = memory_line(self.config, self.STAGE)
+        memory = memory_line(self.config, self.config.sft)
         return header(self.config, work, parameters, self.done_steps, self.sft.steps, memory)
 
     def save(self, *, wait: bool = True) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compass_jax.config import ModelConfig, RunConfig
+from compass_jax.config import ModelConfig, PolicyConfig
 from compass_jax.config.io import differences
 from compass_jax.families import find as families
 from compass_jax.families.raw import WeightsError
@@ -107,7 +107,7 @@ def _restore_adapted(source: checkpoint.Sound, shardings: Any) -> tuple[Any, Mod
 VOCAB_ROWS = "vocab_rows"  # key in a checkpoint's meta
 
 
-def vocab_rows(config: RunConfig, known: int) -> int:
+def vocab_rows(config: PolicyConfig, known: int) -> int:
     """Returns the number of ids for which an export of the run has rows.
 
     A randomly initialised model has rows for the tokenizer's `known` ids: the others are never
@@ -132,7 +132,7 @@ def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, Mode
 
 
 def init_or_load(
-    config: RunConfig, key: jax.Array, shardings: Any = None, known: int | None = None
+    config: PolicyConfig, key: jax.Array, shardings: Any = None, known: int | None = None
 ) -> Any:
     """Returns the initial parameters of a run, stacked, in `compute.param_dtype`.
 
@@ -163,14 +163,14 @@ def init_or_load(
     return load_params(path, config.model, dtype, shardings, rows)
 
 
-def check_weights(config: RunConfig) -> None:
+def check_weights(config: PolicyConfig) -> None:
     """Raises the errors that `init_or_load` raises before it reads the values of the weights."""
     path, rows = _folder(config)
     if path is not None and not is_checkpoint(path):
         checked_headers(path, config.model, rows)
 
 
-def _folder(config: RunConfig) -> tuple[Path | None, int]:
+def _folder(config: PolicyConfig) -> tuple[Path | None, int]:
     """Returns the folder of `init_from` (None for random weights), whose model is checked, and the
     number of ids for which it has rows.
     """
@@ -185,7 +185,7 @@ def _folder(config: RunConfig) -> tuple[Path | None, int]:
     return path, model.vocab_size
 
 
-def first_parameters(config: RunConfig, model: Transformer) -> Any:
+def first_parameters(config: PolicyConfig, model: Transformer) -> Any:
     """Returns the parameters of `init_or_load` in the model's layout, created or read directly on
     its mesh.
     """
@@ -212,7 +212,7 @@ def _cast(params: Any, dtype: str) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _check_same_model(config: RunConfig, source_model: ModelConfig, exact_rows: bool) -> None:
+def _check_same_model(config: PolicyConfig, source_model: ModelConfig, exact_rows: bool) -> None:
     """Raises WeightsError if `source_model` is another model than the run's.
 
     `init_std` does not affect existing weights, and a run may use fewer positions than the model

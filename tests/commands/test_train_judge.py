@@ -17,6 +17,7 @@ from compass_jax.commands import eval_judge, train_judge
 from compass_jax.commands.cli import main
 from compass_jax.commands.train_judge import balance
 from compass_jax.config import ConfigError, DataConfig, FileSource, MoEConfig
+from compass_jax.config.io import read_config
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import read_preferences
 from compass_jax.data.questions import questions
@@ -26,7 +27,6 @@ from compass_jax.from_files import judge_config
 from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
 from compass_jax.rewards.endpoint import Reply
-from compass_jax.runs.rundir import read_config
 from compass_jax.weights.hf import save_params
 
 SETTINGS = {

@@ -21,8 +21,8 @@ from logged import lines
 from compass_jax import library
 from compass_jax.commands.cli import main
 from compass_jax.config import Objective, seam_class
+from compass_jax.config.io import read_config
 from compass_jax.rl.objectives.inputs import PolicyInputs
-from compass_jax.runs.rundir import read_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 READMES = sorted(EXAMPLES.rglob("README.md"))

@@ -65,7 +65,7 @@ def listed(config):
     engine = Engine(
         config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, None, known
     )
-    state = fresh_state(config, model)
+    state = fresh_state(model, config.lora, config.rl.optim)
     return list(run_programs(config, engine, model, state, stored=False))
 
 

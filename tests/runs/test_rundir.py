@@ -19,7 +19,13 @@ from compass_jax.config import (
     RLConfig,
     RunConfig,
 )
-from compass_jax.config.io import config_from_json, config_to_json, differences, flatten
+from compass_jax.config.io import (
+    config_from_json,
+    config_to_json,
+    differences,
+    flatten,
+    read_config,
+)
 from compass_jax.runs import rundir
 from compass_jax.runs.rundir import (
     ConfigMismatch,
@@ -28,7 +34,6 @@ from compass_jax.runs.rundir import (
     RunDir,
     RunDirectoryGone,
     RunDirectoryInUse,
-    read_config,
     staged,
 )
 

@@ -15,11 +15,10 @@ from compass_jax.commands import cli
 from compass_jax.commands.configured import config_of_run
 from compass_jax.commands.follow import follow
 from compass_jax.config import ConfigError
-from compass_jax.config.io import config_to_json
+from compass_jax.config.io import config_to_json, read_config
 from compass_jax.errors import CompassError
 from compass_jax.experience import evaluate
 from compass_jax.experience.evaluate import Evaluator
-from compass_jax.runs.rundir import read_config
 from compass_jax.runs.telemetry import plain_numbers
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint

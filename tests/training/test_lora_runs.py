@@ -181,14 +181,14 @@ def test_another_rank_and_another_base_are_refused_with_the_reason(base, trained
 def test_the_plan_lists_the_programs_of_adapters_and_the_estimate_counts_one_base(base, tmp_path):
     config = config_of(base, tmp_path / "run")
     model = Transformer(config.model, config.compute, training_layout(config.compute))
-    state = fresh_state(config, model)
-    results = {}
-    for program in training_programs(config, model, state, model_params(config, model, state)):
+    state = fresh_state(model, config.lora, config.rl.optim)
+    params, results = model_params(config, model, state), {}
+    for program in training_programs(config.learner, model, state, params):
         results[program] = program.lower(results).out_info
     by_name = {program.name: result for program, result in results.items()}
     shapes = jax.tree.map(lambda x: x.shape, (by_name["backward 56"], state.params))
     assert shapes[0] == shapes[1]  # the gradient is that of the adapters
-    full = memory.estimate(evolve(config, lora=LoRAConfig()))
-    low = memory.estimate(config)
+    full = memory.estimate(evolve(config, lora=LoRAConfig()), config.rl)
+    low = memory.estimate(config, config.rl)
     assert low.optimizer < 0.5 * full.optimizer and low.gradients < 0.5 * full.gradients
     assert full.weights < low.weights < 1.5 * full.weights and low.rollout == full.rollout
