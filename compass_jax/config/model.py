@@ -74,6 +74,8 @@ class ModelConfig(Section):
     """Use the embedding's weights in the LM head (HF tie_word_embeddings)."""
     qk_norm: bool = True
     """Normalise queries and keys before the rotary embedding."""
+    qk_norm_scope: Literal["head", "projection"] = "head"
+    """Part that a norm of queries or keys covers: each head, or all heads together."""
     qkv_bias: bool = False
     """Add a bias to the projections to queries, keys and values (HF attention_bias)."""
     o_bias: bool = False

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig
 from compass_jax.config.ranges import shown
@@ -142,11 +142,12 @@ _PLAIN = MoEConfig(experts=2, top_k=1, ffn=1)  # with the optional fields' defau
 
 
 class Attention(NamedTuple):
-    """The variants of a family's attention."""
+    """The variants of a family's attention: fields of ModelConfig."""
 
     qk_norm: bool
     qkv_bias: bool
     o_bias: bool
+    qk_norm_scope: Literal["head", "projection"] = "head"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,10 +301,10 @@ class Family:
         if (config.moe is None) != (self.moe_keys is None):
             takes = "takes no" if self.moe_keys is None else "needs"
             raise UnsupportedModel(f"model.family = {config.family!r} {takes} model.moe")
-        actual = Attention(config.qk_norm, config.qkv_bias, config.o_bias)
+        actual = Attention(*(getattr(config, field) for field in Attention._fields))
         if actual not in self.attention:
             raise UnsupportedModel(
-                f"model.qk_norm, qkv_bias, o_bias = {tuple(actual)}: a Hugging Face"
+                f"model.{', '.join(Attention._fields)} = {tuple(actual)}: a Hugging Face"
                 f" {config.family} model has {' or '.join(str(tuple(x)) for x in self.attention)},"
                 " so this model cannot be exported"
             )

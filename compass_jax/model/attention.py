@@ -194,15 +194,19 @@ def _heads(x, params, tables, config: ModelConfig, placement: Placement | None):
     k = _project(x, params, "k", config.kv_heads)
     v = _project(x, params, "v", config.kv_heads)
     if config.qk_norm:
-        q, k = (
-            rms_norm(q, params["q_norm"], config.norm_eps),
-            rms_norm(k, params["k_norm"], config.norm_eps),
-        )
+        q, k = (_qk_norm(x, params[f"{name}_norm"], config) for x, name in ((q, "q"), (k, "k")))
     q, k = apply_rope(q, tables), apply_rope(k, tables)
     q = constrain(placement, q, "batch", "tokens", "heads", None)
     # Keys and values of all tokens, also where queries are split over devices.
     k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))
     return q, k, v
+
+
+def _qk_norm(x: Float[Array, "b t h d"], scale, config: ModelConfig) -> Float[Array, "b t h d"]:
+    """Computes the norm of queries or keys, of each head or of all heads together."""
+    if config.qk_norm_scope == "head":
+        return rms_norm(x, scale, config.norm_eps)
+    return rms_norm(x.reshape(*x.shape[:2], -1), scale, config.norm_eps).reshape(x.shape)
 
 
 def _scaled(q: Float[Array, "b kv g t d"]) -> Float[Array, "b kv g t d"]:

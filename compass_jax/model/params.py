@@ -104,8 +104,13 @@ def _attention_specs(c: ModelConfig) -> dict[str, ParamSpec]:
     if c.o_bias:
         specs["o_bias"] = _scale("attention.o_bias", c.hidden, "embed", "zeros")
     if c.qk_norm:
-        specs["q_norm"] = _scale("attention.q_norm", c.head_dim, None)
-        specs["k_norm"] = _scale("attention.k_norm", c.head_dim, None)
+        by_head = c.qk_norm_scope == "head"
+        for name, size, axis in (("q", q, "heads"), ("k", kv, "kv_heads")):
+            specs[f"{name}_norm"] = (
+                _scale(f"attention.{name}_norm", c.head_dim, None)
+                if by_head
+                else _scale(f"attention.{name}_norm", size, axis)
+            )
     return specs
 
 

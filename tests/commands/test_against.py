@@ -43,6 +43,7 @@ CASES = {
         None,
         EXPERTS | dict(shared_expert_intermediate_size=28, norm_topk_prob=False),
     ),
+    "olmoe": (None, dict(num_experts=6, num_experts_per_tok=3)),
     "cwm": (CWM, dict(head_dim=12, sliding_window=11, bos_token_id=1)),
 }
 

@@ -145,6 +145,34 @@ CASES = {
         qkv_bias=False,
         tie_word_embeddings=True,
     ),
+    # its class takes no head size other than hidden / heads
+    "olmoe": dict(
+        COMMON,
+        model_type="olmoe",
+        hidden_size=60,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        num_experts=7,
+        num_experts_per_tok=3,
+        intermediate_size=20,
+        rms_norm_eps=1e-3,
+        rope_theta=900.0,
+        tie_word_embeddings=False,
+    ),
+    "olmoe, tied": dict(
+        COMMON,
+        model_type="olmoe",
+        hidden_size=40,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        num_experts=5,
+        num_experts_per_tok=2,
+        intermediate_size=36,
+        norm_topk_prob=True,
+        attention_bias=True,
+        rope_parameters=LLAMA3 | {"rope_theta": 700.0},
+        tie_word_embeddings=True,
+    ),
 }
 PLAIN = ComputeConfig()
 PROMPT, NEW = np.array([3, 141, 59, 26, 53, 58, 97, 9, 79, 32, 38], np.int32), 64
@@ -242,7 +270,7 @@ def test_the_config_is_read_back_as_it_is_written(case):
     assert read_hf_config(folder) == config
 
 
-EXPERTS = [name for name in CASES if name.startswith(("mixtral", "qwen2_moe"))]
+EXPERTS = [name for name in CASES if name.startswith(("mixtral", "qwen2_moe", "olmoe"))]
 of_experts = pytest.mark.parametrize("case", EXPERTS, indirect=True)
 
 

@@ -45,6 +45,7 @@ READ = {
     "mistral-v0.1": (PUBLISHED["Mistral-7B-v0.1"], None),
     "mistral-v0.3": (PUBLISHED["Mistral-7B-Instruct-v0.3"], None),
     "mixtral": (PUBLISHED["Mixtral-8x7B-v0.1"], None),
+    "olmoe": (PUBLISHED["OLMoE-1B-7B-0924"], None),
     "qwen1.5-moe": (PUBLISHED["Qwen1.5-MoE-A2.7B"], None),
     "qwen2-57b": (PUBLISHED["Qwen2-57B-A14B"], None),
 }
@@ -57,7 +58,7 @@ def test_a_published_config_is_read_and_written_back(name):
     assert (config.hidden, config.layers) == (raw["hidden_size"], raw["num_hidden_layers"])
     assert (config.norm_eps, config.rope_theta) == (raw["rms_norm_eps"], raw["rope_theta"])
     assert config.tie_embeddings == raw["tie_word_embeddings"]
-    assert config.qk_norm == name.startswith("qwen3") and config.qkv_bias == (
+    assert config.qk_norm == name.startswith(("qwen3", "olmoe")) and config.qkv_bias == (
         name in ("qwen2.5", "qwen1.5-moe", "qwen2-57b")
     )
     written = json.loads(json.dumps(write_hf_config(config)))
