@@ -61,7 +61,7 @@ LAYERS = {
     "curate": SAMPLED
     | {"curate", "extras", "families", "from_files", "runs", "token_ids", "verifiers", "weights"},
     "data": {"records", "config", "untrusted", "tasks", "token_ids", "data", "verifiers"},
-    "weights": MODEL | {"families", "weights", "distributed", "token_ids"},
+    "weights": MODEL | {"extras", "families", "weights", "distributed", "token_ids"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.callbacks": BASE | {"distributed", "config"},
     "training.notices": MODEL | {"rl", "training", "experience", "rewards"},

@@ -216,6 +216,18 @@ class ImportHf:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportGguf:
+    """Options of `compass import-gguf`."""
+
+    src: Annotated[Positional[str], arg(metavar="FILE")]
+    """GGUF file of llama.cpp, with its tokenizer."""
+    out: Positional[Folder]
+    """New Hugging Face folder."""
+    dtype: DType = "float32"
+    """Type of the stored weights; float32 holds every quantised value exactly."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportHf:
     """Options of `compass export-hf`."""
 

@@ -87,6 +87,9 @@ COMMANDS = {
         "import-hf": Command(
             "ImportHf", "work:import_hf", "convert a Hugging Face folder into a checkpoint"
         ),
+        "import-gguf": Command(
+            "ImportGguf", "work:import_gguf", "convert a GGUF file into a Hugging Face folder"
+        ),
         "export-hf": Command(
             "ExportHf", "work:export_hf", "convert a checkpoint into a Hugging Face folder"
         ),

@@ -6,6 +6,7 @@ Each takes the command's options, and its configuration if it has one, and retur
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from compass_jax.commands import options as commands
@@ -143,14 +144,27 @@ def import_hf(options: commands.ImportHf) -> int:
     return 0
 
 
+def _write_model(out: str, write: Callable[[], Any]) -> int:
+    """Calls `write`, which writes a model into the new folder `out`, and says what takes it."""
+    with NewFolderLock(out):
+        path = write()
+        print(f"written: {path}; compass train --model {out} trains it")
+    return 0
+
+
 def merge_lora(options: commands.MergeLora) -> int:
     """Adds LoRA adapters to their base."""
     from compass_jax.weights.peft import merge_adapters
 
-    with NewFolderLock(options.out):
-        path = merge_adapters(options.base, options.adapters, options.out, options.weights)
-        print(f"written: {path}; compass train --model {options.out} trains it")
-    return 0
+    arguments = options.base, options.adapters, options.out, options.weights
+    return _write_model(options.out, lambda: merge_adapters(*arguments))
+
+
+def import_gguf(options: commands.ImportGguf) -> int:
+    """Converts a GGUF file into a Hugging Face folder."""
+    from compass_jax.weights.gguf_folder import import_gguf as convert
+
+    return _write_model(options.out, lambda: convert(options.src, options.out, options.dtype))
 
 
 def export_hf(options: commands.ExportHf) -> int:
