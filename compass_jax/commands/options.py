@@ -228,6 +228,26 @@ class ImportGguf:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Upcycle:
+    """Options of `compass upcycle`."""
+
+    src: Positional[Folder]
+    """Hugging Face folder of a dense model (Llama, Mistral or Qwen3)."""
+    out: Positional[Folder]
+    """New Hugging Face folder."""
+    experts: int = 8
+    """Number of experts of a layer, each a copy of the layer's MLP."""
+    top_k: int = 2
+    """Number of experts of a token."""
+    noise: float = 0.0
+    """Standard deviation of the noise in each expert's matrices, in standard deviations of the
+    matrix.
+    """
+    seed: int = 0
+    """Seed of the random router and of the noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportHf:
     """Options of `compass export-hf`."""
 

@@ -96,6 +96,10 @@ COMMANDS = {
         "merge-lora": Command(
             "MergeLora", "work:merge_lora", "add LoRA adapters to the model they belong to"
         ),
+        "upcycle": Command(
+            "Upcycle", "work:upcycle", "make a mixture of experts from a dense model"
+        ),
+        ),
         "merge": Command("Merge", "merge:run", "merge models that were trained from one base"),
         "check": Command(
             "Check", "work:check", "find every fault of a run, checkpoint or model folder", True

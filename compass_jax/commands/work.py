@@ -167,6 +167,14 @@ def import_gguf(options: commands.ImportGguf) -> int:
     return _write_model(options.out, lambda: convert(options.src, options.out, options.dtype))
 
 
+def upcycle(options: commands.Upcycle) -> int:
+    """Makes a mixture of experts from a dense model."""
+    from compass_jax.weights.upcycle import upcycle as convert
+
+    sizes = options.experts, options.top_k, options.noise, options.seed
+    return _write_model(options.out, lambda: convert(options.src, options.out, *sizes))
+
+
 def export_hf(options: commands.ExportHf) -> int:
     """Converts a checkpoint into a Hugging Face folder."""
     from compass_jax.weights.convert import export_hf as convert
