@@ -99,7 +99,6 @@ COMMANDS = {
         "upcycle": Command(
             "Upcycle", "work:upcycle", "make a mixture of experts from a dense model"
         ),
-        ),
         "merge": Command("Merge", "merge:run", "merge models that were trained from one base"),
         "check": Command(
             "Check", "work:check", "find every fault of a run, checkpoint or model folder", True

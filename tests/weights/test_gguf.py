@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -120,7 +121,6 @@ def of_transformers(path, folder):
     ("arch", "kind", "experts"),
     [
         ("llama", Q.Q4_1, 0),
-        ("llama", Q.Q8_0, EXPERTS),
         ("qwen2", Q.Q5_0, 0),
         ("qwen3", Q.F16, 0),
         ("qwen3moe", Q.Q8_0, EXPERTS),
@@ -139,6 +139,25 @@ def test_every_tensor_is_that_of_transformers(tmp_path, arch, kind, experts):
     load_params(folder, config, "float32")  # refuses a tensor that is missing or left over
     assert (config.heads, config.kv_heads, config.head_dim) == (HEADS, KV, 32)
     assert (config.norm_eps, config.rope_theta) == (1e-5, 5000.0)
+
+
+def test_llama_with_experts_is_a_mixtral(tmp_path):
+    """transformers does not read this file itself: the experts are compared with its tensors."""
+    path = write_gguf(tmp_path / "model.gguf", "llama", Q.Q8_0, EXPERTS)
+    actual = load_file(import_gguf(path, tmp_path / "out") / "model.safetensors")
+    stored = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    for name, part in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
+        for expert in range(EXPERTS):
+            np.testing.assert_array_equal(
+                actual[f"model.layers.1.block_sparse_moe.experts.{expert}.{name}.weight"],
+                stored[f"blk.1.ffn_{part}_exps.weight"][expert],
+            )
+    config = read_hf_config(tmp_path / "out")
+    assert (config.family, config.mixture.experts, config.mixture.top_k) == ("mixtral", EXPERTS, 2)
+    load_params(tmp_path / "out", config, "float32")
 
 
 @pytest.mark.filterwarnings("ignore")
