@@ -300,7 +300,7 @@ def _tensors(
     """Yields the tensors in Hugging Face's layout, in the order of `places`."""
     rotated = {"attn_q.": "num_attention_heads", "attn_k.": "num_key_value_heads"}
     llama = file.value("general.architecture") == "llama"
-    for name, (stored, expert) in places.items():
+    for stored, expert in places.values():
         values = file.read(stored)
         values = values if expert is None else values[expert]
         heads = next((key for part, key in rotated.items() if part in stored), None)
