@@ -114,7 +114,7 @@ def _byte_level(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     # Llama 3 takes a word that is a token of its own whole, whatever its merges say
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=split == _LLAMA3))
     if split in ("", "digits"):
-        words = [pre.Digits(individual_digits=True)] if split else []
+        words: list[Any] = [pre.Digits(individual_digits=True)] if split else []
         words += [pre.ByteLevel(add_prefix_space=False, use_regex=True)]
     else:
         words = [pre.Split(Regex(split), behavior="isolated")]
