@@ -17,9 +17,10 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,18 +29,18 @@ import numpy as np
 
 from compass_jax.config import ConfigError
 from compass_jax.config.distil import DistilConfig
-from compass_jax.curate.settings import require_same_settings
+from compass_jax.curate.resume import require_same_settings, resumed_lines
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import fitting, to_prompts
 from compass_jax.data.questions import Question, questions
 from compass_jax.errors import CompassError
-from compass_jax.records import Prompt, SampleKey, Score
+from compass_jax.records import Prompt, SampleKey
 from compass_jax.rewards.asking import Pooled
 from compass_jax.rewards.checks import judged_sources
 from compass_jax.rewards.endpoint import Reply
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.rundir import FolderLock, write_atomically
-from compass_jax.untrusted import parse_json, read_json, read_lines
+from compass_jax.untrusted import parse_json, read_json
 
 ANSWERS, TRAIN, REPORT, SETTINGS = "answers.jsonl", "train.jsonl", "report.json", "settings.json"
 # settings that may change on resume: the answers drawn before stay valid
@@ -64,6 +65,8 @@ class TeacherError(CompassError, RuntimeError):
 
 
 Key = tuple[int, int]  # Question.id, number of the sample
+Pending = tuple[Question, int]
+Drawn = Generator[tuple[Pending, Reply | None], None, None]
 
 
 class Answer(NamedTuple):
@@ -92,21 +95,16 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """The file answers.jsonl with an index of byte offsets. A partial last line, left by a kill, is
-    truncated.
-    """
+    """The file answers.jsonl with an index of byte offsets."""
 
     def __init__(self, path: Path):
         self.path = path
         self.offsets: dict[Key, int] = {}
         self._size = 0
-        for where, line in read_lines(path, error=DataError) if path.exists() else ():
-            if not line.endswith(b"\n"):
-                os.truncate(path, self._size)
-                break
-            self._note(_read(line, where), len(line))
+        for where, size, value in resumed_lines(path):
+            self._note(_answer(value, where), size)
 
-    def add(self, answers: Sequence[Answer]) -> None:
+    def add(self, answers: Iterable[Answer]) -> None:
         """Appends the answers to the file."""
         with self.path.open("ab") as file:
             for answer in answers:
@@ -117,11 +115,12 @@ class Answers:
     def of(self, question: int, samples: int) -> list[Answer]:
         """Returns the stored answers to a question among its first `samples` samples."""
         answers = []
-        with self.path.open("rb") as file:
-            for sample in range(samples):
-                if (offset := self.offsets.get((question, sample))) is not None:
+        for sample in range(samples):
+            if (offset := self.offsets.get((question, sample))) is not None:
+                with self.path.open("rb") as file:
                     file.seek(offset)
-                    answers.append(_read(file.readline(), f"{self.path}, byte {offset}"))
+                    where = f"{self.path}, byte {offset}"
+                    answers.append(_answer(parse_json(file.readline(), where), where))
         return answers
 
     def _note(self, answer: Answer, size: int) -> None:
@@ -129,8 +128,7 @@ class Answers:
         self._size += size
 
 
-def _read(line: bytes, where: str) -> Answer:
-    value = parse_json(line, where, error=DataError)
+def _answer(value: Any, where: str) -> Answer:
     if not isinstance(value, dict) or set(value) != set(Answer._fields):
         raise DataError(
             f"{where}: not a line of compass distil; correct it, or delete the line, and its answer"
@@ -152,8 +150,8 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> dict[str, Any]:
     answer.
     """
     config.validate()
-    all_questions = questions(config.prompts, config.seed, tell)
-    if any(question.turns for question in all_questions) or judged_sources(config.prompts):
+    pool = questions(config.prompts, config.seed, tell)
+    if any(question.turns for question in pool) or judged_sources(config.prompts):
         raise ConfigError(
             "distil.data names a task of several turns, or one that a judge judges: a task whose"
             " verifier judges one answer is needed"
@@ -161,18 +159,17 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> dict[str, Any]:
     with FolderLock(out) as lock:
         store = Answers(lock.path / ANSWERS)
         _check_settings(config, lock.path, resumed=bool(store.offsets))
+        samples = ((question, sample) for question in pool for sample in range(config.samples))
+        pending = [(one, i) for one, i in samples if (one.id, i) not in store.offsets]
         failures: Counter[str] = Counter()
-        pending = [
-            (question, sample)
-            for question in all_questions
-            for sample in range(config.samples)
-            if (question.id, sample) not in store.offsets
-        ]
         if pending:
-            total = len(all_questions) * config.samples
+            total = len(pool) * config.samples
             tell(f"{len(pending):,} of {total:,} answers are to be drawn")
-            _sample(config, all_questions, pending, store, failures, lock, tell)
-        return _finish(config, all_questions, store, failures, lock.path)
+            # before the workers start, so that errors of the teacher are reported at once
+            draw = _at_endpoint if config.endpoint else partial(_by_engine, pool, tell)
+            with contextlib.closing(draw(config, pending)) as drawn:
+                _judge(config, drawn, len(pending), store, failures, lock, tell)
+        return _finish(config, pool, store, failures, lock.path)
 
 
 def _check_settings(config: DistilConfig, out: Path, resumed: bool) -> None:
@@ -181,44 +178,48 @@ def _check_settings(config: DistilConfig, out: Path, resumed: bool) -> None:
     path = out / SETTINGS
     if (out / TRAIN).exists() and not path.exists():
         raise ConfigError(f"{out / TRAIN} is there, and this command did not make it")
-    previous = read_json(path, error=DataError) if resumed and path.exists() else current
-    if not isinstance(previous, dict):
-        raise ConfigError(f"{path} is not of compass distil; give another --out")
-    require_same_settings(out, previous, current, MAY_CHANGE)
+    if resumed and path.exists():
+        require_same_settings(out, read_json(path, error=DataError), current, MAY_CHANGE)
     write_atomically(path, json.dumps(current, indent=2) + "\n")
 
 
 # ---- sampling and judging ------------------------------------------------------------------------
 
 
-def _sample(
+def _judge(
     config: DistilConfig,
-    all_questions: Sequence[Question],
-    pending: Sequence[tuple[Question, int]],
+    drawn: Drawn,
+    count: int,
     store: Answers,
     failures: Counter[str],
     lock: FolderLock,
     tell: Tell,
 ) -> None:
-    """Draws and judges the pending samples. Counts a failed request in `failures` and writes no
-    line for it.
+    """Judges the drawn samples and stores their answers. Counts a failed request in `failures` and
+    writes no line for it.
     """
     replies: dict[Key, Reply] = {}
-    # before the workers start, so that errors of the teacher are reported at once
-    draw = (
-        _at_endpoint(config, pending)
-        if config.endpoint
-        else _by_engine(config, all_questions, pending, tell)
-    )
-    hopeless = min(HOPELESS, len(pending))
-    done = last_report = in_a_row = 0
-    with contextlib.closing(draw) as drawn, Scorer(config.rewards, config.prompts) as scorer:
+    done = in_a_row = 0
+
+    def write(block: bool) -> int:
+        answers = []
+        for (question, sample), score in scorer.collect(block=block):
+            reply = replies.pop((question, sample))
+            said = reply.text, reply.thought, reply.tokens, reply.whole
+            verdict = score.reward, score.known, score.outcome
+            answers.append(Answer(question, sample, *said, *verdict))
+        if answers:
+            lock.check()
+            store.add(answers)
+        return len(answers)
+
+    with Scorer(config.rewards, config.prompts) as scorer:
         scorer.wait_ready()
         for (question, sample), reply in drawn:
             if reply is not None and reply.failure:
                 failures[reply.failure] += 1
                 in_a_row += 1
-                if in_a_row >= hopeless:
+                if in_a_row >= min(HOPELESS, count):
                     raise TeacherError(
                         f"the teacher gave no answer {in_a_row} times in a row, the last time"
                         f" {reply.failure}: {reply.detail}; the same command goes on when it"
@@ -228,59 +229,27 @@ def _sample(
                 in_a_row = 0
                 replies[question.id, sample] = reply
                 scorer.submit((question.id, sample), _prompt(question), reply.text)
-            done += _write(scorer.collect(block=False), replies, store, lock)
-            if done >= last_report + TOLD_EVERY:
-                last_report = done
-                tell(f"{done:,} of {len(pending):,} answers are drawn and judged")
-        while verdicts := scorer.collect(block=True):
-            _write(verdicts, replies, store, lock)
-
-
-def _write(
-    verdicts: Sequence[tuple[Key, Score]],
-    replies: dict[Key, Reply],
-    store: Answers,
-    lock: FolderLock,
-) -> int:
-    """Appends judged answers to the store and returns their number."""
-    lines = []
-    for (question, sample), score in verdicts:
-        reply = replies.pop((question, sample))
-        reply_fields = (reply.text, reply.thought, reply.tokens, reply.whole)
-        lines.append(
-            Answer(question, sample, *reply_fields, score.reward, score.known, score.outcome)
-        )
-    if lines:
-        lock.check()
-        store.add(lines)
-    return len(lines)
+            before, done = done, done + write(block=False)
+            if done // TOLD_EVERY > before // TOLD_EVERY:
+                tell(f"{done:,} of {count:,} answers are drawn and judged")
+        while write(block=True):
+            pass
 
 
 def _prompt(question: Question) -> Prompt:
-    """Returns the question as the Prompt that verifiers read."""
-    no_tokens = np.zeros(1, np.int32)
-    return Prompt(
-        question.id,
-        question.source,
-        question.label,
-        question.text,
-        no_tokens,
-        question.answer,
-        question.row,
-    )
+    """Returns the question as the Prompt that verifiers read, without tokens."""
+    given = question.id, question.source, question.label, question.text
+    return Prompt(*given, np.zeros(1, np.int32), question.answer, question.row)
 
 
-Drawn = Generator[tuple[tuple[Question, int], Reply | None], None, None]
-
-
-def _at_endpoint(config: DistilConfig, pending: Sequence[tuple[Question, int]]) -> Drawn:
-    """Yields each sample with the endpoint's reply as replies arrive. Yields a None reply when a
+def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:
+    """Returns an iterator over each sample with the endpoint's reply as replies arrive; None when a
     wait times out.
     """
     pool = Pooled(config.teacher, key="distil")
 
     def replies() -> Drawn:
-        in_flight: dict[Future[Reply], tuple[Question, int]] = {}
+        in_flight: dict[Future[Reply], Pending] = {}
         samples = iter(pending)
         try:
             while True:
@@ -300,13 +269,10 @@ def _at_endpoint(config: DistilConfig, pending: Sequence[tuple[Question, int]]) 
 
 
 def _by_engine(
-    config: DistilConfig,
-    all_questions: Sequence[Question],
-    pending: Sequence[tuple[Question, int]],
-    tell: Tell,
+    all_questions: Sequence[Question], tell: Tell, config: DistilConfig, pending: Sequence[Pending]
 ) -> Drawn:
-    """Yields each sample with the built-in engine's reply. The engine's sizes follow from all
-    questions, so a resumed command compiles the same programs.
+    """Returns an iterator over each sample with the built-in engine's reply. The engine's sizes
+    follow from all questions, so a resumed command compiles the same programs.
     """
     from compass_jax.experience.evaluate import decoder_of, turns_of
     from compass_jax.from_files import engine_config
@@ -321,16 +287,14 @@ def _by_engine(
     prompts = fitting(prompts, run.rollout.prompt_buckets[-1], "drop", tell)
     keys = frozenset(SampleKey(question.id, 0, sample) for question, sample in pending)
     batch_size = max(1, 8 * run.rollout.slots // config.samples)
-    sampler, purpose = Sampler(config.temperature), Purpose.FILTER
     text_of = turns_of(tokenizer, run.rollout).response
+    options: dict[str, Any] = {"sampler": Sampler(config.temperature), "keep_routes": False}
+    options["asked"], settings = keys, (config.samples, Purpose.FILTER, config.seed)
 
     def replies() -> Drawn:
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
-            options: dict[str, Any] = {"sampler": sampler, "keep_routes": False, "asked": keys}
-            for rollout in Collection(
-                engine, params, batch, config.samples, purpose, config.seed, **options
-            ):
+            for rollout in Collection(engine, params, batch, *settings, **options):
                 text, complete = text_of(rollout), not rollout.truncated
                 reply = Reply(text, tokens=rollout.response_length, whole=complete)
                 yield (by_id[rollout.prompt.id], rollout.sample), reply
@@ -348,19 +312,20 @@ def _finish(
     failures: Counter[str],
     out: Path,
 ) -> dict[str, Any]:
-    total: Counter[str] = Counter()
     labels: dict[str, Counter[str]] = {}
     temporary = out / f"{TRAIN}.part"
     with temporary.open("wb") as file:
         for question in all_questions:
-            answers = store.of(question.id, config.samples) if store.offsets else []
+            answers = store.of(question.id, config.samples)
             kept_answers = chosen(answers, config)
             counts = _counted(answers, kept_answers, config.rewards.right_at)
-            total.update(counts)
             labels.setdefault(question.label, Counter()).update(counts)
             for answer in kept_answers:
                 row = _row(question, answer)
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    total: Counter[str] = Counter()
+    for counts in labels.values():
+        total.update(counts)
     report = {
         "settings": asdict(config),
         **_rates(total),

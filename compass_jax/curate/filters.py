@@ -12,7 +12,7 @@ from functools import partial
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.curate.sample import Sample
-from compass_jax.curate.words import hashed, repeated_share, runs, words
+from compass_jax.curate.words import hashed, runs, words
 from compass_jax.extras import how_to_install
 
 _THINK = re.compile("</?think>")
@@ -43,15 +43,13 @@ def unfinished(sample: Sample, tag: str) -> str:
     if not answers:
         return "there is no answer"
     for message in answers:
-        reason = _unclosed(message["content"], tag)
-        if reason:
+        if reason := _unclosed(message["content"], tag):
             return reason
         answer = message["content"].rpartition("</think>")[2]
         if not answer.strip() and "tool_calls" not in message:
+            is_thought = answer != message["content"]
             return (
-                "nothing comes after the chain of thought"
-                if answer != message["content"]
-                else ("the answer is empty")
+                "nothing comes after the chain of thought" if is_thought else "the answer is empty"
             )
     return ""
 
@@ -83,11 +81,6 @@ def too_short(sample: Sample, least: int) -> str:
     return f"{count} characters, fewer than {least}" if count < least else ""
 
 
-def too_long(tokens: int, most: int) -> str:
-    """Returns why a conversation is too long, in tokens. `most` = 0 disables the limit."""
-    return f"{tokens} tokens, more than {most}" if 0 < most < tokens else ""
-
-
 def repetition(sample: Sample, most: float) -> str:
     """Returns why an answer is repetitive.
 
@@ -95,14 +88,13 @@ def repetition(sample: Sample, most: float) -> str:
     earlier one (the measures for documents in arXiv 2112.11446v2, table A1).
     """
     for text in sample.of("assistant"):
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        repeated = runs(hashed(words(text)), REPEATED_WORDS).tolist()
-        shares = {
-            "lines": repeated_share(lines),
-            f"runs of {REPEATED_WORDS} words": repeated_share(repeated),
+        parts: dict[str, list] = {
+            "lines": [line.strip() for line in text.splitlines() if line.strip()],
+            f"runs of {REPEATED_WORDS} words": runs(hashed(words(text)), REPEATED_WORDS).tolist(),
         }
-        for name, share in shares.items():
-            if share > most:
+        for name, part in parts.items():
+            share = 1 - len(set(part)) / max(1, len(part))
+            if part and share > most:
                 return f"{share:.0%} of its {name} repeat an earlier one"
     return ""
 

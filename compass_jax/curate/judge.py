@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +15,10 @@ import numpy as np
 from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.curate.kept import Row
-from compass_jax.data.files import DataError
+from compass_jax.curate.resume import resumed_lines
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
-from compass_jax.untrusted import parse_json, read_lines
 from compass_jax.verifiers.find import kinds
 
 
@@ -45,14 +43,8 @@ class Judge:
         self._rewards = RewardConfig(
             workers=config.workers, timeout_s=config.timeout_s, answer_tag=config.answer_tag
         )
-        self._verdicts, size = dict[str, Verdict](), 0
-        for where, line in read_lines(path, error=DataError) if path.exists() else ():
-            if not line.endswith(b"\n"):  # a partial line of a killed command
-                os.truncate(path, size)
-                break
-            size += len(line)
-            key, wrong = parse_json(line, where, error=DataError)
-            self._verdicts[key] = Verdict(True, wrong)
+        verdicts = (value for _, _, value in resumed_lines(path))
+        self._verdicts = {key: Verdict(True, wrong) for key, wrong in verdicts}
         self._file = path.open("a")
         self._scorer = Scorer(self._rewards, DataConfig(sources=(config.source,)))
 

@@ -2,7 +2,7 @@
 
     OUT/train.jsonl     the kept rows, unchanged (train.jsonl.part until the work is done)
     OUT/report.json     counts and examples of each filter; report.md is the readable version
-    OUT/state.json      the settings, and whether the work is done
+    OUT/state.json      the settings, and the counts once the work is done
     OUT/verdicts.jsonl  a verifier's verdicts, until the work is done
 
 Memory grows only with the index of kept rows. After a kill the same command decides all rows again
@@ -25,12 +25,12 @@ from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.ranges import AUTO
 from compass_jax.curate.contamination import Contamination
-from compass_jax.curate.filters import check_languages, switched_on, too_long
+from compass_jax.curate.filters import check_languages, switched_on
 from compass_jax.curate.judge import Judge
 from compass_jax.curate.kept import Kept, Row
 from compass_jax.curate.report import Tally, markdown
+from compass_jax.curate.resume import require_same_settings
 from compass_jax.curate.sample import Sample
-from compass_jax.curate.settings import require_same_settings
 from compass_jax.data.files import DataError, field_of, files_of, read_rows
 from compass_jax.data.formats import FORMATS, TURNS, Reading, open_format, reference, tools_of
 from compass_jax.data.sft import taught
@@ -44,7 +44,6 @@ AT_ONCE = 1024  # rows per batch
 TOLD_EVERY = 8  # batches of AT_ONCE rows between progress messages
 TRAIN, STATE, REPORT, PAGE = "train.jsonl", "state.json", "report.json", "report.md"
 VERDICTS = "verdicts.jsonl"
-STATED = ("done", "settings", "sizes", "sets", "tally")
 MAY_CHANGE = ("workers", "timeout_s")  # settings that do not affect decisions
 ANSWERS = tuple(
     dict.fromkeys(known.answer for known in FORMATS if known.answer not in (None, "", TURNS))
@@ -94,14 +93,14 @@ class _Preparation:
 
     def run(self, lock: FolderLock) -> Tally:
         """Writes the files, unless an earlier command completed them."""
+        train, part = self._out / TRAIN, self._out / f"{TRAIN}.part"
         if tally := self._made_before():
-            self._publish()
-            self._tell(f"{self._out / TRAIN} was made by this command before")
+            self._tell(f"{train} was made by this command before")
             return tally
-        self._save(done=False)
+        self._save()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._kept)
-            train = stack.enter_context((self._out / f"{TRAIN}.part").open("wb"))
+            file = stack.enter_context(part.open("wb"))
             judge = None
             if self._config.reward:
                 judge = stack.enter_context(Judge(self._config, self._out / VERDICTS))
@@ -109,15 +108,17 @@ class _Preparation:
             for number in count(1):
                 if not (batch := list(islice(rows, AT_ONCE))):
                     break
-                train.writelines(self._decide(batch, judge))
+                file.writelines(self._decide(batch, judge))
                 if number % TOLD_EVERY == 0:
                     lock.check()
                     self._tell(f"{self._tally.rows:,} rows read, {self._tally.kept:,} kept")
             lock.check()
-            train.flush()
-            os.fsync(train.fileno())
-        self._finish()
-        self._publish()
+            file.flush()
+            os.fsync(file.fileno())
+        self._report()
+        self._save(tally=dataclasses.asdict(self._tally))
+        os.replace(part, train)
+        (self._out / VERDICTS).unlink(missing_ok=True)
         return self._tally
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -148,12 +149,17 @@ class _Preparation:
 
     def _decide(self, batch: list[Row], judge: Judge | None) -> Iterator[bytes]:
         """Yields the output lines of the rows that stay. The cheapest filters run first."""
-        remaining = [row for row in batch if not self._out_alone(row)]
+        remaining = [
+            row
+            for row in batch
+            if not any(self._take(row, name, ask(row.sample)) for name, ask in self._alone.items())
+        ]
         if self._tokenizer is not None:
             remaining = self._fitting(remaining, self._tokenizer)
         if judge is not None:
             # a copy needs no verdict; copies within this batch are removed below
-            remaining = [row for row in remaining if not self._out_as_copy(row)]
+            copy_of = self._kept.copy_of
+            remaining = [x for x in remaining if not self._take(x, "duplicate", copy_of(x.sample))]
             verdicts = judge(remaining)
             known = sum(verdict.known for verdict in verdicts)
             self._tally.judged += known
@@ -173,12 +179,6 @@ class _Preparation:
             self._tally.take(name, row.sample.where, reason, question, self._config.examples)
         return bool(reason)
 
-    def _out_alone(self, row: Row) -> bool:
-        return any(self._take(row, name, ask(row.sample)) for name, ask in self._alone.items())
-
-    def _out_as_copy(self, row: Row) -> bool:
-        return self._take(row, "duplicate", self._kept.copy_of(row.sample))
-
     def _fitting(self, rows: list[Row], tokenizer: Tokenizer) -> list[Row]:
         """Returns the rows that the chat template accepts and that are short enough."""
         remaining, limit = [], self._config.most_tokens
@@ -189,7 +189,8 @@ class _Preparation:
                 self._take(row, "template", str(error))
                 continue
             size = max(len(tokens) for tokens, _ in parts)
-            if not self._take(row, "too_long", too_long(size, limit)):
+            reason = f"{size} tokens, more than {limit}" if 0 < limit < size else ""
+            if not self._take(row, "too_long", reason):
                 remaining.append(row)
         return remaining
 
@@ -200,9 +201,8 @@ class _Preparation:
         file = self._sets.files[self._sets.of_file[hit.question]]
         overlap = self._tally.overlap[file]
         overlap["rows"] += 1
-        place = bisect.bisect_left(overlap["hit"], hit.question)
-        if overlap["hit"][place : place + 1] != [hit.question]:
-            overlap["hit"].insert(place, hit.question)
+        if hit.question not in overlap["hit"]:
+            bisect.insort(overlap["hit"], hit.question)
         question = " ".join(self._sets.questions[hit.question].split())
         return f"{hit.why} of {file}: {question!r:.80}"
 
@@ -211,65 +211,44 @@ class _Preparation:
     def _settings(self) -> dict[str, Any]:
         return json.loads(json.dumps(dataclasses.asdict(self._config)))
 
+    def _state(self) -> dict[str, Any]:
+        sizes = [os.stat(file).st_size for file in self._files]
+        return {"settings": self._settings(), "sizes": sizes, "sets": self._sets.digest}
+
+    def _save(self, **others: Any) -> None:
+        write_atomically(self._out / STATE, json.dumps(self._state() | others) + "\n")
+
     def _made_before(self) -> Tally | None:
         """Returns the counts of this command's completed result, or None. Raises ConfigError if the
         folder belongs to another command.
         """
-        path = self._out / STATE
-        if not path.exists():
-            if (self._out / TRAIN).exists():
-                raise ConfigError(
-                    f"{self._out / TRAIN} is there, and this command did not make it; give another"
-                    " --out"
-                )
+        path, train = self._out / STATE, self._out / TRAIN
+        before = read_json(path, error=DataError) if path.exists() else {}
+        if not isinstance(before, dict) or ("settings" not in before and train.exists()):
+            raise ConfigError(
+                f"{train} is there, and this command did not make it; give another --out"
+            )
+        if "settings" in before:
+            require_same_settings(self._out, before["settings"], self._settings(), MAY_CHANGE)
+        if not train.exists():
             return None
-        state = read_json(path, error=DataError)
-        if not isinstance(state, dict) or set(state) != set(STATED):
-            raise ConfigError(f"{path} is not of compass prepare-sft; give another --out")
-        require_same_settings(self._out, state["settings"], self._settings(), MAY_CHANGE)
-        if not state["done"]:
-            return None
-        if state["sizes"] != self._sizes() or state["sets"] != self._sets.digest:
+        if any(before.get(name) != self._state()[name] for name in ("sizes", "sets")):
             raise ConfigError(
                 f"{self._out} was made from files that have changed since; give another --out"
             )
-        return Tally(**state["tally"])
+        return Tally(**before["tally"])
 
-    def _sizes(self) -> list[int]:
-        return [os.stat(file).st_size for file in self._files]
-
-    def _save(self, done: bool) -> None:
-        state = {
-            "done": done,
-            "settings": self._settings(),
-            "sizes": self._sizes(),
-            "sets": self._sets.digest,
-            "tally": dataclasses.asdict(self._tally),
-        }
-        write_atomically(self._out / STATE, json.dumps(state) + "\n")
-
-    def _finish(self) -> None:
+    def _report(self) -> None:
         report = {"settings": self._settings(), **self._tally.report()}
-        write_atomically(
-            self._out / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-        )
+        text = json.dumps(report, indent=2, ensure_ascii=False)
+        write_atomically(self._out / REPORT, text + "\n")
         write_atomically(self._out / PAGE, markdown(self._tally, self._settings()))
         if not self._tally.kept:
-            removed = {name: count for name, count in self._tally.taken.items() if count}
-            summary = ", ".join(f"{name} {count}" for name, count in removed.items())
+            taken = (f"{name} {count}" for name, count in self._tally.taken.items() if count)
             raise DataError(
-                f"none of {self._tally.rows} rows is left: {summary}; {self._out / PAGE} shows some"
+                f"none of {self._tally.rows} rows is left: {', '.join(taken)}; {self._out / PAGE}"
+                " shows some"
             )
-        self._save(done=True)
-
-    def _publish(self) -> None:
-        """Renames the finished output, also after a kill before the rename."""
-        part, train = self._out / f"{TRAIN}.part", self._out / TRAIN
-        if part.exists():
-            os.replace(part, train)
-        if not train.exists():
-            raise DataError(f"{train} was removed since it was made; remove {self._out} too")
-        (self._out / VERDICTS).unlink(missing_ok=True)
 
 
 def _line(where: str, row: dict[str, Any]) -> bytes:

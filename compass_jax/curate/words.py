@@ -97,10 +97,3 @@ def runs(of_words: Numbers, length: int) -> Numbers:
         return np.zeros(0, np.uint64)
     count = len(of_words) - length + 1
     return combined([of_words[i : i + count] for i in range(length)])
-
-
-def repeated_share(things: Sequence[object]) -> float:
-    """Returns the share of entries that equal an earlier one, in [0, 1); 0 for an empty
-    sequence.
-    """
-    return 1 - len(set(things)) / len(things) if things else 0.0

@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
 from compass_jax.curate.contamination import OF_TEMPLATE, Contamination
 from compass_jax.curate.sample import Sample
-from compass_jax.data.files import DataError
 
 LONG = "a train leaves the old station at noon and travels sixty miles an hour to the far coast"
 
@@ -56,10 +53,3 @@ def test_the_length_is_a_setting_and_questions_are_counted(tmp_path):
     assert (len(found.questions), found.of_file) == (2, [0, 0])
     other = against(tmp_path, LONG, length=4)
     assert other.digest != found.digest
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    path = tmp_path / "eval.jsonl"
-    path.write_bytes(b"\x00\xff\n")
-    with pytest.raises(DataError, match=r"eval.jsonl, line 1: not UTF-8 \(byte 1"):
-        Contamination([str(path)], 13, print)

@@ -1,7 +1,5 @@
 """The whole preparation: what is kept, what each filter took and why, and a kill at any moment."""
 
-import dataclasses
-import gzip
 import json
 import signal
 import subprocess
@@ -17,7 +15,6 @@ from compass_jax.curate import prepare as run
 from compass_jax.curate.prepare import prepare
 from compass_jax.data.files import DataError
 from compass_jax.data.tokenizer_training import train_tokenizer
-from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
 
 QUESTION = (
     "Tom has three boxes with four apples in each box. He gives 5 apples to his sister on Monday."
@@ -110,18 +107,6 @@ def test_kept_rows_are_unchanged_whatever_their_columns(tmp_path):
     ]
 
 
-def test_a_folder_and_packed_files_are_read(tmp_path):
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    rows = [row(f"Question {word}?", f"It is {word}.") for word in ("one", "two", "three")]
-    written(folder / "a.jsonl", rows[:1])
-    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps(one) + "\n" for one in [*rows[1:], rows[0]])
-    tally, kept = prepared(tmp_path, str(folder), near=0.0)
-    assert kept == rows and tally.taken["duplicate"] == 1
-    assert tally.examples["duplicate"][0]["where"] == f"{folder}/b.jsonl.gz, line 3"
-
-
 def test_a_near_duplicate_is_found_in_a_file_with_other_columns(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "AT_ONCE", 1)  # each row is read again from what was written
     first = written(tmp_path / "a.jsonl", [row(QUESTION, ANSWER)])
@@ -212,10 +197,10 @@ def counted(*args):
         os.kill(os.getpid(), signal.SIGKILL)
     return line_of(*args)
 
-def never(self):
-    os.kill(os.getpid(), signal.SIGKILL)
+def never(part, target):
+    replace(part, target) if "train" not in str(target) else os.kill(os.getpid(), signal.SIGKILL)
 
-run._line, run._Preparation._publish = counted, never
+run._line, os.replace, replace = counted, never, os.replace
 run.prepare(PrepareConfig((data,), (against,)), out, lambda line: None)
 """
 
@@ -244,12 +229,11 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
     for moment in (100, 200, 10**9):
         command = [sys.executable, "-c", KILLED, data, against, str(tmp_path / "out"), str(moment)]
         assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
-        state = json.loads((tmp_path / "out" / "state.json").read_text())
-        assert state["done"] is (moment > 200)
         assert not (tmp_path / "out" / "train.jsonl").exists()
-    told = []
-    prepared(tmp_path, data, against=(against,), told=told)
-    assert told[-1].endswith("train.jsonl was made by this command before")
+    for again in (False, True):
+        told = []
+        prepared(tmp_path, data, against=(against,), told=told)
+        assert again == told[-1].endswith("train.jsonl was made by this command before")
     for name in ("train.jsonl", "report.json", "report.md"):
         one, other = (tmp_path / folder / name for folder in ("alone", "out"))
         assert one.read_bytes() == other.read_bytes()
@@ -310,24 +294,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (out / "train.jsonl").write_text("mine")
     with pytest.raises(ConfigError, match="is there, and this command did not make it"):
         prepared(tmp_path, data)
-    (out / "state.json").write_text('{"mine": 1}')
-    with pytest.raises(ConfigError, match=r"state.json is not of compass prepare-sft"):
-        prepared(tmp_path, data)
     assert (out / "train.jsonl").read_text() == "mine"
-
-
-def test_a_result_that_was_removed_is_told(tmp_path):
-    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
-    prepared(tmp_path, data)
-    (tmp_path / "out" / "train.jsonl").unlink()
-    with pytest.raises(DataError, match=r"train.jsonl was removed since it was made"):
-        prepared(tmp_path, data)
-
-
-def test_two_processes_cannot_work_on_one_folder(tmp_path):
-    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
-    with FolderLock(tmp_path / "out"), pytest.raises(RunDirectoryInUse, match="is in use by"):
-        prepared(tmp_path, data)
 
 
 def test_nothing_left_is_an_error_with_the_counts(tmp_path):
@@ -336,9 +303,3 @@ def test_nothing_left_is_an_error_with_the_counts(tmp_path):
         prepared(tmp_path, data)
     assert "too few characters" in (tmp_path / "out" / "report.md").read_text()
     assert not (tmp_path / "out" / "train.jsonl").exists()
-
-
-def test_memory_of_the_settings_is_complete():
-    """What changes a decision is compared with the settings that a folder was begun with."""
-    names = {field.name for field in dataclasses.fields(PrepareConfig)}
-    assert set(run.MAY_CHANGE) < names and len(names) == 20

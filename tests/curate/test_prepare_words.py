@@ -5,7 +5,7 @@ import pytest
 import xxhash
 
 from compass_jax.curate import words as module
-from compass_jax.curate.words import combined, hashed, numbers_in, repeated_share, runs, words
+from compass_jax.curate.words import hashed, numbers_in, runs, words
 
 BASE = 0x9E3779B97F4A7C15
 
@@ -46,12 +46,6 @@ def test_a_short_text_is_one_run_and_an_empty_one_none():
     assert runs(hashed([]), 3).tolist() == []
 
 
-def test_combined_hashes_what_stands_at_one_place():
-    columns = np.array([[1, 2**63], [5, 7]], np.uint64)
-    wanted = [(1 * BASE + 5 * BASE**2) % 2**64, (2**63 * BASE + 7 * BASE**2) % 2**64]
-    assert combined(list(columns)).tolist() == wanted
-
-
 def test_numbers_stay_when_the_known_words_are_forgotten(monkeypatch):
     before = hashed(["one", "two", "three"])
     module._known.clear()
@@ -73,8 +67,3 @@ def test_numbers_stay_when_the_known_words_are_forgotten(monkeypatch):
 )
 def test_questions_have_the_same_numbers_whatever_their_order(text, other, same):
     assert (numbers_in(words(text)) == numbers_in(words(other))) is same
-
-
-def test_the_share_of_entries_that_come_again():
-    assert repeated_share(["a", "b", "a", "a"]) == 0.5
-    assert repeated_share([]) == 0.0
