@@ -14,7 +14,7 @@ from compass_jax.config.ranges import Section
 from compass_jax.from_files import rl_config
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged, with_recorded_sizes
-from compass_jax.runs.streams import prepare_streams
+from compass_jax.runs.signals import prepare_streams
 from compass_jax.training.rl import run_rl
 
 S = TypeVar("S", bound=Section)

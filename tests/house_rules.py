@@ -76,7 +76,6 @@ LAYERS = {
     "errors": set(),
     "processes": {"processes"},
     "runs.signals": set(),
-    "runs.streams": set(),
     "report": RUN,
     "experience.evaluate": SAMPLED | {"runs", "report", "session", "weights", "distributed"},
     "experience.paired": {"experience", "untrusted", "report", "runs"},

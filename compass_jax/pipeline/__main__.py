@@ -8,8 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from compass_jax.runs.signals import STATUSES, Ending, leave
-from compass_jax.runs.streams import outlast_streams, prepare_streams
+from compass_jax.runs.signals import STATUSES, Ending, leave, prepare_streams
 
 
 def main(folder: str, name: str, parent: str, cache: str = "") -> int:
@@ -49,7 +48,6 @@ def main(folder: str, name: str, parent: str, cache: str = "") -> int:
 
 if __name__ == "__main__":
     prepare_streams()
-    outlast_streams()
     with Ending("compass pipeline"):
         status = main(*sys.argv[1:])
         if status in STATUSES:

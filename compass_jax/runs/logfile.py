@@ -1,6 +1,4 @@
-"""An append-only file of JSON lines, whose line count is part of a checkpoint. During a run only
-the run may write to it.
-"""
+"""An append-only file of JSON lines, whose line count is part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,52 +6,37 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from compass_jax.errors import CompassError
-from compass_jax.untrusted import open_regular
 
 
 class LogError(CompassError, RuntimeError):
-    """A log could not be written, was changed during the run, or lacks lines. The message names the
-    file and the remedy.
-    """
+    """A log could not be written or lacks lines. The message names the file and the remedy."""
 
 
 class LogFile:
     """A file of the lines of a run's stages, one stage after another. `count`: lines of this stage.
 
-    `append` flushes to the operating system, `sync` to the disk. If the file was removed, replaced,
-    cut or written by another process, the next line raises LogError, because its lines would be
-    lost.
+    `append` flushes to the operating system, `sync` to the disk.
     """
 
     def __init__(self, path: Path, stage: str):
-        self.path = path
-        self.stage = stage
-        self.count = 0
+        self.path, self.stage, self.count = path, stage, 0
         self._last_step = 0
-        self._descriptor: int | None = None
-        self._size: int | None = None  # expected size in bytes; None: the file does not exist yet
-        if os.path.lexists(path):
-            self._repair()
+        self._file: IO[bytes] | None = None
+        if path.exists():
+            self._count_lines()
 
     def append(self, rows: list[dict]) -> None:
-        """Writes a line for each row. On LogError removes them again, if the disk allows it."""
-        data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-        with self._system_errors("written"):
-            if self._descriptor is None:
-                self._open()
-            self._check()
-            assert self._descriptor is not None and self._size is not None
-            try:
-                _write_all(self._descriptor, data)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, self._size)
-                raise
-            self._size += len(data)
+        """Writes a line for each row."""
+        with self._system_errors():
+            if self._file is None:
+                self._file = open(self.path, "ab")  # noqa: SIM115  # open between lines
+            self._file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+            self._file.flush()
         self.count += len(rows)
         self._last_step = max([self._last_step, *(row["step"] for row in rows)])
 
@@ -61,12 +44,9 @@ class LogFile:
         """Flushes the lines to the disk and closes the file, because the mount of a bucket stores
         only closed files.
         """
-        with self._system_errors("written"):
-            if self._descriptor is None and self._size is None:
-                return
-            if self._descriptor is None:
-                self._open()
-            os.fsync(self._check())
+        if self._file is not None:
+            with self._system_errors():
+                os.fsync(self._file.fileno())
             self.close()
 
     def keep_until(self, step: int, count: int) -> int:
@@ -74,120 +54,78 @@ class LogFile:
         that should remain are missing.
         """
         if self._last_step > step:
+            self.close()
             self._remove_after(step)
         return max(0, count - self.count)
 
     def close(self) -> None:
-        """Closes the file; the next line opens it again. Raises LogError if the system could not
-        store written lines.
-        """
-        if self._descriptor is not None:
-            descriptor = self._descriptor
-            self._descriptor = None
-            with self._system_errors("closed"):
-                os.close(descriptor)
+        """Closes the file; the next line opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            with self._system_errors():
+                file.close()
 
-    def _open(self) -> None:
-        new = os.O_CREAT | os.O_EXCL if self._size is None else 0
-        try:
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | new, 0o666)
-        except (FileNotFoundError, FileExistsError):
-            if not self.path.parent.is_dir():
-                raise
-            raise self._changed(
-                "it is gone" if self._size is not None else "somebody else made it"
-            ) from None
-        self._size = self._size or 0
-
-    def _check(self) -> int:
-        """Returns the descriptor. Raises LogError if the path is another file than the open one."""
-        assert self._descriptor is not None
-        opened = os.fstat(self._descriptor)
-        try:
-            at_path = os.stat(self.path)
-        except FileNotFoundError:
-            raise self._changed("it is gone") from None
-        if (at_path.st_dev, at_path.st_ino) != (opened.st_dev, opened.st_ino):
-            raise self._changed("another file lies there")
-        if opened.st_size != self._size:
-            raise self._changed(f"it has {opened.st_size:,} bytes, {self._size:,} were written")
-        return self._descriptor
-
-    def _changed(self, how: str) -> LogError:
-        remedy = (
-            "the run ends here: put the file back, and the same command goes on from the "
-            "last checkpoint"
-        )
-        return LogError(f"{self.path} was changed while the run was writing to it: {how}; {remedy}")
+    def _count_lines(self) -> None:
+        """Counts this stage's lines, and removes an incomplete last line."""
+        size = 0
+        with self._system_errors():
+            with open(self.path, "rb") as file:
+                for line in file:
+                    if line.endswith(b"\n"):
+                        size += len(line)
+                        if (step := self._step(line)) is not None:
+                            self.count, self._last_step = self.count + 1, max(self._last_step, step)
+            if size < self.path.stat().st_size:
+                os.truncate(self.path, size)
 
     def _remove_after(self, step: int) -> None:
-        self.close()
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
         self.count = 0
-        with self._system_errors("written"), removed_on_error(temporary):
-            with open(self.path, "rb") as file, open(temporary, "wb") as out:
-                for line in file:
-                    line_step = self._step(line)
-                    if line_step is None or line_step <= step:
-                        out.write(line)
-                        self.count += line_step is not None
-                self._size = out.tell()
-            os.replace(temporary, self.path)
-        self._last_step = step
-
-    def _repair(self) -> None:
-        """Counts this stage's lines, and removes an incomplete last line."""
-        complete_bytes = 0
-        with open_regular(self.path, error=LogError) as file, self._system_errors("read"):
+        with (
+            self._system_errors(),
+            replaced(self.path) as temporary,
+            open(self.path, "rb") as file,
+            open(temporary, "wb") as out,
+        ):
             for line in file:
-                if not line.endswith(b"\n"):
-                    os.truncate(self.path, complete_bytes)
-                    break
-                complete_bytes += len(line)
-                if (step := self._step(line)) is not None:
-                    self.count += 1
-                    self._last_step = max(self._last_step, step)
-        self._size = complete_bytes
+                line_step = self._step(line)
+                if line_step is None or line_step <= step:
+                    out.write(line)
+                    self.count += line_step is not None
+        self._last_step = step
 
     def _step(self, line: bytes) -> int | None:
         """Returns the step of a line of this stage; None for other and damaged lines."""
         try:
             row = json.loads(line)
             return int(row["step"]) if row["stage"] == self.stage else None
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             return None
 
     @contextlib.contextmanager
-    def _system_errors(self, what: str):
-        """Re-raises an OSError as a LogError with the free space."""
+    def _system_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise LogError(
-                f"{self.path} cannot be {what}{room(self.path)}: {error.strerror or error}"
-            ) from error
+            reason = f"{room(self.path)}: {error.strerror or error}"
+            raise LogError(f"{self.path} cannot be written{reason}") from error
 
 
 @contextlib.contextmanager
-def removed_on_error(temporary: Path) -> Iterator[None]:
-    """Removes a temporary file if an error prevents its renaming."""
+def replaced(file: Path) -> Iterator[Path]:
+    """Yields a temporary path, which then replaces `file` atomically; an error leaves `file` as it
+    was.
+    """
+    temporary = file.with_name(f".{file.name}.tmp")
     try:
-        yield
+        yield temporary
+        os.replace(temporary, file)
     except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def room(path: Path, ask: Callable = shutil.disk_usage) -> str:
+def room(path: Path) -> str:
     """Returns " (5 bytes free there)", or an empty text if the free space is unknown."""
-    for folder in (path, *path.parents):
-        with contextlib.suppress(OSError):
-            return f" ({ask(folder).free:,} bytes free there)"
+    with contextlib.suppress(OSError):
+        return f" ({shutil.disk_usage(path.absolute().parent).free:,} bytes free there)"
     return ""
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

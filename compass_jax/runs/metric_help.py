@@ -55,8 +55,7 @@ METRICS: dict[str, Metric] = {
     ),
     "groups/undecided_frac": Metric(_SHARE, "Groups of which fewer than two rewards are known."),
     "groups/<kind>_frac": Metric(
-        _SHARE,
-        "Groups of a kind: varied, all_right, all_wrong, between, undecided; they sum to 1.",
+        _SHARE, "Groups of a kind: varied, all_right, all_wrong, between, undecided; they sum to 1."
     ),
     "zero_variance/rate_all_right": Metric(
         _SHARE, "Groups whose answers are all right, of those with two known rewards or more."

@@ -13,11 +13,7 @@ _ALWAYS = (
     ("reward", "reward/mean", "{:.3f}"),
 )
 # If they fit; the last ones are dropped first, then the rate and the time left:
-_MORE = (
-    ("kl", "policy/kl_k3", "{:.1e}"),
-    ("grad", "grad_norm", "{:.2f}"),
-    ("lr", "lr", "{:.1e}"),
-)
+_MORE = (("kl", "policy/kl_k3", "{:.1e}"), ("grad", "grad_norm", "{:.2f}"), ("lr", "lr", "{:.1e}"))
 # shares of the step's tokens by their signal, one part of the line
 _SIGNALS = {
     "verifier": "waste/frac_verifier_signal",

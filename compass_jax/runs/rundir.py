@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import socket
-import stat
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -22,7 +20,7 @@ from compass_jax.config import ConfigError, PolicyConfig, ScoredConfig
 from compass_jax.config.io import config_to_json, differences, flatten, read_config
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.errors import CompassError
-from compass_jax.runs.logfile import removed_on_error
+from compass_jax.runs.logfile import replaced
 
 P = TypeVar("P", bound=PolicyConfig)
 FileHashes = tuple[tuple[str, str], ...]  # user code by name, with its hash
@@ -84,11 +82,8 @@ class FolderLock:
     """The lock of a folder's single writer, as a context manager; the folder is created if absent.
 
     The lock is `flock` on `.lock`. The kernel releases it when the process ends for whatever
-    reason, so no stale lock can stop the next process. `check` compares the file at the path with
-    the locked one: in a folder that was removed and created again a second writer would get another
-    lock.
-
-    Raises RunDirectoryInUse; RunDirectoryUnusable if the folder cannot be made or locked.
+    reason, so no stale lock can stop the next process. Raises RunDirectoryInUse;
+    RunDirectoryUnusable if the folder cannot be made or locked.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -99,8 +94,7 @@ class FolderLock:
     def __enter__(self) -> FolderLock:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            while self._lock is None:
-                self._lock = _acquire(self.file, self.path)
+            self._lock = _acquire(self.file, self.path)
         except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
             raise unusable(self.path, error) from error
         return self
@@ -111,30 +105,12 @@ class FolderLock:
             self._lock = None
 
     def check(self) -> None:
-        """Raises RunDirectoryGone unless the folder is the locked one. No-op without a lock."""
-        if self._lock is not None and not _same_file(self._lock, self.file):
+        """Raises RunDirectoryGone if the folder was removed or renamed. No-op without a lock."""
+        if self._lock is not None and not self.file.exists():
             raise RunDirectoryGone(
-                f"{self.path} was removed or replaced while this process was writing to it: it "
-                "ends here. "
-                "Put the folder back, and the same command goes on from its last checkpoint"
+                f"{self.path} was removed or replaced while this process was writing to it: it ends"
+                " here. Put the folder back, and the same command goes on from its last checkpoint"
             )
-
-
-def is_locked(path: str | os.PathLike) -> bool:
-    """Returns whether a process holds a folder's lock. Briefly takes a shared lock, and writes
-    nothing.
-    """
-    try:
-        descriptor = os.open(Path(path) / ".lock", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 class NewFolderLock(FolderLock):
@@ -147,10 +123,21 @@ class NewFolderLock(FolderLock):
         self.file = self.path.absolute().with_name(f".{self.path.absolute().name}.lock")
 
     def __exit__(self, *exc: object) -> None:
-        if self._lock is not None and _same_file(self._lock, self.file):
-            # a process that opened it earlier finds it unlinked once it gets the lock
-            self.file.unlink()
+        if self._lock is not None:
+            self.file.unlink(missing_ok=True)
         super().__exit__()
+
+
+def is_locked(path: str | os.PathLike) -> bool:
+    """Returns whether a process holds a folder's lock. Briefly takes a shared lock."""
+    try:
+        with open(Path(path) / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class RunDir(FolderLock):
@@ -172,33 +159,15 @@ class RunDir(FolderLock):
     def __enter__(self) -> RunDir:
         super().__enter__()
         try:
-            _check_layout(self.path)
-            self.resumed = self._settle_config()
-        except OSError as error:
+            self.before = _started_config(self.path, self.config)
+            self.resumed = self.before is not None
+            write_atomically(self.path / "config.json", config_to_json(self.config) + "\n")
+        except BaseException as error:
             self.__exit__()
-            raise unusable(self.path, error) from error
-        except BaseException:
-            self.__exit__()
+            if isinstance(error, OSError):
+                raise unusable(self.path, error) from error
             raise
         return self
-
-    def check(self) -> None:
-        """Raises RunDirectoryGone like `FolderLock.check`, and if config.json was removed."""
-        super().check()
-        if self._lock is not None and not (self.path / "config.json").is_file():
-            raise RunDirectoryGone(
-                f"{self.path / 'config.json'} was removed while this process was writing to the "
-                "folder: it ends here. The same command writes it anew and goes on from the last "
-                "checkpoint"
-            )
-
-    def _settle_config(self) -> bool:
-        """Writes config.json; returns whether the directory holds a started run of a compatible
-        configuration.
-        """
-        self.before = _started_config(self.path, self.config)
-        write_atomically(self.path / "config.json", config_to_json(self.config) + "\n")
-        return self.before is not None
 
 
 def look_into(path: str | os.PathLike, config: ScoredConfig) -> bool:
@@ -206,27 +175,21 @@ def look_into(path: str | os.PathLike, config: ScoredConfig) -> bool:
     errors and creates nothing.
     """
     path = Path(path)
-    try:
-        if os.path.lexists(path / ".lock"):
-            with FolderLock(path):
-                pass
-        nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
-            code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
-            raise OSError(code, os.strerror(code), str(nearest))
-        _check_layout(path)
-        return _started_config(path, config) is not None
-    except (OSError, ValueError) as error:
-        if isinstance(error, CompassError):
-            raise
-        raise unusable(path, error) from error
+    if (path / ".lock").exists():
+        with FolderLock(path):
+            pass
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
+        code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+        raise unusable(path, OSError(code, os.strerror(code), str(nearest)))
+    return _started_config(path, config) is not None
 
 
 def _started_config(path: Path, config: ScoredConfig) -> ScoredConfig | None:
     """Returns the configuration of the started run in a directory, or None. Raises ConfigMismatch
     if `config` cannot continue it.
     """
-    old = read_config(path) if os.path.lexists(path / "config.json") else None
+    old = read_config(path) if (path / "config.json").exists() else None
     if old is None or nothing_trained(path):
         return None
     check_same_run(old, config, str(path))
@@ -259,7 +222,9 @@ def staged(config: P, stage: str) -> P:
     if (run_folder / "config.json").is_file() and not nothing_trained(run_folder):
         return replace(config, init_from=read_config(run_folder).init_from)
     tuned = run_folder.with_name("sft")
-    return replace(config, init_from=str(tuned)) if any(tuned.glob(_CHECKPOINTS)) else config
+    return (
+        replace(config, init_from=str(tuned)) if any(tuned.glob("checkpoints/step_*")) else config
+    )
 
 
 # chosen by the free memory at a run's start, for a configuration made from files
@@ -298,9 +263,6 @@ def _with_value(part: Any, path: list[str], value: Any) -> Any:
     return replace(part, **{path[0]: inner})
 
 
-_CHECKPOINTS = "checkpoints/step_*"
-
-
 def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
     """Returns an error of the system as one that names the folder and the file."""
     file = getattr(error, "filename", None)
@@ -309,27 +271,6 @@ def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
     return RunDirectoryUnusable(
         f"{str(path)[:200]} cannot be written to: {why}{where}; choose another folder"
     )
-
-
-_FILES = ("config.json", "metrics.jsonl", "rollouts.jsonl", "tokens.jsonl")
-_FOLDERS = ("checkpoints", "tb", "tokenizer", "trackers")
-
-
-def _check_layout(path: Path) -> None:
-    """Raises RunDirectoryUnusable if a path that a run writes to is another kind of file."""
-    for name in (*_FILES, *_FOLDERS):
-        if not os.path.lexists(path / name):
-            continue
-        try:
-            mode = os.stat(path / name).st_mode
-        except FileNotFoundError:
-            raise RunDirectoryUnusable(f"{path / name} is a link to nothing; remove it") from None
-        folder = name in _FOLDERS
-        if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
-            kind = "folder" if folder else "file"
-            raise RunDirectoryUnusable(
-                f"{path / name} is no {kind}, and a run keeps its {name} there; remove it"
-            )
 
 
 def check_same_run(old: ScoredConfig, new: ScoredConfig, path: str) -> None:
@@ -361,12 +302,8 @@ def _moved(old: FileHashes, new: FileHashes) -> set[tuple[str, str]]:
         (was, now)
         for was, old_hash in old
         for now, new_hash in new
-        if old_hash == new_hash != NO_FILE and _attribute(was) == _attribute(now)
+        if old_hash == new_hash != NO_FILE and was.rpartition(":")[2] == now.rpartition(":")[2]
     }
-
-
-def _attribute(name: str) -> str:
-    return name.rpartition(":")[2] if ":" in name else ""
 
 
 def _equal_values(was: Any, now: Any, moved: set[tuple[str, str]]) -> bool:
@@ -378,66 +315,25 @@ def _equal_values(was: Any, now: Any, moved: set[tuple[str, str]]) -> bool:
 
 def write_atomically(file: Path, text: str) -> None:
     """Replaces `file` by `text` atomically: a crash leaves the old or the new text."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    with removed_on_error(temporary):
-        with open(temporary, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
+    with replaced(file) as temporary, open(temporary, "w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
 
 
-def _acquire(file: Path, what: Path) -> int | None:
-    """Returns the descriptor that holds the lock, with this process's pid and host in the file;
-    None if the file was removed before it was locked.
-    """
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+def _acquire(file: Path, what: Path, tries: int = 3) -> int:
+    """Returns the descriptor that holds the lock, with this process's pid and host in the file."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _lock(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = _holder(os.read(descriptor, 4096))
+        holder = os.read(descriptor, 4096).decode(errors="replace") or "another process"
         os.close(descriptor)
+        if tries > 1:  # `is_locked` in another process briefly holds a shared lock
+            time.sleep(0.02)
+            return _acquire(file, what, tries - 1)
         advice = "wait for it, stop it, or choose another folder"
         raise RunDirectoryInUse(f"{what} is in use by {holder}: {advice}") from None
-    if not _same_file(descriptor, file):
-        os.close(descriptor)
-        return None
-    try:
-        os.ftruncate(descriptor, 0)
-        owner = {"pid": os.getpid(), "host": socket.gethostname()}
-        os.write(descriptor, json.dumps(owner).encode())
-    except OSError:
-        os.close(descriptor)
-        raise
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on host {socket.gethostname()}".encode())
     return descriptor
-
-
-def _lock(descriptor: int, tries: int = 3) -> None:
-    """Takes the exclusive lock. Retries, because `is_locked` in another process briefly holds a
-    shared one. Raises BlockingIOError.
-    """
-    for last in range(tries - 1, -1, -1):
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not last:
-                raise
-            time.sleep(0.02)
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    opened = os.fstat(descriptor)
-    try:
-        at_path = os.stat(path)
-    except OSError:
-        return False
-    return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)
-
-
-def _holder(content: bytes) -> str:
-    """Returns a description of the lock's holder; unknown before it has written its pid."""
-    try:
-        owner = json.loads(content)
-        return f"process {owner['pid']} on host {owner['host']}"
-    except (ValueError, KeyError, TypeError):
-        return "another process"

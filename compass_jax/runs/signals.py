@@ -1,4 +1,4 @@
-"""Handling of SIGINT (Ctrl-C) and SIGTERM in code that does not use `StopSignal`."""
+"""A command's process: its streams, and SIGINT (Ctrl-C) and SIGTERM where no `StopSignal` is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 STATUSES = tuple(128 + number for number in NUMBERS)
+
+
+def prepare_streams() -> None:
+    """Escapes characters that standard output and standard error cannot encode."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # not every replacement can
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 class Ending:

@@ -96,11 +96,8 @@ class Telemetry:
         if not self.writes:
             return
         numbers = {name: float(value) for name, value in metrics.items()}
-        self.check()
-        row = {"stage": self.stage, "step": step, "metrics": plain_numbers(numbers)}
-        if histograms:
-            row["histograms"] = dict(histograms)
-        self._files["metrics"].append([row])
+        row: dict[str, Any] = {"metrics": plain_numbers(numbers)}
+        self._append("metrics", step, [row | ({"histograms": histograms} if histograms else {})])
         for tracker in self._trackers:
             tracker.log(step, numbers)
         self._last_step = step
@@ -108,17 +105,16 @@ class Telemetry:
 
     def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Records samples (JSON-able rows) of `step` in rollouts.jsonl."""
-        if not self.writes:
-            return
-        self.check()
-        self._files["rollouts"].append([{"stage": self.stage, "step": step, **row} for row in rows])
+        self._append("rollouts", step, rows)
 
     def log_tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Records per-token numbers (JSON-able rows) of `step` in tokens.jsonl."""
-        if not self.writes:
-            return
-        self.check()
-        self._files["tokens"].append([{"stage": self.stage, "step": step, **row} for row in rows])
+        self._append("tokens", step, rows)
+
+    def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        if self.writes:
+            self.check()
+            self._files[name].append([{"stage": self.stage, "step": step, **row} for row in rows])
 
     def note(self, text: str) -> None:
         """Prints a line above the progress."""
@@ -160,9 +156,8 @@ class Telemetry:
             lost = file.keep_until(self._last_step, state.get(name, 0))
             if not lost:
                 continue
-            what = (
-                f"{file.path} lacks {lost} of the {state[name]} lines up to step {self._last_step}"
-            )
+            lines = f"{lost} of the {state[name]} lines up to step {self._last_step}"
+            what = f"{file.path} lacks {lines}"
             if not self.lost_log:
                 remedy = "put the file back from a copy, or add --lost-log to go on without them"
                 raise LogError(f"{what}, where the checkpoint is: {remedy}")

@@ -31,18 +31,14 @@ def in_words(error: Exception) -> str | None:
         files = [str(name)[:200] for name in (error.filename, error.filename2) if name is not None]
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         free = room(Path(files[0] if files else ".")) if full else ""
-        return f"{' -> '.join(files) or _place(error)}{free}: {error.strerror or first_line(error)}"
-    if _of_backend(error):
+        where = f"{' -> '.join(files)}{free}: " if files or free else ""
+        return f"{where}{error.strerror or first_line(error)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and Path(frames[-1].filename).name == "xla_bridge.py":  # JAX's search for devices
         return _no_device(error)
     if isinstance(error, MemoryError):
-        return f"not enough memory in {_place(error)}: {first_line(error)}"
+        return f"not enough memory: {first_line(error)}"
     return None
-
-
-def _of_backend(error: BaseException) -> bool:
-    """Returns whether JAX raised the error during its search for devices."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).name == "xla_bridge.py"
 
 
 def _no_device(error: Exception) -> str:
@@ -56,9 +52,3 @@ def _no_device(error: Exception) -> str:
             f"see that no other process holds the TPU and that libtpu is installed, or {remedy}"
         )
     return f"{setting}no device can be used: {cause}; {remedy}"
-
-
-def _place(error: BaseException) -> str:
-    """Returns the function that raised the error, without a file name."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}, {frames[-1].name}" if frames else "an unknown place"

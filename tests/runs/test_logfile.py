@@ -1,6 +1,4 @@
-"""Logs that are changed, cut, removed or cannot be written: every one is noticed, told in one line,
-and no step is lost in silence.
-"""
+"""Logs that lack lines or cannot be written: one line, and no step is lost in silence."""
 
 import errno
 import io
@@ -28,49 +26,6 @@ def logged(path, steps, **options):
             telemetry.log(step, {"x": step})
             telemetry.log_rollouts(step, [{"sample": 1}, {"sample": 2}])
         return json.loads(json.dumps(telemetry.state()))
-
-
-def remove(path):
-    path.unlink()
-
-
-def cut(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def replace(path):
-    path.with_name("new").write_bytes(path.read_bytes())
-    path.with_name("new").rename(path)
-
-
-def lengthen(path):
-    with open(path, "a") as file:
-        file.write("{}\n")
-
-
-@pytest.mark.parametrize("name", ["metrics", "rollouts", "tokens"])
-@pytest.mark.parametrize("fault", [remove, cut, replace, lengthen])
-@pytest.mark.parametrize("after", ["a line", "a checkpoint"])
-def test_a_log_that_is_changed_under_the_run_ends_it_at_the_next_line(tmp_path, name, fault, after):
-    if fault is replace and after == "a checkpoint":
-        pytest.skip(
-            "a closed file may get another number on a bucket's mount; its content is the same"
-        )
-    telemetry = Telemetry(tmp_path, 9, "rl", console=quiet())
-    telemetry.log(1, {"x": 1})
-    telemetry.log_rollouts(1, [{"sample": 1}])
-    telemetry.log_tokens(1, [{"group": 0}])
-    if after == "a checkpoint":
-        telemetry.state()
-    fault(tmp_path / f"{name}.jsonl")
-    with pytest.raises(LogError, match=f"{name}.jsonl was changed while the run") as error:
-        telemetry.log(2, {"x": 2})
-        telemetry.log_rollouts(2, [{"sample": 1}])
-        telemetry.log_tokens(2, [{"group": 0}])
-    assert "\n" not in str(error.value)
-    with pytest.raises(LogError, match=f"{name}.jsonl was changed"):
-        telemetry.state()  # no checkpoint counts on it
-    telemetry.close()
 
 
 def test_what_a_checkpoint_counts_is_on_the_disk_before_it(tmp_path, monkeypatch):
@@ -110,39 +65,18 @@ def test_lines_that_the_checkpoint_counts_and_the_log_lacks_end_a_resume_unless_
         telemetry.restore(cursor)
 
 
-def test_a_log_that_is_gone_at_a_resume_is_missed(tmp_path):
-    cursor = logged(tmp_path, 3)
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(LogError, match="lacks 3 of the 3 lines up to step 3"):
-        Telemetry(tmp_path, 9, "rl", console=quiet()).restore(cursor)
-
-
-@pytest.mark.parametrize("name", ["metrics", "rollouts"])
-def test_a_full_disk_is_one_line_with_the_path_and_the_room_and_no_half_line(
-    tmp_path, monkeypatch, name
-):
-    real = os.write
-
-    def write(descriptor, data):
-        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"{name}.jsonl"):
-            return real(descriptor, data)
-        if len(data) > 30:
-            return real(descriptor, data[:20])
+def test_a_full_disk_is_one_line_with_the_path_and_the_room(tmp_path, monkeypatch):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     telemetry = Telemetry(tmp_path, 9, "rl", console=quiet())
     telemetry.log(1, {"x": 1})
-    telemetry.log_rollouts(1, [{"sample": 1}])
-    monkeypatch.setattr(os, "write", write)
-    message = (
-        rf"^.*{name}.jsonl cannot be written \([\d,]+ bytes free there\): No space left "
-        r"on device$"
+    monkeypatch.setattr(os, "fsync", full)
+    told = (
+        r"^.*metrics.jsonl cannot be written \([\d,]+ bytes free there\): No space left on device$"
     )
-    with pytest.raises(LogError, match=message), telemetry:
-        telemetry.log(2, {"x": 2})
-        telemetry.log_rollouts(2, [{"sample": 1}])
-    monkeypatch.undo()
-    assert [row["step"] for row in lines(tmp_path / f"{name}.jsonl")] == [1]
+    with pytest.raises(LogError, match=told), telemetry:
+        telemetry.state()
 
 
 def test_a_check_that_fails_comes_before_anything_is_written(tmp_path):

@@ -108,17 +108,3 @@ def test_a_signal_while_the_command_is_loaded_is_one_line(tmp_path):
     found = run(code, tmp_path)
     assert (found.returncode, found.stdout) == (130, "")
     assert found.stderr == "compass: ended by SIGINT\n"
-
-
-def test_a_closed_pipe_is_one_line_and_nothing_follows_at_the_end(tmp_path):
-    body = """
-        os.close(1)
-        os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
-        read, write = os.pipe()
-        os.close(read)
-        os.dup2(write, 1)
-        print("x" * 10**6)
-    """
-    found = run(ROOM.format(body=body), tmp_path)
-    assert found.returncode == 1
-    assert found.stderr.count("\n") == 1 and "a pipe was closed by its reader" in found.stderr

@@ -1,4 +1,4 @@
-"""What a command does whose output cannot be encoded, is closed, or has lost its reader."""
+"""What a command does whose output cannot be encoded, or has lost its reader."""
 
 import os
 import subprocess
@@ -60,10 +60,7 @@ def went_on(done, folder):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"},
         {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"},
-        {"PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"},
-        {"PYTHONUTF8": "0", "PYTHONIOENCODING": "shift_jis:strict"},
         {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
         {"PYTHONIOENCODING": "utf-8:strict"},  # a lone surrogate
     ],
@@ -77,41 +74,8 @@ def test_a_console_that_cannot_show_a_character_shows_its_escape(tmp_path, envir
         assert b"plain \\u6f22\\u5b57" in done.stdout and b"error \\u6f22\\u5b57" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "redirection",
-    [">&-", "2>&-", ">&- 2>&-", "<&-", "<&- >&- 2>&-", "| true", "2>&1 | head -c 10", ">/dev/full"],
-)
-def test_a_training_goes_on_without_its_output(tmp_path, redirection):
-    done = start(tmp_path, redirection)
-    assert went_on(done, tmp_path), done.stderr
-    assert b"Traceback" not in done.stderr and b"AttributeError" not in done.stderr
-    for file in (tmp_path / "run").iterdir():  # no file took the number of a closed stream
-        assert b"plain" not in file.read_bytes() and b"error" not in file.read_bytes()
-    if redirection in ("| true", ">/dev/full"):
-        assert done.stderr.count(b"standard output cannot be written (") == 1
-
-
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_command_that_prints_its_result_bears_closed_streams(tmp_path, redirection):
-    (tmp_path / "code.py").write_text(
-        "import sys\nfrom compass_jax.commands.cli import main\n"
-        "sys.argv = ['compass', 'tasks']\nsys.exit(main())\n"
-    )
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} code.py {redirection}"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        timeout=60,
-    )
-    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize("redirection,status", [("| true", 1), (">/dev/full", 1)])
-def test_a_command_that_prints_its_result_fails_where_nobody_can_read_it(
-    tmp_path, redirection, status
-):
+@pytest.mark.parametrize("redirection", ["| true", ">/dev/full"])
+def test_a_command_that_prints_its_result_fails_where_nobody_can_read_it(tmp_path, redirection):
     (tmp_path / "code.py").write_text(
         "import sys\nfrom compass_jax.commands.cli import main\n"
         "sys.argv = ['compass', 'tasks']\nsys.exit(main())\n"
@@ -124,15 +88,4 @@ def test_a_command_that_prints_its_result_fails_where_nobody_can_read_it(
         capture_output=True,
         timeout=60,
     )
-    assert done.returncode == status and b"Traceback" not in done.stderr, done.stderr
-
-
-def test_the_library_escapes_too(monkeypatch):
-    """`compass_jax.train` from a program of one's own."""
-    code = (
-        "import sys\nfrom compass_jax.runs.streams import prepare_streams\n"
-        "prepare_streams()\nprint('漢', sys.stdout.errors)"
-    )
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60)
-    assert done.stdout == b"\\u6f22 backslashreplace\n", done.stderr
+    assert done.returncode == 1 and b"Traceback" not in done.stderr, done.stderr

@@ -326,18 +326,6 @@ def test_run_report(tmp_path):
         run_report([tmp_path / "none"])
 
 
-def test_the_table_of_a_run_tells_the_signals_apart():
-    """RL-ZVP's signal is weak: tokens that have it alone are not hidden in "none 0%"."""
-    shares = {"verifier_signal": 0.5, "shaping_signal": 0.1, "entropy_signal": 0.3, "none": 0.1}
-    series = {f"waste/frac_{k}": (np.arange(2), np.full(2, x)) for k, x in shares.items()}
-    assert [(row["metric"], row["last 10%"]) for row in run_rows(series)] == [
-        ("tokens: verifier", "50.0%"),
-        ("tokens: shaping", "10.0%"),
-        ("tokens: entropy", "30.0%"),
-        ("tokens: none", "10.0%"),
-    ]
-
-
 def test_the_table_of_a_run_shows_groups_that_are_equal_and_neither_right_nor_wrong():
     series = {"groups/between_frac": (np.arange(20), np.linspace(0, 0.95, 20))}
     row = {"metric": "groups between", "first 10%": "2.5%", "last 10%": "92.5%"}
