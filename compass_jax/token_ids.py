@@ -8,7 +8,6 @@ from compass_jax.errors import UserError
 from compass_jax.untrusted import read_json
 
 GENERATION = "generation_config.json"
-_MOST_BYTES = 2**28
 
 
 def end_ids(folder: str | Path, error: type[UserError]) -> list[int]:
@@ -19,7 +18,7 @@ def end_ids(folder: str | Path, error: type[UserError]) -> list[int]:
         file = Path(folder) / name
         if not file.is_file():
             continue
-        raw = read_json(file, error=error, most_bytes=_MOST_BYTES, most_digits=40)
+        raw = read_json(file, error=error, most_digits=40)
         value = raw.get("eos_token_id") if isinstance(raw, dict) else None
         if value is None:
             continue

@@ -8,12 +8,12 @@ RecursionError for deeply nested brackets. Here each of these is an error that n
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import math
 import os
 import re
 import stat
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +21,10 @@ from typing import IO, Any
 
 from compass_jax.errors import UserError
 
-MOST_BYTES = 64 * 2**20
 MOST_LINE_BYTES = 8 * 2**20  # maximum length of a JSON line: several million characters
 MOST_DEPTH = 64
 MOST_DIGITS = 19  # maximum length of an integer: 64 bits
 
-_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -57,20 +53,9 @@ def _unreadable(path: Path, cause: Exception) -> str:
     return f"{str(path)[:200]} cannot be read: {getattr(cause, 'strerror', None) or cause}"
 
 
-def read_bytes(
-    path: str | os.PathLike,
-    *,
-    error: type[Exception] = UntrustedError,
-    most_bytes: int = MOST_BYTES,
-) -> bytes:
-    """Returns the content of a regular file of at most `most_bytes`. Raises `error` like
-    `open_regular`, and for a larger one.
-    """
+def read_bytes(path: str | os.PathLike, *, error: type[Exception] = UntrustedError) -> bytes:
+    """Returns the content of a regular file. Raises `error` like `open_regular`."""
     with open_regular(path, error=error) as file:
-        if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-            raise error(
-                f"{path} has {size:,} bytes, more than the {most_bytes:,} that such a file may have"
-            )
         try:
             return file.read()
         except OSError as cause:
@@ -89,34 +74,27 @@ def read_lines(
     Raises `error` like `open_regular`, and for a line of more than `most_bytes`.
     """
     with open_regular(path, error=error) as file:
-        number = 0
-        while True:
-            number += 1
+        for number in itertools.count(1):
             where = f"{path}, line {number}"
             try:
                 line = file.readline(most_bytes + 1)
             except OSError as cause:
                 raise error(_unreadable(Path(path), cause)) from cause
-            if not line:
-                return
             if len(line) > most_bytes:
                 raise error(
-                    f"{where}: more than {most_bytes:,} bytes, the most that a line "
-                    "may have; split it, or leave the row out"
+                    f"{where}: more than {most_bytes:,} bytes, the most that a line may have; split"
+                    " it, or leave the row out"
                 )
+            if not line:
+                return
             yield where, line
 
 
-def read_text(
-    path: str | os.PathLike,
-    *,
-    error: type[Exception] = UntrustedError,
-    most_bytes: int = MOST_BYTES,
-) -> str:
+def read_text(path: str | os.PathLike, *, error: type[Exception] = UntrustedError) -> str:
     """Returns the text of a UTF-8 file. Raises `error` like `read_bytes`, for another encoding, and
     for a byte order mark, because other readers of such files fail on it and exports copy the file.
     """
-    data = read_bytes(path, error=error, most_bytes=most_bytes)
+    data = read_bytes(path, error=error)
     if data.startswith(codecs.BOM_UTF8):
         raise error(f"{path} begins with a byte order mark; save it as UTF-8 without one")
     return decode_utf8(data, str(path), error=error)
@@ -138,18 +116,12 @@ def read_json(
     path: str | os.PathLike,
     *,
     error: type[Exception] = UntrustedError,
-    most_bytes: int = MOST_BYTES,
     most_digits: int = MOST_DIGITS,
 ) -> Any:
     """Returns the value of a JSON file. Raises `error`, naming the path, like `read_text` and
     `parse_json`.
     """
-    return parse_json(
-        read_text(path, error=error, most_bytes=most_bytes),
-        str(path),
-        error=error,
-        most_digits=most_digits,
-    )
+    return parse_json(read_text(path, error=error), str(path), error=error, most_digits=most_digits)
 
 
 def parse_json(
@@ -170,28 +142,21 @@ def parse_json(
     """
     if isinstance(text, bytes):
         text = decode_utf8(text, where, error=error)
-    if nesting(text, MOST_DEPTH) > MOST_DEPTH:
-        raise error(f"{where}: nested deeper than {MOST_DEPTH} levels")
-    unusable: list[_Unusable] = []
 
-    def mark_unusable(why: str) -> _Unusable:
-        unusable.append(_Unusable(why))
-        return unusable[-1]
-
-    def parse_integer(digits: str) -> int | _Unusable:
+    def parse_integer(digits: str) -> int:
         if len(digits.lstrip("-")) > most_digits:
             long = f"has more than {most_digits} digits; write it as a string"
-            return mark_unusable(f"the integer {digits[:20]}... {long}")
+            raise error(f"{where}: the integer {digits[:20]}... {long}")
         return int(digits)
 
-    def parse_real(digits: str) -> float | _Unusable:
+    def parse_real(digits: str) -> float:
         if not math.isfinite(value := float(digits)):
             big = "is not finite; write it as a string, or a smaller one"
-            return mark_unusable(f"the number {digits[:40]} {big}")
+            raise error(f"{where}: the number {digits[:40]} {big}")
         return value
 
-    def constant(name: str) -> _Unusable:
-        return mark_unusable(f"{name} is no number of JSON; remove it, or write it as a string")
+    def constant(name: str) -> float:
+        raise error(f"{where}: {name} is no number of JSON; remove it, or write it as a string")
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
@@ -210,31 +175,11 @@ def parse_json(
         )
     except json.JSONDecodeError as cause:
         raise error(f"{where}: not JSON: {cause}") from cause
-    if unusable or re.search(r"\\u[dD][89a-fA-F]", text):
+    except RecursionError as cause:
+        raise error(f"{where}: nested deeper than {MOST_DEPTH} levels") from cause
+    if text.count("[") + text.count("{") > MOST_DEPTH or re.search(r"\\u[dD][89a-fA-F]", text):
         _check_parts(value, where, "", error)
     return value
-
-
-class _Unusable:
-    """A placeholder for an invalid number whose place in the text is not known yet."""
-
-    def __init__(self, why: str):
-        self.why = why
-
-
-def nesting(text: str, most: int = sys.maxsize) -> int:
-    """Returns the nesting depth of a JSON text, counted up to `most`; 0 for a number.
-
-    Brackets inside strings do not count; unclosed ones do. Each pass removes the innermost pairs,
-    so that a text of many short arrays costs one pass.
-    """
-    brackets = _STRINGS.sub("", text) if '"' in text else text
-    left = brackets.encode("utf-8", "surrogatepass").translate(_AS_SQUARE, _NO_BRACKETS)
-    depth = 0
-    while depth <= most and (inner := left.replace(b"[]", b"")) != left:
-        left = inner
-        depth += 1
-    return depth + left.count(b"[")
 
 
 def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:
@@ -250,16 +195,18 @@ def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError
     return text
 
 
-def _check_parts(value: Any, where: str, path: str, error: type[Exception]) -> None:
+def _check_parts(value: Any, where: str, path: str, error: type[Exception], depth: int = 0) -> None:
     place = f"{where}: {path}" if path else where
-    if isinstance(value, _Unusable):
-        raise error(f"{place}: {value.why}")
     if isinstance(value, str):
         whole_text(value, place, error=error)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            whole_text(key, f"{place}, a key" if path else f"{where}: a key", error=error)
-            _check_parts(part, where, f"{path}.{key[:80]}" if path else key[:80], error)
-    elif isinstance(value, list):
+    if not isinstance(value, dict | list):
+        return
+    if depth == MOST_DEPTH:
+        raise error(f"{where}: nested deeper than {MOST_DEPTH} levels")
+    if isinstance(value, list):
         for i, part in enumerate(value):
-            _check_parts(part, where, f"{path}[{i}]", error)
+            _check_parts(part, where, f"{path}[{i}]", error, depth + 1)
+        return
+    for key, part in value.items():
+        whole_text(key, f"{place}, a key" if path else f"{where}: a key", error=error)
+        _check_parts(part, where, f"{path}.{key[:80]}" if path else key[:80], error, depth + 1)

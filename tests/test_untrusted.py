@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compass_jax.untrusted import UntrustedError, nesting, parse_json, read_json, whole_text
+from compass_jax.untrusted import UntrustedError, parse_json, read_json, whole_text
 
 
 class OwnError(RuntimeError):
@@ -43,9 +43,10 @@ def test_what_is_not_json_is_refused_with_its_place_and_the_callers_error(text, 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"a": {"b": [1, NaN]}}', "x: a.b[1]: NaN is no number"),
-        ('[{"temperature": 1e400}]', "x: [0].temperature: the number 1e400"),
-        ('{"n": %s}' % ("9" * 400), "x: n: the integer 99999"),
+        ('{"a": {"b": [1, NaN]}}', "x: NaN is no number"),
+        ('[{"temperature": 1e400}]', "x: the number 1e400"),
+        ('{"n": %s}' % ("9" * 400), "x: the integer 99999"),
+        ("[" * 65 + "]" * 65, "x: nested deeper than 64"),
         (r'{"a": ["b", "\ud800"]}', "x: a[1]: half a character"),
         (r'{"a": {"\ud800": 1}}', "x: a, a key: half a character"),
         ('{"a": 1, "b": 2, "b": 3}', "x: the key 'b' comes twice"),
@@ -78,13 +79,8 @@ def test_json_of_any_value_is_read_as_the_librarys_reader_reads_it(value, ascii_
     assert parse_json(text, "x") == json.loads(text)
 
 
-@given(values)
-def test_nesting_counts_brackets_outside_of_strings(value):
-    def depth(v):
-        inner = list(v.values()) if isinstance(v, dict) else v if isinstance(v, list) else None
-        return 0 if inner is None else 1 + max(map(depth, inner), default=0)
-
-    assert nesting(json.dumps(value)) == depth(value)
+def test_64_levels_pass():
+    parse_json("[" * 64 + "]" * 64, "x")
 
 
 def test_emoji_written_as_a_pair_of_escapes_is_a_whole_character():
@@ -107,5 +103,3 @@ def test_files_that_are_none_are_named(tmp_path):
     ):
         with pytest.raises(UntrustedError, match=told):
             read_json(path)
-    with pytest.raises(UntrustedError, match="more than the 2 that"):
-        read_json(file, most_bytes=2)

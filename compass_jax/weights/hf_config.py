@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
     `untrusted.parse_json` refuses it.
     """
     # tokenizer_config.json writes 10**30 for an unlimited length.
-    raw = untrusted.read_json(path, error=WeightsError, most_bytes=2**28, most_digits=40)
+    raw = untrusted.read_json(path, error=WeightsError, most_digits=40)
     if not isinstance(raw, dict):
         raise WeightsError(f"{path} holds a {type(raw).__name__}, a JSON object is expected")
     return raw

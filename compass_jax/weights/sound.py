@@ -36,7 +36,6 @@ SET_ASIDE = "damaged_"  # name prefix of damaged checkpoints that a resumed run 
 _STEP = re.compile(r"(?:\.old_)?step_(\d{1,18})")
 _SHOWN = 5  # faults named in a message
 _COMMITTED = f"{ARRAYS}/commit_success.txt"  # orbax writes it last; it is never read
-_MOST_META = 2**36  # maximum bytes of meta.json, which holds the run's history of every prompt
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +174,7 @@ def read_meta(where: Path, manifest: Manifest) -> dict[str, Any]:
     read or was changed.
     """
     file = where / META
-    data = read_bytes(file, error=CheckpointError, most_bytes=_MOST_META)
+    data = read_bytes(file, error=CheckpointError)
     if digests.of_bytes(data) != manifest.files[META]:
         raise CheckpointError(f"{file} is damaged: its digest is not the manifest's")
     try:

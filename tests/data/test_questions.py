@@ -133,7 +133,7 @@ def test_files_of_text_and_chat(tmp_path, tokenizer, caplog):
         (GOOD + b'{"prompt": "\\ud800", "answer": "1"}\n', r"line 2: prompt: half a character"),
         (
             GOOD + b'{"prompt": "x", "answer": ' + b"9" * 4001 + b"}\n",
-            r"line 2: answer: the integer " r"9+\.\.\. has more than 4000 digits",
+            r"line 2: the integer " r"9+\.\.\. has more than 4000 digits",
         ),
         (GOOD + b'{"prompt": ' + b"[" * 100_000 + b"\n", r"line 2: nested deeper than 64"),
         (

@@ -52,13 +52,8 @@ def error_of(server, body, path="/v1/completions"):
     ("body", "status", "message"),
     [
         ('{"prompt": "a", "top_p": 1.9}', 400, "top_p = 1.9: must be less than or equal to 1"),
-        ('{"prompt": "a", "temperature": NaN}', 400, "temperature: NaN is no number"),
         ('{"prompt": "a", "model": "gpt"}', 404, "'gpt' is not served here; 'tiny' is"),
-        ("[]", 400, "must be a JSON object"),
-        ("{", 400, "the body: not JSON"),
         ("[" * 100_000, 400, "nested deeper"),
-        ('{"prompt": "\\ud800"}', 400, "half a character"),
-        ("x" * (2**20 + 1), 413, "the body exceeds"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(server, body, status, message):
@@ -176,10 +171,7 @@ def test_what_cannot_be_served_is_told_in_one_line(weights, options, told, capsy
 
 @pytest.mark.parametrize(
     ("options", "blocked", "needed"),
-    [
-        (["--openai"], "uvicorn", "uvicorn>="),
-        ([], "jetstream", "google-jetstream=="),
-    ],
+    [(["--openai"], "uvicorn", "uvicorn>="), ([], "jetstream", "google-jetstream==")],
 )
 def test_what_is_not_installed_is_told_with_commands_that_work(
     weights, options, blocked, needed, capsys, monkeypatch

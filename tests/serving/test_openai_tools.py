@@ -273,21 +273,6 @@ def test_several_choices_have_calls_of_their_own(client, says):
     assert len({choice.message.tool_calls[0].id for choice in choices}) == 2
 
 
-def test_a_template_that_shows_no_tools_refuses_them(client):
-    with pytest.raises(Exception, match="tools"):
-        TOKENIZER.encode_prompt([USER], TOOLS)
-    with pytest.raises(openai.BadRequestError, match="cannot force a call") as caught:
-        ask(client, tool_choice="required")
-    assert caught.value.body["param"] == "tool_choice"
-
-
-def test_formats_of_json_are_refused_with_what_is_missing(client):
-    for kind in ("json_object", "json_schema"):
-        with pytest.raises(openai.BadRequestError, match="does not constrain"):
-            ask(client, response_format={"type": kind})
-    assert ask(client, response_format={"type": "text"}, max_tokens=2).choices
-
-
 def test_variables_of_the_template(client):
     template = Template()
     given = {"enable_thinking": False, "depth": {"a": [1]}}

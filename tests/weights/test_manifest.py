@@ -46,7 +46,7 @@ NESTED = "[" * 100_000 + "]" * 100_000
         (lambda x: x | {"format": 1}, r"written in format 1; this version reads 2"),
         (lambda x: x | {"format": [2]}, r"written in format \[2\]"),
         (lambda x: x | {"step": "many"}, r"no manifest of format 2 .*many"),
-        (lambda x: x | {"step": float("nan")}, r"manifest.json: step: NaN is no number of JSON"),
+        (lambda x: x | {"step": float("nan")}, r"manifest.json: NaN is no number of JSON"),
         (lambda x: x | {"model": []}, r"manifest.json"),
         (
             lambda x: x["model"].update(hidden="a"),
