@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -98,10 +97,8 @@ def require_single_process(what: str) -> None:
 
 def _options() -> dict[str, Any] | None:
     """Returns the arguments of jax.distributed.initialize, or None for a single process."""
-    variables, auto = (
-        {name: os.environ.get(name, "") for name in VARIABLES},
-        os.environ.get("COMPASS_DISTRIBUTED", ""),
-    )
+    variables = {name: os.environ.get(name, "") for name in VARIABLES}
+    auto = os.environ.get("COMPASS_DISTRIBUTED", "")
     missing = [name for name, value in variables.items() if not value]
     if len(missing) == len(variables):
         check(
@@ -125,24 +122,17 @@ def _options() -> dict[str, Any] | None:
         count.isdigit() and int(count) >= 1,
         f"COMPASS_PROCESSES = {count!r}: must be a number of at least 1",
     )
-    is_valid = number.isdigit() and int(number) < int(count)
     check(
-        is_valid,
+        number.isdigit() and int(number) < int(count),
         f"COMPASS_PROCESS_ID = {number!r}: must be in 0..{int(count) - 1} (COMPASS_PROCESSES ="
         f" {count})",
     )
     if int(count) == 1:
         return None
-    options = {
-        "coordinator_address": address,
-        "num_processes": int(count),
-        "process_id": int(number),
-    }
-    return (
-        {**options, "coordinator_bind_address": address}
-        if host in ("127.0.0.1", "localhost")
-        else options
-    )
+    options = {"coordinator_address": address, "num_processes": int(count)}
+    if host in ("127.0.0.1", "localhost"):
+        options["coordinator_bind_address"] = address
+    return {**options, "process_id": int(number)}
 
 
 @contextlib.contextmanager
@@ -151,9 +141,7 @@ def processes() -> Iterator[None]:
     other processes after it.
 
     With several processes, an error is printed to stderr and ends the process at once, because the
-    interpreter's normal exit would wait for processes that wait for this one. If the process ends
-    in another way (`kill -9`, or jax's abort after another process is lost), a shell prints
-    a message.
+    interpreter's normal exit would wait for processes that wait for this one.
     """
     if not initialize() or jax.process_count() == 1:
         yield
@@ -162,44 +150,11 @@ def processes() -> Iterator[None]:
         f"process {jax.process_index()} of {jax.process_count()} (pid {os.getpid()} on"
         f" {socket.gethostname()})"
     )
-    with _ExitReporter(name) as reporter:
-        try:
-            yield
-            jax.distributed.shutdown()
-        except BaseException as error:  # SystemExit of a second SIGTERM, KeyboardInterrupt
-            code = _report_error(name, error)
-            # the message says enough, and every process may print the same one
-            if isinstance(error, CompassError):
-                reporter.cancel()
-            os._exit(code)
-
-
-class _ExitReporter:
-    """A shell that waits for this process and prints a message if the process ends without leaving
-    the context.
-    """
-
-    def __init__(self, name: str):
-        text = (
-            f"compass: {name} has ended before the run did. Where another process was lost, the"
-            f" lines above say which. Those that are left end within {2 * HEARTBEAT_S} s; the same"
-            " command, in every process, goes on from the last checkpoint."
-        )
-        script = 'read -r word; [ "$word" = done ] || printf "%s\\n" "$0" >&2'
-        # a new session, so that a signal to this process's group does not end the shell
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", script, text], stdin=subprocess.PIPE, start_new_session=True
-        )
-
-    def __enter__(self) -> _ExitReporter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
-
-    def cancel(self) -> None:
-        """Cancels the pending message."""
-        self._shell.communicate(b"done\n")
+    try:
+        yield
+        jax.distributed.shutdown()
+    except BaseException as error:  # SystemExit of a second SIGTERM, KeyboardInterrupt
+        os._exit(_report_error(name, error))
 
 
 def _report_error(name: str, error: BaseException) -> int:
@@ -260,11 +215,9 @@ def any_process(flag: bool) -> bool:
     """Returns whether `flag` is true in any process. Every process must call it at the same
     place.
     """
-    return (
-        flag
-        if jax.process_count() == 1
-        else bool(multihost_utils.process_allgather(np.array(flag)).any())
-    )
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
 def require_equal_across_processes(values: dict[str, Any], remedy: str) -> None:
@@ -273,12 +226,7 @@ def require_equal_across_processes(values: dict[str, Any], remedy: str) -> None:
     """
     expected, *rest = (json.loads(text) for text in all_gather_bytes(json.dumps(values).encode()))
     for number, actual in enumerate(rest, 1):
-        name = next(
-            (name for name in {**expected, **actual} if expected.get(name) != actual.get(name)),
-            None,
-        )
-        check(
-            name is None,
-            f"{name} is {expected.get(name)!r} in process 0 and {actual.get(name)!r} in process"
-            f" {number}: {remedy}",
-        )
+        for name in {**expected, **actual}:
+            one, other = expected.get(name), actual.get(name)
+            text = f"{name} is {one!r} in process 0 and {other!r} in process {number}: {remedy}"
+            check(one == other, text)
