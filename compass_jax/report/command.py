@@ -16,7 +16,7 @@ from compass_jax.report.embed import page
 from compass_jax.report.metrics import ReportError, Series, read_stages
 from compass_jax.report.page_data import page_data
 from compass_jax.report.panels import panels_of
-from compass_jax.runs.logfile import removed_on_error
+from compass_jax.runs.logfile import replaced
 from compass_jax.runs.rundir import is_locked
 
 WATCH_S = 20.0  # interval of `watch_report`
@@ -131,11 +131,9 @@ def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[P
 
 def _write(path: Path, content: bytes) -> None:
     """Replaces the file atomically, so that a browser never loads half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with removed_on_error(temporary):
+        with replaced(path) as temporary:
             temporary.write_bytes(content)
-            os.replace(temporary, path)
     except OSError as error:
         raise ReportError(
             f"{path} cannot be written: {error.strerror or error}; name another file with --out"

@@ -12,23 +12,23 @@ from rich.table import Table
 
 from compass_jax.report.metrics import ReportError, read_metrics
 from compass_jax.report.panels import COLOURS, Panel, panels_of
-from compass_jax.runs.logfile import removed_on_error
+from compass_jax.runs.logfile import replaced
 
-# Rows of the run table: label, summed metrics, format.
+# Rows of the run table: label, metric, format.
 _ROWS = (
-    ("reward", ("reward/mean",), "{:.3f}"),
-    ("groups all right", ("zero_variance/rate_all_right",), "{:.1%}"),
-    ("groups all wrong", ("zero_variance/rate_all_wrong",), "{:.1%}"),
-    ("groups between", ("groups/between_frac",), "{:.1%}"),
-    ("tokens: verifier", ("waste/frac_verifier_signal",), "{:.1%}"),
-    ("tokens: shaping", ("waste/frac_shaping_signal",), "{:.1%}"),
-    ("tokens: entropy", ("waste/frac_entropy_signal",), "{:.1%}"),
-    ("tokens: none", ("waste/frac_none",), "{:.1%}"),
-    ("entropy, nats", ("entropy_nats",), "{:.3f}"),
-    ("response length, tokens", ("response_length/mean",), "{:.1f}"),
-    ("mismatch, |d logp|", ("mismatch/logp_abs_diff",), "{:.1e}"),
-    ("gradient norm", ("grad_norm",), "{:.3f}"),
-    ("SFT loss, nats", ("sft/loss",), "{:.3f}"),
+    ("reward", "reward/mean", "{:.3f}"),
+    ("groups all right", "zero_variance/rate_all_right", "{:.1%}"),
+    ("groups all wrong", "zero_variance/rate_all_wrong", "{:.1%}"),
+    ("groups between", "groups/between_frac", "{:.1%}"),
+    ("tokens: verifier", "waste/frac_verifier_signal", "{:.1%}"),
+    ("tokens: shaping", "waste/frac_shaping_signal", "{:.1%}"),
+    ("tokens: entropy", "waste/frac_entropy_signal", "{:.1%}"),
+    ("tokens: none", "waste/frac_none", "{:.1%}"),
+    ("entropy, nats", "entropy_nats", "{:.3f}"),
+    ("response length, tokens", "response_length/mean", "{:.1f}"),
+    ("mismatch, |d logp|", "mismatch/logp_abs_diff", "{:.1e}"),
+    ("gradient norm", "grad_norm", "{:.3f}"),
+    ("SFT loss, nats", "sft/loss", "{:.3f}"),
 )
 
 
@@ -50,13 +50,13 @@ def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[s
     tenth of the steps.
     """
     rows = []
-    for label, names, form in _ROWS:
-        if all(name in series for name in names):
-            values: Any = sum(series[name][1] for name in names)
+    for label, name, form in _ROWS:
+        if name in series:
+            values = series[name][1]
             tenth = max(1, len(values) // 10)
-            first, last = _mean(values[:tenth]), _mean(values[-tenth:])
+            parts = {"first 10%": values[:tenth], "last 10%": values[-tenth:]}
             rows.append(
-                {"metric": label, "first 10%": form.format(first), "last 10%": form.format(last)}
+                {"metric": label} | {part: form.format(_mean(x)) for part, x in parts.items()}
             )
     return rows
 
@@ -104,10 +104,8 @@ def plot_curves(
         fontsize=14,
         fontweight="bold",
     )
-    temporary = Path(png).with_name(f".{Path(png).name}.tmp")
-    with removed_on_error(temporary):
+    with replaced(Path(png)) as temporary:
         figure.savefig(temporary, format="png")
-        os.replace(temporary, png)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -5,6 +5,7 @@ answers before the first step and after the last one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,32 +32,31 @@ def evaluations(folder: Path, series: Series) -> dict[str, Any]:
     KEYS for each evaluation, "by": label -> [prompts, accuracy at the start, at the end, interval
     at the end]}. The start is step 0.
     """
-    start = read_object(folder / EVALUATION_START / SUMMARY)
-    end = read_object(folder / EVALUATION_FOLDER / SUMMARY)
-    last_step, last = _last(folder / EVALUATION)
-    names = [name.split("/")[1] for name in [*series, *last] if _is_accuracy(name)]
+    start, end = (
+        read_object(folder / name / SUMMARY).get("sets", {})
+        for name in (EVALUATION_START, EVALUATION_FOLDER)
+    )
+    record = read_object(folder / EVALUATION)  # of the evaluation after the last step
+    last = record.get("metrics", {})
+    # labels, unlike sets, have no greedy accuracy
+    names = [x.split("/")[1] for x in [*series, *last] if re.fullmatch("eval/[^/]+/greedy", x)]
     sets = {}
-    for name in dict.fromkeys([*_sets(start), *_sets(end), *names]):
-        points = _points(name, series)
-        if (first := _sets(start).get(name)) and (point := _point_of(first)):
-            points = {0: point, **points}
-        if last_step is not None and f"eval/{name}/avg_at_k" in last:
-            points[last_step] = {key: number(last.get(f"eval/{name}/{key}")) for key in KEYS}
+    for name in dict.fromkeys([*start, *end, *names]):
+        points, first = _points(name, series), start.get(name, {})
+        if "pass_at" in first:
+            points = {0: _point_of(first), **points}
+        if f"eval/{name}/avg_at_k" in last:
+            numbers = {key: number(last.get(f"eval/{name}/{key}")) for key in KEYS}
+            points[int(record["step"])] = numbers
         if points:
-            final = _sets(end).get(name) or first or {}
+            final = end.get(name) or first
             sets[name] = {
                 "k": number(final.get("k")),
                 "prompts": number(final.get("prompts")),
                 "points": [{"step": step, **points[step]} for step in sorted(points)],
-                "by": _by_label(first or {}, _sets(end).get(name) or {}),
+                "by": _by_label(first, end.get(name, {})),
             }
     return dict(sorted(sets.items(), key=lambda item: item[0] != HELDOUT))
-
-
-def _is_accuracy(name: str) -> bool:
-    """Returns whether a metric is the accuracy of a set; labels have no greedy accuracy."""
-    parts = name.split("/")
-    return len(parts) == 3 and parts[0] == "eval" and parts[2] == "greedy"
 
 
 def _points(name: str, series: Series) -> dict[int, dict[str, Any]]:
@@ -69,43 +69,22 @@ def _points(name: str, series: Series) -> dict[int, dict[str, Any]]:
     return points
 
 
-def _point_of(one: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the numbers of a set in a summary.json, or None for another form."""
-    try:
-        low, high = one["interval"]
-        passed = one["pass_at"][str(one["k"])]
-    except (KeyError, TypeError, ValueError):
-        return None
-    numbers = {**one, "avg_at_k_low": low, "avg_at_k_high": high, "pass_at_k": passed}
+def _point_of(one: dict[str, Any]) -> dict[str, Any]:
+    """Returns the numbers of a set in a summary.json."""
+    low, high = one["interval"]
+    numbers = {**one, "avg_at_k_low": low, "avg_at_k_high": high}
+    numbers["pass_at_k"] = one["pass_at"][str(one["k"])]
     return {key: number(numbers.get(key)) for key in KEYS}
 
 
 def _by_label(start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[Any]]:
-    labels: dict[str, list[Any]] = {}
-    try:
-        for label, one in end.get("by", {}).items():
-            first = start.get("by", {}).get(label, {}).get("avg_at_k")
-            interval = [number(x) for x in one["interval"]]
-            row = [number(one["prompts"]), number(first), number(one["avg_at_k"]), interval]
-            labels[str(label)] = row
-    except (AttributeError, KeyError, TypeError):
-        return {}
+    labels = {}
+    for label, one in end.get("by", {}).items():
+        first = start.get("by", {}).get(label, {}).get("avg_at_k")
+        interval = [number(x) for x in one["interval"]]
+        accuracies = number(first), number(one["avg_at_k"])
+        labels[label] = [number(one["prompts"]), *accuracies, interval]
     return labels
-
-
-def _sets(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    sets = summary.get("sets")
-    pairs = sets.items() if isinstance(sets, dict) else ()
-    return {str(name): one for name, one in pairs if isinstance(one, dict)}
-
-
-def _last(file: Path) -> tuple[int | None, dict[str, Any]]:
-    """Returns (step, metrics) of the evaluation after a run's last step."""
-    record = read_object(file)
-    step, metrics = record.get("step"), record.get("metrics")
-    if not isinstance(step, int) or not isinstance(metrics, dict):
-        return None, {}
-    return step, metrics
 
 
 def evaluation_answers(folder: Path, room: int) -> tuple[list[dict[str, Any]], int]:

@@ -120,19 +120,14 @@ Bins = list[tuple[float, float, float]]  # (low, high, count)
 
 
 def read_histograms(path: str | os.PathLike, stage: str) -> dict[str, dict[int, Bins]]:
-    """Returns name -> step -> bins of a stage of a metrics.jsonl. Ignores lines without histograms
-    (of earlier versions) and damaged ones.
+    """Returns name -> step -> bins of a stage of a metrics.jsonl. Lines of earlier versions have
+    none.
     """
     histograms: dict[str, dict[int, Bins]] = {}
     for row in parse_lines(path, lambda row: row):
-        try:
-            if row.get("stage", "") != stage:
-                continue
+        if row.get("stage", "") == stage:
             for name, bins in row.get("histograms", {}).items():
-                parsed = [(float(low), float(high), float(count)) for low, high, count in bins]
-                histograms.setdefault(str(name), {})[int(row["step"])] = parsed
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+                histograms.setdefault(name, {})[int(row["step"])] = bins
     return histograms
 
 

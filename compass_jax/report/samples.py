@@ -124,38 +124,34 @@ def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int)
                 sample |= more
 
 
-def group_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parts of a line of rollouts.jsonl, of any version, that the page shows."""
-    return {
-        "prompt": _text(row["prompt"]),
-        "label": str(row.get("label", "")),
-        "answer": _text(row.get("answer", "")),
-        "visit": number(row.get("visit")),
-        "samples": [_sample(x) for x in row["samples"]],
-    }
-
-
-def _sample(x: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {str(name): number(part) for name, part in x.get("components", {}).items()}
-    return {
-        "response": _text(x["response"]),
-        "reward": number(x.get("reward")),
-        "outcome": str(x.get("outcome", "ok")),
-        "tokens": number(x.get("tokens")),
-        "truncated": bool(x.get("truncated", False)),
-        **({"components": parts} if parts else {}),
-    }
-
-
-def _text(x: Any) -> str | dict[str, Any]:
-    """Returns a text, or for a very long one {"head", "left_out" (number of characters),
-    "tail"}.
+def group_of_row(row: Mapping[str, Any], most: int | None = MOST_TEXT) -> dict[str, Any]:
+    """Returns the parts of a line of rollouts.jsonl, of any version, that are shown. A text of more
+    than `most` characters is {"head", "left_out" (number of characters), "tail"}.
     """
-    text = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
-    if len(text) <= MOST_TEXT:
-        return text
-    cut = MOST_TEXT - TAIL
-    return {"head": text[:cut], "left_out": len(text) - MOST_TEXT, "tail": text[-TAIL:]}
+
+    def shown(x: Any) -> str | dict[str, Any]:
+        text = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
+        if most is None or len(text) <= most:
+            return text
+        return {"head": text[: most - TAIL], "left_out": len(text) - most, "tail": text[-TAIL:]}
+
+    return {
+        "prompt": shown(row["prompt"]),
+        "label": str(row.get("label", "")),
+        "answer": shown(row.get("answer", "")),
+        "visit": number(row.get("visit")),
+        "samples": [
+            {
+                "response": shown(x["response"]),
+                "reward": number(x.get("reward")),
+                "outcome": str(x.get("outcome", "ok")),
+                "tokens": number(x.get("tokens")),
+                "truncated": bool(x.get("truncated", False)),
+                "components": {str(k): number(v) for k, v in x.get("components", {}).items()},
+            }
+            for x in row["samples"]
+        ],
+    }
 
 
 def _tokens(row: Mapping[str, Any]) -> tuple[dict[str, list], dict[int, dict[str, Any]]]:
@@ -165,20 +161,9 @@ def _tokens(row: Mapping[str, Any]) -> tuple[dict[str, list], dict[int, dict[str
     means = {str(name): [number(x) for x in part] for name, part in row["means"].items()}
     samples = {}
     for sample in row["samples"]:
-        count = int(sample["tokens"])
         columns = {name: sample[name] for name in COLUMNS if name in sample}
-        values: dict[str, Any] = {name: _column(x, count) for name, x in columns.items()}
-        values["text"] = [int(x) for x in sample["text"]]
-        if len(values["text"]) != count:
-            raise ValueError(f"{len(values['text'])} texts of {count} tokens")
-        samples[int(sample["sample"])] = values
+        samples[int(sample["sample"])] = {"text": sample["text"]} | {
+            name: [number(x) for x in column] if isinstance(column, list) else number(column)
+            for name, column in columns.items()
+        }
     return means, samples
-
-
-def _column(column: Any, count: int) -> Any:
-    """Returns a number, or a list of `count` of them."""
-    if not isinstance(column, list):
-        return number(column)
-    if len(column) != count:
-        raise ValueError(f"{len(column)} numbers of {count} tokens")
-    return [number(x) for x in column]

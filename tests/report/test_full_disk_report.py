@@ -41,7 +41,7 @@ def test_a_report_leaves_no_temporary_file(run, tmp_path, monkeypatch, capsys, f
     if fails == "write":
         monkeypatch.setattr(Path, "write_bytes", half)
     else:
-        monkeypatch.setattr("compass_jax.report.command.os.replace", full)
+        monkeypatch.setattr("os.replace", full)
     assert main(["report", str(run), "--out", str(out / "page.html")]) == 2
     assert "page.html cannot be written: No space left on device" in capsys.readouterr().err
     assert [x.name for x in out.iterdir()] == ["page.html"]
@@ -53,7 +53,7 @@ def test_a_report_leaves_no_temporary_file(run, tmp_path, monkeypatch, capsys, f
 def test_a_file_that_is_replaced_stays_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "summary.json"
     write_atomically(file, "before")
-    monkeypatch.setattr("compass_jax.runs.rundir.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_atomically(file, "after")
     assert file.read_text() == "before" and list(tmp_path.iterdir()) == [file]
@@ -64,7 +64,7 @@ def test_a_log_that_is_cut_stays_as_it_was(tmp_path, monkeypatch):
     log.append([{"stage": "rl", "step": step} for step in (1, 2)])
     log.close()
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    monkeypatch.setattr("compass_jax.runs.logfile.os.replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(LogError, match="No space"):
         log.keep_until(1, 1)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -1,11 +1,8 @@
 """The page is one file that asks nothing of anybody, and whatever a run logged is data in it."""
 
-import fcntl
 import io
 import json
-import os
 import re
-import threading
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -20,14 +17,7 @@ from compass_jax.report import ReportError
 from compass_jax.report.command import watch_report, write_page
 from compass_jax.report.embed import SCRIPTS, embedded, page
 from compass_jax.report.heldout import evaluation_answers
-from compass_jax.report.metrics import (
-    heat_map,
-    hours,
-    read_histograms,
-    read_metrics,
-    read_stages,
-    thinned,
-)
+from compass_jax.report.metrics import heat_map, hours, read_metrics, read_stages, thinned
 from compass_jax.runs.rundir import FolderLock, is_locked
 
 
@@ -181,8 +171,6 @@ def test_the_last_evaluation_of_an_earlier_version_is_a_point_unless_it_cannot_b
     for text, points in (
         (json.dumps({"step": 6, "metrics": metrics}), [{"step": 6, **nothing, **said}]),
         ('{"step": 6, "met', []),
-        ('{"step": "six", "metrics": {}}', []),
-        ("[]", []),
     ):
         (tmp_path / "evaluation.json").write_text(text)
         heldout = written(tmp_path)[2]["runs"][0]["heldout"]
@@ -261,15 +249,6 @@ def test_a_heat_map_holds_every_value_once(full):
     assert heat_map({})["cells"] == []
 
 
-@pytest.mark.parametrize("odd", ["3", "[[1, 2]]", "null", '"x"', '{"a": 1}'])
-def test_histograms_that_cannot_be_read_are_left_out(tmp_path, odd):
-    lines = f'{{"stage": "rl", "step": 1, "metrics": {{}}, "histograms": {{"reward": {odd}}}}}\n'
-    good = '{"stage": "rl", "step": 2, "metrics": {}, "histograms": {"reward": [[0, 0, 1]]}}\n'
-    (tmp_path / "metrics.jsonl").write_text(lines + good)
-    found = read_histograms(tmp_path / "metrics.jsonl", "rl")
-    assert found == {"reward": {2: [(0.0, 0.0, 1.0)]}}
-
-
 # ---- a page that follows its run -----------------------------------------------------------------
 
 
@@ -311,13 +290,6 @@ def test_looking_whether_a_folder_is_locked_hinders_nobody(tmp_path):
     with FolderLock(tmp_path):
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
-    descriptor = os.open(tmp_path / ".lock", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)  # as `is_locked` does for a moment
-    release = threading.Timer(0.01, os.close, (descriptor,))
-    release.start()
-    with FolderLock(tmp_path):
-        assert is_locked(tmp_path)
-    release.join()
 
 
 def test_a_run_without_samples_tokens_or_settings_still_has_a_page(tmp_path):
@@ -340,16 +312,6 @@ def test_numbers_that_are_not_finite_are_gaps(tmp_path):
     assert run["curves"]["metrics"]["reward/mean"]["v"][-1] is None
     assert run["groups"][0]["samples"][0]["reward"] is None
     assert "3 metrics have values that are not finite: gaps" in run["notes"][-1]
-
-
-def test_a_prompt_of_100_kilobytes_is_shown_by_its_ends(tmp_path):
-    write_run(tmp_path, 1)
-    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
-    rows[0]["prompt"] = "begin " + "x\U0001f600<" * 34_000 + " end"
-    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompt = written(tmp_path)[2]["runs"][0]["groups"][0]["prompt"]
-    assert prompt["head"].startswith("begin ") and prompt["tail"].endswith(" end")
-    assert prompt["left_out"] == len(rows[0]["prompt"]) - 20_000
 
 
 def test_half_a_character_does_not_break_the_page(tmp_path):

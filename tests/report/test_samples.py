@@ -79,6 +79,7 @@ def test_a_run_of_an_earlier_version_still_has_its_samples(tmp_path):
         "outcome": "ok",
         "tokens": None,
         "truncated": False,
+        "components": {},
     }
 
 
@@ -98,17 +99,7 @@ def test_a_log_that_is_being_written_is_read_to_its_last_whole_line(tmp_path):
         ("rollouts", '{"stage": "rl", "st', "line 2: it is damaged"),
         ("rollouts", "\x00\x00", "line 2: it is damaged"),
         ("tokens", '{"stage": "rl", "step": 1, "group": 0}', "line 1: it is damaged.*means"),
-        ("tokens", json.dumps(numbers(1, 0) | {"samples": [{"sample": 0}]}), "damaged.*tokens"),
-        (
-            "tokens",
-            json.dumps(numbers(1, 0) | {"samples": [{"sample": 0, "tokens": 2, "text": [1]}]}),
-            "damaged.*1 texts of 2 tokens",
-        ),
-        (
-            "tokens",
-            json.dumps(numbers(1, 0, 2)).replace("[0.5, 0.5]", "[0.5]"),
-            "damaged.*1 numbers of 2 tokens",
-        ),
+        ("tokens", json.dumps(numbers(1, 0) | {"samples": [{"sample": 0}]}), "damaged.*text"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, name, line, told):
