@@ -31,6 +31,7 @@ from benchmarks import experiments, rl_runs
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.offline_filter import run_filter
+from compass_jax.commands.options import Filter
 from compass_jax.config import (
     OptimConfig,
     RLConfig,
@@ -257,7 +258,7 @@ def prepare(
         config, init_from=weights, data=dataclasses.replace(config.data, keep_file=str(chosen_file))
     )
     if not (filtered / "summary.json").exists():
-        run_filter(config, weights, str(filtered), samples=FILTER_SAMPLES)
+        run_filter(config, Filter(checkpoint=weights, out=str(filtered), samples=FILTER_SAMPLES))
     _complete(filtered / "pass_rates.jsonl", chosen_file)
     return (
         config,

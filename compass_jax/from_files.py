@@ -93,11 +93,7 @@ def rl_config(
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
     tokenizer = _tokenizer(folder, model_config, template_args)
     lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _discard_notice)]
-    longest = min(max(lengths), model_config.max_positions // 2)
-    bucketed = [n for n in lengths if n <= longest]
-    buckets = best_buckets(
-        bucketed, 2, _round_up(longest), multiple=max(ROUNDED_TO, _round_up(longest // 64))
-    )
+    buckets = _prompt_buckets(lengths, model_config)
     compute, mesh = _compute(model_config), _mesh(model_config)
     rollout = _rollout(model_config, compute, mesh, buckets, answer)
     config = RunConfig(
@@ -166,14 +162,9 @@ def engine_config(
     """
     model_config, folder = _model(model)
     compute, mesh = _compute(model_config), _mesh(model_config)
-    messages = [[dict(one) for one in chat] for chat in asked]
     tokenizer = _tokenizer(folder, model_config)
-    lengths = [len(tokenizer.encode_chat(chat)) for chat in messages]
-    longest = min(max(lengths, default=1), model_config.max_positions // 2)
-    bucketed = [n for n in lengths if n <= longest] or [longest]
-    buckets = best_buckets(
-        bucketed, 2, _round_up(longest), multiple=max(ROUNDED_TO, _round_up(longest // 64))
-    )
+    lengths = [len(tokenizer.encode_chat([dict(one) for one in chat])) for chat in asked]
+    buckets = _prompt_buckets(lengths, model_config)
     return RunConfig(
         name="engine",
         model=model_config,
@@ -184,16 +175,21 @@ def engine_config(
     ).validate()
 
 
+def _prompt_buckets(lengths: Sequence[int], model: ModelConfig) -> tuple[int, ...]:
+    longest = min(max(lengths, default=1), model.max_positions // 2)
+    bucketed = [n for n in lengths if n <= longest] or [longest]
+    multiple = max(ROUNDED_TO, _round_up(longest // 64))
+    return best_buckets(bucketed, 2, _round_up(longest), multiple=multiple)
+
+
 def _fit_sft(config: SFTRunConfig, tokenizer: Tokenizer) -> SFTConfig:
     """Returns `config.sft` with buckets, batch and micro-batch chosen from its examples. For a
     streamed data set, the first examples in the run's order are measured.
     """
     records, _ = sft_records(config, tokenizer, _discard_notice)
-    examples = (
-        records
-        if isinstance(records, list)
-        else ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
-    )
+    examples = records
+    if not isinstance(records, list):
+        examples = ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
     return _size_sft(config, [example.longest for example in examples])
 
 
@@ -212,13 +208,8 @@ def _size_sft(config: SFTRunConfig, lengths: Sequence[int]) -> SFTConfig:
 def _model(path: str) -> tuple[ModelConfig, str]:
     """Returns (model configuration, folder of the tokenizer)."""
     if not Path(path).is_dir():
-        raise ConfigError(
-            f"--model {path}: there is no such folder; "
-            + (
-                hub_hint(path)
-                or "name one with config.json, or train a small model first: compass demo"
-            )
-        )
+        hint = "name one with config.json, or train a small model first: compass demo"
+        raise ConfigError(f"--model {path}: there is no such folder; {hub_hint(path) or hint}")
     folder = tokenizer_beside(path)
     if folder is None:
         refuse_adapter(path)

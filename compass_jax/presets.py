@@ -30,11 +30,7 @@ def espo(max_new_tokens: int) -> RLConfig:
     [this project's choice]: with a single one the ratio is 1 and the clip cannot act.
     """
     return RLConfig(
-        prompts_per_step=128,
-        group_size=8,
-        updates_per_rollout=4,
-        objective=Espo(),
-        optim=_OPTIM,
+        prompts_per_step=128, group_size=8, updates_per_rollout=4, objective=Espo(), optim=_OPTIM
     )
 
 

@@ -74,11 +74,7 @@ FAMILIES = {
         plain=(*_CALLS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     "deepseek_v3": Family(
-        "deepseek_v3",
-        "<｜end▁of▁sentence｜>",
-        "<｜begin▁of▁sentence｜>",
-        _DEEPSEEK,
-        tools=False,
+        "deepseek_v3", "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", _DEEPSEEK, tools=False
     ),
     "deepseek_r1": Family(
         "deepseek_r1",

@@ -28,25 +28,13 @@ from compass_jax.rl.objectives.gspo import Gspo
 
 NAN = float("nan")
 REFUSED = {
-    "alpha": (
-        Espo(alpha=0.0),
-        r"rl\.objective\.alpha = 0\.0: must be positive",
-    ),
+    "alpha": (Espo(alpha=0.0), r"rl\.objective\.alpha = 0\.0: must be positive"),
     "alpha below zero": (Espo(alpha=-0.02), r"alpha = -0\.02"),
     "alpha that is no number": (Espo(alpha=NAN), r"alpha = nan"),
     "floor": (Espo(floor=0.0), r"floor = 0\.0: must be positive"),
-    "lower clip": (
-        Grpo(clip_low=-0.2),
-        r"rl\.objective\.clip_low = -0\.2: must be >= 0",
-    ),
-    "upper clip": (
-        Gspo(clip_high=-1e-4),
-        r"rl\.objective\.clip_high = -0\.0001: must be >= 0",
-    ),
-    "bound of cispo": (
-        Cispo(ratio_max=1.0),
-        r"ratio_max = 1\.0: must be above 1",
-    ),
+    "lower clip": (Grpo(clip_low=-0.2), r"rl\.objective\.clip_low = -0\.2: must be >= 0"),
+    "upper clip": (Gspo(clip_high=-1e-4), r"rl\.objective\.clip_high = -0\.0001: must be >= 0"),
+    "bound of cispo": (Cispo(ratio_max=1.0), r"ratio_max = 1\.0: must be above 1"),
     "dual clip": (Grpo(dual_clip=0.9), r"dual_clip = 0\.9: must be 0 or above 1"),
     "clip that espo ignores": (
         Espo(clip_low=0.2),
@@ -56,10 +44,7 @@ REFUSED = {
         Espo(quantiles=(0.8, 0.5)),
         r"quantiles = \(0\.8, 0\.5\): must increase strictly",
     ),
-    "equal quantiles": (
-        Espo(quantiles=(0.5, 0.5)),
-        r"quantiles = \(0\.5, 0\.5\)",
-    ),
+    "equal quantiles": (Espo(quantiles=(0.5, 0.5)), r"quantiles = \(0\.5, 0\.5\)"),
     "a quantile of one": (Espo(quantiles=(0.5, 1.0)), r"inside \(0, 1\)"),
     "KL": (Espo(kl_coef=-0.1), r"kl_coef = -0\.1"),
     "cap of TIS": (

@@ -91,11 +91,7 @@ SMOKES = {
         ["--seeds", "0", "--only", "espo", "--tasks", "decisions"],
         ("**decisions**", "| espo | 1 |"),
     ),
-    alpha: (
-        "alpha",
-        ["--vocabularies", "512"],
-        tuple(f"| {size} | 512 |" for size in alpha.SIZES),
-    ),
+    alpha: ("alpha", ["--vocabularies", "512"], tuple(f"| {size} | 512 |" for size in alpha.SIZES)),
     alpha_outcome: (
         "alpha_outcome",
         ["--seeds", "0", "--only", ALPHA],

@@ -5,11 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import (
-    rl_runs,
-    synthetic_tasks,
-    zero_variance_audit,
-)
+from benchmarks import rl_runs, synthetic_tasks, zero_variance_audit
 from compass_jax.records import Prompt
 from compass_jax.rewards.checks import Check, build
 from compass_jax.verifiers.kinds.texts import length

@@ -42,10 +42,7 @@ def test_the_hash_of_a_configuration_ignores_where_it_runs_and_nothing_else():
     config = full().deep
     elsewhere = evolve(config, run_dir="x", init_from="y", data={"tokenizer": "z/tiny_tokenizer"})
     assert experiments.config_hash(config) == experiments.config_hash(elsewhere)
-    for other in (
-        dataclasses.replace(config, seed=1),
-        evolve(config, rl={"replay": "R2"}),
-    ):
+    for other in (dataclasses.replace(config, seed=1), evolve(config, rl={"replay": "R2"})):
         assert experiments.config_hash(other) != experiments.config_hash(config)
 
 

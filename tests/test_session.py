@@ -18,7 +18,6 @@ from compass_jax.config import ConfigError, DataConfig, MeshConfig
 from compass_jax.config.io import flatten
 from compass_jax.rewards.joined import SharedScorer
 from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse, look_into
-from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (
     RunRefused,
     StopSignal,
@@ -158,15 +157,6 @@ def test_scores_are_shared_by_several_processes_alone(second, monkeypatch):
     assert isinstance(shared(scorer), SharedScorer)
     monkeypatch.setattr(jax, "process_count", lambda: 1)
     assert shared(scorer) is scorer
-
-
-def test_a_process_that_does_not_write_leaves_no_trace(tmp_path, capsys):
-    with Telemetry(tmp_path / "run", 2, "rl", writes=False) as telemetry:
-        telemetry.restore(None)
-        telemetry.log(1, {"loss": 1.0})
-        telemetry.log_rollouts(1, [{"prompt": "x"}])
-        telemetry.note("said")
-    assert not (tmp_path / "run").exists() and capsys.readouterr().out == ""
 
 
 def test_a_mesh_that_leaves_a_process_out_is_refused(monkeypatch):

@@ -10,13 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.config import (
-    ComputeConfig,
-    MeshConfig,
-    ModelConfig,
-    MoEConfig,
-    RLConfig,
-)
+from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, MoEConfig, RLConfig
 from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.rl.objectives.espo import Espo

@@ -1,13 +1,11 @@
 """Clip fraction and clip range of ESPO against alpha, on one recorded rollout of a given model.
 
-    compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--alphas 0.01 0.02 0.05 0.1]
-        [--target-clip 0.15]
+    compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--target-clip 0.15]
 
 The first update after a rollout clips nothing (its ratio is 1), so the numbers are those of the
 updates after it: set rl.updates_per_rollout as in the planned run. The suggested alpha is the one
 whose clip fraction is nearest the target, interpolated between the measured ones on a logarithmic
-scale. If they do not reach the target, further alphas are measured on both sides, up to a factor of
-WIDER. If these do not reach it either, no alpha is suggested, and a message says whether the target
+scale. If they do not reach the target, no alpha is suggested, and a message says whether the target
 is above or below. The default target is about GSPO's own clip fraction (arXiv 2507.18071, section
 5.2).
 """
@@ -41,8 +39,8 @@ from compass_jax.training.loop import RLTrainer
 
 # column titles; entropy groups are numbered
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
-ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
-WIDER = (3.0, 10.0, 30.0, 100.0)  # factors beyond the ends of the alphas
+# another diagnostic costs little compared with the shared rollout
+ALPHAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def run_calibration(
@@ -67,19 +65,23 @@ def run_calibration(
             "rl.updates_per_rollout = 1: a first update is on policy and clips nothing; set at"
             " least 2"
         )
-    if len(alphas) < 2 or min(alphas) <= 0 or list(alphas) != sorted(set(alphas)):
-        raise ConfigError(
-            f"--alphas {' '.join(map(str, alphas))}: give at least two, positive and increasing"
-        )
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
-    alphas, requested = widened(alphas), set(alphas)
     objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
     with NewFolderLock(out):
         measured, columns = _measure(dataclasses.replace(config, init_from=checkpoint), objectives)
-        labels = (checkpoint, columns, config.rl.updates_per_rollout)
         rows = [_row(alpha, [u[i] for u in measured]) for i, alpha in enumerate(alphas)]
-        return _write_results(rows, requested, Path(out), labels, target)
+        result = {
+            "vocab_size": columns,
+            "updates_per_rollout": config.rl.updates_per_rollout,
+            "target_clip": target,
+            "suggested_alpha": suggest(alphas, [row["clip_frac"] for row in rows], target),
+            "rows": rows,
+        }
+        Path(out).mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(out) / "alpha.json", json.dumps(result, indent=2) + "\n")
+    _print(result, checkpoint)
+    return result
 
 
 def _measure(
@@ -140,46 +142,18 @@ def probe(
     return out
 
 
-def _write_results(
-    rows: Sequence[dict[str, float]],
-    requested: set[float],
-    out: Path,
-    labels: tuple[str, int, int],
-    target: float,
-) -> dict[str, Any]:
-    """Prints the measurements as a table, writes them to `out`/alpha.json, and returns the content
-    of that file.
-
-    Args:
-        requested: alphas that are always shown; of the others, only the neighbours of the
-            suggestion are shown.
-        labels: source of the weights, number of columns of the head, number of updates per rollout.
-    """
-    checkpoint, columns, updates = labels
-    alphas, clips = [row["alpha"] for row in rows], [row["clip_frac"] for row in rows]
-    suggestion = suggest(alphas, clips, target)
-    rows = shown_rows(rows, requested, suggestion)
-    result: dict[str, Any] = {
-        "vocab_size": columns,
-        "updates_per_rollout": updates,
-        "target_clip": target,
-    }
-    result |= {"suggested_alpha": suggestion, "rows": rows}
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "alpha.json", json.dumps(result, indent=2) + "\n")
-    console = Console(soft_wrap=True)
+def _print(result: dict[str, Any], checkpoint: str) -> None:
+    console, rows, target = Console(soft_wrap=True), result["rows"], result["target_clip"]
     short = [{_title(name): value for name, value in row.items()} for row in rows]
-    console.print(
-        summary_table(
-            short, title=f"{checkpoint}: ESPO's clipping against alpha, updates 2 to {updates}"
-        )
-    )
-    if suggestion is None:
+    updates = f"updates 2 to {result['updates_per_rollout']}"
+    title = f"{checkpoint}: ESPO's clipping against alpha, {updates}"
+    console.print(summary_table(short, title=title))
+    if (suggestion := result["suggested_alpha"]) is None:
+        alphas, clips = ([row[name] for row in rows] for name in ("alpha", "clip_frac"))
         message = out_of_range(alphas, clips, target)
     else:
         message = f"suggested alpha for a clip fraction of {target:g}: {suggestion:.3g}"
     console.print(message, highlight=False)
-    return result
 
 
 def _title(name: str) -> str:
@@ -212,15 +186,6 @@ def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
     return row
 
 
-def widened(alphas: Sequence[float]) -> list[float]:
-    """Returns the alphas with further ones on both sides, in increasing order.
-
-    Another diagnostic costs little compared with the shared rollout.
-    """
-    low = [alphas[0] / factor for factor in reversed(WIDER)]
-    return [*low, *alphas, *(alphas[-1] * factor for factor in WIDER)]
-
-
 def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> float | None:
     """Returns the alpha at which the clip fraction passes `target`, interpolated in log(alpha), or
     None if it does not.
@@ -234,20 +199,6 @@ def suggest(alphas: Sequence[float], clip_fracs: Sequence[float], target: float)
     return None
 
 
-def shown_rows(
-    rows: Sequence[dict[str, float]], requested: set[float], suggestion: float | None
-) -> list[dict[str, float]]:
-    """Returns the rows of the requested alphas, those between them and the suggestion, and the next
-    one. Without a suggestion, returns all rows.
-    """
-    if suggestion is None:
-        return list(rows)
-    low, high = min(*requested, suggestion), max(*requested, suggestion)
-    below = max((row["alpha"] for row in rows if row["alpha"] <= low), default=low)
-    above = min((row["alpha"] for row in rows if row["alpha"] >= high), default=high)
-    return [row for row in rows if below <= row["alpha"] <= above]
-
-
 def out_of_range(alphas: Sequence[float], clip_fracs: Sequence[float], target: float) -> str:
     """Returns the message for a target above or below all measured clip fractions."""
     if max(clip_fracs) < target:
@@ -257,5 +208,5 @@ def out_of_range(alphas: Sequence[float], clip_fracs: Sequence[float], target: f
     return (
         f"no alpha from {alphas[0]:.3g} to {alphas[-1]:.3g} gives a clip fraction of {target:g}: it"
         f" lies {side} the {min(clip_fracs):.3g} to {max(clip_fracs):.3g} that were measured;"
-        f" {remedy} --target-clip, or give other --alphas"
+        f" {remedy} --target-clip"
     )

@@ -29,23 +29,14 @@ MOST_SHOWN = 110  # maximum characters of a row in the list
 
 
 class Entry(NamedTuple):
-    """An entry of the catalogue.
+    """An entry of the catalogue."""
 
-    Attributes:
-        name: the name that a data source and `compass try` accept.
-        verifier: description of the verifier.
-        rows: number of rows; None: unknown or unlimited.
-        languages: languages in the labels of the rows.
-        row: an example row as JSON, or empty.
-        lacks: the reason why the fields above are unknown, such as a missing package.
-    """
-
-    name: str
-    verifier: str
-    rows: int | None = None
-    languages: tuple[str, ...] = ()
-    row: str = ""
-    lacks: str = ""
+    name: str  # as a data source and `compass try` accept it
+    verifier: str  # its description
+    rows: int | None = None  # their number; None: unknown or unlimited
+    languages: tuple[str, ...] = ()  # in the labels of the rows
+    row: str = ""  # an example as JSON, or empty
+    lacks: str = ""  # the reason why the fields above are unknown, such as a missing package
 
 
 def datasets() -> list[str]:
@@ -82,25 +73,14 @@ def source_of(name: str) -> Source:
         )
     if name in datasets():
         return ProceduralSource(name, size=1)
-    suggestions = _nearest_names(name)
-    hint = (
-        f"did you mean {' or '.join(map(repr, suggestions))}?"
-        if suggestions
-        else "compass tasks lists all"
-    )
+    names = {one: one for one in (*kinds(), *datasets())}
+    for one in shipped():  # a task also matches by a part of its name
+        names |= {one: one, one.rpartition(".")[2]: one, one.rpartition(":")[2]: one}
+        names.setdefault(one.rpartition(".")[2].partition(":")[0], one)
+    close = {names[x] for x in difflib.get_close_matches(name, names, n=2, cutoff=0.6)}
+    hint = f"did you mean {' or '.join(map(repr, sorted(close)))}?" if close else ""
+    hint = hint or "compass tasks lists all"
     raise ConfigError(f"TASK = {name!r:.100} is no verifier, task or data set; {hint}")
-
-
-def _nearest_names(name: str) -> list[str]:
-    """Returns the known names closest to `name`; a task also matches by the part after its last
-    dot.
-    """
-    full = {one: one for one in (*kinds(), *datasets())}
-    for one in shipped():
-        full |= {one: one, one.rpartition(".")[2]: one, one.rpartition(":")[2]: one}
-        full.setdefault(one.rpartition(".")[2].partition(":")[0], one)
-    close = difflib.get_close_matches(name, full, n=2, cutoff=0.6)
-    return list(dict.fromkeys(full[one] for one in close))
 
 
 def rows_of(source: Source, seed: int) -> list[Question]:
@@ -138,16 +118,12 @@ def _of_task(name: str, task: Task, seed: int) -> Entry:
     try:
         rows = rows_of(TaskSource(name), seed)
     except UserError as error:
-        return Entry(name, words, lacks=_plain(error))
+        own = error.__cause__  # the task's own message, without the place before it
+        return Entry(name, words, lacks=str(own if isinstance(own, UserError) else error))
     languages = {
         label.partition("/")[2] for one in rows for label in one.labels if "language" in label
     }
     return Entry(name, words, len(rows), tuple(sorted(languages)), rows[0].row)
-
-
-def _plain(error: UserError) -> str:
-    """Returns a task's own error message, without the place before it."""
-    return str(error.__cause__) if isinstance(error.__cause__, UserError) else str(error)
 
 
 def _word(verify: object, weight: str = "") -> str:

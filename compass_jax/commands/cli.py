@@ -20,16 +20,10 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
-from compass_jax.commands.table import (
-    BY_NAME,
-    exit_statuses,
-    overview,
-    unknown_command,
-)
+from compass_jax.commands.table import BY_NAME, exit_statuses, overview, unknown_command
 from compass_jax.errors import CompassError
 from compass_jax.runs import words
-from compass_jax.runs.signals import STATUSES, Ending, leave
-from compass_jax.runs.streams import outlast_streams, prepare_streams
+from compass_jax.runs.signals import STATUSES, Ending, leave, prepare_streams
 
 TRAINS = ("demo", "sft", "train", "train-judge")
 HELP = ("-h", "--help")
@@ -62,8 +56,6 @@ def main(argv: list[str] | None = None) -> int:
         print(help_text(name))
         return 0
     options, settings = parse(name, [word for word in rest if word not in HELP])
-    if argv is None and _writes_files(name, options):
-        outlast_streams()
     if argv is not None or name == "serve":  # a server handles signals itself
         return _run_reporting_errors(name, options, settings, wants_help)
     if name in TRAINS and not wants_help and sys.stdout.isatty():
@@ -131,16 +123,6 @@ def tidy_help(text: str) -> str:
     text = re.sub(r"(?:\s*\(default: (?:''|False|None|)\))? *$", "", text, flags=re.M)
     lines = [textwrap.wrap(x, 80, subsequent_indent=" " * 6) or [""] for x in text.splitlines()]
     return "\n".join(part for line in lines for part in line).rstrip()
-
-
-def _writes_files(name: str, options: Any) -> bool:
-    """Returns whether the results are files or answers to requests. Such a command continues after
-    its output is closed.
-    """
-    printing = any(getattr(options, x, False) for x in ("dry_run", "json", "status"))
-    if BY_NAME[name].prints or printing:
-        return False
-    return name != "eval" or bool(options.out)
 
 
 def _run_reporting_errors(name: str, options: Any, settings: list[str], wants_help: bool) -> int:

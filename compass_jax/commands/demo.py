@@ -19,19 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from compass_jax.commands.comparison import (
-    TOKENS,
-    comparison_rows,
-    difference_in_words,
-    spending,
-)
+from compass_jax.commands.comparison import TOKENS, comparison_rows, difference_in_words, spending
 from compass_jax.commands.configured import SHIPPED, load_config
-from compass_jax.config import (
-    RunConfig,
-    ShapingConfig,
-    ZeroVarianceConfig,
-    named_correction,
-)
+from compass_jax.config import RunConfig, ShapingConfig, ZeroVarianceConfig, named_correction
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import heldout_prompts
 from compass_jax.experience.evaluate import Evaluation, answers, decoder_of

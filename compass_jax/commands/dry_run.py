@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from compass_jax.commands.rows import try_rows
 from compass_jax.commands.settings import WIDTH, settings
 from compass_jax.config import ConfigError, EvalRunConfig, RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
@@ -27,6 +26,7 @@ from compass_jax.memory import memory_line
 from compass_jax.model.params import param_count
 from compass_jax.records import Prompt
 from compass_jax.rewards.answer_form import missing_requests
+from compass_jax.rewards.rows import check_rows, sources_of
 from compass_jax.runs.rundir import look_into
 from compass_jax.session import load_tokenizer, open_scorer, with_code
 from compass_jax.sharding import placements
@@ -146,3 +146,12 @@ def _prompts(config: EvalRunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     sets = evaluation_sets(config, tokenizer, tell)
     try_rows(config, [*train, *(prompt for one in sets for prompt in one.prompts)])
     return train, in_words(sets, config.data)
+
+
+def try_rows(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Runs the setup or tests of the rows whose verifiers can check a row without a response.
+    Raises VerifierError, with file and row, if they cannot run.
+    """
+    if sources_of(config.data):
+        with open_scorer(config) as scorer:
+            check_rows(scorer, config.data, prompts)

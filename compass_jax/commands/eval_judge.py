@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -53,10 +54,10 @@ def ruled(pairs: Iterable[Preference], asker: Asker) -> list[Ruled]:
     remaining = iter(pairs)
     while chunk := list(islice(remaining, AT_ONCE)):
         futures = [
-            (
-                asker.submit(messages(one.question, one.candidate, one.anchor)),
-                asker.submit(messages(one.question, one.anchor, one.candidate)),
-            )
+            [
+                asker.submit(messages(one.question, *answers))
+                for answers in ((one.candidate, one.anchor), (one.anchor, one.candidate))
+            ]
             for one in chunk
         ]
         asker.run()
@@ -163,17 +164,12 @@ def judged(
 
 def told(rulings: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
     """Prints and returns the agreement. `named` and `out` are as in `judged`."""
-    numbers = agreement(
-        [one.pair.gold for one in rulings],
-        [one.first for one in rulings],
-        [one.swapped for one in rulings],
-    )
-    failures: dict[str, int] = {}
-    for name in (name for one in rulings for name in one.failures):
-        failures[name] = failures.get(name, 0) + 1
+    golds = [one.pair.gold for one in rulings]
+    numbers = agreement(golds, [x.first for x in rulings], [x.swapped for x in rulings])
+    failures = dict(Counter(name for one in rulings for name in one.failures))
     _tell(numbers, failures, rulings)
     if out:
-        _write(Path(out), named, numbers, failures, rulings)
+        _write(Path(out), {**named, "failures": failures}, numbers, rulings)
     return numbers
 
 
@@ -202,28 +198,14 @@ def number(value: float) -> str:
 
 
 def _write(
-    folder: Path,
-    named: Mapping[str, Any],
-    numbers: Agreement,
-    failures: dict[str, int],
-    rulings: Sequence[Ruled],
+    folder: Path, named: Mapping[str, Any], numbers: Agreement, rulings: Sequence[Ruled]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        {
-            "row": one.pair.where,
-            "gold": one.pair.gold,
-            "first": one.first,
-            "swapped": one.swapped,
-            "failures": one.failures,
-            "ended": one.ended,
-        }
+    rows = (
+        {"row": one.pair.where, "gold": one.pair.gold}
+        | {name: value for name, value in one._asdict().items() if name != "pair"}
         for one in rulings
-    ]
-    write_atomically(folder / RULINGS, "".join(json.dumps(line) + "\n" for line in lines))
-    shares: dict[str, Any] = {
-        name: None if isinstance(x, float) and math.isnan(x) else x
-        for name, x in numbers._asdict().items()
-    }
-    summary = {**named, "failures": failures, **shares}
-    write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    )
+    write_atomically(folder / RULINGS, "".join(json.dumps(row) + "\n" for row in rows))
+    shares = {name: None if math.isnan(x) else x for name, x in numbers._asdict().items()}
+    write_atomically(folder / SUMMARY, json.dumps({**named, **shares}, indent=2) + "\n")

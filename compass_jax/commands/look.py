@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from compass_jax.commands.rows import try_rows
+from compass_jax.commands.dry_run import try_rows
 from compass_jax.config import EvalRunConfig, ScoredConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import evaluation_sets, train_prompts

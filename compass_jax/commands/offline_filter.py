@@ -11,7 +11,6 @@ and reports the generated tokens of the estimate as waste/filter_tokens.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from compass_jax.commands.options import Filter
 from compass_jax.config import ConfigError, ScoredConfig
 from compass_jax.curate.pass_rates import uniform_shares
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
@@ -32,44 +32,50 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.session import open_scorer
 
+FILE = "pass_rates.jsonl"
 
-def run_filter(
-    config: ScoredConfig,
-    checkpoint: str,
-    out: str,
-    samples: int = 8,
-    low: float = 0.0,
-    high: float = 1.0,
-) -> dict[str, Any]:
+
+def run_filter(config: ScoredConfig, options: Filter) -> dict[str, Any]:
     """Estimates the pass rate of every training prompt from `samples` rollouts, and returns the
     content of summary.json.
 
     A prompt is selected if low < pass rate < high. Unknown scores do not count in the rate; a
     prompt without any known score is selected.
     """
+    samples, low, high = options.samples, options.low, options.high
     if samples < 2:
         raise ConfigError(
             f"--samples {samples}: one answer cannot tell an uncertain prompt; give at least 2"
         )
     if not 0 <= low < high <= 1:
         raise ConfigError(f"--low {low} --high {high}: must be 0 <= low < high <= 1")
-    with FolderLock(out) as lock:
-        return _filter(config, checkpoint, lock, samples, low, high)
+    with FolderLock(options.out) as lock:
+        rows = _rates(config, options, lock)
+        summary = summarise(rows, samples)
+        write_atomically(lock.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        rates = [row.pass_rate for row in rows if row.known]
+        plot_histogram(rates, samples, lock.path / "histogram.png")
+    console, checkpoint = Console(soft_wrap=True), options.checkpoint
+    title = f"{checkpoint}: pass rates of the training prompts, {samples} samples each"
+    console.print(summary_table(_table(rows), title=title))
+    if summary["kept"]:
+        console.print(_advice(summary), highlight=False, markup=False)
+    kept = f"kept {summary['kept']} of {summary['prompts']} prompts"
+    console.print(f"{kept} for {summary['tokens']:,} tokens: {lock.path / FILE}", highlight=False)
+    return summary
 
 
-def _filter(
-    config: ScoredConfig, checkpoint: str, lock: FolderLock, samples: int, low: float, high: float
-) -> dict[str, Any]:
-    folder, path = lock.path, lock.path / "pass_rates.jsonl"
-    console = Console(soft_wrap=True)
-    tell = partial(console.print, highlight=False, markup=False)
-    engine, decode, tokenizer = decoder_of(config, checkpoint)
+def _rates(config: ScoredConfig, options: Filter, lock: FolderLock) -> list[PassRate]:
+    """Returns the pass rate of each prompt; appends those that FILE lacks to it."""
+    path, samples = lock.path / FILE, options.samples
+    tell = partial(Console(soft_wrap=True).print, highlight=False, markup=False)
+    engine, decode, tokenizer = decoder_of(config, options.checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed, tell)
     prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
     # continues from the rows that an earlier filter wrote
     prompts = kept_prompts(prompts, config.data.keep_file).prompts
-    done = read_pass_rates(path, complete=False, prompts=prompts) if os.path.lexists(path) else {}
-    _check_same(done, samples, low, high, path)
+    done = read_pass_rates(path, complete=False, prompts=prompts) if path.exists() else {}
+    _check_same(done, options, path)
     remaining = [p for p in prompts if p.id not in done]
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     part = max(1, 8 * config.rollout.slots // samples)
@@ -77,7 +83,7 @@ def _filter(
     with open_scorer(config) as scorer:
         for first in range(0, len(remaining), part):
             chosen = remaining[first : first + part]
-            answered = answers(
+            rollouts, scores = answers(
                 engine,
                 decode,
                 chosen,
@@ -88,57 +94,32 @@ def _filter(
                 seed=config.seed,
                 purpose=Purpose.FILTER,
             )
-            rows = list(_rows(chosen, *answered, config.rewards.right_at, low, high))
+            rows = [
+                _rate(*entry, config.rewards.right_at, options.low, options.high)
+                for entry in zip(chosen, rollouts, scores, strict=True)
+            ]
             lock.check()
             with path.open("a") as file:
                 file.write("".join(json.dumps(row._asdict()) + "\n" for row in rows))
             done |= {row.id: row for row in rows}
-            console.print(f"filter {len(done)}/{len(prompts)} prompts")
-    rows = [done[p.id] for p in prompts]
-    summary = summarise(rows, samples)
-    write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    plot_histogram([row.pass_rate for row in rows if row.known], samples, folder / "histogram.png")
-    console.print(
-        summary_table(
-            _table(rows),
-            title=f"{checkpoint}: pass rates of the training prompts, {samples} samples each",
-        )
-    )
-    if summary["kept"]:
-        tell(_advice(summary))
-    console.print(
-        f"kept {summary['kept']} of {summary['prompts']} prompts for {summary['tokens']:,} tokens:"
-        f" {path}",
-        highlight=False,
-    )
-    return summary
+            tell(f"filter {len(done)}/{len(prompts)} prompts")
+    return [done[p.id] for p in prompts]
 
 
-def _rows(prompts: Sequence[Prompt], rollouts, scores, right_at: float, low: float, high: float):
-    for prompt, samples, verdicts in zip(prompts, rollouts, scores, strict=True):
-        right = [s.reward >= right_at for s in verdicts if s.known]
-        rate = float(np.mean(right)) if right else 0.0
-        keep = low < rate < high if right else True
-        tokens = sum(r.response_length for r in samples)
-        yield PassRate(
-            prompt.id,
-            prompt.label,
-            prompt.question,
-            rate,
-            len(right),
-            len(samples),
-            tokens,
-            low,
-            high,
-            keep,
-        )
+def _rate(
+    prompt: Prompt, samples: Any, verdicts: Any, right_at: float, low: float, high: float
+) -> PassRate:
+    right = [s.reward >= right_at for s in verdicts if s.known]
+    rate = float(np.mean(right)) if right else 0.0
+    keep = low < rate < high if right else True
+    tokens = sum(r.response_length for r in samples)
+    about = prompt.id, prompt.label, prompt.question
+    return PassRate(*about, rate, len(right), len(samples), tokens, low, high, keep)
 
 
-def _check_same(
-    done: dict[int, PassRate], samples: int, low: float, high: float, path: Path
-) -> None:
+def _check_same(done: dict[int, PassRate], options: Filter, path: Path) -> None:
     for row in done.values():
-        if (row.samples, row.low, row.high) != (samples, low, high):
+        if (row.samples, row.low, row.high) != (options.samples, options.low, options.high):
             raise ConfigError(
                 f"{path} was begun with --samples {row.samples} --low {row.low} --high {row.high};"
                 " go on with these, or give another --out"

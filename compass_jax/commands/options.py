@@ -153,10 +153,6 @@ class Eval(OfCheckpoint):
 class CalibrateAlpha(OfCheckpoint):
     """Options of `compass calibrate-alpha`."""
 
-    alphas: Annotated[tuple[float, ...], arg(metavar="FLOAT [FLOAT ...]")] = (
-        *(0.01, 0.02, 0.03, 0.05, 0.07, 0.1),
-    )
-    """Values of ESPO's alpha (a factor) that are measured."""
     target_clip: float = 0.15
     """Target clip fraction: the share of clipped tokens for which an alpha is suggested."""
 
@@ -185,8 +181,6 @@ class Plan(Configured):
     """TPUs to plan for: v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ..."""
     png: File = ""
     """Picture of every program's memory."""
-    search: int = 0
-    """Number of other layouts of the training that are tried, the likeliest first."""
     any_versions: bool = False
     """Accept older versions of jax and libtpu, which train experts slowly."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
+from compass_jax.commands.options import Show
 from compass_jax.report import ReportError
-from compass_jax.report.metrics import number, parse_lines
+from compass_jax.report.metrics import parse_lines
+from compass_jax.report.samples import group_of_row
 from compass_jax.runs.screen import text_lines, verdict_text
 
-CHOICES = ("best", "worst", "truncated", "varied")
 _WHOLE = 10_000  # maximum lines of an answer
 
 
@@ -35,32 +35,12 @@ def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
 
 
 def _group(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the shown fields of a line, in their types."""
-    return {
-        "step": int(row["step"]),
-        "label": str(row.get("label", "")),
-        "prompt": _text(row["prompt"]),
-        "answer": _text(row.get("answer", "")),
-        "samples": [_sample(sample) for sample in row["samples"]],
-    }
-
-
-def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a sample; a sample whose reward is not a finite number has no verdict."""
-    outcome, reward = str(row["outcome"]), number(row.get("reward"))
-    parts = {str(k): number(x) for k, x in row.get("components", {}).items()}
-    return {
-        "response": _text(row["response"]),
-        "outcome": "no number" if outcome == "ok" and reward is None else outcome,
-        "reward": reward,
-        "components": {k: x for k, x in parts.items() if x is not None},
-        "tokens": number(row["tokens"]),
-        "truncated": bool(row["truncated"]),
-    }
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Returns a line's group; a sample whose reward is not a finite number has no verdict."""
+    group = group_of_row(row, most=None)
+    for sample in group["samples"]:
+        if sample["outcome"] == "ok" and sample["reward"] is None:
+            sample["outcome"] = "no number"
+    return {**group, "step": int(row["step"])}
 
 
 def chosen(
@@ -96,19 +76,12 @@ def chosen(
     return [(g, [a, b]) for g, a, b in ranked[:most] if a["reward"] > b["reward"]]
 
 
-def run_show(
-    run: str,
-    step: int | None = None,
-    choice: str | None = None,
-    label: str | None = None,
-    most: int = 4,
-    console: Console | None = None,
-) -> int:
-    """Prints groups of a run's last logged step, or of `step`, and returns their number.
-
-    Raises ReportError, with the available steps or labels, if no group matches.
+def run_show(options: Show) -> None:
+    """Prints groups of a run's last logged step, or of another one. Raises ReportError, with the
+    available steps or labels, if no group matches.
     """
-    console = console or Console()
+    run, step, label, choice = options.run, options.step, options.label, options.choice
+    console = Console()
     rows = list(read_groups(run))
     steps = sorted({row["step"] for row in rows})
     if not steps:
@@ -121,7 +94,7 @@ def run_show(
     if not groups:
         labels = ", ".join(sorted({row["label"] for row in step_rows}))
         raise ReportError(f"--label {label}: the labels of step {shown_step} are {labels}")
-    selection = chosen(groups, choice, most)
+    selection = chosen(groups, choice, options.most)
     logged = f"{len(groups)} logged groups (log.groups says how many a step logs)"
     console.print(f"step {shown_step}: {logged}", highlight=False)
     for group, samples in selection:
@@ -131,7 +104,6 @@ def run_show(
         needed = choice != "truncated"  # the other choices sort by reward
         message = "no sample has a reward" if needed and not judged else f"none of them is {choice}"
         console.print(message, highlight=False)
-    return len(selection)
 
 
 def _show(console: Console, group: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
@@ -145,7 +117,7 @@ def _show(console: Console, group: Mapping[str, Any], samples: Sequence[Mapping[
     if group.get("answer"):
         line(text_lines("truth", str(group["answer"]), width, 1)[0])
     for sample in samples:
-        parts = "".join(f", {k} {v:g}" for k, v in sample.get("components", {}).items())
+        parts = "".join(f", {k} {v:g}" for k, v in sample["components"].items() if v is not None)
         cut = ", truncated" if sample["truncated"] else ""
         line(f"  {verdict_text(sample)}{parts}, {sample['tokens']} tokens{cut}")
         for part in text_lines("answer", sample["response"], width, _WHOLE):

@@ -97,8 +97,12 @@ class Trial(NamedTuple):
 
 
 def run(options: Try) -> int:
-    """Scores the answer of `compass try`; returns the exit status."""
-    judge = None
+    """Judges a response, or the turns of a conversation, prints the verdict and returns the exit
+    status: 1 without a verdict.
+
+    Raises ConfigError for a task that cannot be judged: no response, or a missing column.
+    """
+    task, judge = options.task, None
     if options.endpoint or options.model:
         judge = JudgeConfig(options.endpoint, options.model, key_env=options.key_env, retries=1)
     rewards = RewardConfig(
@@ -107,65 +111,38 @@ def run(options: Try) -> int:
         answer_tag=options.answer_tag,
         judge=judge,
     )
-    return run_try(
-        options.task, options.response, options.row, options.number, options.seed, rewards
-    )
-
-
-def run_try(
-    task: str,
-    responses: Sequence[str],
-    row: str = "",
-    number: int = 0,
-    seed: int = 0,
-    rewards: RewardConfig | None = None,
-) -> int:
-    """Judges a response, or the turns of a conversation, prints the verdict and returns the exit
-    status: 1 without a verdict.
-
-    Args:
-        task: a name for `catalogue.source_of`.
-        row: a row as JSON; empty: the example row, or row `number` of those generated from `seed`.
-
-    Raises ConfigError for a task that cannot be judged: no response, or a missing column.
-    """
-    rewards = rewards or RewardConfig()
     rewards.validate()
     source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
-    columns_and_question = _row(task, source, row, number, seed)
-    trial = Trial(
-        source, *columns_and_question, [_text(one) for one in responses], rewards.answer_tag
-    )
-    _check(task, trial, rewards.judge)
-    asker = RecordingAsker(rewards.judge) if isinstance(rewards.judge, JudgeConfig) else None
+    responses = [sys.stdin.read() if text == "-" else text for text in options.response]
+    trial = Trial(source, *_row(options, source), responses, rewards.answer_tag)
+    _check(task, trial, judge)
+    asker = RecordingAsker(judge) if judge else None
     scores = judged(trial, rewards, asker)
     for name, value in _lines(trial, scores, asker.lines() if asker else ()):
         print(f"{name:<11} {value}")
     return 0 if scores[-1].known else 1
 
 
-def _text(response: str) -> str:
-    return sys.stdin.read() if response == "-" else response
-
-
-def _row(task: str, source: Source, row: str, number: int, seed: int) -> tuple[dict[str, Any], str]:
-    """Returns the columns of the row, and the question."""
-    if row:
+def _row(options: Try, source: Source) -> tuple[dict[str, Any], str]:
+    """Returns the columns of the row (the example row, or a generated one, without --row), and the
+    question.
+    """
+    if options.row:
         try:
-            columns = decode_row(row)
+            columns = decode_row(options.row)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"--row is no JSON ({error}); write an object of columns") from error
         if not isinstance(columns, dict):
-            raise ConfigError(
-                f"--row is a {type(columns).__name__}; write an object of columns, as"
-                ' \'{"answer": "4"}\''
-            )
+            example = """as '{"answer": "4"}'"""
+            kind = type(columns).__name__
+            raise ConfigError(f"--row is a {kind}; write an object of columns, {example}")
         return columns, str(columns.get("prompt", columns.get("question", "")))
     if isinstance(source, FileSource):
-        return dict(kinds()[task].example.row) if task in kinds() else {}, ""
+        kind = kinds().get(options.task)
+        return dict(kind.example.row) if kind else {}, ""
     if isinstance(source, ProceduralSource):
-        source = ProceduralSource(source.dataset, size=number + 1)
-    rows = rows_of(source, seed)
+        source = ProceduralSource(source.dataset, size=options.number + 1)
+    rows, number = rows_of(source, options.seed), options.number
     if not 0 <= number < len(rows):
         raise ConfigError(f"--number {number}: there are {len(rows)} rows, the first has number 0")
     return decode_row(rows[number].row), rows[number].text
@@ -183,30 +160,27 @@ def _check(task: str, trial: Trial, judge: Any) -> None:
             " conversation has several turns"
         )
     for verifier in trial.verifiers():
-        columns: tuple[str, ...] = ("answer", "metadata")
+        if verifier == JUDGE and judge is None:
+            raise ConfigError(
+                f"TASK = {task!r} is judged by a model; say where it answers: --endpoint URL"
+                " --model NAME"
+            )
         if verifier == JUDGE:
-            if judge is None:
-                raise ConfigError(
-                    f"TASK = {task!r} is judged by a model; say where it answers: --endpoint URL"
-                    " --model NAME"
-                )
-            columns = (judge.anchor_field,)
+            columns: Sequence[str] = (judge.anchor_field,)
         elif verifier == OWN_SCORERS:
-            pass
+            columns = ("answer", "metadata")
         else:
-            columns = called(_function(verifier), "TASK", {}, trial.tag).wanted
+            function = verifier
+            if isinstance(verifier, str):
+                own = kinds().get(verifier)
+                function = own.judge if own else load(verifier, "TASK")
+            columns = called(function, "TASK", {}, trial.tag).wanted
         missing = [name for name in columns if name not in trial.row and name not in OURS]
         if missing:
             raise ConfigError(
                 f"the row has no {missing[0]!r}, which {task} reads (it has:"
                 f" {', '.join(trial.row) or 'nothing'}); add it to --row"
             )
-
-
-def _function(verifier: Any) -> Any:
-    if isinstance(verifier, str):
-        return kinds()[verifier].judge if verifier in kinds() else load(verifier, "TASK")
-    return verifier
 
 
 def judged(trial: Trial, rewards: RewardConfig, asker: RecordingAsker | None = None) -> list[Score]:
@@ -238,15 +212,11 @@ def judged(trial: Trial, rewards: RewardConfig, asker: RecordingAsker | None = N
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppresses log lines of scorer and judge that repeat the printed reason."""
-    loggers = (faults.logger, judging.logger)
-    before = [one.disabled for one in loggers]
+    faults.logger.disabled = judging.logger.disabled = True
     try:
-        for one in loggers:
-            one.disabled = True
         yield
     finally:
-        for one, was in zip(loggers, before, strict=True):
-            one.disabled = was
+        faults.logger.disabled = judging.logger.disabled = False
 
 
 def _lines(

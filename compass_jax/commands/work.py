@@ -5,12 +5,18 @@ Each takes the command's options, and its configuration if it has one, and retur
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from rich.console import Console
+
 from compass_jax.commands import options as commands
-from compass_jax.commands.configured import config_from_options, keep_compiled
+from compass_jax.commands.configured import config_from_options, keep_compiled, load_config_as
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.errors import STRICT
 from compass_jax.runs.rundir import FolderLock, NewFolderLock
@@ -106,7 +112,7 @@ def calibrate_alpha(options: commands.CalibrateAlpha, config: RunConfig) -> int:
     """Measures ESPO's clip fraction against alpha."""
     from compass_jax.commands.calibrate import run_calibration
 
-    run_calibration(config, options.checkpoint, options.out, options.alphas, options.target_clip)
+    run_calibration(config, options.checkpoint, options.out, target=options.target_clip)
     return 0
 
 
@@ -114,24 +120,33 @@ def filter_prompts(options: commands.Filter, config: RunConfig) -> int:
     """Estimates pass rates and selects prompts."""
     from compass_jax.commands.offline_filter import run_filter
 
-    bounds = options.low, options.high
-    run_filter(config, options.checkpoint, options.out, options.samples, *bounds)
+    run_filter(config, options)
     return 0
 
 
 def plan(options: commands.Plan, config: RunConfig) -> int:
-    """Compiles a step for TPUs."""
+    """Compiles every program of a step for TPUs, and reports whether it fits in memory; returns 0
+    if the run fits, else 1.
+    """
     os.environ.update(COMPILER_ALONE)
-    from compass_jax.commands.plan import run_plan
+    from compass_jax.plan.report import draw_plan, print_plan
+    from compass_jax.plan.run import make_plan
+    from compass_jax.tpu_versions import check_versions
 
-    return run_plan(
-        config,
-        options.topology,
-        as_json=options.json,
-        png=options.png or None,
-        searched=options.search,
-        any_versions=options.any_versions,
-    )
+    if not options.any_versions and config.model.moe_layers:
+        remedy = ", or plan with what is here: --any-versions"
+        check_versions(config.model.mixture.experts, remedy=remedy)
+    width = None if sys.stdout.isatty() else 180
+    console = Console(stderr=options.json, highlight=False, width=width)
+    with console.status("starting the TPU's compiler") as status:
+        tell = status.update if console.is_terminal else console.print
+        result = make_plan(config, options.topology, tell)
+    print_plan(result, console)
+    if options.png:
+        console.print(f"picture: {draw_plan(result, options.png)}")
+    if options.json:
+        print(json.dumps(result.summary()))
+    return 0 if result.fits else 1
 
 
 def import_hf(options: commands.ImportHf) -> int:
@@ -226,7 +241,7 @@ def show(options: commands.Show) -> int:
     """Shows samples of a run."""
     from compass_jax.commands.show import run_show
 
-    run_show(options.run, options.step, options.choice, options.label, options.most)
+    run_show(options)
     return 0
 
 
@@ -236,3 +251,117 @@ def report(options: commands.Report) -> int:
 
     (watch_report if options.watch else run_report)(list(options.run), options.out)
     return 0
+
+
+def _printer() -> tuple[Console, Any]:
+    """Returns a console, and its function that prints a line as it is."""
+    console = Console(soft_wrap=True)
+    return console, partial(console.print, highlight=False, markup=False)
+
+
+def distil(options: commands.Distil) -> int:
+    """Generates long-CoT data from a teacher, and prints pass rates and costs."""
+    from compass_jax.curate.distil import distil as generate
+    from compass_jax.report import summary_table
+
+    console, tell = _printer()
+    if not options.settings.endpoint:
+        keep_compiled(options)
+    report = generate(options.settings, options.out, tell)
+    counts = ("prompts", "solved", "answers", "right", "cut", "kept")
+
+    def row(label: str, one: dict[str, Any]) -> dict[str, Any]:
+        rate, cost = one["pass_rate"], one["tokens_a_kept_answer"]
+        return {
+            "prompts of": label,
+            **{key: one[key] for key in counts},
+            "pass rate": "-" if rate is None else f"{rate:.3f}",
+            "tokens": one["tokens"],
+            "tokens a kept one": "-" if cost is None else f"{cost:.0f}",
+        }
+
+    rows = (*report["labels"].items(), ("all", report))
+    console.print(summary_table([row(*entry) for entry in rows]))
+    if failed := ", ".join(f"{name} {count}" for name, count in report["failures"].items()):
+        tell(f"answers that did not come: {failed}; the same command asks for them again")
+    tell(f"kept {report['kept']:,} conversations: {options.out}/train.jsonl")
+    return 0
+
+
+def prepare_sft(options: commands.PrepareSft) -> int:
+    """Filters duplicates, contamination and bad answers from conversations."""
+    from compass_jax.curate.prepare import prepare
+    from compass_jax.curate.report import overlaps, table
+    from compass_jax.report import summary_table
+
+    console, tell = _printer()
+    tally = prepare(options.settings, options.out, tell)
+    console.print(summary_table(table(tally), title=f"{tally.rows:,} rows"))
+    for line in overlaps(tally):
+        tell(line)
+    if options.settings.reward:
+        tell(f"{tally.judged} answers were judged; {tally.unjudged} without a verdict stay")
+    tell(f"kept {tally.kept:,} rows: {options.out}/train.jsonl; examples: {options.out}/report.md")
+    return 0
+
+
+def compare(options: commands.Compare) -> int:
+    """Prints the comparison of two evaluations as tables or JSON."""
+    from compass_jax.experience import paired
+    from compass_jax.report import summary_table
+
+    first, second = (paired.read_evaluation(x) for x in (options.first, options.second))
+    comparison = paired.compare(first, second)
+    if options.json:
+        print(json.dumps(comparison, indent=2))
+        return 0
+    console, tell = _printer()
+    tell(f"from {first.folder} to {second.folder}")
+    for name, one in comparison["sets"].items():
+        rows = [_paired_row(what, one[what], one["k"]) for what in ("avg_at_k", "reward", "greedy")]
+        console.print(summary_table(rows, title=f"{name}: {one['matched']} prompts in both"))
+        for folder, count in (
+            (options.first, one["only_first"]),
+            (options.second, one["only_second"]),
+        ):
+            if count:
+                tell(f"{count} prompts of {name} are in {folder} alone; they are left out")
+    for name, folder in comparison["only"].items():
+        tell(f"the set {name} is in {folder} alone")
+    return 0
+
+
+def _paired_row(what: str, one: dict[str, Any], k: int) -> dict[str, Any]:
+    def number(value: float | None, form: str) -> str:
+        return "unknown" if value is None else format(value, form)
+
+    low, high = (number(x, "+.3f") for x in one["interval"])
+    return {
+        "": f"avg@{k}" if what == "avg_at_k" else what,
+        "prompts": one["prompts"],
+        "first": number(one["first"], ".3f"),
+        "second": number(one["second"], ".3f"),
+        "difference": number(one["difference"], "+.3f"),
+        "95% interval": f"[{low}, {high}]",
+        "p": number(one["p"], ".2g"),
+        "test": one["test"],
+    }
+
+
+def pipeline(options: commands.Pipeline) -> int:
+    """Runs the stages of a pipeline; returns 130 or 143 if a signal stopped it."""
+    from compass_jax.config.pipeline import PipelineConfig
+    from compass_jax.distributed import require_single_process
+    from compass_jax.pipeline.run import describe_pipeline, run_pipeline
+
+    config = load_config_as(options.config, PipelineConfig)
+    config = replace(config, run_dir=options.out or config.run_dir)
+    try:
+        config = config.validate()
+    except ConfigError as error:
+        raise ConfigError(f"{options.config}: {error}") from error
+    require_single_process("compass pipeline")
+    if options.dry_run or options.status:
+        describe_pipeline(config, options.status)
+        return 0
+    return run_pipeline(config, list(options.redo), cache=options.compilation_cache)

@@ -19,9 +19,9 @@ from compass_jax.config import ConfigError
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Stage
 from compass_jax.errors import CompassError
-from compass_jax.pipeline.plan import check_outside
+from compass_jax.pipeline.plan import check_outside, lines
 from compass_jax.pipeline.record import DONE, Record
-from compass_jax.pipeline.results import report, status_table
+from compass_jax.pipeline.results import report, results, results_table, status_table
 from compass_jax.processes.start import import_path, module_command
 from compass_jax.runs.rundir import FolderLock
 from compass_jax.runs.signals import NUMBERS
@@ -114,6 +114,21 @@ def run_pipeline(
         if status == 0:
             report(record, console)
     return status
+
+
+def describe_pipeline(config: PipelineConfig, status: bool) -> None:
+    """Prints the progress of each stage and the results so far (`status`), or checks everything and
+    prints the inputs and outputs of each stage.
+    """
+    record, console = Record(config), Console(soft_wrap=True, highlight=False)
+    if not status:
+        check_outside(config)
+        for line in lines(record):
+            console.print(line, markup=False)
+        return
+    console.print(status_table(record))
+    if results(record):
+        console.print(results_table(record))
 
 
 def refuse_stale(record: Record) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
 from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft, Stage
-from compass_jax.runs.logfile import removed_on_error
+from compass_jax.runs.logfile import replaced
 from compass_jax.runs.rundir import SUMMARY
 
 Output = Callable[[str], Path]  # stage name -> its rows or weights
@@ -30,17 +30,16 @@ def work(stage: Stage, folder: Path, output: Output) -> int:
 
 def _rows(stage: Rows, folder: Path, _: Output) -> None:
     rows = load(stage.function, "function")(**dict(stage.arguments))
-    temporary = folder / ".rows.tmp"
-    with removed_on_error(temporary), open(temporary, "w", encoding="utf-8") as out:
-        count = 0
-        for row in rows:
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count += 1
-        out.flush()
-        os.fsync(out.fileno())
-    if not count:
-        raise ConfigError(f"function = {stage.function!r}: it gave no row")
-    temporary.rename(folder / stage.OUTPUT)
+    count = 0
+    with replaced(folder / stage.OUTPUT) as temporary:
+        with open(temporary, "w", encoding="utf-8") as out:
+            for row in rows:
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                count += 1
+            out.flush()
+            os.fsync(out.fileno())
+        if not count:
+            raise ConfigError(f"function = {stage.function!r}: it gave no row")
     print(f"{count} rows: {folder / stage.OUTPUT}")
 
 

@@ -88,11 +88,7 @@ def beside(config: RLRunConfig, program: Program) -> set[str]:
 
 
 def run_programs(
-    config: RLRunConfig,
-    engine: Engine,
-    model: Transformer,
-    state: TrainState,
-    stored: bool,
+    config: RLRunConfig, engine: Engine, model: Transformer, state: TrainState, stored: bool
 ) -> Iterator[Program]:
     """Yields every large program of a run: those of weight sync, the engine and the learner.
 

@@ -8,13 +8,7 @@ import json
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.commands.calibrate import (
-    out_of_range,
-    run_calibration,
-    shown_rows,
-    suggest,
-    widened,
-)
+from compass_jax.commands.calibrate import out_of_range, run_calibration, suggest
 from compass_jax.config import ConfigError
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.training.rl import run_rl
@@ -73,18 +67,6 @@ def test_a_target_beyond_what_was_measured_is_said_to_be_out_of_it():
     assert "it lies below the 0.8 to 0.9 that were measured" in told and "; raise --target" in told
 
 
-def test_the_range_is_widened_on_both_sides_and_what_is_shown_holds_the_suggestion():
-    alphas = widened([0.01, 0.1])
-    assert alphas == sorted(alphas) and alphas[0] == pytest.approx(1e-4)
-    assert alphas[-1] == pytest.approx(10) and {0.01, 0.1} < set(alphas)
-    rows = [{"alpha": alpha} for alpha in alphas]
-    for suggestion, low, high in ((0.05, 0.01, 0.1), (0.5, 0.01, 1.0), (5e-4, 0.01 / 30, 0.1)):
-        found = [row["alpha"] for row in shown_rows(rows, {0.01, 0.1}, suggestion)]
-        assert (found[0], found[-1]) == (pytest.approx(low), pytest.approx(high))
-        assert found[0] <= suggestion <= found[-1]
-    assert shown_rows(rows, {0.01, 0.1}, None) == rows
-
-
 def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
     _, config, start = trained
 
@@ -92,15 +74,8 @@ def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
         return dataclasses.replace(config, rl=dataclasses.replace(config.rl, **changes))
 
     with pytest.raises(ConfigError, match="alpha belongs to espo"):
-        run_calibration(
-            with_rl(objective=Gspo()),
-            start,
-            str(tmp_path),
-        )
+        run_calibration(with_rl(objective=Gspo()), start, str(tmp_path))
     with pytest.raises(ConfigError, match="a first update is on policy"):
         run_calibration(with_rl(updates_per_rollout=1), start, str(tmp_path))
-    for alphas in ((0.1,), (0.1, 0.05), (0.0, 0.1)):
-        with pytest.raises(ConfigError, match="--alphas"):
-            run_calibration(config, start, str(tmp_path), alphas)
     with pytest.raises(ConfigError, match=r"--target-clip 1\.5"):
         run_calibration(config, start, str(tmp_path), target=1.5)

@@ -6,9 +6,9 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from compass_jax.commands import catalogue
-from compass_jax.commands.catalogue import entry_of, shipped, shortened, source_of
+from compass_jax.commands.catalogue import entry_of, shipped, source_of
 from compass_jax.commands.cli import main
-from compass_jax.config import ConfigError, FileSource, ProceduralSource, TaskSource
+from compass_jax.config import ConfigError
 from compass_jax.errors import UserError
 from compass_jax.gym import shop
 from compass_jax.tasks import Task
@@ -64,19 +64,6 @@ def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("math", FileSource),
-        ("chain_sum", ProceduralSource),
-        ("compass_jax.gym.shop:task", TaskSource),
-        ("compass_jax.gym.shop:step", FileSource),
-    ],
-)
-def test_a_name_means_a_source(name, kind):
-    assert isinstance(source_of(name), kind)
-
-
-@pytest.mark.parametrize(
     ("name", "said"),
     [
         ("maths", "did you mean 'math'"),
@@ -94,7 +81,3 @@ def test_a_name_that_means_nothing_names_the_nearest(name, said, capsys):
     assert said in str(told.value)
     assert main(["try", name, "--response", "x"]) == UserError.exit_status
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_long_row_is_shortened():
-    assert shortened("abc", 3) == "abc" and shortened("abcd", 3) == "abc..."

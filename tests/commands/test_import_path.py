@@ -88,12 +88,7 @@ def test_python_m_drops_the_current_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "compass_jax.processes.guards",
-        "compass_jax.rewards.worker",
-        "compass_jax.pipeline",
-    ],
+    "module", ["compass_jax.processes.guards", "compass_jax.rewards.worker", "compass_jax.pipeline"]
 )
 @pytest.mark.parametrize("last_on_path", [False, True])
 def test_children_import_what_their_parent_imports(folder, monkeypatch, module, last_on_path):
@@ -110,13 +105,6 @@ def test_children_import_what_their_parent_imports(folder, monkeypatch, module, 
     done = run([*command[:2], "-c", code], folder, PYTHONPATH=import_path())
     assert done.returncode == 0, done.stderr
     assert str(folder) not in done.stdout and str(ROOT / "compass_jax") in done.stdout
-
-
-def test_the_current_folder_is_not_on_a_childs_path(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend("")
-    assert str(tmp_path) not in import_path().split(os.pathsep)
-    assert "" not in import_path().split(os.pathsep)
 
 
 def test_a_stage_of_a_pipeline_starts_from_any_folder(folder):

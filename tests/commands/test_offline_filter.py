@@ -13,6 +13,7 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import offline_filter
 from compass_jax.commands.offline_filter import run_filter, summarise
+from compass_jax.commands.options import Filter
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
@@ -49,6 +50,10 @@ class Verdicts:
         return taken
 
 
+def filtered(config, out, **options):
+    return run_filter(config, Filter(checkpoint=config.run_dir, out=out, **options))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     config = tiny_run()
@@ -71,7 +76,7 @@ EXPECTED = {0: (1.0, False), 1: (0.0, False), 2: (0.5, True), 3: (0.0, True)}
 
 
 def test_rates_what_is_kept_the_picture_and_the_account(trained, tmp_path, verdicts):
-    summary = run_filter(trained, trained.run_dir, str(tmp_path), samples=4)
+    summary = filtered(trained, str(tmp_path), samples=4)
     prompts = train_prompts(trained.data, load_tokenizer(trained), trained.seed)
     rows = read_pass_rates(tmp_path / "pass_rates.jsonl")
     assert list(rows) == [p.id for p in prompts] and len(prompts) > 20
@@ -107,8 +112,8 @@ def _ints(pairs):
 def test_a_killed_filter_continues_and_other_settings_are_refused(
     trained, tmp_path, verdicts, monkeypatch
 ):
-    run_filter(trained, trained.run_dir, str(tmp_path / "whole"), samples=4)
-    run_filter(trained, trained.run_dir, str(tmp_path / "cut"), samples=4)
+    filtered(trained, str(tmp_path / "whole"), samples=4)
+    filtered(trained, str(tmp_path / "cut"), samples=4)
     path = tmp_path / "cut" / "pass_rates.jsonl"
     text = path.read_text()
     half = text.splitlines(keepends=True)[:9]
@@ -121,10 +126,10 @@ def test_a_killed_filter_continues_and_other_settings_are_refused(
         return real(engine, params, prompts, *args, **options)
 
     monkeypatch.setattr(offline_filter, "answers", spying)
-    run_filter(trained, trained.run_dir, str(tmp_path / "cut"), samples=4)
+    filtered(trained, str(tmp_path / "cut"), samples=4)
     assert path.read_text() == text and len(asked) == len(text.splitlines()) - 9
     with pytest.raises(ConfigError, match=r"was begun with --samples 4 --low 0\.0 --high 1\.0"):
-        run_filter(trained, trained.run_dir, str(tmp_path / "cut"), samples=8)
+        filtered(trained, str(tmp_path / "cut"), samples=8)
 
 
 def test_a_second_filter_on_one_folder_is_refused_and_a_removed_folder_is_missed(
@@ -135,18 +140,18 @@ def test_a_second_filter_on_one_folder_is_refused_and_a_removed_folder_is_missed
 
     def beside(*args, **options):
         with pytest.raises(RunDirectoryInUse, match=f"{out} is in use by process {os.getpid()}"):
-            run_filter(trained, trained.run_dir, str(out), samples=2)
+            filtered(trained, str(out), samples=2)
         out.rename(tmp_path / "moved")
         return real(*args, **options)
 
     monkeypatch.setattr(offline_filter, "answers", beside)
     with pytest.raises(RunDirectoryGone, match="was removed or replaced"):
-        run_filter(trained, trained.run_dir, str(out), samples=2)
+        filtered(trained, str(out), samples=2)
     assert not out.exists()
 
 
 def test_rl_trains_on_what_is_kept_and_reports_what_the_filter_cost(trained, tmp_path, verdicts):
-    summary = run_filter(trained, trained.run_dir, str(tmp_path), samples=2)
+    summary = filtered(trained, str(tmp_path), samples=2)
     data = dataclasses.replace(
         trained.data, keep_file=str(tmp_path / "pass_rates.jsonl"), eval_prompts=0
     )
@@ -234,4 +239,4 @@ def test_files_that_cannot_be_used(tmp_path, trained):
         ({"low": 0.5, "high": 0.5}, "--low 0.5 --high 0.5"),
     ):
         with pytest.raises(ConfigError, match=message):
-            run_filter(trained, trained.run_dir, str(tmp_path), **options)
+            filtered(trained, str(tmp_path), **options)

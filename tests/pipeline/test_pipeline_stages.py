@@ -101,12 +101,7 @@ WRONG = {
         r"stage m: its parents share no ancestor \(a: none; c: a\)",
     ),
     "another base": (
-        (
-            Sft("a", RUN),
-            Sft("b", RUN),
-            Sft("c", RUN, start="a"),
-            Merge("m", ("b", "c"), base="b"),
-        ),
+        (Sft("a", RUN), Sft("b", RUN), Sft("c", RUN, start="a"), Merge("m", ("b", "c"), base="b")),
         "c did not start from b: a merge counts",
     ),
     "one parent": ((Sft("a", RUN), Sft("b", RUN), Merge("m", ("b",))), "needs two or more"),

@@ -193,27 +193,6 @@ def test_a_damaged_record_is_refused_by_name(tmp_path, text):
         Record(config(tmp_path))
 
 
-def test_a_full_disk_between_stages_leaves_what_was_done(tmp_path, monkeypatch):
-    def full(file, text):
-        raise OSError(28, "No space left on device", str(file))
-
-    do = Doer()
-
-    def then_full(record, stage):
-        status = do(record, stage)
-        if stage.name == "sft":
-            monkeypatch.setattr("compass_jax.pipeline.record.write_atomically", full)
-        return status
-
-    with pytest.raises(OSError, match="No space left"):
-        run_pipeline(config(tmp_path), do=then_full)
-    monkeypatch.undo()
-    monkeypatch.setattr(pipeline_run, "report", lambda record, console: None)
-    assert state(tmp_path) == {"rows": "done", "sft": "running"}
-    assert run_pipeline(config(tmp_path), do=do) == 0
-    assert do.done == ["rows", "sft", "sft", "other", "rl"]
-
-
 class _Process:
     """A process that a signal is sent to while somebody waits for it."""
 

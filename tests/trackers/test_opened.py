@@ -18,7 +18,7 @@ from compass_jax.config.io import config_from_json, config_to_json, to_plain
 from compass_jax.runs.rundir import check_same_run
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.trackers import opened
-from compass_jax.trackers.opened import check_trackers, open_trackers
+from compass_jax.trackers.opened import check_trackers
 from compass_jax.trackers.services import Service, run_id
 from compass_jax.training import rl, sft
 
@@ -135,8 +135,3 @@ def test_an_id_is_the_run_directorys_and_the_stages(tmp_path):
     assert len({first, *(run_id(tmp_path / x, y, z) for x, y, z in others)}) == 4
     (tmp_path / "a" / "wandb-rl.id").write_text("\n")  # cut by a full disk
     assert len(run_id(tmp_path / "a", "wandb", "rl")) == 8
-
-
-def test_trackers_are_opened_once_each(tmp_path):
-    found = open_trackers(("tensorboard", "tensorboard"), tmp_path, "rl", {}, print)
-    assert [type(x).__name__ for x in found] == ["Board"]
