@@ -12,14 +12,13 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from compass_jax.commands.comparison import TOKENS, comparison_rows, difference_in_words, spending
 from compass_jax.commands.configured import SHIPPED, load_config
 from compass_jax.config import RunConfig, ShapingConfig, ZeroVarianceConfig, named_correction
 from compass_jax.config.data import HELDOUT
@@ -28,6 +27,7 @@ from compass_jax.experience.evaluate import Evaluation, answers, decoder_of
 from compass_jax.experience.paired import compare, read_evaluation, read_summary
 from compass_jax.records import Prompt
 from compass_jax.report import read_metrics, run_report, summary_table
+from compass_jax.report.metrics import Series
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.runs.rundir import EVALUATION_START, FolderLock, write_atomically
@@ -39,6 +39,15 @@ from compass_jax.weights.convert import export_hf
 CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
 # margin of steps of the baseline, because its answers may become shorter
 SPARE_STEPS = 1.15
+
+
+TOKENS = "waste/tokens_generated"
+SIGNALS = {  # text -> metric: the share of a step's tokens
+    "the verifier's signal": "waste/frac_verifier_signal",
+    "shaping's signal": "waste/frac_shaping_signal",
+    "entropy's signal (RL-ZVP)": "waste/frac_entropy_signal",
+    "no signal": "waste/frac_none",
+}
 
 
 class Quick(NamedTuple):
@@ -145,12 +154,14 @@ def against_grpo(
     first: the evaluation of their common start. last, plain: the evaluations after the RL run and
     after the baseline.
     """
-    directories = rl.directory, baseline.directory
-    series = [read_metrics(Path(x) / "metrics.jsonl", "rl") for x in directories]
-    run, other = spending(series[0]), spending(series[1])
-    accuracy = ((first.avg_at_k, last.avg_at_k), (first.avg_at_k, plain.avg_at_k))
-    rows = comparison_rows(("this run", "plain GRPO"), (run, other), accuracy, last.k)
-    excess = other.tokens / run.tokens - 1
+    series = {
+        name: read_metrics(Path(config.directory) / "metrics.jsonl", "rl")
+        for name, config in (("this run", rl), ("plain GRPO", baseline))
+    }
+    accuracy = [(first.avg_at_k, after.avg_at_k) for after in (last, plain)]
+    rows = comparison_rows(series, accuracy, last.k)
+    run, other = (float(np.sum(x[TOKENS][1])) for x in series.values())
+    excess = other / run - 1
     title = "the same data and cold start, at equal generated tokens"
     if abs(excess) > 0.05:
         more = "more" if excess > 0 else "fewer"
@@ -158,6 +169,50 @@ def against_grpo(
     pair = read_evaluation(baseline.directory), read_evaluation(rl.directory)
     paired = compare(*pair)["sets"][HELDOUT]["avg_at_k"]
     return Comparison(rows, title, paired, difference_in_words(paired))
+
+
+def comparison_rows(
+    runs: Mapping[str, Series], accuracy: Sequence[tuple[float, float]], k: int
+) -> list[dict[str, str]]:
+    """Returns the rows of a table (report.summary_table) that compares runs by their generated
+    tokens, these by their training signal, and their accuracies.
+
+    accuracy: avg@k before and after, for each run.
+    """
+
+    def row(label: str, cell: Callable[[Series], str]) -> dict[str, str]:
+        return {"": label, **{name: cell(series) for name, series in runs.items()}}
+
+    def share(metric: str) -> Callable[[Series], str]:
+        return lambda x: f"{np.average(x[metric][1], weights=x[TOKENS][1]):.0%}"
+
+    last = {"": f"accuracy, avg@{k}"}
+    for name, (before, after) in zip(runs, accuracy, strict=True):
+        last[name] = f"{before:.3f} -> {after:.3f}"
+    return [
+        row("generated tokens", lambda x: f"{np.sum(x[TOKENS][1]):,.0f}"),
+        row("steps", lambda x: f"{len(x[TOKENS][1])}"),
+        row("groups without variance", lambda x: f"{1 - np.mean(x['groups/varied_frac'][1]):.0%}"),
+        *(row(f"tokens with {text}", share(metric)) for text, metric in SIGNALS.items()),
+        last,
+    ]
+
+
+def difference_in_words(paired: Mapping[str, Any]) -> str:
+    """Returns a sentence on the paired difference of two accuracies in percentage points, with its
+    interval.
+
+    paired: `averages` of experience/paired.py, from the baseline to this run.
+    """
+    if None in (paired["difference"], *paired["interval"]):
+        return "the difference of the accuracies is not known"
+    points, low, high = (100 * x for x in (paired["difference"], *paired["interval"]))
+    side = "above" if points > 0 else "below"
+    sentence = (
+        f"accuracy: {abs(points):.1f} points {side} plain GRPO's (95% interval of the difference:"
+        f" {low:+.1f} to {high:+.1f}, {paired['prompts']} prompts, one seed)"
+    )
+    return sentence + (": these prompts show no difference" if low <= 0 <= high else "")
 
 
 def baseline_config(rl: RunConfig) -> RunConfig:

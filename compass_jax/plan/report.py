@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,88 +20,48 @@ _KINDS = ("arguments", "results", "temporary", "beside")
 def print_plan(plan: Plan, console: Console) -> None:
     """Prints memory, collectives and bound of every program, then the verdict."""
     per_chip = plan.chip.devices
-    what = f"{plan.devices} devices, {plan.devices // per_chip} chips" + (
-        f" of {per_chip} devices each" if per_chip > 1 else ""
-    )
-    console.print(
-        summary_table(
-            [_memory_row(x, per_chip) for x in plan.programs],
-            f"GiB per chip, {plan.topology}: {what}",
-        )
-    )
-    rows = [_work_row(x, x.bound, per_chip) for x in plan.programs if x.bound]
-    if rows:
-        console.print(
-            summary_table(
-                rows,
-                "One run of each program (decode: one token of every slot); seconds are bounds from"
-                " published peaks",
-            )
-        )
-    parts = ", ".join(f"{name} {size * per_chip / GIB:.2f}" for name, size in plan.parts.items())
+
+    def gib(size: float) -> str:
+        return f"{size * per_chip / GIB:.2f}"
+
+    what = f"{plan.devices} devices, {plan.devices // per_chip} chips"
+    what += f" of {per_chip} devices each" if per_chip > 1 else ""
+    rows = [_memory_row(x, gib) for x in plan.programs]
+    console.print(summary_table(rows, f"GiB per chip, {plan.topology}: {what}"))
+    if rows := [_work_row(x, x.bound, per_chip) for x in plan.programs if x.bound]:
+        title = "One run of each program (decode: one token of every slot); seconds are bounds from"
+        console.print(summary_table(rows, f"{title} published peaks"))
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.parts.items())
     console.print(f"between programs, GiB per chip: {parts}")
     if not math.isnan(plan.step_s):
-        console.print(
-            "bound on an RL step whose answers are all as long as they may be:"
-            f" {plan.step_s:,.0f} s"
-        )
+        longest = "an RL step whose answers are all as long as they may be"
+        console.print(f"bound on {longest}: {plan.step_s:,.0f} s")
     worst, limit = plan.worst, plan.limit * per_chip / GIB
-    needs = (
-        "more than the compiler would place"
-        if worst.needs < 0
-        else f"{worst.needs * per_chip / GIB:.1f} GiB per chip"
-    )
-    verdict = "fits" if plan.fits else "does NOT fit"
-    console.print(
-        f"{plan.config.name} {verdict} {plan.topology}: {worst.name} needs {needs}; usable are"
-        f" {limit:.1f}"
-    )
+    needs = f"{worst.needs * per_chip / GIB:.1f} GiB per chip"
+    if worst.needs < 0:
+        needs = "more than the compiler would place"
+    verdict = f"{plan.config.name} {'fits' if plan.fits else 'does NOT fit'} {plan.topology}"
+    console.print(f"{verdict}: {worst.name} needs {needs}; usable are {limit:.1f}")
     for change in plan.changes:
         console.print(f"  {change}")
 
 
-def _gib(size: float, per_chip: int) -> str:
-    return f"{size * per_chip / GIB:.2f}"
-
-
-def _memory_row(x: CompiledProgram, per_chip: int) -> dict[str, Any]:
+def _memory_row(x: CompiledProgram, gib: Callable[[float], str]) -> dict[str, Any]:
     if x.memory is None:
-        return {
-            "program": x.name,
-            **dict.fromkeys(_KINDS, ""),
-            "all": _refused(x, per_chip),
-            "compiled in": "",
-        }
-    sizes = {name: _gib(getattr(x.memory, name), per_chip) for name in _KINDS}
-    return {
-        "program": x.name,
-        **sizes,
-        "all": _gib(x.needs, per_chip),
-        "compiled in": f"{x.compile_s:.0f} s",
-    }
-
-
-def _refused(x: CompiledProgram, per_chip: int) -> str:
-    return "refused" if x.needs < 0 else f"{_gib(x.needs, per_chip)} refused"
+        refused = "refused" if x.needs < 0 else f"{gib(x.needs)} refused"
+        return {"program": x.name, **dict.fromkeys(_KINDS, ""), "all": refused, "compiled in": ""}
+    sizes = {name: gib(getattr(x.memory, name)) for name in _KINDS}
+    return {"program": x.name, **sizes, "all": gib(x.needs), "compiled in": f"{x.compile_s:.0f} s"}
 
 
 def _work_row(x: CompiledProgram, bound: Bound, per_chip: int) -> dict[str, Any]:
-    sent = (
-        ", ".join(
-            f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})"
-            for kind, one in x.sent.items()
-        )
-        or "nothing"
+    sent = ", ".join(
+        f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})"
+        for kind, one in x.sent.items()
     )
-    seconds = [f"{s:.3g}" for s in bound]
-    return {
-        "program": x.name,
-        "sent per chip": sent,
-        "FLOPs s": seconds[0],
-        "HBM s": seconds[1],
-        "ICI s": seconds[2],
-        "bound by": bound.by,
-    }
+    seconds = dict(zip(("FLOPs s", "HBM s", "ICI s"), (f"{s:.3g}" for s in bound), strict=True))
+    sent_per_chip = sent or "nothing"
+    return {"program": x.name, "sent per chip": sent_per_chip, **seconds, "bound by": bound.by}
 
 
 def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:

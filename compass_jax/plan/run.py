@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from compass_jax.chips import Chip
-from compass_jax.config import MeshConfig, RLRunConfig
+from compass_jax.config import RLRunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
 from compass_jax.plan.memory import (
@@ -75,19 +75,17 @@ class Plan(NamedTuple):
         One step off, the rollout runs beside training: the longer of the two counts, with weight
         sync between them.
         """
-        runs = runs_per_step(self.config, _rows_multiple(self.config.mesh))
+        mesh = self.config.mesh
+        runs = runs_per_step(self.config, mesh.replica * mesh.fsdp * mesh.expert)
         took = {
             x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
             for x in self.programs
         }
-        rollout, between = (
-            sum(s for name, s in took.items() if name.split()[0] in ROLLOUT),
-            took.get("hand-over", math.nan),
-        )
+        rollout = sum(s for name, s in took.items() if name.split()[0] in ROLLOUT)
+        between = took.get("hand-over", math.nan)
         training = sum(took.values()) - rollout - between
-        return between + (
-            max(rollout, training) if self.config.rl.one_step_off else rollout + training
-        )
+        apart = self.config.rl.one_step_off
+        return between + (max(rollout, training) if apart else rollout + training)
 
     def summary(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
@@ -112,26 +110,18 @@ class Plan(NamedTuple):
         }
 
 
-def _rows_multiple(mesh: MeshConfig) -> int:
-    return mesh.replica * mesh.fsdp * mesh.expert
-
-
 def _row(x: CompiledProgram, per_chip: int) -> dict[str, Any]:
-    memory = (
-        None
-        if x.memory is None
-        else {name: round(size * per_chip / GIB, 3) for name, size in x.memory._asdict().items()}
-    )
+    def gib(size: float, digits: int = 3) -> float:
+        return round(size * per_chip / GIB, digits)
+
     return {
-        "gib_per_chip": None if x.needs < 0 else round(x.needs * per_chip / GIB, 3),
-        "memory_gib_per_chip": memory,
+        "gib_per_chip": None if x.needs < 0 else gib(x.needs),
+        "memory_gib_per_chip": x.memory and {k: gib(v) for k, v in x.memory._asdict().items()},
         "collectives": {
-            kind: {"count": sent.count, "gib_per_chip": round(sent.bytes * per_chip / GIB, 4)}
+            kind: {"count": sent.count, "gib_per_chip": gib(sent.bytes, 4)}
             for kind, sent in x.sent.items()
         },
-        "bound_s": None
-        if x.bound is None
-        else {"seconds": x.bound.seconds, "by": x.bound.by, **x.bound._asdict()},
+        "bound_s": x.bound and {"seconds": x.bound.seconds, "by": x.bound.by, **x.bound._asdict()},
         "compile_s": round(x.compile_s, 1),
     }
 
@@ -147,57 +137,37 @@ def make_plan(
     """
     devices = topology_devices(topology)
     step = Step(config, devices)
-    compiled_programs: list[tuple[Program, Any, dict[str, Sent], int, float]] = []
+    results: list[tuple[Program, Any, int, float]] = []
     for program in step.programs:
         started = time.perf_counter()
         tell(f"compiling {program.name}")
+        compiled, needs = None, 0
         try:
             compiled = program.lower(step.results).compile()
         except Exception as error:
-            needs = refused_bytes(error)
-            if needs is None:
+            if (refused := refused_bytes(error)) is None:
                 raise
-            compiled_programs.append((program, None, {}, needs, time.perf_counter() - started))
+            needs = refused
+        results.append((program, compiled, needs, time.perf_counter() - started))
+        if compiled is None:
             break
         step.done(program, compiled)
-        compiled_programs.append(
-            (
-                program,
-                compiled,
-                collectives(compiled.as_text() or ""),
-                0,
-                time.perf_counter() - started,
-            )
-        )
-    return _judge(step, topology, len(devices), compiled_programs)
-
-
-def _judge(
-    step: Step,
-    topology: str,
-    devices: int,
-    compiled_programs: list[tuple[Program, Any, dict[str, Sent], int, float]],
-) -> Plan:
-    parts, rows = resident(step), []
-    for program, compiled, sent, needs, seconds in compiled_programs:
-        if compiled is None:
-            rows.append(
-                CompiledProgram(
-                    program.name,
-                    None,
-                    needs + bytes_beside(step.config, program, parts) if needs > 0 else -1,
-                    {},
-                    None,
-                    seconds,
-                )
-            )
-            continue
-        memory = memory_of(step.config, program, compiled, parts)
-        bound = bound_of(
-            step.config, step.chip, program.name, program.tokens, memory, total_bytes(sent.values())
-        )
-        rows.append(CompiledProgram(program.name, memory, memory.total, sent, bound, seconds))
-    plan = Plan(topology, step.chip, devices, step.config, parts, rows, [])
+    parts = resident(step)
+    rows = [_compiled_program(step, parts, *result) for result in results]
+    plan = Plan(topology, step.chip, len(devices), step.config, parts, rows, [])
     if plan.fits:
         return plan
     return plan._replace(changes=advice(step.config, plan.worst.name, plan.worst.memory, parts))
+
+
+def _compiled_program(
+    step: Step, parts: dict[str, int], program: Program, compiled: Any, needs: int, seconds: float
+) -> CompiledProgram:
+    if compiled is None:
+        needs = needs + bytes_beside(step.config, program, parts) if needs > 0 else -1
+        return CompiledProgram(program.name, None, needs, {}, None, seconds)
+    memory = memory_of(step.config, program, compiled, parts)
+    sent = collectives(compiled.as_text() or "")
+    bytes_sent = total_bytes(sent.values())
+    bound = bound_of(step.config, step.chip, program.name, program.tokens, memory, bytes_sent)
+    return CompiledProgram(program.name, memory, memory.total, sent, bound, seconds)

@@ -7,26 +7,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from compass_jax.config import ConfigError
 from compass_jax.extras import how_to_install
 from compass_jax.trackers.board import Board
 from compass_jax.trackers.remote import Remote
 from compass_jax.trackers.services import SERVICES
-
-
-class Tracker(Protocol):
-    """A destination of a run's numbers."""
-
-    def go_on(self, step: int) -> None:
-        """Resumes after `step` steps; steps that the tracker has are not recorded twice."""
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Records the numbers of `step`."""
-
-    def close(self) -> None:
-        """Ends the recording; may be called twice."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -44,7 +31,7 @@ def open_trackers(
     stage: str,
     settings: Mapping[str, Any],
     tell: Callable[[str], None],
-) -> list[Tracker]:
+) -> list[Board | Remote]:
     """Opens the trackers of one stage of a run, each name once.
 
     Args:
@@ -52,7 +39,7 @@ def open_trackers(
         tell: prints a line: the address of the run in a tracker, or the reason of a tracker's
             failure.
     """
-    trackers: list[Tracker] = []
+    trackers: list[Board | Remote] = []
     for name in dict.fromkeys(names):
         if name in SERVICES:
             trackers.append(Remote(SERVICES[name], run_dir, stage, settings, tell))

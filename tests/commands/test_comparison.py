@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compass_jax.commands.comparison import comparison_rows, difference_in_words, spending
+from compass_jax.commands.demo import comparison_rows, difference_in_words
 
 
 def series():
@@ -19,18 +19,10 @@ def series():
     return {name: (np.arange(1, 4), np.array(x, float)) for name, x in values.items()}
 
 
-def test_tokens_are_split_by_their_signal_and_groups_count_by_step():
-    whole = spending(series())
-    assert (whole.tokens, whole.steps) == (600, 3)
-    assert whole.uniform == pytest.approx(1 - 1.75 / 3)
-    by_hand = {"verifier": 310 / 600, "shaping": 40 / 600, "entropy": 70 / 600, "none": 180 / 600}
-    assert whole.signals == pytest.approx(by_hand) and sum(by_hand.values()) == pytest.approx(1)
-
-
 def test_the_rows_show_both_runs():
     first = {name: (steps[:1], x[:1]) for name, (steps, x) in series().items()}
-    runs = spending(series()), spending(first)
-    rows = comparison_rows(("this run", "GRPO"), runs, ((0.2, 0.5), (0.2, 0.25)), 4)
+    runs = {"this run": series(), "GRPO": first}
+    rows = comparison_rows(runs, ((0.2, 0.5), (0.2, 0.25)), 4)
     assert rows[0] == {"": "generated tokens", "this run": "600", "GRPO": "100"}
     assert rows[1] == {"": "steps", "this run": "3", "GRPO": "1"}
     assert rows[2] == {"": "groups without variance", "this run": "42%", "GRPO": "50%"}

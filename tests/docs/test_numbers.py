@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from compass_jax.commands.comparison import difference_in_words
+from compass_jax.commands.demo import difference_in_words
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
