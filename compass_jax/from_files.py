@@ -187,9 +187,9 @@ def _fit_sft(config: SFTRunConfig, tokenizer: Tokenizer) -> SFTConfig:
     streamed data set, the first examples in the run's order are measured.
     """
     records, _ = sft_records(config, tokenizer, _discard_notice)
-    examples = records
-    if not isinstance(records, list):
-        examples = ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
+    if isinstance(records, list):
+        return _size_sft(config, [example.longest for example in records])
+    examples = ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
     return _size_sft(config, [example.longest for example in examples])
 
 
