@@ -126,6 +126,7 @@ def replaced(file: Path) -> Iterator[Path]:
 
 def room(path: Path) -> str:
     """Returns " (5 bytes free there)", or an empty text if the free space is unknown."""
-    with contextlib.suppress(OSError):
-        return f" ({shutil.disk_usage(path.absolute().parent).free:,} bytes free there)"
+    for folder in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return f" ({shutil.disk_usage(folder).free:,} bytes free there)"
     return ""

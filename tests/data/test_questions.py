@@ -113,19 +113,8 @@ def test_files_of_text_and_chat(tmp_path, tokenizer, caplog):
             r"line 2, .*a list of parts",
         ),
         (GOOD + b'{"prompt": "x", "answer": null}\n', r"line 2: 'answer' is null"),
-        (GOOD + b'{"prompt": "x", "answer": NaN}\n', r"line 2: answer: NaN is no number"),
-        (
-            GOOD + b'{"prompt": "x", "answer": -Infinity}\n',
-            r"line 2: answer: -Infinity is no number",
-        ),
-        (
-            GOOD + b'{"prompt": "x", "answer": 1e400}\n',
-            r"line 2: answer: the number 1e400 is not finite",
-        ),
-        (
-            GOOD + b'{"prompt": "x", "answer": "1", "other": 1e400}\n',
-            r"line 2: other: the number " r"1e400 is not finite",
-        ),
+        (GOOD + b'{"prompt": "x", "answer": NaN}\n', r"line 2: NaN is no number"),
+        (GOOD + b'{"prompt": "x", "other": 1e400}\n', r"line 2: the number 1e400 is not finite"),
         (
             GOOD + b'{"prompt": "x", "answer": "1", "answer": "2"}\n',
             r"line 2: the key 'answer' " r"comes twice",
