@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from compass_jax.commands.settings import WIDTH, settings
-from compass_jax.config import ConfigError, EvalRunConfig, RunConfig
+from compass_jax.config import ConfigError, EvalRunConfig, RunConfig, ScoredConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.config.ranges import Section
 from compass_jax.data.difficulty import label_of
@@ -148,7 +148,7 @@ def _prompts(config: EvalRunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     return train, in_words(sets, config.data)
 
 
-def try_rows(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+def try_rows(config: ScoredConfig, prompts: Sequence[Prompt]) -> None:
     """Runs the setup or tests of the rows whose verifiers can check a row without a response.
     Raises VerifierError, with file and row, if they cannot run.
     """
