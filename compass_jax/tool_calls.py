@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
-from compass_jax.untrusted import MOST_DEPTH, MOST_DIGITS, parse_json
+from compass_jax.untrusted import parse_json
 
 MOST_CHARS = 100_000  # maximum length of a text with calls
 MOST_CALLS = 64
@@ -52,34 +51,38 @@ def tool_calls(text: str) -> list[ToolCall]:
     fenced block. Raises MalformedCall for a call that cannot be parsed, and for more than
     MOST_CALLS calls.
     """
-    body = text.strip()
-    if not _reader(body):
-        body = body.rpartition("</think>")[2].partition("<think>")[0].strip()
-    if not _reader(body):
-        if _OPEN in body:
-            return _check_count(_parse_tagged(body))
-        blocks = _FENCED.findall(body)
-        body = (blocks[-1] if blocks else body).strip().removeprefix("[TOOL_CALLS]").lstrip()
-    reader = _reader(body)
-    if len(body) > MOST_CHARS and reader:
+    begin, end = call_span(text)
+    body = text[begin:end].strip()
+    if fenced := _FENCED.fullmatch(body):
+        body = fenced[1].strip()
+    body = body.removeprefix("[TOOL_CALLS]").lstrip()
+    reader = _reader(body) or (_parse_tagged if body.startswith(_OPEN) else None)
+    if reader is None:
+        return []
+    if len(body) > MOST_CHARS:
         raise MalformedCall(f"{len(body):,} characters of calls, more than {MOST_CHARS:,}")
-    return _check_count(reader(body)) if reader else []
+    calls = reader(body)
+    if len(calls) > MOST_CALLS:
+        raise MalformedCall(f"{len(calls):,} calls, more than {MOST_CALLS}")
+    return calls
 
 
 def call_span(text: str) -> tuple[int, int]:
-    """Returns the (begin, end) offsets of the calls that `tool_calls` finds. The text must have
-    calls.
-    """
+    """Returns the (begin, end) offsets of the calls in a text, or of what may be calls."""
     begin, end = 0, len(text)
-    if not _reader(text.strip()):
-        begin = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
-        thought = text.find("<think>", begin)
-        end = thought if thought >= 0 else end
+    if _reader(text.strip()):
+        return begin, end
+    if "</think>" in text:
+        begin = text.rfind("</think>") + len("</think>")
+    if (thought := text.find("<think>", begin)) >= 0:
+        end = thought
     body = text[begin:end]
     if _reader(body.strip()):
         return begin, end
     if _OPEN in body:
-        return begin + body.find(_OPEN), begin + body.rfind(_CLOSE) + len(_CLOSE)
+        closed = body.rfind(_CLOSE)
+        last = closed + len(_CLOSE) if closed > body.rfind(_OPEN) else len(body)
+        return begin + body.find(_OPEN), begin + last
     blocks = list(_FENCED.finditer(body))
     return (begin + blocks[-1].start(), begin + blocks[-1].end()) if blocks else (begin, end)
 
@@ -95,12 +98,6 @@ def _reader(body: str) -> Callable[[str], list[ToolCall]] | None:
     )
 
 
-def _check_count(calls: list[ToolCall]) -> list[ToolCall]:
-    if len(calls) > MOST_CALLS:
-        raise MalformedCall(f"{len(calls):,} calls, more than {MOST_CALLS}")
-    return calls
-
-
 def _parse_tagged(text: str) -> list[ToolCall]:
     """Returns the calls between tags. Tags inside the strings of a call are ignored."""
     calls: list[ToolCall] = []
@@ -109,8 +106,6 @@ def _parse_tagged(text: str) -> list[ToolCall]:
     while start >= 0 and len(calls) <= MOST_CALLS:
         begin = start + len(_OPEN)
         begin += len(text[begin:]) - len(text[begin:].lstrip())
-        if len(text) - begin > MOST_CHARS:
-            raise MalformedCall(f"more than {MOST_CHARS:,} characters from a {_OPEN} on")
         try:
             _, end = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
@@ -130,10 +125,6 @@ def _parse_json_calls(text: str, must: bool = False) -> list[ToolCall]:
     fields = {"name", "function", "tool_calls"}
     if isinstance(value, dict) and not must and not fields & value.keys():
         return []
-    return _parse_value(value)
-
-
-def _parse_value(value: Any) -> list[ToolCall]:
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
         value = value["tool_calls"]
     return [of_object(one) for one in value] if isinstance(value, list) else [of_object(value)]
@@ -168,14 +159,14 @@ def _parse_python_calls(text: str) -> list[ToolCall]:
             statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedCall(f"not Python's syntax of calls: {error!s:.120}") from error
-    calls = []
+    nodes: list[ast.AST] = []
     for statement in statements:
         node = statement.value if isinstance(statement, ast.Expr) else statement
-        calls += [_parse_node(x) for x in (node.elts if isinstance(node, ast.List) else [node])]
-    return calls
+        nodes += node.elts if isinstance(node, ast.List) else [node]
+    return [_parse_node(node, text) for node in nodes[: MOST_CALLS + 1]]
 
 
-def _parse_node(node: ast.AST) -> ToolCall:
+def _parse_node(node: ast.AST, text: str) -> ToolCall:
     if not isinstance(node, ast.Call):
         raise MalformedCall(f"a {type(node).__name__} stands where a call should")
     parts: list[str] = []
@@ -190,41 +181,25 @@ def _parse_node(node: ast.AST) -> ToolCall:
     for keyword in node.keywords:
         if keyword.arg is None or keyword.arg in arguments:
             raise MalformedCall(f"{name:.40} gets {keyword.arg or '**'} more than once")
-        arguments[keyword.arg] = _literal(keyword.value, 1)
-    return ToolCall(name, arguments, tuple(_literal(one, 1) for one in node.args))
+        arguments[keyword.arg] = _literal(keyword.value, text)
+    return ToolCall(name, arguments, tuple(_literal(one, text) for one in node.args))
 
 
-def _literal(node: ast.expr, depth: int) -> Any:
-    """Returns the JSON value of a syntax node. Raises MalformedCall for other nodes."""
-    if depth > MOST_DEPTH:
-        raise MalformedCall(f"an argument is nested deeper than {MOST_DEPTH} levels")
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(one, depth + 1) for one in node.elts]
-    if isinstance(node, ast.Dict):
-        keys = [None if key is None else _literal(key, depth + 1) for key in node.keys]
-        if not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys):
-            raise MalformedCall("the keys of an object must be strings, each once")
-        return dict(zip(keys, (_literal(one, depth + 1) for one in node.values)))
-    if isinstance(node, ast.Name) and node.id in _WORDS:
-        return _WORDS[node.id]
-    sign, inner = 1, node
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        sign, inner = -1 if isinstance(node.op, ast.USub) else 1, node.operand
-    value: Any = inner.value if isinstance(inner, ast.Constant) else ...
-    if inner is node and (value is None or isinstance(value, str | bool)):
-        return value
-    if type(value) is int and abs(value) < 10**MOST_DIGITS:
-        return sign * value
-    if isinstance(value, float) and math.isfinite(value):
-        return sign * value
-    raise MalformedCall(f"an argument is no value of JSON: {_source_of(node)}")
+class _Words(ast.NodeTransformer):
+    """Replaces the constants of JSON by those of Python."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
-def _source_of(node: ast.expr) -> str:
-    """Returns the beginning of an argument's text. For an argument with too many digits or levels,
-    returns the type of its node.
-    """
+def _literal(node: ast.expr, text: str) -> Any:
+    """Returns the JSON value of an argument in `text`. Raises MalformedCall for other nodes."""
+    keys = [key for one in ast.walk(node) if isinstance(one, ast.Dict) for key in one.keys]
+    if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
+        raise MalformedCall("the keys of an object must be strings")
     try:
-        return ast.unparse(node)[:80]
-    except (ValueError, RecursionError, MemoryError):
-        return f"a {type(node).__name__}"
+        value = json.dumps(ast.literal_eval(_Words().visit(node)), allow_nan=False)
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        source = ast.get_source_segment(text, node) or ""
+        raise MalformedCall(f"an argument is no value of JSON: {source[:80]}") from error
+    return parse_json(value, "an argument", error=MalformedCall)
