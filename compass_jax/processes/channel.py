@@ -1,120 +1,85 @@
-"""A channel between two processes that carries JSON values, one per line. The other end is
-untrusted.
+"""Communication with child processes: JSON values over a connection, and execution of a function in
+a forked child.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
+import mmap
 import os
 import select
-import time
+import signal
 from collections.abc import Callable
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-from compass_jax.errors import CompassError
-
-PART_BYTES = 2**16
-
-
-class ChannelError(CompassError, ValueError):
-    """The other end sent too much data, or a line that is not JSON."""
+OUTPUT_BYTES = 2**20  # maximum output of a forked child; only written pages take memory
 
 
 class Channel:
-    """One end of a channel. Only one thread may use it.
+    """A connection that carries JSON values. Only one thread may use it."""
 
-    Each method raises TimeoutError at `end`, a time on the monotonic clock; EOFError if the other
-    end is closed; and ChannelError for more than `limit` unread bytes.
+    def __init__(self, connection: Connection):
+        self._connection = connection
 
-    Args:
-        reader: file descriptor to read from.
-        writer: file descriptor to write to. Both are closed with this object.
-        limit: maximum number of unread bytes.
-    """
+    def send(self, value: Any) -> None:
+        """Sends a JSON value. Raises OSError if the other end is closed."""
+        self._connection.send_bytes(json.dumps(value).encode())
 
-    def __init__(self, reader: int, writer: int, limit: int = 2**22):
-        self._reader, self._writer, self._limit = reader, writer, limit
-        self._unread = bytearray()
-        for descriptor in (reader, writer):
-            os.set_blocking(descriptor, False)
-
-    def send(self, value: Any, end: float = math.inf) -> None:
-        """Sends a JSON value."""
-        line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-        self._transfer(line, end, lambda: True)
-
-    def receive(self, end: float = math.inf) -> Any:
-        """Returns the next JSON value."""
-        self._transfer(b"", end, lambda: b"\n" in self._unread)
-        line, _, self._unread = self._unread.partition(b"\n")
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ChannelError(f"a line that is no JSON: {bytes(line[:100])!r}") from error
-
-    def read_all(self, sent: bytes, end: float) -> bytes:
-        """Sends bytes, closes the writer, and returns all bytes until the other end is closed."""
-        with contextlib.suppress(EOFError):
-            self._transfer(sent, end, lambda: False, closes=True)
-        return bytes(self._unread)
-
-    def _transfer(
-        self, unsent: bytes, end: float, enough: Callable[[], bool], closes: bool = False
-    ) -> None:
-        """Writes and reads concurrently, until everything is written and `enough` returns true.
-
-        closes: whether to close the writer when everything is written.
+    def receive(self, seconds: float | None = None) -> Any:
+        """Returns the next JSON value. Raises TimeoutError if none begins within `seconds`, and
+        EOFError or OSError if the other end is closed.
         """
-        poll = select.poll()
-        poll.register(self._reader, select.POLLIN)
-        if unsent:
-            poll.register(self._writer, select.POLLOUT)
-        while unsent or not enough():
-            if closes and not unsent:
-                self._close_writer()
-            left = end - time.monotonic()
-            ready = dict(poll.poll(None if left == math.inf else max(0.0, left) * 1000))
-            if not ready:
-                raise TimeoutError("no answer in time")
-            if unsent and self._writer in ready:
-                unsent = self._write(unsent)
-                if not unsent:
-                    poll.unregister(self._writer)
-            if self._reader in ready:
-                self._read()
-
-    def _write(self, unsent: bytes) -> bytes:
-        """Returns the bytes that remain unsent; empty if the other end is closed."""
-        try:
-            return unsent[os.write(self._writer, unsent[:PART_BYTES]) :]
-        except BlockingIOError:
-            return unsent
-        except OSError:
-            return b""
-
-    def _read(self) -> None:
-        try:
-            part = os.read(self._reader, PART_BYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise EOFError(str(error)) from error
-        if not part:
-            raise EOFError("the other end is closed")
-        self._unread += part
-        if len(self._unread) > self._limit:
-            raise ChannelError(f"it wrote more than {self._limit:,} bytes")
-
-    def _close_writer(self) -> None:
-        if self._writer >= 0:
-            os.close(self._writer)
-            self._writer = -1
+        if not self._connection.poll(seconds):
+            raise TimeoutError("no answer in time")
+        return json.loads(self._connection.recv_bytes())
 
     def close(self) -> None:
-        """Closes both halves. May be called twice."""
-        self._close_writer()
-        if self._reader >= 0:
-            os.close(self._reader)
-            self._reader = -1
+        """Closes this end. May be called twice."""
+        self._connection.close()
+
+
+class Ended(NamedTuple):
+    """The end of a child: its exit code, whether it exceeded its time limit, and its output."""
+
+    code: int | None  # None: it could not be killed and ends with this process
+    late: bool
+    output: bytes
+
+
+def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> Ended:
+    """Runs `work` in a forked child for at most `seconds`.
+
+    The child writes its output into shared memory, so that it needs no descriptor, and output
+    before a crash is preserved. An exception ends the child with exit code 70.
+
+    work: writes to the memory map like to a file; bytes after a zero byte are ignored.
+    """
+    with mmap.mmap(-1, OUTPUT_BYTES) as page:
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                work(page)
+                code = 0
+            finally:
+                os._exit(code)
+        late = not _ends_within(child, seconds)
+        ended: int | None = None
+        # without a process namespace, seccomp forbids signals to other processes
+        with contextlib.suppress(PermissionError):
+            if late:
+                os.kill(child, signal.SIGKILL)
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return Ended(ended, late, page[: max(0, page.find(b"\0"))])
+
+
+def _ends_within(child: int, seconds: float) -> bool:
+    descriptor = os.pidfd_open(child)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compass_jax.processes import seccomp
-from compass_jax.processes.forked import run_forked
+from compass_jax.processes.channel import run_forked
 
 USER = "user namespace"
 PROCESSES = "process namespace"
@@ -36,9 +36,8 @@ GUARDS = (USER, PROCESSES, MOUNTS, NETWORK, LANDLOCK, SECCOMP)
 
 NOBODY = 65534  # user id that replaces root
 TMPFS = "mode=700,size=64m,nr_inodes=4096"
-MEMORY_BYTES = (
-    8 * 2**30
-)  # limit of address space, so that 9**9**9**9 does not take the machine's memory
+# limit of address space, so that 9**9**9**9 does not take the machine's memory
+MEMORY_BYTES = 8 * 2**30
 GROWTH_BYTES = 2**30  # address space of tests, in addition to that of the worker
 FILE_BYTES = 64 * 2**20
 PROCESS_LIMIT = 64
@@ -64,15 +63,10 @@ _CAP_SYS_ADMIN = 21
 
 
 class ProgramFiles(NamedTuple):
-    """The files that programs may read.
+    """The files that programs may read."""
 
-    Args:
-        readable: files, and folders with their content.
-        listed: folders whose entries may only be listed.
-    """
-
-    readable: frozenset[str] = frozenset()
-    listed: frozenset[str] = frozenset()
+    readable: frozenset[str] = frozenset()  # files, and folders with their content
+    listed: frozenset[str] = frozenset()  # folders whose entries may only be listed
 
 
 NO_PROGRAM = ProgramFiles()
@@ -291,9 +285,7 @@ def drop_capabilities() -> None:
 
 
 def set_limits(limits: Mapping[int, int]) -> None:
-    """Sets resource limits of this process (resource.RLIMIT_...), none above the present hard
-    limit.
-    """
+    """Sets resource limits of this process, none above the present hard limit."""
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -317,23 +309,13 @@ def limit(seconds: float, limits_processes: bool) -> None:
 
 
 def seconds_left() -> float:
-    """Returns the remaining seconds of the time limit set by `limit`, less a reserve for the
-    answer.
-    """
+    """Returns the remaining seconds until the limit set by `limit`, less a reserve."""
     left = _end - time.monotonic()
     return max(0.0, left - min(0.5, left / 8))
 
 
-def limit_memory() -> None:
-    """Limits the address space of this process and its children."""
-    with contextlib.suppress(ValueError, OSError):
-        set_limits({resource.RLIMIT_AS: MEMORY_BYTES})
-
-
 def limit_growth() -> None:
-    """Limits the address space of this process and its children to the present size plus
-    GROWTH_BYTES.
-    """
+    """Limits the address space to the present size plus GROWTH_BYTES."""
     set_limits({resource.RLIMIT_AS: (_own_bytes or _address_space()) + GROWTH_BYTES})
 
 
@@ -362,9 +344,7 @@ def adopt_orphans() -> None:
 
 
 def kill_descendants(deadline: float) -> bool:
-    """Kills the descendants of this process, which must adopt orphans. Returns False if some
-    survive until the deadline.
-    """
+    """Kills this process's descendants until the deadline. Returns whether none is left."""
     while time.monotonic() < deadline:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -459,9 +439,7 @@ def _install(program: bytes) -> None:
 
 
 def _attempt(folder: str) -> dict[str, str]:
-    """Returns the guards that this machine lacks, detected by entering all of them like a
-    worker.
-    """
+    """Returns the guards that this machine lacks, after entering all of them like a worker."""
     missing = separate(GUARDS)
 
     def enter(page: mmap.mmap) -> None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
 from compass_jax.processes import guards
-from compass_jax.processes.forked import Ended, run_forked
+from compass_jax.processes.channel import Ended, run_forked
 
 ANSWER_BYTES = 2**16
 DETAIL_CHARS = 2000
@@ -46,24 +46,17 @@ class SandboxError(CompassError, RuntimeError):
 
 
 class Sandbox:
-    """A confined process that runs functions in children. Created by `enter`."""
+    """This confined process, which runs functions in children. Created by `enter`."""
 
     def __init__(self, active: frozenset[str], folder: str, namespace: int, null: int):
-        self._active = active
-        self._folder = folder
+        self._active, self._folder, self._null = active, folder, null
         self._namespace = namespace  # descriptor of this process's namespace, or -1
-        self._null = null
         self._count = 0
 
     def run(self, function: Callable[[], Any], seconds: float) -> Result:
-        """Returns the value of `function` after a JSON round trip, or its failure.
-
-        Args:
-            function: called without arguments in a child process.
-            seconds: wall-clock limit; a child that exceeds it is killed with its descendants.
-
-        Raises:
-            SandboxError: a process or file of the call could not be removed.
+        """Returns the value of `function`, called in a child, after a JSON round trip, or its
+        failure. A child that exceeds `seconds` is killed with its descendants. Raises SandboxError
+        if a process or file of the call could not be removed.
         """
         self._count += 1
         folder = os.path.join(self._folder, str(self._count))
@@ -119,17 +112,9 @@ def enter(
     readable: Iterable[str],
     of_programs: guards.ProgramFiles = guards.NO_PROGRAM,
 ) -> Sandbox:
-    """Confines this process irreversibly and returns its sandbox.
-
-    Args:
-        active: guards, each of which must work; the user and process namespaces are entered
-            already.
-        folder: a writable folder; no other folder is writable if the guards for that are active.
-        readable: readable paths, in addition to the system's libraries.
-        of_programs: the files that programs may read.
-
-    Raises:
-        OSError: a guard is unavailable; the message names it.
+    """Confines this process irreversibly and returns its sandbox. The arguments are those of
+    `guards.confine`; the user and process namespaces are entered already. Raises OSError, naming
+    the guard, if one of `active` is unavailable.
     """
     active = frozenset(active)
     namespace = -1
@@ -169,12 +154,12 @@ def _result(end: Ended, seconds: float) -> Result:
         return Result(None, "timeout", f"no answer after {seconds} s")
     if end.code != 0:
         return Result(None, "crash", f"the check ended with code {end.code}")
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        good, value = json.loads(end.output)
-        if good is True:
-            return Result(value, "ok")
-        if good is False and isinstance(value, str):
-            return Result(None, "error", value[-DETAIL_CHARS:])
+    with contextlib.suppress(ValueError, RecursionError):
+        match json.loads(end.output):
+            case [True, value]:
+                return Result(value, "ok")
+            case [False, str(trace)]:
+                return Result(None, "error", trace[-DETAIL_CHARS:])
     return Result(None, "crash", "the check ended without an answer")
 
 

@@ -21,7 +21,7 @@ def _numbers(table: str) -> dict[str, tuple[int, int | None]]:
 # denied, so that the rules for programs cannot change.
 _DENIED = _numbers(
     """
-    socket 41 198; socketpair 53 199; connect 42 203; bind 49 200; listen 50 201;
+    socket 41 198; connect 42 203; bind 49 200; listen 50 201;
     accept 43 202; accept4 288 242; ptrace 101 117; process_vm_readv 310 270;
     process_vm_writev 311 271; kcmp 312 272; process_madvise 440 440; pidfd_getfd 438 438;
     mount 165 40; umount2 166 39; pivot_root 155 41; chroot 161 51; move_mount 429 429;
@@ -59,8 +59,9 @@ _OWNER = {
 }
 _STARTS = {"fork": (57, None), "vfork": (58, None)}
 _CLONE_THREAD = 0x00010000
-_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE_NEWPID = 0x20000000
+_CLONE_NAMESPACES = 0x7E020000  # every CLONE_NEW flag of clone
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _LOAD = 0x20
 _EQUAL = 0x15
 _AT_LEAST = 0x35
@@ -73,43 +74,47 @@ _KILL = 0x80000000
 _ARGUMENT = {0: 16, 1: 24}  # offsets of the low halves
 
 
-def _instruction(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, true, false, value)
-
-
 def _machine() -> tuple[int, int]:
+    """Returns the column of this machine's call numbers, and its architecture."""
     name = platform.machine()
     if name not in _MACHINES or sys.byteorder != "little":
         raise OSError(38, f"seccomp: the numbers of {name}'s system calls are not known here")
     return _MACHINES[name]
 
 
-def _prologue() -> list[bytes]:
-    """Returns the instructions that kill calls of another architecture, load the number of the call
-    and reject x32 calls.
+def _instruction(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, true, false, value)
+
+
+def _filter(*parts: bytes) -> bytes:
+    """Returns a filter that allows what no part rejects. Calls of another architecture are killed,
+    x32 calls rejected, and the number of the call is loaded.
     """
-    _, architecture = _machine()
-    return [
+    prologue = (
         _instruction(_LOAD, 4),
-        _instruction(_EQUAL, architecture, 1, 0),
+        _instruction(_EQUAL, _machine()[1], 1, 0),
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, 0),
         _instruction(_AT_LEAST, 0x40000000, 0, 1),
         _instruction(_RETURN, _EPERM),
-    ]
+    )
+    return b"".join([*prologue, *parts, _instruction(_RETURN, _ALLOW)])
 
 
-def _allow_only(call: int, argument: int, value: int) -> list[bytes]:
-    """Returns instructions that allow the call with this value of an argument; otherwise it fails
-    with EPERM.
-    """
-    return [
-        _instruction(_EQUAL, call, 0, 4),
-        _instruction(_LOAD, _ARGUMENT[argument]),
-        _instruction(_EQUAL, value, 1, 0),
-        _instruction(_RETURN, _EPERM),
-        _instruction(_RETURN, _ALLOW),
-    ]
+def _reject(call: int, result: int = _EPERM) -> bytes:
+    """Returns instructions that end the filter with `result` if the loaded number is `call`."""
+    return _instruction(_EQUAL, call, 0, 1) + _instruction(_RETURN, result)
+
+
+def _decide(call: int, argument: int, test: bytes, yes: int, no: int) -> bytes:
+    """Returns instructions that end the filter for a call by a test of an argument."""
+    load = _instruction(_LOAD, _ARGUMENT[argument])
+    results = _instruction(_RETURN, yes) + _instruction(_RETURN, no)
+    return _instruction(_EQUAL, call, 0, 4) + load + test + results
+
+
+def _allow_only(call: int, argument: int, value: int) -> bytes:
+    return _decide(call, argument, _instruction(_EQUAL, value, 0, 1), _ALLOW, _EPERM)
 
 
 def denied_program() -> bytes:
@@ -120,52 +125,32 @@ def denied_program() -> bytes:
     a capability that model code does not have.
     """
     column, _ = _machine()
-    program = _prologue()
-    for numbers in _DENIED.values():
-        denied = numbers[column]
-        if denied is not None:
-            program += [_instruction(_EQUAL, denied, 0, 1), _instruction(_RETURN, _EPERM)]
-    for numbers in _OWN.values():
-        program += _allow_only(numbers[column], argument=0, value=0)
     number = {name: numbers[column] for name, numbers in _NAMESPACES.items()}
-    program += [_instruction(_EQUAL, number["clone3"], 0, 1), _instruction(_RETURN, _ENOSYS)]
-    for name, argument in (("unshare", 0), ("setns", 1)):
-        program += _allow_only(number[name], argument, _CLONE_NEWPID)
-    namespaces = 0x7E020000  # every CLONE_NEW flag of clone
-    program += [
-        _instruction(_EQUAL, number["clone"], 0, 3),
-        _instruction(_LOAD, _ARGUMENT[0]),
-        _instruction(_ANY_BIT, namespaces, 0, 1),
-        _instruction(_RETURN, _EPERM),
-        _instruction(_RETURN, _ALLOW),
-    ]
-    return b"".join(program)
+    return _filter(
+        *(_reject(one) for x in _DENIED.values() if (one := x[column]) is not None),
+        *(_allow_only(numbers[column], argument=0, value=0) for numbers in _OWN.values()),
+        _reject(number["clone3"], _ENOSYS),
+        _allow_only(number["unshare"], argument=0, value=_CLONE_NEWPID),
+        _allow_only(number["setns"], argument=1, value=_CLONE_NEWPID),
+        _decide(
+            number["clone"], 0, _instruction(_ANY_BIT, _CLONE_NAMESPACES, 0, 1), _EPERM, _ALLOW
+        ),
+    )
 
 
 def own_signals_program(process: int) -> bytes:
-    """Returns the filter that lets signals reach only `process`, including signals through a
-    descriptor's owner.
-    """
+    """Returns the filter that lets signals, also those of descriptors, reach only `process`."""
     column, _ = _machine()
-    program = _prologue()
-    for numbers in _SIGNALS.values():
-        program += _allow_only(numbers[column], argument=0, value=process)
-    program += _return_if_equal(_PIDFD_SIGNAL[column], _EPERM)
+    owners = []
     for numbers, values in _OWNER.values():
-        program += [
+        owners += [
             _instruction(_EQUAL, numbers[column], 0, 2 * len(values) + 2),
             _instruction(_LOAD, _ARGUMENT[1]),
+            *map(_reject, values.values()),
+            _instruction(_RETURN, _ALLOW),
         ]
-        for value in values.values():
-            program += _return_if_equal(value, _EPERM)
-        program.append(_instruction(_RETURN, _ALLOW))
-    program.append(_instruction(_RETURN, _ALLOW))
-    return b"".join(program)
-
-
-def _return_if_equal(value: int, result: int) -> list[bytes]:
-    """Returns instructions that end the filter with `result` if the loaded number is `value`."""
-    return [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, result)]
+    signals = (_allow_only(x[column], argument=0, value=process) for x in _SIGNALS.values())
+    return _filter(*signals, _reject(_PIDFD_SIGNAL[column]), *owners)
 
 
 def one_process_program(refuses: bool) -> bytes:
@@ -174,17 +159,14 @@ def one_process_program(refuses: bool) -> bytes:
     """
     column, _ = _machine()
     result = _EPERM if refuses else _KILL
-    program = _prologue()
-    for numbers in _STARTS.values():
-        if (number := numbers[column]) is not None:
-            program += _return_if_equal(number, result)
-    program += _return_if_equal(_NAMESPACES["clone3"][column], _ENOSYS)
-    program += [
-        _instruction(_EQUAL, _NAMESPACES["clone"][column], 0, 4),
-        _instruction(_LOAD, _ARGUMENT[0]),
-        _instruction(_ANY_BIT, _CLONE_THREAD, 0, 1),
-        _instruction(_RETURN, _ALLOW),
-        _instruction(_RETURN, result),
-        _instruction(_RETURN, _ALLOW),
-    ]
-    return b"".join(program)
+    return _filter(
+        *(_reject(one, result) for x in _STARTS.values() if (one := x[column]) is not None),
+        _reject(_NAMESPACES["clone3"][column], _ENOSYS),
+        _decide(
+            _NAMESPACES["clone"][column],
+            0,
+            _instruction(_ANY_BIT, _CLONE_THREAD, 0, 1),
+            _ALLOW,
+            result,
+        ),
+    )

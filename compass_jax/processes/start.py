@@ -1,19 +1,34 @@
-"""Start of Python child processes. A child imports the same files as its parent, and nothing from
+"""Start of Python child processes, which import the same files as their parent, and nothing from
 the current folder.
+
+The process that `Child` starts is a guardian (`run`). It forks a child that does the work, in
+separate namespaces if the machine supports them. It then waits until the child ends or the lifeline
+closes. The lifeline is a pipe that closes when the process that started the worker ends, for any
+reason. The guardian then kills all descendants, removes the folder, and exits like the child.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import socket
+import select
+import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NoReturn
 
+from compass_jax.processes import guards
 from compass_jax.processes.channel import Channel
 
 ROOT = str(Path(__file__).resolve().parents[2])
+KILL_LIMIT_S = 10.0  # timeout of killing the descendants
 END_LIMIT_S = 15.0  # timeout of a child's exit, with its descendants
 # variables for a sandboxed process; others may hold secrets
 _PASSED = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -21,9 +36,7 @@ _PASSED_PREFIXES = ("LC_", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONIOENCODING", "
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs `python -m module`. -P removes the current folder from its
-    import path.
-    """
+    """Returns the command that runs a module, without the current folder in its import path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
@@ -41,9 +54,7 @@ def import_path() -> str:
 
 
 def environment(passes_all: bool) -> dict[str, str]:
-    """Returns the environment of a worker: all variables of this process, or those known to hold no
-    secret.
-    """
+    """Returns a worker's environment: all variables, or those known to hold no secret."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -54,17 +65,12 @@ def environment(passes_all: bool) -> dict[str, str]:
 
 
 class Child:
-    """A module that runs in another process behind a guardian (guardian.py), with a channel to it.
-
-    The process ends with this one, even if this one is killed.
-
-    Args:
-        module: a module that calls `guardian.run`.
-        environment: environment variables of the process.
+    """A module that runs in another process and calls `run`, with a channel to it. The process ends
+    with this one, even if this one is killed.
     """
 
     def __init__(self, module: str, environment: dict[str, str]):
-        parent_end, child_end = socket.socketpair()
+        parent_end, child_end = multiprocessing.Pipe()
         lifeline, writer = os.pipe()
         self._lifeline = os.fdopen(writer, "wb", 0)
         passed = (child_end.fileno(), lifeline)
@@ -79,7 +85,7 @@ class Child:
         )
         child_end.close()
         os.close(lifeline)
-        self.channel = Channel(os.dup(parent_end.fileno()), parent_end.detach())
+        self.channel = Channel(parent_end)
 
     def hang_up(self) -> None:
         """Makes the process end its descendants and itself. Thread-safe."""
@@ -95,3 +101,51 @@ class Child:
             code = self.process.wait()
         self.channel.close()
         return code
+
+
+def run(serve: Callable[[Channel, Any, str], None]) -> None:
+    """Runs `serve(channel, setup, folder)` in a child of this process, as `python -m MODULE CHANNEL
+    LIFELINE`.
+
+    The first value on the channel is `setup`, a mapping whose "guards" are those of the child.
+    `folder` is empty. SIGINT and SIGTERM are ignored: the process that started the worker handles
+    them.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    descriptor, lifeline = map(int, sys.argv[1:3])
+    channel = Channel(Connection(descriptor))
+    try:
+        setup = channel.receive()
+    except EOFError:
+        return
+    folder = tempfile.mkdtemp(prefix="compass-check-")
+    guards.adopt_orphans()
+    missing = guards.separate(setup["guards"])
+    child = os.fork()
+    if child:
+        channel.close()
+        _wait(child, lifeline, folder)
+    os.close(lifeline)
+    guards.die_with_parent()
+    if missing:
+        channel.send(["failed", f"guards that were there are missing: {missing}"])
+    else:
+        serve(channel, setup, folder)
+
+
+def _wait(child: int, lifeline: int, folder: str) -> NoReturn:
+    descriptor = os.pidfd_open(child)
+    poll = select.poll()
+    for one in (descriptor, lifeline):  # the lifeline becomes readable when it is closed
+        poll.register(one, select.POLLIN)
+    if descriptor not in dict(poll.poll()):
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    guards.kill_descendants(time.monotonic() + KILL_LIMIT_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    if code < 0:
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

@@ -151,7 +151,7 @@ VERIFIERS = {
         "s = socket.create_connection(('127.0.0.1', {port}), timeout=2)\nvalue = 1.0",
         "error",
     ),
-    "opens a pair": ("s = socket.socketpair()\nvalue = 1.0", "error"),
+    "opens a pair": ("s = socket.socketpair()\nvalue = 1.0", 1.0),  # reaches nobody else
     "enters namespaces": ("libc.unshare(0x10000000 | 0x20000) == 0", 0.0),
     "mounts": ("libc.mount(b'tmpfs', b'.', b'tmpfs', 0, None) == 0", 0.0),
     "raises its limits": ("resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "error"),
