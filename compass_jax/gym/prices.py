@@ -67,9 +67,7 @@ def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:
 
 
 def response(row: Mapping[str, Any], careless: bool = False) -> str:
-    """Returns a correct answer to a row with its steps, or a careless one, which is mostly
-    wrong.
-    """
+    """Returns a correct answer to a row with its steps, or a careless, mostly wrong one."""
     numbers = row["numbers"]
     price, n, fee = numbers["price"], numbers["n"], numbers["fee"]
     if row["domain"] == "count":

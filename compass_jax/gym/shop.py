@@ -5,6 +5,11 @@ tool calls, and the reward depends on the final state of the shop.
     python -m compass_jax.gym.shop mixed.jsonl --careless 0.5     some goals handled carelessly
 
 A row needs 1, 2, 4 or 8 calls, in English, Indonesian or Portuguese. The seed determines the rows.
+Calls have the formats of chat templates, or a short one with arguments by position:
+
+    <tool_call>{"name": "buy", "arguments": {"item": "pen", "n": 2}}</tool_call>     Hermes, Qwen
+    [{"name": "buy", "arguments": {...}}, ...]                                       JSON
+    {"buy": ["pen", 2]}, {"buy": {"item": "pen", "n": 2}}           short form for tiny models
 """
 
 from __future__ import annotations
@@ -13,15 +18,16 @@ import argparse
 import itertools
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from compass_jax.gym.calls import Call, calls_in, named
 from compass_jax.tasks.environment import Environment, Message, Turn
 from compass_jax.tasks.task import Task
+from compass_jax.tool_calls import MOST_CALLS, MOST_CHARS
 
 CALLS = (1, 2, 4, 8)
 COPIES = 4  # conversations per row if clerks may be careless
@@ -57,6 +63,47 @@ OK = {"en": "Done.", "id": "Selesai.", "pt": "Feito."}
 
 Shop = dict[str, Any]  # JSON
 Goal = Mapping[str, Any]
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+class Call(NamedTuple):
+    """A tool call with arguments by name or position, or the `error` of an invalid call."""
+
+    name: str
+    arguments: dict[str, Any] | list[Any]
+    error: str = ""
+
+
+def calls_in(text: str) -> list[Call]:
+    """Returns the calls of a text in their order, or an empty list. A malformed call, or a text
+    with too many of them, gives a Call with an error.
+    """
+    blocks = _BLOCK.findall(text)
+    if not blocks and text.lstrip().startswith(("{", "[")):
+        blocks = [text]
+    few = len(blocks) <= MOST_CALLS and len(text) <= MOST_CHARS
+    calls = [call for block in blocks if few for call in _parse_block(block)]
+    if few and len(calls) <= MOST_CALLS:
+        return calls
+    return [Call("", {}, f"more than {MOST_CALLS} calls, or than {MOST_CHARS:,} characters")]
+
+
+def _parse_block(block: str) -> Iterator[Call]:
+    try:
+        values = json.loads(block)
+    except (ValueError, RecursionError):
+        yield Call("", {}, "no JSON")
+        return
+    for value in values if isinstance(values, list) else [values]:
+        match value:
+            case {"name": str(name)}:
+                call = Call(name, value.get("arguments", {}))
+            case dict() if len(value) == 1:
+                call = Call(*next(iter(value.items())))
+            case _:
+                call = Call("", {}, "a call has a name and arguments")
+        is_call = isinstance(call.arguments, dict | list)
+        yield call if is_call else Call("", {}, "a call has a name and arguments")
 
 
 # ---- the shop's tools ----------------------------------------------------------------------------
@@ -136,7 +183,14 @@ def use(shop: Shop, call: Call) -> str:
         if call.name not in TOOLS:
             raise ValueError(f"no such tool: {', '.join(TOOLS)}")
         function, names, optional, _ = TOOLS[call.name]
-        result = function(shop, **named(call, names, optional))
+        arguments = call.arguments
+        if isinstance(arguments, list):
+            names_and_rest = (*names, *range(len(arguments)))
+            arguments = dict(zip(names_and_rest, arguments))
+        required = names[: len(names) - optional]
+        if not set(required) <= set(arguments) <= set(names):
+            raise ValueError(f"{call.name} takes {', '.join(names) or 'no arguments'}")
+        result = function(shop, **arguments)
     except ValueError as error:
         result = {"error": str(error)}
     return json.dumps(result, separators=(",", ":"))
@@ -358,12 +412,9 @@ def shop_task(
     tools: bool = True,
     per_turn: float | None = None,
 ) -> Task:
-    """Returns the shop as a task.
-
-    Args:
-        calls: numbers of calls that rows need, out of CALLS.
-        tools: whether rows give the tools to the chat template.
-        per_turn: discount of a reward for each turn; None: only the last turn is rewarded.
+    """Returns the shop as a task with rows that need these numbers of calls, out of CALLS. With
+    `tools`, rows give the tools to the chat template. `per_turn` is the discount of a reward for
+    each turn; None: only the last turn is rewarded.
     """
 
     def prompts(seed: int) -> Iterator[dict[str, Any]]:

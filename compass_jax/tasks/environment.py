@@ -41,20 +41,13 @@ Message = Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """The result of one turn of the model.
+    """The result of one turn of the model."""
 
-    messages: the environment's reply, with the roles "tool", "user" or "system". An empty reply
-    ends the
-        conversation.
-    reward: the reward of the conversation if it ended here. With a discount, the reward of this
-    turn
-        alone.
-    components: named numbers whose means are logged. Those of the last turn count.
-    """
-
+    # the environment's reply, with the roles "tool", "user" or "system"; empty: the end
     messages: Sequence[Message] = ()
+    # of the conversation if it ended here; with a discount, of this turn alone
     reward: float = 0.0
-    components: Mapping[str, float] = {}
+    components: Mapping[str, float] = {}  # numbers whose means are logged; the last turn's count
 
 
 class EnvironmentFault(CompassError, RuntimeError):
@@ -123,9 +116,7 @@ class Environment:
 
     @property
     def gap(self) -> float:
-        """The smallest difference of two different rewards of conversations. With a discount it may
-        be smaller than the gap of a turn.
-        """
+        """The smallest difference of two rewards of conversations."""
         return self._spread.gap
 
     def play(self, row: Mapping[str, Any], texts: Sequence[str]) -> list[Turn]:
@@ -168,11 +159,9 @@ class Environment:
 
 
 def _encode_messages(replies: Sequence[Message]) -> str:
-    """Returns messages as a JSON list.
-
-    Returns an empty text for too many messages, for example after a text that calls tools hundreds
-    of times. The conversation is then over and is scored in its present state. Raises
-    EnvironmentFault for a single message that is too long.
+    """Returns messages as a JSON list. Too many messages, for example after a text that calls tools
+    hundreds of times, give an empty text: the conversation is over. Raises EnvironmentFault for a
+    single message that is too long.
     """
     messages = [checked(message) for message in replies]
     longest = max((len(json.dumps(message)) for message in messages), default=0)
@@ -186,22 +175,14 @@ def _encode_messages(replies: Sequence[Message]) -> str:
 
 
 def checked(message: Any) -> dict[str, str]:
-    """Returns a message of an environment as a dict, after checking it.
-
-    A message has a role out of ROLES and a text as its content. It may also have a name and a
-    tool_call_id. Raises EnvironmentFault for anything else.
+    """Returns a message of an environment as a dict: a role out of ROLES, a text as its content,
+    and optionally a name and a tool_call_id. Raises EnvironmentFault for anything else.
     """
-    has_known_fields = isinstance(message, Mapping) and set(message) <= {
-        "role",
-        "content",
-        "name",
-        "tool_call_id",
-    }
-    if not (has_known_fields and all(isinstance(value, str) for value in message.values())):
-        raise EnvironmentFault(f"{message!r:.100} is no message: write its role and content")
-    if message.get("role") not in ROLES or "content" not in message:
+    required, optional = {"role", "content"}, {"name", "tool_call_id"}
+    good = isinstance(message, Mapping) and required <= set(message) <= required | optional
+    texts = good and all(isinstance(value, str) for value in message.values())
+    if not (texts and message["role"] in ROLES):
         raise EnvironmentFault(
-            f"{message!r:.100}: an environment's message has a content, and a role of"
-            f" {', '.join(ROLES)}"
+            f"{message!r:.100} is no message: write its content, and a role of {', '.join(ROLES)}"
         )
     return dict(message)

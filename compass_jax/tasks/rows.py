@@ -16,9 +16,7 @@ LABELS = ("domain", "language", "difficulty")
 
 
 def encode_row(row: Mapping[str, Any]) -> str:
-    """Returns `row` as JSON. Raises TypeError, naming the column, for a value that cannot be
-    encoded.
-    """
+    """Returns `row` as JSON. Raises TypeError, naming the column, if it cannot be encoded."""
     try:
         return json.dumps(_add_tags(row), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

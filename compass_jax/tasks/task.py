@@ -57,9 +57,7 @@ class Task:
 
 
 def load_task(name: str, key: str) -> Task:
-    """Returns the task that the setting `key` names. Raises ConfigError if `name` is not a usable
-    task.
-    """
+    """Returns the task that the setting `key` names. Raises ConfigError for anything else."""
     task = load(name, key)
     if not isinstance(task, Task):
         raise ConfigError(

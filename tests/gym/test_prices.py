@@ -5,8 +5,6 @@ language.
 import re
 from math import prod
 
-import pytest
-
 from compass_jax.config import DataConfig, TaskSource
 from compass_jax.gym import prices
 from compass_jax.gym.shop import ITEMS
@@ -64,24 +62,11 @@ def test_a_careless_answer_scores_0_but_where_two_and_two_is_twice_two():
         assert JUDGE(row, text, row["prompt"]) == (RIGHT if two else WRONG)
 
 
-@pytest.mark.parametrize("change", [1, -1, 10])
-def test_another_number_scores_0(change):
-    for row in ROWS[::20]:
-        text = f"<answer>{int(row['answer']) + change}</answer>"
-        assert JUDGE(row, text, row["prompt"]) == WRONG
-
-
 def test_rows_follow_from_the_seed_and_are_distinct():
     again, other = (list(prices.rows(seed, 40)) for seed in (0, 1))
     assert again == ROWS and other != ROWS
     for rows in (ROWS, other):
         assert len({row["prompt"] for row in rows}) == len(rows) == 40 * len(PATTERNS)
-
-
-def test_where_there_are_no_more_questions_there_are_fewer():
-    """A question of a price has ten items, four prices and four counts."""
-    found = [row["prompt"] for row in prices.rows(0, 200, ("en",)) if row["domain"] == "price"]
-    assert 150 < len(found) == len(set(found)) <= 160
 
 
 def test_the_task_asks_the_rows_of_its_seed_without_what_answers_are_made_of():

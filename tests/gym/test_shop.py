@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from compass_jax.gym import shop
-from compass_jax.gym.calls import Call, calls_in, named
+from compass_jax.gym.shop import Call, calls_in
 
 ROWS = list(shop.rows(0, shop.CALLS, 30))
 PLAY = shop.short.verify
@@ -112,7 +112,6 @@ def test_calls_are_read_in_every_form():
     assert calls_in(f"<tool_call>{block}</tool_call> and <tool_call>{block}") == [call, call]
     assert calls_in(block) == [call] and calls_in(f"[{block}, {block}]") == [call, call]
     assert calls_in('{"buy": ["pen", 2]}') == [Call("buy", ["pen", 2])]
-    assert named(Call("buy", ["pen", 2]), ("item", "n", "coupon"), 1) == arguments
     assert calls_in("All is done.") == calls_in("") == []
 
 
