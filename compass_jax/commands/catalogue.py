@@ -22,7 +22,7 @@ from compass_jax.errors import UserError
 from compass_jax.tasks.environment import Environment
 from compass_jax.tasks.rows import encode_row
 from compass_jax.tasks.task import Task
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 OWN_SCORERS = "reasoning_gym"
 MOST_SHOWN = 110  # maximum characters of a row in the list

@@ -28,7 +28,7 @@ from compass_jax.config.ranges import (
     Tokens,
 )
 from compass_jax.config.verifiers import Options, Verifiers, check_names, check_verifiers, pairs
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of every chat template
 Samples = Annotated[int, Range(1, 65_536)]

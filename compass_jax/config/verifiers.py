@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from compass_jax.config.errors import check
 from compass_jax.config.named import check_name, load
 from compass_jax.config.ranges import Name, Range
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 Weight = Annotated[float, Range(-1000, 1000)]
 # a name, or ((name, weight), ...); a mapping {name: weight} is converted to the latter

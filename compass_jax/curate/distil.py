@@ -35,9 +35,8 @@ from compass_jax.data.prompts import fitting, to_prompts
 from compass_jax.data.questions import Question, questions
 from compass_jax.errors import CompassError
 from compass_jax.records import Prompt, SampleKey
-from compass_jax.rewards.asking import Pooled
 from compass_jax.rewards.checks import judged_sources
-from compass_jax.rewards.endpoint import Reply
+from compass_jax.rewards.endpoint import Pooled, Reply
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_json

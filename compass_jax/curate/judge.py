@@ -19,7 +19,7 @@ from compass_jax.curate.resume import resumed_lines
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 
 class Verdict(NamedTuple):

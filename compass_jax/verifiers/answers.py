@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from compass_jax.errors import CompassError
+from compass_jax.verifiers.extract import reference
 
 MOST_CHARS = 10_000
 MOST_NESTED = 50
@@ -56,9 +57,7 @@ class AnswerError(CompassError, ValueError):
 
 
 def arithmetic(text: str) -> Fraction:
-    """Returns the value of numbers joined by + - * / ** and brackets. Raises AnswerError for other
-    texts.
-    """
+    """Returns the value of numbers joined by + - * / ** and brackets. Raises AnswerError."""
     return _value(_tree(text, _ARITHMETIC), text.strip())
 
 
@@ -221,3 +220,14 @@ def exact(text: str) -> tuple[str, Fraction] | None:
         bottom = int(match[3] or match[5])
         return ("fraction", Fraction(int(top), bottom)) if bottom else None
     return None
+
+
+def canonical(text: str | None) -> str | None:
+    """Returns the value of a plain number ("0.50" equals "1/2"), or else the text without case and
+    white space.
+    """
+    if not text:
+        return None
+    text = reference(text)
+    plain = exact(text)
+    return str(plain[1]) if plain else "".join(text.split()).casefold().strip(".$")

@@ -1,15 +1,25 @@
-"""The interface of named verifiers."""
+"""The interface of named verifiers, and their registry: built-in ones, and those that installed
+packages register as entry points.
+
+    [project.entry-points."compass_jax.verifiers"]
+    chess = "my_package.chess:KIND"
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
 
-NOTHING = {
-    "reward": 0.0,
-    "extracted": False,
-}  # the response has no answer: it is wrong, and counted
+from compass_jax.errors import UserError
+from compass_jax.verifiers import kinds as folder
+
+GROUP = "compass_jax.verifiers"
+NOTHING = {"reward": 0.0, "extracted": False}  # no answer: the response is wrong, and counted
 IN_ANSWER = "{answer}"  # `looks_for` of verifiers that read the final answer (extract.py)
 UNKNOWN_STEPS = 0
 # packages that programs may import by default, if installed
@@ -25,6 +35,21 @@ class Example:
     wrong: str
 
 
+class Form(NamedTuple):
+    """An answer format. {tag} is rewards.answer_tag."""
+
+    pattern: str  # regular expression of prompts that request the format
+    request: str  # a system prompt that requests it
+
+
+_REQUEST = "Think step by step, then write {} alone between <{{tag}}> and </{{tag}}>."
+TAG_FORM = Form("<{tag}>", _REQUEST.format("the final answer"))
+FINAL_FORM = TAG_FORM._replace(pattern=r"<{tag}>|\\boxed|\\fbox|####")
+CHOICE_FORM = Form(
+    FINAL_FORM.pattern + "|answer is|answer:", _REQUEST.format("the letter of your choice")
+)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A named verifier with rewards in [0, 1].
@@ -36,6 +61,9 @@ class Kind:
         example: a row with two responses.
         answer: whether it compares with the row's reference.
         takes: the names of its arguments, from `verifier_args` or the row's columns.
+        form: the format of the answer that prompts should request; None: any response is read.
+        vote: maps a response, with the parameters of `judge`, to its answer as a text that equal
+            answers share, for majority voting; None: responses cannot be compared so.
         looks_for: the place of the answer, for warnings; {answer}, {last} and {tag} are filled in.
             Empty if the verifier checks the whole response.
         steps: maps arguments to the number of equal steps between the rewards 0 and 1. Different
@@ -56,6 +84,8 @@ class Kind:
     example: Example
     answer: bool = True
     takes: tuple[str, ...] = ()
+    form: Form | None = None
+    vote: Callable[..., str | None] | None = None
     looks_for: str = IN_ANSWER
     steps: Callable[[Mapping[str, Any]], int] = lambda arguments: 1
     may_hang: bool = False
@@ -65,6 +95,34 @@ class Kind:
     complaint: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
     why: Callable[..., str] | None = None
     row_faults: Callable[[Sequence[Mapping[str, Any]]], list[str]] | None = None
+
+
+@cache
+def kinds() -> dict[str, Kind]:
+    """Returns all verifiers by name. Raises UserError for an unusable installed one."""
+    names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
+    modules = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
+    by_name = {name: module.KIND for name, module in modules.items() if hasattr(module, "KIND")}
+    for module in modules.values():
+        by_name |= getattr(module, "KINDS", {})
+    for point in entry_points(group=GROUP):
+        where = f"the verifier {point.name!r} of {point.dist.name if point.dist else point.value}"
+        if point.name in by_name:
+            raise UserError(f"{where}: there is a verifier of this name; give it another one")
+        try:
+            kind = point.load()
+        except Exception as error:
+            raise UserError(
+                f"{where} ({point.value}) cannot be imported: {type(error).__name__}: {error};"
+                " mend or remove the package"
+            ) from error
+        if not isinstance(kind, Kind):
+            raise UserError(
+                f"{where} ({point.value}) is a {type(kind).__name__}; make it a"
+                " compass_jax.verifiers.base.Kind"
+            )
+        by_name[point.name] = kind
+    return by_name
 
 
 # returns the fault of a value, to be appended to "name = value"; empty: it is valid

@@ -147,9 +147,7 @@ def final_answer(response: str, tag: str) -> str | None:
 
 
 def json_text(response: str, tag: str) -> str:
-    """Returns the text in the last closed `<tag>`; else the last fenced block; else the whole
-    response.
-    """
+    """Returns the text in the last closed `<tag>`, else the last fenced block, else all."""
     if (tagged := extract_answer(response, tag)) is not None:
         return tagged
     text = visible(response)

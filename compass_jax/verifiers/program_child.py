@@ -20,10 +20,8 @@ _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class Packages:
-    """An import finder for packages in folders that cannot be listed.
-
-    Args:
-        places: maps a name to a file or to a package folder.
+    """An import finder for packages in folders that cannot be listed. `places` maps a name to a
+    file or to a package folder.
     """
 
     def __init__(self, places):
@@ -75,9 +73,7 @@ def encode(value, nested=0):
 
 
 def decode(value):
-    """Returns the value that `encode` encoded. Raises ValueError or TypeError for any other
-    input.
-    """
+    """Returns the value that `encode` encoded, or raises ValueError or TypeError."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

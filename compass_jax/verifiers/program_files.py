@@ -128,9 +128,7 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
 
 
 def allow(modules: dict[str, str]) -> None:
-    """Sets the packages that programs of this process may import, in addition to the standard
-    library.
-    """
+    """Sets the packages that this process's programs may import."""
     _importable.clear()
     _importable.update(modules)
 

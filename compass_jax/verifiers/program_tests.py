@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib.util
 import symtable
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
 from compass_jax.errors import CompassError
-from compass_jax.verifiers.program_child import encode
+from compass_jax.verifiers.program_child import decode, encode
 
 _BUILTINS = frozenset(dir(builtins))
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 _UNUSED = "__unused__"  # name of `unused` in tests
-NOT_PLAIN = "a test calls the program with what is no plain data: {}"
 IN_PLACE = "_compass_in_place"  # attribute of a program's function that `unused` returns
 
 
@@ -30,35 +30,30 @@ class RowError(CompassError, ValueError):
     """A row that no program can pass or fail, because its setup or a test cannot run."""
 
 
-class RowTest(NamedTuple):
-    """A compiled test.
+class ProgramFailed(CompassError):
+    """The program ended, hung, or wrote malformed output; the message has the details."""
 
-    Args:
-        code: compiled statements.
-        free: names that it reads but does not define.
-        modules: modules that it imports.
-    """
+
+class StartsProcesses(CompassError):
+    """The program was killed when it started a process, which its limits forbid."""
+
+
+class RowTest(NamedTuple):
+    """A compiled test."""
 
     code: CodeType
-    free: frozenset[str]
-    modules: frozenset[str]
+    free: frozenset[str]  # names that it reads but does not define
+    modules: frozenset[str]  # modules that it imports
 
 
 class RowTests(NamedTuple):
-    """The tests of a row.
+    """The tests of a row."""
 
-    Args:
-        begin: the row's setup; a program may continue its last function.
-        setup: the setup, completed to a valid program.
-        code: the compiled setup.
-        tests: the compiled tests.
-        under_test: names that a test takes from the program although setup or Python define them.
-    """
-
-    begin: str
-    setup: str
-    code: CodeType
+    begin: str  # the row's setup; a program may continue its last function
+    setup: str  # the setup, completed to a valid program
+    code: CodeType  # the compiled setup
     tests: tuple[RowTest, ...]
+    # names that a test takes from the program although setup or Python define them
     under_test: frozenset[str]
 
     def program(self, text: str) -> str:
@@ -82,12 +77,8 @@ class RowTests(NamedTuple):
         return {name: value for name, value in names.items() if name not in self.under_test}
 
     def visible(self, claimed: Sequence[str], text: str, names: Mapping[str, Any]) -> list[str]:
-        """Returns the program's functions that a test sees.
-
-        Args:
-            claimed: functions that the program's process claims to have.
-            text: the program; names that it does not define are ignored.
-            names: the names that the test starts with.
+        """Returns the functions of the program `text` that a test sees: those that its process
+        claims, that its text defines, and that are not among the `names` of the test.
         """
         reserved = names.keys() | (_BUILTINS - self.under_test)
         defined = {name for name in defined_names(text) if not name.startswith("__")}
@@ -104,16 +95,11 @@ def unused(function: Any) -> Any:
 def read_tests(
     tests: Sequence[str], setup: str = "", entry_point: str = "", in_place: bool | None = None
 ) -> RowTests:
-    """Compiles a row's tests.
+    """Compiles a row's tests. `setup` runs before each test and is prepended to the program.
 
-    Args:
-        tests: Python texts.
-        setup: Python text that runs before each test and is prepended to the program.
-        entry_point: the function under test; empty: the functions of `setup` without a body.
-        in_place: None: calls whose result is unused are marked (`unused`).
-
-    Raises:
-        RowError: a text does not compile, or cannot call a program.
+    The function under test is `entry_point`; if that is empty, the functions of `setup` without a
+    body. With `in_place` = None, calls whose result is unused are marked (`unused`). Raises
+    RowError if a text does not compile, or cannot call a program.
     """
     for name, value in (("setup", setup), ("entry_point", entry_point)):
         if not isinstance(value, str):
@@ -235,9 +221,7 @@ def _is_stub(node: ast.stmt) -> bool:
 
 
 def defined_names(text: str) -> set[str]:
-    """Returns the names that a text defines at its top level; an empty set if it does not
-    compile.
-    """
+    """Returns the names that a text defines at its top level; none if it does not compile."""
     try:
         return _names(text, defined=True)
     except _UNREADABLE:
@@ -268,45 +252,143 @@ def _brief(error: BaseException) -> str:
 
 
 class Run:
-    """The run of a test.
-
-    Args:
-        test: one of `tests`.
-        names: the row's names that the test sees.
+    """Runs a row's tests on a program. `ask` sends a request to the program and returns its answer
+    (program_child.py). With `in_place`, all calls return the changes to their lists, sets and
+    dicts; else only calls whose result the test does not use.
     """
 
-    def __init__(self, tests: RowTests, test: RowTest, names: dict[str, Any]):
-        self._tests, self._test, self.names = tests, test, names
+    def __init__(self, tests: RowTests, ask: Callable[[dict[str, Any]], Any], in_place: bool):
+        self._tests, self._ask, self._in_place = tests, ask, in_place
+        self.failure: ProgramFailed | StartsProcesses | None = None  # it can answer no more calls
+        self._start({})
+
+    def _start(self, names: dict[str, Any]) -> None:
+        self._names = names
         self.calls = 0  # number of calls of the program's functions
-        self.failed = False  # whether a call had no transferable result
-        self.raised: BaseException | None = None  # the program's last exception
+        self._failed = False  # whether a call had no transferable result
+        self._raised: BaseException | None = None  # the program's last exception
         self.fault: RowError | None = None  # kept here because a test may catch it
 
-    def passes(self, number: int, functions: Mapping[str, Callable[..., Any]]) -> bool:
-        """Runs the test with a program's functions and returns whether it passes. Raises RowError
-        if the outcome does not depend on the program.
+    def passes(self, number: int, names: dict[str, Any], functions: Iterable[str]) -> bool:
+        """Returns whether a test passes that sees the row's `names` and these functions of the
+        program. Raises RowError if the outcome does not depend on the program, and StartsProcesses.
+
+        After the program ended, hung or wrote malformed output, every test fails, even if a test
+        catches the error.
         """
-        names = {**self.names, **functions}
+        if self.failure is not None:
+            return False
+        self._start(names)
+        test = self._tests.tests[number - 1]
+        names = {**names, **{name: self._function(name) for name in functions}}
         available = names.keys() | (_BUILTINS - self._tests.under_test)
-        complete = self._test.free <= available  # the program has all functions that the test calls
+        complete = test.free <= available  # the program has all functions that the test calls
         error: BaseException | None = None
         try:
-            exec(self._test.code, names)
+            exec(test.code, names)
         except BaseException as caught:
             error = caught
         if self.fault is not None:
             raise self.fault
+        if isinstance(self.failure, StartsProcesses):
+            raise self.failure
         untouched = complete and not self.calls
         if error is None and untouched:
             raise RowError(f"test {number} calls no function of a program: any would pass it")
         if error is None:
-            return self.calls > 0 and not self.failed
-        if error is not self.raised and (untouched or isinstance(error, ImportError)):
+            return self.calls > 0 and not self._failed and self.failure is None
+        if error is not self._raised and (untouched or isinstance(error, ImportError)):
             raise RowError(
                 f"test {number} raises {_brief(error)} whatever the program is; mend it, or install"
                 " what it imports"
             ) from error
         return False
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, args, kwargs, self._in_place)
+
+        def changing(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, args, kwargs, True)
+
+        call.__name__ = name
+        setattr(call, IN_PLACE, changing)
+        return call
+
+    def _call(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool
+    ) -> Any:
+        self.calls += 1
+        if self.failure is not None:
+            raise self.failure
+        try:
+            request = [name, encode(list(args)), encode(kwargs), in_place]
+        except TypeError as error:
+            message = f"a test calls the program with what is no plain data: {error}"
+            self.fault = RowError(message)
+            raise self.fault from error
+        except ValueError as error:
+            self._failed = True
+            raise ProgramFailed(f"it cannot be called: {error}") from error
+        try:
+            result = _result(self._ask({"call": request}), self._names)
+        except (ProgramFailed, StartsProcesses) as error:
+            self.failure = error
+            raise
+        except Exception as error:
+            self.failure = ProgramFailed("it wrote a malformed answer")
+            raise self.failure from error
+        if isinstance(result, BaseException):
+            self._raised = result
+            self._failed = self._failed or isinstance(result, ProgramFailed)
+            raise result
+        value, after = result
+        if in_place:
+            for argument, changed in zip([*args, *kwargs.values()], after):
+                _update(argument, changed)
+        return value
+
+
+def _result(
+    answer: Mapping[str, Any], known: Mapping[str, Any]
+) -> tuple[Any, list] | BaseException:
+    """Returns the result of a call and its arguments afterwards, or the raised exception."""
+    if "raised" in answer:
+        return _exception(answer, known)
+    if "unsendable" in answer:
+        return ProgramFailed(f"it returned no plain data: {answer['unsendable']!s:.200}")
+    after = decode(answer["after"])
+    if not isinstance(after, list):
+        raise TypeError
+    return decode(answer["value"]), after
+
+
+def _update(argument: Any, changed: Any) -> None:
+    if type(argument) is not type(changed):
+        return
+    if isinstance(argument, list):
+        argument[:] = changed
+    elif isinstance(argument, dict | set):
+        argument.clear()
+        argument.update(changed)
+
+
+def _exception(answer: Mapping[str, Any], known: Mapping[str, Any]) -> BaseException:
+    """Returns the exception that the program claims to have raised. Its class is the first one that
+    the row's setup or Python defines.
+    """
+    text = str(answer.get("text", ""))
+    args = decode(answer["args"]) if "args" in answer else [text]
+    names = [name for name in answer["raised"] if isinstance(name, str)]
+    for name in names:
+        kind = known.get(name, getattr(builtins, name, None))
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            continue
+        if issubclass(kind, StopIteration | StopAsyncIteration):
+            break  # as in a generator: it would end a test's loop
+        with contextlib.suppress(Exception):
+            return kind(*args)
+    return RuntimeError(f"{names[:1]}: {text}")
 
 
 class _ReachedProgram(BaseException):
@@ -331,19 +413,14 @@ def complaint(tests: RowTests) -> str:
 
 
 def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
-    def reached(*args: Any, **kwargs: Any) -> None:
-        run.calls += 1
-        try:
-            encode([args, kwargs])
-        except TypeError as error:
-            run.fault = run.fault or RowError(NOT_PLAIN.format(error))
+    def reached(request: Any) -> None:
         raise _ReachedProgram
 
     names = tests.namespace()
     called = [x for x in test.free if x in tests.under_test or x not in names.keys() | _BUILTINS]
-    run = Run(tests, test, names)
+    run = Run(tests, reached, False)
     try:
-        run.passes(number, dict.fromkeys(called, reached))
+        run.passes(number, names, called)
     except RowError:
         if not run.calls or run.fault is not None:
             raise

@@ -13,7 +13,7 @@ from compass_jax.errors import UserError
 from compass_jax.gym import shop
 from compass_jax.tasks import Task
 from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 
 def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):

@@ -13,7 +13,7 @@ from compass_jax.config import ProceduralSource
 from compass_jax.gym.shop import conversation
 from compass_jax.records import Score
 from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 SHORT = "compass_jax.gym.shop:short_1"
 AT = ("--endpoint", "http://127.0.0.1:1/v1", "--model", "m")

@@ -14,8 +14,8 @@ from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import questions
 from compass_jax.records import Prompt
+from compass_jax.rewards.checks import votes
 from compass_jax.rewards.score import Scorer
-from compass_jax.rewards.votes import votes
 
 MATH = {
     "problem": "What is $1+1$?",

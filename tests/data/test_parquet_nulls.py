@@ -15,7 +15,7 @@ from compass_jax.data.files import read_rows
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import conversations
 from compass_jax.rewards.called import Case, called
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 
 def call(name, **arguments):

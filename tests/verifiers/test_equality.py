@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.verifiers.kinds.math import KIND, at_once, judge, math_decided, math_score
+from compass_jax.verifiers.kinds.math import KINDS, at_once, judge, math_decided, math_score
 from compass_jax.verifiers.maths.evaluation import equal
 from compass_jax.verifiers.maths.expressions import Unreadable, parse
 
@@ -38,7 +38,7 @@ def reward(response, reference, tag="answer"):
 @pytest.fixture(scope="module", autouse=True)
 def warm():
     """Lets Math-Verify's parser learn its decisions, as a worker does before its first answer."""
-    KIND.warm()
+    KINDS["math"].warm()
 
 
 def test_the_page_has_rows_of_both_kinds():
@@ -64,30 +64,6 @@ def test_public_pairs_have_the_expected_score():
     }
     assert len(rows) == 200 and misses <= KNOWN_MISSES, [rows[i] for i in misses - KNOWN_MISSES]
     assert not [i for i in misses if rows[i]["expected"] == 0]  # no wrong answer is rewarded
-
-
-@pytest.mark.parametrize(
-    ("response", "answer", "expected"),
-    [
-        (r"<think>Try \boxed{12}. No.</think> It is 13.", 12, 0),
-        (r"<think>\boxed{12}", 12, 0),
-        (r"\boxed{12} hm, no.</think> \boxed{13}", 12, 0),
-        (r"<think>\boxed{13}</think>\boxed{12}", 12, 1),
-        (r"\boxed{13} no</think>So \boxed{12}.", 12, 1),
-        ("<think>a <think> b</think> <answer>12</answer></think> 13", 12, 0),
-        (r"First \boxed{5}, then the final \boxed{", 5, 0),
-        (r"<answer>\boxed{5</answer>", 5, 0),
-        (r"\boxed{5}, \boxed{6}, \boxed{7}", 5, 0),
-        (r"\boxed{5} or \boxed{6}", 6, 0),
-        (r"The roots are \boxed{1} and \boxed{-2}.", "1, -2", 1),
-        ("We add.\nAnswer: 34", 34, 1),
-        ("The answer is 34.", 34, 1),
-        ("The answer is 35.", 34, 0),
-        (r"\boxed{34}", r"We get 34, so \boxed{34}.", 1),  # the row's column is a solution
-    ],
-)
-def test_which_text_is_the_answer(response, answer, expected):
-    assert reward(response, answer) == expected
 
 
 def test_an_empty_tag_takes_the_last_formula_of_a_sentence():

@@ -10,7 +10,7 @@ from test_usual import NOTHING, RIGHT, WRONG, judged
 
 from compass_jax.config import ConfigError, FileSource
 from compass_jax.rewards.checks import Check, Graded, build
-from compass_jax.verifiers.kinds.numeric import value_of
+from compass_jax.verifiers.kinds.math import value_of
 
 
 def kind(name, row, response):

@@ -8,7 +8,7 @@ import pytest
 from compass_jax.config import ConfigError, FileSource
 from compass_jax.errors import UserError
 from compass_jax.rewards.checks import Check, build
-from compass_jax.verifiers import find
+from compass_jax.verifiers import base
 
 CHESS = """
 from compass_jax.verifiers.base import Example, Kind
@@ -28,13 +28,13 @@ def installed(tmp_path, monkeypatch):
         (tmp_path / "chess_kinds.py").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "chess_kinds", raising=False)
-        found = [EntryPoint(name, value, find.GROUP) for name, value in points]
-        monkeypatch.setattr(find, "entry_points", lambda group: found)
-        find.kinds.cache_clear()
+        found = [EntryPoint(name, value, base.GROUP) for name, value in points]
+        monkeypatch.setattr(base, "entry_points", lambda group: found)
+        base.kinds.cache_clear()
 
     yield install
     monkeypatch.undo()
-    find.kinds.cache_clear()
+    base.kinds.cache_clear()
 
 
 def test_an_installed_package_brings_a_verifier(installed):
@@ -57,7 +57,7 @@ def test_an_installed_package_brings_a_verifier(installed):
 def test_one_that_cannot_be_used_is_refused(installed, text, point, told):
     installed(text, point)
     with pytest.raises(UserError, match=told):
-        find.kinds()
+        base.kinds()
 
 
 def test_a_name_that_is_nearly_one_is_told():

@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compass_jax.tool_calls import ToolCall
-from compass_jax.verifiers.kinds.tools import judge, verdict
-from compass_jax.verifiers.tool_matching import Verdict, compared, tools_by_name, wanted_calls
+from compass_jax.verifiers.kinds.tools import (
+    Verdict,
+    compared,
+    judge,
+    tools_by_name,
+    verdict,
+    wanted_calls,
+)
 
 TOOLS = [
     {

@@ -10,9 +10,8 @@ from compass_jax.config import ConfigError, DataConfig, FileSource
 from compass_jax.rewards.called import called
 from compass_jax.rewards.checks import Check, Graded, build, checks_of
 from compass_jax.verifiers.answers import exact
+from compass_jax.verifiers.base import kinds
 from compass_jax.verifiers.extract import boxed, extract_answer, final_answer, hashed, number
-from compass_jax.verifiers.find import kinds
-from compass_jax.verifiers.kinds.math import math_decided, math_score
 
 OURS = {"prompt", "response", "row", "answer", "answer_tag"}
 RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)
@@ -39,48 +38,6 @@ UNTAGGED = ["<answer>5", "5</answer>", "</answer>5<answer>", "the answer is 5", 
 def test_extract_answer(response):
     assert extract_answer(response, "answer") == TAGGED.get(response)
     assert extract_answer(f" {response} \n", "") == response
-
-
-# answer, reference, whether they are equal; None: math-verify must say
-DECIDED = [
-    ("0.12345678", "0.123456789", 0.0),
-    ("$0.5$", "0.50", 1.0),
-    ("0.5", "1/2", 1.0),
-    ("\\frac{1}{2}", "0.5", 1.0),
-    ("$\\frac{2}{4}$", "\\frac12", 1.0),
-    ("\\boxed{1/2}", "0.5", 1.0),
-    ("\\boxed{1,000}", "1000", 1.0),
-    ("1,000", "1000", 1.0),
-    ("-0", "0", 1.0),
-    ("+7", "7.", 1.0),
-    ("1,00", "100", 0.0),
-    ("2/4", "\\frac{1}{2}", 1.0),
-    ("1/3", "2/3", 0.0),
-    ("1/0", "1/0 ", 1.0),
-    ("1/0", "2", 0.0),
-    ("50%", "0.5", 1.0),
-    ("3", "4", 0.0),
-    ("", "4", 0.0),
-    ("?!", "4", 0.0),
-    ("(lambda: 7)()", "7", 0.0),
-    ("__import__", "7", 0.0),
-    ("x+1", "1+x", 1.0),
-    ("(x+1)^2", "x^2+2x+1", 1.0),
-    ("x^2", "x^2+1", 0.0),
-    (r"\sum_{k=1}^3 k", "6", None),
-    ("paris ", "Paris", 1.0),
-    ("pairs", "Paris", 0.0),
-    ("B", "B", 1.0),
-    ("C", "B", 0.0),
-    ("\u22127", "-7", 1.0),
-    ("1e3", "1000", 1.0),
-]
-
-
-@pytest.mark.parametrize(("answer", "reference", "decided"), DECIDED)
-def test_what_needs_no_math_verify_is_decided(answer, reference, decided):
-    assert math_decided(answer, reference) == decided
-    assert math_score(answer, reference) == (1.0 if decided is None else decided)
 
 
 def test_exact_knows_decimals_and_fractions():
@@ -151,23 +108,6 @@ def test_marks_without_end_are_read_in_time():
         assert boxed(text) is None and hashed(text) is None
         judged("json", text), judged("choice", text, "B"), judged("format", text)
     assert time.process_time() - start < 10
-
-
-@pytest.mark.parametrize(
-    ("response", "answer", "verdict"),
-    [
-        ("<answer>72</answer>", "72", RIGHT),
-        (r"Natalia sold \boxed{72} clips", "72", RIGHT),
-        ("48 + 24 = 72\n#### 72", "48 + 24 = 72\n#### 72", RIGHT),
-        ("#### 1,072", "#### 1072", RIGHT),
-        (r"\boxed{\frac{144}{2}}", 72, RIGHT),
-        (r"\boxed{71}", "72", WRONG),
-        ("It is 72.", "72", NOTHING),
-        ("", "72", NOTHING),
-    ],
-)
-def test_math_reads_a_tag_a_box_or_what_gsm8k_has(response, answer, verdict):
-    assert judged("math", response, answer) == verdict
 
 
 @pytest.mark.parametrize(

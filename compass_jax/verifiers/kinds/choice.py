@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compass_jax.verifiers.base import IN_ANSWER, NOTHING, Example, Kind
+from compass_jax.verifiers.base import CHOICE_FORM, IN_ANSWER, NOTHING, Example, Kind
 from compass_jax.verifiers.extract import final_answer, reference, visible
 
 LETTERS = "ABCDEFGHIJ"
@@ -94,9 +94,7 @@ def _letters_and_texts(choices: Any, options: Any) -> tuple[str, dict[str, str]]
 
 
 def _letter_of_text(text: str, texts: Mapping[str, str]) -> str | None:
-    """Returns the letter of the only option with this text, or None. A text that is itself a letter
-    gives None.
-    """
+    """Returns the letter of the only option with this text; None for a letter or no option."""
     for plain in (_plain(text), _plain(_WRAPPING.sub("", text))):
         matches = [letter for letter, option in texts.items() if option == plain]
         if len(matches) == 1 and plain.upper() not in texts:
@@ -122,9 +120,7 @@ def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | No
 
 
 def _named_letter(text: str, letters: str) -> str | None:
-    """Returns the letter after "option" or "choice", or the letter that is called correct; None or
-    SEVERAL otherwise.
-    """
+    """Returns the letter after "option" or that is called correct; None or SEVERAL."""
     called = [mark[1] for mark in _CALLED.finditer(text)]
     named = called or [mark[1].upper() for mark in _NAMED.finditer(text)]
     known = {letter for letter in named if letter in letters}
@@ -143,10 +139,16 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold().strip(".")
 
 
+def _vote(response: str, answer_tag: str, choices: Any = None, options: Any = None) -> str | None:
+    return chosen(response, answer_tag, choices or LETTERS, options or ()) or None
+
+
 KIND = Kind(
     judge,
     "the chosen option is the reference: its letter, number or text",
     Example({"answer": "B", "options": ["iron", "gold"]}, r"\boxed{Gold}", "The answer is (A)."),
     takes=("choices", "options"),
+    form=CHOICE_FORM,
+    vote=_vote,
     looks_for=IN_ANSWER + "; else a letter by itself or after 'option'",
 )

@@ -12,6 +12,7 @@ from compass_jax.verifiers.base import (
     NOTHING,
     UNKNOWN_STEPS,
     Example,
+    Form,
     Kind,
     complaints,
     number_in,
@@ -23,7 +24,7 @@ from compass_jax.verifiers.program import (
     passed,
     passed_functions,
     passed_outputs,
-    setup_faults,
+    setup_fault,
 )
 from compass_jax.verifiers.program_tests import RowError, RowTests, complaint, read_tests
 
@@ -123,8 +124,8 @@ def row_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         except RowError as error:
             faults.append(str(error))
     limits = Limits(guards.seconds_left() if guards.seconds_left() < math.inf else 60.0)
-    of_setups = setup_faults(dict.fromkeys(filter(None, texts)), limits)
-    return [one or of_setups.get(text, "") for one, text in zip(faults, texts, strict=True)]
+    of_setups = {text: setup_fault(text, limits) if text else "" for text in {*texts}}
+    return [one or of_setups[text] for one, text in zip(faults, texts, strict=True)]
 
 
 def _program(response: str, tag: str) -> str | None:
@@ -147,6 +148,10 @@ KIND = Kind(
     takes=(
         *("tests", "test", "entry_point", "setup", "inputs", "outputs"),
         *("credit", "seconds", "memory_mb", "in_place"),
+    ),
+    form=Form(
+        r"```|\bcode\b|\bprogram\b|\bfunction\b|\bdef ",
+        "Write the program in one block between ```python and ```.",
     ),
     looks_for="a program: the last block between ``` marks, else {last}, else all of it",
     steps=lambda arguments: 1 if arguments.get("credit") == "all" else UNKNOWN_STEPS,

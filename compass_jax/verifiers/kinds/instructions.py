@@ -99,18 +99,14 @@ def _is_break(text: str, mark: re.Match) -> bool:
 
 
 def _paragraphs(text: str, num_paragraphs: int) -> bool:
-    """Returns whether the text has this number of paragraphs, separated by ***, none of
-    them empty.
-    """
+    """Returns whether *** separates the text into this number of nonempty paragraphs."""
     parts = [part.strip() for part in _DIVIDER.split(text)]
     parts = parts[not parts[0] : len(parts) - (not parts[-1])]
     return len(parts) == num_paragraphs and all(parts)
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Returns whether the text has this number of paragraphs, separated by empty lines, and the
-    n-th begins with the word.
-    """
+    """Returns whether there are so many paragraphs, and the n-th begins with the word."""
     parts = [part.strip() for part in text.split("\n\n")]
     count = sum(bool(part) for part in parts)
     if count != num_paragraphs or not 1 <= nth_paragraph <= count or not parts[nth_paragraph - 1]:
@@ -138,9 +134,7 @@ def _postscript(text: str, postscript_marker: str) -> bool:
 
 
 def _highlights(text: str, num_highlights: int) -> bool:
-    """Returns whether the text has at least this number of *highlighted* or **highlighted**
-    parts.
-    """
+    """Returns whether the text has at least so many *highlighted* or **highlighted** parts."""
     parts = [*_HIGHLIGHT.findall(text), *_DOUBLE_HIGHLIGHT.findall(text)]
     return sum(bool(part.strip()) for part in parts) >= num_highlights
 

@@ -1,19 +1,38 @@
-"""Mathematical answers, compared by value."""
+"""Mathematical answers, compared by value; and numbers, equal within a tolerance."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
-from compass_jax.verifiers.answers import is_program
-from compass_jax.verifiers.base import NOTHING, Example, Kind
+from compass_jax.verifiers.answers import canonical, is_program
+from compass_jax.verifiers.base import (
+    FINAL_FORM,
+    NOTHING,
+    Example,
+    Kind,
+    complaints,
+    number_in,
+)
 from compass_jax.verifiers.extract import boxed, final_answer, last_formula, reference, stated
 from compass_jax.verifiers.maths.equality import same_answer
+from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
+from compass_jax.verifiers.maths.notation import normalised
+from compass_jax.verifiers.maths.values import Named, Quantity, is_wordy, readings
 
 MAX_CHARS = 600  # maximum length of a formula passed to Math-Verify
 SECONDS = 2  # timeout of each step of Math-Verify; a timeout is a wrong answer
+NUMBER_CHARS = 200
+MAX_BITS = 1_400  # maximum size of a numerator or denominator: about 400 digits
+_TOLERANCE = number_in(0, 1e300, ", 0 or more")
+# a number in prose; digits after a letter belong to a unit or a name
+_NUMBER = re.compile(
+    r"(?<![\w.^{\\])[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)"
+    r"(?:\s*(?:\\times|\\cdot|[x*])\s*10\s*\^\s*(?:\{\s*-?\d{1,3}\s*\}|-?\d{1,3}))?"
+)
 _PROSE = re.compile(r"[\s*\"']*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
 _LONG_NUMBER = re.compile(r"\d{20}")
 _LARGE_POWER = re.compile(
@@ -76,7 +95,12 @@ def math_score(answer: str, reference: str) -> float:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     formulas = (math_verify.LatexExtractionConfig(),)
     gold, value = (
-        math_verify.parse(_add_delimiters(text), formulas, parsing_timeout=SECONDS)
+        # Math-Verify expects delimiters
+        math_verify.parse(
+            text if re.search(r"\$|\\boxed|\\\(|\\\[", text) else f"${text}$",
+            formulas,
+            parsing_timeout=SECONDS,
+        )
         for text in (reference, answer)
     )
     if not gold or not value:
@@ -84,13 +108,9 @@ def math_score(answer: str, reference: str) -> float:
     return float(math_verify.verify(gold, value, timeout_seconds=SECONDS))
 
 
-def _add_delimiters(text: str) -> str:
-    """Returns a formula with the delimiters that Math-Verify expects."""
-    return text if any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")) else f"${text}$"
-
-
 # pairs that fill the cache of Math-Verify's parser before children are forked
 WARM = (
+    ("1/2", r"\frac{2}{3} + \sqrt{2}"),
     (r"\sum_{k=1}^{n} k", r"\sum_{j=1}^{n} j"),
     (r"\int_0^1 x dx", r"\int_0^1 y^2 dy"),
     (r"\lim_{x \to 0} \frac{\sin x}{x}", "2"),
@@ -99,16 +119,84 @@ WARM = (
 
 
 def _warm() -> None:
-    math_score("1/2", r"\frac{2}{3} + \sqrt{2}")
     for left, right in WARM:
         math_score(left, right)
 
 
-KIND = Kind(
-    judge,
-    "the final answer equals the reference: number, unit, expression, set, interval or text",
-    Example({"answer": "1/2"}, r"<answer>\frac{2}{4}</answer>", "<answer>2</answer>"),
-    may_hang=True,
-    at_once=at_once,
-    warm=_warm,
-)
+def numeric(
+    response: str, answer: Any, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
+) -> float | Mapping[str, Any]:
+    """Returns 1 if |answer - reference| <= max(abs_tol, rel_tol |reference|), computed exactly.
+    Words and units around the number are ignored. An answer with two numbers is no answer.
+    """
+    text = final_answer(response, answer_tag)
+    value = None if text is None else value_of(text)
+    if value is None:
+        return NOTHING
+    right = value_of(reference(answer))
+    if right is None:
+        raise ValueError(f"the reference {answer!r:.100} is no number")
+    allowed = max(Fraction(abs_tol), Fraction(rel_tol) * abs(right))
+    return float(abs(value - right) <= allowed)
+
+
+def value_of(text: str) -> Fraction | None:
+    """Returns the only number in a text ("about 3.5 km", "1.2e3", "3/4"), or None for no number or
+    several.
+    """
+    if len(text) > NUMBER_CHARS:
+        return None
+    text = normalised(text)
+    values = [_number_in(value) for value in readings(text)]
+    if values[0] is not None or not is_wordy(text):
+        return values[0]
+    numbers = [mark[0].strip() for mark in _NUMBER.finditer(text)]
+    return _number_in(readings(numbers[0])[0]) if len(numbers) == 1 else None
+
+
+def _number_in(value: Any) -> Fraction | None:
+    """Returns the number of a value, regardless of its name and unit."""
+    if isinstance(value, Named):
+        return _number_in(value.value)
+    if not isinstance(value, Quantity) or (value.unit and "compound" in value.unit.words):
+        return None
+    number = constant(value.nodes[0])
+    if number is None or not is_real(number):
+        return None
+    fraction = as_fraction(number)
+    bits = max(fraction.numerator.bit_length(), fraction.denominator.bit_length())
+    return fraction if bits <= MAX_BITS else None
+
+
+def _vote_of_number(response: str, answer_tag: str) -> str | None:
+    answer = final_answer(response, answer_tag)
+    value = None if answer is None else value_of(answer)
+    return None if value is None else str(value)
+
+
+def final_vote(response: str, answer_tag: str) -> str | None:
+    """Returns the final answer in its canonical form."""
+    return canonical(final_answer(response, answer_tag))
+
+
+KINDS = {
+    "math": Kind(
+        judge,
+        "the final answer equals the reference: number, unit, expression, set, interval or text",
+        Example({"answer": "1/2"}, r"<answer>\frac{2}{4}</answer>", "<answer>2</answer>"),
+        form=FINAL_FORM,
+        vote=final_vote,
+        may_hang=True,
+        at_once=at_once,
+        warm=_warm,
+    ),
+    "numeric": Kind(
+        numeric,
+        "the final answer is a number within `abs_tol` or `rel_tol` of the reference",
+        Example({"answer": "9.81", "abs_tol": 0.05}, r"\boxed{9.8} m/s", r"\boxed{9.7} m/s"),
+        takes=("abs_tol", "rel_tol"),
+        form=FINAL_FORM,
+        vote=_vote_of_number,
+        complaint=complaints(abs_tol=_TOLERANCE, rel_tol=_TOLERANCE),
+    ),
+}

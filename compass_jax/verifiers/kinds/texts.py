@@ -1,4 +1,6 @@
-"""Verifiers that compare or measure a text: characters, format, length, a pattern, a verdict."""
+"""Verifiers that compare or measure a text: characters, format, length, a pattern, a verdict, JSON
+by value.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.verifiers.base import NOTHING, UNKNOWN_STEPS, Example, Kind, complaints
-from compass_jax.verifiers.extract import final_answer, reference, visible
+from compass_jax.untrusted import UntrustedError, parse_json
+from compass_jax.verifiers.base import (
+    FINAL_FORM,
+    NOTHING,
+    UNKNOWN_STEPS,
+    Example,
+    Form,
+    Kind,
+    complaints,
+)
+from compass_jax.verifiers.extract import final_answer, json_text, reference, visible
 from compass_jax.verifiers.judge import verdict
+from compass_jax.verifiers.kinds.math import final_vote
+from compass_jax.verifiers.values import equal, without_nulls
 
 
 def exact(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
@@ -101,11 +114,67 @@ def pair_verdict(response: str, answer: Any) -> float | Mapping[str, Any]:
     return NOTHING if value is None else float(value == right)
 
 
+def json(
+    response: str, answer_tag: str, answer: Any = None, schema: Any = None
+) -> Mapping[str, Any]:
+    """Returns 1 for JSON that conforms to the schema and equals the reference, if they are given.
+
+    Schema and reference are JSON texts or values. With a schema, the component "valid" is 1 if the
+    answer conforms to it.
+    """
+    try:
+        value = parse_json(json_text(response, answer_tag), "the answer")
+    except UntrustedError:
+        return NOTHING
+    is_equal = answer is None or _equals_reference(value, answer)
+    if schema is None:
+        return {"reward": float(is_equal)}
+    from jsonschema.validators import validator_for
+
+    schema = _json_value(schema, "the schema")
+    valid = validator_for(schema)(schema).is_valid(value)
+    return {"reward": float(is_equal and valid), "valid": float(valid)}
+
+
+def _json_at_once(
+    response: str, answer_tag: str, answer: Any = None, schema: Any = None
+) -> Mapping[str, Any] | None:
+    """Returns the result of `json`; None with a schema, whose patterns may run forever."""
+    return json(response, answer_tag, answer) if schema is None else None
+
+
+def _equals_reference(value: Any, answer: Any) -> bool:
+    """Returns whether the answer equals the reference. Null fields count as absent if the reference
+    is an object of the row, but not if it is JSON text.
+    """
+    if isinstance(answer, str):
+        return equal(value, parse_json(answer, "the reference"))
+    return equal(without_nulls(value), without_nulls(answer))
+
+
+def _json_value(value: Any, name: str) -> Any:
+    return parse_json(value, name) if isinstance(value, str) else value
+
+
+def _schema_fault(schema: Any) -> str:
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        schema = _json_value(schema, "it")
+        validator_for(schema).check_schema(schema)
+    except (UntrustedError, SchemaError, TypeError, ValueError) as error:
+        return f": {str(error).splitlines()[0]:.200}"
+    return ""
+
+
 KINDS = {
     "exact": Kind(
         exact,
         "the final answer is the reference, character by character",
         Example({"answer": "New York"}, "<answer>New  York</answer>", "<answer>York</answer>"),
+        form=FINAL_FORM,
+        vote=final_vote,
     ),
     "format": Kind(
         form,
@@ -115,6 +184,10 @@ KINDS = {
         ),
         answer=False,
         takes=("think_tag",),
+        form=Form(
+            "<think>",
+            "Think between <think> and </think>, then answer between <{tag}> and </{tag}>.",
+        ),
         looks_for="",
     ),
     "length": Kind(
@@ -142,5 +215,17 @@ KINDS = {
         "the last verdict of the response, Better, Tie or Worse, is the reference",
         Example({"answer": "Tie"}, "Both say the same.\nTie", "The candidate says more.\nBetter"),
         looks_for="the last line with Better, Tie or Worse",
+    ),
+    "json": Kind(
+        json,
+        "the answer is JSON that fits `schema` and equals the reference, where they are given",
+        Example({"answer": '{"a": [1, true]}'}, '{"a": [1.0, true]}', '{"a": [1, 1]}'),
+        answer=False,
+        takes=("schema",),
+        form=Form("json", "Answer with one JSON object in a block between ```json and ```."),
+        looks_for="JSON: {last}, else in a block between ``` marks, else all of it",
+        may_hang=True,
+        at_once=_json_at_once,
+        complaint=complaints(schema=_schema_fault),
     ),
 }

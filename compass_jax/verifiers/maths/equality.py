@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain, product
+from itertools import accumulate, chain, product
 from typing import Any
 
 from compass_jax.verifiers.answers import exact
@@ -74,12 +74,9 @@ def same_answer(reference: str, answer: str) -> bool | None:
 
 
 def _is_deep(text: str) -> bool:
-    depth = 0
-    for mark in re.findall(r"[\[({{\])}}]", text):
-        depth += 1 if mark in "[({" else -1
-        if depth > MAX_BRACKETS:
-            return True
-    return False
+    marks = re.findall(r"[\[({\])}]", text)
+    depths = accumulate(1 if mark in "[({" else -1 for mark in marks)
+    return max(depths, default=0) > MAX_BRACKETS
 
 
 @lru_cache(maxsize=256)
@@ -91,32 +88,26 @@ def _canonical(text: str) -> str:
 
 
 def _last_value(text: str) -> str:
-    """Returns X for a sentence that ends with "is X"; empty for other sentences and for
-    negations.
-    """
+    """Returns X for a sentence that ends with "is X"; empty for others and negations."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     mark = re.fullmatch(r"([A-Za-z].*)\s(?:is|are|equals?|becomes|gives|by)\s+(\S.*)", text)
     return mark[2] if mark and not re.search(r"\bnot\b|n't\b|\bor\b", text) else ""
 
 
 def _any(results: Iterable[bool | None]) -> bool | None:
-    return _decide(results, True)
+    """Returns True if any result is, else None if any is None, else False."""
+    undecided: bool | None = False
+    for result in results:
+        if result:
+            return True
+        undecided = None if result is None else undecided
+    return undecided
 
 
 def _all(results: Iterable[bool | None]) -> bool | None:
-    return _decide(results, False)
-
-
-def _decide(results: Iterable[bool | None], decisive: bool) -> bool | None:
-    """Returns `decisive` if any result is, else None if any result is None, else the opposite of
-    `decisive`.
-    """
-    undecided = False
-    for result in results:
-        if result is decisive:
-            return decisive
-        undecided |= result is None
-    return None if undecided else not decisive
+    """Returns False if any result is, else None if any is None, else True."""
+    opposite = _any(None if result is None else not result for result in results)
+    return None if opposite is None else not opposite
 
 
 def compare(gold: Any, answer: Any) -> bool | None:
@@ -227,10 +218,6 @@ def _times(value: Quantity, factor: Node) -> Quantity:
     return Quantity(tuple(Node("mul", (node, factor)) for node in value.nodes))
 
 
-def _dimensions(value: Quantity) -> Any:
-    return value.unit.dimensions if value.unit else None
-
-
 def _same_quantity(gold: Quantity, answer: Quantity) -> bool:
     left, right = gold.unit, answer.unit
     if left and right:
@@ -263,7 +250,8 @@ def _same_numbers(gold: Quantity, answer: Quantity, unit: Any) -> bool:
 
 
 def _in_radians(value: Quantity) -> Quantity:
-    return _times(value, DEGREE if _dimensions(value) == _DEGREE else num(1))
+    in_degrees = value.unit is not None and value.unit.dimensions == _DEGREE
+    return _times(value, DEGREE if in_degrees else num(1))
 
 
 def _is_part(value: Quantity) -> bool:

@@ -78,9 +78,7 @@ def as_fraction(value: Number) -> Fraction:
 
 
 def _checked(value: Number) -> Number:
-    """Returns a value within the bounds, with a negligible imaginary part removed. Raises
-    Undefined.
-    """
+    """Returns a value within the bounds, without a negligible imaginary part, or raises."""
     if isinstance(value, Fraction):
         bits = max(value.numerator.bit_length(), value.denominator.bit_length())
         return value if bits <= MAX_BITS else inexact(value)
@@ -234,9 +232,7 @@ def _coordinate(name: str, index: int) -> Fraction:
 
 
 def points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
-    """Yields the points at which expressions are compared; a single one if they have no
-    variables.
-    """
+    """Yields the points at which expressions are compared; one if they have no variables."""
     names = sorted(set[str]().union(*map(variables, nodes)))
     for index in range(POINTS if names else 1):
         yield {name: _coordinate(name, index) for name in names}

@@ -111,9 +111,7 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def readings(text: str) -> tuple[Node, ...]:
-    """Returns the possible trees of a text: 1/2x is (1/2)x or 1/(2x). Empty if it is not an
-    expression.
-    """
+    """Returns the possible trees of a text: 1/2x is (1/2)x or 1/(2x); none for other texts."""
     trees = []
     for tight in (False, True) if "/" in text else (False,):
         try:

@@ -151,9 +151,7 @@ def _holds(one: Relation, point: Mapping[str, Number]) -> bool:
 
 
 def _tests(*regions: Region) -> Iterator[dict[str, Number]]:
-    """Yields the points at which regions are compared, for several values of the other
-    variables.
-    """
+    """Yields the points at which regions are compared, for some values of other variables."""
     names = {region.name for region in regions}
     nodes = [one.difference for one in _relations(*regions)]
     free = set[str]().union(*map(variables, nodes)) - names

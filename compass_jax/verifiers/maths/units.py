@@ -37,15 +37,11 @@ Dimensions = tuple[tuple[str, int], ...]
 
 
 class Unit(NamedTuple):
-    """A unit: its factor to base units, and the exponents of the base units.
-
-    Args:
-        words: words that are not in the table.
-    """
+    """A unit: its factor to base units, and the exponents of the base units."""
 
     factor: Fraction
     dimensions: Dimensions
-    words: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()  # words that are not in the table
 
 
 def _read_table() -> dict[str, Unit]:

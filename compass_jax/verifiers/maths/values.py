@@ -49,29 +49,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Quantity:
-    """An expression with or without a unit.
+    """An expression with or without a unit."""
 
-    Args:
-        nodes: the readings of the expression.
-        decimals: the number of digits after the point of a decimal, else None.
-        significant: the number of significant digits of a decimal.
-    """
-
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # the readings of the expression
     unit: Unit | None = None
-    decimals: int | None = None
-    significant: int = 0
+    decimals: int | None = None  # digits after the point of a decimal
+    significant: int = 0  # significant digits of a decimal
 
 
 @dataclass(frozen=True)
 class Items:
-    """Values in order or as a set.
+    """Values in order or as a set."""
 
-    Args:
-        kind: "list" (no brackets), "set", the brackets, as in "()" and "[)", ":" for a ratio,
-            "matrix" or a matrix's "row".
-    """
-
+    # "list" (no brackets), "set", "()" and "[)" and so on, ":" (ratio), "matrix", "row"
     kind: str
     items: tuple[Any, ...]
 
