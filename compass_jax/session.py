@@ -29,9 +29,8 @@ from compass_jax.config import (
 from compass_jax.config.io import flatten
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT, CompassError
-from compass_jax.rewards.asking import Batched, Pooled
-from compass_jax.rewards.checks import checks_of, judged_sources
-from compass_jax.rewards.fingerprint import changed, code_of
+from compass_jax.rewards.checks import changed, checks_of, code_of, judged_sources
+from compass_jax.rewards.endpoint import Batched, Pooled
 from compass_jax.rewards.joined import AnyJudge, AnyScorer, JoinedScorer, SharedScorer
 from compass_jax.rewards.judging import Judge, Verdicts
 from compass_jax.rewards.scalar import ScalarJudge

@@ -26,7 +26,7 @@ from compass_jax.memory import memory_line
 from compass_jax.model.params import param_count
 from compass_jax.records import Prompt
 from compass_jax.rewards.answer_form import missing_requests
-from compass_jax.rewards.rows import check_rows, sources_of
+from compass_jax.rewards.joined import check_rows, sources_of
 from compass_jax.runs.rundir import look_into
 from compass_jax.session import load_tokenizer, open_scorer, with_code
 from compass_jax.sharding import placements

@@ -24,8 +24,7 @@ from compass_jax.experience.evaluate import decoder_of
 from compass_jax.from_files import engine_config
 from compass_jax.report import summary_table
 from compass_jax.rewards.agreement import Agreement, agreement
-from compass_jax.rewards.asking import Asker, Batched, Pooled
-from compass_jax.rewards.endpoint import Reply
+from compass_jax.rewards.endpoint import Asker, Batched, Pooled, Reply
 from compass_jax.rewards.judging import UNPARSABLE
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.own_judge import OwnJudge, rollout_of

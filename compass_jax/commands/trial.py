@@ -28,17 +28,15 @@ from compass_jax.config.named import load
 from compass_jax.config.verifiers import JUDGE, looked_for, pairs
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards import faults, judging
-from compass_jax.rewards.asking import Messages, Pooled
 from compass_jax.rewards.called import Case, called
-from compass_jax.rewards.endpoint import Reply
+from compass_jax.rewards.endpoint import Messages, Pooled, Reply
 from compass_jax.rewards.joined import JoinedScorer
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.environment import Environment
 from compass_jax.tasks.rows import decode_row, encode_row
 from compass_jax.tasks.task import load_task
-from compass_jax.verifiers.base import IN_ANSWER
+from compass_jax.verifiers.base import IN_ANSWER, kinds
 from compass_jax.verifiers.extract import extract_answer, final_answer
-from compass_jax.verifiers.find import kinds
 from compass_jax.verifiers.judge import BETTER, TIE, WORSE, verdict
 
 MOST_SHOWN = 400  # maximum characters of the row

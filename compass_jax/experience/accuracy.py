@@ -140,7 +140,7 @@ TextOf = Callable[[Rollout], str]
 
 def tally(group: Group, right_at: float, votes: Sequence[Vote | None], text_of: TextOf) -> Tally:
     """Returns the counts of a group whose last sample is the greedy answer. `votes` come from
-    rewards/votes.py.
+    rewards/checks.py.
     """
     (*samples, _), (*scores, best) = group.rollouts, group.scores
     known = [s.known for s in scores]

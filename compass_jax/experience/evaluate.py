@@ -43,10 +43,9 @@ from compass_jax.experience.turns import Turns
 from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.report import summary_table
+from compass_jax.rewards.checks import votes as votes_of
 from compass_jax.rewards.detect import notice
-from compass_jax.rewards.joined import AnyScorer
-from compass_jax.rewards.rows import check_rows
-from compass_jax.rewards.votes import votes as votes_of
+from compass_jax.rewards.joined import AnyScorer, check_rows
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import EngineWorkload

@@ -34,35 +34,25 @@ class Agreement(NamedTuple):
 def agreement(
     gold: Sequence[int], first: Sequence[int | None], swapped: Sequence[int | None]
 ) -> Agreement:
-    """Compares verdicts with human preferences.
-
-    Args:
-        gold: for each pair 1 if the candidate is better, 0 for a tie, -1 if the candidate is worse.
-        first: the judge's verdict on the candidate against the anchor, or None.
-        swapped: the verdict on the anchor against the candidate, or None.
-
-    Raises:
-        ValueError: the lengths differ.
+    """Compares verdicts with human preferences: for each pair, `gold` is 1 if the candidate is
+    better, 0 for a tie and -1 if it is worse; `first` is the judge's verdict on the candidate
+    against the anchor, `swapped` that on the anchor against the candidate, or None.
     """
     rows = list(zip(gold, first, swapped, strict=True))
-    judged = [
-        (label, joint, one, two)
-        for label, one, two in rows
-        if one is not None and two is not None and (joint := both_orders(one, two)) is not None
-    ]
-    disagreeing = [(one, two) for _, _, one, two in judged if one != -two]
-    preferred = [label == joint for label, joint, _, _ in judged if label != TIE]
+    judged = [(label, one, two) for label, one, two in rows if None not in (one, two)]
+    pairs = [(label, both_orders(one, two)) for label, one, two in judged]
+    sums = [(one or 0) + (two or 0) for _, one, two in judged]  # 0: the two orders agree
     return Agreement(
         pairs=len(rows),
         judged=len(judged),
-        agreement=_share([label == joint for label, joint, _, _ in judged]),
-        preference=_share(preferred),
-        tie_recall=_share([joint == TIE for label, joint, _, _ in judged if label == TIE]),
-        tie_precision=_share([label == TIE for label, joint, _, _ in judged if joint == TIE]),
-        position_bias=_share([one != -two for _, _, one, two in judged]),
-        favours_candidate=_share([one + two > 0 for one, two in disagreeing]),
-        favours_anchor=_share([one + two < 0 for one, two in disagreeing]),
-        missing=_share([one is None or two is None for _, one, two in rows]),
+        agreement=_share([label == joint for label, joint in pairs]),
+        preference=_share([label == joint for label, joint in pairs if label != TIE]),
+        tie_recall=_share([joint == TIE for label, joint in pairs if label == TIE]),
+        tie_precision=_share([label == TIE for label, joint in pairs if joint == TIE]),
+        position_bias=_share([one != 0 for one in sums]),
+        favours_candidate=_share([one > 0 for one in sums if one]),
+        favours_anchor=_share([one < 0 for one in sums if one]),
+        missing=_share([None in row for row in rows]),
     )
 
 

@@ -18,10 +18,8 @@ Reward workers import this module, so it must not import jax.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import difflib
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,12 +62,9 @@ class Called(NamedTuple):
         Raises MissingColumn for a missing column, ValueError if a batch returns a wrong number of
         results, and any exception of the function.
         """
-        if not self.batch:
-            return [
-                _resolve(self.function(**self._select_arguments(self._values_by_name(x))))
-                for x in cases
-            ]
         named = [self._values_by_name(case) for case in cases]
+        if not self.batch:
+            return [_resolve(self.function(**self._select_arguments(one))) for one in named]
         lists = {name: [one.get(name) for one in named] for one in named for name in one}
         results = _resolve(self.function(**self._select_arguments(lists)))
         results = results.tolist() if hasattr(results, "tolist") else results
@@ -124,22 +119,22 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
     wanted = tuple(p.name for p in by_name if p.default is p.empty)
     offered = tuple(p.name for p in by_name if p.default is not p.empty)
     rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    batch = "responses" in (*wanted, *offered)
+    names = {*wanted, *offered}
+    batch, one = "responses" in names, "response" in names
+    foreign = next((x for x in ("completions", "completion") if x in names), "")
     only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    singles = {"prompt", "response", "row"} & {*wanted, *offered}
     problem = ""
-    foreign = [n for n in ("completions", "completion") if n in (*wanted, *offered)]
-    if foreign and not {"response", "responses"} & {*wanted, *offered}:
-        name_here = "responses" if foreign[0] == "completions" else "response"
+    if foreign and not (one or batch):
+        here = "responses" if foreign == "completions" else "response"
         problem = (
-            f"what other libraries call {foreign[0]} is {name_here} here, and a response is a text:"
-            f" rename it {name_here}"
+            f"what other libraries call {foreign} is {here} here, and a response is a text: rename"
+            f" it {here}"
         )
     elif only:
         problem = f"{only[0]} can only be given by position"
-    elif batch and singles:
+    elif batch and (singles := names & {"prompt", "response", "row"}):
         problem = f"responses makes it a batch, and {min(singles)} does not"
-    elif not (rest or {"response", "responses"} & {*wanted, *offered}):
+    elif not (rest or one or batch):
         problem = "it takes no response"
     if problem:
         signature = inspect.signature(function)
@@ -150,9 +145,7 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
 
 
 def _place(function: Any) -> str:
-    """Returns the file and line of a user's function, in brackets; empty for functions of this
-    package and for objects without code.
-    """
+    """Returns the file and line of a user's function, in brackets; empty for others."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or Path(code.co_filename).is_relative_to(_PACKAGE):
         return ""
@@ -161,42 +154,8 @@ def _place(function: Any) -> str:
 
 def _resolve(value: Any) -> Any:
     """Returns `value`, or its result if it is awaitable."""
-    if not hasattr(type(value), "__await__"):
-        return value
 
     async def run() -> Any:
         return await value
 
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        return runner.run(run())
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An asyncio event loop that is woken through a pipe, because the sandbox forbids
-    socket pairs.
-    """
-
-    _internal_fds: int
-    _add_reader: Callable[..., Any]
-    _remove_reader: Callable[..., Any]
-
-    def _make_self_pipe(self) -> None:
-        self._ends = os.pipe()
-        os.set_blocking(self._ends[0], False)
-        os.set_blocking(self._ends[1], False)
-        self._internal_fds += 1
-        self._add_reader(self._ends[0], self._read_from_self)
-
-    def _close_self_pipe(self) -> None:
-        self._remove_reader(self._ends[0])
-        for end in self._ends:
-            os.close(end)
-        self._internal_fds -= 1
-
-    def _read_from_self(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._ends[0], 4096)
-
-    def _write_to_self(self) -> None:
-        with contextlib.suppress(OSError):  # a full pipe wakes it as well
-            os.write(self._ends[1], b"!")
+    return asyncio.run(run()) if hasattr(type(value), "__await__") else value

@@ -19,13 +19,15 @@ Reward workers import this module, so it must not import jax.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
-from compass_jax.config.named import load, load_module
+from compass_jax.config.named import file_of, load, load_module
+from compass_jax.config.rewards import NO_FILE
 from compass_jax.config.verifiers import JUDGE, pairs
 from compass_jax.rewards.called import Called, Case, Row, called
 from compass_jax.rewards.reasoning import (
@@ -36,10 +38,11 @@ from compass_jax.rewards.reasoning import (
     reasoning_gym_score,
     take_over,
 )
+from compass_jax.tasks.rows import decode_row
 from compass_jax.tasks.task import load_task
-from compass_jax.verifiers.base import NOTHING, Kind
+from compass_jax.verifiers.answers import canonical
+from compass_jax.verifiers.base import NOTHING, Kind, kinds
 from compass_jax.verifiers.extract import extract_answer, number
-from compass_jax.verifiers.find import kinds
 
 MOST_COMPONENTS = 16
 COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
@@ -47,6 +50,9 @@ COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
 TAKEN = ("verifier", "length", "repetition", "overlong")
 Source = ProceduralSource | FileSource | TaskSource
 Args = tuple[tuple[str, Any], ...]
+Code = tuple[tuple[str, str], ...]  # (name in a setting, hash of its file)
+Vote = Callable[[Any, str], str | None]  # of a prompt and a response
+HASH_DIGITS = 16  # hexadecimal digits of SHA-256 that are stored
 DECIMALS = 9  # a weighted sum is rounded, so that 0.7 + 0.2 + 0.1 equals 1
 
 
@@ -71,7 +77,7 @@ class Response(NamedTuple):
     """A response to score."""
 
     source: int  # index into the list of checks
-    text: str  # the model's response
+    text: Any  # the model's response; a function that returns it until a worker is free
     row: str  # the prompt's row, encoded by tasks/rows.py
     prompt: str = ""  # the question
     rows: tuple[str, ...] = ()  # instead of a response: rows to validate
@@ -85,23 +91,25 @@ class Graded(NamedTuple):
     extracted: bool = True  # whether the response has an answer
     says: str = ""  # an environment's messages, as a JSON list
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the mapping from which `_grade` reads this grade."""
+        rest = {"reward": self.reward, "extracted": self.extracted, "says": self.says}
+        return {**self.components, **rest}
 
+
+UNJUDGED = Graded(None, {}, False)
 UNDECIDED = object()  # placeholder: the function must run in a child process
 
 
 class Part(NamedTuple):
-    """One of the verifiers of a source.
-
-    Args:
-        decide: returns the result without evaluating the response, or UNDECIDED.
-        limits: the range of its rewards.
-    """
+    """One of the verifiers of a source."""
 
     name: str
     call: Called
     weight: float = 1.0
+    # returns the result without evaluating the response, or UNDECIDED
     decide: Callable[[Case], Any] = lambda case: UNDECIDED
-    limits: tuple[float, float] | None = None
+    limits: tuple[float, float] | None = None  # the range of its rewards
     runs_programs: bool = False
     row_faults: Callable[[Sequence[Row]], list[str]] | None = None
 
@@ -117,23 +125,16 @@ class Verifier(NamedTuple):
         return any(part.call.batch for part in self.parts)
 
     def __call__(self, row: Row, response: str, prompt: str = "") -> Graded:
-        """Returns the verdict, computed in this process. Raises TypeError or ValueError for an
-        invalid result.
-        """
+        """Returns the verdict, computed in this process. Raises TypeError or ValueError."""
         return self.graded([part.call([Case(row, response, prompt)])[0] for part in self.parts])
 
     def decided(self, case: Case) -> list[Any]:
-        """Returns the result of each part, or UNDECIDED for parts that must run in a child
-        process.
-        """
+        """Returns the result of each part, or UNDECIDED for parts that need a child process."""
         return [part.decide(case) for part in self.parts]
 
-    def judged(self, cases: Sequence[Case], which: Sequence[int]) -> list[list[Any]]:
-        """Returns the results of the parts `which` for each case, as JSON mappings or None."""
-        values = [
-            [_grade_to_json(_grade(part, value)) for value in part.call(cases)]
-            for part in (self.parts[i] for i in which)
-        ]
+    def judged(self, cases: Sequence[Case]) -> list[list[Any]]:
+        """Returns the results of the parts for each case, as JSON mappings."""
+        values = [[_grade(part, x).as_json() for x in part.call(cases)] for part in self.parts]
         return [list(of_case) for of_case in zip(*values, strict=True)]
 
     def row_faults(self, rows: Sequence[Row]) -> list[str]:
@@ -156,7 +157,7 @@ class Verifier(NamedTuple):
         terms = []
         for part, grade in zip(self.parts, grades):
             if grade.reward is None:
-                return Graded(None, {}, False)
+                return UNJUDGED
             terms.append(part.weight * grade.reward)
             components[part.name] = grade.reward
             components |= {f"{part.name}_{name}": x for name, x in grade.components.items()}
@@ -164,26 +165,17 @@ class Verifier(NamedTuple):
         return Graded(total, components, all(grade.extracted for grade in grades))
 
 
-def _grade_to_json(grade: Graded) -> dict[str, Any] | None:
-    """Returns a grade as a JSON value."""
-    if grade.reward is None:
-        return None
-    says = {"says": grade.says} if grade.says else {}
-    return {**grade.components, "reward": grade.reward, "extracted": grade.extracted, **says}
-
-
 def _grade(part: Part, value: Any) -> Graded:
     parts = dict(value) if isinstance(value, Mapping) else {"reward": value}
     if "reward" not in parts:
         raise ValueError(f"the mapping {value!r:.100} has no 'reward'")
     if (reward := parts.pop("reward")) is None:
-        return Graded(None, {}, False)
+        return UNJUDGED
     reward = number(reward)
     extracted, says = parts.pop("extracted", True), parts.pop("says", "")
-    if not isinstance(extracted, bool):
-        raise TypeError(f"'extracted' is {extracted!r:.80}: it must be True or False")
-    if not isinstance(says, str):
-        raise TypeError(f"'says' is {says!r:.80}: it must be a text")
+    for name, one, kind in (("extracted", extracted, bool), ("says", says, str)):
+        if not isinstance(one, kind):
+            raise TypeError(f"{name!r} is {one!r:.80}: it must be a {kind.__name__}")
     if part.limits and not part.limits[0] <= reward <= part.limits[1]:
         raise ValueError(f"the reward {reward:g} is outside its range {list(part.limits)}")
     if len(parts) > MOST_COMPONENTS:
@@ -202,8 +194,27 @@ def checks_of(data: DataConfig) -> list[tuple[Check, ...]]:
     labels of each source that has them.
     """
     sources = data.keyed_sources()
-    of_gold = [_checks_in_setting(source, key, "gold") for key, source in sources if source.gold]
-    return [_checks_of(source, key) for key, source in sources] + of_gold
+    of_gold = [_checks_of(source, key, "gold") for key, source in sources if source.gold]
+    return [_checks_of(source, key, "verifier") for key, source in sources] + of_gold
+
+
+def _checks_of(source: Source, key: str, setting: str) -> tuple[Check, ...]:
+    """Returns the checks that a setting of a source lists."""
+    if isinstance(source, TaskSource) and setting == "verifier":
+        return (Check("task", source.task, key=f"{key}.task"),)
+    args = () if isinstance(source, TaskSource) or setting == "gold" else source.verifier_args
+    checks = []
+    for name, weight in pairs(getattr(source, setting)):
+        if name == JUDGE:
+            continue
+        check = Check("function", name, (), f"{key}.{setting}", args, weight)
+        if isinstance(source, ProceduralSource) and name == "reasoning_gym":
+            check = check._replace(kind=name, name=source.dataset, options=source.options)
+            check = check._replace(key=f"{key}.dataset", module=module_of(source.dataset))
+        elif name in kinds():
+            check = check._replace(kind=name, name="")
+        checks.append(check)
+    return tuple(checks)
 
 
 def weighted_verifiers(source: Source, key: str) -> dict[Any, float]:
@@ -232,9 +243,7 @@ def judged_sources(data: DataConfig) -> dict[int, Judged]:
 
 
 def sources_with(data: DataConfig, wanted: Callable[[Kind], Any]) -> dict[int, str]:
-    """Returns the settings of the sources that have a built-in verifier for which `wanted` is true,
-    by index.
-    """
+    """Returns {index: setting} of the sources with a built-in verifier that is `wanted`."""
     return {
         i: key
         for i, (key, source) in enumerate(data.keyed_sources())
@@ -251,30 +260,6 @@ def gold_places(data: DataConfig) -> dict[int, int]:
     sources = data.keyed_sources()
     labelled = [i for i, (_, source) in enumerate(sources) if source.gold]
     return {i: len(sources) + n for n, i in enumerate(labelled)}
-
-
-def _checks_of(source: Source, key: str) -> tuple[Check, ...]:
-    if isinstance(source, TaskSource):
-        return (Check("task", source.task, key=f"{key}.task"),)
-    return _checks_in_setting(source, key, "verifier", source.verifier_args)
-
-
-def _checks_in_setting(
-    source: Source, key: str, setting: str, args: Args = ()
-) -> tuple[Check, ...]:
-    """Returns the checks that a setting of a source lists."""
-    checks = []
-    for name, weight in pairs(getattr(source, setting)):
-        if name == JUDGE:
-            continue
-        check = Check("function", name, (), f"{key}.{setting}", args, weight)
-        if isinstance(source, ProceduralSource) and name == "reasoning_gym":
-            check = check._replace(kind=name, name=source.dataset, options=source.options)
-            check = check._replace(key=f"{key}.dataset", module=module_of(source.dataset))
-        elif name in kinds():
-            check = check._replace(kind=name, name="")
-        checks.append(check)
-    return tuple(checks)
 
 
 def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
@@ -380,3 +365,52 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
         return verify(case.row, case.response)
 
     return Part("reasoning_gym", called(verify, check.key, {}, tag), check.weight, decide)
+
+
+def votes(data: DataConfig, tag: str) -> list[Vote | None]:
+    """Returns, for each of `data.keyed_sources()`, the function that extracts a response's answer,
+    for majority voting, in a form in which equal answers are equal texts.
+
+    The function returns None for a response without an answer. The entry itself is None for sources
+    whose responses cannot be compared as texts (programs, conversations, a user's function).
+    """
+
+    def vote_of(key: str, source: Source) -> Vote | None:
+        readers = {"reasoning_gym": _tagged_vote, **{x: kind.vote for x, kind in kinds().items()}}
+        named = (readers.get(one) for one in weighted_verifiers(source, key))
+        read = next(filter(None, named), None)
+        if read is None:
+            return None
+        call = called(read, key, dict(getattr(source, "verifier_args", ())), tag)
+        return lambda prompt, text: call([Case(decode_row(prompt.row), text)])[0]
+
+    return [vote_of(key, source) for key, source in data.keyed_sources()]
+
+
+def _tagged_vote(response: str, answer_tag: str) -> str | None:
+    return canonical(extract_answer(response, answer_tag))
+
+
+def code_of(data: DataConfig) -> Code:
+    """Returns (name, hash of the file) for each of the user's verifiers, tasks and registered data
+    sets. Files that they import are not hashed. The hash is NO_FILE for a module without a file,
+    such as a compiled one.
+    """
+    checks = [check for source in checks_of(data) for check in source if check.own]
+    hashes = {}
+    for name in (check.module or check.name for check in checks):
+        file = file_of(name if ":" in name else f"{name}:")
+        digits = file and hashlib.sha256(file.read_bytes()).hexdigest()[:HASH_DIGITS]
+        hashes[name] = digits or NO_FILE
+    return tuple(hashes.items())
+
+
+def changed(before: Iterable[tuple[str, str]], now: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns a message for each name whose file has a new hash."""
+    then = dict(before)
+    return [
+        f"{name} was changed since this run was last started (its hash was {then[name]}, and is"
+        f" {digest}): its rewards are the new file's from here on"
+        for name, digest in now
+        if name in then and then[name] != digest
+    ]

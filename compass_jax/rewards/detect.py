@@ -1,18 +1,23 @@
-"""Selection of a worker's guards, from the setting and from the guards that this machine
-supports.
+"""Isolation of the workers: selection of their guards, from the setting and from the guards that
+this machine supports; and a check that programs written by the model cannot read the answers.
 """
 
 from __future__ import annotations
 
+import glob
+import json
+import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, DataConfig, FileSource, TaskSource
+from compass_jax.config.named import file_of
 from compass_jax.processes.guards import GUARDS
 from compass_jax.processes.start import environment, module_command
-from compass_jax.untrusted import UntrustedError, parse_json
+from compass_jax.rewards.checks import sources_with
+from compass_jax.verifiers.program_files import package_files, python_files, readable_at
 
 _TRIAL_LIMIT_S = 60.0
 
@@ -57,9 +62,7 @@ def _format(missing: Mapping[str, str]) -> str:
 
 @cache
 def missing_guards() -> dict[str, str]:
-    """Returns the guards that this machine lacks, with the reasons. They are tried once, in another
-    process.
-    """
+    """Returns the guards that this machine lacks, with the reasons, tried once by a process."""
     command = module_command("compass_jax.processes.guards")
     with tempfile.TemporaryDirectory(prefix="compass-trial-") as folder:
         try:
@@ -71,9 +74,38 @@ def missing_guards() -> dict[str, str]:
                 timeout=_TRIAL_LIMIT_S,
                 check=True,
             )
-            reasons = parse_json(trial.stdout, "the trial of the guards")
-        except (OSError, subprocess.SubprocessError, UntrustedError) as error:
+            reasons = json.loads(trial.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
             output = getattr(error, "stderr", None) or b""
             reason = output.decode(errors="replace").strip().splitlines()[-1:] or [str(error)]
             return {name: f"the trial failed: {reason[0]}" for name in GUARDS}
     return {name: str(reasons[name]) for name in GUARDS if name in reasons}
+
+
+def refuse_readable_sources(data: DataConfig, packages: Sequence[str]) -> None:
+    """Raises ConfigError if the model's programs can read the file of a data source.
+
+    packages: the packages that programs may import.
+    """
+    if not sources_with(data, lambda kind: kind.runs_programs):
+        return
+    python = python_files()
+    allowed = [*python.readable, *package_files(packages)[1]]
+    for key, path in _files(data):
+        if where := readable_at(path, allowed):
+            raise ConfigError(
+                f"{key} = {path!r}: the programs that are judged can read {where}, and with it the"
+                " answers; move the file out of it"
+            )
+
+
+def _files(data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yields (setting, path) for the files of each source."""
+    for key, source in data.keyed_sources():
+        if isinstance(source, FileSource):
+            for path in glob.glob(source.path) or [source.path]:
+                yield f"{key}.path", path
+                inside = os.listdir(path) if os.path.isdir(path) else ()
+                yield from ((f"{key}.path", os.path.join(path, name)) for name in inside)
+        elif isinstance(source, TaskSource) and (file := file_of(source.task)):
+            yield f"{key}.task", str(file)

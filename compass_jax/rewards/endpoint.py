@@ -1,8 +1,8 @@
-"""Client of an OpenAI-compatible endpoint, which may be down or slow or return malformed responses.
+"""Transport of questions to a judge: an OpenAI-compatible endpoint, which may be down or slow or
+return malformed responses, or one batch for an engine in this process.
 
-Requests are sent by the trainer's process, because verifier workers have no network. Responses are
-untrusted: they have limits of time and size, and a response that is not the expected JSON is a
-named failure.
+Requests are sent by the trainer's process, because verifier workers have no network. A response has
+limits of time and size; one that is not the expected JSON is a named failure.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from compass_jax.config import ConfigError, JudgeConfig
+from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig
 from compass_jax.untrusted import UntrustedError, parse_json
 
 CONNECT_S = 10.0  # timeout of connecting
@@ -42,10 +43,25 @@ class Reply(NamedTuple):
     whole: bool = True  # whether the answer ended before the token limit
 
 
-class _Response(NamedTuple):
-    status: int
-    body: bytes
-    pause_s: float  # the endpoint's Retry-After
+Messages = Sequence[dict[str, str]]
+Generate = Callable[[Sequence[Messages]], Sequence[Reply]]
+
+
+class Asker(Protocol):
+    """An object that sends questions to a judge."""
+
+    @property
+    def name(self) -> str:
+        """The judge's identity. Judges with the same name give the same answers."""
+
+    def submit(self, messages: Messages) -> Future[Reply]:
+        """Queues a question."""
+
+    def run(self) -> None:
+        """Starts work on all submitted questions, for which the caller waits."""
+
+    def close(self) -> None:
+        """Cancels the requests in flight."""
 
 
 class Endpoint:
@@ -62,10 +78,10 @@ class Endpoint:
         self._key = _key(config.key_env, key)
         self._closing = threading.Event()
         self._failures = 0  # consecutive requests that reached no endpoint
-        self._sockets: set[Any] = set()
+        self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
 
-    def __call__(self, messages: Sequence[dict[str, str]]) -> Reply:
+    def __call__(self, messages: Messages) -> Reply:
         """Returns the judge's answer within `timeout_s`, including retries and pauses.
 
         A request that reaches no endpoint is retried up to `retries` times. After as many
@@ -88,7 +104,9 @@ class Endpoint:
             if pause >= end - time.monotonic() or self._closing.wait(pause):
                 break
         self._failures = self._failures + 1 if reply.failure in (UNREACHABLE, LATE) else 0
-        return reply._replace(detail=self._redacted(reply.detail))
+        # on one line, without the key, which an endpoint may echo
+        detail = reply.detail.replace(self._key, "(key)") if self._key else reply.detail
+        return reply._replace(detail=" ".join(detail.split())[:MOST_DETAIL])
 
     def close(self) -> None:
         """Cancels the requests in flight. No new requests are sent."""
@@ -99,33 +117,30 @@ class Endpoint:
 
     def _request(self, payload: bytes, end: float) -> tuple[Reply, float]:
         """Returns (reply to one request, seconds from its Retry-After header)."""
-        late = Reply("", LATE, f"no answer after {self._config.timeout_s:g} s"), 0.0
-        seconds = end - time.monotonic()
-        if seconds <= 0:
-            return late
         try:
-            response = self._post(payload, seconds)
+            status, body, after = self._post(payload, end)
         except (OSError, http.client.HTTPException) as error:
-            unreachable = Reply("", UNREACHABLE, f"{type(error).__name__}: {error}"), 0.0
-            return late if time.monotonic() >= end else unreachable
-        if response.status == 200 and len(response.body) <= MOST_BYTES:
-            return _completion(response.body), 0.0
-        later = response.status in RETRIED or response.status >= 500
-        failure = UNREACHABLE if later else REFUSED if response.status >= 300 else NONSENSE
-        detail = f"HTTP {response.status}: {_beginning(response.body)}"
-        return Reply("", failure, detail), response.pause_s
+            if time.monotonic() >= end:
+                return Reply("", LATE, f"no answer after {self._config.timeout_s:g} s"), 0.0
+            return Reply("", UNREACHABLE, f"{type(error).__name__}: {error}"), 0.0
+        if status == 200 and len(body) <= MOST_BYTES:
+            return _completion(body), 0.0
+        later = status in RETRIED or status >= 500
+        failure = UNREACHABLE if later else REFUSED if status >= 300 else NONSENSE
+        # Retry-After may also be a date
+        pause = float(after) if after and after.isdecimal() and len(after) < 6 else 0.0
+        return Reply("", failure, f"HTTP {status}: {_beginning(body)}"), pause
 
-    def _post(self, payload: bytes, seconds: float) -> _Response:
-        """Returns the endpoint's response. The connection is cut after `seconds`, even while data
-        still arrives; OSError or HTTPException is raised then.
+    def _post(self, payload: bytes, end: float) -> tuple[int, bytes, str | None]:
+        """Returns status, body and Retry-After of the endpoint's response. The connection is cut at
+        `end`, even while data still arrives; OSError or HTTPException is raised then.
         """
         secure = self._url.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connect_s = min(CONNECT_S, seconds)
-        connection = kind(self._url.hostname or "", self._url.port, timeout=connect_s)
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        end = time.monotonic() + seconds
+        seconds = max(0.001, end - time.monotonic())
+        connection = kind(self._url.hostname or "", self._url.port, timeout=min(CONNECT_S, seconds))
         try:
             connection.connect()
             with self._cut_at(connection.sock, end):
@@ -134,15 +149,13 @@ class Endpoint:
                 body = response.read(MOST_BYTES + 1)
             if time.monotonic() >= end or self._closing.is_set():
                 raise TimeoutError("the connection was cut")
-            return _Response(response.status, body, _seconds(response.headers.get("Retry-After")))
+            return response.status, body, response.headers.get("Retry-After")
         finally:
             connection.close()
 
     @contextlib.contextmanager
     def _cut_at(self, connection: socket.socket, end: float) -> Iterator[None]:
-        """Shuts the connection down at `end`, or when this endpoint is closed, while the block
-        runs.
-        """
+        """Shuts the connection down at `end` or on `close()`, while the block runs."""
         left = max(0.001, end - time.monotonic())
         connection.settimeout(left)
         timer = threading.Timer(left, _shut, (connection,))
@@ -159,10 +172,83 @@ class Endpoint:
             with self._lock:
                 self._sockets.discard(connection)
 
-    def _redacted(self, detail: str) -> str:
-        """Returns a detail on one line, with the key removed, since an endpoint may echo it."""
-        hidden = detail.replace(self._key, "(key)") if self._key else detail
-        return " ".join(hidden.split())[:MOST_DETAIL]
+
+class Pooled:
+    """Sends questions to an endpoint, up to `requests` at a time. `ask` replaces the endpoint;
+    `key` is that of Endpoint.
+    """
+
+    def __init__(
+        self,
+        config: JudgeConfig,
+        ask: Callable[[Messages], Reply] | None = None,
+        key: str = "rewards.judge",
+    ):
+        self._endpoint = Endpoint(config, key)
+        self._ask = ask or self._endpoint
+        self._pool = ThreadPoolExecutor(config.requests, "judge")
+        identity = [config.model, config.max_tokens, config.temperature, config.fields]
+        self.name = json.dumps(identity)
+
+    def submit(self, messages: Messages) -> Future[Reply]:
+        """Queues a question for the thread pool."""
+        return self._pool.submit(self._ask, messages)
+
+    def run(self) -> None:
+        """Does nothing, because the threads are running already."""
+
+    def close(self) -> None:
+        """Cancels the requests in flight."""
+        self._endpoint.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Batched:
+    """Sends all questions at once to an engine in this process, in the thread that waits for the
+    answers.
+
+    The owner of the engine sets `generate`. If the policy's own weights judge, it also sets
+    `version`, their version, since verdicts of different versions differ.
+    """
+
+    def __init__(self, config: EngineJudgeConfig):
+        self._config = config
+        self._questions: list[tuple[Messages, Future[Reply]]] = []
+        self._lock = threading.Lock()
+        self.generate: Generate | None = None
+        self.version = 0
+
+    @property
+    def name(self) -> str:
+        """The weights, their version and the sampling parameters."""
+        config = self._config
+        return json.dumps([config.weights, self.version, config.max_tokens, config.temperature])
+
+    def submit(self, messages: Messages) -> Future[Reply]:
+        """Stores a question until `run`."""
+        reply: Future[Reply] = Future()
+        with self._lock:
+            self._questions.append((messages, reply))
+        return reply
+
+    def run(self) -> None:
+        """Answers all stored questions. Raises ConfigError if no engine is set."""
+        with self._lock:
+            questions, self._questions = self._questions, []
+        if not questions:
+            return
+        if self.generate is None:
+            raise ConfigError(
+                "rewards.judge: a judge in an engine of our own judges in `compass train` alone;"
+                " serve it (compass serve --openai) and name its endpoint in JudgeConfig"
+            )
+        replies = self.generate([messages for messages, _ in questions])
+        for (_, future), reply in zip(questions, replies, strict=True):
+            future.set_result(reply)
+
+    def close(self) -> None:
+        """Drops the unanswered questions."""
+        self._questions = []
 
 
 def _key(variable: str, section: str) -> str:
@@ -183,25 +269,21 @@ def _shut(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-def _seconds(text: str | None) -> float:
-    """Returns Retry-After in seconds; 0 for the header's other form, a date."""
-    return float(text) if text and text.isdecimal() and len(text) < 6 else 0.0
-
-
 def _completion(body: bytes) -> Reply:
     try:
         value = parse_json(body, "the endpoint's answer")
         choice = value["choices"][0]
-        message = choice["message"]
+        message, usage = choice["message"], value.get("usage")
         thoughts = (message.get("reasoning_content"), message.get("reasoning"))
-        thought = next((x for x in thoughts if x), "")
-        thought = thought if isinstance(thought, str) else ""
+        thought = next((x for x in thoughts if x and isinstance(x, str)), "")
         text = message["content"]
         if text is None and thought:  # the token limit cut the thought
             text = ""
         if isinstance(text, str):
+            tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+            tokens = tokens if isinstance(tokens, int) and tokens > 0 else 0
             whole = choice.get("finish_reason") != "length"
-            return Reply(text, thought=thought, tokens=_tokens(value), whole=whole)
+            return Reply(text, thought=thought, tokens=tokens, whole=whole)
         problem = f"its content is a {type(text).__name__}"
     except UntrustedError as error:
         problem = str(error)
@@ -210,14 +292,6 @@ def _completion(body: bytes) -> Reply:
     return Reply("", NONSENSE, f"{problem}: {_beginning(body)}")
 
 
-def _tokens(value: dict[str, Any]) -> int:
-    usage = value.get("usage")
-    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and count > 0 else 0
-
-
 def _beginning(body: bytes) -> str:
-    """Returns a prefix of a body that is longer than the displayed detail, so that a key in it is
-    complete and can be removed.
-    """
+    """Returns a prefix of a body, long enough that a key in its shown part is complete."""
     return body[: 4 * MOST_DETAIL].decode(errors="replace")

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import JUDGE
 from compass_jax.records import GOLD, Prompt, Score
-from compass_jax.rewards.asking import Asker, Pooled
-from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources
+from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources, sources_with
+from compass_jax.rewards.endpoint import Asker, Pooled
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.judging import Judge
 from compass_jax.rewards.scalar import ScalarJudge
@@ -26,6 +26,8 @@ from compass_jax.tasks.rows import decode_row, encode_row
 
 AnyJudge = Judge | ScalarJudge
 WORKERS = "workers"
+ROWS_AT_ONCE = 16
+MOST_NAMED = 3
 TURN_S = 0.05  # timeout of each wait while workers and judge are polled in turn
 
 
@@ -82,7 +84,8 @@ class JoinedScorer(_ScorerWrapper):
             self._scorer.submit((key, WORKERS), prompt, text)
             parts[WORKERS] = None
         if source in self._gold:
-            row = _gold_row(prompt.row)
+            columns = decode_row(prompt.row)
+            row = encode_row({**columns, "answer": columns.get(GOLD, columns.get("answer"))})
             gold_prompt = dataclasses.replace(prompt, source=self._gold[source], row=row)
             self._scorer.submit((key, GOLD), gold_prompt, text)
             parts[GOLD] = None
@@ -109,7 +112,12 @@ class JoinedScorer(_ScorerWrapper):
         """
         complete = []
         while True:
-            for (key, name), score in self._collect_parts(block):
+            judging = self.judge is not None and self.judge.outstanding > 0
+            known = self._scorer.collect(block and not judging)
+            if judging and self.judge is not None:
+                busy = bool(known) or self._scorer.outstanding > 0
+                known += self.judge.collect((TURN_S if busy else None) if block else 0)
+            for (key, name), score in known:
                 source, parts = self._parts[key]
                 parts[name] = score
                 if all(part is not None for part in parts.values()):
@@ -117,14 +125,6 @@ class JoinedScorer(_ScorerWrapper):
                     complete.append((key, self._join(source, parts)))
             if complete or not block or not self._parts:
                 return complete
-
-    def _collect_parts(self, block: bool) -> list[tuple[Any, Score]]:
-        """Returns the parts that are known, after waiting for at least one if `block`."""
-        if self.judge is None or not self.judge.outstanding:
-            return self._scorer.collect(block)
-        parts = self._scorer.collect(False)
-        workers_busy = bool(parts) or self._scorer.outstanding > 0
-        return parts + self.judge.collect((TURN_S if workers_busy else None) if block else 0)
 
     def _join(self, source: int, parts: dict[str, Score | None]) -> Score:
         score, verdict, gold = (parts.get(name) for name in (WORKERS, JUDGE, GOLD))
@@ -145,9 +145,7 @@ class JoinedScorer(_ScorerWrapper):
 
 
 def _sum_scores(workers: Score | None, judge: Score, weight: float) -> Score:
-    """Returns the judge's score times its weight, plus the workers' score. The sum is unknown if
-    either score is.
-    """
+    """Returns the weighted judge's score plus the workers'. Unknown if either score is."""
     components = {**(workers.components if workers else {}), **judge.components}
     if judge.known and (workers is not None or weight != 1):
         components[JUDGE] = judge.reward
@@ -157,16 +155,6 @@ def _sum_scores(workers: Score | None, judge: Score, weight: float) -> Score:
     total = weight * judge.reward + (workers.reward if workers else 0.0)
     extracted = workers is None or workers.extracted
     return Score(round(total, DECIMALS), True, components=components, extracted=extracted)
-
-
-def _gold_row(row: str) -> str:
-    """Returns a prompt's row for the gold verifier: if there is a column "gold", it becomes the
-    reference.
-    """
-    if f'"{GOLD}"' not in row:
-        return row
-    columns = decode_row(row)
-    return encode_row({**columns, "answer": columns[GOLD]}) if GOLD in columns else row
 
 
 class SharedScorer(_ScorerWrapper):
@@ -198,9 +186,7 @@ class SharedScorer(_ScorerWrapper):
         self._keys: dict[Hashable, int] = {}
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Queues a response in the process that checks it. Raises ValueError for a key that is
-        still outstanding.
-        """
+        """Queues a response in the process that checks it. Raises ValueError for a known key."""
         if key in self._keys:
             raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
         self._keys[key] = self._count
@@ -240,3 +226,44 @@ class SharedScorer(_ScorerWrapper):
 
 
 AnyScorer = Scorer | JoinedScorer | SharedScorer
+
+
+def sources_of(data: DataConfig) -> frozenset[int]:
+    """Returns the indices of the sources whose rows can be validated."""
+    return frozenset(sources_with(data, lambda kind: kind.row_faults))
+
+
+def check_rows(scorer: AnyScorer, data: DataConfig, prompts: Sequence[Prompt]) -> None:
+    """Raises VerifierError, naming file and row, for prompts whose setup or tests cannot run: every
+    response to such a row would get a reward of 0. Rows that were validated before are skipped.
+    """
+    workers = scorer.workers
+    chunks: list[list[Prompt]] = []
+    for source in sorted(sources_of(data)):
+        of_source = [prompt for prompt in prompts if prompt.source == source]
+        untried = [prompt for prompt in of_source if prompt.row not in workers.tried_rows]
+        chunks += [untried[i : i + ROWS_AT_ONCE] for i in range(0, len(untried), ROWS_AT_ONCE)]
+    for n, chunk in enumerate(chunks):
+        workers.submit_rows(n, chunk[0].source, [prompt.row for prompt in chunk])
+    scores: dict[int, Score] = {}
+    while len(scores) < len(chunks):
+        scores.update(workers.collect(block=True))
+    faults = [
+        f"{prompt.place or f'{prompt.label}, {prompt.question!r:.60}'}: {fault}"
+        for n, chunk in enumerate(chunks)
+        for prompt, fault in zip(chunk, _faults(scores[n], len(chunk)), strict=True)
+        if fault
+    ]
+    if faults:
+        more = len(faults) - MOST_NAMED
+        raise VerifierError(
+            f"{'; '.join(faults[:MOST_NAMED])}{f'; {more:,} more rows' if more > 0 else ''}. Every"
+            " response to such a row would get 0: mend it, or leave it out"
+        )
+    workers.tried_rows.update(prompt.row for chunk in chunks for prompt in chunk)
+
+
+def _faults(score: Score, rows: int) -> list[str]:
+    if score.outcome == "unjudged":
+        return json.loads(score.detail)
+    return [f"its setup and tests cannot be tried ({score.outcome}: {score.detail})"] * rows

@@ -23,30 +23,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards.asking import Asker, Messages
-from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Reply
+from compass_jax.rewards.endpoint import (
+    LATE,
+    NONSENSE,
+    REFUSED,
+    UNREACHABLE,
+    Asker,
+    Messages,
+    Reply,
+)
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.tasks.rows import decode_row
 from compass_jax.untrusted import UntrustedError, parse_json, read_lines
-from compass_jax.verifiers.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
+from compass_jax.verifiers.judge import TIE, both_orders, messages, verdict
 
 logger = logging.getLogger(__name__)
 
-REWARDS = {BETTER: 1.0, TIE: 0.5, WORSE: 0.0}
 UNPARSABLE = "unparsable"
 # reason of a missing verdict -> outcome of the score
 FAILURES = {
-    UNPARSABLE: "unjudged",
-    LATE: "timeout",
-    UNREACHABLE: "error",
-    NONSENSE: "error",
-    REFUSED: "error",
+    **{UNPARSABLE: "unjudged", LATE: "timeout"},
+    **dict.fromkeys((UNREACHABLE, NONSENSE, REFUSED), "error"),
 }
 # failures that mean that a judge without any verdict does not work
 BROKEN = (LATE, UNREACHABLE, NONSENSE, REFUSED)
 KEY_BYTES = 16
-
-
 NO_ANCHOR = "the row has no column {!r} to compare with (rewards.judge.anchor_field)"
 
 
@@ -93,12 +94,8 @@ class Verdicts:
 
 
 class Judge:
-    """A generative judge of samples. Call `close()` at the end.
-
-    Args:
-        anchor_field: the row's column with the answer to compare with.
-        asker: sends questions to the judge.
-        verdicts: known verdicts; None: an empty cache.
+    """A generative judge of samples, which are compared with the row's column `anchor_field`. Call
+    `close()` at the end.
     """
 
     def __init__(self, anchor_field: str, asker: Asker, verdicts: Verdicts | None = None):
@@ -121,9 +118,7 @@ class Judge:
         return len(self._asked)
 
     def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
-        """Queues a response and returns at once. If `response` is a function, a thread calls it for
-        the text.
-        """
+        """Queues a response and returns at once. A thread calls a `response` function."""
         self._asked[key] = self._texts.submit(self._ask, prompt, response)
 
     def collect(self, wait_s: float | None) -> list[tuple[Any, Score]]:
@@ -150,42 +145,33 @@ class Judge:
         """Returns the samples that have both rulings. Until the judge's first verdict, failed
         samples are held back while others are pending, and NEVER failed samples end the run.
         """
-        judged, failed = [], []
+        judged, failed = list[tuple[Any, Score]](), list[tuple[Any, Score]]()
         for key in [key for key, rulings in self._asked.items() if not _pending_futures(rulings)]:
             try:
-                first, swapped = [ruling.result() for ruling in self._asked[key].result()]
+                rulings = [ruling.result() for ruling in self._asked[key].result()]
             except BaseException:
                 del self._asked[key]
                 raise
-            failure = next((one for one in (first, swapped) if one.failure), None)
-            if failure is not None:
-                self._log(failure)
-            if failure is not None and failure.failure in BROKEN and not self._answered:
-                if key not in self._failed:
-                    self._failed.add(key)
-                    self._failures += 1
+            failure = next((one for one in rulings if one.failure), None)
+            if failure is not None and failure.failure not in self._logged:
+                self._logged.add(failure.failure)
+                logger.warning(
+                    f"the judge gave no verdict ({failure.failure}: {failure.detail}); such samples"
+                    f" are left out, and counted in reward/judge_{failure.failure}/mean"
+                )
+            broken = failure is not None and failure.failure in BROKEN and not self._answered
+            if failure is not None and broken and key not in self._failed:
+                self._failed.add(key)
+                self._failures += 1
                 if self._failures >= NEVER:
                     raise VerifierError(_never_judged(failure))
-                failed.append((key, score_of(first, swapped)))
-            else:
-                judged.append((key, score_of(first, swapped)))
+            (failed if broken else judged).append((key, score_of(*rulings)))
         if len(failed) == len(self._asked):
             judged += failed
         for key, _ in judged:
             del self._asked[key]
             self._failed.discard(key)
         return judged
-
-    def _log(self, failed: Ruling) -> None:
-        if failed.failure not in self._logged:
-            self._logged.add(failed.failure)
-            logger.warning(
-                "the judge gave no verdict (%s: %s); such samples are left out, and counted in"
-                " reward/judge_%s/mean",
-                failed.failure,
-                failed.detail,
-                failed.failure,
-            )
 
     def close(self) -> None:
         """Cancels the requests in flight and drops uncollected samples."""
@@ -195,21 +181,15 @@ class Judge:
     # The methods below run in threads.
 
     def _ask(self, prompt: Prompt, response: str | Callable[[], str]) -> list[Future[Ruling]]:
-        try:
-            text, anchor = compared(prompt, response, self._anchor_field)
-        except BaseException as error:  # a panic of the tokenizer is not an Exception
-            return [_completed_future(error)] * 2
+        text, anchor = compared(prompt, response, self._anchor_field)
         if anchor is None:
-            return [
-                _completed_future(Ruling(None, REFUSED, NO_ANCHOR.format(self._anchor_field)))
-            ] * 2
+            why = NO_ANCHOR.format(self._anchor_field)
+            return [_completed_future(Ruling(None, REFUSED, why))] * 2
         orders = (text, anchor), (anchor, text)
         return [self._ruling(messages(prompt.question, *order)) for order in orders]
 
     def _ruling(self, question: Messages) -> Future[Ruling]:
-        """Returns the future ruling on a question. Asks the question unless its verdict is known or
-        pending.
-        """
+        """Returns the future ruling on a question, asked unless it is known or pending."""
         text = self.asker.name + json.dumps(list(question))
         name = hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
         with self._lock:
@@ -243,12 +223,9 @@ class Judge:
                 del self._under_way[name]
 
 
-def _completed_future(result: Ruling | BaseException) -> Future[Ruling]:
+def _completed_future(result: Ruling) -> Future[Ruling]:
     future: Future[Ruling] = Future()
-    if isinstance(result, BaseException):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+    future.set_result(result)
     return future
 
 
@@ -256,7 +233,7 @@ def _pending_futures(rulings: Future[list[Future[Ruling]]]) -> list[Future]:
     """Returns the unfinished futures of a sample."""
     if not rulings.done():
         return [rulings]
-    return [ruling for ruling in rulings.result() if not ruling.done()]
+    return [] if rulings.exception() else [one for one in rulings.result() if not one.done()]
 
 
 def _never_judged(failed: Ruling) -> str:
@@ -271,9 +248,7 @@ def _never_judged(failed: Ruling) -> str:
 def compared(
     prompt: Prompt, response: str | Callable[[], str], anchor_field: str
 ) -> tuple[str, str | None]:
-    """Returns (answer, anchor) to compare; the anchor is None if the row has no such column. The
-    answer excludes thoughts.
-    """
+    """Returns (answer without thoughts, anchor); the anchor is None without such a column."""
     text = response if isinstance(response, str) else response()
     anchor = decode_row(prompt.row).get(anchor_field)
     if anchor is not None and not isinstance(anchor, str):
@@ -288,14 +263,11 @@ def score_of(first: Ruling, swapped: Ruling) -> Score:
     samples. A sample with a verdict also has "judge_tie" and "judge_disagreed" (the orders
     disagree).
     """
-    failed = next((one for one in (first, swapped) if one.failure), None)
-    counts = {
-        f"judge_{name}": float(failed is not None and failed.failure == name) for name in FAILURES
-    }
-    if failed is not None:
-        return Score(0.0, False, FAILURES[failed.failure], failed.detail, counts)
-    verdict = both_orders(first.verdict, swapped.verdict)
-    assert verdict is not None and first.verdict is not None and swapped.verdict is not None
-    disagreed = first.verdict != -swapped.verdict
-    counts |= {"judge_tie": float(verdict == TIE), "judge_disagreed": float(disagreed)}
-    return Score(REWARDS[verdict], True, components=counts)
+    _, failure, detail = first if first.failure else swapped
+    counts = {f"judge_{name}": float(failure == name) for name in FAILURES}
+    joint = both_orders(first.verdict, swapped.verdict)
+    if joint is None:
+        return Score(0.0, False, FAILURES[failure], detail, counts)
+    disagreed = (first.verdict or 0) != -(swapped.verdict or 0)
+    counts |= {"judge_tie": float(joint == TIE), "judge_disagreed": float(disagreed)}
+    return Score((joint + 1) / 2, True, components=counts)  # Better, Tie and Worse are 1, 0 and -1

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 
 
 def repetition_frac(tokens: Iterable[int], ngram: int) -> float:
-    """Returns the share of the response's n-grams that repeat an earlier one; 0 for a response of
-    fewer than `ngram` tokens.
-    """
+    """Returns the share of n-grams that repeat an earlier one; 0 for a short response."""
     if ngram < 1:
         raise ValueError(f"repetition_frac: ngram = {ngram} must be positive")
     ids = [int(t) for t in tokens]

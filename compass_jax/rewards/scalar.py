@@ -28,9 +28,7 @@ TOO_LONG = "question and answer exceed the last of rewards.judge.buckets"
 
 
 class ScalarJudge:
-    """A scalar reward model as a judge. It scores samples in the thread that waits for them, with
-    `rate`, which the owner of the model sets.
-    """
+    """A scalar reward model as a judge. The owner of the model sets `rate`."""
 
     def __init__(self, anchor_field: str):
         self.rate: Rate | None = None
@@ -62,19 +60,16 @@ class ScalarJudge:
                 " ScalarJudgeConfig out, or judge by another verifier"
             )
         samples, self._held = self._held, []
-        texts = [compared(prompt, response, self._anchor_field) for _, prompt, response in samples]
-        questions = [(one[1].question, text) for one, (text, _) in zip(samples, texts, strict=True)]
-        anchors = [
-            None if anchor is None else (one[1].question, anchor)
-            for one, (_, anchor) in zip(samples, texts, strict=True)
-        ]
+        questions, anchors = [], list[tuple[str, str] | None]()
+        for _, prompt, response in samples:
+            text, anchor = compared(prompt, response, self._anchor_field)
+            questions.append((prompt.question, text))
+            anchors.append(None if anchor is None else (prompt.question, anchor))
         new = list(dict.fromkeys(x for x in anchors if x is not None and x not in self._anchors))
         rates = self.rate([*questions, *new])
         self._anchors.update(zip(new, rates[len(questions) :], strict=True))
-        return [
-            (one[0], self._score(rate, anchor))
-            for one, rate, anchor in zip(samples, rates[: len(questions)], anchors, strict=True)
-        ]
+        scores = map(self._score, rates[: len(questions)], anchors)
+        return [(key, score) for (key, _, _), score in zip(samples, scores, strict=True)]
 
     def _score(self, rate: float | None, anchor: tuple[str, str] | None) -> Score:
         other = None if anchor is None else self._anchors[anchor]
@@ -87,9 +82,8 @@ class ScalarJudge:
             why = f"the reward model's numbers, {rate} and {other}, are not finite"
         if self._refused == 0:
             logger.warning(
-                "the reward model gave no reward (%s); such samples are left out, and counted in"
-                " reward/judge_refused/mean",
-                why,
+                f"the reward model gave no reward ({why}); such samples are left out, and counted"
+                " in reward/judge_refused/mean"
             )
         if self._refused >= 0:
             self._refused += 1

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
-import math
 import threading
 import time
 from collections import deque
@@ -20,24 +18,17 @@ from typing import Any
 
 from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.errors import CompassError
-from compass_jax.processes.channel import ChannelError
 from compass_jax.processes.start import Child, environment
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards import detect
 from compass_jax.rewards.checks import Response, checks_of
 from compass_jax.rewards.faults import Faults, VerifierError
-from compass_jax.rewards.readable import refuse_readable_sources
-
-logger = logging.getLogger(__name__)
 
 BATCH = 32  # maximum number of responses sent to a worker at once
-SEND_LIMIT_S = 30.0  # a worker that does not read for this time is lost
 # timeout of a worker's start; first imports on a cold disk are slow
 START_LIMIT_S = 300.0
 GRACE_S = 2.0  # a worker kills slow checks itself; after this delay it is killed, too
 UNLUCKY_LIMIT = 5
-OUTCOMES = ("ok", "error", "timeout", "crash", "unjudged")
-STATUSES = ("ready", "failed", "refused", "begun")
 
 
 class ScorerError(CompassError, RuntimeError):
@@ -56,64 +47,29 @@ class Worker(Child):
         self.begun = False  # whether it has confirmed the responses
         self._setup = setup
 
-    def receive(self, seconds: float) -> Any:
-        """Returns the worker's next message: (status, detail) or (index, score), see worker.py.
-        Raises TimeoutError, EOFError and ChannelError.
-        """
-        return parse(self.channel.receive(time.monotonic() + seconds))
-
     def start(self) -> None:
         """Waits until the worker has imported its verifiers. Raises VerifierError if they cannot be
         used, and ScorerError if the start fails otherwise.
         """
-        self.channel.send(self._setup, time.monotonic() + SEND_LIMIT_S)
-        status, detail = self.receive(START_LIMIT_S)
+        self.channel.send(self._setup)
+        status, detail = self.channel.receive(START_LIMIT_S)
         if status == "refused":
             raise VerifierError(detail)
         if status == "failed":
             raise ScorerError(f"a verifier worker cannot start:\n{detail}")
-        if status != "ready":
-            raise ChannelError(f"{status!r} before it was ready")
 
     def send(self) -> None:
         """Sends the worker its responses."""
         self.begun = False
-        batch = [response for _, response in self.held]
-        self.channel.send(batch, time.monotonic() + SEND_LIMIT_S)
-
-
-def parse(value: Any) -> tuple[str, str] | tuple[int, Score]:
-    """Returns a worker's message. Raises ChannelError for a message of any other form."""
-    match value:
-        case [str(status), str(detail)] if status in STATUSES:
-            return status, detail
-        case [
-            int(index),
-            float() | None as reward,
-            str(outcome),
-            str(detail),
-            dict(parts),
-            bool(extracted),
-            str(says),
-        ]:
-            known = reward is not None and math.isfinite(reward)
-            numbers = all(type(x) is float and math.isfinite(x) for x in parts.values())
-            fits = outcome in OUTCOMES and known == (outcome == "ok") and type(index) is int
-            if fits and numbers and (known or not (parts or says)):
-                score = Score(reward or 0.0, known, outcome, detail, parts, extracted, says)
-                return index, score
-    raise ChannelError(f"a line of no known form: {value!r:.200}")
+        self.channel.send([response for _, response in self.held])
 
 
 class Scorer:
     """The verifier workers of `data.sources`. Use it as a context manager, or call `close()`.
 
-    Args:
-        guards: names out of guards.GUARDS, instead of those that `rewards.sandbox` selects.
-        missing: the guards that this machine lacks, with the reasons; None: they are detected.
-
-    Raises ConfigError if `rewards.sandbox` requires a guard that this machine lacks. For a verifier
-    that cannot be used, the next call raises VerifierError.
+    `guards` are used instead of those that `rewards.sandbox` selects, `missing` instead of the
+    guards that are detected to be missing. Raises ConfigError if `rewards.sandbox` requires a
+    missing guard. For a verifier that cannot be used, the next call raises VerifierError.
     """
 
     slow = False  # verdicts take seconds at most
@@ -129,10 +85,10 @@ class Scorer:
         runs_programs = guards is not None or rewards.sandbox == "off"
         if not runs_programs:
             missing = detect.missing_guards() if missing is None else missing
-            guards, runs_programs = detect.guards_for(rewards.sandbox, missing), not missing
-        guards = guards or ()
+            runs_programs = not missing
+        guards = detect.guards_for(rewards.sandbox, missing) if guards is None else guards
         if guards:
-            refuse_readable_sources(data, rewards.program_packages)
+            detect.refuse_readable_sources(data, rewards.program_packages)
         self._setup = {
             "checks": checks,
             "tag": rewards.answer_tag,
@@ -154,13 +110,12 @@ class Scorer:
         self._unlucky = 0  # consecutive workers that died before they began a response
         self._again: set[int] = set()  # tickets of responses during which a worker died
         self._closing = False
-        self.tried_rows: set[str] = set()  # validated rows (rewards/rows.py)
+        self.tried_rows: set[str] = set()  # validated rows (`check_rows`)
         self._changed = threading.Condition()
         self._workers = [Worker(self._setup) for _ in range(rewards.workers)]
-        names = [f"reward-worker-{number}" for number in range(rewards.workers)]
         self._threads = [
-            threading.Thread(target=self._run, args=(number,), name=name, daemon=True)
-            for number, name in enumerate(names)
+            threading.Thread(target=self._run, args=(number,), daemon=True)
+            for number in range(rewards.workers)
         ]
         for thread in self._threads:
             thread.start()
@@ -171,11 +126,10 @@ class Scorer:
         If `response` is a function, a worker's thread calls it for the text, so that the caller
         does not wait for detokenisation.
         """
-        text: Any = response
-        self._queue_up(key, Response(prompt.source, text, prompt.row, prompt.question))
+        self._queue_up(key, Response(prompt.source, response, prompt.row, prompt.question))
 
     def submit_rows(self, key: Hashable, source: int, rows: Sequence[str]) -> None:
-        """Queues rows for validation without a response (rewards/rows.py)."""
+        """Queues rows for validation without a response (`check_rows`)."""
         self._queue_up(key, Response(source, "", "", "", tuple(rows)))
 
     def _queue_up(self, key: Hashable, response: Response) -> None:
@@ -270,9 +224,7 @@ class Scorer:
             worker.kill()
 
     def _use(self, worker: Worker) -> str:
-        """Feeds a worker. Returns "crash" or "timeout" if it must be replaced, and an empty text
-        when the scorer is closed.
-        """
+        """Feeds a worker. Returns "crash" or "timeout", or "" when the scorer is closed."""
         try:
             worker.start()
             with self._changed:
@@ -283,15 +235,10 @@ class Scorer:
                 self._collect_answers(worker)
         except (EOFError, OSError) as error:
             return "timeout" if isinstance(error, TimeoutError) else "crash"
-        except ChannelError as error:
-            logger.warning("a verifier worker is replaced: it sent %s", error)
-            return "crash"
         return ""
 
     def _hand_out(self, worker: Worker) -> bool:
-        """Waits for responses and assigns the worker its share. Returns False when the
-        scorer ends.
-        """
+        """Waits for responses and assigns the worker its share. Returns False at the end."""
         with self._changed:
             while not (self._queue or self._closing or self._error):
                 self._changed.wait()
@@ -304,20 +251,18 @@ class Scorer:
         return True
 
     def _collect_answers(self, worker: Worker) -> None:
-        judged = 0
         while worker.held:
             start = time.monotonic()
-            first, answer = worker.receive(self._timeout_s + GRACE_S)
-            if first == "begun":
+            message = worker.channel.receive(self._timeout_s + GRACE_S)
+            if message[0] == "begun":
                 worker.begun = True
-            elif isinstance(answer, Score) and worker.begun and first == judged:
-                judged += 1
-                if answer.says:
-                    seconds = time.monotonic() - start
-                    answer = dataclasses.replace(answer, spent=seconds / self._conversation_s)
-                self._finish(*worker.held.popleft(), answer)
-            else:
-                raise ChannelError(f"{first!r}, which is not the answer to response {judged}")
+                continue
+            reward, *rest = message
+            score = Score(reward or 0.0, reward is not None, *rest)
+            if score.says:
+                seconds = time.monotonic() - start
+                score = dataclasses.replace(score, spent=seconds / self._conversation_s)
+            self._finish(*worker.held.popleft(), score)
 
     def _finish(self, ticket: int, response: Response, score: Score) -> None:
         with self._changed:
@@ -335,15 +280,12 @@ class Scorer:
         the front of the queue.
         """
         code = worker.kill()
-        # it exited on its own; a new one would, too
-        if not worker.ready and (outcome == "timeout" or code >= 0):
-            how = (
-                f"was not ready after {START_LIMIT_S:.0f} s"
-                if outcome == "timeout"
-                else f"ended with code {code} before it was ready"
-            )
-            raise ScorerError(f"a verifier worker {how}; its standard error says why")
         late = outcome == "timeout"
+        # it exited on its own; a new one would, too
+        if not worker.ready and (late or code >= 0):
+            how = f"ended with code {code} before it was ready"
+            how = f"was not ready after {START_LIMIT_S:.0f} s" if late else how
+            raise ScorerError(f"a verifier worker {how}; its standard error says why")
         # not caused by a response: it was killed from outside
         if not late and not (worker.held and worker.begun):
             with self._changed:

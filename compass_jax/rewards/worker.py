@@ -4,7 +4,7 @@ scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
 worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", message to the user]
 scorer -> [[source, response, row, prompt, rows], ...]    after all earlier answers
 worker -> ["begun", ""]                             received; repeated as a heartbeat
-worker -> [index, reward or null, outcome, detail, components, extracted, says]   each, in order
+worker -> [reward or null, outcome, detail, components, extracted, says]      for each, in order
 
 Verifiers that only compare run in this process. Verifiers that evaluate text, and user functions,
 run in the sandbox, in one child process per answer or per batch.
@@ -17,15 +17,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from compass_jax.config import ConfigError
 from compass_jax.errors import UserError
-from compass_jax.processes import guardian, guards, sandbox
+from compass_jax.processes import guards, sandbox, start
 from compass_jax.processes.channel import Channel
 from compass_jax.rewards.called import Case
 from compass_jax.rewards.checks import UNDECIDED, Check, Response, Verifier, build
@@ -33,28 +35,18 @@ from compass_jax.tasks.rows import decode_row
 from compass_jax.verifiers import program, program_files
 
 DETAIL_CHARS = 2000
+FAULT_CHARS = 1000
 PROBE_S = 30.0
 
 
+@dataclass
 class Judge:
-    """Runs the verifiers on batches of responses.
+    """Runs the verifiers of each source on batches of responses."""
 
-    Args:
-        verifiers: one for each source.
-        zone: the sandbox.
-        seconds: time limit of each check.
-        alive: called as a heartbeat after a batch verifier.
-    """
-
-    def __init__(
-        self,
-        verifiers: Sequence[Verifier],
-        zone: sandbox.Sandbox,
-        seconds: float,
-        alive: Callable[[], None],
-    ):
-        self._verifiers, self._zone, self._seconds = verifiers, zone, seconds
-        self._alive = alive
+    verifiers: Sequence[Verifier]
+    zone: sandbox.Sandbox
+    seconds: float  # time limit of each check
+    alive: Callable[[], None]  # a heartbeat
 
     def answers(self, batch: Sequence[Response]) -> Iterator[list]:
         """Yields the answer to each response of a batch, in order.
@@ -65,9 +57,10 @@ class Judge:
         ready: dict[int, list] = {}
         tried: set[int] = set()
         for index, response in enumerate(batch):
-            source, verifier = response.source, self._verifiers[response.source]
+            source, verifier = response.source, self.verifiers[response.source]
             if response.rows:
-                yield self._row_faults(verifier, response.rows)
+                faults = self._row_faults(verifier, response.rows)
+                yield [None, "unjudged", json.dumps(faults), {}, False, ""]
                 continue
             if verifier.batch and source not in tried:
                 tried.add(source)
@@ -75,7 +68,7 @@ class Judge:
                 answers = self._judge(verifier, [batch[i] for i in indices])
                 if len(indices) == 1 or all(one[1] in ("ok", "unjudged") for one in answers):
                     ready |= dict(zip(indices, answers, strict=True))
-                self._alive()
+                self.alive()
             yield ready.get(index) or self._judge(verifier, [response])[0]
 
     def _judge(self, verifier: Verifier, responses: Sequence[Response]) -> list[list]:
@@ -90,48 +83,32 @@ class Judge:
             if len(responses) == 1:
                 return [_unknown_answer("error", traceback.format_exc())]
             return [self._judge(verifier, [one])[0] for one in responses]
-        places = [(i, n) for i, x in enumerate(values) for n, y in enumerate(x) if y is UNDECIDED]
-        left, which = sorted({i for i, _ in places}), sorted({n for _, n in places})
+        left = [i for i, x in enumerate(values) if any(y is UNDECIDED for y in x)]
+        outcome = detail = ""
         if left:
-            judged = partial(verifier.judged, [cases[i] for i in left], which)
-            result = _validate_result(self._zone.run(judged, self._seconds), len(left), len(which))
-            if result.outcome != "ok":
-                failed = _unknown_answer(result.outcome, result.detail)
-                return [
-                    failed if i in left else _graded_answer(verifier, x)
-                    for i, x in enumerate(values)
-                ]
-            for i, parts in zip(left, result.value, strict=True):
-                for n, part in zip(which, parts, strict=True):
-                    values[i][n] = part
-        return [_graded_answer(verifier, parts) for parts in values]
+            judged = partial(verifier.judged, [cases[i] for i in left])
+            judgements, outcome, detail = self.zone.run(judged, self.seconds)
+            fits = isinstance(judgements, list) and len(judgements) == len(left)
+            if outcome == "ok" and not fits:
+                outcome, detail = "crash", "the check ended without an answer"
+            for n, i in enumerate(left):
+                values[i] = judgements[n] if outcome == "ok" else []
+        failed = _unknown_answer(outcome, detail)
+        return [_graded_answer(verifier, parts) if parts else failed for parts in values]
 
-    def _row_faults(self, verifier: Verifier, rows: Sequence[str]) -> list:
-        """Returns an answer whose detail is a JSON list of [index of the row, its fault]."""
-        result = self._zone.run(
-            lambda: verifier.row_faults([decode_row(row) for row in rows]), self._seconds
+    def _row_faults(self, verifier: Verifier, rows: Sequence[str]) -> list[str]:
+        """Returns the fault of each row. If some row ends the process, each is tried alone."""
+        self.alive()
+        result = self.zone.run(
+            lambda: verifier.row_faults([decode_row(row) for row in rows]), self.seconds
         )
-        if result.outcome != "ok" or not isinstance(result.value, list):
-            return _unknown_answer(
-                result.outcome if result.outcome != "ok" else "crash", result.detail
-            )
-        faults = [(n, str(fault)) for n, fault in enumerate(result.value) if fault]
-        while len(json.dumps(faults)) > DETAIL_CHARS:
-            faults = [(n, text[: len(text) // 2]) for n, text in faults]
-        return _unknown_answer("unjudged", json.dumps(faults))
-
-
-def _validate_result(result: sandbox.Result, cases: int, parts: int) -> sandbox.Result:
-    """Returns `result` if its value lists `parts` values for each case, or if it has no value; else
-    a crash.
-    """
-    value = result.value
-    fits = isinstance(value, list) and len(value) == cases
-    if result.outcome != "ok" or (
-        fits and all(isinstance(x, list) and len(x) == parts for x in value)
-    ):
-        return result
-    return sandbox.Result(None, "crash", "the check ended without an answer")
+        faults = result.value
+        if isinstance(faults, list) and len(faults) == len(rows):
+            return [str(fault)[:FAULT_CHARS] for fault in faults]
+        if len(rows) > 1:
+            return [self._row_faults(verifier, [row])[0] for row in rows]
+        last = (result.detail.strip().splitlines() or [""])[-1]
+        return [f"its setup and tests cannot be tried ({result.outcome}: {last:.200})"]
 
 
 def _graded_answer(verifier: Verifier, values: list) -> list:
@@ -168,8 +145,8 @@ def serve(channel: Channel, setup: dict[str, Any], folder: str) -> None:
         while True:
             batch = [Response(*one) for one in channel.receive()]
             alive()
-            for index, answer in enumerate(judge.answers(batch)):
-                channel.send([index, *answer])
+            for answer in judge.answers(batch):
+                channel.send(answer)
 
 
 def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) -> sandbox.Sandbox:
@@ -191,7 +168,7 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
         python = program_files.python_files()
         readable = python._replace(readable=python.readable | files)
     zone = sandbox.enter(setup["guards"], folder, _import_folders(), readable)
-    guards.limit_memory()
+    guards.set_limits({resource.RLIMIT_AS: guards.MEMORY_BYTES})
     guards.die_with_parent()  # again, because the kernel resets it when the user changes
     if programs and not zone.run(program.can_run, PROBE_S).value:
         raise ConfigError(
@@ -214,4 +191,4 @@ def _import_folders() -> set[str]:
 
 
 if __name__ == "__main__":
-    guardian.run(serve)
+    start.run(serve)

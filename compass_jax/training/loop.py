@@ -57,8 +57,7 @@ from compass_jax.model.params import in_layout, placed_structs, stack, training_
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rewards.joined import AnyScorer
-from compass_jax.rewards.rows import check_rows
+from compass_jax.rewards.joined import AnyScorer, check_rows
 from compass_jax.rollout.engine import Engine
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (

@@ -15,8 +15,7 @@ from compass_jax.config import EngineJudgeConfig, RolloutConfig, ScalarJudgeConf
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of, turns_of
 from compass_jax.records import Prompt, stable_id
-from compass_jax.rewards.asking import Batched, Messages
-from compass_jax.rewards.endpoint import REFUSED, Reply
+from compass_jax.rewards.endpoint import REFUSED, Batched, Messages, Reply
 from compass_jax.rewards.joined import AnyScorer, JoinedScorer
 from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rollout.collect import Collection

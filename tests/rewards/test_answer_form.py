@@ -13,12 +13,12 @@ from tiny_run import tiny_run
 from compass_jax.commands.dry_run import run_dry
 from compass_jax.commands.look import run_look
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
-from compass_jax.experience.judged import NOTHING_EXTRACTED, silence_warning
-from compass_jax.records import Prompt, Score
-from compass_jax.rewards.answer_form import FORMS, form_of, missing_requests
-from compass_jax.verifiers.find import kinds
+from compass_jax.records import Prompt
+from compass_jax.rewards.answer_form import missing_requests
+from compass_jax.verifiers.base import kinds
 
 PLAIN = "What is 1 + 2?"
+FORMS = ["reasoning_gym", *(name for name, kind in kinds().items() if kind.form)]
 
 
 def prompts_of(*texts):
@@ -84,15 +84,6 @@ def test_no_tag_takes_the_whole_response_and_another_tag_is_asked_for():
 
 def test_every_verifier_that_looks_for_an_answer_has_a_form():
     assert {name for name, kind in kinds().items() if kind.looks_for} - set(FORMS) == {"verdict"}
-
-
-def test_the_first_rollout_s_warning_names_the_text():
-    config = replace(tiny_run(), data=DataConfig(sources=(FileSource("a.jsonl", verifier="json"),)))
-    sample = (prompts_of(PLAIN)[0], "3", Score(0.0, True))
-    told = silence_warning(NOTHING_EXTRACTED, "of the first rollout", sample, 4, config)
-    assert f'set --data.system-prompt "{form_of(FileSource("a", verifier="json"), "").request}' in (
-        told.replace("\\`", "`")
-    )
 
 
 @pytest.mark.parametrize("asks", [False, True])

@@ -65,26 +65,6 @@ def test_a_hostile_program_gets_what_it_must(name, scorer, places):  # noqa: F81
     assert_nothing_is_left(scorer, places, before)
 
 
-@pytest.mark.parametrize(
-    ("missing", "name"),
-    [
-        ((guards.LANDLOCK, guards.MOUNTS), "writes outside"),
-        ((guards.LANDLOCK,), "reads a secret"),
-        ((guards.SECCOMP,), "opens a socket"),
-        ((guards.SECCOMP,), "lowers its judge's limits"),
-        ((guards.SECCOMP, guards.NETWORK, guards.LANDLOCK), "connects"),
-    ],
-)
-@guarded
-def test_without_its_guard_a_program_gets_through(missing, name, places):  # noqa: F811
-    left = tuple(one for one in guards.GUARDS if one not in missing)
-    text = PROGRAMS[name][0].format(**places)
-    with Scorer(RewardConfig(timeout_s=9.0), DATA, guards=left) as scorer:
-        scorer.submit(0, prompt_of(entry=ROW), fenced(text))
-        assert drain(scorer)[0] == Score(1.0, True)
-    places["out"].joinpath("ran").unlink(missing_ok=True)
-
-
 def test_without_its_own_filter_a_program_kills_another(places, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as victim:
@@ -238,9 +218,3 @@ def test_the_benchmark_counts_what_was_right_and_what_escaped(monkeypatch, capsy
     monkeypatch.setattr(gym.runpy, "run_path", lambda path: wrong)
     with gym.scorer_of(1) as scorer:
         assert gym.hostile(scorer) == {"hostile": "1/2", "escaped": 1}
-
-
-def test_the_benchmark_has_each_place_that_a_program_names():
-    with gym._places() as there:
-        for text, _ in PROGRAMS.values():
-            text.format(**there)

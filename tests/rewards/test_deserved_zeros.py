@@ -19,31 +19,14 @@ from compass_jax.tasks.environment import MOST_CHARS, Environment, EnvironmentFa
 HUGE = "0x" + "f" * 4000
 CALLS = {
     "a number of many digits": f"f(a={HUGE})",
-    "a negative one": f"f(a=-{HUGE})",
-    "in base 2": "f(a=0b" + "1" * 50_000 + ")",
-    "in base 8": "f(a=0o" + "7" * 9000 + ")",
     "in a list": f"f(a=[{HUGE}])",
-    "in an object": f"f(a={{'x': {HUGE}}})",
     "as a key": f"f(a={{{HUGE}: 1}})",
-    "by position": f"f({HUGE})",
-    "in a sum": f"f(a=1 + {HUGE})",
     "in a call": f"f(a=g({HUGE}))",
     "a tower of powers": "f(a=9**9**9**9)",
-    "a long tower": "f(a=" + "9**" * 5000 + "9)",
-    "a long sum": "f(a=" + "1+" * 900 + "1)",
     "a longer sum": "f(a=" + "1+" * 20_000 + "1)",
-    "signs": "f(a=" + "-" * 900 + "1)",
     "more signs": "f(a=" + "-" * 90_000 + "1)",
-    "attributes": "f(a=" + "a." * 900 + "b)",
     "calls of calls": "f" + "()" * 900,
-    "indices": "f(a=x" + "[0]" * 2000 + ")",
-    "conditions": "f(a=" + "1 if 1 else " * 900 + "1)",
     "functions": "f(a=" + "lambda:" * 900 + "1)",
-    "brackets": "f(a=" + "[" * 150,
-    "digits in JSON": '{"name": "f", "arguments": {"a": ' + "9" * 9000 + "}}",
-    "brackets in JSON": "<tool_call>" + "[" * 50_000,
-    "tags": "<tool_call>" * 8000,
-    "thousands of calls": "f(a=1)\n" * 9000,
 }
 # a set of 42,000 integers with the same hash
 COLLIDING = "[n * (2**61 - 1) for n in range(42000)]"
@@ -58,33 +41,19 @@ WRITTEN = (
 ADDED = "xs = f(20)\nassert sum(set(xs)) == 3"
 SLOW = {
     "a set": ("assert f(20) == {1}", WRITTEN.replace("VALUE", f"{{'set': {COLLIDING}}}")),
-    "a frozen set": (
-        "assert f(20) == {1}",
-        WRITTEN.replace("VALUE", f"{{'frozenset': {COLLIDING}}}"),
-    ),
     "the keys of a dict": (
         "assert f(20) == {1: 1}",
         WRITTEN.replace("VALUE", f"{{'dict': [[n, 0] for n in {COLLIDING}]}}"),
-    ),
-    "floats": (
-        "assert f(20) == {1}",
-        WRITTEN.replace("VALUE", f"{{'set': [float(n) for n in {COLLIDING}]}}"),
     ),
     "a list that the test makes a set": (ADDED, f"def f(x): return {COLLIDING}\n"),
     "a count that the test goes through": (
         "assert [x for x in range(f(20)) if x > 10**15] == []",
         "def f(x): return 10**18\n",
     ),
-    "a list that the test makes": (
-        "assert len(list(range(f(20)))) == 22",
-        "def f(x): return 10**11\n",
-    ),
-    "an exponent": ("assert 7 ** f(20) == 49", "def f(x): return 10**12\n"),
     "a pattern": (
         "import re\nassert re.fullmatch(f(20), 'a' * 40 + 'b')",
         "def f(x): return '(a*)*c'\n",
     ),
-    "a text that the test repeats": ("assert 'x' * f(20) == 'xx'", "def f(x): return 10**14\n"),
     "a nested value": (
         "assert f(20) == 22",
         WRITTEN.replace("json.dumps", "(lambda d: '[' * 300000)").replace("VALUE", "0"),
@@ -98,7 +67,6 @@ SLOW = {
         "try: f(1)\nexcept ValueError: pass\nelse: assert 0",
         WRITTEN.replace("'value': VALUE", "'raised': {'ValueError': 1}, 'args': 5"),
     ),
-    "a program of blanks": ("assert f(20) == 22", "\n" * 60_000 + "def f(x): return 0\n"),
     "seconds beyond the check's": ("assert f(20) == 22", "def f(x):\n while True: pass\n"),
 }
 
@@ -142,12 +110,8 @@ def scorer():
 ONE = next(iter(shop.rows(0, [1], 1, ["en"])))
 MANY = {
     "objects without a call": "[" + "{}," * 400 + "{}]",
-    "calls in a list": json.dumps([{"orders": []}] * 2000),
     "calls in tags": "<tool_call>{}</tool_call>" * 3000,
-    "tags alone": "<tool_call>" * 9000,
-    "unknown tools": json.dumps([{"x" * 50: []}] * 2000),
     "numbers": json.dumps(list(range(20_000))),
-    "digits": '{"buy": {"item": "pen", "n": ' + "9" * 9000 + "}}",
     "brackets": "[" * 90_000,
     "a long text": "{" + " " * 300_000 + "}",
 }

@@ -13,7 +13,7 @@ from compass_jax.commands.cli import main
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig, TaskSource
 from compass_jax.data.questions import questions
 from compass_jax.rewards.score import Scorer
-from compass_jax.verifiers.find import kinds
+from compass_jax.verifiers.base import kinds
 
 TEXT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 WORDS = ("right", "wrong")

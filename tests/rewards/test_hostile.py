@@ -225,13 +225,6 @@ def test_required_names_the_missing_guard_and_auto_says_it():
     assert "missing: Landlock (Function not impl" in detect.notice("auto", missing)
 
 
-def test_a_worker_that_is_killed_before_it_is_ready_is_replaced():
-    with Scorer(RewardConfig(timeout_s=20.0), DATA) as scorer:
-        scorer._workers[0].process.kill()
-        scorer.submit(0, prompt(), "0.5")
-        assert drain(scorer) == {0: Score(0.5, True)}
-
-
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e9])
 def test_a_time_limit_that_is_none_is_refused(seconds):
     with pytest.raises(ConfigError, match=r"rewards.timeout_s = "):

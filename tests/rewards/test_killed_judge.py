@@ -24,7 +24,7 @@ import sys
 import numpy as np
 from judged import settings
 from compass_jax.records import Prompt
-from compass_jax.rewards.asking import Pooled
+from compass_jax.rewards.endpoint import Pooled
 from compass_jax.rewards.judging import Judge, Verdicts
 
 prompt = Prompt(1, 0, "x", "Which?", np.zeros(1, np.int32), "5", '{"answer": "5"}')

@@ -220,7 +220,6 @@ LARGE = {"tests": ["assert len(bytes(f(20))) == 3 * 2**30"]}
 USES = {
     "all memory of one process": (ONE_PROCESS, {}, 1.0),
     "more memory": (ONE_PROCESS, {"memory_mb": 200}, 0.0),
-    "runs": (STARTS.format("subprocess.run([sys.executable, '-c', '1'])"), {}, 1.0),
     "a shell": (STARTS.format("os.system('true')"), {}, 1.0),
     "multiprocessing": (
         STARTS.format("multiprocessing.get_context('fork').Process(target=int).start()"),
@@ -228,7 +227,6 @@ USES = {
         1.0,
     ),
     "forks in C": (STARTS.format("ctypes.CDLL(None).fork() or os._exit(0)"), {}, 1.0),
-    "spawns": (STARTS.format("os.posix_spawn('/bin/true', ['true'], {})"), {}, 1.0),
     "threads": (THREADS, {}, 1.0),
     "makes its test large": ("def f(x): return 3 * 2**30\n", LARGE, 0.0),
 }
@@ -298,23 +296,3 @@ def test_filters_name_known_calls(monkeypatch):
         for text in (seccomp.own_signals_program(1), seccomp.one_process_program(True)):
             assert len(text) % 8 == 0 and len(text) // 8 < 4096
     assert Path(sys.executable).exists() and os.name == "posix"
-
-
-KEPT = [(guards.LANDLOCK,), (guards.LANDLOCK, guards.SECCOMP)]
-KEPT += [tuple(name for name in guards.GUARDS if name != guards.PROCESSES)]
-
-
-@guarded
-@pytest.mark.parametrize("kept", KEPT)
-def test_landlock_alone_keeps_programs_from_packages(kept):
-    texts = {
-        "def f(x): return x + 2\n": 1.0,
-        "def f(x):\n " + READS["a package's data"] + "\n return 22\n": 0.0,
-        "def f(x):\n while True: pass\n": 0.0,
-        "import os\ndef f(x): os._exit(0)\n": 0.0,
-    }
-    with Scorer(RewardConfig(timeout_s=9.0), DATA, guards=kept) as scorer:
-        for text in texts:
-            scorer.submit(text, prompt_of(entry={**ROW, "seconds": 1.5}), fenced(text))
-        got = drain(scorer)
-    assert {text: one.reward for text, one in got.items() if one.known} == texts

@@ -36,26 +36,16 @@ ZEROS = {
     # names of the test
     "abs": (NEAR, "def f(x): return 0.0\ndef abs(x): return 0.0\n"),
     "abs by assignment": (NEAR, "def f(x): return 0.0\nabs = lambda x: 0.0\n"),
-    "abs by import": (NEAR, "from operator import not_ as abs\ndef f(x): return 1.0\n"),
     "abs in globals": (NEAR, "globals()['abs'] = lambda x: 0.0\ndef f(x): return 0.0\n"),
-    "abs by exec": (NEAR, "exec('def abs(x): return 0.0')\ndef f(x): return 0.0\n"),
-    "abs when called": (NEAR, "def f(x):\n global abs\n abs = lambda x: 0.0\n return 0.0\n"),
     "abs of builtins": (NEAR, "import builtins\nbuiltins.abs = lambda x: 0.0\n" + BAD),
-    "builtins": (NEAR, "__builtins__ = {'abs': lambda x: 0.0}\n" + BAD),
-    "builtins as a function": (NEAR, "def __builtins__(x): return 0\n" + BAD),
-    "import": (IMPORTED, "def __import__(*a): return 0\n" + BAD),
     "a class": (AS_SET, "class set:\n def __eq__(self, o): return True\ndef f(a, b): return ()\n"),
-    "set": (AS_SET, "def f(a, b): return ()\ndef set(x): return 0\n"),
     "a helper": (HELPED, "def f(x): return 0\ndef expected(x): return 0\n"),
     "a helper and a stub": (HELPED_TO_END, "    return 0\ndef expected(x): return 0\n"),
     "a module": (IMPORTED, "class math:\n isclose = lambda *a: True\ndef f(x): return 0\n"),
-    "check": (HELPED_TO_END, "    return 0\ndef check(f): return True\n"),
     "the mark of a statement": (SORTS, "def __unused__(x): return 0\ndef f(x): return 0\n"),
     # a program that ends is no exception that a test expects
     "ends": (EXPECTS, "import os\ndef f(x): os._exit(0)\n"),
     "ends, and anything is expected": (EXPECTS_ANY, "import os\ndef f(x): os._exit(0)\n"),
-    "is killed": (EXPECTS, "import os, signal\ndef f(x): os.kill(os.getpid(), 9)\n"),
-    "crashes": (EXPECTS, "import ctypes\ndef f(x): ctypes.string_at(0)\n"),
     "closes its pipe": (EXPECTS, "import os\ndef f(x): os.closerange(3, 99)\n"),
     "writes malformed answers": (
         EXPECTS,
@@ -63,9 +53,7 @@ ZEROS = {
         "  try: os.write(n, b'?\\n')\n  except OSError: pass\n",
     ),
     "hangs": (EXPECTS, "def f(x):\n while True: pass\n"),
-    "leaves Python": (EXPECTS, "import sys\ndef f(x): sys.exit(0)\n"),
     "raises no Exception": (EXPECTS, "class E(BaseException): pass\ndef f(x): raise E\n"),
-    "writes too much": (EXPECTS, "def f(x): return 'x' * 10**7\n"),
     "returns an object": (EXPECTS_TYPE, "def f(x): return object()\n"),
     "returns deep lists": (
         EXPECTS,
@@ -74,10 +62,6 @@ ZEROS = {
     "returns what raises": (
         EXPECTS_VALUE,
         "class A:\n def __getattr__(self, name): raise ValueError\ndef f(x): return A()\n",
-    ),
-    "a list that raises": (
-        EXPECTS_VALUE,
-        "class A(list):\n def __iter__(self): raise ValueError\ndef f(x): return A()\n",
     ),
     "a large number": (EXPECTS_VALUE, "def f(x): return 10**5000\n"),
     "ends the loop of a test": (ALL_OF, "def f(x): raise StopIteration\n"),
@@ -91,28 +75,10 @@ ZEROS = {
     ),
     # arguments
     "clears what it is given": (SORTS, "def f(xs): xs.clear(); return []\n"),
-    "changes what it is given": (SORTS, "def f(xs): xs[:] = [0]; return [0]\n"),
-    "empties a dict": (
-        {"tests": ["d = {1: 2}\nassert f(d) == len(d)"]},
-        "def f(d): d.clear(); return 0\n",
-    ),
-    "a set by its name": (
-        {"tests": ["s = {1}\nassert f(s=s) == s"]},
-        "def f(s): s.clear(); return set()\n",
-    ),
     # results
     "equals everything": (
         {"tests": ["assert f(20) == 22"]},
         "class A(float):\n __eq__ = lambda *a: True\ndef f(x): return A(7)\n",
-    ),
-    "a text that equals everything": (
-        {"tests": ["assert f(20) == '22'"]},
-        "class A(str):\n __eq__ = lambda *a: True\n __hash__ = None\ndef f(x): return A('7')\n",
-    ),
-    "is no number": (NEAR, "def f(x): return float('nan')\n"),
-    "a dict that equals everything": (
-        {"tests": ["assert f(20) == {1: 2}"]},
-        "class A(dict):\n __eq__ = lambda *a: True\ndef f(x): return A()\n",
     ),
     "cannot be hashed": ({"tests": ["assert len(set(f(20))) == 1"]}, "def f(x): return [[]]\n"),
     "says that it has another function": (
@@ -121,22 +87,12 @@ ZEROS = {
     ),
 }
 ONES = {
-    "a number near it": (NEAR, "def f(x): return x + 2.0\n"),
-    "a set": (AS_SET, "def f(a, b): return tuple(sorted({*a} & {*b}))\n"),
-    "with a helper": (HELPED, "def f(x): return x + 2\n"),
     "with a helper of its own name": (
         HELPED,
         "def expected(x): return 9\ndef f(x): return x + 2\n",
     ),
     "the rest of a stub": (HELPED_TO_END, "    return x + 2\n"),
-    "the whole of a stub": (HELPED_TO_END, "def f(x): return x + 2\n"),
-    "a lambda": (NEAR, "f = lambda x: x + 2\n"),
     "an imported function": ({"tests": ["assert f(2, 3) == 5"]}, "from operator import add as f\n"),
-    "defined in a branch": (NEAR, "if True:\n def f(x): return x + 2\nelse:\n f = None\n"),
-    "defined by a function": (
-        NEAR,
-        "def make():\n global f\n def f(x): return x + 2\nmake()\n",
-    ),
     "a function called sum": (
         SUM,
         "def sum(a, b): return len([1]) and {25: 6, 10: 3}[a + b]\n",
@@ -152,10 +108,6 @@ ONES = {
     "raises a class of its own": (
         EXPECTS_VALUE,
         "class Bad(ValueError): pass\ndef f(x): raise Bad('no')\n",
-    ),
-    "raises a class of the setup": (
-        {"setup": "class Bad(Exception): pass\n", "tests": [RAISES.format("Bad")]},
-        "def f(x): raise Bad('no')\n",
     ),
     "leaves Python as expected": (
         {"tests": [RAISES.format("SystemExit")]},
@@ -173,15 +125,6 @@ ONES = {
         "def f(xs): xs.sort()\n",
     ),
     "sorts a copy": (SORTS, "def f(xs): return sorted(xs)\n"),
-    "by its name": (
-        {"tests": ["xs = [2, 1]\nf(values=xs)\nassert xs == [1, 2]"]},
-        "def f(values): values.sort()\n",
-    ),
-    "starts a thread": (
-        {"tests": ["assert f(20) == 22"]},
-        "import threading\n"
-        "def f(x):\n t = threading.Thread(target=int)\n t.start(); t.join(); return x + 2\n",
-    ),
 }
 
 

@@ -22,9 +22,8 @@ from compass_jax.config import (
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.config.verifiers import spread
 from compass_jax.errors import UserError
-from compass_jax.processes.channel import ChannelError
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards.score import Scorer, parse
+from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
 
 OWN = '''
@@ -102,15 +101,6 @@ def test_a_batch_is_judged_in_one_call_and_one_that_hangs_or_dies_costs_itself_a
     got = scored(source, texts, timeout_s=1.0, answer="7")
     assert [got[t].outcome for t in texts] == ["ok", "timeout", "ok", "crash", "unjudged", "ok"]
     assert [got[t].reward for t in ("7", "8", "9")] == [1.0, 0.0, 0.0]
-
-
-def test_an_async_function_is_run(tmp_path):
-    got = scored(own(tmp_path, "slow"), ["7", "8", ""], answer="7")
-    assert got == {
-        "7": Score(1.0, True),
-        "8": Score(0.0, True),
-        "": Score(0.0, True, extracted=False),
-    }
 
 
 def test_an_argument_that_nobody_takes_is_refused(tmp_path):
@@ -237,34 +227,6 @@ def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():
     found = override(config, [*words, "--data.sources.0.verifier-args", '[["n", 4]]'])
     assert found.data.sources[0].verifier == (("exact", 1.0), ("format", 0.5))
     assert found.data.sources[0].verifier_args == (("n", 4),)
-
-
-def test_a_workers_line_has_one_form():
-    good = [0, 1.0, "ok", "", {"a": 0.5}, True, "what the environment says"]
-    assert parse(good) == (0, Score(1.0, True, components={"a": 0.5}, says=good[6]))
-    unjudged = [0, None, "unjudged", "", {}, False, ""]
-    assert parse(unjudged) == (0, Score(0.0, False, "unjudged", extracted=False))
-    assert parse(["ready", ""]) == ("ready", "")
-    for bad in (
-        good[:6],
-        [*good, ""],
-        [*good[:5], 1, ""],
-        [*good[:5], "true", ""],
-        [*good[:6], None],
-        [0, 1.0, *unjudged[2:]],
-        [0, 1.0, "well", *good[3:]],
-        [0, float("nan"), *good[2:]],
-        [True, *good[1:]],
-        [*good[:4], {"a": float("inf")}, *good[5:]],
-        [*good[:4], {"a": "b"}, *good[5:]],
-        [*unjudged[:6], "a word"],
-        ["steady", ""],
-        ["ready"],
-        {},
-        None,
-    ):
-        with pytest.raises(ChannelError):
-            parse(bad)
 
 
 def test_nobody_says_before_a_run_what_a_task_may_give():
