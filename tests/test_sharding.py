@@ -47,14 +47,15 @@ DENSE = ModelConfig(
     max_positions=64,
     init_std=0.3,
 )
-# What other families have besides: windows in some layers, a norm of all heads together, a shared
-# expert with a gate.
+# What other families have besides: windows in some layers, a norm of all heads together, sinks,
+# a shared expert with a gate.
 VARIED = dataclasses.replace(
     MODEL,
     layers=4,
     sliding_window=5,
     full_attention_layers=(1, 3),
     qk_norm_scope="projection",
+    attention_sinks=True,
     moe=dataclasses.replace(MODEL.moe, dense_layers=(), shared_ffn=24, shared_gate=True),
 )
 ROWS, TOKENS = 8, 16

@@ -80,6 +80,9 @@ class ModelConfig(Section):
     """Add a bias to the projections to queries, keys and values (HF attention_bias)."""
     o_bias: bool = False
     """Add a bias to the attention's output projection."""
+    attention_sinks: bool = False
+    """Add one learned score per head to the attention's softmax, which takes weight from the keys.
+    """
     sliding_window: CountOrOff = 0
     """Sliding window of attention in tokens, with a token's own (HF sliding_window); 0: none."""
     full_attention_layers: tuple[Annotated[int, Range(0, 999)], ...] = ()

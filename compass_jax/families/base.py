@@ -68,6 +68,7 @@ TENSORS: Mapping[str, Tensor] = {
     "attention.k_bias": Tensor(_LAYER + "self_attn.k_proj.bias"),
     "attention.v_bias": Tensor(_LAYER + "self_attn.v_proj.bias"),
     "attention.o_bias": Tensor(_LAYER + "self_attn.o_proj.bias"),
+    "attention.sinks": Tensor(_LAYER + "self_attn.sinks"),
     "attention.q_norm": Tensor(_LAYER + "self_attn.q_norm.weight"),
     "attention.k_norm": Tensor(_LAYER + "self_attn.k_norm.weight"),
     "mlp_norm": Tensor(_LAYER + "post_attention_layernorm.weight"),
@@ -148,6 +149,7 @@ class Attention(NamedTuple):
     qkv_bias: bool
     o_bias: bool
     qk_norm_scope: Literal["head", "projection"] = "head"
+    attention_sinks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

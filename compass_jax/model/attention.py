@@ -59,10 +59,13 @@ def _project(x, params, name: str, heads: int):
 
 
 def _attend(
-    q: Float[Array, "b kv g t d"], cache: LayerCache, visible: Bool[Array, "#b t s"]
+    q: Float[Array, "b kv g t d"],
+    cache: LayerCache,
+    visible: Bool[Array, "#b t s"],
+    sinks: Float[Array, "h"] | None = None,
 ) -> Float[Array, "b kv g t d"]:
     """Computes softmax(q k^T / sqrt(d)) v without repeating keys. Masked scores are a large
-    negative finite number, so that no row is NaN.
+    negative finite number, so that no row is NaN. `sinks` are as in `_softmax`.
     """
     wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
@@ -77,10 +80,25 @@ def _attend(
         scores.reshape(b, kv, g, t, -1),
         jnp.array(-0.7 * float(jnp.finfo(wide).max), wide),
     )
-    weights = jax.nn.softmax(scores, axis=-1).reshape(b, kv, g * t, -1)
+    weights = _softmax(scores, sinks).reshape(b, kv, g * t, -1)
     if isinstance(cache.v, Quantized):
         weights = weights * cache.v.scales.astype(wide).transpose(0, 1, 3, 2)
     return jnp.einsum("bkqs,bksd->bkqd", weights.astype(q.dtype), v).reshape(b, kv, g, t, d)
+
+
+def _softmax(
+    scores: Float[Array, "b kv g t s"], sinks: Float[Array, "h"] | None
+) -> Float[Array, "b kv g t s"]:
+    """Computes exp(s_i) / (sum_j exp(s_j) + exp(sink)) with one sink per head (gpt-oss); without
+    sinks the plain softmax.
+    """
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    sink = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)
+    top = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sink)
+    top = jax.lax.stop_gradient(top)
+    weights = jnp.exp(scores - top)
+    return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top))
 
 
 # smallest number of queries in a chunk, and largest number of chunks in a sequence
@@ -92,6 +110,7 @@ def _causal(
     new: LayerCache,
     segments: Int[Array, "b t"] | None,
     window: int = 0,
+    sinks: Float[Array, "h"] | None = None,
 ) -> Float[Array, "b kv g t d"]:
     """Computes attention within rows, or within their segments, by chunks of queries. A chunk skips
     the keys after it, nearly half of all scores, and those before its window.
@@ -108,18 +127,21 @@ def _causal(
         allowed = jnp.asarray(visible)[None]
         if segments is not None:
             allowed = allowed & (segments[:, first:last, None] == segments[:, None, start:last])
-        out.append(_attend(queries, seen, allowed))
+        out.append(_attend(queries, seen, allowed, sinks))
     return out[0] if len(out) == 1 else jnp.concatenate(out, axis=3)
 
 
 def _causal_unchunked(
-    q: Float[Array, "b kv g t d"], new: LayerCache, window: int = 0
+    q: Float[Array, "b kv g t d"],
+    new: LayerCache,
+    window: int = 0,
+    sinks: Float[Array, "h"] | None = None,
 ) -> Float[Array, "b kv g t d"]:
     """Computes attention within rows in one piece, for queries split over devices: chunks would
     cross the split.
     """
     at = jnp.arange(q.shape[3])
-    return _attend(q, new, _visible(at[:, None], at[None], window)[None])
+    return _attend(q, new, _visible(at[:, None], at[None], window)[None], sinks)
 
 
 def _visible(queries, keys, window: int):
@@ -157,6 +179,7 @@ def attention(
         window: number of positions that a token sees, its own included; 0: all before it.
     """
     q, k, v = _heads(x, params, tables, config, placement)
+    sinks = params.get("sinks")
     shape = x.shape[0], config.heads, x.shape[1], config.head_dim
     q = q.transpose(0, 2, 1, 3).reshape(
         x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim
@@ -168,17 +191,22 @@ def attention(
     # 8-bit keys are read from the cache, with their rounding.
     rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
     if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
-        out = splash_causal(_scaled(q).reshape(shape), keys, values, placement, segments, window)
+        queries = _scaled(q).reshape(shape)
+        out = splash_causal(queries, keys, values, placement, segments, window, sinks)
     elif cache is None:
         split = placement is not None and placement.token_axis(x.shape[1]) is not None
-        out = _causal_unchunked(q, new, window) if split else _causal(q, new, segments, window)
+        out = (
+            _causal_unchunked(q, new, window, sinks)
+            if split
+            else _causal(q, new, segments, window, sinks)
+        )
     elif table is not None or (
         kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)
     ):
-        out = _by_kernel(q, cache, positions, table, placement, window)
+        out = _by_kernel(q, cache, positions, table, placement, window, sinks)
     else:
         at = jnp.arange(seen.k.shape[2], dtype=positions.dtype)
-        out = _attend(q, seen, _visible(positions[:, :, None], at[None, None, :], window))
+        out = _attend(q, seen, _visible(positions[:, :, None], at[None, None, :], window), sinks)
     out = out.reshape(shape)
     out = matmul(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1), params["o"])
     if config.o_bias:
@@ -213,7 +241,7 @@ def _scaled(q: Float[Array, "b kv g t d"]) -> Float[Array, "b kv g t d"]:
     return q * (1.0 / q.shape[-1] ** 0.5)
 
 
-def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, window: int):
+def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, window: int, sinks):
     """Computes attention of one query per row with the kernel that reads the cache in place."""
     from compass_jax.model.decode_kernel import decode_attention
 
@@ -224,7 +252,7 @@ def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, wind
     k, v = _arrays(stack)
     lengths = positions[:, 0] + 1
     scaled = _scaled(q)[:, :, :, 0]
-    out = decode_attention(scaled, k, v, lengths, table, layer, placement, window)
+    out = decode_attention(scaled, k, v, lengths, table, layer, placement, window, sinks)
     return out[:, :, :, None]
 
 

@@ -34,26 +34,30 @@ def decode_attention(
     layer: Int[Array, ""],
     placement: Placement | None,
     window: int = 0,
+    sinks: Float[Array, "h"] | None = None,
 ) -> Float[Array, "b kv g d"]:
     """Computes softmax(q k^T) v over the first `lengths` keys of each slot in `layer`, of which the
-    last `window` (0: all). q is scaled by the caller; lengths are at least 1.
+    last `window` (0: all); `sinks` are one more score per head in the softmax's denominator. q is
+    scaled by the caller; lengths are at least 1.
 
     Without a table, row i of the cache belongs to slot i. With one, page j of slot i is `table[i,
     j]` (only pages below its length are read); over a mesh page ids count within the part of the
     pages on the slot's device.
     """
     run = partial(_decode, window=window, interpret=kernels.INTERPRET)
+    if sinks is not None:
+        sinks = sinks.astype(jnp.float32).reshape(*q.shape[1:3], 1)
     if placement is None:
-        return run(q, k, v, lengths, table, layer)
+        return run(q, k, v, lengths, table, layer, sinks)
     rows = placement.batch_axes(q.shape[0]) or None
     queries, keys = P(rows, "tensor"), P(None, rows, "tensor")
-    specs = (queries, keys, keys, P(rows), None if table is None else P(rows), P())
+    specs = (queries, keys, keys, P(rows), None if table is None else P(rows), P(), P("tensor"))
     return jax.shard_map(
         run, mesh=placement.mesh, in_specs=specs, out_specs=queries, check_vma=False
-    )(q, k, v, lengths, table, layer)
+    )(q, k, v, lengths, table, layer, sinks)
 
 
-def _decode(q, k, v, lengths, table, layer, window: int, interpret: bool):
+def _decode(q, k, v, lengths, table, layer, sinks, *, window: int, interpret: bool):
     b, kv, g, d = q.shape
     positions = k.shape[3]
     if table is None:
@@ -69,22 +73,31 @@ def _decode(q, k, v, lengths, table, layer, window: int, interpret: bool):
     )
     one = pl.BlockSpec((None, kv, g, d), lambda i, j, *_: (i, 0, 0, 0))
     keys = pl.BlockSpec((None, None, kv, size, d), partial(where, size, window))
+    per_head = pl.BlockSpec((kv, g, 1), lambda *_: (0, 0, 0))
+    arrays, specs = [q, k, v], [one, keys, keys]
+    if sinks is not None:
+        arrays, specs = [sinks, *arrays], [per_head, *specs]
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(b, blocks),
-        in_specs=[one, keys, keys],
+        in_specs=specs,
         out_specs=one,
         scratch_shapes=[pltpu.VMEM((kv, g, n), jnp.float32) for n in (1, 1, d)],
     )
     call = pl.pallas_call(
-        partial(_kernel, size=size, blocks=blocks, window=window),
+        partial(
+            _kernel_without_sinks if sinks is None else _kernel,
+            size=size,
+            blocks=blocks,
+            window=window,
+        ),
         grid_spec=grid,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         # Slots do not depend on each other: a chip of two cores gives each core half of them.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
     )
-    return call(*scalars, q, k, v)
+    return call(*scalars, *arrays)
 
 
 def block_tokens(positions: int, token_bytes: int) -> int:
@@ -120,10 +133,15 @@ def _page(size: int, window: int, i, j, lengths, table, layer):
     return layer[0], table[i, _needed(size, window, i, j, lengths)], 0, 0, 0
 
 
+def _kernel_without_sinks(lengths, table, layer, *arrays, **sizes):
+    _kernel(lengths, table, layer, None, *arrays, **sizes)
+
+
 def _kernel(
     lengths,
     table,
     layer,
+    sinks,
     q,
     k,
     v,
@@ -140,8 +158,12 @@ def _kernel(
 
     @pl.when(j == 0)
     def _():
-        largest[...] = jnp.full(largest.shape, _HIDDEN, jnp.float32)
-        total[...] = jnp.zeros(total.shape, jnp.float32)
+        if sinks is None:
+            largest[...] = jnp.full(largest.shape, _HIDDEN, jnp.float32)
+            total[...] = jnp.zeros(total.shape, jnp.float32)
+        else:  # exp(sink - largest) = 1
+            largest[...] = sinks[...]
+            total[...] = jnp.ones(total.shape, jnp.float32)
         weighed[...] = jnp.zeros(weighed.shape, jnp.float32)
 
     first = _first_key(window, lengths[i])

@@ -45,17 +45,20 @@ def splash_causal(
     placement: Placement | None,
     segments: Int[Array, "b t"] | None = None,
     window: int = 0,
+    sinks: Float[Array, "h"] | None = None,
 ) -> Float[Array, "b h t d"]:
     """Computes causal softmax(q k^T) v, within the segments of each row where they are given, and
-    within the last `window` positions (0: all). q is scaled by the caller. Scores exist a block at
-    a time, in the backward pass too (FlashAttention-2, arXiv 2307.08691).
+    within the last `window` positions (0: all); `sinks` are one more score per head in the
+    softmax's denominator. q is scaled by the caller. Scores exist a block at a time, in the
+    backward pass too (FlashAttention-2, arXiv 2307.08691).
 
     Over a mesh each device has its rows, its heads, its part of the queries, and all keys of its
     rows.
     """
     b, h, t, _ = q.shape
+    sinks = None if sinks is None else sinks.astype(q.dtype)
     if placement is None:
-        return _by_rows(_kernel(h, t, 1, window), q, k, v, segments, segments)
+        return _by_rows(_kernel(h, t, 1, window), q, k, v, segments, segments, sinks)
     axis, rows = placement.token_axis(t), placement.batch_axes(b) or None
     shards = placement.size(axis) if axis else 1
     kernel = _kernel(h // placement.size("tensor"), t, shards, window)
@@ -65,22 +68,26 @@ def splash_causal(
     run = jax.shard_map(
         _by_rows,
         mesh=placement.mesh,
-        in_specs=(specs, queries, keys, keys, P(rows, axis), P(rows, None)),
+        in_specs=(specs, queries, keys, keys, P(rows, axis), P(rows, None), P("tensor")),
         out_specs=queries,
         check_vma=False,
     )
-    return run(kernel, q, k, v, segments, segments)
+    return run(kernel, q, k, v, segments, segments, sinks)
 
 
-def _by_rows(kernel: Any, q, k, v, of_queries, of_keys):
+def _by_rows(kernel: Any, q, k, v, of_queries, of_keys, sinks):
     """Runs the kernel on each row of a device, with the segments of its queries and of its keys, or
-    None.
+    None, and the sinks of its heads, or None.
     """
+
+    def one(q, k, v, segments=None):
+        return kernel(q, k, v, segments, sinks)
+
     if of_queries is None:
-        return jax.vmap(kernel)(q, k, v)
+        return jax.vmap(one)(q, k, v)
     from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
-    return jax.vmap(kernel)(q, k, v, SegmentIds(of_queries, of_keys))
+    return jax.vmap(one)(q, k, v, SegmentIds(of_queries, of_keys))
 
 
 def _kernel(heads: int, tokens: int, shards: int, window: int) -> Any:

@@ -86,7 +86,7 @@ def _matrix(name: str, shape: tuple[int, ...], *axes: str) -> ParamSpec:
 
 
 def _scale(name: str, size: int, axis: str | None, init: str = "ones") -> ParamSpec:
-    """Declares a norm's scale or a bias, without weight decay."""
+    """Declares a norm's scale, a bias or attention sinks, without weight decay."""
     return ParamSpec(name, (size,), (axis,), init, decays=False)
 
 
@@ -103,6 +103,8 @@ def _attention_specs(c: ModelConfig) -> dict[str, ParamSpec]:
             specs[f"{name}_bias"] = _scale(f"attention.{name}_bias", size, axis, "zeros")
     if c.o_bias:
         specs["o_bias"] = _scale("attention.o_bias", c.hidden, "embed", "zeros")
+    if c.attention_sinks:
+        specs["sinks"] = _scale("attention.sinks", c.heads, "heads", "normal")
     if c.qk_norm:
         by_head = c.qk_norm_scope == "head"
         for name, size, axis in (("q", q, "heads"), ("k", kv, "kv_heads")):

@@ -123,7 +123,8 @@ def test_each_file_of_the_package_is_a_family_of_its_name():
 
 
 def test_the_common_table_names_every_parameter_that_a_family_can_have():
-    dense = dataclasses.replace(MODEL, moe=None, qkv_bias=True, o_bias=True)
+    biases = dict(qkv_bias=True, o_bias=True, attention_sinks=True)
+    dense = dataclasses.replace(MODEL, moe=None, **biases)
     shared = dataclasses.replace(
         MODEL, moe=dataclasses.replace(MODEL.moe, shared_ffn=8, shared_gate=True)
     )

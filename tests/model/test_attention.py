@@ -52,12 +52,14 @@ def numpy_attention(x, p, positions, config, window=0):
         shared = h // (config.heads // config.kv_heads)
         seen = slice(max(0, i + 1 - window) if window else 0, i + 1)
         scores = k[row, seen, shared] @ q[row, i, h] / np.sqrt(config.head_dim)
-        weights = np.exp(scores - scores.max())
-        out[row, i, h] = weights / weights.sum() @ v[row, seen, shared]
+        weights, sink = np.exp(scores - scores.max()), 0.0
+        if "sinks" in p:
+            sink = np.exp(p["sinks"][h] - scores.max())
+        out[row, i, h] = weights / (weights.sum() + sink) @ v[row, seen, shared]
     return out.reshape(b, t, -1) @ p["o"] + p.get("o_bias", 0.0)
 
 
-def make(qk_norm=True, bias=True, seed=0):
+def make(qk_norm=True, bias=True, seed=0, sinks=False):
     rng = np.random.default_rng(seed)
     config = ModelConfig(
         family="qwen3",
@@ -89,6 +91,8 @@ def make(qk_norm=True, bias=True, seed=0):
         }
     if qk_norm:
         p |= {"q_norm": (HEAD,), "k_norm": (HEAD,)}
+    if sinks:
+        p |= {"sinks": (HEADS,)}
     return (
         config,
         {name: rng.standard_normal(shape) for name, shape in p.items()},
@@ -177,10 +181,12 @@ def test_the_future_is_not_seen():
     np.testing.assert_array_equal(out[:, :4], changed[:, :4])
 
 
-@pytest.mark.parametrize("window", [1, 5, 40, 90, 200])
-def test_a_token_sees_its_window_in_chunks_and_in_one_piece(x64, window):
+@pytest.mark.parametrize(
+    ("window", "sinks"), [(1, False), (5, False), (40, True), (90, False), (200, False), (0, True)]
+)
+def test_a_token_sees_its_window_in_chunks_and_in_one_piece(x64, window, sinks):
     """Over several chunks of queries; and in one piece, as where a mesh splits the queries."""
-    config, p, _ = make()
+    config, p, _ = make(sinks=sinks)
     x = np.random.default_rng(1).standard_normal((2, 90, HIDDEN))
     positions = np.broadcast_to(np.arange(90), (2, 90))
     expected = numpy_attention(x, p, positions, config, window)
@@ -191,12 +197,14 @@ def test_a_token_sees_its_window_in_chunks_and_in_one_piece(x64, window):
     np.testing.assert_allclose(split, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(("size", "window"), [(12, 0), (8, 0), (12, 2)])
-def test_rows_at_their_own_positions_through_the_cache(x64, size, window):
+@pytest.mark.parametrize(
+    ("size", "window", "sinks"), [(12, 0, False), (8, 0, False), (12, 2, False), (12, 2, True)]
+)
+def test_rows_at_their_own_positions_through_the_cache(x64, size, window, sinks):
     """Row 0 has 3 tokens in the cache and row 1 has 5; the rest come one by one. A dirty cache
     stands for a slot used before.
     """
-    config, p, x = make()
+    config, p, x = make(sinks=sinks)
     positions = np.broadcast_to(np.arange(7), (2, 7))
     expected = numpy_attention(x, p, positions, config, window)
     dirty = jnp.full((2, KV, size, HEAD), 7.0)

@@ -22,14 +22,19 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(kernels, "INTERPRET", True)
 
 
-def reference(q, k, v, lengths, window=0):
+def reference(q, k, v, lengths, window=0, sinks=None):
     """[b kv g d] float64; k and v `[b kv s d]`."""
     out, (q, k, v) = np.zeros(q.shape), (x.astype(np.float64) for x in (q, k, v))
     for i, n in enumerate(lengths):
         seen = slice(max(0, n - window) if window else 0, n)
         scores = np.einsum("kgd,ksd->kgs", q[i], k[i, :, seen])
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        total = weights.sum(-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(
+                np.asarray(sinks, np.float64).reshape(KV, G, 1) - scores.max(-1, keepdims=True)
+            )
+        weights /= total
         out[i] = np.einsum("kgs,ksd->kgd", weights, v[i, :, seen])
     return out
 
@@ -41,8 +46,10 @@ def draw(*shape):
 @pytest.mark.parametrize(
     "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "slots and heads over a mesh"]
 )
-@pytest.mark.parametrize(("layer", "window"), [(0, 0), (1, 0), (1, 130)])
-def test_rows(mesh, layer, window):
+@pytest.mark.parametrize(
+    ("layer", "window", "sinks"), [(0, 0, False), (1, 0, False), (1, 130, False), (1, 130, True)]
+)
+def test_rows(mesh, layer, window, sinks):
     q, k, v = (
         draw(B, KV, G, D) / D**0.5,
         draw(LAYERS, B, KV, 384, D),
@@ -50,10 +57,14 @@ def test_rows(mesh, layer, window):
     )
     k[:, 0, :, 1:] = np.nan  # behind slot 0's only key: masked, whatever is there
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
-    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(layer), placement, window))(
-        q, k, v, LENGTHS
-    )
-    np.testing.assert_allclose(out, reference(q, k[layer], v[layer], LENGTHS, window), atol=2e-6)
+    scores = jnp.linspace(-3, 4, KV * G) if sinks else None
+
+    def run(*arrays):
+        return decode_attention(*arrays, None, jnp.int32(layer), placement, window, scores)
+
+    out = jax.jit(run)(q, k, v, LENGTHS)
+    expected = reference(q, k[layer], v[layer], LENGTHS, window, scores)
+    np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,10 @@ def test_a_model_with_the_kernel_is_the_model_without(what):
     without it.
     """
     config = MODEL
-    if what == "window":  # in the first layer alone
-        config = dataclasses.replace(MODEL, sliding_window=90, full_attention_layers=(1,))
+    if what == "window":  # in the first layer alone; sinks in both
+        config = dataclasses.replace(
+            MODEL, sliding_window=90, full_attention_layers=(1,), attention_sinks=True, init_std=0.2
+        )
     params = init_params(config, ComputeConfig(), jax.random.key(0))
     t = 200 if what == "another length" else T
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 32, (2, t)), jnp.int32)
