@@ -4,6 +4,7 @@ stage's mix (rl.stages).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,16 +62,12 @@ class PassRates:
         counts[:] = [counts[0] + right, counts[1] + known]
 
     def own(self, prompt: Prompt) -> tuple[float, float]:
-        """Returns the weighted (right, known) answers of a prompt; (0, 0) if it has no
-        measurements.
-        """
+        """Returns the weighted (right, known) answers of a prompt; zeros without measurements."""
         right, known = self._prompts.get(str(prompt.id), (0.0, 0.0))
         return right, known
 
     def of_label(self, prompt: Prompt) -> float:
-        """Returns the pass rate of the prompt's label over the last steps; UNKNOWN for a
-        new label.
-        """
+        """Returns the pass rate of the prompt's label; UNKNOWN for a new label."""
         return self.labels().get(label_of(prompt), UNKNOWN)
 
     def labels(self) -> dict[str, float]:
@@ -97,15 +94,11 @@ class PassRates:
 
     def state(self) -> dict[str, Any]:
         """Returns all counts, as JSON."""
-        return {
-            "labels": {k: list(v) for k, v in self._labels.items()},
-            "last": {k: list(v) for k, v in self._prompts.items()},
-        }
+        return copy.deepcopy({"labels": self._labels, "last": self._prompts})
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores the counts from `state`."""
-        self._labels = {k: list(v) for k, v in state["labels"].items()}
-        self._prompts = {k: list(v) for k, v in state["last"].items()}
+        self._labels, self._prompts = copy.deepcopy((state["labels"], state["last"]))
 
 
 def distance(band: Band, rate: float) -> float:

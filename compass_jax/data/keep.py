@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from compass_jax.data.difficulty import Measured
 from compass_jax.data.files import DataError
 from compass_jax.records import Prompt
-from compass_jax.untrusted import parse_json, read_lines
+from compass_jax.untrusted import read_lines
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0)]
@@ -57,7 +57,6 @@ def read_pass_rates(
         )
     question_by_id = None if prompts is None else {p.id: p.question for p in prompts}
     rows: dict[int, PassRate] = {}
-    places: dict[int, str] = {}
     size = 0
     for where, line in read_lines(path, error=DataError):
         if not line.endswith(b"\n"):
@@ -69,7 +68,15 @@ def read_pass_rates(
             os.truncate(path, size)
             break
         size += len(line)
-        row = _checked(parse_json(line, where, error=DataError), where)
+        try:
+            row = _LINE.validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = f"{'.'.join(map(str, first['loc']))} = {first['input']!r:.80}: {first['msg']}"
+            raise DataError(
+                f"{where}: not a line of compass filter: {problem}; correct it, or run compass"
+                " filter again"
+            ) from error
         if question_by_id is not None and question_by_id.get(row.id) != row.question:
             problem = f"{row.question!r:.60} (id {row.id}) is no training prompt of this run"
             raise DataError(
@@ -78,28 +85,10 @@ def read_pass_rates(
             )
         if rows.setdefault(row.id, row) != row:
             raise DataError(
-                f"{where}: contradicts {places[row.id]} on the prompt with id {row.id}; remove "
-                "the wrong one"
+                f"{where}: contradicts an earlier line on the prompt with id {row.id}; remove the"
+                " wrong one"
             )
-        places.setdefault(row.id, where)
     return rows
-
-
-def _checked(values: Any, where: str) -> PassRate:
-    """Returns the row of a line. Raises DataError for a line that compass filter does not write."""
-    try:
-        row = _LINE.validate_python(values)
-        problem = "" if row.known <= row.samples else "known exceeds samples"
-    except ValidationError as error:
-        first = error.errors()[0]
-        place, value = ".".join(map(str, first["loc"])), f"{first['input']!r:.80}"
-        problem = f"{place} = {value}: {first['msg']}"
-    if problem:
-        raise DataError(
-            f"{where}: not a line of compass filter: {problem}; correct it, or run compass filter"
-            " again"
-        )
-    return row
 
 
 class Kept(NamedTuple):
@@ -133,8 +122,6 @@ def kept_prompts(prompts: Sequence[Prompt], path: str) -> Kept:
             f"{path} keeps none of {len(prompts)} training prompts: widen --low and --high of "
             "compass filter"
         )
-    measured = [
-        Measured(p, row.pass_rate * row.known, float(row.known))
-        for p, row in ((p, rows[p.id]) for p in remaining)
-    ]
+    counts = ((p, rows[p.id].pass_rate, rows[p.id].known) for p in remaining)
+    measured = [Measured(p, rate * known, float(known)) for p, rate, known in counts]
     return Kept(remaining, sum(row.tokens for row in rows.values()), measured)

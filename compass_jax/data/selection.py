@@ -4,6 +4,7 @@ arXiv 2506.02177), those likely to vary next, or a share of each difficulty band
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,14 +12,7 @@ import numpy as np
 
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import WHOLE_RUN, Stage
-from compass_jax.data.difficulty import (
-    STRENGTH,
-    UNKNOWN,
-    Measured,
-    PassRates,
-    band_of,
-    distance,
-)
+from compass_jax.data.difficulty import STRENGTH, UNKNOWN, Measured, PassRates, band_of, distance
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
@@ -53,17 +47,12 @@ class PromptSelector:
             place = stream.position
             prompt = stream.next_batch(1)[0]
             scanned += 1
-            if scanned <= len(stream) and self._skips(prompt, place):
+            draw = np.random.default_rng((self._seed, 17, place)).random()
+            if scanned <= len(stream) and draw >= self.chance(prompt):
                 self.skipped += 1
             else:
                 chosen.append(prompt)
         return chosen
-
-    def _skips(self, prompt: Prompt, place: int) -> bool:
-        chance = self.chance(prompt)
-        return (
-            chance < 1 and float(np.random.default_rng((self._seed, 17, place)).random()) >= chance
-        )
 
     def chance(self, prompt: Prompt) -> float:
         """Returns the probability that the prompt is rolled out."""
@@ -104,12 +93,10 @@ class StreakSelector(PromptSelector):
         self._streak: dict[str, list] = {}  # prompt id -> [kind, z]
 
     def chance(self, prompt: Prompt) -> float:
-        """Returns max(p^z, 0.01)."""
         kind, z = self._streak.get(str(prompt.id), ("", 0))
         return 1.0 if z == 0 else max(self._chance[kind] ** z, LEAST_CHANCE)
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Updates the streaks and, from the second epoch on, p."""
         kinds = [(prompt, outcome.kind) for prompt, outcome in results]
         for prompt, kind in kinds:
             previous, z = self._streak.get(str(prompt.id), ("", 0))
@@ -122,22 +109,13 @@ class StreakSelector(PromptSelector):
             self._chance[kind] = min(HIGHEST, max(LOWEST, round(chance, 10)))
 
     def metrics(self) -> dict[str, float]:
-        """Returns p of each kind: the chance of a prompt whose last group was uniform."""
         return {f"zero_variance/keep_{k}": p for k, p in self._chance.items()}
 
     def state(self) -> dict[str, Any]:
-        """Returns the chances and streaks."""
-        return {
-            "chance": dict(self._chance),
-            "streak": {k: list(v) for k, v in self._streak.items()},
-        }
+        return copy.deepcopy({"chance": self._chance, "streak": self._streak})
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores `state`."""
-        self._chance, self._streak = (
-            dict(state["chance"]),
-            {k: list(v) for k, v in state["streak"].items()},
-        )
+        self._chance, self._streak = copy.deepcopy((state["chance"], state["streak"]))
 
 
 class CurriculumSelector(PromptSelector):
@@ -159,25 +137,20 @@ class CurriculumSelector(PromptSelector):
         self._samples, self._rates = samples, rates
 
     def chance(self, prompt: Prompt) -> float:
-        """Returns 1 - p^n - (1 - p)^n, at least 0.05."""
         right, known = self._rates.own(prompt)
         p = (right + STRENGTH * self._rates.of_label(prompt)) / (known + STRENGTH)
         return max(LEAST_EXPLORED, 1 - p**self._samples - (1 - p) ** self._samples)
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Updates the pass rates. Groups without a verdict are ignored."""
         self._rates.update(results)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the expected pass rate of each label."""
         return {f"curriculum/{label}": rate for label, rate in self._rates.labels().items()}
 
     def state(self) -> dict[str, Any]:
-        """Returns the pass rates of labels and prompts."""
         return self._rates.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores `state`."""
         self._rates.restore(state)
 
 
@@ -197,14 +170,12 @@ class BandSelector(PromptSelector):
         super().__init__(seed)
         self._number, self._mix, self._rates = stage.number, stage.mix or (), rates
         self._given = [0] * len(self._mix)  # positions assigned to each band in this stage
-        self._drawn = [0] * (
-            len(self._mix) + 1
-        )  # prompts of this step by band; the last entry counts those outside all bands
+        # prompts of this step by band; the last entry counts those outside all bands
+        self._drawn = [0] * (len(self._mix) + 1)
         self._borrowed = 0  # borrowed prompts of this step
         self._told: set[int] = set()
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
-        """Returns the next `n` prompts. Sets `notice` the first time that a band has too few."""
         self.notice, start = "", stream.position
         if not self._mix:
             self.skipped = 0
@@ -219,21 +190,15 @@ class BandSelector(PromptSelector):
         return chosen
 
     def _places(self, n: int) -> list[int]:
-        """Returns the number of the `n` positions that each band gets."""
         places = [0] * len(self._mix)
         for total in range(sum(self._given) + 1, sum(self._given) + n + 1):
-            missing = [
-                share * total - assigned for (*_, share), assigned in zip(self._mix, self._given)
-            ]
+            missing = [x[2] * total - given for x, given in zip(self._mix, self._given)]
             band = missing.index(max(missing))
             places[band] += 1
             self._given[band] += 1
         return places
 
     def _one_pass(self, stream: PromptStream, places: list[int]) -> list[Prompt]:
-        """Returns prompts for `places` from at most one pass over the data, and decrements
-        `places`.
-        """
         chosen: list[Prompt] = []
         unused_prompts: list[tuple[Prompt, float]] = []
         for _ in range(len(stream)):
@@ -270,14 +235,10 @@ class BandSelector(PromptSelector):
         )
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Updates the pass rates and resets the counts of the step."""
         self._rates.update(results)
         self._drawn, self._borrowed = [0] * len(self._drawn), 0
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of each band among the prompts that the step drew; empty if it drew no
-        prompt.
-        """
         total = sum(self._drawn)
         if not total:
             return {}
@@ -285,14 +246,12 @@ class BandSelector(PromptSelector):
         return {**shares, "curriculum/borrowed_prompts": float(self._borrowed)}
 
     def state(self) -> dict[str, Any]:
-        """Returns the pass rates and the counts of the stage."""
         counts = {"given": self._given, "drawn": self._drawn, "borrowed": self._borrowed}
         return {"stage": self._number, **counts, **self._rates.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores `state`. Counts of another stage are ignored."""
         self._rates.restore(state)
-        if state["stage"] == self._number:
+        if state["stage"] == self._number:  # counts of another stage are ignored
             self._given, self._drawn = list(state["given"]), list(state["drawn"])
             self._borrowed = state["borrowed"]
 

@@ -48,21 +48,6 @@ def _products(entry: Entry) -> list[str]:
     return lines
 
 
-def _gcd(entry: Entry) -> list[str]:
-    """Returns the steps of Euclid's algorithm over the numbers: "48 % 18 = 12", "18 % 12 = 6", "12
-    % 6 = 0".
-    """
-    result, *rest = entry["metadata"]["numbers"]
-    lines = []
-    for number in rest:
-        a, b = max(result, number), min(result, number)
-        while b:
-            lines.append(f"{a} % {b} = {a % b}")
-            a, b = b, a % b
-        result = a
-    return lines
-
-
 def _count_bits(entry: Entry) -> list[str]:
     """Returns the steps of repeated halving, each with the number and the count of ones so far: "6
     0", "3 1", "1 2".
@@ -75,29 +60,10 @@ def _count_bits(entry: Entry) -> list[str]:
     return lines
 
 
-def _spell_backward(entry: Entry) -> list[str]:
-    """Returns the letters of the word, then the letters in reverse order."""
-    word = entry["metadata"]["word"]
-    return [" ".join(word), " ".join(reversed(word))]
-
-
-def _letter_counting(entry: Entry) -> list[str]:
-    """Returns each word with the letter's count in it and the count so far: "banana 3 3"."""
-    letter, total, lines = entry["metadata"]["target_letter"], 0, []
-    for word in entry["metadata"]["span"]:
-        count = word.lower().count(letter)
-        total += count
-        lines.append(f"{word} {count} {total}")
-    return lines
-
-
 _STEPS: dict[str, Callable[[Entry], list[str]]] = {
     "chain_sum": _chain_sum,
     "products": _products,
-    "gcd": _gcd,
     "count_bits": _count_bits,
-    "spell_backward": _spell_backward,
-    "letter_counting": _letter_counting,
 }
 
 

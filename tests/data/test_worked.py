@@ -9,10 +9,7 @@ from compass_jax.verifiers.extract import extract_answer
 OPTIONS = {
     "chain_sum": [{}, {"min_terms": 1, "max_terms": 8, "max_digits": 5, "allow_negation": True}],
     "products": [{}, {"min_terms": 1, "max_terms": 4, "allow_negation": True}],
-    "gcd": [{}, {"max_numbers": 5}],
     "count_bits": [{}],
-    "spell_backward": [{}],
-    "letter_counting": [{}],
 }
 
 
@@ -26,7 +23,7 @@ def test_own_scorer_gives_full_marks(name):
             assert dataset.score_answer(extract_answer(text, "answer"), entry) == 1.0
 
 
-@pytest.mark.parametrize("name", ["chain_sum", "products", "gcd"])
+@pytest.mark.parametrize("name", ["chain_sum", "products"])
 def test_every_line_is_one_true_operation(name):
     for options in OPTIONS[name]:
         for entry in reasoning_gym.create_dataset(name, seed=3, size=200, **options):
@@ -36,7 +33,7 @@ def test_every_line_is_one_true_operation(name):
                     r"(-?\d+) ([-+*%]) (-?\d+) = (-?\d+)", line
                 ).groups()
                 assert eval(f"({left}) {operator} ({right})") == int(result)
-            if lines and name != "gcd":
+            if lines:
                 assert lines[-1].endswith(f" = {entry['answer']}")
 
 
@@ -52,16 +49,7 @@ def test_other_tasks_by_hand():
     assert worked_solution(
         "products", {"metadata": {"expression": "12 * 304"}, "answer": "3648"}
     ) == ("12 * 300 = 3600\n12 * 4 = 48\n3600 + 48 = 3648\n<answer>3648</answer>")
-    assert worked_solution("gcd", {"metadata": {"numbers": [18, 48, 4]}, "answer": "2"}) == (
-        "48 % 18 = 12\n18 % 12 = 6\n12 % 6 = 0\n6 % 4 = 2\n4 % 2 = 0\n<answer>2</answer>"
-    )
     assert (
         worked_solution("count_bits", {"metadata": {"number": 6}, "answer": "2"})
         == "6 0\n3 1\n1 2\n<answer>2</answer>"
     )
-    assert (
-        worked_solution("spell_backward", {"metadata": {"word": "sun"}, "answer": "nus"})
-        == "s u n\nn u s\n<answer>nus</answer>"
-    )
-    entry = {"metadata": {"target_letter": "a", "span": ["Anna", "sat"]}, "answer": "3"}
-    assert worked_solution("letter_counting", entry) == "Anna 2 2\nsat 1 3\n<answer>3</answer>"
