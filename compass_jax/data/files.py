@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock
+from pydantic import ValidationError
 
 from compass_jax.config.files import ARRAY_RECORDS, ENDINGS
 from compass_jax.config.foreign import hub_hint
@@ -47,6 +48,12 @@ Bad = Callable[[DataError], None]  # receives the error of a row; raises it, or 
 def refuse(error: DataError) -> None:
     """Raises `error`: bad rows are not skipped."""
     raise error
+
+
+def validation_problem(error: ValidationError) -> str:
+    """Returns the first problem that pydantic found, in one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))} = {first['input']!r:.80}: {first['msg']}"
 
 
 class BadRows:

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from compass_jax.data.difficulty import Measured
-from compass_jax.data.files import DataError
+from compass_jax.data.files import DataError, validation_problem
 from compass_jax.records import Prompt
 from compass_jax.untrusted import read_lines
 
@@ -71,11 +71,9 @@ def read_pass_rates(
         try:
             row = _LINE.validate_json(line)
         except ValidationError as error:
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))} = {first['input']!r:.80}: {first['msg']}"
             raise DataError(
-                f"{where}: not a line of compass filter: {problem}; correct it, or run compass"
-                " filter again"
+                f"{where}: not a line of compass filter: {validation_problem(error)}; correct it,"
+                " or run compass filter again"
             ) from error
         if question_by_id is not None and question_by_id.get(row.id) != row.question:
             problem = f"{row.question!r:.60} (id {row.id}) is no training prompt of this run"

@@ -46,7 +46,11 @@ class Tokenizer(Vocabulary):
     def __init__(self, folder: str | Path, template_args: Mapping[str, Any] | None = None):
         super().__init__(folder)
         self.template_args = dict(template_args or {})
-        self._chat_template = _chat_template(Path(folder), self._config)
+        template, file = self._config.chat_template, Path(folder, "chat_template.jinja")
+        if isinstance(template, list):
+            template = {x.name: x.template for x in template}.get("default")
+        is_file = file.is_file()
+        self._chat_template = read_text(file, error=TokenizerError) if is_file else template
         self.has_template = self._chat_template is not None
         self._warned: set[str] = set()
         self._openings: dict[str, int | None] = {}
@@ -130,11 +134,6 @@ class Tokenizer(Vocabulary):
         """Prepares a conversation for the template: hides spellings of control tokens, and turns
         the developer role into the system role if the template does not name it.
         """
-        if not (isinstance(messages, list | tuple) and all(isinstance(m, dict) for m in messages)):
-            raise TokenizerError(
-                "a conversation must be a list of objects with role and content, not"
-                f" {str(messages)[:80]!r}"
-            )
         if not self.template_names("developer"):
             messages = [
                 {**m, "role": "system"} if m.get("role") == "developer" else m for m in messages
@@ -361,25 +360,3 @@ def _closed_thought(content: str) -> str:
 
 def _plain(text: str) -> str:
     return ControlTokens.shown(text) if isinstance(text, Hidden) else text
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Returns the template of chat_template.jinja, or else of the configuration; of several named
-    templates, the default one.
-    """
-    file, template = folder / "chat_template.jinja", config.get("chat_template")
-    if file.is_file():
-        return read_text(file, error=TokenizerError)
-    where = f"{folder / 'tokenizer_config.json'}: chat_template"
-    if isinstance(template, list):
-        named = [x for x in template if isinstance(x, dict) and x.get("name") == "default"]
-        if len(named) != 1:
-            raise TokenizerError(
-                f"{where} is a list with {len(named)} templates named default: it must have one"
-            )
-        template = named[0].get("template")
-    if template is not None and not isinstance(template, str):
-        raise TokenizerError(
-            f"{where} is a {type(template).__name__}: it must be a text, or a list of named ones"
-        )
-    return template

@@ -6,14 +6,16 @@ has the same tokens in SFT, in the rollout and in the exported model.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from compass_jax.data.control_tokens import ControlTokenError, ControlTokens, ids_of
+from compass_jax.data.files import validation_problem
 from compass_jax.errors import UserError
 from compass_jax.token_ids import end_ids
 from compass_jax.untrusted import read_json, read_text
@@ -21,11 +23,33 @@ from compass_jax.untrusted import read_json, read_text
 THOUGHT_OPENED = re.compile(r"<think>\s*\Z")
 _TAIL = 8  # tokens at the end of a prompt that are searched for an opened thought
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
-_TEXTS = ("0123456789", "17", "42", "the answer is", "abcdefghijklmnopqrstuvwxyz")
+_Token = Annotated[
+    str,
+    BeforeValidator(lambda token: token.get("content") if isinstance(token, dict) else token),
+    Field(min_length=1),
+]
 
 
 class TokenizerError(UserError):
     """A tokenizer folder or chat template cannot be used; the message gives the reason."""
+
+
+class NamedTemplate(BaseModel):
+    """One of several chat templates."""
+
+    name: str
+    template: str
+
+
+class TokenizerConfig(BaseModel):
+    """The part of tokenizer_config.json that is read. A token is a text or {"content": ...}."""
+
+    bos_token: _Token | None = None
+    eos_token: _Token | None = None
+    pad_token: _Token | None = None
+    unk_token: _Token | None = None
+    additional_special_tokens: list[_Token] | None = None
+    chat_template: str | list[NamedTemplate] | None = None
 
 
 class Hidden(str):
@@ -56,58 +80,31 @@ class Vocabulary:
                 )
         self._folder = str(folder)
         self._backend = backend = _backend(folder / "tokenizer.json")
-        # transformers writes model_max_length = int(1e30) for an unlimited length
-        config = read_json(folder / "tokenizer_config.json", error=TokenizerError, most_digits=40)
-        where = f"{folder / 'tokenizer_config.json'}: "
-        if not isinstance(config, dict):
-            raise TokenizerError(f"{where}must be an object with eos_token and other names")
-        self._config = config
-        self._specials = {
-            name: _text_of(config[name], f"{where}{name}")
-            for name in _NAMED
-            if config.get(name) is not None
-        }
-        more = config.get("additional_special_tokens") or []
-        if not isinstance(more, list):
-            raise TokenizerError(
-                f"{where}additional_special_tokens must be a list, not {more!r:.80}"
-            )
-        named = [*self._specials.values()]
-        named += [_text_of(x, f"{where}additional_special_tokens[{i}]") for i, x in enumerate(more)]
+        self._config = config = _config(folder / "tokenizer_config.json")
+        self._specials = {name: x for name in _NAMED if (x := getattr(config, name)) is not None}
         ends, added = end_ids(folder, TokenizerError), backend.get_added_tokens_decoder()
+        named = [*self._specials.values(), *(config.additional_special_tokens or ())]
         named += [added[i].content for i in ends if i in added]
         special = {token.content for token in added.values() if token.special}
         plain = backend.get_vocab(with_added_tokens=True).keys() - special
         backend.add_special_tokens([token for token in named if token in plain])
-        known = {
-            name: token
-            for name, token in self._specials.items()
-            if backend.token_to_id(token) is not None
-        }
+        ids = {name: backend.token_to_id(token) for name, token in self._specials.items()}
+        known = {name: self._specials[name] for name, i in ids.items() if i is not None}
         self._control = ControlTokens(backend, known)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = 1 + max(vocabulary.values(), default=-1)
         self.eos_id = self._special_id("eos_token")
         self.end_ids = tuple(dict.fromkeys((self.eos_id, *ends)))
-        self.pad_id = self.eos_id
-        if "pad_token" in self._specials:
-            self.pad_id = self._special_id("pad_token")
-        begin = [backend.token_to_id(known["bos_token"])] if "bos_token" in known else []
+        self.pad_id = self._special_id("pad_token") if config.pad_token else self.eos_id
+        begin = [ids["bos_token"]] if "bos_token" in known else []
         self._not_shown = {*self.end_ids, self.pad_id, *begin}
 
     def _special_id(self, name: str) -> int:
-        token = self._specials.get(name)
+        token, file = self._specials.get(name), f"{self._folder}/tokenizer_config.json"
         if token is None:
-            raise TokenizerError(
-                f"{self._folder}/tokenizer_config.json names no {name}: generation could not end;"
-                " add one"
-            )
-        index = self._backend.token_to_id(token)
-        if index is None:
-            raise TokenizerError(
-                f"{self._folder}/tokenizer_config.json names {name} {token!r}, which is not in"
-                " tokenizer.json"
-            )
+            raise TokenizerError(f"{file} names no {name}: generation could not end; add one")
+        if (index := self._backend.token_to_id(token)) is None:
+            raise TokenizerError(f"{file} names {name} {token!r}, which is not in tokenizer.json")
         return index
 
     def encode(self, text: str, trusted: bool = True) -> list[int]:
@@ -209,57 +206,26 @@ def _byte_level() -> dict[str, int]:
 BYTES = _byte_level()
 
 
-def _text_of(token: Any, where: str) -> str:
-    """Returns a token's text from a string or {"content": ...}."""
-    text = token.get("content") if isinstance(token, dict) else token
-    if not (isinstance(text, str) and text):
-        raise TokenizerError(
-            f"{where} is {str(token)[:80]}: it must be a text, or an object whose content is one"
-        )
-    return text
+def _config(file: Path) -> TokenizerConfig:
+    # transformers writes model_max_length = int(1e30) for an unlimited length
+    raw = read_json(file, error=TokenizerError, most_digits=40)
+    try:
+        return TokenizerConfig.model_validate(raw)
+    except ValidationError as error:
+        raise TokenizerError(f"{file}: {validation_problem(error)}") from error
 
 
 def _backend(file: Path) -> Any:
-    """Reads tokenizer.json. Raises TokenizerError for an inconsistent one."""
     from tokenizers import Tokenizer as Backend
 
-    text = read_text(file, error=TokenizerError)
     try:
-        backend = Backend.from_str(text)
-        backend.no_truncation()  # as transformers does: a file may have been saved with either
-        backend.no_padding()
-        problem = _problem(json.loads(text), backend)
+        backend = Backend.from_str(read_text(file, error=TokenizerError))
+    except TokenizerError:
+        raise
     except Exception as error:  # the library raises bare Exceptions
-        problem = f"it cannot be read: {error}"
-    if problem:
         raise TokenizerError(
-            f"{file} is not a tokenizer to rely on: {problem}; use the one that the model was"
-            " published with"
-        )
+            f"{file} cannot be read: {error}; use the one that the model was published with"
+        ) from error
+    backend.no_truncation()  # as transformers does: a file may have been saved with either
+    backend.no_padding()
     return backend
-
-
-def _problem(raw: Any, backend: Any) -> str:
-    """Returns why a tokenizer is inconsistent; empty for a valid one."""
-    if dropout := getattr(backend.model, "dropout", None):
-        return (
-            f"its dropout of {dropout:g} would encode the same text in many ways; set model.dropout"
-            " to null"
-        )
-    by_id: dict[int, str] = {}
-    for token, index in backend.get_vocab(with_added_tokens=True).items():
-        if by_id.setdefault(index, token) != token:
-            return f"the tokens {by_id[index]!r:.60} and {token!r:.60} have the same id {index}"
-    for token in raw.get("added_tokens") or ():
-        if (index := backend.token_to_id(token["content"])) != token["id"]:
-            return (
-                f"added_tokens gives {token['content']!r:.60} the id {token['id']}, which it cannot"
-                f" have (it gets {index})"
-            )
-    for text in _TEXTS:  # a tokenizer may change case and blanks, between digits also add them
-        ids = backend.encode(text, add_special_tokens=False).ids
-        decoded = backend.decode(ids, skip_special_tokens=True)
-        blank = "" if text.isdigit() else " "
-        if blank.join(decoded.split()).casefold() != text:
-            return f"{text!r} comes back as {decoded!r:.80}: answers would be read as other texts"
-    return ""

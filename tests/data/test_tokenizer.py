@@ -173,7 +173,7 @@ def test_folder_errors_say_what_is_wrong(tmp_path, folder):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(

@@ -54,81 +54,28 @@ def test_holes_below_the_model_s_size_keep_the_text_of_the_highest_tokens(tmp_pa
     assert tokenizer.decode([*tokenizer.encode("why"), 350, 379, 381, 383, -1, 2**40]) == "why"
 
 
-def drop(raw):
-    raw["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[\\s\\S]"}, "content": ""}
-
-
-def one_digit(raw):
-    raw["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[0-9]+"}, "content": "0"}
-
-
-def no_letters(raw):
-    raw["pre_tokenizer"] = {
-        "type": "Split",
-        "pattern": {"Regex": "[A-Za-z ]+"},
-        "behavior": "Removed",
-        "invert": False,
-    }
-
-
-def another_id(raw):
-    raw["added_tokens"][2]["id"] = 300
-
-
-def no_three(raw):
-    """No token for the byte of the digit 3, and none for what is unknown."""
-    model = raw["model"]
-    model["vocab"] = {token: i for token, i in model["vocab"].items() if "3" not in token}
-    model["merges"] = [pair for pair in model["merges"] if "3" not in "".join(pair)]
-
-
-REFUSED = [
-    (lambda raw: raw.update(decoder=None), "'the answer is' comes back as 'th e"),
-    (lambda raw: raw.update(pre_tokenizer=None), "'the answer is' comes back as 'theanswer"),
-    (no_three, "'0123456789' comes back as '012456789'"),
-    (
-        lambda raw: raw["model"].update(dropout=1.0),
-        "dropout of 1 would encode the same text in many ways",
-    ),
-    (drop, "'0123456789' comes back as ''"),
-    (no_letters, "'the answer is' comes back as ''"),
-    (one_digit, "'0123456789' comes back as '0'"),
-    (another_id, r"added_tokens gives '<\|im_end\|>' the id 300, .* \(it gets 2\)"),
-    (lambda raw: raw["model"]["vocab"].update(zz=5), "the tokens .* and .* have the same id 5"),
-    (lambda raw: raw["model"]["vocab"].update(zz=-5), "cannot be read"),
-    (lambda raw: raw.update(model=[1]), "cannot be read"),
-    (lambda raw: raw.update(added_tokens=7), "cannot be read"),
-    (lambda raw: raw["model"].update(merges=[["no", "such"]]), "cannot be read"),
-]
-
-
-@pytest.mark.parametrize(("change", "words"), REFUSED)
-def test_a_tokenizer_that_cannot_be_right_is_refused(tmp_path, change, words):
-    folder = written(tmp_path, change)
-    with pytest.raises(
-        TokenizerError,
-        match=rf"{folder}/tokenizer.json is not a tokenizer to rely on: .*({words}).*published",
-    ):
+@pytest.mark.parametrize(
+    "change", [{"model": [1]}, {"added_tokens": 7}, {"model": {"type": "BPE", "vocab": {"a": -5}}}]
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, change):
+    folder = written(tmp_path, lambda raw: raw.update(change))
+    with pytest.raises(TokenizerError, match=rf"{folder}/tokenizer.json cannot be read: .*publish"):
         Tokenizer.load(folder)
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("[]", "must be an object with eos_token"),
+        ("[]", "Input should be a valid dictionary"),
         ("{", "not JSON"),
-        ({"eos_token": 7}, "eos_token is 7"),
-        ({"eos_token": {}}, "eos_token is"),
-        ({"eos_token": ""}, "eos_token is"),
+        ({"eos_token": 7}, "eos_token = 7"),
+        ({"eos_token": {}}, "eos_token = None"),
+        ({"eos_token": ""}, "eos_token = ''"),
         ({"eos_token": None}, "names no eos_token"),
         ({"eos_token": "<end>"}, "'<end>', which is not in"),
         ({"pad_token": "<pad>"}, "'<pad>', which is not in"),
-        ({"additional_special_tokens": "x"}, "additional_special_tokens must be a list"),
-        ({"additional_special_tokens": ["x", 7]}, r"additional_special_tokens\[1\] is 7"),
-        ({"chat_template": 7}, "chat_template is a int"),
-        ({"chat_template": [7, None]}, "0 templates named default"),
-        ({"chat_template": [{"name": "default"}] * 2}, "2 templates named default"),
-        ({"chat_template": [{"name": "default", "template": 7}]}, "chat_template is a int"),
+        ({"additional_special_tokens": ["x", 7]}, r"additional_special_tokens\.1 = 7"),
+        ({"chat_template": 7}, r"chat_template\.str = 7"),
     ],
 )
 def test_an_odd_tokenizer_config_is_refused(tmp_path, config, words):
