@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -112,6 +113,10 @@ IMPURE_MODULES = {
 }
 IMPURE_MODULES |= {"os", "io", "pathlib", "shutil", "tempfile"}
 LIGHT = PURE
+# Rooms whose functions may take or return a RunConfig, and the number of these functions.
+WHOLE_RUN = ("commands", "config", "from_files", "session")
+WHOLE_RUN += ("training.loop", "training.rl", "training.sft")
+MOST_RUN_CONFIGS = 30
 HEAVY = (
     "grain",
     "tyro",
@@ -288,6 +293,46 @@ def reserved_offences(module: str, tree: ast.AST) -> list[str]:
     if module != "training.optim" and "numpy_dtype_promotion" in names:
         found.append(f"{module}: changes numpy_dtype_promotion; only training/optim.py may")
     return found
+
+
+def run_config_signatures(module: str, tree: ast.AST) -> list[str]:
+    """Returns the functions and methods that name RunConfig in a parameter or their result. Fields
+    of classes do not count: a value may hold a whole run.
+    """
+    return [
+        f"{module}: line {node.lineno}: {node.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(_names_run_config(hint) for hint in _hints(node))
+    ]
+
+
+def _hints(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.AST]:
+    args = node.args
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    hints = [arg.annotation for arg in every if arg is not None]
+    return [hint for hint in (*hints, node.returns) if hint is not None]
+
+
+def _names_run_config(hint: ast.AST) -> bool:
+    """Also in a hint that is a text, and of a module ("config.RunConfig")."""
+    names = {getattr(x, "attr", getattr(x, "id", getattr(x, "value", ""))) for x in ast.walk(hint)}
+    return any(isinstance(x, str) and re.search(r"\bRunConfig\b", x) for x in names)
+
+
+def run_config_offences(modules: Mapping[str, ast.AST]) -> list[str]:
+    """RunConfig in the signatures of a room that needs a part of it, or in too many."""
+    found = {name: run_config_signatures(name, tree) for name, tree in modules.items()}
+    offences = [
+        f"{text} takes or returns a RunConfig; take the section or part that it reads"
+        for name, texts in found.items()
+        if not any(name == room or name.startswith(room + ".") for room in WHOLE_RUN)
+        for text in texts
+    ]
+    count = sum(map(len, found.values()))
+    if count > MOST_RUN_CONFIGS:
+        offences.append(f"{count} signatures name RunConfig, {MOST_RUN_CONFIGS} may")
+    return offences
 
 
 def path_offences(name: str, text: str) -> list[str]:

@@ -23,6 +23,7 @@ from house_rules import (
     path_offences,
     purity_offences,
     reserved_offences,
+    run_config_offences,
     size_notes,
     sources,
 )
@@ -60,6 +61,18 @@ def test_the_picture_of_the_rooms_is_true(modules, monkeypatch):
     assert drawn == set(row_of) and len(drawn) > 15
     below = imported_rooms(modules)
     assert [(a, b) for a in drawn for b in below[a] & drawn if row_of[b] <= row_of[a]] == []
+
+
+def test_few_functions_take_a_whole_run(modules):
+    assert run_config_offences(modules) == []
+    taking, method = "def f(x, *y: RunConfig): ...", "async def f(self, x: c.RunConfig): ..."
+    for text in (taking, "def f() -> 'list[RunConfig]': ...", f"class A:\n {method}"):
+        (found,) = run_config_offences({"rollout.attic": ast.parse(text)})
+        assert re.match(r"rollout\.attic: line \d: f takes or returns a RunConfig", found)
+    allowed = {"commands.attic": ast.parse("\n".join([taking] * 31))}
+    assert run_config_offences(allowed) == ["31 signatures name RunConfig, 30 may"]
+    holding = ast.parse("class A:\n run: RunConfig\n def f(x: RLRunConfig): ...")
+    assert run_config_offences({"rollout.attic": holding}) == []
 
 
 def test_pure_rooms(modules):
@@ -204,12 +217,14 @@ OFFENCES = [
     (error_offences, "a", "class E(ValueError):\n    pass", "E is no CompassError"),
     (
         reserved_offences,
+        run_config_offences,
         "rollout.engine",
         "from jetstream.engine import engine_api",
         "imports jetstream; only rollout/jetstream_api.py may",
     ),
     (
         reserved_offences,
+        run_config_offences,
         "training.step",
         "with jax.numpy_dtype_promotion('x'): pass",
         "changes numpy_dtype_promotion; only training/optim.py may",

@@ -24,7 +24,7 @@ from compass_jax.config.errors import line_of, of_file
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.ranges import check_fields
+from compass_jax.config.ranges import Section, check_fields
 from compass_jax.families import find as families
 from compass_jax.runs.rundir import staged, with_recorded_sizes
 from compass_jax.untrusted import parse_json, read_text
@@ -167,7 +167,7 @@ _KEY = re.compile(r"([a-z_]\w*(?:\.\w+)*)(?:\[\d+\])* = ")
 
 
 @contextlib.contextmanager
-def locate_setting_errors(config: RunConfig, name: str, overrides: Sequence[str]) -> Iterator[None]:
+def locate_setting_errors(config: Section, name: str, overrides: Sequence[str]) -> Iterator[None]:
     """Adds the file `name` and the line of the setting to an error about it, unless the setting
     came from the command line or no line sets it.
     """

@@ -14,13 +14,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from rich.console import Console
 
 from compass_jax.commands.configured import SHIPPED, load_config
-from compass_jax.config import RunConfig, ShapingConfig, ZeroVarianceConfig, named_correction
+from compass_jax.config import (
+    RLRunConfig,
+    RunConfig,
+    ScoredConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+    named_correction,
+)
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import heldout_prompts
 from compass_jax.experience.evaluate import Evaluation, answers, decoder_of
@@ -39,6 +46,8 @@ from compass_jax.weights.convert import export_hf
 CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
 # margin of steps of the baseline, because its answers may become shorter
 SPARE_STEPS = 1.15
+
+R = TypeVar("R", bound=RLRunConfig)
 
 
 TOKENS = "waste/tokens_generated"
@@ -85,7 +94,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
     # the same weights under the same settings: one evaluation is the start of both runs
     start = Path(baseline.directory) / EVALUATION_START
     shutil.copytree(Path(rl.directory) / EVALUATION_START, start, dirs_exist_ok=True)
-    trained = run_rl(baseline, enough=_spent_as_much(rl, baseline))
+    trained = run_rl(baseline, enough=_spent_as_much(rl.directory, baseline.directory))
     if trained["stopped"]:
         return trained
     console.rule("4/5 export to Hugging Face format")
@@ -100,7 +109,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
     console.rule("results")
     page = run_report([rl.directory, baseline.directory], console=Console(quiet=True))[-1]
     seconds = before + time.perf_counter() - started
-    comparison = against_grpo(rl, baseline, first, last, trained["evaluation"])
+    comparison = against_grpo(rl.directory, baseline.directory, first, last, trained["evaluation"])
     summary = summarise(first, last, seconds, exported, rl)
     summary |= {
         "peak_memory_bytes": peak_memory(),
@@ -147,16 +156,16 @@ class Comparison(NamedTuple):
 
 
 def against_grpo(
-    rl: RunConfig, baseline: RunConfig, first: Evaluation, last: Evaluation, plain: Evaluation
+    run_dir: str, baseline_dir: str, first: Evaluation, last: Evaluation, plain: Evaluation
 ) -> Comparison:
-    """Compares the RL run with the baseline.
+    """Compares the RL run with the baseline, by their directories.
 
     first: the evaluation of their common start. last, plain: the evaluations after the RL run and
     after the baseline.
     """
     series = {
-        name: read_metrics(Path(config.directory) / "metrics.jsonl", "rl")
-        for name, config in (("this run", rl), ("plain GRPO", baseline))
+        name: read_metrics(Path(directory) / "metrics.jsonl", "rl")
+        for name, directory in (("this run", run_dir), ("plain GRPO", baseline_dir))
     }
     accuracy = [(first.avg_at_k, after.avg_at_k) for after in (last, plain)]
     rows = comparison_rows(series, accuracy, last.k)
@@ -166,7 +175,7 @@ def against_grpo(
     if abs(excess) > 0.05:
         more = "more" if excess > 0 else "fewer"
         title = f"the same data and cold start; GRPO generated {abs(excess):.0%} {more} tokens"
-    pair = read_evaluation(baseline.directory), read_evaluation(rl.directory)
+    pair = read_evaluation(baseline_dir), read_evaluation(run_dir)
     paired = compare(*pair)["sets"][HELDOUT]["avg_at_k"]
     return Comparison(rows, title, paired, difference_in_words(paired))
 
@@ -215,7 +224,7 @@ def difference_in_words(paired: Mapping[str, Any]) -> str:
     return sentence + (": these prompts show no difference" if low <= 0 <= high else "")
 
 
-def baseline_config(rl: RunConfig) -> RunConfig:
+def baseline_config(rl: R) -> R:
     """Returns the baseline: the demo's RL run as GRPO was published (arXiv 2402.03300), without its
     KL penalty.
 
@@ -244,16 +253,16 @@ def baseline_config(rl: RunConfig) -> RunConfig:
     )
 
 
-def _spent_as_much(rl: RunConfig, baseline: RunConfig) -> Callable[[], bool]:
+def _spent_as_much(run_dir: str, baseline_dir: str) -> Callable[[], bool]:
     """Returns a stop predicate: whether the baseline has generated as many tokens as the RL run."""
 
-    def spent(config: RunConfig) -> float:
-        log = Path(config.directory) / "metrics.jsonl"
+    def spent(directory: str) -> float:
+        log = Path(directory) / "metrics.jsonl"
         series = read_metrics(log, "rl") if log.exists() else {}
         return float(np.sum(series[TOKENS][1])) if TOKENS in series else 0.0
 
-    budget = spent(rl)
-    return lambda: spent(baseline) >= budget
+    budget = spent(run_dir)
+    return lambda: spent(baseline_dir) >= budget
 
 
 def peak_memory() -> int:
@@ -279,7 +288,7 @@ def demo_configs(
     return first, dataclasses.replace(config, run_dir=str(folder / "rl"), init_from=first.run_dir)
 
 
-def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
+def answer_from(config: ScoredConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
     """Returns greedy answers to `count` held-out prompts, evenly over the difficulties, with their
     rewards.
     """
@@ -304,7 +313,7 @@ def answer_from(config: RunConfig, weights: str, count: int) -> list[tuple[Promp
 
 
 def summarise(
-    first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RunConfig
+    first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RLRunConfig
 ) -> dict[str, Any]:
     """Returns the content of summary.json, with the main results first."""
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")

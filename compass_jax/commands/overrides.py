@@ -8,26 +8,30 @@ import json
 import typing
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from compass_jax.commands.cli import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import (
     Advantage,
+    AlgorithmConfig,
     ConfigError,
     Correction,
     Objective,
-    RunConfig,
+    RLRunConfig,
     Seam,
     seam_class,
 )
 from compass_jax.config.foreign import VERL, suggestion
 from compass_jax.config.io import flatten, tuples
+from compass_jax.config.ranges import Section
 from compass_jax.config.verifiers import Options
 from compass_jax.untrusted import parse_json
 
+R = TypeVar("R", bound=RLRunConfig)
 
-def override(config: RunConfig, arguments: Sequence[str], prog: str = "compass") -> RunConfig:
+
+def override(config: R, arguments: Sequence[str], prog: str = "compass") -> R:
     """Returns `config` with typed settings applied (`--rl.steps 3`, `--rl.normalize-std False`,
     `--data.sources.0.size 50`).
 
@@ -43,33 +47,33 @@ def override(config: RunConfig, arguments: Sequence[str], prog: str = "compass")
     # The configuration fixes the classes of its sources and whether there are experts.
     markers = tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff
     return tyro.cli(
-        RunConfig,
+        type(config),
         default=config,
         args=arguments,
         prog=prog,
-        description=_about(config),
+        description=_about(config.rl),
         config=markers,
         registry=registry,
     )
 
 
-def settings_help(config: RunConfig, prog: str) -> str:
+def settings_help(config: RLRunConfig, prog: str) -> str:
     """Returns the help text of all settings, each with its value in `config`."""
-    for part in (RunConfig, *map(type, _seams(config))):
+    for part in (type(config), *map(type, _seams(config.rl))):
         describe(part)
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         override(config, ["--help"], prog)
     return tidy_help(text.getvalue())
 
 
-def _about(config: RunConfig) -> str:
+def _about(rl: AlgorithmConfig) -> str:
     lines = ["Settings, each with its value in this configuration."]
-    for part in _seams(config):
+    for part in _seams(rl):
         lines.append(f"--{part.key} NAME: {class_sentence(part)} (default: {part.name})")
     return "\n".join(lines)
 
 
-def _refuse_unknown(config: RunConfig, arguments: Sequence[str]) -> None:
+def _refuse_unknown(config: Section, arguments: Sequence[str]) -> None:
     """Raises ConfigError for an unknown setting with a known counterpart: TRL's or verl's name, or
     a name without its section. tyro reports the others.
     """
@@ -84,7 +88,7 @@ def _refuse_unknown(config: RunConfig, arguments: Sequence[str]) -> None:
             raise ConfigError(f"{word[:80]}: no such setting; {hint}")
 
 
-def _with_classes(config: RunConfig, arguments: Sequence[str]) -> tuple[RunConfig, Sequence[str]]:
+def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]]:
     """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME` and
     `--rl.correction NAME`, and the remaining arguments.
 
@@ -110,9 +114,9 @@ def _with_classes(config: RunConfig, arguments: Sequence[str]) -> tuple[RunConfi
     return config, arguments
 
 
-def _seams(config: RunConfig) -> tuple[Seam, ...]:
+def _seams(rl: AlgorithmConfig) -> tuple[Seam, ...]:
     """Returns the settings whose class is chosen by name."""
-    return config.rl.objective, config.rl.advantage, config.rl.correction
+    return rl.objective, rl.advantage, rl.correction
 
 
 def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:

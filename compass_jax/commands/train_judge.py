@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.commands.eval_judge import Ruled, judged, number, own_judge, told
-from compass_jax.config import RunConfig
+from compass_jax.config import PolicyConfig, RunConfig
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import SAID, Preference
 from compass_jax.report import summary_table
@@ -148,7 +148,7 @@ class Rated:
 
 
 def _measure(
-    config: RunConfig, weights: str, heldout: Sequence[Preference], out: Path
+    config: PolicyConfig, weights: str, heldout: Sequence[Preference], out: Path
 ) -> Agreement | None:
     if not heldout:
         return None

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from compass_jax.commands import options as commands
 from compass_jax.commands.configured import config_from_options, keep_compiled, load_config_as
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
 from compass_jax.errors import STRICT
 from compass_jax.runs.rundir import FolderLock, NewFolderLock
 
@@ -39,7 +39,7 @@ def _status(result: dict[str, Any]) -> int:
     return result.get("status", STOPPED) if result.get("stopped") else 0
 
 
-def _finish_run(config: RunConfig, result: dict[str, Any]) -> int:
+def _finish_run(directory: str, result: dict[str, Any]) -> int:
     """Writes the report of a finished run; returns the exit status."""
     from compass_jax.distributed import is_main_process
 
@@ -48,7 +48,7 @@ def _finish_run(config: RunConfig, result: dict[str, Any]) -> int:
     if is_main_process():
         from compass_jax.report import run_report
 
-        run_report([config.directory])
+        run_report([directory])
     return STRICT if result.get("status") == STRICT else 0
 
 
@@ -68,14 +68,14 @@ def sft(options: commands.Sft, config: RunConfig) -> int:
     """Trains by supervised fine-tuning."""
     from compass_jax.training.sft import run_sft
 
-    return _finish_run(config, run_sft(config, **_flags(options, "lost_log")))
+    return _finish_run(config.directory, run_sft(config, **_flags(options, "lost_log")))
 
 
 def train(options: commands.Train, config: RunConfig) -> int:
     """Trains by reinforcement learning."""
     from compass_jax.training.rl import run_rl
 
-    return _finish_run(config, run_rl(config, **_flags(options, "lost_log", "strict")))
+    return _finish_run(config.directory, run_rl(config, **_flags(options, "lost_log", "strict")))
 
 
 def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:
@@ -85,7 +85,7 @@ def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:
     return _status(run_train_judge(config, options.scalar))
 
 
-def data(options: commands.Data, config: RunConfig) -> int:
+def data(options: commands.Data, config: EvalRunConfig) -> int:
     """Shows prompts and checks their rewards."""
     from compass_jax.commands.look import run_look
 
@@ -93,7 +93,7 @@ def data(options: commands.Data, config: RunConfig) -> int:
     return 0
 
 
-def evaluate(options: commands.Eval, config: RunConfig) -> int:
+def evaluate(options: commands.Eval, config: EvalRunConfig) -> int:
     """Evaluates a checkpoint, or each checkpoint of a run in training."""
     if options.follow:
         from compass_jax.commands.follow import follow
@@ -116,7 +116,7 @@ def calibrate_alpha(options: commands.CalibrateAlpha, config: RunConfig) -> int:
     return 0
 
 
-def filter_prompts(options: commands.Filter, config: RunConfig) -> int:
+def filter_prompts(options: commands.Filter, config: ScoredConfig) -> int:
     """Estimates pass rates and selects prompts."""
     from compass_jax.commands.offline_filter import run_filter
 
@@ -124,7 +124,7 @@ def filter_prompts(options: commands.Filter, config: RunConfig) -> int:
     return 0
 
 
-def plan(options: commands.Plan, config: RunConfig) -> int:
+def plan(options: commands.Plan, config: RLRunConfig) -> int:
     """Compiles every program of a step for TPUs, and reports whether it fits in memory; returns 0
     if the run fits, else 1.
     """

@@ -10,8 +10,8 @@ from typing import Any
 
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
+from compass_jax.config.model import ModelConfig
 from compass_jax.config.ranges import Name, Section, check_fields
-from compass_jax.config.run import RunConfig
 from compass_jax.config.stages import REFERENCE, Export, Merge, Rl, Run, Sft, Stage
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -166,19 +166,19 @@ def _common(parents: tuple[str, ...], stages: list[Stage]) -> str:
     return shared[0]
 
 
-def model_of(name: str, stages: list[Stage]) -> RunConfig | None:
-    """Returns the run whose model has the weights of stage `name`, or None."""
+def model_of(name: str, stages: list[Stage]) -> ModelConfig | None:
+    """Returns the model whose weights stage `name` has, or None."""
     known = {stage.name: stage for stage in stages}
     runs = (known[one] for one in ancestors(name, stages))
-    return next((stage.run for stage in runs if isinstance(stage, Sft | Rl)), None)
+    return next((stage.run.model for stage in runs if isinstance(stage, Sft | Rl)), None)
 
 
 def _check_models(stage: Stage, before: list[Stage]) -> None:
     if not isinstance(stage, Run):
         return
     for name in stage.starts():
-        run = model_of(name, before)
-        changed = differences(run.model, stage.run.model) if run else {}
+        model = model_of(name, before)
+        changed = differences(model, stage.run.model) if model else {}
         changed.pop("init_std", None)  # irrelevant to existing weights
         for key, (theirs, expected) in changed.items():
             raise ConfigError(

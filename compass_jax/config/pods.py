@@ -5,7 +5,7 @@ tokens.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from compass_jax.config.algorithm import ShapingConfig
 from compass_jax.config.correction import named_correction
@@ -15,9 +15,11 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import default_objective
 from compass_jax.config.rewards import RewardConfig
-from compass_jax.config.run import RunConfig
+from compass_jax.config.run import RunConfig, ScoredConfig
 from compass_jax.config.training import RLConfig, ZeroVarianceConfig
 from compass_jax.config.updates import OptimConfig
+
+S = TypeVar("S", bound=ScoredConfig)
 
 PROMPT, ANSWER = 2048, 30_720  # numbers of tokens, 32,768 in total
 # Pairs of a token and an expert that fit on a device at once in an MoE layer; in the worst case it
@@ -168,7 +170,7 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
     )
 
 
-def phase_two(config: RunConfig, weights: str) -> RunConfig:
+def phase_two(config: S, weights: str) -> S:
     """Returns the second phase of arXiv 2512.07710 ("domain expansion"), which starts from the
     first phase's `weights`.
 

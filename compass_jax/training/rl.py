@@ -109,18 +109,17 @@ def _run_stage(
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.config, trainer.stage))
     with trainer.checkpoints:
-        return _run(trainer, config, telemetry, stop, enough)
+        return _run(trainer, telemetry, stop, enough)
 
 
 def _run(
     trainer: RLTrainer,
-    config: RunConfig,
     telemetry: Telemetry,
     stop: StopSignal,
     enough: Callable[[], bool],
 ) -> dict[str, Any]:
     try:
-        return _run_steps(trainer, config, telemetry, stop, enough)
+        return _run_steps(trainer, telemetry, stop, enough)
     except VerifierError:  # once it is mended the same command goes on
         trainer.save()
         raise
@@ -128,12 +127,11 @@ def _run(
 
 def _run_steps(
     trainer: RLTrainer,
-    config: RunConfig,
     telemetry: Telemetry,
     stop: StopSignal,
     enough: Callable[[], bool],
 ) -> dict[str, Any]:
-    saved = trainer.done_steps
+    config, saved = trainer.config, trainer.done_steps
     last: dict[str, float] = {}
     evaluated: _Evaluated | None = None
     if trainer.evaluated and config.evaluation.start and not trainer.done_steps:

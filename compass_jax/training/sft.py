@@ -264,23 +264,21 @@ def run_sft(
             telemetry.note(line)
         carry_tokenizer(config)
         with trainer.checkpoints, closing(trainer.stream):
-            return _run(trainer, config, telemetry, stop) | {"status": stop.status}
+            return _run(trainer, telemetry, stop) | {"status": stop.status}
 
 
-def _run(
-    trainer: SFTTrainer, config: RunConfig, log: Telemetry, stop: StopSignal
-) -> dict[str, Any]:
-    saved = trainer.done_steps
+def _run(trainer: SFTTrainer, log: Telemetry, stop: StopSignal) -> dict[str, Any]:
+    sft, saved = trainer.sft, trainer.done_steps
     last: dict[str, float] = {}
-    every = config.sft.save_every
+    every = sft.save_every
     for number, last in trainer.steps():
         log.log(number, last)
-        if (every and number % every == 0) or number == config.sft.steps or stop.requested:
+        if (every and number % every == 0) or number == sft.steps or stop.requested:
             trainer.save(wait=False)
             saved = number
     if trainer.done_steps != saved:
         trainer.save(wait=False)
-    stopped = trainer.done_steps < config.sft.steps
+    stopped = trainer.done_steps < sft.steps
     if stopped:
         log.note(f"stopped on request after step {trainer.done_steps}; the same command continues")
     return {"steps": trainer.done_steps, "stopped": stopped, "data": trainer.data_stats, **last}

@@ -89,7 +89,7 @@ def test_the_baseline_has_the_same_start_and_data_and_is_plain_grpo(tmp_path):
 def test_the_baseline_ends_with_the_step_that_reaches_the_tokens_of_the_run(tmp_path):
     rl = demo.demo_configs(tmp_path, 7)[1]
     write_metrics(tmp_path / "rl", 4)  # 2,000 tokens
-    enough = demo._spent_as_much(rl, demo.baseline_config(rl))
+    enough = demo._spent_as_much(rl.directory, demo.baseline_config(rl).directory)
     assert not enough()  # it has not begun
     found = []
     for steps in range(1, 6):
@@ -121,9 +121,8 @@ def test_the_end_shows_both_runs_on_one_screen_and_the_difference_of_their_answe
     write_metrics(tmp_path / "grpo", steps)
     write_answers(tmp_path / "rl" / "evaluation", 7)
     write_answers(tmp_path / "grpo" / "evaluation", 6)
-    found = demo.against_grpo(
-        rl, demo.baseline_config(rl), evaluation(0.0), evaluation(0.3), evaluation(0.2)
-    )
+    directories = rl.directory, demo.baseline_config(rl).directory
+    found = demo.against_grpo(*directories, evaluation(0.0), evaluation(0.3), evaluation(0.2))
     console = Console(width=80, file=io.StringIO())
     console.print(summary_table(found.rows, title=found.title))
     screen = console.file.getvalue()
