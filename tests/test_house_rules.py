@@ -217,14 +217,12 @@ OFFENCES = [
     (error_offences, "a", "class E(ValueError):\n    pass", "E is no CompassError"),
     (
         reserved_offences,
-        run_config_offences,
         "rollout.engine",
         "from jetstream.engine import engine_api",
         "imports jetstream; only rollout/jetstream_api.py may",
     ),
     (
         reserved_offences,
-        run_config_offences,
         "training.step",
         "with jax.numpy_dtype_promotion('x'): pass",
         "changes numpy_dtype_promotion; only training/optim.py may",
