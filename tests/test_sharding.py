@@ -48,7 +48,7 @@ DENSE = ModelConfig(
     init_std=0.3,
 )
 # What other families have besides: windows in some layers, a norm of all heads together, sinks,
-# a shared expert with a gate.
+# a shared expert with a gate, biases and a clipped activation of the experts.
 VARIED = dataclasses.replace(
     MODEL,
     layers=4,
@@ -56,7 +56,15 @@ VARIED = dataclasses.replace(
     full_attention_layers=(1, 3),
     qk_norm_scope="projection",
     attention_sinks=True,
-    moe=dataclasses.replace(MODEL.moe, dense_layers=(), shared_ffn=24, shared_gate=True),
+    moe=dataclasses.replace(
+        MODEL.moe,
+        dense_layers=(),
+        shared_ffn=24,
+        shared_gate=True,
+        router_bias=True,
+        expert_bias=True,
+        swiglu_limit=0.7,
+    ),
 )
 ROWS, TOKENS = 8, 16
 ALONE = [{axis: 8} for axis in AXES]
@@ -117,7 +125,10 @@ def run(model, compute, mesh, routes, rows=ROWS, tokens=TOKENS):
     """(log-probs, entropies, routes used, diagnostics of the gradient, gradient), on one device or
     over a mesh.
     """
-    params = in_layout(init_params(model, compute, jax.random.key(0)), training_layout(compute))
+    params = init_params(model, compute, jax.random.key(0))
+    if model is VARIED:
+        params = jax.tree_util.tree_map_with_path(with_biases, params)
+    params = in_layout(params, training_layout(compute))
     placement = None if mesh is None else Placement(make_mesh(MeshConfig(**mesh)))
     transformer = Transformer(model, compute, training_layout(compute), placement)
     if placement is not None:
@@ -131,6 +142,12 @@ def run(model, compute, mesh, routes, rows=ROWS, tokens=TOKENS):
         transformer, params, there, jnp.float32(1), objective=CONFIG.objective, temperature=0.7
     )
     return jax.tree.map(np.asarray, (logp, entropy, used, found, diagnostics, grads)), grads
+
+
+def with_biases(path, x):
+    """Biases begin as zeros, which hide what is added twice."""
+    is_bias = "bias" in str(path[-1])
+    return jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) if is_bias else x
 
 
 def noise():

@@ -37,6 +37,14 @@ class MoEConfig(Section):
     """
     shared_gate: bool = False
     """Multiply the shared expert's output by a sigmoid gate."""
+    router_bias: bool = False
+    """Add a bias to the router's scores, for the choice and for the gates."""
+    expert_bias: bool = False
+    """Add a bias to the projections of each routed expert."""
+    swiglu_limit: Annotated[float, Range(0, 1000)] = 0.0
+    """Clip the projections of routed experts at this value (a number) and use gpt-oss's activation
+    (HF swiglu_limit); 0: SwiGLU.
+    """
 
 
 @dataclass(frozen=True)

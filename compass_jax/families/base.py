@@ -76,9 +76,13 @@ TENSORS: Mapping[str, Tensor] = {
     "mlp.up": _linear(_LAYER + "mlp.up_proj.weight"),
     "mlp.down": _linear(_LAYER + "mlp.down_proj.weight"),
     "moe.router": _linear(_LAYER + "mlp.gate.weight"),
+    "moe.router_bias": Tensor(_LAYER + "mlp.gate.bias"),
     "moe.gate": _linear(_LAYER + "mlp.experts.{e}.gate_proj.weight"),
     "moe.up": _linear(_LAYER + "mlp.experts.{e}.up_proj.weight"),
     "moe.down": _linear(_LAYER + "mlp.experts.{e}.down_proj.weight"),
+    "moe.gate_bias": Tensor(_LAYER + "mlp.experts.{e}.gate_proj.bias"),
+    "moe.up_bias": Tensor(_LAYER + "mlp.experts.{e}.up_proj.bias"),
+    "moe.down_bias": Tensor(_LAYER + "mlp.experts.{e}.down_proj.bias"),
     "shared.gate": _linear(_LAYER + "mlp.shared_expert.gate_proj.weight"),
     "shared.up": _linear(_LAYER + "mlp.shared_expert.up_proj.weight"),
     "shared.down": _linear(_LAYER + "mlp.shared_expert.down_proj.weight"),
@@ -124,6 +128,9 @@ MOE_KEYS: dict[str, str] = {
 _OPTIONAL: Mapping[str, Callable[[Raw, str], Any]] = {
     "shared_ffn": Raw.integer,
     "shared_gate": Raw.flag,
+    "router_bias": Raw.flag,
+    "expert_bias": Raw.flag,
+    "swiglu_limit": Raw.number,
 }
 _EXPERTS_TOO = "num_local_experts"  # transformers 5's spelling
 _SIZES = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ffn")  # no class has a default

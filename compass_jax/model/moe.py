@@ -160,10 +160,12 @@ def _layer(y, gate_input, params, routes, mask, *, config: MoEConfig, work: Call
         params["router"].astype(wide),
         precision=jax.lax.Precision.HIGHEST,
     )
+    if "router_bias" in params:
+        logits = logits + params["router_bias"].astype(wide)[None, :]
     ids, gates, stats = route(
         logits, None if routes is None else routes.reshape(b * t, -1), mask, config
     )
-    weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if name != "router"}
+    weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if "router" not in name}
     run = partial(work, weights=weights)
     out = (
         _by_chunks(run, chunk, flat, ids, gates, mask)

@@ -131,11 +131,26 @@ def moe_specs(c: ModelConfig, layout: Layout = "stacked") -> dict[str, ParamSpec
         "router": ParamSpec("moe.router", (c.hidden, moe.experts), ("embed", None)),
         "down": _matrix("moe.down", (moe.experts, moe.ffn, c.hidden), axes[0], axes[2], axes[1]),
     }
-    if layout.startswith("decode"):
-        wide = moe.experts, c.hidden, 2 * moe.ffn
-        return {**specs, "gate_up": _matrix("moe.gate_up", wide, *axes)}
-    wide = moe.experts, c.hidden, moe.ffn
-    return {**specs, **{name: _matrix(f"moe.{name}", wide, *axes) for name in ("gate", "up")}}
+    fused = layout.startswith("decode")
+    names, ffn = (("gate_up",), 2 * moe.ffn) if fused else (("gate", "up"), moe.ffn)
+    for name in names:
+        specs[name] = _matrix(f"moe.{name}", (moe.experts, c.hidden, ffn), *axes)
+    if moe.router_bias:
+        specs["router_bias"] = _scale("moe.router_bias", moe.experts, None, "zeros")
+    if moe.expert_bias:
+        for name, size, axis in (
+            *((name, ffn, axes[2]) for name in names),
+            ("down", c.hidden, axes[1]),
+        ):
+            specs[f"{name}_bias"] = ParamSpec(
+                f"moe.{name}_bias",
+                (moe.experts, size),
+                (axes[0], axis),
+                "zeros",
+                decays=False,
+                per_expert=True,
+            )
+    return specs
 
 
 def _shared_specs(c: ModelConfig) -> dict[str, ParamSpec]:
@@ -289,14 +304,18 @@ def _is_moe_mlp(tree: Any) -> bool:
 
 def _fuse(tree: Any, tensor: int) -> Any:
     """Concatenates an MoE layer's gate and up `[... e d f]` into gate_up `[... e d 2f]`, gate
-    before up in each of `tensor` parts. Returns any other tree unchanged.
+    before up in each of `tensor` parts; and their biases. Returns any other tree unchanged.
     """
     if not _is_moe_mlp(tree):
         return tree
-    other_weights = {name: w for name, w in tree.items() if name not in ("gate", "up")}
-    *first, f = tree["gate"].shape
-    parts = [tree[name].reshape(*first, tensor, f // tensor) for name in ("gate", "up")]
-    return {**other_weights, "gate_up": jnp.concatenate(parts, axis=-1).reshape(*first, 2 * f)}
+    result = dict(tree)
+    for end in ("", "_bias"):
+        pair = [result.pop(f"{name}{end}") for name in ("gate", "up") if f"{name}{end}" in result]
+        if pair:
+            *first, f = pair[0].shape
+            parts = [w.reshape(*first, tensor, f // tensor) for w in pair]
+            result[f"gate_up{end}"] = jnp.concatenate(parts, axis=-1).reshape(*first, 2 * f)
+    return result
 
 
 def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:

@@ -126,7 +126,10 @@ def test_the_common_table_names_every_parameter_that_a_family_can_have():
     biases = dict(qkv_bias=True, o_bias=True, attention_sinks=True)
     dense = dataclasses.replace(MODEL, moe=None, **biases)
     shared = dataclasses.replace(
-        MODEL, moe=dataclasses.replace(MODEL.moe, shared_ffn=8, shared_gate=True)
+        MODEL,
+        moe=dataclasses.replace(
+            MODEL.moe, shared_ffn=8, shared_gate=True, router_bias=True, expert_bias=True
+        ),
     )
     names = {
         spec.name

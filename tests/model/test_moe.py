@@ -156,15 +156,22 @@ def test_router_gradient_equals_finite_differences_inside_and_outside_the_live_t
 # ---- dispatch and grouped matmul -----------------------------------------------------------------
 
 
-def dense_moe(x, ids, gates, mask, weights):
-    """Every expert on every token, then the chosen ones picked: float64 numpy, no sorting and no
-    groups.
-    """
-    out = np.zeros_like(x)
+def dense_moe(x, ids, gates, mask, weights, limit=0.0):
+    """Token by token and choice by choice; with biases, and gpt-oss's activation, where given."""
+    out, bias = np.zeros_like(x), {name: weights.get(f"{name}_bias") for name in weights}
     for n in np.flatnonzero(mask):
         for e, gate in zip(ids[n], gates[n], strict=True):
-            a, b = x[n] @ weights["gate"][e], x[n] @ weights["up"][e]
-            out[n] += gate * ((a / (1 + np.exp(-a)) * b) @ weights["down"][e])
+
+            def product(row, name, e=e):
+                return row @ weights[name][e] + (0 if bias[name] is None else bias[name][e])
+
+            a, b = product(x[n], "gate"), product(x[n], "up")
+            if limit:
+                a, b = np.minimum(a, limit), np.clip(b, -limit, limit)
+                hidden = a / (1 + np.exp(-1.702 * a)) * (b + 1)
+            else:
+                hidden = a / (1 + np.exp(-a)) * b
+            out[n] += gate * product(hidden, "down")
     return out
 
 
@@ -176,8 +183,14 @@ def problem(kind, n=N, seed=0):
         "up": rng.standard_normal((e, D, f)),
         "down": rng.standard_normal((e, f, D)),
     }
+    if kind == "biased":
+        sizes = {"gate": f, "up": f, "down": D}
+        weights |= {f"{name}_bias": rng.standard_normal((e, m)) for name, m in sizes.items()}
     ids = np.argsort(rng.standard_normal((n, e)), axis=1)[:, :k]
-    if kind == "skewed":  # every token's first choice is expert 3, and expert 2 gets nothing
+    if kind in (
+        "skewed",
+        "biased",
+    ):  # every token's first choice is expert 3, and expert 2 gets nothing
         ids = np.stack([np.full(n, 3), rng.choice([0, 1, 4], n)], axis=1)
     mask = rng.random(n) < 0.7 if kind == "masked" else np.full(n, kind != "none")
     return rng.standard_normal((n, D)), ids, rng.random((n, k)), mask, weights
@@ -192,7 +205,10 @@ CASES = [
     ("none", 3),
     ("even", 1),
     ("skewed", 900),
+    ("biased", N),
+    ("biased", 900),
 ]
+LIMIT = {"biased": 1.5}  # gpt-oss's activation
 
 
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
@@ -206,12 +222,23 @@ def test_values_equal_a_dense_reference(x64, implementation, kind, n):
         jnp.asarray(mask),
         jax.tree.map(jnp.asarray, weights),
     )
-    out = jax.jit(partial(moe_ffn, grouped=grouped_matmul(implementation)))(*args)
-    np.testing.assert_allclose(out, dense_moe(x, ids, gates, mask, weights), rtol=1e-12, atol=1e-12)
+    limit = LIMIT.get(kind, 0.0)
+    expected = dense_moe(x, ids, gates, mask, weights, limit)
+    grouped = grouped_matmul(implementation, limit=limit)
+    out = jax.jit(partial(moe_ffn, grouped=grouped))(*args)
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
+    wide = partial(jnp.concatenate, axis=-1)
+    weights = args[-1] | {"gate_up": wide([args[-1]["gate"], args[-1]["up"]])}
+    if "gate_bias" in weights:
+        weights["gate_up_bias"] = wide([weights["gate_bias"], weights["up_bias"]])
+    out = jax.jit(partial(moe_ffn, grouped=grouped))(*args[:-1], weights)  # as in decoding
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("implementation", ["padded", "ragged"])
-@pytest.mark.parametrize(("kind", "n"), [("skewed", N), ("masked", 5), ("skewed", 900)])
+@pytest.mark.parametrize(
+    ("kind", "n"), [("skewed", N), ("masked", 5), ("skewed", 900), ("biased", N), ("biased", 900)]
+)
 def test_gradients_equal_differences_of_the_dense_reference(x64, implementation, kind, n):
     """In random directions of every input: the derivative of the reference by central differences,
     against the pullback.
@@ -219,7 +246,8 @@ def test_gradients_equal_differences_of_the_dense_reference(x64, implementation,
     x, ids, gates, mask, weights = problem(kind, n)
     rng = np.random.default_rng(2)
     probe = rng.standard_normal(x.shape)
-    grouped = grouped_matmul(implementation)
+    limit = LIMIT.get(kind, 0.0)
+    grouped = grouped_matmul(implementation, limit=limit)
 
     def f(x, gates, weights):
         return jnp.sum(
@@ -237,12 +265,9 @@ def test_gradients_equal_differences_of_the_dense_reference(x64, implementation,
         ends = []
         for sign in (1, -1):
             moved = inputs | {name: value + sign * step * direction}
-            ends.append(
-                np.sum(
-                    dense_moe(moved["x"], ids, moved["gates"], mask, {w: moved[w] for w in weights})
-                    * probe
-                )
-            )
+            moved_weights = {w: moved[w] for w in weights}
+            out = dense_moe(moved["x"], ids, moved["gates"], mask, moved_weights, limit)
+            ends.append(np.sum(out * probe))
         numeric = (ends[0] - ends[1]) / (2 * step)
         np.testing.assert_allclose(
             np.sum(np.asarray(grads[name]) * direction), numeric, rtol=1e-6, atol=1e-7, err_msg=name

@@ -74,7 +74,11 @@ def build(
         return None
     trains = placement is not None and placement.use == "train"
     return Experts(
-        grouped_matmul(_matmul_for(compute), 1 if placement is None else placement.size("expert")),
+        grouped_matmul(
+            _matmul_for(compute),
+            1 if placement is None else placement.size("expert"),
+            config.moe.swiglu_limit,
+        ),
         compute.moe_chunk,
         moe_specs(config, layout),
         placement,
@@ -82,14 +86,14 @@ def build(
     )
 
 
-def grouped_matmul(name: str, parts: int = 1) -> Grouped:
+def grouped_matmul(name: str, parts: int = 1, limit: float = 0.0) -> Grouped:
     """Returns the grouped matmul of CPU ("padded") or of TPU and GPU ("ragged"). `parts` is the
     number of devices that share the experts, so that about 1 / parts of the pairs are local; it
-    only changes block sizes.
+    only changes block sizes. `limit` is MoEConfig.swiglu_limit.
     """
     if name == "ragged":
-        return Grouped(counted_dispatch, ragged_swiglu)
-    return Grouped(sorted_dispatch, partial(grouped_swiglu, parts=parts))
+        return Grouped(counted_dispatch, partial(ragged_swiglu, limit=limit))
+    return Grouped(sorted_dispatch, partial(grouped_swiglu, parts=parts, limit=limit))
 
 
 def _matmul_for(compute: ComputeConfig) -> str:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.model.experts.activation import swiglu, swiglu_pullback
 from compass_jax.model.experts.dispatch import Dispatch
 from compass_jax.model.quantize import Quantized, matmul, of_expert
 
@@ -32,25 +33,33 @@ def grouped_swiglu(
     weights: dict[str, Float[Array, "e ..."] | Quantized],
     dispatch: Dispatch,
     parts: int = 1,
+    limit: float = 0.0,
 ) -> Float[Array, "n d"]:
     """Computes sum_k gates_k * SwiGLU of a token's k-th expert; masked tokens give 0.
 
     Args:
         weights: gate and up `[e d f]`, or their concatenation gate_up `[e d 2f]` (one wider
-            product; not differentiable); down `[e f d]`. gate_up and down may be 8-bit.
+            product; not differentiable); down `[e f d]`. gate_up and down may be 8-bit. Biases
+            `[e f]` and so on, if any, as `gate_bias`.
         parts: number of devices that share the experts: about 1 / parts of the pairs are
             dispatched.
+        limit: as in `activation.swiglu`.
     """
     down, pairs = weights["down"], dispatch.order.shape[0] // parts
     blocks = block_shapes(pairs, down.shape[0], down.shape[1] * down.shape[2])
-    if "gate_up" not in weights:
-        return sized_swiglu(x, gates, weights["gate"], weights["up"], down, dispatch, blocks)
-    if pairs >= MANY_ROWS * down.shape[0]:
-        return sized_forward(x, gates, (weights["gate_up"],), down, dispatch, blocks)[0]
-    height, extra = block_heights(pairs, down.shape[0])
-    return batched_swiglu(
-        x, gates, weights["gate_up"], down, dispatch, min(height, x.shape[0]), extra
+    names = ("gate_up", "down") if "gate_up" in weights else ("gate", "up", "down")
+    biases: Any = (
+        tuple(weights[f"{name}_bias"] for name in names) if "down_bias" in weights else None
     )
+    if "gate_up" not in weights:
+        gate, up = weights["gate"], weights["up"]
+        return sized_swiglu(x, gates, gate, up, down, dispatch, blocks, biases, limit)
+    gate_up = weights["gate_up"]
+    if pairs >= MANY_ROWS * down.shape[0]:
+        return sized_forward(x, gates, (gate_up,), down, dispatch, blocks, biases, limit)[0]
+    height, extra = block_heights(pairs, down.shape[0])
+    height = min(height, x.shape[0])
+    return batched_swiglu(x, gates, gate_up, down, dispatch, height, extra, biases, limit)
 
 
 def block_heights(pairs: int, experts: int) -> tuple[int, int]:
@@ -72,6 +81,8 @@ def batched_swiglu(
     dispatch: Dispatch,
     height: int,
     extra: int,
+    biases: tuple[Float[Array, "e f2"], Float[Array, "e d"]] | None = None,
+    limit: float = 0.0,
 ) -> Float[Array, "n d"]:
     """Computes `grouped_swiglu` with blocks of `height` rows in one batched matmul, and blocks of
     `extra` rows in a loop for the overflow.
@@ -83,7 +94,9 @@ def batched_swiglu(
         dispatch.expert(),
     )
     pair = jnp.take(dispatch.order, starts[:, None] + offset, mode="clip")
-    out = _swiglu(rows_of(x, pair // k, offset < dispatch.sizes[:, None]), gate_up, down)
+    rows = rows_of(x, pair // k, offset < dispatch.sizes[:, None])
+    wide_biases = None if biases is None else tuple(bias[:, None, :] for bias in biases)
+    out = _swiglu(rows, gate_up, down, wide_biases, limit)
     place = expert_of_pair * height + jnp.minimum(
         dispatch.row - jnp.take(starts, expert_of_pair), height - 1
     )
@@ -100,22 +113,20 @@ def batched_swiglu(
             jnp.take(dispatch.order, starts[expert] + height + done + at, mode="clip"),
             at < rest[expert] - done,
         )
-        return _put(
-            out,
-            pairs,
-            filled,
-            _swiglu(
-                rows_of(x, pairs // k, filled), of_expert(gate_up, expert), of_expert(down, expert)
-            ),
-        )
+        rows = rows_of(x, pairs // k, filled)
+        own_biases = None if biases is None else tuple(bias[expert][None] for bias in biases)
+        matrices = of_expert(gate_up, expert), of_expert(down, expert)
+        return _put(out, pairs, filled, _swiglu(rows, *matrices, own_biases, limit))
 
     out = jax.lax.fori_loop(jnp.int32(0), ends[-1], one, out)
     return jnp.einsum("nkd,nk->nd", out.reshape(*gates.shape, -1), gates)
 
 
-def _swiglu(rows, gate_up, down):
-    a, u = jnp.split(matmul(rows, gate_up), 2, axis=-1)
-    return matmul(jax.nn.silu(a) * u, down)
+def _swiglu(rows, gate_up, down, biases, limit: float):
+    hidden = matmul(rows, gate_up)
+    a, u = jnp.split(hidden if biases is None else hidden + biases[0], 2, axis=-1)
+    out = matmul(swiglu(a, u, limit), down)
+    return out if biases is None else out + biases[1]
 
 
 def _put(
@@ -199,9 +210,11 @@ def sized_forward(
     down: Float[Array, "e f d"] | Quantized,
     dispatch: Dispatch,
     blocks: Blocks,
+    biases: tuple[Array, ...] | None = None,
+    limit: float = 0.0,
 ):
     """Returns (output `[n d]`, residuals of the backward pass). `into` is (gate, up) `[e d f]`, or
-    their concatenation `[e d 2f]`.
+    their concatenation `[e d 2f]`; `biases` has one for each of `into` and one for down.
     """
     layout = _arrange(dispatch, blocks)
     rows = rows_of(x, layout.pair // gates.shape[1], layout.filled)
@@ -209,8 +222,11 @@ def sized_forward(
     def body(count, expert, first, carry):
         part = jax.lax.dynamic_slice_in_dim(rows, first, count)
         hidden = [matmul(part, of_expert(w, expert)) for w in into]
+        if biases is not None:
+            hidden = [h + b[expert][None] for h, b in zip(hidden, biases[:-1], strict=True)]
         a, u = hidden if len(into) == 2 else jnp.split(hidden[0], 2, axis=-1)
-        out = matmul(jax.nn.silu(a) * u, of_expert(down, expert))
+        out = matmul(swiglu(a, u, limit), of_expert(down, expert))
+        out = out if biases is None else out + biases[-1][expert][None]
         return tuple(
             _write(rows_of_block, new, first)
             for rows_of_block, new in zip(carry, (*hidden, out), strict=True)
@@ -221,29 +237,29 @@ def sized_forward(
     return combine(out, *_by_token(layout, dispatch, gates), gates), (layout, rows, *hidden)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
+@partial(jax.custom_vjp, nondiff_argnums=(6, 8))
 def sized_swiglu(
-    x, gates, gate, up, down, dispatch: Dispatch, blocks: Blocks
+    x, gates, gate, up, down, dispatch: Dispatch, blocks: Blocks, biases=None, limit: float = 0.0
 ) -> Float[Array, "n d"]:
     """Computes sum_k gates_k * SwiGLU of a token's k-th expert; 0 for masked tokens. Differentiable
-    in all but the last two arguments.
+    in all arrays but those of `dispatch`.
 
-    x `[n d]`, gates `[n k]`, gate and up `[e d f]`, down `[e f d]`; `dispatch` holds the n * k
-    pairs. Gates of masked tokens must be finite.
+    x `[n d]`, gates `[n k]`, gate and up `[e d f]`, down `[e f d]`, their biases `[e f]`, `[e f]`
+    and `[e d]` if any; `dispatch` holds the n * k pairs. Gates of masked tokens must be finite.
     """
-    return sized_forward(x, gates, (gate, up), down, dispatch, blocks)[0]
+    return sized_forward(x, gates, (gate, up), down, dispatch, blocks, biases, limit)[0]
 
 
-def _sized_fwd(x, gates, gate, up, down, dispatch, blocks: Blocks):
-    out, saved = sized_forward(x, gates, (gate, up), down, dispatch, blocks)
-    return out, (saved, dispatch, gates, gate, up, down)
+def _sized_fwd(x, gates, gate, up, down, dispatch, blocks: Blocks, biases, limit: float):
+    out, saved = sized_forward(x, gates, (gate, up), down, dispatch, blocks, biases, limit)
+    return out, (saved, dispatch, gates, gate, up, down, biases)
 
 
-def _sized_bwd(blocks: Blocks, residuals, g):
+def _sized_bwd(blocks: Blocks, limit: float, residuals, g):
     """Computes the gates' gradient from the hidden layer, <g, h W> = <g W^T, h>, so that the output
     is not needed again.
     """
-    (layout, x, a, u), dispatch, gates, gate, up, down = residuals
+    (layout, x, a, u), dispatch, gates, gate, up, down, biases = residuals
     row_gates = rows_of(gates.reshape(-1, 1), layout.pair, layout.filled)
     rows = x, a, u, row_gates, rows_of(g, layout.pair // gates.shape[1], layout.filled)
 
@@ -252,23 +268,26 @@ def _sized_bwd(blocks: Blocks, residuals, g):
         x, a, u, row_gates, g = (
             jax.lax.dynamic_slice_in_dim(whole, first, count) for whole in rows
         )
-        s, d_out = jax.nn.sigmoid(a), g @ down[expert].T
-        h, d_h = a * s * u, row_gates * d_out
-        d_a, d_u = d_h * u * s * (1 + a * (1 - s)), d_h * a * s
+        d_out = g @ down[expert].T
+        h, d_a, d_u = swiglu_pullback(a, u, row_gates * d_out, limit)
         d_x = d_a @ gate[expert].T + d_u @ up[expert].T
-        parts = x.T @ d_a, x.T @ d_u, (row_gates * h).T @ g
-        new = (
-            _write(d_rows, d_x, first),
-            _write(d_gate_rows, jnp.sum(h * d_out, axis=1, keepdims=True), first),
-        )
+        parts: tuple[Array, ...] = (x.T @ d_a, x.T @ d_u, (row_gates * h).T @ g)
+        d_gate = jnp.sum(h * d_out, axis=1, keepdims=True)
+        if biases is not None:
+            parts += tuple(jnp.sum(d, axis=0, keepdims=True) for d in (d_a, d_u, row_gates * g))
+            d_gate = d_gate + jnp.sum(g * biases[2][expert][None], axis=1, keepdims=True)
+        new = _write(d_rows, d_x, first), _write(d_gate_rows, d_gate, first)
         return *new, *(_add(total, part, expert) for total, part in zip(totals, parts, strict=True))
 
+    rows_of_biases = () if biases is None else tuple(bias[:, None, :] for bias in biases)
+    totals = (x, row_gates, gate, up, down, *rows_of_biases)
     d_rows, d_gate_rows, *d_weights = _over_blocks(
-        layout, blocks, body, tuple(jnp.zeros_like(v) for v in (x, row_gates, gate, up, down))
+        layout, blocks, body, tuple(jnp.zeros_like(v) for v in totals)
     )
+    d_biases = None if biases is None else tuple(d[:, 0] for d in d_weights[3:])
     place, filled = _by_token(layout, dispatch, gates)
     d_gates = rows_of(d_gate_rows, layout.place, dispatch.dispatched()).reshape(gates.shape)
-    return combine(d_rows, place, filled, None), d_gates, *d_weights, None
+    return combine(d_rows, place, filled, None), d_gates, *d_weights[:3], None, d_biases
 
 
 sized_swiglu.defvjp(_sized_fwd, _sized_bwd)

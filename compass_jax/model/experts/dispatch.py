@@ -37,6 +37,14 @@ class Dispatch(NamedTuple):
             len(self.sizes) - 1,
         )
 
+    def expert_of_row(self) -> Int[Array, "m"]:
+        """Returns the expert of each sorted row; the last one for rows of masked tokens."""
+        ends = jnp.cumsum(self.sizes, dtype=jnp.int32)
+        row = jnp.arange(self.order.shape[0], dtype=jnp.int32)
+        return jnp.minimum(
+            jnp.sum(row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(self.sizes) - 1
+        )
+
 
 def sorted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
     """Sorts pairs by `expert`, stably; the id `experts` means no expert and sorts last."""

@@ -41,6 +41,10 @@ class Share(NamedTuple):
     def __call__(self, x, ids, gates, mask, weights) -> Float[Array, "n d"]:
         """Runs the experts of all devices along the expert axis on this device's tokens."""
         experts = weights["down"].shape[0]
+        if self.tensor > 1 and "down_bias" in weights:  # the sum over tensor has it once
+            bias = weights["down_bias"]
+            first = jax.lax.axis_index("tensor") == 0
+            weights = {**weights, "down_bias": jnp.where(first, bias, jnp.zeros_like(bias))}
         work = partial(self.local, weights=weights)
         if self.how == "all_to_all":
             out = through_experts(work, x, ids, gates, mask, experts, self.native)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import jax
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compass_jax.model.experts.activation import swiglu
 from compass_jax.model.experts.dispatch import Dispatch, permute, repeat_tokens
 from compass_jax.model.quantize import Quantized, ragged_matmul
 
@@ -15,12 +17,13 @@ def ragged_swiglu(
     gates: Float[Array, "n k"],
     weights: dict[str, Float[Array, "e ..."] | Quantized],
     dispatch: Dispatch,
+    limit: float = 0.0,
 ) -> Float[Array, "n d"]:
     """Computes sum_k gates_k * SwiGLU of a token's k-th expert with `jax.lax.ragged_dot`; masked
     tokens give 0.
 
     `weights` are gate and up `[e d f]`, or their concatenation gate_up `[e d 2f]`, and down `[e f
-    d]`; each may be 8-bit.
+    d]`; each may be 8-bit, and have a bias (`gate_bias`). `limit` is that of `activation.swiglu`.
     """
     order, row, sizes = dispatch
     dispatched = (jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[
@@ -29,10 +32,16 @@ def ragged_swiglu(
     zero = jnp.zeros((), x.dtype)
     rows = repeat_tokens(x, order, row)
     rows = jnp.where(dispatched, rows, zero)
+
+    def product(rows, name):
+        out = ragged_matmul(rows, weights[name], sizes)
+        bias: Any = weights.get(f"{name}_bias")
+        return out if bias is None else out + jnp.take(bias, dispatch.expert_of_row(), axis=0)
+
     if "gate_up" in weights:
-        a, u = jnp.split(ragged_matmul(rows, weights["gate_up"], sizes), 2, axis=-1)
+        a, u = jnp.split(product(rows, "gate_up"), 2, axis=-1)
     else:
-        a, u = (ragged_matmul(rows, weights[name], sizes) for name in ("gate", "up"))
+        a, u = (product(rows, name) for name in ("gate", "up"))
     # Rows after the last group are undefined.
-    out = jnp.where(dispatched, ragged_matmul(jax.nn.silu(a) * u, weights["down"], sizes), zero)
+    out = jnp.where(dispatched, product(swiglu(a, u, limit), "down"), zero)
     return jnp.einsum("nkd,nk->nd", permute(out, row, order).reshape(*gates.shape, -1), gates)
