@@ -87,9 +87,7 @@ class Answer(NamedTuple):
 
     @property
     def content(self) -> str:
-        """The training target: the chain of thought, if it was returned separately, and the
-        answer.
-        """
+        """The training target: the chain of thought, if returned separately, and the answer."""
         return f"<think>\n{self.thought}\n</think>\n\n{self.text}" if self.thought else self.text
 
 
@@ -194,9 +192,7 @@ def _judge(
     lock: FolderLock,
     tell: Tell,
 ) -> None:
-    """Judges the drawn samples and stores their answers. Counts a failed request in `failures` and
-    writes no line for it.
-    """
+    """Judges the drawn samples and stores their answers; a failed request has no line."""
     replies: dict[Key, Reply] = {}
     done = in_a_row = 0
 
@@ -242,9 +238,7 @@ def _prompt(question: Question) -> Prompt:
 
 
 def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:
-    """Returns an iterator over each sample with the endpoint's reply as replies arrive; None when a
-    wait times out.
-    """
+    """Returns each sample with the endpoint's reply; None when a wait times out."""
     pool = Pooled(config.teacher, key="distil")
 
     def replies() -> Drawn:
@@ -343,9 +337,7 @@ def _finish(
 
 
 def chosen(answers: Sequence[Answer], config: DistilConfig) -> list[Answer]:
-    """Returns the correct answers to one question that are kept: at most `config.keep`, without
-    duplicate texts.
-    """
+    """Returns at most `config.keep` correct answers to one question, without equal texts."""
     right_at = config.rewards.right_at
     by_content = {a.content: a for a in reversed(answers) if a.right(right_at)}
     distinct = sorted(by_content.values(), key=lambda a: a.sample)
@@ -383,9 +375,7 @@ def _rates(counts: Counter[str]) -> dict[str, Any]:
 
 
 def _row(question: Question, answer: Answer) -> dict[str, Any]:
-    """Returns a conversation in the format of `compass sft`, with the reference answer so that it
-    can be judged again.
-    """
+    """Returns a conversation in the format of `compass sft`, with its reference answer."""
     message = {"role": "assistant", "content": answer.content}
     row: dict[str, Any] = {"messages": [*question.messages, message]}
     row |= {"tools": list(question.tools)} if question.tools else {}

@@ -65,9 +65,7 @@ def signatures(shingles: Sequence[Numbers]) -> NDArray[np.uint32]:
 
 
 class Buckets:
-    """The rows of each bucket, as sorted arrays of geometrically decreasing size: 12 bytes per row
-    and band.
-    """
+    """The rows of each bucket, as sorted arrays of geometrically decreasing size."""
 
     def __init__(self) -> None:
         self._levels: list[tuple[Numbers, NDArray[np.uint32]]] = []
@@ -133,9 +131,7 @@ class NearDuplicates:
         return np.stack([combined([band + np.uint64(i), *columns[i : i + r]]) for i in starts], 1)
 
     def close_to(self, signed: NDArray[np.uint32], numbers: int, rows: NDArray) -> NDArray:
-        """Returns the candidate rows with similar signatures and equal numbers, most
-        similar first.
-        """
+        """Returns candidate rows of similar signature and equal numbers, most similar first."""
         agree = (self._signatures[rows] == signed.astype(np.uint16)).mean(1)
         is_similar = (agree >= self.threshold - SLACK) & (self._numbers[rows] == np.uint64(numbers))
         similar = rows[is_similar]
@@ -204,9 +200,7 @@ class Batch:
             self._index.buckets.add(keys, np.repeat(rows, self._bands))
 
     def _candidates(self, place: int) -> NDArray:
-        """Returns the distinct kept rows, this batch's included, in the sample's buckets of at most
-        CROWD rows.
-        """
+        """Returns the distinct kept rows in the sample's buckets of at most CROWD rows."""
         batch_rows = [self._fresh.get(key, ()) for key in self._keys[place].tolist()]
         part = slice(self._ends[place], self._ends[place + 1])
         index_rows = self._rows[part]

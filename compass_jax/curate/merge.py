@@ -66,9 +66,7 @@ class Blocks(Protocol):
 
 
 class Method(Protocol):
-    """A merge method. Its fields are its settings; settings per parent are in the order of the
-    parents.
-    """
+    """A merge method. Its fields are its settings; those per parent are in their order."""
 
     def prepare(self, blocks: Blocks) -> Combine:
         """Returns the function that merges one block, after any passes over all blocks."""
@@ -77,9 +75,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class TaskArithmetic:
-    """Weighted sum of the deltas: merged = sum(weight d). A negative weight removes a task. arXiv
-    2212.04089.
-    """
+    """The sum(weight d); a negative weight removes a task. arXiv 2212.04089."""
 
     weights: tuple[float, ...]
     signed = True
@@ -98,9 +94,7 @@ class TaskArithmetic:
 
 @dataclass(frozen=True)
 class Linear(TaskArithmetic):
-    """Weighted mean of the deltas: merged = sum(weight d) / sum(weight). Model soups, arXiv
-    2203.05482.
-    """
+    """The mean sum(weight d) / sum(weight). Model soups, arXiv 2203.05482."""
 
     signed = False
 
@@ -216,9 +210,7 @@ def _magnitudes(deltas: Rows) -> UInt32[np.ndarray, "p n"]:
 
 
 def _agreeing_mean(deltas: Rows, signs: Entries, weights: Float32[np.ndarray, "p"]) -> Entries:
-    """Returns sum(weight d) / sum(weight) over the parents whose entry has the elected sign, or 0
-    if no parent's entry has it.
-    """
+    """Returns the weighted mean over the parents of the elected sign; 0 without any."""
     agree = deltas * signs > 0
     total = _weighted_sum(np.where(agree, deltas, np.float32(0)), weights)
     shares = _weighted_sum(agree.astype(np.float32), weights)
@@ -267,9 +259,7 @@ def _bin_of(histogram: np.ndarray, k: int) -> tuple[int, int]:
 
 
 def routers_from(which: str) -> int | None:
-    """Returns the `routers_from` argument of `merge_folders`. Raises MergeError for an invalid
-    choice.
-    """
+    """Returns the argument of `merge_folders`. Raises MergeError for another choice."""
     if which in ("merge", "base"):
         return None if which == "merge" else 0
     if not which.isascii() or not which.isdigit() or int(which) < 1:

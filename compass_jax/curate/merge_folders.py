@@ -165,9 +165,7 @@ def merge_folders(
 
 
 def read_rows(stored: Stored, name: str, rows: slice) -> np.ndarray:
-    """Returns rows of a stored tensor as flat float32. Raises WeightsError with the tensor's name
-    if an entry is not finite.
-    """
+    """Returns rows of a tensor as flat float32. Raises WeightsError if they are not finite."""
     with open_file(stored.file) as handle:
         piece = handle.get_slice(name)[rows] if stored.shape else handle.get_tensor(name)
     flat = np.ascontiguousarray(piece).reshape(-1)
@@ -219,9 +217,7 @@ class _Merged:
                 yield np.concatenate(parts).reshape(shape)
 
     def _block(self, block: Block) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the merged block in the base's type, and its counts. Raises MergeError if an
-        entry overflows the type.
-        """
+        """Returns the merged block in the base's type, and its counts."""
         if block.name in self.fixed and self.routers_from is not None:
             source = (block.base, *block.models)[self.routers_from]
             return self._stored(source, block.name), np.zeros((4, len(block.models)))
@@ -260,9 +256,7 @@ class _Merged:
 
 @contextmanager
 def _folders(paths: Sequence[str | Path], out: Path) -> Iterator[list[Path]]:
-    """Yields each path as a Hugging Face folder. Runs and checkpoints are exported to a temporary
-    folder next to `out`.
-    """
+    """Yields each path as a Hugging Face folder; runs are exported next to `out`."""
     scratch = out.with_name(f".{out.name}.parents")
     shutil.rmtree(scratch, ignore_errors=True)
     folders = []
@@ -289,9 +283,7 @@ def _layout(base: dict[str, Stored], shard_bytes: int | None) -> dict[str, list[
 
 
 def _far(models: Sequence[str | Path], shares: Sequence[ParentShare]) -> list[str]:
-    """Returns a notice for each parent whose distance from the base exceeds the base's norm, which
-    fine-tuning does not reach.
-    """
+    """Returns a notice for each parent that is farther from the base than fine-tuning leads."""
     return [
         f"{model} differs from the base by {share.relative_norm:.2g} times the base's norm: was it"
         " trained from this base?"

@@ -88,9 +88,7 @@ def _check(weights: Sequence[float]) -> None:
 
 
 def _row(weight: float, evaluation: Evaluation) -> dict[str, Any]:
-    """Returns a row of sweep.jsonl: accuracies in [0, 1] of each label of the held-out prompts, of
-    all of them, and of each evaluation set. Unknown ones are null.
-    """
+    """Returns a row of sweep.jsonl: accuracies by label and set; unknown ones are null."""
     labels = {name: _accuracies(*counts) for name, counts in evaluation.labels.items()}
     sets = {f"set/{name}": one for name, one in evaluation.sets.items() if name != HELDOUT}
     if evaluation.prompts:
@@ -113,9 +111,7 @@ def averaged(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
-    """Returns the rows of a sweep in progress, by weight. Raises MergeError if its settings differ
-    or the file is damaged.
-    """
+    """Returns the rows of a sweep in progress, by weight. Raises MergeError for another's."""
     if not os.path.lexists(file):
         return {}
     lines = [parse_json(line, where, error=MergeError) for where, line in read_lines(file)]
@@ -132,9 +128,7 @@ def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
 
 
 def plot_sweep(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plots the accuracy of each label and set against the first model's weight; all held-out
-    prompts together are black.
-    """
+    """Plots the accuracy of each label and set against the first model's weight."""
     import matplotlib
 
     matplotlib.use("Agg")

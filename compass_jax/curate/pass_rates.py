@@ -23,9 +23,7 @@ HELD = 0.9  # coverage of the interval
 
 
 class UniformShare(NamedTuple):
-    """The expected share of uniform groups among the kept prompts' next groups, with a 90%
-    interval.
-    """
+    """The expected share of uniform groups of the kept prompts, and its 90% interval."""
 
     mean: float
     low: float

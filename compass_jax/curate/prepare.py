@@ -136,9 +136,7 @@ class _Preparation:
                 yield Row(sample, _line(where, row), row, self._reference(reading, row))
 
     def _reference(self, reading: Reading, row: dict[str, Any]) -> Any:
-        """Returns the row's reference answer for the verifier, or None. The response itself is not
-        a reference.
-        """
+        """Returns the row's reference answer for the verifier, which is not the response."""
         named = self._config.answer_field
         for name in ANSWERS if named == AUTO else (named,):
             if name != reading.target and (value := field_of(row, name)) is not None:
@@ -219,9 +217,7 @@ class _Preparation:
         write_atomically(self._out / STATE, json.dumps(self._state() | others) + "\n")
 
     def _made_before(self) -> Tally | None:
-        """Returns the counts of this command's completed result, or None. Raises ConfigError if the
-        folder belongs to another command.
-        """
+        """Returns the counts of this command's completed result, or None."""
         path, train = self._out / STATE, self._out / TRAIN
         before = read_json(path, error=DataError) if path.exists() else {}
         if not isinstance(before, dict) or ("settings" not in before and train.exists()):

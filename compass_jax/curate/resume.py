@@ -13,9 +13,7 @@ from compass_jax.untrusted import parse_json, read_lines
 
 
 def resumed_lines(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Yields (where, size, value) of each JSON line; `size` is in bytes. Removes a partial last
-    line, left by a kill.
-    """
+    """Yields (where, bytes, value) of each JSON line; removes a partial last line."""
     total = 0
     for where, line in read_lines(path, error=DataError) if path.exists() else ():
         if not line.endswith(b"\n"):

@@ -54,9 +54,7 @@ def words(text: str) -> list[str]:
 
 
 def numbers_in(tokens: list[str]) -> list[str]:
-    """Returns the words with a digit and the signs next to them, sorted, so that the order of
-    sentences does not matter.
-    """
+    """Returns the words with a digit and the signs next to them, sorted."""
     digits = [not word.isalpha() and any(map(str.isdigit, word)) for word in tokens]
     if True not in digits:
         return []
@@ -73,9 +71,7 @@ def hashed(tokens: list[str]) -> Numbers:
 
 
 def combined(parts: Sequence[Numbers]) -> Numbers:
-    """Returns a polynomial hash across the parts, uint64 of each part's shape: sum_i parts[i]
-    B^(i+1) mod 2^64.
-    """
+    """Returns sum_i parts[i] B^(i+1) mod 2^64, a hash across the parts, uint64."""
     total = parts[0] * _factor(0)
     for i, part in enumerate(parts[1:], 1):
         total += part * _factor(i)

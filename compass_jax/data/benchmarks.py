@@ -217,9 +217,7 @@ def _letter(answer: Any, names: list[str], texts: list[str], where: str) -> str:
 
 
 def _with_columns(row: Row, labels: Mapping[str, Any], **columns: Any) -> Row:
-    """Returns the row with the converted columns, and with the valid labels that the row does not
-    have yet.
-    """
+    """Returns the row with the converted columns, and with valid labels that it lacks."""
     new_labels = {
         name: value
         for name, value in labels.items()

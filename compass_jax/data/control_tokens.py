@@ -30,9 +30,7 @@ _DIGITS = [chr(0xFDD2 + n) for n in range(16)]
 
 
 def ids_of(backend: Any, text: str) -> list[int]:
-    """Returns the ids of a text. Releases Python's lock for a long text, which the library's
-    `encode` holds.
-    """
+    """Returns the ids of a text. Releases Python's lock for a long one."""
     if len(text) < LONG:
         return backend.encode(text, add_special_tokens=False).ids
     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids

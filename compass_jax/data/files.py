@@ -36,9 +36,7 @@ OFFSET = np.dtype("<u8")
 
 
 class DataError(UserError):
-    """Data that cannot be used. The message names the file and line (or the source) and a
-    remedy.
-    """
+    """Data that cannot be used. The message names the place and a remedy."""
 
 
 Raw = bytes | dict[str, Any] | DataError  # JSON bytes, a Parquet row, or the error of a row
@@ -57,9 +55,7 @@ def validation_problem(error: ValidationError) -> str:
 
 
 class BadRows:
-    """A handler for errors of rows. It raises them or, if `skipped`, counts them and reports the
-    first ones.
-    """
+    """A handler for errors of rows: raises them, or counts them and reports the first ones."""
 
     MOST_TOLD = 3
 
@@ -157,9 +153,7 @@ def read_rows(
 def raw_rows(
     path: str, fields: Mapping[str, str], others: Iterable[str] | None
 ) -> Iterator[tuple[str, Raw]]:
-    """Yields (where, row) before parsing, blank lines included. Raises DataError for errors of the
-    file itself.
-    """
+    """Yields (where, row) before parsing. Raises DataError for errors of the file itself."""
     for number, raw in enumerate(_unparsed(path, fields, others), 1):
         yield _checked(_where(path, number), raw)
 
@@ -285,9 +279,7 @@ def _json_value(value: Any, kind: Any) -> Any:
 
 
 def refuse_half_written(where: str, raw: Raw) -> None:
-    """Raises DataError for an unterminated last line that is not JSON: its writer was
-    interrupted.
-    """
+    """Raises DataError for an unterminated last line that is not JSON."""
     if isinstance(raw, bytes) and not raw.endswith(b"\n"):
         row_of(where, raw, {})
 
@@ -313,9 +305,7 @@ def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | 
 
 
 def json_object(line: bytes, where: str) -> dict[str, Any]:
-    """Returns the JSON object of one line. Raises DataError, whose message says if the line was
-    truncated.
-    """
+    """Returns the JSON object of a line. Raises DataError, also for one that is cut off."""
     try:
         row = parse_json(line, where, error=DataError, most_digits=MOST_DIGITS)
     except DataError as error:
@@ -446,9 +436,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _key(path: str) -> str:
-    """Returns a digest of the size and of evenly spaced samples of the content, including both
-    ends.
-    """
+    """Returns a digest of the size and of evenly spaced samples of the content."""
     size = os.path.getsize(path)
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     with open(path, "rb") as file:

@@ -153,9 +153,7 @@ def _detected(
 def _benchmark(
     known: Format, where: str, columns: list[str], setting: str, compared: bool
 ) -> Reading | None:
-    """Returns the Reading of a published evaluation set's rows; None for other rows, and for rows
-    that need no conversion.
-    """
+    """Returns the Reading of a published evaluation set; None for other rows."""
     needs = tuple(filter(None, (known.prompt, known.answer, *known.also)))
     if not (known.make or known.verifier) or not set(needs) <= set(columns):
         return None

@@ -80,9 +80,7 @@ def _content(content: Any, where: str) -> Any:
 
 
 def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:
-    """Returns tools, or calls of tools, as a list of objects; an empty list if `tools` is empty.
-    Raises DataError for any other value.
-    """
+    """Returns tools, or calls of tools, as a list of objects, or raises DataError."""
     if tools in NOTHING:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -91,9 +89,7 @@ def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:
 
 
 def refuse_blank(messages: Messages, role: str, where: str, why: str) -> None:
-    """Raises DataError, which names the message, for a message of this role with neither text nor
-    tool calls.
-    """
+    """Raises DataError for a message of this role with neither text nor tool calls."""
     for i, message in enumerate(messages):
         blank = not message["content"].strip() and "tool_calls" not in message
         if message["role"] == role and blank:
@@ -144,9 +140,7 @@ def answer_of(answer: Any, where: str, compared: bool) -> str:
 
 
 def labels_of(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Returns the labels in a row's columns, such as "domain/algebra". Raises DataError for a value
-    that is not a label.
-    """
+    """Returns the labels in a row's columns, such as "domain/algebra"."""
     labels = []
     for name in LABELS:
         value = row.get(name)

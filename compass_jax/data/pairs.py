@@ -88,9 +88,7 @@ def _paths(data: DataConfig, key: str) -> Iterator[str]:
 
 
 def conversation(question: str, answer: str) -> list[dict[str, str]]:
-    """Returns the input of a scalar reward model: the question and one answer, without
-    instructions.
-    """
+    """Returns the input of a scalar reward model: the question and one answer."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 

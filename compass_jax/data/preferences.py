@@ -76,9 +76,7 @@ def read_preferences(pattern: str, choose: Choice = files_of) -> Iterator[Prefer
 
 
 def asked_in_both_orders(pattern: str, choose: Choice = files_of) -> Iterator[Asked]:
-    """Yields two questions to a judge for each pair: in its order, and with answers and verdict
-    exchanged. Raises the errors of `read_preferences`.
-    """
+    """Yields two questions to a judge for each pair of `read_preferences`."""
     for pair in read_preferences(pattern, choose):
         question, candidate, anchor, gold = pair[:4]
         yield Asked(pair, ORDERS[0], messages(question, candidate, anchor), SAID[gold])
@@ -132,9 +130,7 @@ def _gold(row: Mapping[str, Any], name: str, where: str) -> int:
 
 
 def _beginning(first: Any, second: Any, where: str) -> Sequence[Any]:
-    """Returns the messages before the answer. Raises DataError if the two conversations differ in
-    them.
-    """
+    """Returns the messages before the answer, which both conversations share."""
     if isinstance(first, list) and isinstance(second, list) and len(first) > 1:
         if first[:-1] == second[:-1]:
             return first[:-1]
@@ -143,9 +139,7 @@ def _beginning(first: Any, second: Any, where: str) -> Sequence[Any]:
 
 
 def _text(value: Any, where: str, last: bool = False) -> str:
-    """Returns a text, or the contents of messages: the last one's if `last`, else all of them, with
-    roles if there are several.
-    """
+    """Returns a text, or the contents of messages; the last one's if `last`."""
     if isinstance(value, str):
         return value
     messages = check_messages(value, where)

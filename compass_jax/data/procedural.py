@@ -20,9 +20,7 @@ HASH_DEPENDENT = ("isomorphic_strings", "polynomial_multiplication", "ransom_not
 
 
 def normalised(text: str) -> str:
-    """Returns a text with each run of white space replaced by a space, the form in which questions
-    are compared.
-    """
+    """Returns a text with each run of white space replaced by a space."""
     return " ".join(text.split())
 
 

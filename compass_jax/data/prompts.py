@@ -27,9 +27,7 @@ class PromptTooLong(DataError):
 
 
 def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
-    """Tokenises questions. Raises TokenizerError, which shows the messages, if the chat template
-    refuses a question.
-    """
+    """Tokenises questions. Raises TokenizerError for one that the template refuses."""
 
     def encoded(question: Question) -> list[int]:
         try:
@@ -58,9 +56,7 @@ def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prom
 def train_prompts(
     config: DataConfig, tokenizer: Tokenizer, seed: int, tell: Tell = logger.warning
 ) -> list[Prompt]:
-    """Returns all prompts of the training split. `tell` is passed to `questions`. Raises DataError
-    if the split is empty.
-    """
+    """Returns the prompts of the training split. Raises DataError if it is empty."""
     training = [question for question in questions(config, seed, tell) if not question.heldout]
     if not training:
         raise DataError(

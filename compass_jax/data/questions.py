@@ -71,9 +71,7 @@ class Question:
 
 
 def is_heldout(question: str, heldout_frac: float) -> bool:
-    """Returns whether a question is in the held-out split, decided only by a hash of its text with
-    normalised white space.
-    """
+    """Returns whether a hash of a question's text puts it into the held-out split."""
     digest = hashlib.blake2b(b"held-out split:" + normalised(question).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") % 10_000 < heldout_frac * 10_000
 
@@ -139,9 +137,7 @@ def evaluation_questions(config: DataConfig, seed: int, tell: Tell) -> list[Ques
 
 
 def _numbered(pool: Iterable[Question]) -> list[Question]:
-    """Returns the questions with distinct ids: the next free one after a 32-bit collision, or where
-    two sources use one label.
-    """
+    """Returns the questions with distinct ids: the next free one after a collision."""
     used: dict[int, Question] = {}
     for question in pool:
         number = question.id
@@ -174,9 +170,7 @@ class _Source(NamedTuple):
     turns: int = 0
 
     def question(self, text: str, prompt: Sequence[dict[str, Any]], **fields: Any) -> Question:
-        """Returns a question with its id, its split and the system prompt. `fields` are the
-        remaining fields.
-        """
+        """Returns a question with its id, its split and the system prompt."""
         config, messages = self.config, tuple(prompt)
         if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
             messages = ({"role": "system", "content": config.system_prompt}, *messages)
@@ -412,9 +406,7 @@ def sets_asked(config: DataConfig, pool: Collection[Question], asked: Collection
 
 
 def sets_not_counted(config: DataConfig) -> str:
-    """Returns the line for rows that are read by record, whose overlap with evaluation sets is not
-    counted.
-    """
+    """Returns the line for rows that are read by record; empty without sets."""
     if not config.eval_sets:
         return ""
     names = ", ".join(one.name for one in config.eval_sets)

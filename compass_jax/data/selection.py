@@ -59,9 +59,7 @@ class PromptSelector:
         return 1.0
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        """Processes the outcomes of a step's groups. `epoch` is the number of passes over the data
-        so far.
-        """
+        """Processes the outcomes of a step's groups; `epoch` counts passes over the data."""
 
     def metrics(self) -> dict[str, float]:
         """Returns the selector's metrics by public name."""

@@ -212,9 +212,7 @@ def sft_reading(sft: SFTConfig, path: str, tell: Tell) -> tuple[Reading, dict[st
 def conversation_of(
     reading: Reading, where: str, row: dict[str, Any], label: str, system: str
 ) -> Conversation:
-    """Returns the conversation of one row. Raises DataError if it has no assistant message to train
-    on.
-    """
+    """Returns the conversation of one row. Raises DataError if it has nothing to learn."""
     messages = taught(reading, where, row, system)
     refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
     if not any(message["role"] == "assistant" for message in messages):

@@ -71,9 +71,7 @@ def training_files(pattern: str) -> list[str]:
 
 
 def evaluation_files(pattern: str) -> list[str]:
-    """Returns the files of a folder or pattern to evaluate on: the test split, or else the
-    validation split, or else all.
-    """
+    """Returns the files to evaluate on: the test or else validation split, or else all."""
     splits = _by_split(pattern)
     return splits[TEST] or splits[VALIDATION] or sorted([*splits[TRAIN], *splits[""]])
 
@@ -104,9 +102,7 @@ def tell_splits(patterns: Iterable[str], tell: Callable[[str], None]) -> None:
 
 
 def heldout_origin(config: DataConfig) -> str:
-    """Returns " (test split)" if the held-out prompts come from such files, else an empty
-    string.
-    """
+    """Returns " (test split)" if held-out prompts come from such files, else ""."""
     if config.eval_sources:
         return ""
     paths = [source.path for source in config.sources if isinstance(source, FileSource)]
@@ -124,9 +120,7 @@ def _by_split(pattern: str) -> dict[str, list[str]]:
 
 
 def _root(pattern: str) -> str | None:
-    """Returns the folder below which names indicate splits; None for a single file, whose name is
-    ignored.
-    """
+    """Returns the folder below which names indicate splits; None for a single file."""
     if os.path.isdir(pattern):
         return pattern
     if os.path.lexists(pattern) or not glob.has_magic(pattern):

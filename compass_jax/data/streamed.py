@@ -75,9 +75,7 @@ def work_in_words(counts: Mapping[str, int]) -> str:
 
 
 def _bytes(sft: SFTConfig, packed: int = 1) -> int:
-    """Returns the total bytes of `sft.files`, with compressed files counted `packed` times and
-    missing files as 0.
-    """
+    """Returns the total size of `sft.files`, compressed ones counted `packed` times."""
     return sum(
         os.path.getsize(path) * (packed if path.endswith((*CODECS, ".parquet")) else 1)
         for _, path in labelled_files(sft)
@@ -121,9 +119,7 @@ class ExampleStream(ShuffledStream[Any]):
         return [example for example, _ in self.take(n)]
 
     def leave_out(self, item: LeftOut) -> None:
-        """Counts a row that yields no example. Raises DataError for a bad row that must not be
-        skipped, and for a file that can no longer be read.
-        """
+        """Counts a row without an example. Raises DataError if it must not be skipped."""
         assert self._records is not None
         if item.reason == UNREADABLE:
             raise DataError(item.text)

@@ -37,9 +37,7 @@ class ToolsNotShown(TemplateFailure):
 
 
 class GenerationBlock(jinja2.ext.Extension):
-    """The block `{% generation %}...{% endgeneration %}`, with which transformers marks the
-    assistant's text. The content is rendered unchanged.
-    """
+    """The block `{% generation %}`, which marks the assistant's text, unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2's own name
 
@@ -139,9 +137,7 @@ def render_chat(
 
 
 def _with_thinking(source: str, messages: Sequence[Message]) -> Sequence[Message]:
-    """Adds `thinking` to messages with `reasoning_content`, for templates that read this name
-    (gpt-oss's).
-    """
+    """Adds `thinking` to messages with `reasoning_content`, for gpt-oss's template."""
     if not re.search(r"\bthinking\b", source):
         return messages
     return [
@@ -251,9 +247,7 @@ def call_id(text: str) -> str:
 
 
 def _with_ids(messages: Sequence[Message], replaced: bool) -> list[Message]:
-    """Gives every call an id, and every tool's answer the id of its call, in order. With
-    `replaced`, existing ids also become ids of nine letters.
-    """
+    """Gives every call an id, and every tool's answer its call's; all new if `replaced`."""
     result: list[Message] = []
     open_ids: list[str] = []  # ids of calls that have no answer yet
     for number, message in enumerate(messages):

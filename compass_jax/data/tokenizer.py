@@ -67,9 +67,7 @@ class Tokenizer(Vocabulary):
         vocab_size: int,
         template_args: Mapping[str, Any] | None = None,
     ) -> Tokenizer:
-        """Returns the tokenizer of a folder for a model with `vocab_size` rows. Raises
-        TokenizerError if the folder has larger ids.
-        """
+        """Returns the tokenizer. Raises TokenizerError for ids from `vocab_size` on."""
         tokenizer = cls.load(folder, template_args)
         if tokenizer.vocab_size > vocab_size:
             raise TokenizerError(
@@ -80,9 +78,7 @@ class Tokenizer(Vocabulary):
         return tokenizer
 
     def template_names(self, role: str) -> bool:
-        """Returns whether the chat template names a role. It may show, drop or refuse other
-        roles.
-        """
+        """Returns whether the chat template names a role."""
         return self._chat_template is not None and role in self._chat_template
 
     def render(
@@ -104,9 +100,7 @@ class Tokenizer(Vocabulary):
     def encode_prompt(
         self, messages: Messages, tools: Tools | None = None, **template_args: Any
     ) -> list[int]:
-        """Returns the ids of `render`'s text. Spellings of control tokens in the messages are
-        encoded as text.
-        """
+        """Returns the ids of `render`'s text, with spelt control tokens as text."""
         chat = self._prepared(messages, tools or ())
         return self.ids(self._render(chat, len(messages), True, template_args, strict=True))
 
@@ -274,9 +268,7 @@ class Tokenizer(Vocabulary):
         return opening if opening in self.end_ids else self.eos_id
 
     def _opening_id(self, role: str) -> int | None:
-        """Returns the first token of a message of this role after an assistant's, or None if the
-        template refuses it.
-        """
+        """Returns the first token of a message of this role after an assistant's, or None."""
         if role not in self._openings:
             probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
             following = [{"role": role, "content": "?"}]
@@ -349,9 +341,7 @@ def _histories(messages: Messages) -> Iterator[list[dict[str, Any]]]:
 
 
 def _closed_thought(content: str) -> str:
-    """Returns the closed thought of a content, without its opening tag; an empty thought if the
-    content has no thought.
-    """
+    """Returns the closed thought of a content without its opening tag, or an empty one."""
     thought, mark, _ = content.rpartition("</think>")
     if not mark:
         return "\n</think>\n\n"

@@ -77,9 +77,7 @@ def _probes(reply: Messages, text: str) -> list[_Probe]:
 
 
 def _called_names(text: str) -> list[str]:
-    """Returns the names of the tools that a turn calls, as far as they can be parsed; gpt-oss's
-    template repeats them in the answers.
-    """
+    """Returns the names of the tools that a turn calls; gpt-oss's template repeats them."""
     return [in_json or in_header for in_json, in_header in _CALLED.findall(text)]
 
 

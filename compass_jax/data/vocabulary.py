@@ -154,15 +154,11 @@ class Vocabulary:
         return self._backend.decode(valid, skip_special_tokens=not special)
 
     def decode_response(self, ids: Iterable[int]) -> str:
-        """Returns the text of a response for rewards and logs: with special tokens such as <think>,
-        without those that end, begin or pad a text.
-        """
+        """Returns a response's text, without tokens that end, begin or pad it."""
         return self.decode([i for i in map(int, ids) if i not in self._not_shown], special=True)
 
     def opened_thought(self, prompt: Sequence[int]) -> str:
-        """Returns the "<think>" at a prompt's end, with the white space after it; empty if the
-        prompt opens no thought.
-        """
+        """Returns the "<think>" that a prompt's end opens, with its white space, or ""."""
         match = THOUGHT_OPENED.search(self.decode(prompt[-_TAIL:], special=True))
         return match[0] if match else ""
 
@@ -191,9 +187,7 @@ class Vocabulary:
 
 
 def _byte_level() -> dict[str, int]:
-    """Returns the byte of each character of byte-level BPE: a printable byte is spelt as its
-    character, the others as the characters from 256 on.
-    """
+    """Returns the byte of each character of byte-level BPE, printable or from 256 on."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -26,9 +26,7 @@ def _chain_sum(entry: Entry) -> list[str]:
 
 
 def _products(entry: Entry) -> list[str]:
-    """Returns the steps of 12 * 34: the left factor times each digit of the right one, then the sum
-    of these.
-    """
+    """Returns the steps of 12 * 34: the left factor times each digit, then the sum."""
     first, *rest = entry["metadata"]["expression"].split(" * ")
     total, lines = int(first), []
     for factor in map(int, rest):
@@ -49,9 +47,7 @@ def _products(entry: Entry) -> list[str]:
 
 
 def _count_bits(entry: Entry) -> list[str]:
-    """Returns the steps of repeated halving, each with the number and the count of ones so far: "6
-    0", "3 1", "1 2".
-    """
+    """Returns each halving with the count of ones so far: "6 0", "3 1", "1 2"."""
     number, ones, lines = entry["metadata"]["number"], 0, []
     while number:
         ones += number % 2

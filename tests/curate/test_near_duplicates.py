@@ -2,20 +2,15 @@
 
 import random
 
-import numpy as np
 import pytest
 
 from benchmarks import near_duplicates
 from compass_jax.curate.duplicates import (
     CROWD,
     LEAST_RECALL,
-    SIGNATURE,
     Batch,
-    Buckets,
     NearDuplicates,
     jaccard,
-    rows_per_band,
-    signatures,
 )
 from compass_jax.curate.sample import Sample
 
@@ -85,24 +80,6 @@ def test_decisions_do_not_depend_on_batches(corpus):
     assert kept_of(corpus, 0.7, 1) == kept_of(corpus, 0.7, 64) == kept_of(corpus, 0.7, 250)
 
 
-def test_an_index_that_is_built_anew_decides_the_same(corpus):
-    half, kept = 120, kept_of(corpus, 0.7)
-    first = [corpus[i] for i in kept if i < half]
-    index = NearDuplicates(0.7, lambda row: (first + later)[row].shingles)
-    batch = Batch(index, first)
-    for place in range(len(first)):
-        batch.keep(place)
-    batch.close()
-    later = []
-    for one in corpus[half:]:
-        batch = Batch(index, [one])
-        if batch.near(0) is None:
-            batch.keep(0)
-            later.append(one)
-        batch.close()
-    assert [x.key for x in first + later] == [corpus[i].key for i in kept]
-
-
 def test_a_near_duplicate_among_thousands_of_one_template_is_found_and_nothing_else():
     rng = random.Random(1)
     frame = [f"frame{c}{d}" for c in "abcde" for d in "abcdef"]
@@ -126,47 +103,6 @@ def test_other_numbers_are_another_question_however_long_the_text():
 
 def test_a_row_without_words_is_nobodys_duplicate():
     assert kept_of([sample("..."), sample("?!"), sample("...")], 0.7) == [0, 1, 2]
-
-
-def test_signatures_agree_as_often_as_shingles_are_shared():
-    rng = np.random.default_rng(0)
-    errors = []
-    for share in (0.2, 0.5, 0.8):
-        for _ in range(20):
-            common = rng.integers(0, 2**63, int(300 * share), dtype=np.uint64)
-            own = rng.integers(0, 2**63, (2, 300 - len(common)), dtype=np.uint64)
-            pair = [np.unique(np.concatenate([common, x])) for x in own]
-            first, second = signatures(pair)
-            both = set(pair[0].tolist()) & set(pair[1].tolist())
-            true = len(both) / len(set(pair[0].tolist()) | set(pair[1].tolist()))
-            assert jaccard(*pair) == pytest.approx(true)
-            errors.append((first == second).mean() - true)
-    assert abs(np.mean(errors)) < 0.015 and np.std(errors) < 0.05  # sqrt(J (1 - J) / 128) <= 0.044
-
-
-@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.7, 0.8, 0.95])
-def test_a_band_is_as_long_as_the_recall_allows(threshold):
-    r = rows_per_band(threshold)
-    found = [1 - (1 - threshold**x) ** (SIGNATURE // x) for x in range(r, SIGNATURE + 1)]
-    assert found[0] >= LEAST_RECALL or r == 1
-    assert max(found[1:]) < LEAST_RECALL
-
-
-def test_buckets_give_the_rows_of_a_dictionary():
-    rng, buckets, wanted = np.random.default_rng(2), Buckets(), {}
-    for first in range(0, 3000, 100):
-        keys = rng.integers(0, 400, 100, dtype=np.uint64)
-        rows = np.arange(first, first + 100, dtype=np.uint32)
-        buckets.add(keys, rows)
-        for key, row in zip(keys.tolist(), rows.tolist(), strict=True):
-            wanted.setdefault(key, []).append(row)
-    asked = np.arange(450, dtype=np.uint64)
-    counts, places, found = buckets.find(asked, 7)
-    assert counts.tolist() == [len(wanted.get(key, ())) for key in range(450)]
-    for key in range(450):
-        mine = sorted(found[places == key].tolist())
-        assert mine == (wanted.get(key, []) if len(wanted.get(key, ())) <= 7 else [])
-    assert len(buckets._levels) < 6
 
 
 def test_a_crowd_counts_the_rows_of_the_batch_too():

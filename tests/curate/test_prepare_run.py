@@ -277,16 +277,6 @@ def test_other_settings_are_refused_and_more_workers_are_not(stopped, tmp_path):
         prepared(tmp_path, str(stopped), reward="exact")
 
 
-def test_evaluation_files_that_changed_are_refused(tmp_path):
-    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
-    against = tmp_path / "eval.jsonl"
-    written(against, [{"prompt": "Which?", "answer": "4"}])
-    prepared(tmp_path, data, against=(str(against),))
-    written(against, [{"prompt": "Whose?", "answer": "4"}])
-    with pytest.raises(ConfigError, match="made from files that have changed since"):
-        prepared(tmp_path, data, against=(str(against),))
-
-
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
     out = tmp_path / "out"

@@ -239,15 +239,6 @@ def test_rows_that_are_not_as_documented_are_named_with_their_place(tmp_path, ro
         asked_of(tmp_path, row, verifier)
 
 
-def test_a_later_row_without_a_column_is_named_with_it(tmp_path):
-    path = tmp_path / "set.jsonl"
-    later = {key: value for key, value in MMLU.items() if key != "choices"}
-    path.write_text(json.dumps(MMLU) + "\n" + json.dumps(later) + "\n")
-    source = FileSource(str(path), verifier="choice")
-    with pytest.raises(DataError, match=r"set.jsonl, line 2: no field 'choices'.*add it"):
-        questions(DataConfig(sources=(source,)), 0, print)
-
-
 def test_equal_answers_are_equal_votes(tmp_path):
     """By the source's verifier: numbers by value, letters by the chosen option, none for code."""
     tag = RewardConfig().answer_tag

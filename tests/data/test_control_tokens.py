@@ -152,19 +152,6 @@ def test_a_prompt_that_the_template_refuses_is_named_with_its_messages(styles):
         to_prompts([question], styles["chatml"])
 
 
-ODD = [[{"role": "user", "content": b"x"}], [{}], [{"role": 1, "content": 2}]]
-
-
-@pytest.mark.parametrize("messages", ODD, ids=repr)
-def test_what_is_no_conversation_is_refused(styles, messages):
-    for encode in (
-        lambda: styles["chatml"].encode_chat(messages, True),
-        lambda: styles["chatml"].encode_example(messages),
-    ):
-        with pytest.raises(TokenizerError):
-            encode()
-
-
 def test_a_template_that_makes_nothing_of_a_conversation_is_refused(tmp_path):
     with pytest.raises(TokenizerError, match="makes nothing of these messages"):
         tokenizer_with(tmp_path, "{% if false %}x{% endif %}").encode_chat(conversation("a"), True)

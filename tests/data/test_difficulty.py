@@ -64,14 +64,6 @@ def test_a_pass_rate_is_the_prompts_own_then_its_labels_then_one_half():
     assert rates(PROMPTS[0]) == 0.5
 
 
-def test_rewards_count_on_their_scale_and_are_cut_to_it():
-    rewards = RewardConfig(right_at=1.0, wrong_at=-1.0)
-    rates = PassRates(rewards, 0.5)
-    found = [(PROMPTS[i], Outcome(4, total, 40, "", 4)) for i, total in enumerate((2, 8, -8))]
-    rates.update(found)
-    assert [rates(p) for p in PROMPTS[:3]] == [0.75, 1.0, 0.0]
-
-
 @pytest.mark.parametrize("size", [1, 7, 10])
 def test_each_band_has_its_share_to_within_one_prompt_after_every_batch(size):
     made, stream, given = selector(), PromptStream(PROMPTS, 3), []

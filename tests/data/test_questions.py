@@ -15,6 +15,11 @@ from compass_jax.data.tokenizer_training import train_tokenizer
 GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
 
 
+def row_of(prompt, answer):
+    """A good row and this one, of JSON texts."""
+    return GOOD + f'{{"prompt": {prompt}, "answer": {answer}}}\n'.encode()
+
+
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -65,70 +70,20 @@ def test_files_of_text_and_chat(tmp_path, tokenizer, caplog):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"p\.jsonl is empty"),
         (b"\n\n", r"p\.jsonl is empty"),
         (GOOD + b'{"prompt": "1+', r"p\.jsonl, line 2: the last line is cut off.*half-written"),
-        (GOOD + b'{"prompt": }\n' + GOOD, r"p\.jsonl, line 2: not JSON"),
         (GOOD + b"\n[1]\n", r"p\.jsonl, line 3: a JSON list, not an object"),
-        (GOOD + b'{"prompt": "\xff"}\n', r"p\.jsonl, line 2: not UTF-8"),
-        (
-            GOOD + b'{"prompt": "x"}\n',
-            (
-                r"p\.jsonl, line 2: no field 'answer' \(fields:"
-                r" prompt\).*data\.sources\[0\]\.answer_field"
-            ),
-        ),
-        (
-            GOOD + b'{"question": "x", "answer": "1"}\n',
-            r"p\.jsonl, line 2: no field 'prompt'.*prompt_field",
-        ),
-        (
-            GOOD + b'{"prompt": " ", "answer": "1"}\n',
-            r"line 2, field 'prompt': messages\[0\] .* is empty",
-        ),
-        (GOOD + b'{"prompt": 3, "answer": "1"}\n', r"p\.jsonl, line 2, field 'prompt': a int"),
-        (
-            GOOD + b'{"prompt": "x", "answer": true}\n',
-            r"p\.jsonl, line 2, field 'answer': True is no reference answer",
-        ),
-        (
-            GOOD + b'{"prompt": [{"role": "robot", "content": ""}], "answer": "1"}\n',
-            r"line 2, .*messages\[0\] has the role 'robot'",
-        ),
-        (
-            GOOD + b'{"prompt": [{"role": "assistant", "content": ""}], "answer": "1"}\n',
-            r"line 2, .*ends with an assistant message",
-        ),
-        (
-            GOOD + b'{"prompt": [{"role": "system", "content": "S"}], "answer": "1"}\n',
-            r"line " r"2, .*no message of role 'user'",
-        ),
-        (
-            GOOD + b'{"prompt": [{"role": "user", "content": " \\n"}], "answer": "1"}\n',
-            r"line " r"2, .*messages\[0\] of role 'user' is empty",
-        ),
-        (
-            GOOD
-            + b'{"prompt": [{"role": "user", "content": [{"type": "text"}]}], "answer": "1"}\n',
-            r"line 2, .*a list of parts",
-        ),
-        (GOOD + b'{"prompt": "x", "answer": null}\n', r"line 2: 'answer' is null"),
-        (GOOD + b'{"prompt": "x", "answer": NaN}\n', r"line 2: NaN is no number"),
-        (GOOD + b'{"prompt": "x", "other": 1e400}\n', r"line 2: the number 1e400 is not finite"),
-        (
-            GOOD + b'{"prompt": "x", "answer": "1", "answer": "2"}\n',
-            r"line 2: the key 'answer' " r"comes twice",
-        ),
-        (GOOD + b'{"prompt": "\\ud800", "answer": "1"}\n', r"line 2: prompt: half a character"),
-        (
-            GOOD + b'{"prompt": "x", "answer": ' + b"9" * 4001 + b"}\n",
-            r"line 2: the integer " r"9+\.\.\. has more than 4000 digits",
-        ),
-        (GOOD + b'{"prompt": ' + b"[" * 100_000 + b"\n", r"line 2: nested deeper than 64"),
-        (
-            GOOD + b'{"prompt": "' + b"x" * 10**7 + b'", "answer": "1"}\n',
-            r"line 2: more than " r"8,388,608 bytes",
-        ),
+        (GOOD + b'{"prompt": "x"}\n', r"line 2: no field 'answer'.*sources\[0\]\.answer_field"),
+        (row_of('" "', '"1"'), r"line 2, field 'prompt': messages\[0\] .* is empty"),
+        (row_of("3", '"1"'), r"p\.jsonl, line 2, field 'prompt': a int"),
+        (row_of('"x"', "true"), r"line 2, field 'answer': True is no reference answer"),
+        (row_of('[{"role": "robot"}]', "1"), r"line 2, .*messages\[0\] must be"),
+        (row_of('[{"role": "assistant", "content": ""}]', "1"), "ends with an assistant message"),
+        (row_of('[{"role": "system", "content": "S"}]', "1"), "no message of role 'user'"),
+        (row_of('[{"role": "user", "content": " "}]', "1"), "role 'user' is empty"),
+        (row_of('"x"', "null"), r"line 2: 'answer' is null"),
+        (row_of('"x"', "NaN"), r"line 2: NaN is no number"),
+        (row_of('"x"', "9" * 4001), r"line 2: the integer 9+\.\.\. has more than 4000 digits"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, tokenizer, content, message):
