@@ -72,7 +72,7 @@ def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
         compiled = program.lower(step.results).compile()
         seconds += time.perf_counter() - started
         step.done(program, compiled)
-        memory = memory_of(step.config, program, compiled, {})
+        memory = memory_of(step, program, compiled, {})
         row["gib"][program.name.split()[0]] = (
             memory.arguments + memory.results + memory.temporary
         ) / 2**30

@@ -19,9 +19,11 @@ import jax
 from compass_jax import distributed
 from compass_jax.config import (
     ConfigError,
+    DataConfig,
     EngineJudgeConfig,
     JudgeConfig,
     PolicyConfig,
+    RewardConfig,
     RunConfig,
     ScalarJudgeConfig,
     ScoredConfig,
@@ -184,7 +186,7 @@ def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer
     Call it before any file is written. Raises VerifierError for a verifier that cannot be used, and
     ConfigError if a source needs a judge and none is configured.
     """
-    judge = _judge(config, directory)
+    judge = _judge(config.rewards, config.data, directory)
     scorer = Scorer(config.rewards, config.data)
     if any(check.own for checks in checks_of(config.data) for check in checks):
         try:
@@ -197,14 +199,14 @@ def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer
     return shared(JoinedScorer(scorer, config.data, judge) if joined else scorer)
 
 
-def _judge(config: ScoredConfig, directory: str | None) -> AnyJudge | None:
-    judged = judged_sources(config.data)
+def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> AnyJudge | None:
+    judged = judged_sources(data)
     if not judged:
         return None
-    judge = config.rewards.judge
+    judge = rewards.judge
     if judge is None:
         raise ConfigError(
-            f"{config.data.keyed_sources()[min(judged)][0]} is judged by 'judge', and rewards.judge"
+            f"{data.keyed_sources()[min(judged)][0]} is judged by 'judge', and rewards.judge"
             " is None: name an endpoint and a model, JudgeConfig('http://127.0.0.1:8000/v1', ...)"
         )
     if not isinstance(judge, JudgeConfig) and jax.process_count() > 1:
@@ -241,9 +243,9 @@ def load_tokenizer(config: PolicyConfig) -> Tokenizer:
     return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size, args)
 
 
-def carry_tokenizer(config: PolicyConfig) -> None:
+def carry_tokenizer(directory: str, tokenizer: str) -> None:
     """Copies the tokenizer's files into the run directory, from which an export takes them."""
     if distributed.is_main_process():
-        target = Path(config.directory) / "tokenizer"
+        target = Path(directory) / "tokenizer"
         target.mkdir(exist_ok=True)
-        carry_files(config.data.tokenizer, target)
+        carry_files(tokenizer, target)

@@ -194,7 +194,7 @@ def test_the_tokenizer_is_carried_without_the_weights_beside_it(tmp_path):
     config = evolve(config, data={"tokenizer": str(source)})
     for _ in range(2):  # a resumed run carries it again
         with open_run(config):
-            carry_tokenizer(config)
+            carry_tokenizer(config.directory, config.data.tokenizer)
     assert sorted(x.name for x in (tmp_path / "run" / "tokenizer").iterdir()) == [
         "chat_template.jinja",
         "tokenizer.json",

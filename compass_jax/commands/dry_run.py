@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from compass_jax.commands.settings import WIDTH, settings
-from compass_jax.config import ConfigError, EvalRunConfig, RunConfig, ScoredConfig
+from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.config.ranges import Section
 from compass_jax.data.difficulty import label_of
@@ -107,13 +107,13 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         work = work_in_words(counts)
     done = checkpoint.latest(config.directory) if existing_run else None
     if done is None:
-        check_weights(config)
+        check_weights(config.init_from, config.model)
     stages = config.rl.stages if command == "train" else ()
     begun_after = [stage.after_steps for stage in stages if stage.after_steps < config.rl.steps]
     memory = memory_line(config, config.rl if command == "train" else config.sft)
     return [
         *header(config, work, param_count(config.model), done or 0, total, memory),
-        *(stage_line(at_step(config, n), stage_at(config.rl, n)) for n in begun_after),
+        *(_stage_line(config, n) for n in begun_after),
     ]
 
 
@@ -125,7 +125,7 @@ def _reading(config: EvalRunConfig, command: str, weights: str | None, tell: Tel
     with open_scorer(config):
         pass
     if weights is not None:
-        check_weights(replace(config, init_from=weights))
+        check_weights(weights, config.model)
     rows = {
         "model": describe_model(config.model, param_count(config.model)),
         "weights": weights or config.init_from or "random",
@@ -141,7 +141,9 @@ def _prompts(config: EvalRunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     train = train_prompts(config.data, tokenizer, config.seed, tell)
     train = fitting(train, longest, config.data.overlong, tell)
     train = kept_prompts(train, config.data.keep_file).prompts
-    for line in missing_requests(config, train, partial(tokenizer.decode, special=True)):
+    for line in missing_requests(
+        config.data, config.rewards.answer_tag, train, partial(tokenizer.decode, special=True)
+    ):
         tell(line)
     sets = evaluation_sets(config, tokenizer, tell)
     try_rows(config, [*train, *(prompt for one in sets for prompt in one.prompts)])
@@ -155,3 +157,8 @@ def try_rows(config: ScoredConfig, prompts: Sequence[Prompt]) -> None:
     if sources_of(config.data):
         with open_scorer(config) as scorer:
             check_rows(scorer, config.data, prompts)
+
+
+def _stage_line(config: RLRunConfig, done_steps: int) -> str:
+    staged = at_step(config, done_steps)
+    return stage_line(staged.rl, staged.rollout, stage_at(config.rl, done_steps))

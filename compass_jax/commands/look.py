@@ -51,7 +51,9 @@ def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = Non
         labels = Counter(prompt.label for prompt in split)
         parts = ", ".join(f"{label} {count:,}" for label, count in labels.most_common(10))
         line(f"{name}: {len(split):,} prompts ({parts})" if split else f"{name}: none")
-    for text in missing_requests(config, prompts, partial(tokenizer.decode, special=True)):
+    for text in missing_requests(
+        config.data, config.rewards.answer_tag, prompts, partial(tokenizer.decode, special=True)
+    ):
         for part in textwrap.wrap(text, max(console.width, 40), break_on_hyphens=False):
             line(part)
     for text in histogram([len(p.tokens) for p in prompts], config.rollout.prompt_buckets):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compass_jax.config import ProceduralSource, SFTConfig, SFTRunConfig
+from compass_jax.config import DataConfig, ProceduralSource, SFTConfig, SFTRunConfig
 from compass_jax.data.files import (
     Bad,
     BadRows,
@@ -145,12 +145,12 @@ def sft_examples(
     )
     if bad.count:
         counts["bad"] = bad.count
-    _tell_dropped(config, counts, tell)
+    _tell_dropped(config.sft, counts, tell)
     return examples, dict(counts)
 
 
-def _tell_dropped(config: SFTRunConfig, counts: Counter[str], tell: Tell) -> None:
-    sft, reasons = config.sft, {"duplicates": "repeat an earlier one"}
+def _tell_dropped(sft: SFTConfig, counts: Counter[str], tell: Tell) -> None:
+    reasons = {"duplicates": "repeat an earlier one"}
     reasons["too_long"] = f"are longer than sft.buckets[-1] = {sft.buckets[-1]} tokens"
     reasons["heldout"] = "ask a held-out question"
     if not counts["examples"]:
@@ -258,7 +258,7 @@ def other_conversations(
     for key in ("procedural", "answers"):
         for i, (label, count, times) in enumerate(getattr(config.sft, key)):
             where = f"sft.{key}[{i}] ({label!r})"
-            _check_label(config, label, where, worked=key == "procedural")
+            _check_label(config.data, label, where, worked=key == "procedural")
             own = (x for x in pool if x.label == label and x.entry and not x.heldout)
             chosen = list(islice(own, count))
             if len(chosen) < count:
@@ -274,9 +274,9 @@ def other_conversations(
                 yield Conversation(where, label, messages, times)
 
 
-def _check_label(config: SFTRunConfig, label: str, where: str, worked: bool) -> None:
+def _check_label(data: DataConfig, label: str, where: str, worked: bool) -> None:
     datasets: dict[str, set[str]] = {}  # by label; two sources may share one
-    for source in config.data.sources:
+    for source in data.sources:
         if isinstance(source, ProceduralSource):
             datasets.setdefault(source.label or source.dataset, set()).add(source.dataset)
     if label not in datasets:

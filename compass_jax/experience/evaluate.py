@@ -18,11 +18,11 @@ from rich.console import Console
 
 from compass_jax.config import (
     ConfigError,
+    DataConfig,
     EvalRunConfig,
     PolicyConfig,
     RewardConfig,
     RolloutConfig,
-    ScoredConfig,
 )
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet, evaluation_sets
@@ -164,19 +164,19 @@ def evaluate(
         settings = (temperature, OVERLAP, config.rewards, config.seed)
         results[name] = set_result(groups, tallies, *settings)
         of = "of the evaluation" + (f" on {name}" if name != HELDOUT else "")
-        warnings.append(_warning(groups, of, tokenizer, config))
-    return _evaluation(results, "\n".join(filter(None, warnings)), config)
+        warnings.append(_warning(groups, of, text_of, config.rewards, config.data))
+    return _evaluation(results, "\n".join(filter(None, warnings)), e.k, config.rewards.right_at)
 
 
-def _evaluation(results: dict[str, SetResult], warning: str, config: EvalRunConfig) -> Evaluation:
+def _evaluation(results: dict[str, SetResult], warning: str, k: int, right_at: float) -> Evaluation:
     common: dict[str, Any] = {
         "warning": warning,
-        "right_at": config.rewards.right_at,
+        "right_at": right_at,
         "sets": results,
     }
     heldout = results.get(HELDOUT)
     if heldout is None:
-        return Evaluation(config.evaluation.k, 0, math.nan, math.nan, math.nan, 0, **common)
+        return Evaluation(k, 0, math.nan, math.nan, math.nan, 0, **common)
     return Evaluation(
         heldout.k,
         heldout.prompts,
@@ -192,7 +192,13 @@ def _evaluation(results: dict[str, SetResult], warning: str, config: EvalRunConf
     )
 
 
-def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: ScoredConfig) -> str:
+def _warning(
+    groups: Sequence[Group],
+    of: str,
+    text_of: Callable[[Rollout], str],
+    rewards: RewardConfig,
+    data: DataConfig,
+) -> str:
     """Returns a warning about samples whose rewards carry no information; empty otherwise."""
     sampled = [
         Group(group.prompt, group.rollouts[:-1], group.scores[:-1])  # without the greedy answer
@@ -201,11 +207,11 @@ def _warning(groups: Sequence[Group], of: str, tokenizer: Tokenizer, config: Sco
     flat = [score for group in sampled for score in group.scores]
     if why := failure_of(sampled):
         return f"warning: {why}; nothing {of} has a reward"
-    kind = silence(flat, config.rewards)
+    kind = silence(flat, rewards)
     if not kind:
         return ""
-    sample = sample_of(sampled, turns_of(tokenizer, config.rollout).response)
-    return silence_warning(kind, of, sample, len(flat), config)
+    sample = sample_of(sampled, text_of)
+    return silence_warning(kind, of, sample, len(flat), rewards, data)
 
 
 def decoder_of(config: PolicyConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:

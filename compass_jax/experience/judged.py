@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from compass_jax.config import FileSource, RewardConfig, ScoredConfig
+from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.config.verifiers import looked_for
 from compass_jax.experience.policies import is_uniform, known_rewards
 from compass_jax.records import Group, Prompt, Rollout, Score
@@ -123,7 +123,8 @@ def silence_warning(
     of: str,
     sample: tuple[Prompt, str, Score],
     responses: int,
-    config: ScoredConfig,
+    rewards: RewardConfig,
+    data: DataConfig,
 ) -> str:
     """Returns the warning about uninformative rewards, with one whole sample.
 
@@ -134,13 +135,13 @@ def silence_warning(
         responses: the number of responses.
     """
     prompt, response, score = sample
-    where, source = config.data.keyed_sources()[prompt.source]
-    places = looked_for(source, config.rewards.answer_tag)
+    where, source = data.keyed_sources()[prompt.source]
+    places = looked_for(source, rewards.answer_tag)
     if kind == NOTHING_EXTRACTED:
         what = f"no answer could be extracted from any of the {responses} responses {of}"
-        form = form_of(source, config.rewards.answer_tag)
+        form = form_of(source, rewards.answer_tag)
         ask = "ask for it in the prompt (data.system_prompt)"
-        ask = ask if form is None else remedy(form, config.data)
+        ask = ask if form is None else remedy(form, data)
         option = (
             f"{ask}, or set rewards.answer_tag: another tag, or empty for the whole response; or"
             f" judge by another {where}.verifier"
@@ -149,7 +150,7 @@ def silence_warning(
         what = f"all {responses} responses {of} are right: every advantage of the verifiers is 0"
         option = (
             "take harder prompts, or start from a weaker model; is the reward too generous? A"
-            f" reward from rewards.right_at = {config.rewards.right_at:g} on is right"
+            f" reward from rewards.right_at = {rewards.right_at:g} on is right"
         )
     elif kind == NO_GROUP_VARIES:
         what = (
@@ -166,7 +167,7 @@ def silence_warning(
         option = (
             f"compare response and reference below{f' ({where}.answer_field)' if file else ''}; is"
             " the task too hard for this model? A reward up to rewards.wrong_at ="
-            f" {config.rewards.wrong_at:g} is wrong"
+            f" {rewards.wrong_at:g} is wrong"
         )
     lines = [
         f"warning: {what}",

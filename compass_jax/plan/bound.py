@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from compass_jax.chips import Chip
-from compass_jax.config import PolicyConfig, RLRunConfig
+from compass_jax.config import ModelConfig, PolicyConfig, RLConfig, RolloutConfig
 from compass_jax.model.flops import flops_per_token, forward_flops
 from compass_jax.plan.memory import Memory
 from compass_jax.plan.programs import ROLLOUT
@@ -34,11 +34,12 @@ class Bound(NamedTuple):
         return ("FLOPs", "HBM", "ICI")[self.index(self.seconds)]
 
 
-def program_flops(config: PolicyConfig, name: str, tokens: int) -> float:
+def program_flops(
+    model: ModelConfig, rollout: RolloutConfig, remat: bool, name: str, tokens: int
+) -> float:
     """Counts the operations of one run over all devices; for decode of one token step with every
     slot at the longest length (the worst case).
     """
-    model, rollout = config.model, config.rollout
     kind, _, length = name.partition(" ")
     if kind == "decode":
         longest = rollout.max_length
@@ -49,7 +50,7 @@ def program_flops(config: PolicyConfig, name: str, tokens: int) -> float:
         return forward_flops(model, [bucket] * (tokens // bucket))
     if kind in ("forward", "backward"):
         forward = forward_flops(model, [int(length)] * (tokens // int(length)))
-        return forward if kind == "forward" else forward * (3 if config.compute.remat else 2)
+        return forward if kind == "forward" else forward * (3 if remat else 2)
     return 0.0
 
 
@@ -59,18 +60,18 @@ def bound_of(
     """Returns the bound on one run of program `name` (decode: one token step)."""
     share, sampling = chip.devices, name.split()[0] in ROLLOUT
     devices = (config.rollout_mesh or config.mesh).devices if sampling else config.mesh.devices
+    flops = program_flops(config.model, config.rollout, config.compute.remat, name, tokens)
     return Bound(
-        program_flops(config, name, tokens) / devices / chip.device_flops,
+        flops / devices / chip.device_flops,
         (memory.arguments + memory.results) / (chip.hbm_gb_s * 1e9 / share),
         sent_bytes / (chip.ici_gb_s * 1e9 / share),
     )
 
 
-def runs_per_step(config: RLRunConfig, rows_multiple: int) -> dict[str, float]:
+def runs_per_step(rl: RLConfig, rollout: RolloutConfig, rows_multiple: int) -> dict[str, float]:
     """Returns how often each program runs in an RL step in which all answers have the largest
     length.
     """
-    rl, rollout = config.rl, config.rollout
     samples, length = rl.prompts_per_step * rl.group_size, rl.buckets[-1]
     zero = rl.zero_variance
     # Dynamic sampling has at least one round.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from compass_jax.config import MeshConfig, RLRunConfig, UpdatesConfig
+from compass_jax.config import MeshConfig, PolicyConfig, RLRunConfig, UpdatesConfig
 from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device, model_params
 from compass_jax.programs import Program
 from compass_jax.training.programs import summed
@@ -30,9 +30,7 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory_of(
-    config: RLRunConfig, program: Program, compiled: Any, parts: dict[str, int]
-) -> Memory:
+def memory_of(step: Step, program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
     """Returns the compiler's memory analysis of a program, with the live arrays of other programs;
     `parts` comes from `resident`.
     """
@@ -41,23 +39,24 @@ def memory_of(
         analysis.argument_size_in_bytes,
         analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
         analysis.temp_size_in_bytes,
-        bytes_beside(config, program, parts),
+        bytes_beside(step, program, parts),
         analysis.generated_code_size_in_bytes,
     )
 
 
-def bytes_beside(config: RLRunConfig, program: Program, parts: dict[str, int]) -> int:
+def bytes_beside(step: Step, program: Program, parts: dict[str, int]) -> int:
     """Returns the bytes per device of arrays that are live while `program` runs and do not belong
     to it.
     """
-    return sum(parts.get(name, 0) for name in beside(config, program))
+    names = beside(program, step.config.rl, step.config.rollout_apart)
+    return sum(parts.get(name, 0) for name in names)
 
 
 def resident(step: Step) -> dict[str, int]:
     """Returns the bytes per device of arrays that live from program to program, by the names in
     `beside`; programs that are not compiled yet are missing.
     """
-    params = bytes_per_device(model_params(step.config, step.model, step.state))
+    params = bytes_per_device(model_params(step.config.lora, step.model, step.state))
     trained = bytes_per_device(step.state.params)
     moments = bytes_per_device(step.state) - trained
     sizes = {"state": params + moments, "moments": moments}
@@ -123,7 +122,7 @@ def advice(
 
 
 def _of_rollout(
-    config: RLRunConfig, sizes: dict[str, int], program: str
+    config: PolicyConfig, sizes: dict[str, int], program: str
 ) -> list[tuple[float, Change]]:
     rollout, slots, mesh, rollout_mesh = (
         config.rollout,

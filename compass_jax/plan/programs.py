@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from compass_jax.chips import CHIPS, Chip, chip_of
-from compass_jax.config import ConfigError, OptimConfig, PolicyConfig, RLRunConfig
+from compass_jax.config import ConfigError, OptimConfig, PolicyConfig, RLRunConfig, SamplingConfig
 from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.experience.evaluate import evaluation_uses
@@ -71,9 +71,11 @@ TRAINING = {
 _OWN = {"store", "stored", "harvest", "taken"}, {"replayed", "recorded"}  # routes are arguments
 
 
-def beside(config: RLRunConfig, program: Program) -> set[str]:
-    """Returns the parts of `resident` that are on a program's devices while it runs."""
-    kind, rl, apart = program.name.split()[0], config.rl, config.rollout_apart
+def beside(program: Program, rl: SamplingConfig, apart: bool) -> set[str]:
+    """Returns the parts of `resident` that are on a program's devices while it runs;
+    `apart` is whether the rollout has devices of its own.
+    """
+    kind = program.name.split()[0]
     samples = kind in ROLLOUT
     parts = {*(ROLLOUT if samples else TRAINING)[kind]}
     if not (apart and samples):
@@ -97,7 +99,7 @@ def run_programs(
         stored: whether 8-bit weights are values and scales, or emulated.
     """
     dtype, quantize = config.rollout_compute.dtype, config.rollout.quantize
-    params = model_params(config, model, state)
+    params = model_params(config.lora, model, state)
     sync = sync_program(
         params,
         config.model,
@@ -235,17 +237,15 @@ def fresh_state(model: Transformer, lora: LoRAConfig, config: OptimConfig) -> Tr
     return placed_structs(jax.eval_shape(fresh), model.config, model.placement)
 
 
-def model_params(config: PolicyConfig, model: Transformer, state: TrainState) -> Any:
+def model_params(lora: LoRAConfig, model: Transformer, state: TrainState) -> Any:
     """Returns the structs of the model's parameters, with those of adapters in their places."""
-    if not config.lora.acts:
+    if not lora.acts:
         return state.params
     base = jax.eval_shape(
-        lambda: in_layout(
-            init_params(config.model, config.compute, jax.random.key(0)), model.layout
-        )
+        lambda: in_layout(init_params(model.config, model.compute, jax.random.key(0)), model.layout)
     )
-    frozen = placed_structs(base, config.model, model.placement)
-    return trained.full(config.lora, state.params, frozen)
+    frozen = placed_structs(base, model.config, model.placement)
+    return trained.full(lora, state.params, frozen)
 
 
 def _placements(config: PolicyConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:

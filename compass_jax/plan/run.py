@@ -76,7 +76,9 @@ class Plan(NamedTuple):
         sync between them.
         """
         mesh = self.config.mesh
-        runs = runs_per_step(self.config, mesh.replica * mesh.fsdp * mesh.expert)
+        runs = runs_per_step(
+            self.config.rl, self.config.rollout, mesh.replica * mesh.fsdp * mesh.expert
+        )
         took = {
             x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
             for x in self.programs
@@ -164,9 +166,9 @@ def _compiled_program(
     step: Step, parts: dict[str, int], program: Program, compiled: Any, needs: int, seconds: float
 ) -> CompiledProgram:
     if compiled is None:
-        needs = needs + bytes_beside(step.config, program, parts) if needs > 0 else -1
+        needs = needs + bytes_beside(step, program, parts) if needs > 0 else -1
         return CompiledProgram(program.name, None, needs, {}, None, seconds)
-    memory = memory_of(step.config, program, compiled, parts)
+    memory = memory_of(step, program, compiled, parts)
     sent = collectives(compiled.as_text() or "")
     bytes_sent = total_bytes(sent.values())
     bound = bound_of(step.config, step.chip, program.name, program.tokens, memory, bytes_sent)

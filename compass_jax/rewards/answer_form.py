@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from compass_jax.config import DataConfig, ScoredConfig
+from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import looked_for, pairs
 from compass_jax.records import Prompt
 from compass_jax.verifiers.base import TAG_FORM, Form, kinds
@@ -33,13 +33,13 @@ def form_of(source: Any, tag: str) -> Form | None:
 
 
 def missing_requests(
-    config: ScoredConfig, prompts: Sequence[Prompt], decode: Callable[[Any], str]
+    data: DataConfig, answer_tag: str, prompts: Sequence[Prompt], decode: Callable[[Any], str]
 ) -> Iterator[str]:
     """Yields a warning for each source whose prompts never request the answer format. `decode` maps
     a prompt's tokens to text, special tokens included.
     """
-    for index, (where, source) in enumerate(config.data.keyed_sources()):
-        form = form_of(source, config.rewards.answer_tag)
+    for index, (where, source) in enumerate(data.keyed_sources()):
+        form = form_of(source, answer_tag)
         texts = [prompt.tokens for prompt in prompts if prompt.source == index]
         texts = texts[:: max(1, len(texts) // MOST_PROMPTS)]
         if form is None or not texts:
@@ -48,8 +48,8 @@ def missing_requests(
             continue
         yield (
             f"{where}: no prompt asks for the form of answer that its verifier looks for"
-            f" ({looked_for(source, config.rewards.answer_tag)}); unless the model was trained to"
-            f" answer so, {remedy(form, config.data)}"
+            f" ({looked_for(source, answer_tag)}); unless the model was trained to"
+            f" answer so, {remedy(form, data)}"
         )
 
 

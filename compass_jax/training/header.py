@@ -6,7 +6,13 @@ from dataclasses import fields
 
 import jax
 
-from compass_jax.config import MeshConfig, ModelConfig, PolicyConfig, RLRunConfig
+from compass_jax.config import (
+    MeshConfig,
+    ModelConfig,
+    PolicyConfig,
+    RLConfig,
+    RolloutConfig,
+)
 from compass_jax.config.curriculum import Stage
 
 
@@ -38,14 +44,13 @@ def header(
     return [f"{config.name}", *(f"  {name:9}  {value}" for name, value in rows.items())]
 
 
-def stage_line(config: RLRunConfig, stage: Stage) -> str:
-    """Returns the first line of an RL stage. `config` has the stage's settings."""
-    rl = config.rl
+def stage_line(rl: RLConfig, rollout: RolloutConfig, stage: Stage) -> str:
+    """Returns the first line of an RL stage. `rl` and `rollout` have the stage's settings."""
     mix = ", ".join(f"{share:.0%} of {low:g} to {high:g}" for low, high, share in stage.mix or ())
     return (
         f"stage {stage.number} of {stage.total} (from 0), to step {stage.end}: prompts"
         f" {f'by pass rate: {mix}' if mix else 'as they come'}; {rl.group_size} samples of at most"
-        f" {config.rollout.max_new_tokens} tokens; {rl.objective.name}, learning rate"
+        f" {rollout.max_new_tokens} tokens; {rl.objective.name}, learning rate"
         f" {rl.optim.learning_rate:g}"
     )
 

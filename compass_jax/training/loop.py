@@ -206,7 +206,9 @@ class RLTrainer:
         if found is None:
             params = first_parameters(config, model)
             self.learner = Learner.start(config.learner, model, params, config.directory)
-            self.vocab_rows = vocab_rows(config, self.tokenizer.vocab_size)
+            self.vocab_rows = vocab_rows(
+                config.init_from, config.model.family, self.tokenizer.vocab_size
+            )
             # Drops the lines of a run that was killed before its first checkpoint.
             self.telemetry.restore(None)
             return
@@ -262,7 +264,7 @@ class RLTrainer:
         meta = {
             "kind": "rl",
             VOCAB_ROWS: self.vocab_rows,
-            **adapter_meta(self.config, self.learner.frozen),
+            **adapter_meta(self.config.lora, self.config.init_from, self.learner.frozen),
             "pending": self.buffer.state() if self.buffer.prompts else None,
             "stream": self.stream.state(),
             "history": self.history.state(),

@@ -13,6 +13,9 @@ import jax
 import numpy as np
 
 from compass_jax.config import (
+    DataConfig,
+    RewardConfig,
+    RLConfig,
     RLRunConfig,
     RolloutConfig,
     ScalarJudgeConfig,
@@ -81,15 +84,20 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
             " own earlier result tells it from another; give data sources labels by task or"
             " difficulty"
         )
-    return notices + _idle_rewards(config) + _idle_training(config) + idle_stages(config)
+    return (
+        notices
+        + _idle_rewards(rl, config.rewards, config.data)
+        + _idle_training(config)
+        + idle_stages(rl)
+    )
 
 
-def _idle_rewards(config: RLRunConfig) -> list[str]:
+def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list[str]:
     """Returns notices about growth and shaping."""
-    rl, notices = config.rl, []
-    if rl.zero_variance.grow_to and isinstance(config.rewards.judge, ScalarJudgeConfig):
-        judged = judged_sources(config.data)
-        if all(i in judged for i in range(len(config.data.sources))):
+    notices = []
+    if rl.zero_variance.grow_to and isinstance(rewards.judge, ScalarJudgeConfig):
+        judged = judged_sources(data)
+        if all(i in judged for i in range(len(data.sources))):
             notices.append(
                 f"rl.zero_variance.grow_to = {rl.zero_variance.grow_to}: groups grow whose rewards"
                 " are equal, and those of a scalar reward model never are; set it to 0"
@@ -157,9 +165,9 @@ def _idle_training(config: RLRunConfig) -> list[str]:
     return notices
 
 
-def idle_stages(config: RLRunConfig) -> list[str]:
+def idle_stages(rl: RLConfig) -> list[str]:
     """Returns notices about stages that never begin or that change nothing."""
-    rl, notices = config.rl, []
+    notices = []
     for i, stage in enumerate(rl.stages):
         if stage.after_steps >= rl.steps:
             notices.append(
@@ -309,7 +317,9 @@ class Notices:
         self._said.add(kind)
         of = "of the first rollout" if begins else "of a rollout"
         sample = sample_of(groups, text_of)
-        text = silence_warning(kind, of, sample, len(scores), self._config)
+        text = silence_warning(
+            kind, of, sample, len(scores), self._config.rewards, self._config.data
+        )
         # A small rollout may lack variance by chance, which must not end the run.
         (self.once if kind == NO_GROUP_VARIES else self.warn)(text)
 

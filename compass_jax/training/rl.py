@@ -76,7 +76,7 @@ def run_rl(
         telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
         machine = record_machine(Path(config.directory)) if is_main_process() else []
-        for line in [*code_changes(run), *machine, *idle_stages(config)]:
+        for line in [*code_changes(run), *machine, *idle_stages(config.rl)]:
             telemetry.note(line)
         said: set[str] = set()
         found: dict[str, Any] = {"stopped": False, "steps": -1}
@@ -105,9 +105,9 @@ def _run_stage(
         said.add("header")
         for line in trainer.header():
             telemetry.note(line)
-        carry_tokenizer(config)
+        carry_tokenizer(config.directory, config.data.tokenizer)
     if trainer.stage.total:
-        telemetry.note(stage_line(trainer.config, trainer.stage))
+        telemetry.note(stage_line(trainer.rl, trainer.config.rollout, trainer.stage))
     with trainer.checkpoints:
         return _run(trainer, telemetry, stop, enough)
 

@@ -101,7 +101,9 @@ class SFTTrainer:
         found = newest_checkpoint(directory, self.telemetry.note)
         if found is None:
             params = first_parameters(config, self.model)
-            self.vocab_rows = vocab_rows(config, self.tokenizer.vocab_size)
+            self.vocab_rows = vocab_rows(
+                config.init_from, config.model.family, self.tokenizer.vocab_size
+            )
             key = jax.random.fold_in(jax.random.key(config.seed), trained.ADAPTERS)
             tree, self.frozen = trained.split(config.lora, self.model, params, key)
             self.state: TrainState = place(
@@ -146,7 +148,7 @@ class SFTTrainer:
         meta = {
             "kind": self.STAGE,
             VOCAB_ROWS: self.vocab_rows,
-            **adapter_meta(self.config, self.frozen),
+            **adapter_meta(self.config.lora, self.config.init_from, self.frozen),
             "stream": self.stream.state(),
             "telemetry": self.telemetry.state(),
         }
@@ -262,7 +264,7 @@ def run_sft(
         machine = record_machine(Path(config.directory)) if is_main_process() else []
         for line in [*machine, *trainer.header()]:
             telemetry.note(line)
-        carry_tokenizer(config)
+        carry_tokenizer(config.directory, config.data.tokenizer)
         with trainer.checkpoints, closing(trainer.stream):
             return _run(trainer, telemetry, stop) | {"status": stop.status}
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.config import ModelConfig, PolicyConfig
+from compass_jax.config import ModelConfig
 from compass_jax.config.io import from_plain, to_plain
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.model.lora import init_adapters
@@ -21,14 +21,14 @@ LORA = "lora"  # key in a checkpoint's meta
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def adapter_meta(config: PolicyConfig, frozen: Any | None) -> dict[str, Any]:
+def adapter_meta(lora: LoRAConfig, init_from: str, frozen: Any | None) -> dict[str, Any]:
     """Returns what a checkpoint says of its adapters: their settings, and the base's place and
     fingerprint; empty for a run that trains all weights.
     """
     if frozen is None:
         return {}
-    base = str(Path(config.init_from).absolute())
-    return {LORA: {**to_plain(config.lora), "base": base, "fingerprint": fingerprint(frozen)}}
+    base = str(Path(init_from).absolute())
+    return {LORA: {**to_plain(lora), "base": base, "fingerprint": fingerprint(frozen)}}
 
 
 def check_base(path: Path, meta: dict[str, Any], frozen: Any) -> None:

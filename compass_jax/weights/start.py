@@ -107,18 +107,18 @@ def _restore_adapted(source: checkpoint.Sound, shardings: Any) -> tuple[Any, Mod
 VOCAB_ROWS = "vocab_rows"  # key in a checkpoint's meta
 
 
-def vocab_rows(config: PolicyConfig, known: int) -> int:
+def vocab_rows(init_from: str, family: str, known: int) -> int:
     """Returns the number of ids for which an export of the run has rows.
 
     A randomly initialised model has rows for the tokenizer's `known` ids: the others are never
     trained, and transformers would sample them. A model that the run starts from keeps its rows.
     """
-    if not config.init_from:
+    if not init_from:
         return known
-    path = Path(config.init_from)
+    path = Path(init_from)
     if is_checkpoint(path):
         return max(checkpoint.read_meta(path).get(VOCAB_ROWS, model_of(path).vocab_size), known)
-    return read_hf_config(path, config.model.family).vocab_size
+    return read_hf_config(path, family).vocab_size
 
 
 def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, ModelConfig]:
@@ -143,7 +143,7 @@ def init_or_load(
     `config.model` (the message lists the fields that differ), and for a model that its family
     cannot express.
     """
-    path, rows = _folder(config)
+    path, rows = _folder(config.init_from, config.model)
     dtype = config.compute.param_dtype
     if known is not None and rows < known:
         raise WeightsError(
@@ -163,26 +163,26 @@ def init_or_load(
     return load_params(path, config.model, dtype, shardings, rows)
 
 
-def check_weights(config: PolicyConfig) -> None:
+def check_weights(init_from: str, model: ModelConfig) -> None:
     """Raises the errors that `init_or_load` raises before it reads the values of the weights."""
-    path, rows = _folder(config)
+    path, rows = _folder(init_from, model)
     if path is not None and not is_checkpoint(path):
-        checked_headers(path, config.model, rows)
+        checked_headers(path, model, rows)
 
 
-def _folder(config: PolicyConfig) -> tuple[Path | None, int]:
+def _folder(init_from: str, model: ModelConfig) -> tuple[Path | None, int]:
     """Returns the folder of `init_from` (None for random weights), whose model is checked, and the
     number of ids for which it has rows.
     """
-    families.check(config.model)
-    if not config.init_from:
-        return None, config.model.vocab_size
-    path = Path(config.init_from)
+    families.check(model)
+    if not init_from:
+        return None, model.vocab_size
+    path = Path(init_from)
     if not path.is_dir():
-        raise WeightsError(f"init_from = {config.init_from!r}: there is no such folder")
-    model = model_of(path) if is_checkpoint(path) else read_hf_config(path, config.model.family)
-    _check_same_model(config, model, exact_rows=is_checkpoint(path))
-    return path, model.vocab_size
+        raise WeightsError(f"init_from = {init_from!r}: there is no such folder")
+    source = model_of(path) if is_checkpoint(path) else read_hf_config(path, model.family)
+    _check_same_model(init_from, model, source, exact_rows=is_checkpoint(path))
+    return path, source.vocab_size
 
 
 def first_parameters(config: PolicyConfig, model: Transformer) -> Any:
@@ -212,24 +212,24 @@ def _cast(params: Any, dtype: str) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _check_same_model(config: PolicyConfig, source_model: ModelConfig, exact_rows: bool) -> None:
+def _check_same_model(
+    init_from: str, model: ModelConfig, source_model: ModelConfig, exact_rows: bool
+) -> None:
     """Raises WeightsError if `source_model` is another model than the run's.
 
     `init_std` does not affect existing weights, and a run may use fewer positions than the model
     has. Unless `exact_rows`, the run may have rows beyond the vocabulary, so that a mesh can divide
     them.
     """
-    differing = differences(source_model, config.model)
+    differing = differences(source_model, model)
     differing.pop("init_std", None)
-    if config.model.max_positions <= source_model.max_positions:
+    if model.max_positions <= source_model.max_positions:
         differing.pop("max_positions", None)
-    if not exact_rows and source_model.vocab_size < config.model.vocab_size:
+    if not exact_rows and source_model.vocab_size < model.vocab_size:
         differing.pop("vocab_size", None)
     if differing:
         lines = [
             f"  model.{name}: {source_value!r} there, {run_value!r} in the run's config"
             for name, (source_value, run_value) in differing.items()
         ]
-        raise WeightsError(
-            f"init_from = {config.init_from!r} is another model:\n" + "\n".join(lines)
-        )
+        raise WeightsError(f"init_from = {init_from!r} is another model:\n" + "\n".join(lines))

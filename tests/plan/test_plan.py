@@ -234,7 +234,7 @@ def test_a_rollout_on_devices_of_its_own_is_planned_with_what_goes_on_in_its_slo
 
 def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
-    runs = runs_per_step(config, 32)
+    runs = runs_per_step(config.rl, config.rollout, 32)
     seconds = {
         "hand-over": 5.0,
         "prefill": 2.0,
@@ -262,8 +262,8 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
 def test_a_round_of_dynamic_sampling_is_rolled_out_whole():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
     zero = dataclasses.replace(config.rl.zero_variance, dynamic_sampling=True, dynamic_batch=3)
-    rounds = runs_per_step(evolve(config, rl={"zero_variance": zero}), 32)
-    once = runs_per_step(config, 32)
+    rounds = runs_per_step(dataclasses.replace(config.rl, zero_variance=zero), config.rollout, 32)
+    once = runs_per_step(config.rl, config.rollout, 32)
     assert all(
         rounds[name] == once[name] * (3 if name in ("prefill", "insert", "decode") else 1)
         for name in once

@@ -38,7 +38,9 @@ def lines_of(verifier, *texts, tag="answer", **data):
         base, data=DataConfig(sources=(source,), **data), rewards=RewardConfig(answer_tag=tag)
     )
     decode = lambda tokens: "".join(map(chr, tokens))  # noqa: E731
-    return list(missing_requests(config, prompts_of(*texts), decode))
+    return list(
+        missing_requests(config.data, config.rewards.answer_tag, prompts_of(*texts), decode)
+    )
 
 
 @pytest.mark.parametrize("verifier", FORMS)

@@ -167,7 +167,10 @@ def test_an_evaluation_after_a_step_that_never_comes_is_told():
 def test_stages_that_never_begin_or_change_nothing_are_told():
     stages = (RLStage(), RLStage(3), RLStage(5, group_size=8), RLStage(9, group_size=6))
     never, same = config_with(steps=9, stages=stages), config_with(steps=10, stages=stages)
-    assert [text.split(":")[0] for text in idle_stages(never)] == ["rl.stages[1]", "rl.stages[3]"]
-    assert "it has 0 steps" in idle_stages(never)[1]
-    (text,) = idle_stages(same)
+    assert [text.split(":")[0] for text in idle_stages(never.rl)] == [
+        "rl.stages[1]",
+        "rl.stages[3]",
+    ]
+    assert "it has 0 steps" in idle_stages(never.rl)[1]
+    (text,) = idle_stages(same.rl)
     assert text.startswith("rl.stages[1]: it has the settings of the stage before it")

@@ -182,7 +182,7 @@ def test_the_plan_lists_the_programs_of_adapters_and_the_estimate_counts_one_bas
     config = config_of(base, tmp_path / "run")
     model = Transformer(config.model, config.compute, training_layout(config.compute))
     state = fresh_state(model, config.lora, config.rl.optim)
-    params, results = model_params(config, model, state), {}
+    params, results = model_params(config.lora, model, state), {}
     for program in training_programs(config.learner, model, state, params):
         results[program] = program.lower(results).out_info
     by_name = {program.name: result for program, result in results.items()}

@@ -115,7 +115,9 @@ def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
     config = config_with()
     sample = sample_of(groups_of(NOTHING), decode)
     assert sample[1] == "whole"  # the other was cut off, and may have had no chance
-    told = silence_warning(NOTHING_EXTRACTED, "of the first rollout", sample, 16, config)
+    told = silence_warning(
+        NOTHING_EXTRACTED, "of the first rollout", sample, 16, config.rewards, config.data
+    )
     assert told.splitlines() == [
         "warning: no answer could be extracted from any of the 16 responses of the first rollout",
         "  looked for: the text in the last <answer>...</answer>, else in the last \\boxed{...},"
@@ -127,7 +129,7 @@ def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
         '  response:  "whole"',
         '  reference: "72"   reward: 0 (ok)',
     ]
-    told = silence_warning(ALL_WRONG, "of the evaluation", sample, 16, config)
+    told = silence_warning(ALL_WRONG, "of the evaluation", sample, 16, config.rewards, config.data)
     assert "all 16 responses of the evaluation are wrong" in told and "answer_field" in told
 
 

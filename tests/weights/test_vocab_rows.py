@@ -94,8 +94,8 @@ def test_how_many_rows_a_run_has_follows_from_where_it_starts(tmp_path):
         export_hf(tmp_path / "drawn", tmp_path / "out"): KNOWN,
     }
     for source, rows in sources.items():
-        assert vocab_rows(config_of(MOE, source), KNOWN) == rows, source
-    assert vocab_rows(config_of(MOE, tmp_path / "drawn"), KNOWN + 2) == KNOWN + 2
+        assert vocab_rows(str(source), MOE.family, KNOWN) == rows, source
+    assert vocab_rows(str(tmp_path / "drawn"), MOE.family, KNOWN + 2) == KNOWN + 2
 
 
 @pytest.mark.parametrize("kind", MODELS)
