@@ -29,13 +29,7 @@ from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.files import DataError, field_of, label_of, read_rows
 from compass_jax.data.formats import TURNS, Reading, open_format, reference, tools_of, turns_of
-from compass_jax.data.messages import (
-    INSTRUCTIONS,
-    answer_of,
-    asked_of,
-    check_messages,
-    labels_of,
-)
+from compass_jax.data.messages import INSTRUCTIONS, answer_of, asked_of, check_messages, labels_of
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.data.splits import describe_splits, evaluation_files, split_files

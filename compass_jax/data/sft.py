@@ -19,15 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compass_jax.config import DataConfig, ProceduralSource, SFTConfig, SFTRunConfig
-from compass_jax.data.files import (
-    Bad,
-    BadRows,
-    DataError,
-    field_of,
-    label_among,
-    read_rows,
-    refuse,
-)
+from compass_jax.data.files import Bad, BadRows, DataError, field_of, label_among, read_rows, refuse
 from compass_jax.data.formats import TURNS, Reading, open_format, tools_of, turns_of
 from compass_jax.data.messages import INSTRUCTIONS, Messages, check_messages, refuse_blank
 from compass_jax.data.preferences import asked_in_both_orders

@@ -62,10 +62,7 @@ class Tokenizer(Vocabulary):
 
     @classmethod
     def for_model(
-        cls,
-        folder: str | Path,
-        vocab_size: int,
-        template_args: Mapping[str, Any] | None = None,
+        cls, folder: str | Path, vocab_size: int, template_args: Mapping[str, Any] | None = None
     ) -> Tokenizer:
         """Returns the tokenizer. Raises TokenizerError for ids from `vocab_size` on."""
         tokenizer = cls.load(folder, template_args)

@@ -132,10 +132,7 @@ def test_the_count_is_of_the_decimal_that_was_written():
     assert math.ceil(0.1 * 3 * 10) == 4  # why
 
 
-@given(
-    st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=60),
-    st.data(),
-)
+@given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=60), st.data())
 def test_the_kth_magnitude_is_exact(values, data):
     k = data.draw(st.integers(1, len(values)))
     size = data.draw(st.integers(1, 60))
@@ -163,11 +160,7 @@ def test_linear_is_the_weighted_mean_and_task_arithmetic_the_sum():
         ("ties", {"density": [math.nan]}, "density: nan must be"),
         ("ties", {"weights": [1.0, -1.0]}, "weights: -1.0 must be 0, or from 1e-6 to 1e6"),
         ("linear", {"weights": [0.0, 0.0]}, "weights: all are 0"),
-        (
-            "task-arithmetic",
-            {"weights": [math.inf, 1.0]},
-            "weights: inf must be 0, or of",
-        ),
+        ("task-arithmetic", {"weights": [math.inf, 1.0]}, "weights: inf must be 0, or of"),
         ("task-arithmetic", {"weights": [math.nan, 1.0]}, "weights: nan must be"),
     ],
 )

@@ -45,10 +45,7 @@ DIFFERENCES = {
         r"one/config.json: model_type = 'falcon'",
     ),
     "no config": (lambda x: (x / "config.json").unlink(), r"one/config.json does not exist"),
-    "missing": (
-        lambda x: tensors_with(x, lambda t: t.pop(ROUTER)),
-        rf"one lacks tensor {ROUTER}",
-    ),
+    "missing": (lambda x: tensors_with(x, lambda t: t.pop(ROUTER)), rf"one lacks tensor {ROUTER}"),
     "extra": (
         lambda x: tensors_with(x, lambda t: t.update(more=np.zeros(3, np.float32))),
         r"one holds tensor more",

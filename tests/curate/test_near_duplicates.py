@@ -5,13 +5,7 @@ import random
 import pytest
 
 from benchmarks import near_duplicates
-from compass_jax.curate.duplicates import (
-    CROWD,
-    LEAST_RECALL,
-    Batch,
-    NearDuplicates,
-    jaccard,
-)
+from compass_jax.curate.duplicates import CROWD, LEAST_RECALL, Batch, NearDuplicates, jaccard
 from compass_jax.curate.sample import Sample
 
 

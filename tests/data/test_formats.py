@@ -18,10 +18,7 @@ from compass_jax.data.sft import conversations
 
 SOLVED = "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 72.\n#### 72"
 ASKED = "How many clips did Natalia sell?"
-TURNS = [
-    {"role": "user", "content": ASKED},
-    {"role": "assistant", "content": SOLVED},
-]
+TURNS = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SOLVED}]
 SPOKEN = [{"from": "human", "value": ASKED}, {"from": "gpt", "value": SOLVED}]
 # name -> (row, what the screen says of it in RL, and in SFT; None: not for this)
 ROWS = {
@@ -282,10 +279,7 @@ UNKNOWN = r"line 1: these columns are of no known kind: (text|a, a\.b); name the
             r"line 1, field 'conversations'\[0\] must be an object with 'from' and 'value'",
         ),
         ([{"messages": "x"}], r"line 1, field 'messages': messages must be a non-empty list"),
-        (
-            [{"messages": TURNS, "tools": "{"}],
-            r"line 1, field 'tools': not JSON",
-        ),
+        ([{"messages": TURNS, "tools": "{"}], r"line 1, field 'tools': not JSON"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named_with_their_place(tmp_path, rows, told):

@@ -33,11 +33,7 @@ RATE = {
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [
-        ({"keep": 1}, "keep = 1"),
-        ({"pass_rate": 1.5}, "pass_rate = 1.5"),
-        ({"more": 3}, "more = 3"),
-    ],
+    [({"keep": 1}, "keep = 1"), ({"pass_rate": 1.5}, "pass_rate = 1.5"), ({"more": 3}, "more = 3")],
 )
 def test_a_line_that_the_filter_would_not_write_is_refused_with_its_number(tmp_path, change, told):
     path = tmp_path / "pass_rates.jsonl"

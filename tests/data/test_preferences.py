@@ -24,14 +24,8 @@ def chat(*texts):
 @pytest.mark.parametrize(
     ("row", "wanted"),
     [
-        (
-            {"prompt": "q", "candidate": "a", "anchor": "b", "verdict": "Worse"},
-            ("q", "a", "b", -1),
-        ),
-        (
-            {"question": "q", "candidate": "a", "anchor": "b", "verdict": " tie"},
-            ("q", "a", "b", 0),
-        ),
+        ({"prompt": "q", "candidate": "a", "anchor": "b", "verdict": "Worse"}, ("q", "a", "b", -1)),
+        ({"question": "q", "candidate": "a", "anchor": "b", "verdict": " tie"}, ("q", "a", "b", 0)),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, ("q", "a", "b", 1)),
         ({"prompt": "q", "chosen": "a", "rejected": "b", "tie": True}, ("q", "a", "b", 0)),
         ({"prompt": "q", "chosen": "a", "rejected": "b", "verdict": "tie"}, ("q", "a", "b", 0)),

@@ -82,10 +82,7 @@ def test_split_names_are_those_of_hugging_face(path, split):
     "files",
     [
         {"train_jsonl": 6, "test_jsonl": 2},
-        {
-            "data__train-00000-of-00001_parquet": 6,
-            "data__test-00000-of-00001_parquet": 2,
-        },
+        {"data__train-00000-of-00001_parquet": 6, "data__test-00000-of-00001_parquet": 2},
         {"train__a_jsonl": 3, "train__b_jsonl": 3, "eval__a_jsonl": 2},
         {"sums_jsonl": 6, "dev_jsonl": 2},
     ],
