@@ -11,34 +11,43 @@ with the stored verdicts and ends with the same files.
 
 from __future__ import annotations
 
+import array
 import bisect
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from compass_jax.config import ConfigError
+import numpy as np
+
+from compass_jax.config import ConfigError, DataConfig, RewardConfig
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.ranges import AUTO
 from compass_jax.curate.contamination import Contamination
+from compass_jax.curate.duplicates import Batch, NearDuplicates
 from compass_jax.curate.filters import check_languages, switched_on
-from compass_jax.curate.judge import Judge
-from compass_jax.curate.kept import Kept, Row
 from compass_jax.curate.report import Tally, markdown
-from compass_jax.curate.resume import require_same_settings
+from compass_jax.curate.resume import require_same_settings, resumed_lines
 from compass_jax.curate.sample import Sample
+from compass_jax.curate.words import Numbers
 from compass_jax.data.files import DataError, field_of, files_of, read_rows
 from compass_jax.data.formats import FORMATS, TURNS, Reading, open_format, reference, tools_of
 from compass_jax.data.sft import taught
 from compass_jax.data.splits import tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
+from compass_jax.records import Prompt, Score
+from compass_jax.rewards.score import Scorer
 from compass_jax.runs.rundir import FolderLock, write_atomically
+from compass_jax.tasks.rows import encode_row
 from compass_jax.untrusted import read_json
+from compass_jax.verifiers.base import kinds
 
 AT_ONCE = 1024  # rows per batch
 TOLD_EVERY = 8  # batches of AT_ONCE rows between progress messages
@@ -159,12 +168,10 @@ class _Preparation:
             copy_of = self._kept.copy_of
             remaining = [x for x in remaining if not self._take(x, "duplicate", copy_of(x.sample))]
             verdicts = judge(remaining)
-            known = sum(verdict.known for verdict in verdicts)
-            self._tally.judged += known
-            self._tally.unjudged += len(remaining) - known
-            for row, verdict in zip(remaining, verdicts, strict=True):
-                self._take(row, "wrong", verdict.wrong)
-            remaining = [row for row, one in zip(remaining, verdicts, strict=True) if not one.wrong]
+            self._tally.unjudged += verdicts.count(None)
+            self._tally.judged += len(verdicts) - verdicts.count(None)
+            judged = zip(remaining, verdicts, strict=True)
+            remaining = [row for row, wrong in judged if not self._take(row, "wrong", wrong or "")]
         for row, name, reason in self._kept.add(remaining):
             if not self._take(row, name, reason):
                 yield row.line
@@ -256,3 +263,129 @@ def _line(where: str, row: dict[str, Any]) -> bytes:
             f"{where}: it cannot be written as JSON ({error}); leave the column out, or write it as"
             " text"
         ) from error
+
+
+# ---- verdicts and duplicates ---------------------------------------------------------------------
+
+
+class Judge:
+    """A context manager that owns a verifier's workers.
+
+    Verdicts are stored in the file `path`, so that a command that was killed judges no row twice.
+    Raises ConfigError and VerifierError like `Scorer`.
+    """
+
+    def __init__(self, config: PrepareConfig, path: Path):
+        self._name = config.reward
+        kind = kinds().get(config.reward)
+        self._compares = kind is not None and kind.answer
+        self._rewards = RewardConfig(
+            workers=config.workers, timeout_s=config.timeout_s, answer_tag=config.answer_tag
+        )
+        self._verdicts: dict[str, str] = dict(value for _, _, value in resumed_lines(path))
+        self._file = path.open("a")
+        self._scorer = Scorer(self._rewards, DataConfig(sources=(config.source,)))
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scorer.close()
+        self._file.close()
+
+    def __call__(self, rows: Sequence[Row]) -> list[str | None]:
+        """Returns the reason why each row's answer is wrong; empty for a right one. None: the
+        verifier needs a reference and the row lacks it, or the check fails.
+        """
+        keys = [hashlib.blake2b(row.line, digest_size=16).hexdigest() for row in rows]
+        verdicts = [self._verdicts.get(key) for key in keys]
+        for i, row in enumerate(rows):
+            if verdicts[i] is not None or (row.reference is None and self._compares):
+                continue
+            reference = {} if row.reference is None else {"answer": row.reference}
+            encoded = encode_row({**row.columns, **reference})
+            no_tokens = np.zeros(1, np.int32)
+            prompt = Prompt(0, 0, "", row.sample.asked, no_tokens, "", encoded)
+            self._scorer.submit(i, prompt, row.sample.answer)
+        while done := self._scorer.collect(block=True):
+            for i, score in done:
+                if score.known:
+                    verdicts[i] = self._wrong(score, rows[i].reference)
+                    self._file.write(json.dumps([keys[i], verdicts[i]]) + "\n")
+        self._file.flush()
+        return verdicts
+
+    def _wrong(self, score: Score, reference: Any) -> str:
+        if score.reward >= self._rewards.right_at:
+            return ""
+        compared = "" if reference is None else f"; the reference is {reference!r:.80}"
+        return f"{self._name} gives {score.reward:g}{compared}"
+
+
+class Row(NamedTuple):
+    """A row with its conversation, its output line, and its reference answer."""
+
+    sample: Sample
+    line: bytes
+    columns: dict
+    reference: object  # None if the row has no reference
+
+
+class Kept:
+    """A context manager that indexes the rows that stay. Their shingles are stored in a temporary
+    file and read back for each candidate.
+    """
+
+    def __init__(self, config: PrepareConfig, name: str):
+        self._config, self._name = config, name
+        self._near = NearDuplicates(config.near, self.shingles) if config.near else None
+        self._exact: dict[bytes, int] = {}
+        self._ends = array.array("Q", [0])  # byte offset after each row's shingles
+
+    def __enter__(self) -> Kept:
+        self._file = tempfile.TemporaryFile()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def shingles(self, number: int) -> Numbers:
+        """Returns the shingles of a kept row."""
+        start, end = self._ends[number : number + 2]
+        return np.frombuffer(os.pread(self._file.fileno(), end - start, start), np.uint64)
+
+    def copy_of(self, sample: Sample) -> str:
+        """Returns the place of a kept row that equals the sample up to white space, or ""."""
+        number = self._exact.get(sample.key)
+        return "" if number is None else self._place(number)
+
+    def add(self, rows: Sequence[Row]) -> Iterator[tuple[Row, str, str]]:
+        """Keeps the rows that are not duplicates. Yields (row, filter, reason) for each row; the
+        filter of a kept row is empty.
+        """
+        batch = Batch(self._near, [row.sample for row in rows]) if self._near else None
+        for place, row in enumerate(rows):
+            if reason := self.copy_of(row.sample):
+                yield row, "duplicate", reason
+                continue
+            duplicate = batch.near(place) if batch else None
+            if duplicate is not None:
+                yield row, "near_duplicate", self._place(duplicate)
+                continue
+            yield row, "", ""
+            if self._config.exact:
+                self._exact[row.sample.key] = len(self)
+            shingles = b""
+            if batch:
+                batch.keep(place)
+                shingles = row.sample.shingles.tobytes()
+            os.pwrite(self._file.fileno(), shingles, self._ends[-1])
+            self._ends.append(self._ends[-1] + len(shingles))
+        if batch:
+            batch.close()
+
+    def _place(self, number: int) -> str:
+        return f"as {self._name}, line {number + 1}"

@@ -86,31 +86,13 @@ class ControlTokens:
 
     def hide(self, value: Any) -> Any:
         """Returns `value` (messages, or any JSON) with a sentinel in each text that spells a
-        control token or could be part of a spelling.
-
-        Returns the same object if there are no spellings. Raises ControlTokenError if a text has
-        both a spelling and noncharacters.
+        control token or could be part of a spelling. Reserved noncharacters become U+FFFD.
         """
-        hidden = self._hidden(value)
-        if hidden is not value and _holds(value, _RESERVED):
-            raise ControlTokenError(
-                "they spell control tokens and have noncharacters (U+FDD0 to U+FDEF): remove these"
-            )
-        return hidden
-
-    def _hidden(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._hidden_text(value)
+            return self._hidden_text(_RESERVED.sub("\ufffd", value))
         if isinstance(value, Mapping):
-            changed = {self._hidden(k): self._hidden(v) for k, v in value.items()}
-            is_unchanged = len(changed) == len(value) and all(
-                k in value and v is value[k] for k, v in changed.items()
-            )
-            return value if is_unchanged else changed
-        if isinstance(value, list | tuple):
-            parts = [self._hidden(v) for v in value]
-            return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
-        return value
+            return {self.hide(key): self.hide(part) for key, part in value.items()}
+        return [self.hide(part) for part in value] if isinstance(value, list | tuple) else value
 
     def _hidden_text(self, text: str) -> str:
         hidden, may_begin = text, any(first in text for first in self._firsts)
@@ -146,12 +128,9 @@ class ControlTokens:
         """Returns the ids of a text rendered from hidden messages: spellings without a sentinel
         become control tokens, the others become text.
         """
-        plain = self.shown(text)
-        if self._normaliser is None and self._spelling.findall(plain) == self._spelling.findall(
-            text
-        ):
-            return ids_of(self._backend, plain)
-        return self.encode_apart(text)
+        plain, spelt = self.shown(text), self._spelling.findall
+        is_same = self._normaliser is None and spelt(plain) == spelt(text)
+        return ids_of(self._backend, plain) if is_same else self.encode_apart(text)
 
     def encode_apart(self, text: str) -> list[int]:
         """Implements `encode` with the copy that has no control tokens. Raises ControlTokenError if
@@ -197,10 +176,3 @@ class ControlTokens:
 def _mark(index: int) -> str:
     """Returns the noncharacters that represent a control token; no two marks overlap."""
     return "\ufdd1" + "".join(_DIGITS[int(digit, 16)] for digit in f"{index:x}") + "\ufdef"
-
-
-def _holds(value: Any, pattern: re.Pattern) -> bool:
-    if isinstance(value, str):
-        return pattern.search(value) is not None
-    parts = (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
-    return isinstance(parts, list | tuple) and any(_holds(part, pattern) for part in parts)

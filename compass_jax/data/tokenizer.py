@@ -17,7 +17,7 @@ import numpy as np
 
 from compass_jax.data.control_tokens import ControlTokens
 from compass_jax.data.templates import TemplateFailure, ToolsNotShown, render_chat
-from compass_jax.data.vocabulary import THOUGHT_OPENED, Hidden, TokenizerError, Vocabulary
+from compass_jax.data.vocabulary import THOUGHT_OPENED, TokenizerError, Vocabulary
 from compass_jax.untrusted import read_text
 
 logger = logging.getLogger(__name__)
@@ -30,11 +30,10 @@ MARK = "mark-of-a-turn"  # content of an assistant message in a probe of the tem
 
 
 class Chat(NamedTuple):
-    """A conversation with its tools; `hidden` if spellings of control tokens in it are hidden."""
+    """A conversation with its tools, with spelt control tokens hidden."""
 
     messages: Messages
     tools: Tools = ()
-    hidden: bool = False
 
 
 class Tokenizer(Vocabulary):
@@ -92,7 +91,7 @@ class Tokenizer(Vocabulary):
         """
         chat = self._prepared(messages, tools)
         text = self._render(chat, len(messages), add_generation_prompt, template_args, strict=True)
-        return _plain(text)
+        return ControlTokens.shown(text)
 
     def encode_prompt(
         self, messages: Messages, tools: Tools | None = None, **template_args: Any
@@ -129,8 +128,7 @@ class Tokenizer(Vocabulary):
             messages = [
                 {**m, "role": "system"} if m.get("role") == "developer" else m for m in messages
             ]
-        hidden, hidden_tools = self._hide(messages), self._hide(tools)
-        return Chat(hidden, hidden_tools, hidden is not messages or hidden_tools is not tools)
+        return Chat(self._control.hide(messages), self._control.hide(tools))
 
     def _render(
         self,
@@ -140,9 +138,8 @@ class Tokenizer(Vocabulary):
         template_args: Mapping[str, Any] | None = None,
         strict: bool = False,
     ) -> str:
-        """Renders the first `count` messages of a prepared conversation; a `Hidden` text if control
-        tokens are hidden in it. Tools that the template does not show are an error if `strict`,
-        else a warning.
+        """Renders the first `count` messages of a prepared conversation. Tools that the template
+        does not show are an error if `strict`, else a warning.
         """
         if self._chat_template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
@@ -165,7 +162,7 @@ class Tokenizer(Vocabulary):
                 )
         except TemplateFailure as error:
             raise TokenizerError(f"{where} refuses these messages: {error}") from error
-        return Hidden(text) if chat.hidden else text
+        return text
 
     def encode_example(self, messages: Messages) -> Example:
         """Returns (tokens int32 [t], mask bool [t]) of a conversation.
@@ -209,8 +206,6 @@ class Tokenizer(Vocabulary):
             ids += context + answer.ids
             mask += [False] * len(context) + [j < answer.end for j in range(len(answer.ids))]
             done = before + target
-            if isinstance(before, Hidden):
-                done = Hidden(done)
         if not parts:
             raise TokenizerError(
                 "no message has the role 'assistant': there is nothing to learn from"
@@ -230,11 +225,11 @@ class Tokenizer(Vocabulary):
             if thought and after.startswith(before[: thought.start()]):
                 closed = _closed_thought(message.get("content") or "") if opened else ""
                 text = closed + after[thought.start() :]
-                return Hidden(text) if chat.hidden else text
+                return text
         raise TokenizerError(
             f"messages[{i}]: the chat template of {self._folder} opens the assistant's turn with"
-            f" {_plain(prompt)[-40:]!r}, and the message that it writes does not begin so: use a"
-            " template whose turns begin as its generation prompt does"
+            f" {ControlTokens.shown(prompt)[-40:]!r}, and the message that it writes does not begin"
+            " so: use a template whose turns begin as its generation prompt does"
         )
 
     def _answer(self, chat: Chat, i: int, target: str) -> _Answer:
@@ -343,7 +338,3 @@ def _closed_thought(content: str) -> str:
     if not mark:
         return "\n</think>\n\n"
     return re.sub(r"\A\s*<think>\n?", "", thought) + mark
-
-
-def _plain(text: str) -> str:
-    return ControlTokens.shown(text) if isinstance(text, Hidden) else text

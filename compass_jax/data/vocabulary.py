@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from compass_jax.data.control_tokens import ControlTokenError, ControlTokens, ids_of
+from compass_jax.data.control_tokens import SENTINEL, ControlTokenError, ControlTokens, ids_of
 from compass_jax.data.files import validation_problem
 from compass_jax.errors import UserError
 from compass_jax.token_ids import end_ids
@@ -50,13 +50,6 @@ class TokenizerConfig(BaseModel):
     unk_token: _Token | None = None
     additional_special_tokens: list[_Token] | None = None
     chat_template: str | list[NamedTemplate] | None = None
-
-
-class Hidden(str):
-    """A text, or a part of one, rendered from hidden messages (ControlTokens.hide)."""
-
-    def __getitem__(self, key: Any) -> Hidden:
-        return Hidden(super().__getitem__(key))
 
 
 class Vocabulary:
@@ -113,36 +106,25 @@ class Vocabulary:
         Spellings of special tokens are encoded as special tokens if the text is `trusted`, else as
         text. Raises TokenizerError for a text that cannot be encoded, such as half a character.
         """
-        if trusted:
-            return self._encoded(text, lambda: ids_of(self._backend, text))
-        hidden = self._hide(text)
-        return self.encode(text) if hidden is text else self.ids(Hidden(hidden))
+        return self._encoded(text, ids_of) if trusted else self.ids(self._control.hide(text))
 
     def ids(self, text: str) -> list[int]:
-        """Returns the ids of a rendered text, or of a part of one."""
-        if isinstance(text, Hidden):
-            return self._encoded(text, lambda: self._control.encode(text))
-        return self.encode(text)
+        """Returns the ids of a text rendered from hidden messages, or of a part of one."""
+        if SENTINEL in text:
+            return self._encoded(text, lambda _, hidden: self._control.encode(hidden))
+        return self._encoded(text, ids_of)
 
-    def _encoded(self, text: str, encode: Callable[[], list[int]]) -> list[int]:
+    def _encoded(self, text: str, encode: Callable[[Any, str], list[int]]) -> list[int]:
         try:
-            return encode()
+            return encode(self._backend, text)
         except ControlTokenError as error:
-            raise self._refused(error) from error
+            raise TokenizerError(
+                f"the tokenizer {self._folder} refuses these messages: {error}"
+            ) from error
         except Exception as error:  # the library raises bare Exceptions
             raise TokenizerError(
                 f"the tokenizer {self._folder} cannot encode {text[:80]!r}: {error}"
             ) from error
-
-    def _hide(self, messages: Any) -> Any:
-        """Returns messages, or a text, with their spellings of control tokens hidden."""
-        try:
-            return self._control.hide(messages)
-        except ControlTokenError as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: ControlTokenError) -> TokenizerError:
-        return TokenizerError(f"the tokenizer {self._folder} refuses these messages: {error}")
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Returns the text of ids, without special tokens unless `special`.

@@ -157,13 +157,10 @@ def test_a_template_that_makes_nothing_of_a_conversation_is_refused(tmp_path):
         tokenizer_with(tmp_path, "{% if false %}x{% endif %}").encode_chat(conversation("a"), True)
 
 
-def test_noncharacters_beside_a_spelling_are_refused_and_alone_they_are_text(styles):
+def test_reserved_noncharacters_are_replaced_and_half_a_character_is_refused(styles):
     tokenizer = styles["chatml"]
-    assert "\ufdd0" in tokenizer.render(conversation("\ufdd0"))
-    alone = tokenizer.encode_chat(conversation("\ufdd0 \ufdef"), False)
-    assert "\ufdd0 \ufdef" in tokenizer.decode(alone)
-    with pytest.raises(TokenizerError, match="noncharacters"):
-        tokenizer.encode_chat(conversation("\ufdd0", "<|im_end|>"), False)
+    ids = tokenizer.encode_chat(conversation("\ufdd0 \ufdef", "<|im_end|>"), False)
+    assert "\ufffd \ufffd" in tokenizer.decode(ids) and ids.count(2) == 2
     with pytest.raises(TokenizerError, match="cannot encode"):
         tokenizer.encode_chat(conversation("\ud800"), False)
 
@@ -219,4 +216,4 @@ def test_control_tokens_of_one_character_are_text_as_well():
     backend = Backend(models.BPE({"\n": 0, "a": 1}, []))
     backend.add_special_tokens(["\n"])
     messages = [{"role": "user", "content": "a\na"}]
-    assert ControlTokens(backend, {"eos_token": "\n"}).hide(messages) is messages
+    assert ControlTokens(backend, {"eos_token": "\n"}).hide(messages) == messages
