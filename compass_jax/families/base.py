@@ -42,11 +42,18 @@ from compass_jax.families.windows import Windows
 
 class Tensor(NamedTuple):
     """One parameter's tensor: its name, with `{i}` for the decoder layer and `{e}` for the expert.
-    `transposed` means torch's layout of a Linear, [out, in].
+
+    Args:
+        name: the name.
+        transposed: in torch's layout of a Linear, [out, in].
+        fused: one tensor has all experts of a layer, as its first axis.
+        columns: (first, step): the parameter is these columns of a fused tensor.
     """
 
     name: str
     transposed: bool = False
+    fused: bool = False
+    columns: tuple[int, int] = (0, 1)
 
 
 def _linear(name: str) -> Tensor:
@@ -174,6 +181,7 @@ class Family:
         bias_key: the key of config.json that says which of several variants the model has.
         defaults: key of config.json -> the class's value where the key is absent.
         fixed: key -> the class's constant value; an export leaves these keys out.
+        unread: keys in its config.json that the class does not read.
         rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
         windows: the sliding windows that the class has.
     """
@@ -190,6 +198,7 @@ class Family:
     bias_key: str = "attention_bias"
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     rope: tuple[str, ...] = ()
     windows: Windows = dataclasses.field(default_factory=Windows)
 
@@ -250,7 +259,7 @@ class Family:
                 ffn=raw_config.integer(key["ffn"]),
                 moe=self._moe(raw_config),
                 rope_theta=rope_theta(Raw(declared, where), raw_config.get("rope_theta")),
-                rope_scaling=rope_scaling(Raw(declared, where), positions),
+                rope_scaling=rope_scaling(Raw(declared, where), positions, self.defaults),
                 norm_eps=raw_config.number(key["norm_eps"]),
                 tie_embeddings=raw_config.flag(key["tie_embeddings"]),
                 max_positions=positions,
@@ -284,7 +293,7 @@ class Family:
             "model_type": self.model_type,
             "hidden_act": "silu",
             "rope_theta": config.rope_theta,
-            "rope_scaling": written_scaling(config.rope_scaling),
+            "rope_scaling": written_scaling(config.rope_scaling, self.defaults),
             "attention_dropout": 0.0,
             **self.windows.written(config),
             "use_cache": True,
@@ -391,7 +400,7 @@ class Family:
             elif field in NEUTRAL and field not in built:
                 allowed, supported = NEUTRAL[field]
                 lines += [] if value in allowed else [unsupported(field, value, supported)]
-            elif field not in known and not says_no_maths(field):
+            elif field not in (*known, *self.unread) and not says_no_maths(field):
                 unread.append(f"{field[:100]} = {shown(value)}")
         if unread:
             lines.append(

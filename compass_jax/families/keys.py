@@ -115,6 +115,8 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_scaling": ((1.0,), "1.0"),
     "embedding_multiplier": ((1.0,), "1.0"),
     "residual_multiplier": ((1.0,), "1.0"),
+    "swiglu_alpha": ((1.702,), "1.702"),
+    "swiglu_limit": ((), "null; SwiGLU is not clipped"),
     "clip_qkv": ((), "null; queries, keys and values are not clipped"),
     "mlp_bias": ((False,), "false; MLPs have no bias"),
     "pretraining_tp": ((1,), "1"),

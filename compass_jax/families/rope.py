@@ -82,10 +82,12 @@ def thetas_of(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def rope_scaling(raw: Raw, max_positions: int) -> RopeScaling | None:
-    """Returns the scaling of rotary embeddings. Raises WeightsError for a missing or malformed
-    value, and where two fields disagree.
+def rope_scaling(raw: Raw, max_positions: int, defaults: Mapping[str, Any]) -> RopeScaling | None:
+    """Returns the scaling of rotary embeddings, that of `defaults` where config.json has none.
+    Raises WeightsError for a missing or malformed value, and where two fields disagree.
     """
+    if all(raw.get(field) is None for field in _PLACES) and "rope_scaling" in defaults:
+        raw = Raw(raw.values | {"rope_scaling": defaults["rope_scaling"]}, raw.where)
     scalings = {
         field: _scaling(Raw(raw.values[field], f"{raw.where}: {field}"), raw, max_positions)
         for field in _PLACES
@@ -125,10 +127,14 @@ def _original_positions(rope: Raw, raw: Raw, max_positions: int) -> int:
     return next(iter(given), max_positions)
 
 
-def written_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    """Returns the value of `rope_scaling` in config.json."""
+def written_scaling(
+    scaling: RopeScaling | None, defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Returns the value of `rope_scaling` in config.json; null is no scaling unless the class has
+    one in `defaults`.
+    """
     if scaling is None:
-        return None
+        return {"rope_type": "default"} if "rope_scaling" in (defaults or {}) else None
     kind = next(name for name, cls in CLASSES.items() if isinstance(scaling, cls))
     values = {_key(name): value for name, value in dataclasses.asdict(scaling).items()}
     optional = {"attention_factor": None, "mscale": 0.0, "mscale_all_dim": 0.0}

@@ -8,7 +8,7 @@ parameters, or one device's part of it with `shardings`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,9 +52,28 @@ class _Leaf(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of each tensor on disk."""
+        """The shape of each tensor on disk, or of an expert's part of a fused tensor."""
         shape = self.spec.shape[self.names.ndim :]
         return shape[::-1] if self.tensor.transposed else shape
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """The shape of each tensor on disk."""
+        if not self.tensor.fused:
+            return self.shape
+        *axes, last = self.shape
+        return (self.names.shape[-1], *axes, last * self.tensor.columns[1])
+
+    def stored_at(self, at: tuple[int, ...], stored: Mapping[str, Stored]) -> Stored:
+        """Returns where the tensor of an index of `names`, or an expert's part of it, lies."""
+        found = stored[self.names[at]]
+        if not self.tensor.fused:
+            return found
+        first, step = self.tensor.columns
+        shape = (*found.shape[1:-1], found.shape[-1] // step)
+        return found._replace(
+            shape=shape, tensor=self.names[at], entry=at[-1], columns=(first, step)
+        )
 
 
 def _leaves(config: ModelConfig) -> tuple[list[_Leaf], Any]:
@@ -141,6 +160,8 @@ def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, S
     """
     if config.moe is None or not any(name.endswith(FUSED) for name in stored):
         return stored
+    if find(config.family).tensor("moe.gate").fused:
+        return stored
     family, tensors = find(config.family), dict(stored)
     router = family.tensor("moe.router").name
     prefix_of_family = family.tensor("moe.gate").name.partition(".{e}")[0]
@@ -181,24 +202,27 @@ def _read_block(
 ) -> np.ndarray:
     """Returns the part `index` of a leaf, read from its tensors with one file open at a time."""
     lead = leaf.names.ndim
-    names, inner = leaf.names[index[:lead]] if lead else leaf.names, index[lead:]
+    inner = index[lead:]
+    # the indices of `leaf.names` in the block
+    first = [range(*part.indices(size)) for part, size in zip(index, leaf.names.shape)]
     on_disk = inner[::-1] if leaf.tensor.transposed else inner
     sizes = (
         len(range(*part.indices(size)))
         for part, size in zip(inner, leaf.spec.shape[lead:], strict=True)
     )
-    block = np.zeros((*names.shape, *sizes), dtype)
-    by_file: dict[Path, list[tuple[int, ...]]] = {}
-    for at in np.ndindex(names.shape):
-        by_file.setdefault(stored[str(names[at])].file, []).append(at)
+    block = np.zeros((*map(len, first), *sizes), dtype)
+    by_file: dict[Path, list[tuple[tuple[int, ...], str, Stored]]] = {}
+    for at in np.ndindex(*map(len, first)):
+        whole = tuple(places[i] for places, i in zip(first, at, strict=True))
+        place = leaf.stored_at(whole, stored)
+        by_file.setdefault(place.file, []).append((at, leaf.names[whole], place))
     for file, positions in by_file.items():
         with open_file(file) as handle:
-            for at in positions:
-                part = _within(on_disk, leaf.shape, stored[str(names[at])].shape)
+            for at, name, place in positions:
+                part = _within(on_disk, leaf.shape, place.shape)
                 if any(x.start == x.stop for x in part):  # rows that the folder lacks
                     continue
-                name = str(names[at])
-                tensor = stored[name].read(handle, name, part)
+                tensor = place.read(handle, name, part)
                 tensor = finite(tensor, dtype, f"{file}: tensor {name}")
                 tensor = tensor.T if leaf.tensor.transposed else tensor
                 block[at][tuple(map(slice, tensor.shape))] = tensor
@@ -221,14 +245,20 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
     that should be tied and differs.
     """
     problems, stored = [], split_experts(stored, config)
+    family = find(config.family)
     specs = jax.tree.leaves(param_specs(config), is_leaf=is_spec)
-    described = sum(math.prod(spec.shape[: spec.stacked + spec.per_expert]) for spec in specs)
+    described = sum(
+        math.prod(
+            spec.shape[: spec.stacked + (spec.per_expert and not family.tensor(spec.name).fused)]
+        )
+        for spec in specs
+    )
     if described > 2 * len(stored) + 1000:  # their names could exhaust the memory
         return [
             f"{folder}: config.json describes {described:,} tensors, the files hold {len(stored):,}"
         ]
-    embedding, head = (find(config.family).tensor(leaf).name for leaf in ("embed", "head"))
-    expected = {name: leaf.shape for leaf in _leaves(config)[0] for name in leaf.names.flat}
+    embedding, head = (family.tensor(leaf).name for leaf in ("embed", "head"))
+    expected = {name: leaf.tensor_shape for leaf in _leaves(config)[0] for name in leaf.names.flat}
     missing = [name for name in expected if name not in stored]
     if missing:
         hint = (
@@ -337,7 +367,9 @@ def save_params(
 def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[str]]:
     """Returns file -> names of its tensors, in shards of at most `shard_bytes`."""
     size = jnp.dtype(dtype).itemsize
-    sizes = {name: math.prod(leaf.shape) * size for leaf in leaves for name in leaf.names.flat}
+    sizes = {
+        name: math.prod(leaf.tensor_shape) * size for leaf in leaves for name in leaf.names.flat
+    }
     shards = plan_shards(sizes, shard_bytes)
     return dict(zip(shard_names(len(shards)), shards, strict=True))
 
@@ -347,8 +379,26 @@ def _tensors(leaves: list[_Leaf], values: list[Any], dtype: str) -> Iterator[np.
     the host at a time.
     """
     kind = jnp.dtype(dtype)
+    groups: dict[str, list[tuple[_Leaf, Any]]] = {}  # first tensor -> the leaves in its tensors
     for leaf, value in zip(leaves, values, strict=True):
+        groups.setdefault(leaf.names.flat[0], []).append((leaf, value))
+    for group in groups.values():
+        leaf, value = group[0]
+        if leaf.tensor.fused:
+            yield from _fused_tensors(group, kind)
+            continue
         for layer in value if leaf.spec.stacked else (value,):
             host = np.asarray(layer)
             for tensor in host if leaf.spec.per_expert else (host,):
                 yield (tensor.T if leaf.tensor.transposed else tensor).astype(kind)
+
+
+def _fused_tensors(group: list[tuple[_Leaf, Any]], dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Yields the tensor of each layer whose columns the leaves of `group` share."""
+    for repeat in range(group[0][0].names.shape[0]):
+        tensor = np.empty(group[0][0].tensor_shape, dtype)
+        for leaf, value in group:
+            part, (first, step) = np.asarray(value[repeat]), leaf.tensor.columns
+            part = part.swapaxes(1, 2) if leaf.tensor.transposed else part
+            tensor[..., first::step] = part.astype(dtype)
+        yield tensor

@@ -37,10 +37,11 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     dtype: str  # a numpy name, or the format's code for a type that is not a float
     # for a part of a tensor: the tensor's name, the index on its first axis (None: the full tensor
-    # under another name), and the first row within that entry
+    # under another name), the first row within that entry, and its columns (first, step)
     tensor: str | None = None
     entry: int | None = None
     row: int = 0
+    columns: tuple[int, int] = (0, 1)
 
     def read(self, handle: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Returns the entries `index` of this tensor, called `name`, from its open file."""
@@ -49,7 +50,11 @@ class Stored(NamedTuple):
             return piece[index]
         rows, *other_axes = index
         rows = slice(rows.start + self.row, rows.stop + self.row)
-        return piece[(slice(self.entry, self.entry + 1), rows, *other_axes)][0]
+        *axes, last = rows, *other_axes
+        first, step = self.columns
+        last = slice(last.start * step, last.stop * step)
+        entry = slice(self.entry, self.entry + 1)
+        return piece[(entry, *axes, last)][0][..., first::step]
 
 
 def read_headers(folder: str | Path) -> dict[str, Stored]:

@@ -44,6 +44,7 @@ CASES = {
         EXPERTS | dict(shared_expert_intermediate_size=28, norm_topk_prob=False),
     ),
     "olmoe": (None, dict(num_experts=6, num_experts_per_tok=3)),
+    "gpt_oss": (None, dict(num_local_experts=6, num_experts_per_tok=3, sliding_window=20)),
     "cwm": (CWM, dict(head_dim=12, sliding_window=11, bos_token_id=1)),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from evolve import evolve
 
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, YarnRope
 from compass_jax.families.base import KEYS, MOE_KEYS, Attention, Family
 from compass_jax.families.find import find, own
 from compass_jax.families.raw import UnsupportedModel, WeightsError
@@ -34,6 +34,7 @@ def careless(name, architecture, moe=True, **changes):
     return Family(name, architecture, moe_keys=moe_keys, **changes)
 
 
+BIASED = ("qwen2.5", "qwen1.5-moe", "qwen2-57b", "gpt-oss")
 READ = {
     "qwen2.5": (PUBLISHED["Qwen2.5-0.5B-Instruct"], None),
     "qwen3": (PUBLISHED["Qwen3-0.6B"], None),
@@ -48,6 +49,7 @@ READ = {
     "olmoe": (PUBLISHED["OLMoE-1B-7B-0924"], None),
     "qwen1.5-moe": (PUBLISHED["Qwen1.5-MoE-A2.7B"], None),
     "qwen2-57b": (PUBLISHED["Qwen2-57B-A14B"], None),
+    "gpt-oss": (without(PUBLISHED["gpt-oss-20b"], "quantization_config"), None),
 }
 
 
@@ -59,12 +61,12 @@ def test_a_published_config_is_read_and_written_back(name):
     assert (config.norm_eps, config.rope_theta) == (raw["rms_norm_eps"], raw["rope_theta"])
     assert config.tie_embeddings == raw["tie_word_embeddings"]
     assert config.qk_norm == name.startswith(("qwen3", "olmoe")) and config.qkv_bias == (
-        name in ("qwen2.5", "qwen1.5-moe", "qwen2-57b")
+        name in BIASED
     )
     written = json.loads(json.dumps(write_hf_config(config)))
     assert config_from_dict(written, family=family) == config
     # Mistral's class has a window where it is absent
-    assert written["sliding_window"] == (4096 if name == "mistral-v0.1" else None)
+    assert written["sliding_window"] == {"mistral-v0.1": 4096, "gpt-oss": 128}.get(name)
 
 
 def test_mixtral_divides_the_weights_of_the_chosen_experts():
@@ -342,3 +344,24 @@ def test_a_family_file_with_a_key_that_is_read_nowhere_or_none_for_a_field_is_re
 
 def test_the_examples_family_file_is_named_by_its_model_type():
     assert find(CWM).model_type == "cwm"
+
+
+def test_gpt_oss_has_the_defaults_and_layers_of_its_class():
+    """Scaled rotary embeddings too, where config.json has none: null is not none in this class."""
+    raw = without(PUBLISHED["gpt-oss-20b"], "quantization_config")
+    config = config_from_dict(raw)
+    assert [config.window_of(i) for i in range(4)] == [128, 0, 128, 0] and config.attention_sinks
+    assert config.rope_scaling == YarnRope(32.0, 4096, truncate=False)
+    assert config.mixture.swiglu_limit == 7.0 and config.mixture.norm_top_k
+    for lacking in ("rope_scaling", "swiglu_limit", "sliding_window", "head_dim", "rope_theta"):
+        assert config_from_dict(without(raw, lacking)) == config
+    assert config_from_dict(raw | {"rope_scaling": None}) == config
+    plain = dataclasses.replace(config, rope_scaling=None)
+    assert config_from_dict(write_hf_config(plain)) == plain
+    for change, message in (
+        ({"swiglu_alpha": 1.5}, "swiglu_alpha = 1.5 .*1.702"),
+        ({"layer_types": ["chunked_attention"] * 24}, "layer_types = .*chunked"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config = .*mxfp4"),
+    ):
+        with pytest.raises(UnsupportedModel, match=message):
+            config_from_dict(raw | change)
