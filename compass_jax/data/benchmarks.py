@@ -1,8 +1,8 @@
 """Converters for rows of published evaluation sets.
 
-Each function takes a row, the row's place for messages and the path of its file. It returns the row
-with "prompt" and, where applicable, "answer" and labels (tasks/rows.py). It raises DataError for a
-row that does not match the set's documentation.
+Each takes a row and the path of its file. It returns the row with "prompt" and, where applicable,
+"answer" and labels (tasks/rows.py). It raises ValueError or another error of Python for a row that
+does not match the set's documentation; `convert` adds the row's place.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from compass_jax.data.files import DataError, json_object
+from compass_jax.data.files import DataError, read_rows
 from compass_jax.data.messages import MOST_LABEL
-from compass_jax.untrusted import read_lines
 from compass_jax.verifiers.extract import boxed
 
 Row = dict[str, Any]
-Make = Callable[[Row, str, str], Row]
+Make = Callable[[Row, str], Row]
 
 _REGION = re.compile(r"(?:^|[^A-Za-z])([A-Za-z]{2}[-_][A-Za-z]{2})$")  # mmlu_DE-DE
 _CHOOSE = (
@@ -36,26 +35,35 @@ _COMPLETE = (
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
 
-def mathematics(row: Row, where: str, path: str) -> Row:
+def convert(make: Make, row: Row, where: str, path: str) -> Row:
+    """Returns a converted row. Raises DataError for one that is not as its set documents it."""
+    try:
+        return make(row, path)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: not as its set documents it: {error}") from error
+
+
+def mathematics(row: Row, path: str) -> Row:
     r"""Converts a problem of MATH (arXiv 2103.03874).
 
     The reference is `answer`, or else the last \boxed{...} of `solution`. `type` or `subject` is
     the domain, and `level` is the difficulty.
     """
     answer = row.get("answer")
-    if answer is None and (answer := boxed(_text(row, "solution", where))) is None:
-        raise DataError(
-            rf"{where}, field 'solution': holds no \boxed{{...}}, so that there is no reference;"
-            " add the column 'answer'"
+    if answer is None and (answer := boxed(row["solution"])) is None:
+        raise ValueError(
+            r"the field 'solution' holds no \boxed{...}, so that there is no reference; add the"
+            " column 'answer'"
         )
     labels = {"domain": row.get("type") or row.get("subject"), "difficulty": row.get("level")}
     return _with_columns(row, labels, prompt=row["problem"], answer=answer)
 
 
-def human_eval(row: Row, where: str, path: str) -> Row:
+def human_eval(row: Row, path: str) -> Row:
     """Converts a problem of HumanEval (arXiv 2107.03374) to the form of gym/human_eval.py."""
-    names = ("task_id", "prompt", "test", "entry_point", "canonical_solution")
-    return _with_columns(row, {}, **program_row({name: _text(row, name, where) for name in names}))
+    return _with_columns(row, {}, **program_row(row))
 
 
 def program_row(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,23 +78,21 @@ def program_row(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def mbpp(row: Row, where: str, path: str) -> Row:
+def mbpp(row: Row, path: str) -> Row:
     """Converts a problem of MBPP (arXiv 2108.07732), the full set (`text`) or the sanitised one
     (`prompt`).
 
     The prompt shows the tests, because only they name the function.
     """
-    text = _text(row, "text" if "text" in row else "prompt", where)
-    tests = _texts(row, "test_list", where)
-    if not tests:
-        raise DataError(f"{where}, field 'test_list': is empty; a program is judged by its tests")
-    imports = _texts(row, "test_imports", where) if row.get("test_imports") else []
-    setup = "\n".join([*imports, row.get("test_setup_code") or ""]).strip()
-    prompt = _TESTS.format(text=text, tests="\n".join(tests))
+    tests = row["test_list"]
+    if not isinstance(tests, list) or not tests:
+        raise ValueError("the field 'test_list' must be a list of texts that is not empty")
+    setup = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""]).strip()
+    prompt = _TESTS.format(text=row.get("text", row.get("prompt")), tests="\n".join(tests))
     return _with_columns(row, {}, prompt=prompt, tests=tests, setup=setup, answer=row["code"])
 
 
-def bfcl(row: Row, where: str, path: str) -> Row:
+def bfcl(row: Row, path: str) -> Row:
     """Converts a single-turn request of BFCL to the form of gym/bfcl.py.
 
     The possible answers are the row's `ground_truth`. If it is missing, they come from the file of
@@ -94,25 +100,15 @@ def bfcl(row: Row, where: str, path: str) -> Row:
     with "irrelevance" in its name has no possible answers.
     """
     turns, functions = row["question"], row["function"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(x, list) for x in turns):
-        raise DataError(f"{where}, field 'question': must be a list of turns, lists of messages")
-    if len(turns) > 1:
-        raise DataError(
-            f"{where}: has {len(turns)} turns, and a row is one request; take the task"
+    if len(turns) != 1:
+        raise ValueError(
+            f"it has {len(turns)} turns, and a row is one request; take the task"
             " compass_jax.gym.bfcl:multi_turn_base for such conversations"
         )
-    if not isinstance(functions, list):
-        functions = [functions]
-    required = ("name", "description", "parameters")
-    for one in functions:
-        if not isinstance(one, Mapping) or any(name not in one for name in required):
-            raise DataError(f"{where}, field 'function': each must have {', '.join(required)}")
     name, answer = str(row["id"]), row.get("ground_truth")
     if answer is None and "irrelevance" not in Path(path).name:
-        answer = _possible(path, where).get(name)
-        if answer is None:
-            raise DataError(f"{where}: no possible answer has the id {name!r:.80}; add it")
-    tools = [tool_of(one) for one in functions]
+        answer = _possible(path)[name]
+    tools = [tool_of(one) for one in (functions if isinstance(functions, list) else [functions])]
     labels = {"domain": name.rpartition("_")[0] or name}
     return _with_columns(row, labels, prompt=turns[0], tools=tools, answer=answer or [])
 
@@ -142,21 +138,18 @@ def tool_of(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _possible(path: str, where: str) -> dict[str, Any]:
+def _possible(path: str) -> dict[str, Any]:
     file = Path(path).parent / "possible_answer" / Path(path).name
     if not file.is_file():
-        raise DataError(
-            f"{where}: no field 'ground_truth', and there is no {file}; BFCL's possible answers are"
-            " in a folder of this name"
+        raise ValueError(
+            f"no field 'ground_truth', and there is no {file}; BFCL's possible answers are in a"
+            " folder of this name"
         )
-    rows = [(at, json_object(x, at)) for at, x in read_lines(file, error=DataError) if x.strip()]
-    for at, row in rows:
-        if "id" not in row or "ground_truth" not in row:
-            raise DataError(f"{at}: must have 'id' and 'ground_truth'")
+    rows = read_rows(str(file), dict.fromkeys(("id", "ground_truth"), "add it"))
     return {str(row["id"]): row["ground_truth"] for _, row in rows}
 
 
-def choice(row: Row, where: str, path: str) -> Row:
+def choice(row: Row, path: str) -> Row:
     """Converts a multiple-choice question.
 
     The options are a list `choices` or `options` (MMLU, MMLU-Pro), labels and texts (ARC), or the
@@ -165,53 +158,46 @@ def choice(row: Row, where: str, path: str) -> Row:
     mmlu_DE-DE.jsonl.
     """
     lower = {name.lower(): value for name, value in row.items()}
-    names, texts = _options(row, where)
+    names, texts = _options(row)
     letters = ascii_uppercase[: len(texts)]
     if not 2 <= len(texts) <= len(ascii_uppercase):
-        raise DataError(f"{where}: has {len(texts)} options; there must be from 2 to 26")
-    reference = lower.get("answer", lower.get("answerkey"))
-    answer = _letter(reference, names, texts, where)
+        raise ValueError(f"it has {len(texts)} options; there must be from 2 to 26")
+    answer = _letter(lower.get("answer", lower.get("answerkey")), names, texts)
     options = "\n".join(f"{letter}. {text}" for letter, text in zip(letters, texts))
-    question = lower["question"]
-    if not isinstance(question, str) or not question.strip():
-        raise DataError(f"{where}: the question must be a text that is not empty")
-    prompt = _CHOOSE.format(letters=letters, question=question.strip(), options=options)
+    question = lower["question"].strip()
+    if not question:
+        raise ValueError("the question is empty")
+    prompt = _CHOOSE.format(letters=letters, question=question, options=options)
     labels = {"domain": lower.get("subject") or lower.get("category")}
     if region := _REGION.search(Path(path).name.split(".", 1)[0]):
         labels["language"] = region[1]
     return _with_columns(row, labels, prompt=prompt, answer=answer, options=texts, choices=letters)
 
 
-def _options(row: Row, where: str) -> tuple[list[str], list[str]]:
+def _options(row: Row) -> tuple[list[str], list[str]]:
     """Returns the names and the texts of the options."""
     options = row.get("choices", row.get("options"))
-    if isinstance(options, Mapping) and {"text", "label"} <= set(options):
-        if len(options["text"]) != len(options["label"]):
-            raise DataError(
-                f"{where}: {len(options['text'])} options, {len(options['label'])} labels"
-            )
-        return list(map(str, options["label"])), list(map(str, options["text"]))
-    if isinstance(options, Mapping):
-        return list(map(str, options)), [str(options[name]) for name in options]
     if options is None:
-        names = [x for x in ascii_uppercase if row.get(x) is not None]
-        return names, [str(row[name]) for name in names]
-    if not isinstance(options, list) or not all(isinstance(x, str | int | float) for x in options):
-        raise DataError(f"{where}: the options must be a list of texts, not {options!r:.80}")
-    return list(ascii_uppercase[: len(options)]), list(map(str, options))
+        options = {x: row[x] for x in ascii_uppercase if row.get(x) is not None}
+    if isinstance(options, Mapping) and {"text", "label"} <= set(options):
+        options = dict(zip(options["label"], options["text"], strict=True))
+    if isinstance(options, list):
+        options = dict(zip(ascii_uppercase, options))
+    if not isinstance(options, Mapping):
+        raise ValueError(f"the options must be a list of texts, not {options!r:.80}")
+    return list(map(str, options)), list(map(str, options.values()))
 
 
-def _letter(answer: Any, names: list[str], texts: list[str], where: str) -> str:
+def _letter(answer: Any, names: list[str], texts: list[str]) -> str:
     """Returns the letter of the option that an answer names."""
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(texts):
+    if type(answer) is int and 0 <= answer < len(texts):
         return ascii_uppercase[answer]
     text = str(answer).strip()
-    for candidates in ([name.upper() for name in names], texts):
-        target = text.upper() if candidates is not texts else text
+    for target, candidates in ((text.upper(), [x.upper() for x in names]), (text, texts)):
         if candidates.count(target) == 1:
             return ascii_uppercase[candidates.index(target)]
-    raise DataError(
-        f"{where}: the answer {answer!r:.80} is none of the {len(texts)} options: write its letter"
+    raise ValueError(
+        f"the answer {answer!r:.80} is none of the {len(texts)} options: write its letter"
         f" ({', '.join(names)[:60]}), its number from 0, or its text"
     )
 
@@ -224,17 +210,3 @@ def _with_columns(row: Row, labels: Mapping[str, Any], **columns: Any) -> Row:
         if not row.get(name) and isinstance(value, str | int) and len(str(value)) <= MOST_LABEL
     }
     return {**row, **new_labels, **columns}
-
-
-def _text(row: Row, name: str, where: str) -> str:
-    value = row.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}, field {name!r}: must be a text, not {value!r:.80}")
-    return value
-
-
-def _texts(row: Row, name: str, where: str) -> list[str]:
-    value = row.get(name)
-    if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-        raise DataError(f"{where}, field {name!r}: must be a list of texts, not {value!r:.80}")
-    return value

@@ -46,10 +46,8 @@ class Pair:
     @property
     def key(self) -> str:
         """A digest that identifies the pair and its verdict."""
-        digest = hashlib.blake2b(digest_size=16)
-        for ids in (self.candidate, self.anchor):
-            digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
-        return f"{digest.hexdigest()}{self.gold}"
+        parts = (len(x).to_bytes(8, "little") + x.tobytes() for x in (self.candidate, self.anchor))
+        return f"{hashlib.blake2b(b''.join(parts), digest_size=16).hexdigest()}{self.gold}"
 
 
 def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
@@ -75,10 +73,8 @@ def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
             f"data.sources: no file of preferences; a judge learns from FileSource(path,"
             f" verifier={VERDICT!r})"
         )
-    heldout_questions = {normalised(pair.question) for pair in heldout}
-    return [
-        pair for pair in training if normalised(pair.question) not in heldout_questions
-    ], heldout
+    asked = {normalised(pair.question) for pair in heldout}
+    return [pair for pair in training if normalised(pair.question) not in asked], heldout
 
 
 def _paths(data: DataConfig, key: str) -> Iterator[str]:
@@ -105,11 +101,9 @@ def encode_pairs(
     counts: Counter[str] = Counter(duplicates=0, too_long=0)
     pairs_by_key: dict[str, Pair] = {}
     for one in preferences:
+        talks = (conversation(one.question, answer) for answer in (one.candidate, one.anchor))
         try:
-            candidate, anchor = (
-                tokenizer.encode_example(conversation(one.question, answer))[0]
-                for answer in (one.candidate, one.anchor)
-            )
+            candidate, anchor = (tokenizer.encode_example(talk)[0] for talk in talks)
         except TokenizerError as error:
             raise DataError(f"{one.where}: {error}") from error
         pair = Pair(candidate, anchor, one.gold)

@@ -53,9 +53,8 @@ class Asked(NamedTuple):
     @property
     def taught(self) -> str:
         """The training target for a judge: the pair's reasoning, then the verdict."""
-        reasoning = (
-            self.pair.reasoning if self.order == ORDERS[0] else _exchanged(self.pair.reasoning)
-        )
+        reasoning = self.pair.reasoning
+        reasoning = reasoning if self.order == ORDERS[0] else _exchanged(reasoning)
         before, _, last = reasoning.rstrip().rpartition("\n")
         if last.strip().strip("*.").lower() in VERDICTS:  # it ends with the verdict
             reasoning = before
@@ -83,14 +82,11 @@ def asked_in_both_orders(pattern: str, choose: Choice = files_of) -> Iterator[As
         yield Asked(pair, ORDERS[1], messages(question, anchor, candidate), SAID[-gold])
 
 
-_ROLES = {"candidate": "anchor", "anchor": "candidate"}
-
-
 def _exchanged(text: str) -> str:
     """Returns the reasoning with the words candidate and anchor exchanged."""
 
     def exchange(match: re.Match[str]) -> str:
-        word = _ROLES[match[0].lower()]
+        word = "anchor" if match[0].lower() == "candidate" else "candidate"
         return word.capitalize() if match[0][0].isupper() else word
 
     return re.sub(r"\b(?:candidate|anchor)\b", exchange, text, flags=re.IGNORECASE)

@@ -7,6 +7,7 @@ import difflib
 import logging
 import os
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from compass_jax.config import ProceduralSource
@@ -32,27 +33,18 @@ def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
-        similar_names = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)
-        hint = (
-            f"did you mean {', '.join(similar_names)}?"
-            if similar_names
-            else f"known: {', '.join(sorted(DATASETS))}"
-        )
+        similar = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.5)
+        hint = f"did you mean {', '.join(similar)}?" if similar else f"known: {sorted(DATASETS)}"
         raise DataError(f"reasoning-gym has no dataset {name!r}; {hint}")
-    known_options = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {
-        "seed",
-        "size",
-    }
-    for option in options:
-        if option not in known_options:
-            raise DataError(
-                f"reasoning-gym's {name} has no option {option!r}; its options:"
-                f" {', '.join(sorted(known_options))}"
-            )
-    try:
-        return reasoning_gym.create_dataset(
-            name, **{key: _as_list(value) for key, value in options.items()}, **fixed
+    known = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"seed", "size"}
+    if unknown := options.keys() - known:
+        raise DataError(
+            f"reasoning-gym's {name} has no option {min(unknown)!r}; its options:"
+            f" {', '.join(sorted(known))}"
         )
+    try:
+        listed = {key: _as_list(value) for key, value in options.items()}
+        return reasoning_gym.create_dataset(name, **listed, **fixed)
     except (AssertionError, TypeError, ValueError) as error:
         raise DataError(
             f"reasoning-gym's {name} refuses the options {options}: {error or type(error).__name__}"
@@ -72,37 +64,32 @@ def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any
     stops after max(200, 4 n) consecutive repeats, where n is the number found; an unseen question
     of equal probability is then missed with probability below e^-4.
     """
-    if source.dataset in HASH_DEPENDENT and os.environ.get("PYTHONHASHSEED", "random") in (
-        "",
-        "random",
-    ):
+    hash_seed = os.environ.get("PYTHONHASHSEED") or "random"
+    if source.dataset in HASH_DEPENDENT and hash_seed == "random":
         raise DataError(
             f"reasoning-gym's {source.dataset} depends on Python's hash seed: a resumed run or"
             " another host would draw other questions; set the environment variable"
             " PYTHONHASHSEED=0 before starting"
         )
     entries: dict[str, dict[str, Any]] = {}
-    repeats, chunk = 0, 0
-    while len(entries) < source.size and repeats < max(200, 4 * len(entries)):
+    repeats, name, size = 0, source.dataset, max(source.size, 100)
+    for chunk in count():
         # reasoning-gym seeds entry i with seed + i: nearby seeds overlap, so each chunk is hashed
-        chunk_seed = stable_id(f"{seed}\n{source.dataset}\n{source.options!r}\n{chunk}")
-        dataset = open_dataset(
-            source.dataset, dict(source.options), seed=chunk_seed, size=max(source.size, 100)
-        )
+        chunk_seed = stable_id(f"{seed}\n{name}\n{source.options!r}\n{chunk}")
+        dataset = open_dataset(name, dict(source.options), seed=chunk_seed, size=size)
         for index in range(len(dataset)):
+            if len(entries) == source.size or repeats >= max(200, 4 * len(entries)):
+                break
             entry = dataset[index]
             key = normalised(entry["question"])
             repeats = repeats + 1 if key in entries else 0
             entries.setdefault(key, entry)
-            if len(entries) == source.size or repeats >= max(200, 4 * len(entries)):
-                break
-        chunk += 1
+        else:
+            continue
+        break
     if len(entries) < source.size:
-        name = source.label or source.dataset
         logger.warning(
-            "%s has only %d distinct questions with these options, %d were asked for",
-            name,
-            len(entries),
-            source.size,
+            f"{source.label or name} has only {len(entries)} distinct questions with these options,"
+            f" {source.size} were asked for"
         )
     return tuple(entries.values())

@@ -29,28 +29,18 @@ class PromptTooLong(DataError):
 def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
     """Tokenises questions. Raises TokenizerError for one that the template refuses."""
 
-    def encoded(question: Question) -> list[int]:
+    same = ("id", "source", "label", "answer", "row", "labels", "turns", "place")
+    prompts = []
+    for question in questions:
         try:
-            return tokenizer.encode_chat(question.messages, tools=question.tools)
+            ids = tokenizer.encode_chat(question.messages, tools=question.tools)
         except TokenizerError as error:
             messages = str(list(question.messages))[:200]
             raise TokenizerError(f"{error}; they are {messages}") from error
-
-    return [
-        Prompt(
-            id=question.id,
-            source=question.source,
-            label=question.label,
-            question=question.text,
-            tokens=np.asarray(encoded(question), np.int32),
-            answer=question.answer,
-            row=question.row,
-            labels=question.labels,
-            turns=question.turns,
-            place=question.place,
-        )
-        for question in questions
-    ]
+        fields = {name: getattr(question, name) for name in same}
+        tokens = np.asarray(ids, np.int32)
+        prompts.append(Prompt(question=question.text, tokens=tokens, **fields))
+    return prompts
 
 
 def train_prompts(
@@ -163,16 +153,14 @@ def fitting(
         f"{len(too_long)} of {len(prompts)} prompts are longer than rollout.prompt_buckets[-1] ="
         f" {longest} tokens"
     )
-    longest_one = (
-        f"the longest has {len(longest_prompt.tokens)} tokens ({longest_prompt.label}:"
-        f" {longest_prompt.question!r:.120})"
-    )
+    size, shown = len(longest_prompt.tokens), f"{longest_prompt.question!r:.120}"
+    longest_one = f"the longest has {size} tokens ({longest_prompt.label}: {shown})"
     none_fit = len(too_long) == len(prompts)
     if none_fit or overlong == "refuse":
         or_drop = "" if none_fit else ", or set data.overlong to 'drop'"
         raise PromptTooLong(
             f"{summary}; {longest_one}. Raise the last value of rollout.prompt_buckets to"
-            f" {len(longest_prompt.tokens)}{or_drop}"
+            f" {size}{or_drop}"
         )
     tell(f"{summary} and are left out; {longest_one}")
     return [prompt for prompt in prompts if len(prompt.tokens) <= longest]

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from compass_jax.config import DataConfig, FileSource, ProceduralSource
 from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
+from compass_jax.data.benchmarks import convert
 from compass_jax.data.files import DataError, field_of, label_of, read_rows
 from compass_jax.data.formats import TURNS, Reading, open_format, reference, tools_of, turns_of
 from compass_jax.data.messages import INSTRUCTIONS, answer_of, asked_of, check_messages, labels_of
@@ -304,7 +305,7 @@ def _file_rows(
         lean = common.compared and not source.gold and reading.make is None
         optional = (*LABELS, "tools", "system") if lean else None
         for where, row in read_rows(path, fields, optional):
-            converted = row if reading.make is None else reading.make(row, where, path)
+            converted = row if reading.make is None else convert(reading.make, row, where, path)
             yield _file_row(common, reading, where, converted, settings[1])
 
 

@@ -86,19 +86,16 @@ def describe_splits(pattern: str, evaluates: bool) -> str:
     files = split_files(pattern)
     if not files.split:
         return ""
-    line = f"{pattern}: {_names(pattern, files.heldout)} ({files.split} split)"
-    line += " is held out to evaluate on" if evaluates else " is not trained on"
-    if files.unused:
-        line += f"; {_names(pattern, files.unused)} (test split) is not used: name it in --eval"
-        line += " or data.eval_sets"
-    return line
+    use = "is held out to evaluate on" if evaluates else "is not trained on"
+    line = f"{pattern}: {_names(pattern, files.heldout)} ({files.split} split) {use}"
+    unused = f"; {_names(pattern, files.unused)} (test split) is not used: name it in --eval or"
+    return f"{line}{unused} data.eval_sets" if files.unused else line
 
 
 def tell_splits(patterns: Iterable[str], tell: Callable[[str], None]) -> None:
     """Reports the files that training patterns exclude as test or validation splits."""
-    for pattern in patterns:
-        if line := describe_splits(pattern, evaluates=False):
-            tell(line)
+    for line in filter(None, (describe_splits(pattern, False) for pattern in patterns)):
+        tell(line)
 
 
 def heldout_origin(config: DataConfig) -> str:
@@ -114,8 +111,7 @@ def _by_split(pattern: str) -> dict[str, list[str]]:
     splits: dict[str, list[str]] = {"": [], TRAIN: [], VALIDATION: [], TEST: []}
     root = _root(pattern)
     for path in files_of(pattern):
-        several = root is not None
-        splits[split_of(os.path.relpath(path, root)) if several else ""].append(path)
+        splits["" if root is None else split_of(os.path.relpath(path, root))].append(path)
     return splits
 
 

@@ -216,22 +216,17 @@ def test_possible_answers_of_bfcl_may_lie_in_their_folder(tmp_path):
 @pytest.mark.parametrize(
     ("row", "verifier", "told"),
     [
-        (MATH | {"solution": "It is 2."}, "math", r"set.jsonl, line 1, field 'solution': .*boxed"),
+        (MATH | {"solution": "It is 2."}, "math", r"set.jsonl, line 1: .*'solution' holds no"),
         (MATH | {"solution": None}, "math", r"line 1: 'solution' is null"),
-        (HUMAN_EVAL | {"test": ""}, "code", r"line 1, field 'test': must be a text"),
-        (MBPP | {"test_list": []}, "code", r"line 1, field 'test_list': is empty"),
-        (MBPP | {"test_list": "assert f()"}, "code", r"'test_list': must be a list of texts"),
+        (MBPP | {"test_list": []}, "code", r"line 1: .*'test_list' must be a list"),
         (BFCL, "tools", r"no field 'ground_truth', and there is no .*possible_answer"),
-        (BFCL | TRUTH | {"question": "Area?"}, "tools", r"must be a list of turns"),
         (BFCL | TRUTH | {"question": BFCL["question"] * 2}, "tools", r"has 2 turns"),
-        (BFCL | TRUTH | {"function": [{"name": "f"}]}, "tools", r"each must have name, descr"),
-        (MMLU | {"answer": 4}, "choice", r"line 1: the answer 4 is none of the 4 options"),
-        (MMLU | {"answer": True}, "choice", r"the answer True is none"),
+        (BFCL | TRUTH | {"function": [{"name": "f"}]}, "tools", r"documents it: 'description'"),
+        (MMLU | {"answer": 4}, "choice", r"line 1: .*the answer 4 is none of the 4 options"),
         (MMLU_PRO | {"answer": "K"}, "choice", r"the answer 'K' is none of the 4 options"),
         (MMLU | {"choices": ["one"], "answer": 0}, "choice", r"has 1 options"),
         (MMLU | {"choices": "iron or gold"}, "choice", r"the options must be a list of texts"),
-        (ARC | {"choices": {"text": METALS, "label": ["1"]}}, "choice", r"4 options, 1 labels"),
-        (MMLU | {"question": " "}, "choice", r"the question must be a text"),
+        (MMLU | {"question": " "}, "choice", r"the question is empty"),
     ],
 )  # fmt: skip
 def test_rows_that_are_not_as_documented_are_named_with_their_place(tmp_path, row, verifier, told):
