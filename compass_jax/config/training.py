@@ -8,16 +8,19 @@ static argument does not compile again where a setting of another changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from compass_jax.config.algorithm import AlgorithmConfig, RLZVPConfig
 from compass_jax.config.errors import check
-from compass_jax.config.ranges import CountOrOff, Fraction, Section
+from compass_jax.config.ranges import CountOrOff, Fraction, Range, Repeat, Section
 from compass_jax.config.rl_stage import RLStage, check_order
 from compass_jax.config.sampling import ResamplingConfig, SamplingConfig
 from compass_jax.config.updates import UpdatesConfig
 
 SET_CORRECTION = "set rl.correction to 'tis', 'icepop' or 'sequence'"
+
+
+SELECTIONS = ("select", "curriculum", "posterior")  # of which a run has at most one
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,26 @@ class SelectionConfig(Section):
     """Curriculum: draw prompts by the chance that their group varies, from their label's pass rate,
     instead of select.
     """
+    posterior: bool = False
+    """Posterior selection: take the prompts whose predicted pass rate is nearest to a target, by a
+    Beta posterior for each (arXiv 2507.04632), instead of select.
+    """
+    posterior_target: Fraction = 0.5
+    """Pass rate that posterior selection aims at."""
+    posterior_candidates: Repeat = 4
+    """Number of candidates of posterior selection, in times the prompts that are taken."""
+    posterior_discount: Annotated[float, Range(0, 1, above=True)] = 0.9
+    """Weight of a prompt's earlier counts at each new group, since the policy moves; 1: all count
+    alike.
+    """
 
     def _check(self, key: str) -> None:
         super()._check(key)
+        active = [name for name in SELECTIONS if getattr(self, name)]
         check(
-            not (self.select and self.curriculum),
-            f"{key}.select and {key}.curriculum both decide which prompts are rolled out: switch"
-            " one of them off",
+            len(active) < 2,
+            f"{' and '.join(f'{key}.{name}' for name in active)} both decide which prompts are"
+            " rolled out: switch all but one off",
         )
         check(
             all(0 < x < 1 for x in self.select_targets),
@@ -125,7 +141,7 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     def _check_stages(self) -> None:
         """Raises ConfigError for stages that contradict the run or each other."""
         check_order(self.stages)
-        for name in ("select", "curriculum"):
+        for name in SELECTIONS:
             check(
                 not getattr(self.zero_variance, name) or not any(x.mix for x in self.stages),
                 f"rl.zero_variance.{name} and the mix of a stage in rl.stages both decide which"

@@ -267,6 +267,10 @@ def prompt_selector(
         return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
     if config.select:
         return StreakSelector(config, seed)
+    if config.posterior:
+        from compass_jax.data.posterior import PosteriorSelector
+
+        return PosteriorSelector(config, rewards, seed, measured)
     if config.curriculum:
         return CurriculumSelector(group_size, PassRates(rewards, 0.0, measured), seed)
     return PromptSelector(seed)

@@ -118,6 +118,12 @@ METRICS: dict[str, Metric] = {
         "prompts", "Prompts that took the place of those that their band lacked."
     ),
     "curriculum/<label>": Metric(_SHARE, "The expected pass rate of a label's prompts."),
+    "posterior/coverage_90": Metric(
+        _SHARE,
+        "Groups whose number of right answers lies in the 90% interval that was predicted for it.",
+    ),
+    "posterior/abs_error": Metric("", "Mean distance of predicted and measured pass rates."),
+    "posterior/<label>": Metric(_SHARE, "The predicted pass rate of a label's new prompts."),
     # the update
     "loss": Metric("", "Minus the objective, mean over the step's updates."),
     "sft/loss": Metric(_NATS, "Mean negative log-prob of the learnt tokens."),

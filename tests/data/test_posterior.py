@@ -1,0 +1,144 @@
+"""The posterior of pass rates: its recursion by hand, prior, choices and calibration."""
+
+import json
+
+import numpy as np
+import pytest
+
+from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
+from compass_jax.data.posterior import PosteriorSelector, fit_prior
+from compass_jax.data.selection import prompt_selector
+from compass_jax.data.stream import PromptStream
+from compass_jax.records import Outcome, Prompt
+
+REWARDS = RewardConfig()
+
+
+def prompts(count, label="sums"):
+    return [Prompt(i, 0, label, f"q{i}", np.array([i], np.int32), "") for i in range(count)]
+
+
+def outcome(right, samples):
+    kind = "easy" if right == samples else "hard" if right == 0 else ""
+    return Outcome(samples, float(right), 40, kind, samples)
+
+
+def selector(seed=0, **changes):
+    config = ZeroVarianceConfig(posterior=True, **changes)
+    return PosteriorSelector(config, REWARDS, seed)
+
+
+def test_the_posterior_is_the_discounted_recursion():
+    discount, one = 0.8, prompts(1)[0]
+    chosen = selector(posterior_discount=discount)
+    groups = [(3, 4), (0, 4), (8, 8)]
+    for right, samples in groups:
+        chosen.update([(one, outcome(right, samples))], 0.0)
+    alpha_0, beta_0 = chosen.prior(one)
+    alpha, beta = alpha_0, beta_0
+    for right, samples in groups:
+        alpha = discount * alpha + (1 - discount) * alpha_0 + right
+        beta = discount * beta + (1 - discount) * beta_0 + samples - right
+    assert chosen.posterior(one) == pytest.approx((alpha, beta), rel=1e-12)
+
+
+def test_rewards_count_on_their_scale_and_groups_without_a_verdict_do_not():
+    config = ZeroVarianceConfig(posterior=True, posterior_discount=1.0)
+    one, other = prompts(2)
+    chosen = PosteriorSelector(config, RewardConfig(right_at=1.0, wrong_at=-1.0), 0)
+    chosen.update([(one, Outcome(4, 2.0, 40, "", 4)), (other, Outcome(0, 0.0, 40, "", 4))], 0.0)
+    alpha_0, beta_0 = chosen.prior(one)
+    assert chosen.posterior(one) == pytest.approx((alpha_0 + 3, beta_0 + 1))  # 0.5 is 3/4 of it
+    assert chosen.posterior(other) == chosen.prior(other)
+
+
+def test_an_unseen_prompt_is_predicted_by_its_label():
+    chosen, pool = selector(), [*prompts(20, "easy"), *prompts(1, "new")]
+    chosen.update([(p, outcome(7, 8)) for p in pool[:10]], 0.0)
+    alpha, beta = chosen.posterior(pool[15])
+    assert alpha / (alpha + beta) == pytest.approx(71 / 82)
+    new = Prompt(99, 0, "new", "q", np.array([9], np.int32), "")
+    assert chosen.posterior(new) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("concentration", [2.0, 12.0])
+def test_the_prior_has_the_spread_of_the_labels_prompts(concentration):
+    rng, mean, samples = np.random.default_rng(0), 0.3, 16
+    rates = rng.beta(concentration * mean, concentration * (1 - mean), 40_000)
+    right = rng.binomial(samples, rates).astype(float)
+    alpha, beta = fit_prior(np.stack([right, np.full(40_000, float(samples))], axis=1))
+    assert alpha / (alpha + beta) == pytest.approx(mean, abs=0.02)
+    assert alpha + beta == pytest.approx(concentration, rel=0.15)
+
+
+def run(seed, rates, steps=40, groups=16, samples=8, **changes):
+    """Selects and updates on prompts of fixed pass rates; returns the selector, the prompts, and
+    the rates of those that it chose.
+    """
+    pool, rng = prompts(len(rates)), np.random.default_rng((seed, 1))
+    stream, chosen = PromptStream(pool, seed), selector(seed, **changes)
+    taken = []
+    for _ in range(steps):
+        batch = chosen.next_batch(stream, groups)
+        assert len({p.id for p in batch}) == groups
+        results = [(p, outcome(rng.binomial(samples, rates[p.id]), samples)) for p in batch]
+        chosen.update(results, 0.0)
+        taken += [rates[p.id] for p in batch]
+    return chosen, pool, taken
+
+
+def test_the_prompts_that_it_takes_vary():
+    rates = np.array([0.0, 1.0, 0.5, 0.01] * 50)
+    *_, taken = run(0, rates)
+    late = np.array(taken[-320:])
+    assert np.mean(late == 0.5) > 0.8  # a quarter of the prompts
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_interval_covers_the_rates_of_fresh_samples(seed):
+    """90% of the posterior holds the rate of 64 fresh samples in 85% to 95% of 200 prompts, whose
+    sampling error the interval of a rate does not have: it is added as a Beta-binomial's.
+    """
+    from scipy import stats
+
+    rng = np.random.default_rng((seed, 2))
+    rates = rng.beta(1.2, 1.8, 200)
+    chosen, pool, _ = run(seed, rates, steps=60, posterior_discount=1.0)
+    fresh = rng.binomial(64, rates)
+    covered = []
+    for prompt, right in zip(pool, fresh, strict=True):
+        low, high = stats.betabinom.interval(0.9, 64, *chosen.posterior(prompt))
+        covered.append(low <= right <= high)
+        inner = chosen.interval(prompt)
+        assert 0 <= inner[0] < inner[1] <= 1
+    assert 0.85 <= np.mean(covered) <= 0.95
+    assert 0.8 < chosen.metrics()["posterior/coverage_90"] <= 1
+
+
+def test_choices_are_the_same_after_a_restart():
+    rates = np.random.default_rng(5).random(40)
+    chosen, pool, _ = run(3, rates, steps=5)
+    again = selector(3)
+    again.restore(json.loads(json.dumps(chosen.state())))
+    streams = [PromptStream(pool, 3) for _ in range(2)]
+    first, second = (x.next_batch(s, 6) for x, s in zip((chosen, again), streams, strict=True))
+    assert [p.id for p in first] == [p.id for p in second]
+    assert again.metrics() == chosen.metrics()
+    assert chosen.skipped == 18
+
+
+def test_few_prompts_are_taken_as_they_come():
+    pool = prompts(3)
+    assert len(selector().next_batch(PromptStream(pool, 0), 5)) == 5
+
+
+def test_the_setting_selects_it_and_excludes_the_others():
+    config = ZeroVarianceConfig(posterior=True)
+    assert isinstance(prompt_selector(config, 8, REWARDS, 0), PosteriorSelector)
+    for change, message in (
+        ({"select": True}, "select and rl.zero_variance.posterior both decide"),
+        ({"posterior_discount": 0.0}, "posterior_discount = 0.0"),
+        ({"posterior_discount": 1.5}, "posterior_discount = 1.5"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ZeroVarianceConfig(posterior=True, **change).validate()
