@@ -50,6 +50,7 @@ QUICK = [
     case("growing", stop_at_sample, 18, 0, 4, CLOSE),  # step 1, while uniform groups grow
     case("dynamic", stop_at_sample, 36, 1, 16, CLOSE),  # the second round of step 2
     case("stages", stop_after_step, 2, 2),  # between two stages
+    case("posterior", stop_after_step, 1, 1),
     # The second rollout is finished while step 1 trains, and is saved with it.
     case("one step off", stop_after_step, 1, 1, 4),
     # A stop waits for the end of a partial rollout: its ticks decide what is cut.

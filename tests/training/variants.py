@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "growing": ("seldom", GROWING),
     "dynamic": ("seldom", {"group_size": 2, "zero_variance": DYNAMIC}),
     "stages": ("seldom", {"steps": 4, "stages": STAGES, "updates_per_rollout": 2}),
+    "posterior": ("coin", {"zero_variance": ZeroVarianceConfig(posterior=True)}),
     "partial": ("coin", PARTIAL),
     "partial, one step off": ("coin", {**PARTIAL, "one_step_off": True}),
     "one step off": ("coin", AHEAD),
