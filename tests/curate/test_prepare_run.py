@@ -107,16 +107,6 @@ def test_kept_rows_are_unchanged_whatever_their_columns(tmp_path):
     ]
 
 
-def test_a_near_duplicate_is_found_in_a_file_with_other_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "AT_ONCE", 1)  # each row is read again from what was written
-    first = written(tmp_path / "a.jsonl", [row(QUESTION, ANSWER)])
-    other = [{"prompt": QUESTION.replace("Monday", "Sunday"), "completion": ANSWER}]
-    third = [{"question": QUESTION.replace("Monday", "Friday"), "answer": ANSWER}]
-    files = [written(tmp_path / "b.jsonl", other), written(tmp_path / "c.jsonl", third)]
-    tally, kept = prepared(tmp_path, first, *files)
-    assert len(kept) == 1 and tally.taken["near_duplicate"] == 2
-
-
 def test_evaluation_questions_are_told_with_counts(tmp_path):
     rows = [row(*one[:2]) for one in SIX[:1]] + [row("What is 2 + 2?", "It is 4.")] * 2
     data = written(tmp_path / "rows.jsonl", [*rows, row("Which one?", "The other one.")])

@@ -248,7 +248,6 @@ UNKNOWN = r"line 1: these columns are of no known kind: (text|a, a\.b); name the
     [
         ([{"text": "x"}], UNKNOWN + r"data\.sources\[0\]\.prompt_field and .*answer_field"),
         ([{"a": {"b": 1}}], UNKNOWN + r".*or write one of: prompt \+ answer \(plain\), .*verl"),
-        ([{"prompt": "x"}], r"line 1: these columns are of no known kind: prompt;"),
         (
             [ROWS["verl"][0], ROWS["gsm8k"][0]],
             r"line 2: no field 'prompt' \(fields: question, answer\); add it or set data\.sources",

@@ -56,7 +56,6 @@ def rows_of(**columns):
 
 
 SHAPES = {
-    "references": rows_of(answer=CALLS),
     "tool schemas": rows_of(answer=CALLS, tools=TOOLS),
     "messages with calls": rows_of(prompt=TURNS),
     "nested structs in lists": rows_of(
@@ -74,9 +73,6 @@ SHAPES = {
             [tool("f", b={"type": "array"})],
             [tool("f", a={"default": "x"})],
         ],
-    ),
-    "kwargs of constraints": rows_of(
-        kwargs=[[{"num_words": 3, "relation": "at least"}], [{"keyword": "a"}, {}], [{}]]
     ),
     "a JSON schema": rows_of(
         schema=[{"properties": {"a": CITY}}, {"properties": {"b": NUMBER}}, {"type": "object"}]

@@ -49,11 +49,8 @@ def sides(data, told=None):
         ("train.jsonl", "train"),
         ("test.jsonl", "test"),
         ("validation.jsonl", "validation"),
-        ("val.jsonl", "validation"),
         ("dev.jsonl.gz", "validation"),
-        ("eval.parquet", "test"),
         ("data/train-00000-of-00001.parquet", "train"),
-        ("data/test-00000-of-00001-9f3c.parquet", "test"),
         ("data/test_prefs-00000-of-00001.parquet", "test"),
         ("main/validation-00000-of-00002.parquet", "validation"),
         ("test/part-3.parquet", "test"),
@@ -61,7 +58,6 @@ def sides(data, told=None):
         ("gsm8k_test.jsonl", "test"),
         ("my-eval-set.jsonl", "test"),
         ("rows.test.jsonl", "test"),
-        ("Test.jsonl", "test"),
         ("test1.jsonl", "test"),
         ("testing/train.jsonl", "train"),
         ("train_val.jsonl", "train"),
@@ -71,7 +67,6 @@ def sides(data, told=None):
         ("tests.jsonl", ""),
         ("devotion.jsonl", ""),
         ("data/part-00000-of-00001.parquet", ""),
-        ("trainer.jsonl", ""),
     ],
 )
 def test_split_names_are_those_of_hugging_face(path, split):
