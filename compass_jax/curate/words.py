@@ -26,21 +26,12 @@ _ALONE = (
 # signs that change the meaning of a question; other punctuation is ignored
 _SIGNS = "+-*/^=<>%&|~\\"
 _WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+|[{re.escape(_SIGNS)}]")
-MOST_KNOWN = 1_000_000  # maximum number of cached words
 _BASE = 0x9E3779B97F4A7C15  # odd, so that a power of it has an inverse mod 2^64
 
 
-class _Known(dict[str, int]):
-    """A cache of word hashes of bounded size."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= MOST_KNOWN:
-            self.clear()
-        digest = self[word] = xxhash.xxh3_64_intdigest(word.encode())
-        return digest
-
-
-_known = _Known()
+@functools.lru_cache(maxsize=1_000_000)
+def _hash(word: str) -> int:
+    return xxhash.xxh3_64_intdigest(word.encode())
 
 
 def words(text: str) -> list[str]:
@@ -67,7 +58,7 @@ def numbers_in(tokens: list[str]) -> list[str]:
 
 def hashed(tokens: list[str]) -> Numbers:
     """Returns the hash of each word, uint64 [words]."""
-    return np.fromiter(map(_known.__getitem__, tokens), np.uint64, len(tokens))
+    return np.fromiter(map(_hash, tokens), np.uint64, len(tokens))
 
 
 def combined(parts: Sequence[Numbers]) -> Numbers:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import jinja2
@@ -52,37 +53,21 @@ def raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(str(message))
 
 
-def tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     """Writes JSON without jinja2's HTML escapes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def strftime_now(pattern: str) -> str:
-    """Formats the present local time."""
-    return datetime.now().strftime(pattern)
-
-
-def environment() -> jinja2.Environment:
-    """Returns the environment of transformers' chat templates."""
-    jinja = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    jinja.filters["tojson"] = tojson
-    jinja.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return jinja
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> jinja2.Template:
-    return environment().from_string(source)
+    """Compiles a template in the environment of transformers' chat templates."""
+    jinja = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    jinja.filters["tojson"] = tojson
+    now = lambda pattern: datetime.now().strftime(pattern)  # noqa: E731
+    jinja.globals |= {"raise_exception": raise_exception, "strftime_now": now}
+    return jinja.from_string(source)
 
 
 def render(source: str, **variables: Any) -> str:
@@ -91,8 +76,6 @@ def render(source: str, **variables: Any) -> str:
         return _compiled(source).render(**variables)
     except jinja2.exceptions.TemplateSyntaxError as error:
         raise TemplateFailure(f"{error.message} (line {error.lineno} of the template)") from error
-    except jinja2.exceptions.TemplateError as error:
-        raise TemplateFailure(str(error)[:_WORDS] or type(error).__name__) from error
     except Exception as error:
         raise TemplateFailure(f"{type(error).__name__}: {str(error)[:_WORDS]}") from error
 
@@ -181,28 +164,26 @@ def _call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Yields the messages in each form of tool calls that templates read: arguments as an object
     or as JSON text, an empty or null content, OpenAI's fields, ids of nine letters.
     """
-    plain = [_with_objects(message) for message in messages]
+    plain = [_with_calls(x, lambda call: _map_arguments(call, _object)) for x in messages]
     yield plain
     if not any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
         return
-    for new_ids in (False, True):
-        complete = _with_ids([_as_openai(message) for message in plain], new_ids)
-        for empty in ("", None):
-            for as_text in (False, True):
-                yield [_call_form(message, empty, as_text) for message in complete]
+    openai = [_with_calls(message, _as_openai) for message in plain]
+    for new_ids, empty, as_text in product((False, True), ("", None), (False, True)):
+        form = _with_ids(openai, new_ids)
+        if as_text:
+            form = [_with_calls(x, lambda call: _map_arguments(call, _text)) for x in form]
+        yield [
+            {**x, "content": x.get("content") or empty} if x.get("tool_calls") else x for x in form
+        ]
 
 
-def _calls(message: Message) -> list[Any]:
-    return list(message.get("tool_calls") or ())
-
-
-def _with_objects(message: Message) -> Message:
-    """Parses the arguments of a message's calls that are the JSON text of an object."""
-    calls = [_map_arguments(call, _object) for call in _calls(message)]
+def _with_calls(message: Message, change: Callable[[Any], Any]) -> Message:
+    calls = [change(call) for call in message.get("tool_calls") or ()]
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _map_arguments(call: Any, change: Any) -> Any:
+def _map_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(call, Mapping):
         return call
     if isinstance(function := call.get("function"), Mapping):
@@ -211,34 +192,22 @@ def _map_arguments(call: Any, change: Any) -> Any:
 
 
 def _object(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
     try:
-        value = json.loads(arguments)
+        value = json.loads(arguments) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
 
 
-def _as_openai(message: Message) -> Message:
-    """Writes a message's calls as {"type": "function", "function": {"name", "arguments"}}."""
-    calls = [
-        {"type": "function", "function": call}
-        if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping)
-        else {"type": "function", **call}
-        for call in _calls(message)
-    ]
-    return {**message, "tool_calls": calls} if calls else message
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else tojson(arguments)
 
 
-def _call_form(message: Message, empty: str | None, as_text: bool) -> Message:
-    if not _calls(message):
-        return message
-    form = {**message, "content": message.get("content") or empty}
-    if as_text:
-        dump = lambda value: value if isinstance(value, str) else tojson(value)  # noqa: E731
-        form["tool_calls"] = [_map_arguments(call, dump) for call in _calls(message)]
-    return form
+def _as_openai(call: Any) -> Any:
+    """Returns a call as {"type": "function", "function": {"name", "arguments"}}."""
+    if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping):
+        return {"type": "function", "function": call}
+    return {"type": "function", **call}
 
 
 def call_id(text: str) -> str:
@@ -251,7 +220,7 @@ def _with_ids(messages: Sequence[Message], replaced: bool) -> list[Message]:
     result: list[Message] = []
     open_ids: list[str] = []  # ids of calls that have no answer yet
     for number, message in enumerate(messages):
-        if calls := _calls(message):
+        if calls := list(message.get("tool_calls") or ()):
             calls = [
                 {**call, "id": _id_of(call.get("id"), f"{number}.{n}", replaced)}
                 for n, call in enumerate(calls)

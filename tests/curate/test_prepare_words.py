@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import xxhash
 
-from compass_jax.curate import words as module
 from compass_jax.curate.words import hashed, numbers_in, runs, words
 
 BASE = 0x9E3779B97F4A7C15
@@ -44,14 +43,6 @@ def test_a_number_stands_for_each_run_of_words():
 def test_a_short_text_is_one_run_and_an_empty_one_none():
     assert runs(hashed(["a", "b"]), 3).tolist() == [run_of(["a", "b"])]
     assert runs(hashed([]), 3).tolist() == []
-
-
-def test_numbers_stay_when_the_known_words_are_forgotten(monkeypatch):
-    before = hashed(["one", "two", "three"])
-    module._known.clear()
-    monkeypatch.setattr(module, "MOST_KNOWN", 2)
-    assert (hashed(["three", "two", "one"]) == before[::-1]).all()
-    assert len(module._known) <= 2
 
 
 @pytest.mark.parametrize(
