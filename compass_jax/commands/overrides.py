@@ -14,12 +14,13 @@ from compass_jax.commands.cli import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import (
     Advantage,
-    AlgorithmConfig,
     ConfigError,
     Correction,
     Objective,
+    RLConfig,
     RLRunConfig,
     Seam,
+    StepPolicy,
     seam_class,
 )
 from compass_jax.config.foreign import VERL, suggestion
@@ -66,10 +67,14 @@ def settings_help(config: RLRunConfig, prog: str) -> str:
     return tidy_help(text.getvalue())
 
 
-def _about(rl: AlgorithmConfig) -> str:
+def _about(rl: RLConfig) -> str:
     lines = ["Settings, each with its value in this configuration."]
     for part in _seams(rl):
         lines.append(f"--{part.key} NAME: {class_sentence(part)} (default: {part.name})")
+    if rl.step_policy is None:
+        lines.append(
+            f"--{StepPolicy.key} NAME: Class: your own file.py:Class. (default: by other settings)"
+        )
     return "\n".join(lines)
 
 
@@ -89,8 +94,8 @@ def _refuse_unknown(config: Section, arguments: Sequence[str]) -> None:
 
 
 def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]]:
-    """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME` and
-    `--rl.correction NAME`, and the remaining arguments.
+    """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME`,
+    `--rl.correction NAME` and `--rl.step-policy NAME`, and the remaining arguments.
 
     The class decides which settings exist, so it is applied first.
     """
@@ -105,7 +110,7 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
         config = replace(config, rl=replace(config.rl, objective=dr_grpo()))
     elif name:
         config = replace(config, rl=replace(config.rl, objective=seam_class(Objective, name)()))
-    for base in (Advantage, Correction):
+    for base in (Advantage, Correction, StepPolicy):
         name, arguments = _take(arguments, base)
         if name:
             field = base.key.rpartition(".")[2]
@@ -114,9 +119,10 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
     return config, arguments
 
 
-def _seams(rl: AlgorithmConfig) -> tuple[Seam, ...]:
+def _seams(rl: RLConfig) -> tuple[Seam, ...]:
     """Returns the settings whose class is chosen by name."""
-    return rl.objective, rl.advantage, rl.correction
+    policy = () if rl.step_policy is None else (rl.step_policy,)
+    return rl.objective, rl.advantage, rl.correction, *policy
 
 
 def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:
@@ -125,12 +131,12 @@ def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:
     words = iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
-        if option != flag:
+        if option.replace("-", "_") != flag.replace("-", "_"):
             remaining.append(word)
             continue
         name = value if equals else next(words, "")
         if not name:
-            raise ConfigError(f"{flag}: name an {base.__name__.lower()} after it")
+            raise ConfigError(f"{flag}: name a class after it")
     return name, remaining
 
 

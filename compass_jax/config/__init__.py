@@ -41,6 +41,7 @@ from compass_jax.config.run import (
 from compass_jax.config.sampling import SamplingConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
+from compass_jax.config.step_policy import StepPolicy
 from compass_jax.config.training import RLConfig, SelectionConfig, ZeroVarianceConfig
 from compass_jax.config.updates import OptimConfig, UpdatesConfig
 
@@ -83,6 +84,7 @@ __all__ = [
     "Seam",
     "SelectionConfig",
     "ShapingConfig",
+    "StepPolicy",
     "TaskSource",
     "UpdatesConfig",
     "YarnRope",

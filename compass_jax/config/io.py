@@ -119,8 +119,10 @@ def _decode(data: Any, hint: Any, key: str) -> Any:
     if base is not None and isinstance(data, dict):
         name = data.get(NAME)
         if not isinstance(name, str):
-            what = base.__name__.lower()
-            raise ConfigError(f"{key}.{NAME} = {shown(name)}: it must name an {what}")
+            raise ConfigError(
+                f"{key}.{NAME} = {shown(name)}: it must name a class, {' or '.join(base.classes)}"
+                " or your own"
+            )
         cls, rest = seam_class(base, name), {k: x for k, x in data.items() if k != NAME}
         return _decode_dataclass(rest, {cls.__name__: cls}, key)
     if classes and isinstance(data, dict):

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Count, CountOrOff, Range, Repeat, Section
+from compass_jax.config.step_policy import StepPolicy, built_in_policy
 from compass_jax.config.updates import Batch
 
 Samples = Annotated[int, Range(0, 65_536)]
@@ -72,6 +73,15 @@ class SamplingConfig(ReplayConfig):
     """Number of further prompts in flight, whose unfinished samples continue in the next step;
     needs rl.correction.
     """
+    step_policy: StepPolicy | None = None
+    """Step policy of your own, which decides which prompts are rolled out next and which groups a
+    step trains on (docs/howto/step_policy.md); none: by the other settings.
+    """
+
+    @property
+    def policy(self) -> StepPolicy:
+        """The step policy: the user's own, or this package's for the other settings."""
+        return built_in_policy(self) if self.step_policy is None else self.step_policy
 
     @property
     def capacity(self) -> int:
@@ -81,13 +91,18 @@ class SamplingConfig(ReplayConfig):
     @property
     def prompts_per_round(self) -> int:
         """The number of prompts that are rolled out together: those of a step and the further ones
-        in flight, or those of a round of dynamic sampling.
+        in flight, or those of a round of dynamic sampling; for a policy of the user's, all that can
+        be in flight.
         """
         zero = self.zero_variance
-        return (
-            self.prompts_per_step * (zero.dynamic_batch if zero.dynamic_sampling else 1)
-            + self.partial_prompts
-        )
+        if zero.dynamic_sampling:
+            return self.prompts_per_step * zero.dynamic_batch + self.partial_prompts
+        return self.groups_in_flight
+
+    @property
+    def groups_in_flight(self) -> int:
+        """The largest number of groups in flight, for whose routes the engine has memory."""
+        return self.policy.groups_in_flight(self)
 
     def _check(self, key: str) -> None:
         super()._check(key)
@@ -102,6 +117,7 @@ class SamplingConfig(ReplayConfig):
             f"rl.zero_variance.grow_to = {zero.grow_to} does not exceed rl.group_size ="
             f" {self.group_size}: no group could grow; raise it, or set 0",
         )
+        self._check_policy()
         samples = self.prompts_per_round * self.capacity
         check(
             samples <= MAX_SAMPLES,
@@ -118,7 +134,25 @@ class SamplingConfig(ReplayConfig):
             f"{partial}: dynamic sampling has rounds of its own; use one of the two",
         )
         check(
-            not self.partial_prompts or zero.grow_temperature == 1,
-            f"{partial}: rl.zero_variance.grow_temperature = {zero.grow_temperature} would heat"
-            " continued samples, too; set it to 1",
+            not self.policy.carries or zero.grow_temperature == 1,
+            f"{partial if self.partial_prompts else self._named_policy}:"
+            f" rl.zero_variance.grow_temperature = {zero.grow_temperature} would heat continued"
+            " samples, too; set it to 1",
+        )
+
+    @property
+    def _named_policy(self) -> str:
+        return f"rl.step_policy.name = {self.policy.name!r}"
+
+    def _check_policy(self) -> None:
+        """Raises ConfigError for a policy of the user's that is not usable with these settings."""
+        if self.step_policy is None:
+            return
+        self.step_policy.validate()
+        self.step_policy.check(self)
+        groups = self.groups_in_flight
+        check(
+            isinstance(groups, int) and groups >= self.prompts_per_step,
+            f"{self._named_policy}: groups_in_flight(sampling) returned {groups!r:.200}; it must be"
+            f" at least rl.prompts_per_step = {self.prompts_per_step}",
         )

@@ -1,9 +1,9 @@
 """Settings whose value is an object of a class that a user can define.
 
-`rl.objective`, `rl.advantage` and `rl.correction` are such settings. Each has a base class derived
-from `Seam`. A subclass is a frozen dataclass whose fields are its settings. The configuration names
-it by `name`: a short name of this package (`espo`), or a user's class as `module:Class` or
-`path/to/file.py:Class`.
+`rl.objective`, `rl.advantage`, `rl.correction` and `rl.step_policy` are such settings. Each has a
+base class derived from `Seam`. A subclass is a frozen dataclass whose fields are its settings. The
+configuration names it by `name`: a short name of this package (`espo`), or a user's class as
+`module:Class` or `path/to/file.py:Class`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def seam_class(base: type[S], name: str) -> type[S]:
     setting = f"{base.key}.name = {name!r:.200}"
     if ":" not in name and name not in base.classes:
         raise ConfigError(
-            f"{setting}: no such {base.key.rpartition('.')[2]}; take one of"
+            f"{setting}: no such {base.key.rpartition('.')[2].replace('_', ' ')}; take one of"
             f" {', '.join(base.classes)}, or name your own as module:Class or file.py:Class"
         )
     cls = named.load(named.absolute(base.classes.get(name, name)), f"{base.key}.name")

@@ -137,6 +137,11 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             f"rl.partial_prompts = {self.partial_prompts} trains on tokens that older weights"
             f" sampled: {SET_CORRECTION}",
         )
+        check(
+            not self.policy.carries or corrected,
+            f"rl.step_policy.name = {self.policy.name!r} continues samples in later steps, and so"
+            f" trains on tokens that older weights sampled: {SET_CORRECTION}",
+        )
 
     def _check_stages(self) -> None:
         """Raises ConfigError for stages that contradict the run or each other."""

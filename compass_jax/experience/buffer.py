@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.config.step_policy import GroupKey
 from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 from compass_jax.rollout.routes import RouteBuffer
 
-GroupKey = tuple[int, int]  # Prompt.key
 ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}
 NO_ROW = np.iinfo(np.int32).max  # a row outside every route buffer
 
@@ -44,6 +44,7 @@ class ExperienceBuffer:
         self.kept: list[GroupKey] = []  # in the order in which the step trains on them
         self.dropped: dict[GroupKey, Outcome] = {}
         self.counts: dict[str, float] = {}
+        self.policy_state: dict[str, Any] = {}  # what a step policy remembers, over all steps
         self._first: dict[GroupKey, int] = {}  # a group's first row in `routes`
 
     # ---- queries ---------------------------------------------------------------------------------

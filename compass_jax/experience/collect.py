@@ -1,24 +1,26 @@
 """The loop between the engine and the update: it draws prompts and runs their samples, while the
 verifiers score finished ones, until the step has its groups.
 
-A policy decides on the samples in flight what to do next (experience/policies.py). So the same call
-continues a rollout that was stopped, and returns at once where a rollout is complete and not yet
-trained on.
+A step policy decides on the samples in flight what to do next (experience/step_policies/). So the
+same call continues a rollout that was stopped, and returns at once where a rollout is complete and
+not yet trained on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from compass_jax.config import RewardConfig, SamplingConfig
-from compass_jax.experience.buffer import ExperienceBuffer
+from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
+from compass_jax.experience.growth import doublings, queued
 from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
-from compass_jax.experience.policies import doublings, grow, policy_of, queued
+from compass_jax.experience.step_policies.ask import Decision, PolicyCalls
+from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.turns import Turns
 from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
@@ -35,16 +37,8 @@ def new_buffer(engine: Engine, config: SamplingConfig) -> ExperienceBuffer:
     """Returns an empty buffer, sized for the configuration."""
     new = engine.new_routes if config.replay == "R3" else lambda rows: None
     return ExperienceBuffer(
-        RouteBuffer(new, engine.taken_routes, groups_in_flight(config), config.capacity)
+        RouteBuffer(new, engine.taken_routes, config.groups_in_flight, config.capacity)
     )
-
-
-def groups_in_flight(config: SamplingConfig) -> int:
-    """Returns the largest number of groups in flight: a round's, and those kept from earlier rounds
-    of dynamic sampling.
-    """
-    kept_groups = config.prompts_per_step if config.zero_variance.dynamic_sampling else 0
-    return config.prompts_per_round + kept_groups
 
 
 def sampler_of(engine: Engine, config: SamplingConfig, doublings: int) -> Sampler:
@@ -83,7 +77,7 @@ class Collector:
         self.rewards = rewards
         self.seed = seed
         self.batcher = batcher
-        self.policy = policy_of(sampling)
+        self.policy = sampling.policy
 
     def __call__(
         self,
@@ -109,35 +103,43 @@ class Collector:
         if buffer.unscored:
             return None
         while len(buffer.kept) < self.sampling.prompts_per_step:
-            buffer.add(draw(self.policy.missing(buffer, last)))
-            while missing := self._missing(buffer):
-                self._sample(buffer, missing, params, policy_version, stats, stopped)
-                if stopped() and self._missing(buffer):
+            calls = PolicyCalls(self.policy, StepInputs(buffer, self.sampling, last))
+            prompts = draw(calls.missing())
+            buffer.add(prompts)
+            progress = bool(prompts)
+            while missing := self._missing(buffer, calls):
+                self._sample(buffer, calls, missing, params, policy_version, stats, stopped)
+                if stopped() and self._missing(buffer, calls):
                     return None
                 waited_s += self._wait(buffer, stopped)
                 if buffer.unscored:
                     return None
-            self._decide(buffer)
+                progress = True
+            self._apply(buffer, calls.decision(progress))
         metrics = {**stats.metrics(), "time/reward_wait_s": waited_s, **buffer.counts}
         return metrics | (carried_metrics(buffer) if self.policy.carries else {})
 
-    def _missing(self, buffer: ExperienceBuffer) -> list[SampleKey]:
+    def _missing(self, buffer: ExperienceBuffer, calls: PolicyCalls) -> list[SampleKey]:
         """Returns the samples to run before the policy can decide."""
-        return [] if self._enough(buffer)() else queued(buffer, self.sampling, self.policy.carries)
+        sizes, carries = calls.sizes(), self.policy.carries
+        enough = self._enough(buffer, sizes)()
+        return [] if enough else queued(buffer, sizes, self.sampling, carries)
 
-    def _enough(self, buffer: ExperienceBuffer) -> Callable[[], bool]:
-        """Returns a predicate: whether enough groups are complete at their current sizes. It is
-        always false for a policy that waits for all groups.
+    def _enough(
+        self, buffer: ExperienceBuffer, sizes: Mapping[GroupKey, int]
+    ) -> Callable[[], bool]:
+        """Returns a predicate: whether enough groups are complete at these sizes. It is always
+        false for a policy that waits for all groups.
         """
         if not self.policy.carries:
             return lambda: False
-        sizes = {group: grow(buffer.scores(group), self.sampling) for group in buffer.open}
-        needed = self.sampling.prompts_per_step
+        needed = self.sampling.prompts_per_step - len(buffer.kept)
         return lambda: sum(buffer.done(group, n) for group, n in sizes.items()) >= needed
 
     def _sample(
         self,
         buffer: ExperienceBuffer,
+        calls: PolicyCalls,
         missing: Sequence[SampleKey],
         params: Any,
         policy_version: int,
@@ -147,7 +149,7 @@ class Collector:
         """Runs the missing samples until all are done, a stop comes or, for a policy that carries
         samples, the step has enough.
         """
-        sampling, enough = self.sampling, self._enough(buffer)
+        sampling, enough = self.sampling, self._enough(buffer, calls.sizes())
         prompts = [buffer.prompts[group] for group in buffer.open]
         begun = [buffer.samples[key].rollout for key in missing if key in buffer.samples]
         collection = self.batcher(
@@ -197,20 +199,16 @@ class Collector:
                 waiting.discard(key)
         return time.perf_counter() - started
 
-    def _decide(self, buffer: ExperienceBuffer) -> None:
-        """Keeps the groups that the step trains on. A policy that does not carry samples drops the
-        others.
-        """
-        chosen, dropped_keys = self.policy.chosen(buffer), []
-        if not self.policy.carries:
-            dropped_keys = [group for group in buffer.open if group not in chosen]
+    def _apply(self, buffer: ExperienceBuffer, decision: Decision) -> None:
+        """Keeps the groups that the step trains on, and drops those that nothing will train on."""
         kept_groups, dropped_groups = (
-            [buffer.group(x) for x in part] for part in (chosen, dropped_keys)
+            [buffer.group(x) for x in part] for part in (decision.chosen, decision.dropped)
         )
         buffer.count(growth_metrics([*kept_groups, *dropped_groups], self.sampling))
-        buffer.keep(chosen)
-        for key, group in zip(dropped_keys, dropped_groups, strict=True):
+        buffer.keep(decision.chosen)
+        for key, group in zip(decision.dropped, dropped_groups, strict=True):
             buffer.drop(key, outcome(group, self.rewards))
+        buffer.policy_state = decision.state
         rounds = len(buffer.prompts) // self.sampling.prompts_per_round
         last = rounds == self.sampling.zero_variance.dynamic_rounds
         buffer.count(round_metrics(kept_groups, dropped_groups, last, self.sampling))

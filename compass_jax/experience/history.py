@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from compass_jax.config import RewardConfig
-from compass_jax.experience.policies import is_uniform, known_rewards
+from compass_jax.experience.growth import is_uniform, known_rewards
 from compass_jax.records import Group, Outcome, Prompt
 
 LABEL_DECAY = 0.9  # of a label's sums per step

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.config.verifiers import looked_for
-from compass_jax.experience.policies import is_uniform, known_rewards
+from compass_jax.experience.growth import is_uniform, known_rewards
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.answer_form import form_of, remedy
 from compass_jax.rewards.faults import summary

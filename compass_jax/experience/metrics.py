@@ -11,7 +11,7 @@ import numpy as np
 
 from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer
-from compass_jax.experience.policies import is_uniform, varies
+from compass_jax.experience.growth import is_uniform, varies
 from compass_jax.records import Group, Rollout, StepArrays
 from compass_jax.rewards.faults import summary
 from compass_jax.rl.grouping import UNIFORM_WITHIN

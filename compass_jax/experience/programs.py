@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compass_jax.config import SamplingConfig
-from compass_jax.experience.collect import groups_in_flight, sampler_of
-from compass_jax.experience.policies import doublings
+from compass_jax.experience.collect import sampler_of
+from compass_jax.experience.growth import doublings
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import EngineWorkload
 
@@ -18,7 +18,7 @@ def training_use(engine: Engine, config: SamplingConfig, talks: bool) -> EngineW
         "",
         config.capacity,
         tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most_doublings + 1))),
-        rows=groups_in_flight(config) * config.capacity if config.replay == "R3" else 0,
+        rows=config.groups_in_flight * config.capacity if config.replay == "R3" else 0,
         taken=config.prompts_per_step * config.capacity,
-        goes_on=bool(talks or config.partial_prompts or engine.config.cache_pages),
+        goes_on=bool(talks or config.policy.carries or engine.config.cache_pages),
     )

@@ -80,7 +80,7 @@ def beside(program: Program, rl: SamplingConfig, apart: bool) -> set[str]:
     parts = {*(ROLLOUT if samples else TRAINING)[kind]}
     if not (apart and samples):
         parts.add("reference")
-    if kind not in _OWN[0] and (samples or rl.one_step_off or rl.partial_prompts):
+    if kind not in _OWN[0] and (samples or rl.one_step_off or rl.policy.carries):
         parts.add("store")
     if kind not in _OWN[1] and (not samples or rl.one_step_off):
         parts.add("replayed")

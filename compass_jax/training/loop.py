@@ -12,9 +12,9 @@ One step:
  5. log; save
 
 With `rl.partial_prompts` 1 ends before its longest samples do: they continue in the next step
-(experience/policies.py). With `rl.one_step_off` the rollout of step n + 1 runs during 2 and 3 of
-step n, from the parameters before them, and rl.correction weighs it. A step depends on the
-checkpoint only, so a killed run repeats its steps exactly.
+(experience/step_policies/partial.py). With `rl.one_step_off` the rollout of step n + 1 runs during
+2 and 3 of step n, from the parameters before them, and rl.correction weighs it. A step depends on
+the checkpoint only, so a killed run repeats its steps exactly.
 """
 
 from __future__ import annotations
@@ -230,6 +230,7 @@ class RLTrainer:
         self.stream.restore(meta["stream"])
         self.history.restore(meta["history"])
         self.selector.restore(meta["selector"])
+        self.buffer.policy_state = meta.get("step_policy", {})
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
             self._restore_in_flight(meta["pending"], arrays["pending"], str(found.path))
@@ -266,6 +267,7 @@ class RLTrainer:
             VOCAB_ROWS: self.vocab_rows,
             **adapter_meta(self.config.lora, self.config.init_from, self.learner.frozen),
             "pending": self.buffer.state() if self.buffer.prompts else None,
+            "step_policy": self.buffer.policy_state,
             "stream": self.stream.state(),
             "history": self.history.state(),
             "selector": self.selector.state(),

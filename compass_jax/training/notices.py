@@ -136,7 +136,7 @@ def _idle_training(config: RLRunConfig) -> list[str]:
     exact = config.compute.dtype == config.rollout_compute.dtype == "float32"
     rounded = _eight_bit(config.rollout) != "off" or config.rollout.kv_quantize != "off"
     # Samples come from an older policy or from another temperature.
-    off_policy = rl.one_step_off or rl.partial_prompts or rl.zero_variance.grow_temperature != 1
+    off_policy = rl.one_step_off or rl.policy.carries or rl.zero_variance.grow_temperature != 1
     if rl.correction.acts and exact and not rounded and not off_policy:
         notices.append(
             f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"

@@ -55,6 +55,17 @@ API = {
         " package.",
         ("training.learner", "training.step", "training.optim", "experience.assemble", "records"),
     ),
+    "step-policy": (
+        "A step policy decides which prompts are rolled out next and which groups a step trains on"
+        " ([how to write one](../howto/step_policy.md)).",
+        (
+            "config.step_policy",
+            "experience.step_policies.inputs",
+            "experience.step_policies.plain",
+            "experience.step_policies.dynamic",
+            "experience.step_policies.partial",
+        ),
+    ),
     "tasks": (
         "What is learnt: prompts, and how an answer to one is judged.",
         ("tasks.task", "config.verifiers", "library"),

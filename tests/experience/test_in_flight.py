@@ -76,15 +76,8 @@ class World:
         self.place, self.asked, self.ended, self.verdicts = 0, [], [], []
 
     def room(self):
-        zero, rl = self.config.zero_variance, self.config
-        kept = rl.prompts_per_step if zero.dynamic_sampling else 0
-        return ExperienceBuffer(
-            RouteBuffer(
-                *ROUTES,
-                rl.prompts_per_round + kept,
-                rl.capacity,
-            )
-        )
+        rl = self.config
+        return ExperienceBuffer(RouteBuffer(*ROUTES, rl.groups_in_flight, rl.capacity))
 
     def find(self, prompt_id, visit):
         return make_prompt(prompt_id - 1000, 3, visit)
@@ -204,6 +197,7 @@ def saved(world, buffer):
         k: (v.shape, v.dtype) for k, v in fresh.arrays(LENGTH).items()
     }
     fresh.restore(state, arrays, world.find, (EOS,))
+    fresh.policy_state = json.loads(json.dumps(buffer.policy_state))
     assert fresh.state() == state
     return fresh
 

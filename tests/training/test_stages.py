@@ -9,7 +9,7 @@ from logged import lines
 from stops import stop_at_sample
 
 from compass_jax.config import ZeroVarianceConfig
-from compass_jax.experience.policies import is_uniform
+from compass_jax.experience.growth import is_uniform
 from compass_jax.records import Score
 from compass_jax.rollout.collect import Collection
 from compass_jax.training.rl import run_rl

@@ -1,0 +1,104 @@
+"""The base class of step policies, which decide what a step samples and trains on.
+
+The policies themselves are in experience/step_policies/, one file each, or in a user's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from compass_jax.config.errors import check
+from compass_jax.config.seam import Seam, seam_class
+
+if TYPE_CHECKING:
+    from compass_jax.config.sampling import SamplingConfig
+
+GroupKey = tuple[int, int]  # Prompt.key
+
+
+@dataclass(frozen=True)
+class StepPolicy(Seam):
+    """A step policy. Subclasses are frozen dataclasses whose fields are its settings.
+
+    `rl.step_policy` in the configuration holds an instance, or None for one of this package's,
+    which `SamplingConfig.policy` then takes by the other settings. The inputs are those of
+    experience/step_policies/inputs.py.
+
+    Its methods are pure functions of the inputs: they read no clock and draw no random numbers, so
+    that a stop changes no decision and all processes take the same ones. What a policy has to
+    remember is its state, which the buffer and the checkpoint hold.
+    """
+
+    key: ClassVar[str] = "rl.step_policy"
+    classes: ClassVar[dict[str, str]] = {
+        "plain": "compass_jax.experience.step_policies.plain:Plain",
+        "dynamic": "compass_jax.experience.step_policies.dynamic:DynamicSampling",
+        "partial": "compass_jax.experience.step_policies.partial:PartialRollouts",
+    }
+    required: ClassVar[tuple[str, ...]] = ("missing", "chosen")
+    carries: ClassVar[bool] = False
+    """True: the rollout ends as soon as enough groups are complete, and open groups continue in the
+    next step. False: it ends when no sample is missing, and groups that are not chosen are dropped.
+    """
+
+    def missing(self, inputs: Any) -> int:
+        """Returns how many prompts to draw now (`StepInputs` -> int)."""
+        raise NotImplementedError(f"{type(self).__name__} has no missing(inputs)")
+
+    def chosen(self, inputs: Any) -> Sequence[GroupKey]:
+        """Returns the open groups to train on, at most `inputs.needed` (`StepInputs` -> keys).
+
+        It is called when no sample is missing, and again until the step has its groups. Only
+        complete groups can be chosen.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no chosen(inputs)")
+
+    def dropped(self, inputs: Any, chosen: Sequence[GroupKey]) -> Sequence[GroupKey]:
+        """Returns the complete open groups to drop. By default a policy that carries groups drops
+        none, any other all that it does not choose.
+        """
+        return [] if self.carries else [key for key in inputs.open if key not in chosen]
+
+    def grow(self, inputs: Any, group: GroupKey) -> int:
+        """Returns how many samples a group should have by the scores that it has so far, at most
+        `inputs.sampling.capacity`. By default rl.group_size, doubled up to
+        rl.zero_variance.grow_to while the group is uniform.
+        """
+        return inputs.doubled_size(group)
+
+    def next_state(self, inputs: Any, chosen: Sequence[GroupKey]) -> Mapping[str, Any]:
+        """Returns the policy's state after this choice, a JSON object; `inputs.state` is the one
+        before it, at first {}. By default it does not change.
+        """
+        return inputs.state
+
+    def groups_in_flight(self, sampling: SamplingConfig) -> int:
+        """Returns the largest number of groups in flight at once, those that are chosen for the
+        step included. By default rl.prompts_per_step. Memory for their routes is reserved.
+        """
+        return sampling.prompts_per_step
+
+    def check(self, sampling: SamplingConfig) -> None:
+        """Raises ConfigError for settings that the policy cannot be combined with. By default it
+        refuses those of another policy, which would have no effect.
+        """
+        for key, value, off in (
+            ("rl.zero_variance.dynamic_sampling", sampling.zero_variance.dynamic_sampling, False),
+            ("rl.partial_prompts", sampling.partial_prompts, 0),
+        ):
+            check(
+                value == off,
+                f"{key} = {value} with {self.key}.name = {self.name!r}: that policy decides which"
+                f" groups a step trains on, so {key} would have no effect; set it to {off}, or"
+                f" leave {self.key} out",
+            )
+
+
+def built_in_policy(sampling: SamplingConfig) -> StepPolicy:
+    """Returns this package's policy for the settings."""
+    if sampling.partial_prompts:
+        return seam_class(StepPolicy, "partial")()
+    dynamic = sampling.zero_variance.dynamic_sampling
+    return seam_class(StepPolicy, "dynamic" if dynamic else "plain")()

@@ -1,0 +1,139 @@
+"""Calls of a step policy, whose answers are checked: a policy may be a user's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from compass_jax.config import StepPolicy
+from compass_jax.config.step_policy import GroupKey
+from compass_jax.errors import CompassError
+from compass_jax.experience.step_policies.inputs import StepInputs
+
+T = TypeVar("T")
+MAX_DRAWN = 1000  # prompts of a step, in multiples of rl.prompts_per_step
+
+
+class StepPolicyFailed(CompassError, RuntimeError):
+    """A step policy raised an error or returned a value that cannot be used; the message names the
+    method.
+    """
+
+
+class Decision(NamedTuple):
+    """A step policy's decision on the open groups."""
+
+    chosen: list[GroupKey]  # trained on in this step
+    dropped: list[GroupKey]  # trained on in no step
+    state: dict[str, Any]  # the policy's state afterwards
+
+
+@dataclass(frozen=True)
+class PolicyCalls:
+    """The methods of a policy, applied to the samples in flight. Each raises StepPolicyFailed for
+    an answer that cannot be used.
+    """
+
+    policy: StepPolicy
+    inputs: StepInputs
+
+    def missing(self) -> int:
+        """Returns how many prompts to draw now."""
+        n, inputs = self._call("missing", self.policy.missing, self.inputs), self.inputs
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise self._error("missing", f"returned {n!r:.200}; it must be a number of prompts")
+        in_flight = len(inputs.open) + len(inputs.buffer.kept) + n
+        most = inputs.sampling.groups_in_flight
+        if in_flight > most:
+            raise self._error(
+                "missing",
+                f"returned {n}: {in_flight} groups would be in flight, and groups_in_flight allows"
+                f" {most}; return fewer, or a larger number there",
+            )
+        limit = MAX_DRAWN * inputs.sampling.prompts_per_step
+        if inputs.drawn + n > limit:
+            raise self._error(
+                "chosen",
+                f"left the step without {inputs.needed} of its {inputs.sampling.prompts_per_step}"
+                f" groups after {inputs.drawn} prompts; let it choose others when prompts run out",
+            )
+        return n
+
+    def sizes(self) -> dict[GroupKey, int]:
+        """Returns how many samples each open group should have."""
+        return {key: self._size(key) for key in self.inputs.open}
+
+    def decision(self, progress: bool) -> Decision:
+        """Returns the decision on the open groups. `progress` is whether prompts were drawn or
+        samples ran since the last one: without, and without a group chosen or dropped, the step
+        would never end.
+        """
+        policy, inputs = self.policy, self.inputs
+        chosen = self._groups("chosen", policy.chosen, inputs)
+        if len(chosen) > inputs.needed:
+            message = f"returned {len(chosen)} groups; the step needs {inputs.needed} more"
+            raise self._error("chosen", message)
+        dropped = self._groups("dropped", policy.dropped, inputs, chosen)
+        if both := set(chosen) & set(dropped):
+            raise self._error("dropped", f"returned {min(both)}, which chosen returned, too")
+        if not (progress or chosen or dropped):
+            raise self._error(
+                "missing",
+                f"returned 0 and chosen no group, while the step needs {inputs.needed} more: it"
+                " would never end; draw prompts or choose other groups",
+            )
+        state = self._call("next_state", policy.next_state, inputs, chosen)
+        return Decision(chosen, dropped, self._json(state))
+
+    def _size(self, key: GroupKey) -> int:
+        size, most = self._call("grow", self.policy.grow, self.inputs, key), self._capacity
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= most:
+            raise self._error(
+                "grow",
+                f"returned {size!r:.200}; it must be in 1..{most}, the larger of rl.group_size and"
+                " rl.zero_variance.grow_to",
+            )
+        return size
+
+    @property
+    def _capacity(self) -> int:
+        return self.inputs.sampling.capacity
+
+    def _groups(
+        self, method: str, function: Callable[..., Sequence[GroupKey]], *args: Any
+    ) -> list[GroupKey]:
+        """Returns the groups that a method names: open and complete ones, each once."""
+        groups, buffer = list(self._call(method, function, *args)), self.inputs.buffer
+        is_open = set(self.inputs.open)
+        for key in groups:
+            if key not in is_open:
+                raise self._error(method, f"returned {key!r:.200}, which is no open group")
+            if not buffer.done(key, self._size(key)):
+                raise self._error(
+                    method, f"returned {key}, which is not complete; take inputs.complete"
+                )
+        if len(set(groups)) < len(groups):
+            raise self._error(method, "returned a group twice")
+        return groups
+
+    def _json(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the state as the checkpoint will have it."""
+        try:
+            return json.loads(json.dumps(dict(state), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            message = f"returned {state!r:.200}: a checkpoint cannot hold it as JSON ({error})"
+            raise self._error("next_state", message) from error
+
+    def _call(self, method: str, function: Callable[..., T], *args: Any) -> T:
+        try:
+            return function(*args)
+        except CompassError:
+            raise
+        except Exception as error:
+            message = f"failed: {type(error).__name__}: {error}"
+            raise self._error(method, message) from error
+
+    def _error(self, method: str, message: str) -> StepPolicyFailed:
+        return StepPolicyFailed(f"rl.step_policy.name = {self.policy.name!r}: {method} {message}")
