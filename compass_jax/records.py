@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data preparation does without
+    from collections.abc import Sequence
+
     from jaxtyping import Array, Int
 
 
@@ -56,6 +58,16 @@ class Prompt:
     visit: int = 0
     turns: int = 0  # largest number of the model's turns with an environment; 0: no environment
     place: str = ""  # such as "rows.jsonl, line 3"; empty for a computed prompt
+
+    @classmethod
+    def of_tokens(cls, tokens: Sequence[int], id: int, visit: int = 0) -> Prompt:
+        """Returns a prompt for callers with their own data and rewards, without a verifier's row.
+
+        Samples of equal id and visit draw the same random numbers; a prompt that is sampled again
+        needs another visit.
+        """
+        array = np.asarray(tokens, np.int32)
+        return cls(id, source=0, label="", question="", tokens=array, answer="", visit=visit)
 
     @property
     def key(self) -> tuple[int, int]:

@@ -73,6 +73,7 @@ def test_every_command_is_of_a_kind_that_a_test_runs():
         "compass train",
         "launch/tpu_vm.sh watch",
         "python examples/learner/learner.py",
+        "python examples/one_page_rl.py",
         "python launch/gke.py",
         "python launch/local.py",
     }
