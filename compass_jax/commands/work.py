@@ -142,6 +142,10 @@ def plan(options: commands.Plan, config: RLRunConfig) -> int:
         tell = status.update if console.is_terminal else console.print
         result = make_plan(config, options.topology, tell)
     print_plan(result, console)
+    if options.search:
+        from compass_jax.plan.search import search
+
+        search(config, options.topology, options.search, console)
     if options.png:
         console.print(f"picture: {draw_plan(result, options.png)}")
     if options.json:

@@ -21,6 +21,7 @@ from compass_jax.plan.bound import Bound, runs_per_step
 from compass_jax.plan.memory import advice, refused_bytes
 from compass_jax.plan.programs import Step, topology_devices
 from compass_jax.plan.run import CompiledProgram, Plan
+from compass_jax.plan.search import layouts
 
 pytest.importorskip("libtpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,6 +190,16 @@ def test_refusals_of_the_compiler_are_read():
     )
 
 
+@pytest.mark.slow
+def test_a_search_compiles_the_likeliest_and_ranks_them(tmp_path):
+    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--search", "2")
+    assert code == 0 and found["fits"]
+    assert "compiling 2" in text and "layouts of the training on v5p:2x2x1" in text
+    assert text.count(" yes ") == 2 and text.index(
+        "layouts divide model and topology"
+    ) > text.index("small fits v5p:2x2x1")
+
+
 SHORT = [
     "--rl.buckets",
     "2048",
@@ -304,6 +315,16 @@ def test_one_device_and_a_reference_policy_are_planned(tmp_path):
         parts["replayed"] + parts["decode"] + parts["reference"], abs=2e-3
     )
     assert all(not program["collectives"] for program in found["programs"].values())
+
+
+def test_a_search_looks_at_meshes_that_divide_the_model():
+    config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
+    found = list(layouts(config, 64))
+    assert len({(x.mesh, x.compute.remat) for x in found}) == len(found) > 50
+    assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in found)
+    # four heads of keys and values
+    assert {x.mesh.replica for x in found} >= {1, 2, 4}
+    assert {x.mesh.tensor for x in found} == {1, 2, 4}
 
 
 @pytest.fixture(scope="module")

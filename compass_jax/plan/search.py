@@ -1,0 +1,160 @@
+"""Search for training layouts of a topology: layouts are ranked by an estimate; the best are
+compiled and ranked by their bounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from compass_jax.config import ConfigError, MeshConfig, RLRunConfig
+from compass_jax.model.flops import active_params, forward_flops
+from compass_jax.model.params import param_count
+from compass_jax.plan.bound import bound_of
+from compass_jax.plan.collectives import collectives, total_bytes
+from compass_jax.plan.memory import USABLE, memory_of, refused_bytes, resident
+from compass_jax.plan.programs import Step, known_chip, topology_devices
+from compass_jax.report import summary_table
+
+GIB = 2**30
+
+
+class Estimate(NamedTuple):
+    """The estimated memory and time of one layout, before compilation."""
+
+    config: RLRunConfig
+    gib: float  # per device: parameters, moments, summed gradients and a micro-batch's residuals
+    # the greater of arithmetic and links for a million tokens of forward and backward
+    s_per_mtoken: float
+
+
+def layouts(config: RLRunConfig, devices: int) -> Iterator[RLRunConfig]:
+    """Yields `config` on every training mesh of `devices` devices that divides the model and a row,
+    with and without remat; one row of the longest bucket on each group of context devices.
+    """
+    sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+    longest = config.rl.buckets[-1]
+    for replica, expert, tensor, context in itertools.product(sizes, sizes, sizes, sizes):
+        if devices % (used := replica * expert * tensor * context) or longest % (128 * context):
+            continue
+        mesh = MeshConfig(replica, devices // used, expert, tensor, context)
+        try:
+            mesh.validate("mesh", config.model)
+        except ConfigError:
+            continue
+        rows = mesh.replica * mesh.fsdp * mesh.expert
+        if rows > config.rl.prompts_per_step * config.rl.group_size:
+            continue
+        for remat in (True, False):
+            rl = dataclasses.replace(config.rl, micro_batch_tokens=rows * longest)
+            yield dataclasses.replace(
+                config, mesh=mesh, rl=rl, compute=dataclasses.replace(config.compute, remat=remat)
+            )
+
+
+def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
+    """Estimates memory and time of one layout, to decide which ones to compile."""
+    model, mesh = config.model, config.mesh
+    length, total = config.rl.buckets[-1], param_count(model)
+    moe = model.moe
+    experts = 0 if moe is None else len(model.moe_layers) * 3 * moe.experts * model.hidden * moe.ffn
+    store, d, local = mesh.fsdp * mesh.context, model.hidden, length / mesh.context
+    local_params = (experts / mesh.expert + (total - experts)) / (store * mesh.tensor)
+    residuals = model.layers * local * d * 2 * (1 if config.compute.remat else 18)
+    gib = (local_params * (14 + 4 + 2) + residuals) / GIB
+    gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)
+    moved = 2 * local * d * (mesh.expert - 1) * len(model.moe_layers)
+    summed = 4 * local * d * (1 - 1 / mesh.tensor) * 2 * model.layers
+    keys = (
+        2
+        * (mesh.context - 1)
+        * local
+        * 2
+        * (d + 2 * model.kv_heads * model.head_dim / mesh.tensor)
+        * model.layers
+        / 2
+    )
+    passes = 4 if config.compute.remat else 3
+    all_reduced = local_params * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, over replicas
+    links = ((gathered + moved + summed + keys) * passes + all_reduced) / ici_bytes_s
+    arithmetic = (
+        forward_flops(model, [length]) / (mesh.context * mesh.tensor) * passes / device_flops
+    )
+    return Estimate(
+        config,
+        gib,
+        max(links, arithmetic) / (length / mesh.context / mesh.tensor) * 1e6 / mesh.devices,
+    )
+
+
+def search(
+    config: RLRunConfig, topology: str, count: int, console: Console
+) -> list[dict[str, Any]]:
+    """Compiles forward and backward of the `count` best layouts by estimate; prints and returns
+    them, the fastest by its bound first.
+    """
+    devices = topology_devices(topology)
+    chip = known_chip(devices)
+    limit = USABLE * chip.hbm_gib / chip.devices
+    all_ = [
+        estimate(x, chip.device_flops, chip.ici_gb_s * 1e9 / chip.devices)
+        for x in layouts(config, len(devices))
+    ]
+    likely = sorted((x for x in all_ if x.gib <= limit), key=lambda x: x.s_per_mtoken)[:count]
+    console.print(
+        f"{len(all_)} layouts divide model and topology, {sum(x.gib <= limit for x in all_)} may"
+        f" fit; compiling {len(likely)}"
+    )
+    rows = []
+    for x in likely:
+        console.print(f"compiling {_named(x.config)}")
+        rows.append(_compiled(x.config, devices, limit))
+    rows.sort(key=lambda row: (row["fits"] != "yes", row["s / Mtoken"]))
+    if rows:
+        console.print(
+            summary_table(
+                rows,
+                f"layouts of the training on {topology}, {active_params(config.model) / 1e9:.1f}B"
+                " active parameters",
+            )
+        )
+    return rows
+
+
+def _named(config: RLRunConfig) -> str:
+    mesh = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(config.mesh).items() if n > 1)
+    return f"{mesh}, {'remat' if config.compute.remat else 'no remat'}"
+
+
+def _compiled(config: RLRunConfig, devices: list[Any], limit: float) -> dict[str, Any]:
+    step, length = Step(config, devices), config.rl.buckets[-1]
+    row: dict[str, Any] = {"layout": _named(config)}
+    row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
+    worst, seconds, by = 0.0, 0.0, []
+    for program in step.training():
+        try:
+            compiled = program.lower(step.results).compile()
+        except Exception as error:
+            if refused_bytes(error) is None:
+                raise
+            return row
+        step.done(program, compiled)
+        memory = memory_of(config, program, compiled, resident(step))
+        sent = total_bytes(collectives(compiled.as_text() or "").values())
+        bound = bound_of(config, step.chip, program.name, program.tokens, memory, sent)
+        worst, seconds = max(worst, memory.total / GIB), seconds + bound.seconds
+        by.append(bound.by)
+        if program.name == f"backward {length}":
+            tokens = program.tokens
+            break
+    return row | {
+        "fits": "yes" if worst <= limit else "no",
+        "GiB per device": worst,
+        "s / Mtoken": seconds / tokens * 1e6,
+        "by": ", ".join(by),
+    }
