@@ -144,7 +144,7 @@ def _compiled(config: RLRunConfig, devices: list[Any], limit: float) -> dict[str
                 raise
             return row
         step.done(program, compiled)
-        memory = memory_of(config, program, compiled, resident(step))
+        memory = memory_of(step, program, compiled, resident(step))
         sent = total_bytes(collectives(compiled.as_text() or "").values())
         bound = bound_of(config, step.chip, program.name, program.tokens, memory, sent)
         worst, seconds = max(worst, memory.total / GIB), seconds + bound.seconds
