@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.io import differences
 from compass_jax.curate.merge import MergeError
+from compass_jax.families.find import find
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights.hf import FUSED, parameters_of, tensor_problems
 from compass_jax.weights.hf_config import find_token_ids, read_hf_config
@@ -56,7 +57,7 @@ def read_parents(base: Path, models: Sequence[Path], family: str | None = None) 
     return Parents(
         {name: at for name, at in stored.items() if name in names},
         tuple(parent_tensors),
-        frozenset(name for name, parameter in names.items() if parameter == "moe.router"),
+        frozenset(name for name, parameter in names.items() if parameter.startswith("moe.router")),
         _notices(base, models, stored, parent_tensors),
     )
 
@@ -64,7 +65,8 @@ def read_parents(base: Path, models: Sequence[Path], family: str | None = None) 
 def _tensors(folder: Path, config: ModelConfig) -> tuple[dict[str, Stored], list[str]]:
     """Returns the tensors of a folder, and the reasons why they do not fit the model."""
     stored, problems = look(folder)
-    if any(name.endswith(FUSED) for name in stored):
+    has_others = config.moe is None or not find(config.family).tensor("moe.gate").fused
+    if has_others and any(name.endswith(FUSED) for name in stored):
         advice = f"{folder} holds the experts of a layer in one tensor ({FUSED}): write it with a"
         return stored, [*problems, f"{advice} tensor for each, by compass import-hf and export-hf"]
     problems += tensor_problems(folder, config, stored)

@@ -14,6 +14,8 @@ from hf_folders import assert_same_bits, tensors_of
 from hf_models import random_model, reference_greedy, reference_logits
 
 from compass_jax.config import ComputeConfig, RolloutConfig
+from compass_jax.curate.merge import Linear
+from compass_jax.curate.merge_folders import merge_folders
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply
@@ -319,6 +321,16 @@ def test_experts_of_a_layer_in_one_tensor_are_read_too(case, tmp_path):
     assert any(name.endswith("experts.gate_up_proj") for name in tensors_of(tmp_path))
     assert read_hf_config(tmp_path) == config
     jax.tree.map(assert_same_bits, load_params(tmp_path, config, "float32"), params)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+
+    def split(x):
+        """The last axis that two devices can share."""
+        axis = max((i for i in range(x.ndim) if x.shape[i] % 2 == 0), default=None)
+        spec = jax.sharding.PartitionSpec(*("x" if i == axis else None for i in range(x.ndim)))
+        return jax.sharding.NamedSharding(mesh, spec)
+
+    parts = load_params(tmp_path, config, "float32", jax.tree.map(split, params))
+    jax.tree.map(assert_same_bits, parts, params)
 
 
 @of_experts
@@ -356,3 +368,16 @@ def test_given_routes_are_replayed_with_gradients_through_the_live_gates(case, x
         slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: jnp.sum(g * d), grads, step)))
         assert abs(float(slope)) > 1e-6
         np.testing.assert_allclose(float(high - low) / 2, float(slope), rtol=1e-5)
+
+
+def test_models_whose_experts_are_one_tensor_are_merged(tmp_path):
+    """gpt-oss has no other layout; the merge is that of every tensor."""
+    folders = [tmp_path / str(seed) for seed in (1, 2)]
+    for seed, folder in enumerate(folders):
+        random_model(CASES["gpt_oss"], seed).save_pretrained(folder)
+    merge_folders(folders[0], folders, tmp_path / "merged", Linear((0.25, 0.75)))
+    first, second, merged = map(tensors_of, (*folders, tmp_path / "merged"))
+    assert first.keys() == merged.keys()
+    for name, tensor in merged.items():
+        expected = 0.25 * first[name] + 0.75 * second[name]
+        np.testing.assert_allclose(tensor, expected, atol=1e-6, err_msg=name)

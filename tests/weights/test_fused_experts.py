@@ -159,7 +159,9 @@ def adapter(folder, kind="LORA", config=None):
     return folder
 
 
-WORDS = r"a LoRA adapter \(adapter_config\.json\) of the model 'Qwen/Qwen3-0\.6B', .*merge_and_unl"
+WORDS = (
+    r"a LoRA adapter \(adapter_config\.json\) of the model 'Qwen/Qwen3-0\.6B', .*compass merge-lora"
+)
 
 
 def test_an_adapters_folder_says_that_it_is_one_and_what_to_do(tmp_path, capsys):
