@@ -55,7 +55,6 @@ MAY_CHANGE = (
 )
 HOPELESS = 16  # consecutive failed requests before the command gives up
 TOLD_EVERY = 100  # answers between progress messages
-WAIT_S = 0.05  # timeout of a wait for answers, between two looks at the verdicts
 Tell = Callable[[str], None]
 
 
@@ -65,7 +64,7 @@ class TeacherError(CompassError, RuntimeError):
 
 Key = tuple[int, int]  # Question.id, number of the sample
 Pending = tuple[Question, int]
-Drawn = Generator[tuple[Pending, Reply | None], None, None]
+Drawn = Generator[tuple[Pending, Reply], None, None]
 
 
 class Answer(NamedTuple):
@@ -211,7 +210,7 @@ def _judge(
     with Scorer(config.rewards, config.prompts) as scorer:
         scorer.wait_ready()
         for (question, sample), reply in drawn:
-            if reply is not None and reply.failure:
+            if reply.failure:
                 failures[reply.failure] += 1
                 in_a_row += 1
                 if in_a_row >= min(HOPELESS, count):
@@ -220,7 +219,7 @@ def _judge(
                         f" {reply.failure}: {reply.detail}; the same command goes on when it"
                         " answers"
                     )
-            elif reply is not None:
+            else:
                 in_a_row = 0
                 replies[question.id, sample] = reply
                 scorer.submit((question.id, sample), _prompt(question), reply.text)
@@ -238,7 +237,7 @@ def _prompt(question: Question) -> Prompt:
 
 
 def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:
-    """Returns each sample with the endpoint's reply; None when a wait times out."""
+    """Returns each sample with the endpoint's reply, as replies arrive."""
     pool = Pooled(config.teacher, key="distil")
 
     def replies() -> Drawn:
@@ -250,11 +249,8 @@ def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:
                     in_flight[pool.submit(list(sample[0].messages))] = sample
                 if not in_flight:
                     return
-                done, _ = wait(in_flight, timeout=WAIT_S, return_when=FIRST_COMPLETED)
-                for future in done:
+                for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
                     yield in_flight.pop(future), future.result()
-                if not done:
-                    yield next(iter(in_flight.values())), None
         finally:
             pool.close()
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.vocabulary import TokenizerError
 
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
@@ -32,27 +31,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     specials = [PAD, TURN_START, TURN_END]
-    smallest = len(alphabet) + len(specials)
-    if vocab_size < smallest:
-        raise TokenizerError(
-            f"vocab_size = {vocab_size}: at least {smallest} are needed (256 bytes and"
-            f" {len(specials)} special tokens)"
-        )
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    text = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, text])
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=specials,
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
+    options = {"special_tokens": specials, "initial_alphabet": alphabet, "show_progress": False}
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
@@ -65,8 +50,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
         "model_max_length": 1_000_000,
         "chat_template": CHATML,
     }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(config, indent=2) + "\n", encoding="utf-8"
-    )
-    (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(CHATML)
     return Tokenizer.load(folder)

@@ -183,5 +183,3 @@ def test_folder_errors_say_what_is_wrong(tmp_path, folder):
     assert plain.eos_id == plain.pad_id == 2
     with pytest.raises(TokenizerError, match="no chat template"):
         plain.encode_chat(CHAT, True)
-    with pytest.raises(TokenizerError, match="at least 259"):
-        train_tokenizer(TEXTS, 100, tmp_path)
