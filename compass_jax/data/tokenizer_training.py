@@ -36,8 +36,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
     text = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, text])
     backend.decoder = decoders.ByteLevel()
-    options = {"special_tokens": specials, "initial_alphabet": alphabet, "show_progress": False}
-    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
