@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compass_jax.config import ConfigError, EvalRunConfig, RunConfig
+from compass_jax.config import ConfigError, EvalRunConfig
 from compass_jax.config.io import read_config
 from compass_jax.errors import CompassError
 from compass_jax.experience.evaluate import Evaluator
@@ -63,7 +63,8 @@ def follow(
             done = {step for step in rows if (lock.path / f"step_{step:08d}" / SUMMARY).exists()}
             step = next((step for step in folders if step not in done), None)
             if step is None:
-                if checkpoints and max(checkpoints) >= _last_step(run_config, run):
+                ends = run_config.rl.steps, run_config.sft.steps
+                if checkpoints and max(checkpoints) >= _last_step(run, *ends):
                     return warning
                 which = "a later" if checkpoints else "the first"
                 evaluator.say_once(f"waiting for {which} checkpoint")
@@ -115,6 +116,5 @@ def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
     return rows
 
 
-def _last_step(config: RunConfig, run: str) -> int:
-    rl = checkpoint.read_meta(run).get("kind") == "rl"
-    return config.rl.steps if rl else config.sft.steps
+def _last_step(run: str, rl_steps: int, sft_steps: int) -> int:
+    return rl_steps if checkpoint.read_meta(run).get("kind") == "rl" else sft_steps

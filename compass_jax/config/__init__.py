@@ -4,6 +4,10 @@ Each class checks its own values in `validate()`. `RunConfig.validate()` calls t
 checks the settings that must agree between components. An error names the key in the form of the
 command line (`rl.group_size`). Classes that a jitted function takes as static arguments are
 hashable.
+
+`RunConfig` inherits the settings of each kind of run (`PolicyConfig`, `ScoredConfig`,
+`SFTRunConfig`, `EvalRunConfig`, `RLRunConfig`), and `RLConfig` those of its three consumers, so
+that a function can take no more than it reads.
 """
 
 from __future__ import annotations
