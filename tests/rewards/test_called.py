@@ -70,16 +70,6 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are():
         given(lambda response, truth: 1.0)
 
 
-def test_a_misspelt_parameter_is_named_with_its_function_s_place_and_the_nearest_name():
-    def score(response, anwser):
-        return 1.0
-
-    line = score.__code__.co_firstlineno
-    with pytest.raises(LookupError, match=r"column; did you mean answer\? \(it has: ") as found:
-        given(score)
-    assert str(found.value).startswith(f"score ({__file__}, line {line}) takes 'anwser', and")
-
-
 @pytest.mark.parametrize(
     ("function", "told"),
     [

@@ -1,7 +1,6 @@
 """Responses that make their own check slow, large or impossible: 0, and not left out."""
 
 import json
-import time
 
 import pytest
 from test_hostile import guarded
@@ -12,22 +11,9 @@ from test_score import drain
 from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.gym import shop
 from compass_jax.records import Score
-from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.environment import MOST_CHARS, Environment, EnvironmentFault, Turn
 
-HUGE = "0x" + "f" * 4000
-CALLS = {
-    "a number of many digits": f"f(a={HUGE})",
-    "in a list": f"f(a=[{HUGE}])",
-    "as a key": f"f(a={{{HUGE}: 1}})",
-    "in a call": f"f(a=g({HUGE}))",
-    "a tower of powers": "f(a=9**9**9**9)",
-    "a longer sum": "f(a=" + "1+" * 20_000 + "1)",
-    "more signs": "f(a=" + "-" * 90_000 + "1)",
-    "calls of calls": "f" + "()" * 900,
-    "functions": "f(a=" + "lambda:" * 900 + "1)",
-}
 # a set of 42,000 integers with the same hash
 COLLIDING = "[n * (2**61 - 1) for n in range(42000)]"
 WRITTEN = (
@@ -69,14 +55,6 @@ SLOW = {
     ),
     "seconds beyond the check's": ("assert f(20) == 22", "def f(x):\n while True: pass\n"),
 }
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_that_cannot_be_read_get_0(name):
-    row = {"answer": [{"name": "f", "arguments": {"a": 1}}]}
-    before = time.monotonic()
-    assert build(Check("tools"), "answer")(row, CALLS[name]).reward == 0.0
-    assert time.monotonic() - before < 10
 
 
 @guarded

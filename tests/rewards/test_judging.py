@@ -175,18 +175,6 @@ def test_a_judge_that_has_answered_once_may_be_away(tmp_path):
     judge.close()
 
 
-def test_a_verdict_of_an_earlier_process_does_not_show_that_the_judge_is_there(tmp_path):
-    judged(["6"], verdicts=Verdicts(tmp_path))
-    judge, _ = failing_judge(Verdicts(tmp_path))
-    judge.submit("known", PROMPT, "6")
-    assert judge.collect(None)[0][1].reward == 1
-    for n in range(NEVER):
-        judge.submit(n, PROMPT, f"7{n}")
-    with pytest.raises(VerifierError, match="away"):
-        collected(judge)
-    judge.close()
-
-
 def test_a_judge_that_answers_without_a_verdict_does_not_end_the_run():
     texts = [str(n) for n in range(2 * NEVER)]
     got = judged(texts, lambda messages: Reply("I cannot say."))

@@ -248,22 +248,6 @@ def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch
     assert [check(entry, entry["answer"]).reward for entry in scored] == before
 
 
-@pytest.mark.parametrize("name", sorted(READERS))
-def test_the_reader_is_what_stops_an_evaluation(name, monkeypatch, restored):
-    """Without it the answer's code runs, with it none does."""
-    entry = reasoning_gym.create_dataset(name, seed=17, size=1)[0]
-    payload = "setattr(__import__('sys'), 'reached', True)"
-    score = reasoning_gym.create_dataset(name, seed=17, size=1).score_answer
-    monkeypatch.setattr(sys, "reached", False, raising=False)
-    for text in (payload, f"[{payload}]"):
-        score(text, entry)
-    assert sys.reached
-    sys.reached = False
-    check = build(Check("reasoning_gym", name), "")
-    for text in (payload, f"[{payload}]"):
-        assert check(entry, text).reward == 0.0 and not sys.reached
-
-
 def test_every_data_set_whose_module_evaluates_is_known():
     """One that a later reasoning-gym adds is scored in a child, and named here."""
     sources = {x: inspect.getsource(sys.modules[y[0].__module__]) for x, y in DATASETS.items()}

@@ -109,17 +109,6 @@ def test_an_argument_that_nobody_takes_is_refused(tmp_path):
         scored(source, ["7"], answer="7")
 
 
-def test_a_task_may_weigh_functions_and_usual_ones(tmp_path):
-    (tmp_path / "t.py").write_text(
-        "from compass_jax.tasks import Task\n\n"
-        "def short(response, most):\n    return float(len(response) <= most)\n\n"
-        "task = Task(lambda seed: [], {'math': 1.0, short: 0.5})\n"
-    )
-    got = scored(TaskSource(f"{tmp_path}/t.py:task"), [r"\boxed{7}", "7"], answer="7", most=3)
-    assert [got[t].reward for t in (r"\boxed{7}", "7")] == [1.0, 0.5]
-    assert got["7"].components == {"math": 0.0, "short": 1.0}
-
-
 REGISTERED = """
 import dataclasses
 from reasoning_gym.factory import ProceduralDataset, register_dataset
@@ -174,22 +163,6 @@ def test_a_data_set_that_a_persons_module_registered_is_scored_in_workers(tmp_pa
             scored(source, ["x"])
     finally:
         DATASETS.pop("echoes_of_a_test")
-
-
-@pytest.mark.parametrize(
-    ("verifier", "args", "low", "high", "gap"),
-    [
-        ("math", {}, 0, 1, 1),
-        ({"math": 1.0, "format": 0.2}, {}, 0, 1.2, 0.2),
-        ({"math": 1.0, "format": 0.9}, {}, 0, 1.9, 0.1),
-        ({"math": 1.0, "format": 1.0}, {}, 0, 2, 1),
-        ({"math": 1.0, "length": -0.5}, {"most_chars": 9, "free_chars": 4}, -0.5, 1, 0.1),
-        ({"math": 1.0, "length": 0.5}, {}, 0, 1.5, 0.5),  # rows say how finely length judges
-    ],
-)
-def test_the_rewards_of_weighted_verifiers(verifier, args, low, high, gap):
-    found = spread(FileSource("rows.jsonl", verifier=verifier, verifier_args=args))
-    np.testing.assert_allclose(found, (low, high, gap), atol=1e-9)
 
 
 def test_rewards_that_cannot_be_right_or_are_too_close_for_shaping_are_refused():
