@@ -117,6 +117,8 @@ def test_what_is_a_call_and_what_is_none(text, calls):
         ("f(a=1e999)", "no value of JSON"),
         ("f(a=" + "9" * 4000 + ")", "more than 19 digits"),
         ("f(a=-True)", "no value of JSON"),
+        ("f(a=[0x" + "f" * 4000 + "])", "no value of JSON"),
+        ("f(a=1 + 0x" + "f" * 4000 + ")", "no value of JSON"),
         ("f(a=[x for x in (1,)])", "no value of JSON"),
         ("f(a={1: 2})", "keys of an object must be strings"),
         ("f(a=1); import os", "an? Import stands"),

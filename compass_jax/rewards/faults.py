@@ -31,18 +31,13 @@ class Faults:
         }
         self._errors = [0] * len(checks)
         self._judged = [False] * len(checks)
-        self._first: dict[int, str] = {}  # pending first errors of verifiers without a verdict
 
     def note(self, response: Response, score: Score) -> None:
-        """Records a score and logs a verifier's first error.
-
-        A user's verifier is logged once it has given a verdict, or at `close`. Raises VerifierError
-        when it has NEVER errors and no verdict.
+        """Records a score and logs a verifier's first error. Raises VerifierError when a user's
+        verifier has NEVER errors and no verdict.
         """
         source = response.source
-        if score.known or score.outcome == "unjudged":
-            self._judged[source] = True
-            self._log(source)
+        self._judged[source] |= score.known or score.outcome == "unjudged"
         if score.outcome != "error":
             return
         self._errors[source] += 1
@@ -53,25 +48,14 @@ class Faults:
         if _MISSING not in score.detail:  # the error may depend on the response
             problem += f"; the response was {response.text!r:.200}"
         if self._errors[source] == 1:
-            self._first[source] = f"{where} gave no verdict: {problem}"
-        if not check.own or self._judged[source]:
-            self._log(source)
-        elif self._errors[source] >= NEVER:
-            del self._first[source]
+            logger.warning(
+                f"{where} gave no verdict: {problem}. The sample is left out; later errors are"
+                " counted in reward/unknown_frac"
+            )
+        if check.own and not self._judged[source] and self._errors[source] >= NEVER:
             raise VerifierError(
                 f"{where}: {NEVER} errors and no verdict; the last one: {problem}. Mend the"
                 " verifier"
-            )
-
-    def close(self) -> None:
-        """Logs the remaining errors."""
-        for source in list(self._first):
-            self._log(source)
-
-    def _log(self, source: int) -> None:
-        if error := self._first.pop(source, ""):
-            logger.warning(
-                "%s. The sample is left out; later errors are counted in reward/unknown_frac", error
             )
 
 

@@ -187,7 +187,6 @@ class Scorer:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        self._faults.close()
 
     def __enter__(self) -> Scorer:
         return self
