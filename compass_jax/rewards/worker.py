@@ -167,7 +167,10 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
         program_files.allow(modules)
         python = program_files.python_files()
         readable = python._replace(readable=python.readable | files)
-    zone = sandbox.enter(setup["guards"], folder, _import_folders(), readable)
+    # folders of imported modules stay readable, for later imports
+    files = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
+    imports = {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in files if f)}
+    zone = sandbox.enter(setup["guards"], folder, imports, readable)
     guards.set_limits({resource.RLIMIT_AS: guards.MEMORY_BYTES})
     guards.die_with_parent()  # again, because the kernel resets it when the user changes
     if programs and not zone.run(program.can_run, PROBE_S).value:
@@ -182,12 +185,6 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
 def _tuples(value: Any) -> Any:
     """Converts lists to tuples, recursively, since JSON has lists where settings have tuples."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _import_folders() -> set[str]:
-    """Returns the folders of imported modules, which must stay readable for later imports."""
-    files = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
-    return {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in files if f)}
 
 
 if __name__ == "__main__":

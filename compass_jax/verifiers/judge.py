@@ -45,15 +45,12 @@ def messages(question: str, candidate: str, anchor: str) -> list[dict[str, str]]
     inserted into possible control tokens, in case the server parses control tokens in messages.
     """
     parts = {"Question": question, "Anchor": anchor, "Candidate": candidate}
-    texts = "\n\n".join(f"{name}:\n{_quote(text)}" for name, text in parts.items())
-    return [
-        {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": f"{texts}\n\n{TASK}"},
-    ]
-
-
-def _quote(text: str) -> str:
-    return "\n".join(f"> {line}" for line in CONTROL.sub(" ", text).splitlines() or [""])
+    lines = []
+    for name, text in parts.items():
+        quoted = (f"> {line}" for line in CONTROL.sub(" ", text).splitlines() or [""])
+        lines += [f"{name}:", *quoted, ""]
+    content = "\n".join([*lines, TASK])
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
 
 
 def verdict(text: str) -> int | None:
