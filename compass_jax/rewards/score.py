@@ -9,7 +9,6 @@ Results carry the caller's key.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import threading
 import time
 from collections import deque
@@ -35,33 +34,23 @@ class ScorerError(CompassError, RuntimeError):
     """The verifier workers cannot run. The message holds a worker's traceback."""
 
 
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A response that has no score yet, with the caller's key."""
+
+    key: Hashable
+    response: Response
+    again: bool = False  # whether a worker died during it
+
+
 class Worker(Child):
-    """A worker process, with the (ticket, response) pairs that it has not answered yet. The first
-    of them is in progress.
-    """
+    """A worker process, with the jobs that it has not answered yet. The first is in progress."""
 
     def __init__(self, setup: dict[str, Any]):
         super().__init__("compass_jax.rewards.worker", environment(not setup["guards"]))
-        self.held: deque[tuple[int, Response]] = deque()
+        self.held: deque[Job] = deque()
         self.ready = False
         self.begun = False  # whether it has confirmed the responses
-        self._setup = setup
-
-    def start(self) -> None:
-        """Waits until the worker has imported its verifiers. Raises VerifierError if they cannot be
-        used, and ScorerError if the start fails otherwise.
-        """
-        self.channel.send(self._setup)
-        status, detail = self.channel.receive(START_LIMIT_S)
-        if status == "refused":
-            raise VerifierError(detail)
-        if status == "failed":
-            raise ScorerError(f"a verifier worker cannot start:\n{detail}")
-
-    def send(self) -> None:
-        """Sends the worker its responses."""
-        self.begun = False
-        self.channel.send([response for _, response in self.held])
 
 
 class Scorer:
@@ -100,15 +89,11 @@ class Scorer:
         self._timeout_s = rewards.timeout_s
         self._conversation_s = rewards.conversation_limit_s
         self._faults = Faults(checks)
-        self._tickets = itertools.count()
-        # ticket -> key, for all unfinished responses
-        self._keys: dict[int, Hashable] = {}
         self._outstanding: set[Hashable] = set()
-        self._queue: deque[tuple[int, Response]] = deque()  # a response's text may be a function
+        self._queue: deque[Job] = deque()  # a response's text may be a function
         self._results: list[tuple[Hashable, Score]] = []
         self._error: Exception | None = None
         self._unlucky = 0  # consecutive workers that died before they began a response
-        self._again: set[int] = set()  # tickets of responses during which a worker died
         self._closing = False
         self.tried_rows: set[str] = set()  # validated rows (`check_rows`)
         self._changed = threading.Condition()
@@ -138,9 +123,7 @@ class Scorer:
             if key in self._outstanding:
                 raise ValueError(f"{key!r} was submitted twice: a sample is scored once")
             self._outstanding.add(key)
-            ticket = next(self._tickets)
-            self._keys[ticket] = key
-            self._queue.append((ticket, response))
+            self._queue.append(Job(key, response))
             self._changed.notify_all()
 
     @property
@@ -214,10 +197,9 @@ class Scorer:
                     worker = self._workers[number] = Worker(self._setup)
         except Exception as error:  # raised in the caller's thread by the next call
             known = isinstance(error, ScorerError | VerifierError)
+            error = error if known else ScorerError(f"the scorer's thread failed: {error!r}")
             with self._changed:
-                self._error = (
-                    error if known else ScorerError(f"the scorer's thread failed: {error!r}")
-                )
+                self._error = error
                 self._changed.notify_all()
         finally:
             worker.kill()
@@ -225,12 +207,18 @@ class Scorer:
     def _use(self, worker: Worker) -> str:
         """Feeds a worker. Returns "crash" or "timeout", or "" when the scorer is closed."""
         try:
-            worker.start()
+            worker.channel.send(self._setup)
+            status, detail = worker.channel.receive(START_LIMIT_S)
+            if status == "refused":
+                raise VerifierError(detail)
+            if status == "failed":
+                raise ScorerError(f"a verifier worker cannot start:\n{detail}")
             with self._changed:
                 worker.ready = True
                 self._changed.notify_all()
             while self._hand_out(worker):
-                worker.send()
+                worker.begun = False
+                worker.channel.send([job.response for job in worker.held])
                 self._collect_answers(worker)
         except (EOFError, OSError) as error:
             return "timeout" if isinstance(error, TimeoutError) else "crash"
@@ -244,9 +232,14 @@ class Scorer:
             if self._closing or self._error:
                 return False
             share = min(BATCH, -(-len(self._queue) // len(self._workers)))
-            batch = [self._queue.popleft() for _ in range(share)]
-        # outside the lock, so that `submit` does not wait for detokenisation
-        worker.held = deque((ticket, _with_text(response)) for ticket, response in batch)
+            worker.held = deque(self._queue.popleft() for _ in range(share))
+        for job in worker.held:  # outside the lock: `submit` does not wait for detokenisation
+            if callable(text := job.response.text):
+                try:
+                    job.response = job.response._replace(text=text())
+                except BaseException as error:  # a panic of the tokenizer is not an Exception
+                    message = f"the text of a response cannot be made: {error!r}"
+                    raise ScorerError(message) from error
         return True
 
     def _collect_answers(self, worker: Worker) -> None:
@@ -261,16 +254,15 @@ class Scorer:
             if score.says:
                 seconds = time.monotonic() - start
                 score = dataclasses.replace(score, spent=seconds / self._conversation_s)
-            self._finish(*worker.held.popleft(), score)
+            self._finish(worker.held.popleft(), score)
 
-    def _finish(self, ticket: int, response: Response, score: Score) -> None:
+    def _finish(self, job: Job, score: Score) -> None:
         with self._changed:
-            if not response.rows:
-                self._faults.note(response, score)
+            if not job.response.rows:
+                self._faults.note(job.response, score)
             if score.outcome != "crash":
                 self._unlucky = 0
-            self._again.discard(ticket)
-            self._results.append((self._keys.pop(ticket), score))
+            self._results.append((job.key, score))
             self._changed.notify_all()
 
     def _give_up(self, worker: Worker, outcome: str) -> None:
@@ -295,23 +287,14 @@ class Scorer:
                     f"{unlucky} verifier workers in a row were killed before they began a"
                     f" response (code {code}); is memory short?"
                 )
-        elif not late and worker.held[0][0] not in self._again:
-            self._again.add(worker.held[0][0])
+        elif not late and not worker.held[0].again:
+            worker.held[0].again = True
         elif worker.held:
             detail = f"no answer after {self._timeout_s} s"
             detail = detail if late else f"the worker ended with code {code}"
             score = Score(0.0, False, outcome, detail, extracted=False)
-            self._finish(*worker.held.popleft(), score)
+            self._finish(worker.held.popleft(), score)
         with self._changed:
             self._queue.extendleft(reversed(worker.held))
             worker.held.clear()
             self._changed.notify_all()
-
-
-def _with_text(response: Response) -> Response:
-    if not callable(response.text):
-        return response
-    try:
-        return response._replace(text=response.text())
-    except BaseException as error:  # a panic of the tokenizer is not an Exception
-        raise ScorerError(f"the text of a response cannot be made: {error!r}") from error
