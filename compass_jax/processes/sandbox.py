@@ -1,7 +1,7 @@
 """A sandbox for functions: a process with all imports done forks a child for each call, and the
 child returns a value.
 
-    sandbox = enter(guards, folder, readable)         once, after the imports
+    sandbox = Sandbox(guards, folder, readable)       once, after the imports
     result = sandbox.run(function, seconds)           for each call
 
 The child has only /dev/null as descriptors, an empty folder and resource limits. With a process
@@ -46,12 +46,35 @@ class SandboxError(CompassError, RuntimeError):
 
 
 class Sandbox:
-    """This confined process, which runs functions in children. Created by `enter`."""
+    """This process, confined irreversibly, which runs functions in children.
 
-    def __init__(self, active: frozenset[str], folder: str, namespace: int, null: int):
-        self._active, self._folder, self._null = active, folder, null
-        self._namespace = namespace  # descriptor of this process's namespace, or -1
-        self._count = 0
+    The arguments are those of `guards.confine`; the user and process namespaces are entered
+    already. Raises OSError, naming the guard, if one of `active` is unavailable.
+    """
+
+    def __init__(
+        self,
+        active: Iterable[str],
+        folder: str,
+        readable: Iterable[str],
+        of_programs: guards.ProgramFiles = guards.NO_PROGRAM,
+    ):
+        self._active, self._folder, self._count = frozenset(active), folder, 0
+        self._namespace = -1  # descriptor of this process's namespace, if it has one
+        if guards.PROCESSES in self._active:
+            self._namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            guards.adopt_orphans()
+        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+        if self._active:
+            missing = guards.confine(self._active, folder, readable, of_programs)
+            if missing:
+                raise OSError(1, "; ".join(f"{name}: {why}" for name, why in missing.items()))
+            os.environ["HOME"] = folder
+        gc.collect()
+        gc.freeze()  # a garbage collection in a child would copy every page
 
     def run(self, function: Callable[[], Any], seconds: float) -> Result:
         """Returns the value of `function`, called in a child, after a JSON round trip, or its
@@ -104,35 +127,6 @@ class Sandbox:
                 guards.signal_nobody_else()
         if self._active:
             guards.drop_capabilities()
-
-
-def enter(
-    active: Iterable[str],
-    folder: str,
-    readable: Iterable[str],
-    of_programs: guards.ProgramFiles = guards.NO_PROGRAM,
-) -> Sandbox:
-    """Confines this process irreversibly and returns its sandbox. The arguments are those of
-    `guards.confine`; the user and process namespaces are entered already. Raises OSError, naming
-    the guard, if one of `active` is unavailable.
-    """
-    active = frozenset(active)
-    namespace = -1
-    if guards.PROCESSES in active:
-        namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    else:
-        guards.adopt_orphans()
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
-    if active:
-        missing = guards.confine(active, folder, readable, of_programs)
-        if missing:
-            raise OSError(1, "; ".join(f"{name}: {why}" for name, why in missing.items()))
-        os.environ["HOME"] = folder
-    gc.collect()
-    gc.freeze()  # a garbage collection in a child would copy every page
-    return Sandbox(active, folder, namespace, null)
 
 
 def _answer(function: Callable[[], Any], page: mmap.mmap) -> None:
