@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig
@@ -45,23 +45,6 @@ class Reply(NamedTuple):
 
 Messages = Sequence[dict[str, str]]
 Generate = Callable[[Sequence[Messages]], Sequence[Reply]]
-
-
-class Asker(Protocol):
-    """An object that sends questions to a judge."""
-
-    @property
-    def name(self) -> str:
-        """The judge's identity. Judges with the same name give the same answers."""
-
-    def submit(self, messages: Messages) -> Future[Reply]:
-        """Queues a question."""
-
-    def run(self) -> None:
-        """Starts work on all submitted questions, for which the caller waits."""
-
-    def close(self) -> None:
-        """Cancels the requests in flight."""
 
 
 class Endpoint:
@@ -175,7 +158,8 @@ class Endpoint:
 
 class Pooled:
     """Sends questions to an endpoint, up to `requests` at a time. `ask` replaces the endpoint;
-    `key` is that of Endpoint.
+    `key` is that of Endpoint. `name` is the judge's identity: judges with the same name give the
+    same answers.
     """
 
     def __init__(
@@ -249,6 +233,9 @@ class Batched:
     def close(self) -> None:
         """Drops the unanswered questions."""
         self._questions = []
+
+
+Asker = Pooled | Batched  # sends questions to a judge
 
 
 def _key(variable: str, section: str) -> str:

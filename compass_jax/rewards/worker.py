@@ -168,8 +168,8 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
         python = program_files.python_files()
         readable = python._replace(readable=python.readable | files)
     # folders of imported modules stay readable, for later imports
-    files = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
-    imports = {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in files if f)}
+    paths = [getattr(m, "__file__", None) for n, m in list(sys.modules.items()) if "." not in n]
+    imports = {*filter(os.path.isdir, sys.path), *(os.path.dirname(f) for f in paths if f)}
     zone = sandbox.Sandbox(setup["guards"], folder, imports, readable)
     guards.set_limits({resource.RLIMIT_AS: guards.MEMORY_BYTES})
     guards.die_with_parent()  # again, because the kernel resets it when the user changes
