@@ -47,17 +47,18 @@ class Behaviour:
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
         try:
-            self._send(request, self.answer(number, body))
+            answer = self.answer(number, body)
+            if isinstance(answer, float):
+                time.sleep(answer)
+                answer = "Tie"
         finally:
             with self._lock:
-                self._now -= 1
+                self._now -= 1  # before the client can send its next request
+        self._send(request, answer)
 
     @staticmethod
     def _send(request: BaseHTTPRequestHandler, answer: Any) -> None:
         status = 200
-        if isinstance(answer, float):
-            time.sleep(answer)
-            answer = "Tie"
         if isinstance(answer, tuple):
             status, answer = answer
         data = answer if isinstance(answer, bytes) else json.dumps(said(answer)).encode()
