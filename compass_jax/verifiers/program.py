@@ -173,9 +173,11 @@ def passed_functions(
             yield run.passes(number, names, tests.visible(claimed, text, names))
 
 
-def setup_fault(setup: str, limits: Limits) -> str:
+def setup_fault(setup: str) -> str:
     """Returns the fault of a setup that cannot run in the process of a program; empty otherwise."""
-    limits = limits._replace(processes=guards.PROGRAM_PROCESSES)
+    if not setup:
+        return ""
+    limits = Limits(60.0, processes=guards.PROGRAM_PROCESSES)
     try:
         with Program(limits) as program:
             answer = program.ask({"load": setup})

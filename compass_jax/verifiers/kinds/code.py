@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from compass_jax.processes import guards
+from compass_jax.verifiers import program
 from compass_jax.verifiers.base import (
     NOTHING,
     UNKNOWN_STEPS,
@@ -19,13 +20,6 @@ from compass_jax.verifiers.base import (
     one_of,
 )
 from compass_jax.verifiers.extract import extract_answer
-from compass_jax.verifiers.program import (
-    Limits,
-    passed,
-    passed_functions,
-    passed_outputs,
-    setup_fault,
-)
 from compass_jax.verifiers.program_tests import RowError, RowTests, complaint, read_tests
 
 _FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -54,27 +48,24 @@ def judge(
     The program is the response's last fenced block, else the text in the answer's tag, else the
     whole response; `setup` is prepended. The tests are Python texts (`tests`, as in MBPP), or one
     text that defines `check(candidate)` (`test` and `entry_point`, as in HumanEval), or pairs of
-    input and output. All tests together have `seconds`.
-
-    in_place: whether calls return the program's changes to its arguments; None: only if the test
-    does
-        not use the result.
+    input and output. All tests together have `seconds`. Calls return the program's changes to its
+    arguments with `in_place`; None: only if the test does not use the result.
 
     Raises RowError for a row without tests, or with tests that cannot run.
     """
-    program = _program(response, answer_tag)
-    if program is None:
+    text = _program(response, answer_tag)
+    if text is None:
         return NOTHING
-    limits = Limits(min(seconds, guards.seconds_left()), memory_mb)
+    limits = program.Limits(min(seconds, guards.seconds_left()), memory_mb)
     of_row = _read_row(tests, test, entry_point, setup, inputs, outputs, in_place)
 
-    def work(left: Limits) -> Iterator[bool]:
+    def work(left: program.Limits) -> Iterator[bool]:
         if isinstance(of_row, RowTests):
-            return passed_functions(program, of_row, left, bool(in_place))
-        return passed_outputs(f"{setup or ''}\n{program}", *of_row, left)
+            return program.passed_functions(text, of_row, left, bool(in_place))
+        return program.passed_outputs(f"{setup or ''}\n{text}", *of_row, left)
 
     count = len(of_row.tests if isinstance(of_row, RowTests) else of_row[0])
-    results = passed(work, limits, stop_at_failure=credit == "all")
+    results = program.passed(work, limits, stop_at_failure=credit == "all")
     if credit == "all":
         return {"reward": float(results == [True] * count)}
     return {"reward": sum(results) / count}
@@ -108,24 +99,20 @@ def _read_row(
 
 
 def row_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the fault of each row whose setup or tests cannot run; empty for a valid row.
-
-    A setup must run in the process of the tests and in that of programs, which may import fewer
-    packages.
-    """
-    faults, texts = [], []
+    """Returns the fault of each row whose setup or tests cannot run; empty for a valid row."""
+    setup_fault = cache(program.setup_fault)
+    faults = []
     for row in rows:
-        texts.append("")
+        names = ("tests", "test", "entry_point", "setup", "inputs", "outputs", "in_place")
         try:
-            names = ("tests", "test", "entry_point", "setup", "inputs", "outputs", "in_place")
             of_row = _read_row(*(row.get(name) for name in names))
-            faults.append(complaint(of_row) if isinstance(of_row, RowTests) else "")
-            texts[-1] = of_row.setup if isinstance(of_row, RowTests) else ""
         except RowError as error:
             faults.append(str(error))
-    limits = Limits(guards.seconds_left() if guards.seconds_left() < math.inf else 60.0)
-    of_setups = {text: setup_fault(text, limits) if text else "" for text in {*texts}}
-    return [one or of_setups[text] for one, text in zip(faults, texts, strict=True)]
+            continue
+        fault = complaint(of_row) if isinstance(of_row, RowTests) else ""
+        # a program's process may import fewer packages than that of the tests
+        faults.append(fault or (setup_fault(of_row.setup) if isinstance(of_row, RowTests) else ""))
+    return faults
 
 
 def _program(response: str, tag: str) -> str | None:
