@@ -19,6 +19,7 @@ from compass_jax.config import (
     Objective,
     RLConfig,
     RLRunConfig,
+    Router,
     Seam,
     StepPolicy,
     seam_class,
@@ -95,7 +96,8 @@ def _refuse_unknown(config: Section, arguments: Sequence[str]) -> None:
 
 def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]]:
     """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME`,
-    `--rl.correction NAME` and `--rl.step-policy NAME`, and the remaining arguments.
+    `--rl.correction NAME`, `--rl.step-policy NAME` and `--model.moe.router NAME`, and the remaining
+    arguments.
 
     The class decides which settings exist, so it is applied first.
     """
@@ -116,6 +118,13 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
             field = base.key.rpartition(".")[2]
             change: dict[str, Any] = {field: seam_class(base, name)()}
             config = replace(config, rl=replace(config.rl, **change))
+    name, arguments = _take(arguments, Router)
+    if name:
+        moe = config.model.moe
+        if moe is None:
+            raise ConfigError(f"--{Router.key} {name}: the model is dense and has no router")
+        moe = replace(moe, router=seam_class(Router, name)())
+        config = replace(config, model=replace(config.model, moe=moe))
     return config, arguments
 
 

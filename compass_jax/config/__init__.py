@@ -35,6 +35,7 @@ from compass_jax.config.policy import PolicyConfig
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.rope import LinearRope, Llama3Rope, RopeScaling, YarnRope
+from compass_jax.config.router import Router
 from compass_jax.config.run import (
     EvalRunConfig,
     RLRunConfig,
@@ -79,6 +80,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RopeScaling",
+    "Router",
     "RunConfig",
     "SFTConfig",
     "SFTRunConfig",

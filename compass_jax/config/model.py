@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import CountOrOff, Name, Range, Section, Tokens
 from compass_jax.config.rope import RopeScaling, YarnRope
+from compass_jax.config.router import Router, default_router
 
 Width = Annotated[int, Range(1, 2**20)]
 Heads = Annotated[int, Range(1, 65_536)]
@@ -27,6 +28,8 @@ class MoEConfig(Section):
     """Hidden width of one expert (number of channels; HF moe_intermediate_size)."""
     norm_top_k: bool = True
     """Divide the gate weights of the chosen experts by their sum (HF norm_topk_prob)."""
+    router: Router = field(default_factory=default_router)
+    """The choice of a token's experts and their gates: softmax, sigmoid, or your own class."""
     sparse_step: Annotated[int, Range(1, 1000)] = 1
     """Layer i is an MoE layer if i + 1 is a multiple of this count (HF decoder_sparse_step)."""
     dense_layers: tuple[Annotated[int, Range(0, 999)], ...] = ()
@@ -154,6 +157,8 @@ class ModelConfig(Section):
                 self.moe.top_k <= self.moe.experts,
                 f"{key}.moe.top_k = {self.moe.top_k}: must be in 1..{self.moe.experts} (experts)",
             )
+            self.moe.router.validate()
+            self.moe.router.check(self.moe)
             missing = [i for i in self.moe.dense_layers if i >= self.layers]
             check(not missing, f"{key}.moe.dense_layers {missing}: {layers}")
             check(

@@ -26,7 +26,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from compass_jax.config import ConfigError, ModelConfig, MoEConfig
+from compass_jax.config import ConfigError, ModelConfig, MoEConfig, Router, seam_class
 from compass_jax.config.ranges import shown
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
@@ -84,6 +84,7 @@ TENSORS: Mapping[str, Tensor] = {
     "mlp.down": _linear(_LAYER + "mlp.down_proj.weight"),
     "moe.router": _linear(_LAYER + "mlp.gate.weight"),
     "moe.router_bias": Tensor(_LAYER + "mlp.gate.bias"),
+    "moe.router_selection": Tensor(_LAYER + "mlp.gate.e_score_correction_bias"),
     "moe.gate": _linear(_LAYER + "mlp.experts.{e}.gate_proj.weight"),
     "moe.up": _linear(_LAYER + "mlp.experts.{e}.up_proj.weight"),
     "moe.down": _linear(_LAYER + "mlp.experts.{e}.down_proj.weight"),
@@ -184,6 +185,8 @@ class Family:
         unread: keys in its config.json that the class does not read.
         rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
         windows: the sliding windows that the class has.
+        router: the class's router, as in `model.moe.router`.
+        router_keys: field of the router -> key of config.json.
     """
 
     model_type: str
@@ -201,6 +204,8 @@ class Family:
     unread: tuple[str, ...] = ()
     rope: tuple[str, ...] = ()
     windows: Windows = dataclasses.field(default_factory=Windows)
+    router: str = "softmax"
+    router_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, mapping, fields, optional in (
@@ -312,7 +317,17 @@ class Family:
             moe = {field: getattr(config.moe, field) for field in self.moe_keys}
             moe["dense_layers"] = list(moe["dense_layers"])
             values |= {key: moe[field] for field, key in self.moe_keys.items()}
+            router = config.moe.router
+            values |= {key: getattr(router, field) for field, key in self.router_keys.items()}
         return values
+
+    def _router(self, raw: Raw) -> Router:
+        cls = seam_class(Router, self.router)
+        numbers = {
+            field.name: raw.integer if type(field.default) is int else raw.number
+            for field in dataclasses.fields(cls)
+        }
+        return cls(**{field: numbers[field](key) for field, key in self.router_keys.items()})
 
     def check(self, config: ModelConfig) -> None:
         """Raises UnsupportedModel for a model that the family's class cannot express."""
@@ -338,6 +353,12 @@ class Family:
                     f"model.moe.{field} = {getattr(config.moe, field)}: the family"
                     f" {config.family} has none, so this model cannot be exported"
                 )
+        if config.moe is not None and self._differs(config.moe.router):
+            raise UnsupportedModel(
+                f"model.moe.router = {shown(config.moe.router)}: the family {config.family} has the"
+                f" router {self.router}, so this model cannot be exported; name the router in a"
+                " family of your own"
+            )
         if reason := self.windows.unexported(config):
             raise UnsupportedModel(f"{reason} in {config.family}, so it cannot be exported")
         values = self._values(config) | {"rope_theta": config.rope_theta}
@@ -347,6 +368,16 @@ class Family:
                     f"the model's {key} is {values[key]}: a {self.model_type} model always has"
                     f" {value}, so this model cannot be exported"
                 )
+
+    def _differs(self, router: Router) -> bool:
+        """Returns whether config.json cannot express a router: another class, or a field without a
+        key that has another value than the class's default.
+        """
+        cls = seam_class(Router, self.router)
+        if type(router) is not cls:
+            return True
+        fields = (x.name for x in dataclasses.fields(cls) if x.name not in self.router_keys)
+        return any(getattr(router, name) != getattr(cls(), name) for name in fields)
 
     def _attention(self, raw: Raw) -> Attention:
         only = self.attention[0].qkv_bias if len(self.attention) == 1 else None
@@ -375,6 +406,7 @@ class Family:
             top_k=raw.integer(key["top_k"]),
             ffn=raw.integer(key["ffn"]),
             norm_top_k=raw.flag(key["norm_top_k"]),
+            router=self._router(raw),
             sparse_step=raw.integer(key["sparse_step"]),
             dense_layers=tuple(sorted(set(dense))),
             **{field: of(raw, key[field]) for field, of in _OPTIONAL.items() if field in key},
@@ -384,6 +416,7 @@ class Family:
     def read_keys(self) -> frozenset[str]:
         """The keys of config.json from which `read` builds the model."""
         of_moe = () if self.moe_keys is None else (*self.moe_keys.values(), _EXPERTS_TOO)
+        of_moe = (*of_moe, *self.router_keys.values())
         return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe))
 
     def _unsupported(self, declared: dict[str, Any], raw: Raw) -> list[str]:

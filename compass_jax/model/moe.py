@@ -22,6 +22,7 @@ from compass_jax.model.experts.build import Experts
 from compass_jax.model.experts.parallel import over_mesh
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, in_dtype
+from compass_jax.model.routers.inputs import RouterInputs
 
 
 class RouterStats(NamedTuple):
@@ -96,25 +97,20 @@ def route(
     routes: UInt[Array, "n k"] | None,
     mask: Bool[Array, "n"],
     config: MoEConfig,
+    bias: Float[Array, "e"] | None = None,
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"], RouterStats]:
-    """Computes expert ids and gate weights (arXiv 2510.11370: the choice is replayed, the weights
-    are live).
-
-    g_i = exp(s_i) / sum_{j in ids} exp(s_j) with top-k normalisation, exp(s_i) / sum_{all e}
-    exp(s_j) without. Weights are gathered from the dense live scores, so a replayed expert outside
-    the live top-k still has a gradient.
+    """Computes expert ids and gate weights by `config.router` (arXiv 2510.11370: the choice is
+    replayed, the weights are live). `bias` is that of the choice.
     """
-    wide = logits.astype(at_least_float32(logits.dtype))
-    probs = jax.nn.softmax(wide, axis=-1)
-    _, live = jax.lax.top_k(wide, config.top_k)
+    wide, router = logits.astype(at_least_float32(logits.dtype)), config.router
+    inputs = RouterInputs(wide, bias, config.top_k, config.norm_top_k)
+    probs = router.probs(inputs)
+    _, live = jax.lax.top_k(router.choice(inputs), config.top_k)
     ids, is_set = live, jnp.zeros(mask.shape, bool)
     if routes is not None:
         replayed, is_set = read_routes(routes, config.experts)
         ids = jnp.where(is_set[:, None], replayed, live)
-    if config.norm_top_k:
-        gates = jax.nn.softmax(jnp.take_along_axis(wide, ids, axis=-1), axis=-1)
-    else:
-        gates = jnp.take_along_axis(probs, ids, axis=-1)
+    gates = router.gates(inputs, ids)
     return ids, gates, _router_stats(probs, live, ids, is_set, mask, routes is not None)
 
 
@@ -162,9 +158,9 @@ def _layer(y, gate_input, params, routes, mask, *, config: MoEConfig, work: Call
     )
     if "router_bias" in params:
         logits = logits + params["router_bias"].astype(wide)[None, :]
-    ids, gates, stats = route(
-        logits, None if routes is None else routes.reshape(b * t, -1), mask, config
-    )
+    bias = params["router_selection"].astype(wide) if "router_selection" in params else None
+    recorded = None if routes is None else routes.reshape(b * t, -1)
+    ids, gates, stats = route(logits, recorded, mask, config, bias)
     weights = {name: in_dtype(w, y.dtype) for name, w in params.items() if "router" not in name}
     run = partial(work, weights=weights)
     out = (

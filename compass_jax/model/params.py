@@ -135,6 +135,8 @@ def moe_specs(c: ModelConfig, layout: Layout = "stacked") -> dict[str, ParamSpec
     names, ffn = (("gate_up",), 2 * moe.ffn) if fused else (("gate", "up"), moe.ffn)
     for name in names:
         specs[name] = _matrix(f"moe.{name}", (moe.experts, c.hidden, ffn), *axes)
+    if moe.router.selection_bias:
+        specs["router_selection"] = _scale("moe.router_selection", moe.experts, None, "zeros")
     if moe.router_bias:
         specs["router_bias"] = _scale("moe.router_bias", moe.experts, None, "zeros")
     if moe.expert_bias:

@@ -1,0 +1,22 @@
+"""The inputs of a router."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class RouterInputs(NamedTuple):
+    """What a router reads of a layer's tokens."""
+
+    logits: Float[Array, "n e"]  # in at least float32
+    bias: Float[Array, "e"] | None  # of the choice; None: the router has none
+    top_k: int  # experts of a token
+    normalised: bool  # model.moe.norm_top_k
+
+
+def at_ids(scores: Float[Array, "n e"], ids: Int[Array, "n k"]) -> Float[Array, "n k"]:
+    """Returns the scores of each token's experts."""
+    return jnp.take_along_axis(scores, ids, axis=-1)
