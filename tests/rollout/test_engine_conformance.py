@@ -28,6 +28,7 @@ def test_our_engine_keeps_the_contract(name):
     conformance.CHECKS[name](ENGINE, ENGINE.load_params(PARAMS))
 
 
+@pytest.mark.slow  # TensorFlow's import takes most of a minute
 @pytest.mark.skipif(
     importlib.util.find_spec("jetstream") is None, reason="google-jetstream is not installed"
 )
