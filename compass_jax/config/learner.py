@@ -33,3 +33,7 @@ class LearnerConfig(Section):
     """Seed of the adapters' first values (a number)."""
     labelled: bool = False
     """Whether samples have a gold label, against which inverted pairs are counted."""
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        self.updates.check_whole_groups(self.sampling.prompts_per_step)

@@ -112,11 +112,7 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
 
     def _check(self, key: str) -> None:
         super()._check(key)
-        check(
-            self.prompts_per_step % self.updates_per_rollout == 0,
-            f"rl.prompts_per_step = {self.prompts_per_step} is not a multiple of"
-            f" rl.updates_per_rollout = {self.updates_per_rollout}",
-        )
+        self.check_whole_groups(self.prompts_per_step)
         self._check_correction()
         self._check_stages()
 

@@ -101,3 +101,11 @@ class UpdatesConfig(Section):
     def total_updates(self) -> int:
         """The number of optimiser updates of the whole run."""
         return self.steps * self.updates_per_rollout * self.epochs
+
+    def check_whole_groups(self, prompts_per_step: int) -> None:
+        """Raises ConfigError unless each update of a rollout has as many groups as the others."""
+        check(
+            prompts_per_step % self.updates_per_rollout == 0,
+            f"rl.prompts_per_step = {prompts_per_step} is not a multiple of"
+            f" rl.updates_per_rollout = {self.updates_per_rollout}",
+        )

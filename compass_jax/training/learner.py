@@ -98,8 +98,9 @@ class Learner:
         directory: str = STATE,
     ) -> Learner:
         """Returns a learner at `params` with a fresh optimiser. They are also its reference if
-        `rl.objective.kl_coef` needs one.
+        `rl.objective.kl_coef` needs one. Raises ConfigError for settings that cannot be used.
         """
+        config.validate()
         key = jax.random.fold_in(jax.random.key(config.seed), trained.ADAPTERS)
         tree, frozen = trained.split(config.lora, model, params, key)
         state = optim.init_state(tree, config.updates.optim, config.updates.total_updates)

@@ -13,11 +13,14 @@ from tiny import COMPUTE, MODEL, UNSET
 
 from compass_jax.config import (
     AlgorithmConfig,
+    ConfigError,
+    LearnerConfig,
     LogConfig,
     OptimConfig,
     RLConfig,
     RolloutConfig,
     RunConfig,
+    UpdatesConfig,
     ZeroVarianceConfig,
 )
 from compass_jax.config.algorithm import RLZVPConfig
@@ -279,3 +282,12 @@ def test_a_projection_has_its_own_settings_only():
     assert rl.sampling.capacity == rl.capacity == 64
     assert type(rl.sampling.zero_variance) is ResamplingConfig
     assert hash(rl.algorithm) == hash(dataclasses.replace(rl, save_every=9, steps=7).algorithm)
+
+
+def test_a_learner_refuses_updates_of_unequal_numbers_of_groups():
+    config = LearnerConfig(updates=UpdatesConfig(updates_per_rollout=3))
+    with pytest.raises(ConfigError, match="32 is not a multiple"):
+        Learner.start(config, Transformer(MODEL, COMPUTE), None)
+    low = LearnerConfig(updates=UpdatesConfig(epochs=0))
+    with pytest.raises(ConfigError, match=r"updates\.epochs = 0: must be positive"):
+        Learner.start(low, Transformer(MODEL, COMPUTE), None)
