@@ -65,6 +65,11 @@ class ExperienceBuffer:
         """The number of samples that are done."""
         return sum(x.done for x in self.samples.values())
 
+    @property
+    def dropped_tokens(self) -> int:
+        """The number of tokens in the samples of the step's dropped groups."""
+        return sum(outcome.response_tokens for outcome in self.dropped.values())
+
     def first_row(self, group: GroupKey) -> int:
         """Returns the row of the group's routes; those of sample c are in row `first_row + c`."""
         return self._first[group]

@@ -97,18 +97,21 @@ class Collector:
             last: whether this is the run's last step.
             stopped: whether the rollout has to end; called after every call of the engine.
         """
-        for key in buffer.unscored:  # a stop interrupted the wait for their verdicts
+        # After a stop the buffer may hold finished samples whose verdicts did not come in time.
+        for key in buffer.unscored:
             self._submit(buffer.samples[key].rollout)
         stats, waited_s = RolloutStats(), self._wait(buffer, stopped)
         if buffer.unscored:
             return None
         while len(buffer.kept) < self.sampling.prompts_per_step:
+            # One round: draw prompts, run samples until none is missing, and let the policy decide.
             calls = PolicyCalls(self.policy, StepInputs(buffer, self.sampling, last))
             prompts = draw(calls.missing())
             buffer.add(prompts)
             progress = bool(prompts)
             while missing := self._missing(buffer, calls):
                 self._sample(buffer, calls, missing, params, policy_version, stats, stopped)
+                # A stop that came with the last sample does not discard a rollout that is whole.
                 if stopped() and self._missing(buffer, calls):
                     return None
                 waited_s += self._wait(buffer, stopped)

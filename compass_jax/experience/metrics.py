@@ -178,15 +178,23 @@ def growth_metrics(groups: Sequence[Group], config: SamplingConfig) -> dict[str,
 def round_metrics(
     kept: Sequence[Group], dropped: Sequence[Group], last: bool, config: SamplingConfig
 ) -> dict[str, float]:
-    """Returns the metrics of a round of dynamic sampling; empty without it."""
+    """Returns the metrics of a round of dynamic sampling. Without it: the groups that a policy of
+    the user's dropped; empty for one of this package's, which drops none.
+    """
+    tokens = sum(r.response_length for group in dropped for r in group.rollouts)
     if not config.zero_variance.dynamic_sampling:
-        return {}
+        if config.step_policy is None:
+            return {}
+        return {
+            "rollout/dropped_groups": float(len(dropped)),
+            "rollout/dropped_tokens": float(tokens),
+        }
     counts = {"filled_groups": sum(not varies(group) for group in kept)} if last else {}
     counts |= {
         "rounds": 1,
         "surplus_groups": sum(map(varies, dropped)),
         "dropped_groups": len(dropped),
-        "dropped_tokens": sum(r.response_length for group in dropped for r in group.rollouts),
+        "dropped_tokens": tokens,
     }
     return {f"zero_variance/dynamic_{name}": float(value) for name, value in counts.items()}
 

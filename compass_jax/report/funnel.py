@@ -31,6 +31,7 @@ def token_funnel(series: Series) -> dict[str, Any] | None:
         return float(np.nansum(at_steps(series, metric, steps) * generated))
 
     dropped_each = at_steps(series, "zero_variance/dynamic_dropped_tokens", steps)
+    dropped_each += at_steps(series, "rollout/dropped_tokens", steps)  # by a user's step policy
     unknown_each = at_steps(series, "reward/unknown_frac", steps) * (generated - dropped_each)
     signals = {name: tokens(f"waste/frac_{name}_signal") for name in SIGNALS}
     total, dropped = float(np.nansum(generated)), float(np.nansum(dropped_each))

@@ -89,6 +89,8 @@ def prepare(
     kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)
     row_kind = jnp.where(group >= 0, per_row(kinds, group), int(GroupKind.UNDECIDED))
     objective = config.objective
+    # Stage 3: penalties make a group of right answers vary; `by_shaping` marks the rows of groups
+    # that vary by them alone.
     shaped, components = _shape(mask, reward, repetition, config, right_at, max_new_tokens)
     response_advantage, by_shaping = group_advantage(
         config.advantage,
@@ -99,6 +101,7 @@ def prepare(
         divides_by_std=objective.divides_by_std,
         shaped=shaped,
     )
+    # Stage 4 acts on the groups that are uniform even so.
     still_uniform = jnp.where(by_shaping, int(GroupKind.UNDECIDED), row_kind)
     advantage = _advantage(response_advantage, trained, old_entropy, still_uniform, config)
 

@@ -201,6 +201,10 @@ METRICS: dict[str, Metric] = {
     "data/bad_rows": Metric(
         "rows", "Rows so far that could not be used, of SFT that reads by record (sft.bad_rows)."
     ),
+    "rollout/dropped_groups": Metric(
+        "groups", "Groups that rl.step_policy generated and did not train on."
+    ),
+    "rollout/dropped_tokens": Metric(_TOKENS, "Tokens of the groups that rl.step_policy dropped."),
     "rollout/carried_groups": Metric("groups", "Groups that go on in the next step."),
     "rollout/carried_tokens": Metric(_TOKENS, "Tokens that the carried samples have by now."),
     # speed

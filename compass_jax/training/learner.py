@@ -87,6 +87,8 @@ class Learner:
             self.reference = self.frozen
         # called after each micro-batch of `train` with (number done, number in the rollout)
         self.progress: Callable[[int, int], None] | None = None
+        # mean advantage of each response `[b]` in the rollout that `train` was last given
+        self.advantage = np.zeros(0)
         self._done = self._planned = 0
 
     @classmethod
@@ -168,24 +170,26 @@ class Learner:
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
         self.advantage = np.concatenate([x.of_responses() for _, x, _ in prepared])
         parts: list[Diagnostics] = []
-        norms: list[dict] = []
+        optimizer_metrics: list[dict] = []
         if trace is not None:
             trace.begin(scored, [(rows, x) for rows, x, _ in prepared])
-        traced = trace if self.update_settings.epochs * len(prepared) > 1 else None
+        # The first update begins at the scored policy, where every ratio is 1: nothing to trace.
+        ratios = trace if self.update_settings.epochs * len(prepared) > 1 else None
         for _ in range(self.update_settings.epochs):
             for rows, prepared_rows, _ in prepared:
-                should_stop = never_stop if norms else stopped
-                diagnostics, applied = self._apply(scored, rows, prepared_rows, should_stop, traced)
+                # After an update a stop waits for the others: no checkpoint holds half a step.
+                should_stop = never_stop if optimizer_metrics else stopped
+                diagnostics, applied = self._apply(scored, rows, prepared_rows, should_stop, ratios)
                 parts.append(diagnostics)
-                norms.append(applied)
-        if traced is not None:
-            traced.finish(self.algorithm.objective, self.model.columns)
+                optimizer_metrics.append(applied)
+        if ratios is not None:
+            ratios.finish(self.algorithm.objective, self.model.columns)
         accounts = [
             scored.diagnostics,
             waste_of_dropped(dropped_tokens),
             *(account for _, _, account in prepared),
         ]
-        metrics = self._metrics(parts, norms, accounts)
+        metrics = self._metrics(parts, optimizer_metrics, accounts)
         seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
         metrics |= {
             "time/score_s": scored_s,
@@ -251,6 +255,7 @@ class Learner:
                 f"Learner: rows {rows.start}:{rows.stop} are no whole groups of {capacity} rows;"
                 " take one of Learner.updates"
             )
+        # Groups are numbered within the rollout, in `step.prepare` within the update.
         group = np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - rows.start // capacity)
         prepared, account = step.prepare(
             arrays.mask[rows],
@@ -329,15 +334,16 @@ class Learner:
             self.progress(self._done, max(self._done, self._planned))
 
     def _metrics(
-        self, parts: list[Diagnostics], norms: list[dict], accounts: list[Diagnostics]
+        self, parts: list[Diagnostics], optimizer_metrics: list[dict], accounts: list[Diagnostics]
     ) -> dict[str, float]:
-        """Returns metrics averaged over the updates: `parts` and `norms` have one entry per update,
-        `accounts` belong to all.
+        """Returns metrics averaged over the updates: `parts` and `optimizer_metrics` have one entry
+        per update, `accounts` belong to all.
         """
         total = fetch(finalize_diagnostics(merge_diagnostics([*parts, *accounts])))
         metrics = {name: float(value) for name, value in total.items()}
         metrics["loss"] /= len(parts)
-        metrics |= {name: float(np.mean([float(n[name]) for n in norms])) for name in norms[0]}
+        for name in optimizer_metrics[0]:
+            metrics[name] = float(np.mean([float(one[name]) for one in optimizer_metrics]))
         return {**metrics, "skipped_updates": float(self.state.skipped)}
 
     def _score(self, params: Any, tokens, lengths, routes):

@@ -112,8 +112,8 @@ class RLTrainer:
         Args:
             said: notices already printed in this run; new ones are added.
         """
-        found = newest_checkpoint(config.directory, telemetry.note)
-        self.done_steps = 0 if found is None else found.manifest.step
+        newest = newest_checkpoint(config.directory, telemetry.note)
+        self.done_steps = 0 if newest is None else newest.manifest.step
         self.stage = stage_at(config.rl, self.done_steps)
         config = at_step(config, self.done_steps)
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
@@ -131,24 +131,7 @@ class RLTrainer:
             vocab_size,
         )
         self.notices = Notices(config, telemetry.note, said, self.done_steps)
-        tell_once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
-        prompts = train_prompts(config.data, self.tokenizer, config.seed, tell_once)
-        prompts = fitting(prompts, longest, config.data.overlong, tell_once)
-        prompts, self.filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
-        self.evaluated = evaluation_sets(config, self.tokenizer, tell_once)
-        evaluated = (prompt for one in self.evaluated for prompt in one.prompts)
-        check_rows(scorer, config.data, [*prompts, *evaluated])
-        self.stream = PromptStream(
-            prompts, config.seed, [source.repeat for source in config.data.sources]
-        )
-        self.selector = prompt_selector(
-            self.rl.zero_variance,
-            self.rl.group_size,
-            config.rewards,
-            config.seed,
-            self.stage,
-            measured,
-        )
+        self._open_prompts()
         self.history = PromptHistory()
         self.collect = Collector(
             self.engine,
@@ -170,17 +153,40 @@ class RLTrainer:
             telemetry,
         )
         self.callbacks = Callbacks(config.callbacks)
-        labels = {label_of(prompt) for prompt in prompts}
-        self.by_label = 1 < len(labels) <= MAX_LABELS
         self.histograms: dict[str, Bins] = {}  # of the step that was yielded last
-        self.notices.at_start(len(self.stream), len(labels))
+        self.notices.at_start(len(self.stream), len(self.labels))
         # the rollout that ran during the last step's updates, with its metrics or its error
         self.ahead: Future[dict[str, float] | None] | None = None
         self.interrupted = False  # whether a stop came within a step
         layout = training_layout(config.compute)
         model = Transformer(config.model, config.compute, layout, train, vocab_size)
-        self._restore_or_start(model, found)
+        self._restore_or_start(model, newest)
         self._sync_weights()
+
+    def _open_prompts(self) -> None:
+        """Reads the prompts of training and of evaluation, checks that the verifiers can judge
+        their rows, and creates the stream and the selector from which steps draw.
+        """
+        config = self.config
+        tell_once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
+        prompts = train_prompts(config.data, self.tokenizer, config.seed, tell_once)
+        prompts = fitting(prompts, longest, config.data.overlong, tell_once)
+        prompts, self.filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
+        self.evaluated = evaluation_sets(config, self.tokenizer, tell_once)
+        evaluated = (prompt for one in self.evaluated for prompt in one.prompts)
+        check_rows(self.scorer, config.data, [*prompts, *evaluated])
+        self.stream = PromptStream(
+            prompts, config.seed, [source.repeat for source in config.data.sources]
+        )
+        self.selector = prompt_selector(
+            self.rl.zero_variance,
+            self.rl.group_size,
+            config.rewards,
+            config.seed,
+            self.stage,
+            measured,
+        )
+        self.labels = {label_of(prompt) for prompt in prompts}
 
     def _sync_weights(self) -> dict[str, float]:
         """Syncs the weights to the rollout, and to a judge that uses the policy's."""
@@ -201,9 +207,9 @@ class RLTrainer:
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
-    def _restore_or_start(self, model: Transformer, found: checkpoint.Sound | None) -> None:
+    def _restore_or_start(self, model: Transformer, newest: checkpoint.Sound | None) -> None:
         config = self.config
-        if found is None:
+        if newest is None:
             params = first_parameters(config, model)
             self.learner = Learner.start(config.learner, model, params, config.directory)
             self.vocab_rows = vocab_rows(
@@ -213,15 +219,15 @@ class RLTrainer:
             self.telemetry.restore(None)
             return
         abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, model.placement)
-        if found.meta().get("pending"):
+        if newest.meta().get("pending"):
             abstract["pending"] = jax.eval_shape(
                 lambda: self.buffer.arrays(self.engine.config.max_length)
             )
         # a checkpoint of adapters does not have their base
         frozen = first_parameters(config, model) if config.lora.acts else None
         if frozen is not None:
-            check_base(found.path, found.meta(), frozen)
-        _, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
+            check_base(newest.path, newest.meta(), frozen)
+        _, arrays, meta = checkpoint.restore(newest, abstract, model=config.model)
         state, reference = (
             in_layout(arrays.get(name), model.layout) for name in ("state", "reference")
         )
@@ -233,7 +239,7 @@ class RLTrainer:
         self.buffer.policy_state = meta.get("step_policy", {})
         self.telemetry.restore(meta["telemetry"])
         if "pending" in arrays:
-            self._restore_in_flight(meta["pending"], arrays["pending"], str(found.path))
+            self._restore_in_flight(meta["pending"], arrays["pending"], str(newest.path))
 
     def _restore_in_flight(self, state: dict, arrays: dict[str, Any], path: str) -> None:
         if "routes" in arrays:
@@ -303,12 +309,10 @@ class RLTrainer:
             self.telemetry.phase("training")
             compiler.finish()
             trace = self.samples.trace(len(groups))
-            dropped = int(rollout_metrics.get("zero_variance/dynamic_dropped_tokens", 0))
             try:
-                train_metrics = self._train(arrays, dropped, trace)
-            except (
-                TrainingStopped
-            ):  # before the first update, so the groups are still in the buffer
+                train_metrics = self._train(arrays, self.buffer.dropped_tokens, trace)
+            except TrainingStopped:
+                # It came before the first update, so the groups are still in the buffer.
                 return self._interrupt()
 
             # 4. Sync. From here on the step is done: the next rollout has the new weights.
@@ -379,7 +383,7 @@ class RLTrainer:
         """Returns the metrics of each label, if the data have several labels and at most
         MAX_LABELS.
         """
-        if not self.by_label:
+        if not 1 < len(self.labels) <= MAX_LABELS:
             return {}
         labels = [label_of(group.prompt) for group in groups]
         return label_metrics(groups, labels, self.config.rewards.right_at)

@@ -79,11 +79,11 @@ def run_rl(
         for line in [*code_changes(run), *machine, *idle_stages(config.rl)]:
             telemetry.note(line)
         said: set[str] = set()
-        found: dict[str, Any] = {"stopped": False, "steps": -1}
+        result: dict[str, Any] = {"stopped": False, "steps": -1}
         # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
-        while not found["stopped"] and "evaluation" not in found:
-            found = _run_stage(config, scorer, stop, telemetry, strict, said, enough)
-        return found | {"status": stop.status}
+        while not result["stopped"] and "evaluation" not in result:
+            result = _run_stage(config, scorer, stop, telemetry, strict, said, enough)
+        return result | {"status": stop.status}
 
 
 def _run_stage(
@@ -132,38 +132,38 @@ def _run_steps(
     enough: Callable[[], bool],
 ) -> dict[str, Any]:
     config, saved = trainer.config, trainer.done_steps
-    last: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     evaluated: _Evaluated | None = None
     if trainer.evaluated and config.evaluation.start and not trainer.done_steps:
         # the first rollout warns of rewards that say nothing
         evaluated = _evaluate(trainer, warns=False)
-        telemetry.note(f"before the first step, {evaluated.found.line()}")
+        telemetry.note(f"before the first step, {evaluated.result.line()}")
         _keep_evaluation(trainer, evaluated, EVALUATION_START)
     ended, began = enough(), time.perf_counter()
-    for number, last in () if ended else trainer.steps():
+    for step, metrics in () if ended else trainer.steps():
         every = config.rl.eval_every
-        due = number in config.evaluation.at or (every and number % every == 0)
+        due = step in config.evaluation.at or (every and step % every == 0)
         if trainer.evaluated and due:
             try:
                 evaluated = _evaluate(trainer)
             except VerifierError:
-                telemetry.log(number, last)
+                telemetry.log(step, metrics)
                 raise
-            telemetry.note(f"step {number}, {evaluated.found.line()}")
-            last |= evaluated.found.metrics()
+            telemetry.note(f"step {step}, {evaluated.result.line()}")
+            metrics |= evaluated.result.metrics()
         now = time.perf_counter()
-        last["time/step_s"], began = now - began, now
+        metrics["time/step_s"], began = now - began, now
         # the same line wherever the run ends: the final evaluation is not in it
-        telemetry.log(number, last, trainer.histograms)
+        telemetry.log(step, metrics, trainer.histograms)
         ended = enough()
         if (
-            number == trainer.stage.end
+            step == trainer.stage.end
             or ended
             or stop.requested
-            or (config.rl.save_every and number % config.rl.save_every == 0)
+            or (config.rl.save_every and step % config.rl.save_every == 0)
         ):
             trainer.save(wait=False)
-            saved = number
+            saved = step
         if ended:
             break
     if trainer.interrupted:
@@ -172,7 +172,7 @@ def _run_steps(
             f" {trainer.done_steps} whole steps and {trainer.buffer.finished} finished rollouts of"
             " the next; the same command continues"
         )
-        return {"steps": trainer.done_steps, "stopped": True, **last}
+        return {"steps": trainer.done_steps, "stopped": True, **metrics}
     if trainer.done_steps != saved:
         trainer.save(wait=False)
     ended = ended or trainer.done_steps >= config.rl.steps
@@ -181,11 +181,11 @@ def _run_steps(
             f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
             " continues"
         )
-        return {"steps": trainer.done_steps, "stopped": True, **last}
+        return {"steps": trainer.done_steps, "stopped": True, **metrics}
     if not ended:
-        return {"steps": trainer.done_steps, "stopped": False, **last}
+        return {"steps": trainer.done_steps, "stopped": False, **metrics}
     result = _last_evaluation(trainer, telemetry, evaluated) if trainer.evaluated else None
-    return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **last}
+    return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **metrics}
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _Evaluated:
     """An evaluation of the weights after `step` steps, with its answers."""
 
     step: int
-    found: Evaluation
+    result: Evaluation
     rows: list[dict[str, Any]]
 
 
@@ -206,13 +206,13 @@ def _last_evaluation(
     """
     if latest is None or latest.step != trainer.done_steps:
         latest = _evaluate(trainer)
-        telemetry.note(latest.found.line())
+        telemetry.note(latest.result.line())
     _keep_evaluation(trainer, latest, EVALUATION_FOLDER)
     if is_main_process():
-        said = {"step": trainer.done_steps, "metrics": plain_numbers(latest.found.metrics())}
+        said = {"step": trainer.done_steps, "metrics": plain_numbers(latest.result.metrics())}
         file = Path(trainer.config.directory) / EVALUATION
         write_atomically(file, json.dumps(said, indent=2) + "\n")
-    return latest.found
+    return latest.result
 
 
 def _evaluate(trainer: RLTrainer, warns: bool = True) -> _Evaluated:
@@ -232,4 +232,4 @@ def _keep_evaluation(trainer: RLTrainer, evaluated: _Evaluated, name: str) -> No
         folder = Path(config.directory) / name
         folder.mkdir(exist_ok=True)
         weights = f"{config.directory}, step {evaluated.step}"
-        write_evaluation(folder, evaluated.found, evaluated.rows, config, weights)
+        write_evaluation(folder, evaluated.result, evaluated.rows, config, weights)

@@ -47,6 +47,13 @@ def test_a_step_policy_of_a_users_file_trains_and_resumes(screening, tmp_path):
         first = {sample["reward"] for sample in group["samples"][:2]}
         assert len(group["samples"]) == (2 if len(first) == 1 else config.rl.group_size)
 
+    for row in lines(whole, "metrics"):
+        m, step = row["metrics"], [g for g in groups if g["step"] == row["step"]]
+        trained = sum(sample["tokens"] for group in step for sample in group["samples"])
+        assert m["waste/tokens_generated"] == trained + m["rollout/dropped_tokens"]
+        assert (m["rollout/dropped_groups"] > 0) == (m["rollout/dropped_tokens"] > 0)
+    assert sum(row["metrics"]["rollout/dropped_groups"] for row in lines(whole, "metrics")) > 0
+
     for steps in (1, 2):
         run_rl(configured(screening, tmp_path / "parts", steps))
     assert lines(tmp_path / "parts", "rollouts") == groups
