@@ -3,10 +3,10 @@ steps of training, with a stop between them or without; and refusals on the comm
 """
 
 import dataclasses
-import re
 from pathlib import Path
 
 import pytest
+from howto_code import write_code
 from logged import lines
 from test_objective_door import refused
 from tiny_run import tiny_run
@@ -16,15 +16,11 @@ from compass_jax.config import RunConfig
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.training.rl import run_rl
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "step_policy.md"
-
 
 @pytest.fixture
 def screening(tmp_path):
     """The name of the page's policy, in a file."""
-    code = re.search(r"```python\n(# screening\.py\n.*?)```", PAGE.read_text(), re.S)[1]
-    (tmp_path / "screening.py").write_text(code)
-    return f"{tmp_path}/screening.py:Screening"
+    return f"{write_code('step_policy.md', 'screening.py', tmp_path)}:Screening"
 
 
 def configured(name: str, directory: Path, steps: int) -> RunConfig:
