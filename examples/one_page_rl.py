@@ -4,8 +4,8 @@
     python examples/one_page_rl.py MODEL_FOLDER OUT --steps 20
 
 `compass train` runs the same loop. This page uses only its three parts, the engine, the collection
-of samples and the learner, and passes arrays between them, so that you can replace any line. A
-comment "Left out" says what `compass train` does there and why this page does not.
+of samples and the learner, and passes arrays between them, so that you can replace any line. The
+comments "Left out" name the features of `compass train` that this page does without, and why.
 """
 
 import argparse

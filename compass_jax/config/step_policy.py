@@ -1,4 +1,5 @@
-"""The base class of step policies, which decide what a step samples and trains on.
+"""The base class of step policies, which decide which prompts a step samples and which groups
+it trains on.
 
 The policies themselves are in experience/step_policies/, one file each, or in a user's file.
 """
@@ -27,8 +28,8 @@ class StepPolicy(Seam):
     experience/step_policies/inputs.py.
 
     Its methods are pure functions of the inputs: they read no clock and draw no random numbers, so
-    that a stop changes no decision and all processes take the same ones. What a policy has to
-    remember is its state, which the buffer and the checkpoint hold.
+    that a stop changes no decision and all processes take the same ones. A policy that has to
+    remember something returns a state, which the buffer and the checkpoint hold.
     """
 
     key: ClassVar[str] = "rl.step_policy"

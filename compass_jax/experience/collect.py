@@ -154,7 +154,7 @@ class Collector:
         """
         sampling, enough = self.sampling, self._enough(buffer, calls.sizes())
         prompts = [buffer.prompts[group] for group in buffer.open]
-        begun = [buffer.samples[key].rollout for key in missing if key in buffer.samples]
+        paused = [buffer.samples[key].rollout for key in missing if key in buffer.samples]
         collection = self.batcher(
             self.engine,
             params,
@@ -169,7 +169,7 @@ class Collector:
             buffer=buffer.routes,
             rows=[buffer.first_row(prompt.key) for prompt in prompts],
             asked=frozenset(missing),
-            carried=begun,
+            carried=paused,
             enough=lambda: stopped() or enough(),
             expected=[self.expected_length(prompt) for prompt in prompts],
         )

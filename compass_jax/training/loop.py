@@ -104,13 +104,13 @@ class RLTrainer:
         scorer: AnyScorer,
         stop: StopSignal,
         telemetry: Telemetry,
-        said: set[str] | None = None,
+        printed: set[str] | None = None,
     ):
         """Continues the run from its newest checkpoint, to the end of its stage
         (config/curriculum.py).
 
         Args:
-            said: notices already printed in this run; new ones are added.
+            printed: notices that this run has printed; new ones are added.
         """
         newest = newest_checkpoint(config.directory, telemetry.note)
         self.done_steps = 0 if newest is None else newest.manifest.step
@@ -130,7 +130,7 @@ class RLTrainer:
             rollout,
             vocab_size,
         )
-        self.notices = Notices(config, telemetry.note, said, self.done_steps)
+        self.notices = Notices(config, telemetry.note, printed, self.done_steps)
         self._open_prompts()
         self.history = PromptHistory()
         self.collect = Collector(
@@ -405,8 +405,8 @@ class RLTrainer:
         samples is never cut by a stop: which samples it cuts depends on the ticks they have run,
         which a resumed rollout would count differently.
         """
-        wanted = len(self.buffer.prompts) * self.rl.group_size
-        self.telemetry.phase("rollout", self.buffer.finished, max(wanted, self.buffer.finished))
+        expected = len(self.buffer.prompts) * self.rl.group_size
+        self.telemetry.phase("rollout", self.buffer.finished, max(expected, self.buffer.finished))
         return not self.collect.policy.carries and self.stop.requested
 
     def _assemble(self) -> tuple[list[Group], StepArrays]:
@@ -458,17 +458,17 @@ class RLTrainer:
         abandoned = threading.Event()
         rollout = self._rollout(self.done_steps + 2, abandoned.is_set)
         with ThreadPoolExecutor(1, "rollout") as thread:
-            ahead = thread.submit(rollout)
+            future = thread.submit(rollout)
             try:
                 metrics = self.learner.train(arrays, dropped, trace=trace)
             except BaseException:
                 abandoned.set()  # leaving the thread waits for it
                 raise
             started = time.perf_counter()
-            error = ahead.exception()
+            error = future.exception()
         if error is not None and not isinstance(error, VerifierError):
             raise error
-        self.ahead = ahead  # a VerifierError is raised by the next step: this one is complete
+        self.ahead = future  # a VerifierError is raised by the next step: this one is complete
         return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
 
     def _rollout(

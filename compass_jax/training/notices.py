@@ -206,7 +206,7 @@ def floor_share(metrics: Mapping[str, float]) -> float:
 
 
 class Notices:
-    """Prints each notice once. `tell` prints a line above the progress; `said` has the notices
+    """Prints each notice once. `tell` prints a line above the progress; `printed` has the notices
     already printed in this run, and is extended; `done_steps` is the step at which the run resumes.
     """
 
@@ -214,11 +214,11 @@ class Notices:
         self,
         config: RLRunConfig,
         tell: Callable[[str], None],
-        said: set[str] | None = None,
+        printed: set[str] | None = None,
         done_steps: int = 0,
     ):
         self._config, self._tell = config, tell
-        self._said = set() if said is None else said
+        self._printed = set() if printed is None else printed
         self._lengths: list[np.ndarray] = []
         self._looked, self._begins = (
             False,
@@ -312,9 +312,9 @@ class Notices:
                 f" {verdicts_in_words(scores)}"
             )
         kind = silence(scores, rewards) or no_advantage(by_group, rewards)
-        if not kind or kind in self._said or (kind != NOTHING_EXTRACTED and not first):
+        if not kind or kind in self._printed or (kind != NOTHING_EXTRACTED and not first):
             return
-        self._said.add(kind)
+        self._printed.add(kind)
         of = "of the first rollout" if begins else "of a rollout"
         sample = sample_of(groups, text_of)
         text = silence_warning(
@@ -327,7 +327,7 @@ class Notices:
         """Collects the lengths of a step's rows (0 without a row). After the first few steps prints
         the buckets that would have padded less, if they save enough.
         """
-        if "buckets" in self._said:
+        if "buckets" in self._printed:
             return
         self._lengths.append(lengths[lengths > 0])
         if len(self._lengths) < WATCHED_STEPS:
@@ -343,7 +343,7 @@ class Notices:
                 f"{now:.0%} of the training tokens were padding in {WATCHED_STEPS} steps;"
                 f" rl.buckets {better} would have made it {then:.0%}"
             )
-        self._said.add("buckets")
+        self._printed.add("buckets")
         self._lengths.clear()
 
     def of_update(self, metrics: Mapping[str, float]) -> None:
@@ -362,6 +362,6 @@ class Notices:
         )
 
     def _once(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._printed:
+            self._printed.add(kind)
             self._tell(text)

@@ -78,11 +78,11 @@ def run_rl(
         machine = record_machine(Path(config.directory)) if is_main_process() else []
         for line in [*code_changes(run), *machine, *idle_stages(config.rl)]:
             telemetry.note(line)
-        said: set[str] = set()
+        printed: set[str] = set()
         result: dict[str, Any] = {"stopped": False, "steps": -1}
         # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
         while not result["stopped"] and "evaluation" not in result:
-            result = _run_stage(config, scorer, stop, telemetry, strict, said, enough)
+            result = _run_stage(config, scorer, stop, telemetry, strict, printed, enough)
         return result | {"status": stop.status}
 
 
@@ -92,17 +92,17 @@ def _run_stage(
     stop: StopSignal,
     telemetry: Telemetry,
     strict: bool,
-    said: set[str],
+    printed: set[str],
     enough: Callable[[], bool],
 ) -> dict[str, Any]:
     """Trains to the end of the run's current stage. Its trainer, with its arrays on the devices, is
     released afterwards.
     """
-    trainer = RLTrainer(config, scorer, stop, telemetry, said)
+    trainer = RLTrainer(config, scorer, stop, telemetry, printed)
     if strict:
         trainer.notices.end = partial(stop.end, STRICT)
-    if "header" not in said:
-        said.add("header")
+    if "header" not in printed:
+        printed.add("header")
         for line in trainer.header():
             telemetry.note(line)
         carry_tokenizer(config.directory, config.data.tokenizer)
@@ -139,8 +139,8 @@ def _run_steps(
         evaluated = _evaluate(trainer, warns=False)
         telemetry.note(f"before the first step, {evaluated.result.line()}")
         _keep_evaluation(trainer, evaluated, EVALUATION_START)
-    ended, began = enough(), time.perf_counter()
-    for step, metrics in () if ended else trainer.steps():
+    finished, began = enough(), time.perf_counter()
+    for step, metrics in () if finished else trainer.steps():
         every = config.rl.eval_every
         due = step in config.evaluation.at or (every and step % every == 0)
         if trainer.evaluated and due:
@@ -155,16 +155,16 @@ def _run_steps(
         metrics["time/step_s"], began = now - began, now
         # the same line wherever the run ends: the final evaluation is not in it
         telemetry.log(step, metrics, trainer.histograms)
-        ended = enough()
+        finished = enough()
         if (
             step == trainer.stage.end
-            or ended
+            or finished
             or stop.requested
             or (config.rl.save_every and step % config.rl.save_every == 0)
         ):
             trainer.save(wait=False)
             saved = step
-        if ended:
+        if finished:
             break
     if trainer.interrupted:
         telemetry.note(
@@ -175,14 +175,14 @@ def _run_steps(
         return {"steps": trainer.done_steps, "stopped": True, **metrics}
     if trainer.done_steps != saved:
         trainer.save(wait=False)
-    ended = ended or trainer.done_steps >= config.rl.steps
-    if stop.requested and not ended:
+    finished = finished or trainer.done_steps >= config.rl.steps
+    if stop.requested and not finished:
         telemetry.note(
             f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
             " continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **metrics}
-    if not ended:
+    if not finished:
         return {"steps": trainer.done_steps, "stopped": False, **metrics}
     result = _last_evaluation(trainer, telemetry, evaluated) if trainer.evaluated else None
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **metrics}
@@ -209,9 +209,9 @@ def _last_evaluation(
         telemetry.note(latest.result.line())
     _keep_evaluation(trainer, latest, EVALUATION_FOLDER)
     if is_main_process():
-        said = {"step": trainer.done_steps, "metrics": plain_numbers(latest.result.metrics())}
+        summary = {"step": trainer.done_steps, "metrics": plain_numbers(latest.result.metrics())}
         file = Path(trainer.config.directory) / EVALUATION
-        write_atomically(file, json.dumps(said, indent=2) + "\n")
+        write_atomically(file, json.dumps(summary, indent=2) + "\n")
     return latest.result
 
 

@@ -76,8 +76,8 @@ class PolicyCalls:
             message = f"returned {len(chosen)} groups; the step needs {inputs.needed} more"
             raise self._error("chosen", message)
         dropped = self._groups("dropped", policy.dropped, inputs, chosen)
-        if both := set(chosen) & set(dropped):
-            raise self._error("dropped", f"returned {min(both)}, which chosen returned, too")
+        if overlap := set(chosen) & set(dropped):
+            raise self._error("dropped", f"returned {min(overlap)}, which chosen returned, too")
         if not (progress or chosen or dropped):
             raise self._error(
                 "missing",

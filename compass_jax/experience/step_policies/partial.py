@@ -23,8 +23,8 @@ class PartialRollouts(StepPolicy):
     def missing(self, inputs: StepInputs) -> int:
         """Returns as many prompts as fill what may be in flight."""
         sampling = inputs.sampling
-        wanted = sampling.prompts_per_step if inputs.last else self.groups_in_flight(sampling)
-        return max(0, wanted - inputs.drawn)
+        limit = sampling.prompts_per_step if inputs.last else self.groups_in_flight(sampling)
+        return max(0, limit - inputs.drawn)
 
     def chosen(self, inputs: StepInputs) -> list[GroupKey]:
         """Returns the first complete groups."""
