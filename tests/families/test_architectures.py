@@ -5,6 +5,7 @@ engine, weights bit for bit, and router replay.
 import copy
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from hf_models import random_model, reference_greedy, reference_logits
 from compass_jax.config import ComputeConfig, RolloutConfig
 from compass_jax.curate.merge import Linear
 from compass_jax.curate.merge_folders import merge_folders
+from compass_jax.families.raw import UnsupportedModel
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply
@@ -25,7 +27,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.hf import load_params
-from compass_jax.weights.hf_config import read_hf_config, write_hf_config
+from compass_jax.weights.hf_config import config_from_dict, read_hf_config, write_hf_config
 
 COMMON = dict(
     vocab_size=157,
@@ -93,7 +95,7 @@ CASES = {
         rope_parameters=dict(rope_type="linear", rope_theta=5000.0, factor=2.5),
         tie_word_embeddings=True,
     ),
-    "mixtral, window": dict(
+    "mixtral": dict(
         COMMON,
         model_type="mixtral",
         num_attention_heads=6,
@@ -243,6 +245,31 @@ def test_logits_equal_those_of_transformers(case):
     np.testing.assert_allclose(logits, reference, atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize("case", ["mistral, window", "mixtral", "gpt_oss"], indirect=True)
+def test_a_window_acts(case):
+    """Logits of tokens within the first window stay as they are; later ones change."""
+    _, _, config, params = case
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, 40)).astype(np.int32)
+    whole = dataclasses.replace(config, sliding_window=1000)
+    hidden, unlimited = (run(one, params, jnp.asarray(tokens)).hidden for one in (config, whole))
+    change, window = np.abs(np.asarray(hidden - unlimited)).max(axis=(0, 2)), config.sliding_window
+    assert change[:window].max() < 1e-4 and change[window:].min() > 1e-2
+
+
+def test_what_is_not_computed_is_refused_all_at_once(case):
+    raw = write_hf_config(case[2]) | {
+        "attn_logit_softcapping": 50.0,
+        "hidden_act": "gelu",
+        "rope_parameters": {"rope_type": "longrope"},
+        "an_unknown_key": 1,
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    with pytest.raises(UnsupportedModel) as caught:
+        config_from_dict(raw)
+    for name in ("attn_logit_softcapping = 50.0", "'gelu'", "longrope", "an_unknown_key", "fp8"):
+        assert name in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def greedy_reference(case):
     return reference_greedy(case[0], PROMPT, NEW)
@@ -260,7 +287,17 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+def quick_and_slow(pairs):
+    """Cases of (configuration, engine): the engine of each configuration in turn is quick."""
+    return [
+        pair if (i // 2 + i) % 2 == 0 else pytest.param(*pair, marks=pytest.mark.slow)
+        for i, pair in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "engine"), quick_and_slow(itertools.product(CASES, ENGINES)), indirect=["case"]
+)
 def test_greedy_tokens_through_the_engine_equal_those_of_transformers(
     case, greedy_reference, engine
 ):
@@ -333,7 +370,11 @@ def test_experts_of_a_layer_in_one_tensor_are_read_too(case, tmp_path):
     jax.tree.map(assert_same_bits, parts, params)
 
 
-@of_experts
+@pytest.mark.parametrize(
+    "case",
+    [name if "," not in name else pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS],
+    indirect=True,
+)
 def test_given_routes_are_replayed_with_gradients_through_the_live_gates(case, x64):
     """Routes at random, most of them outside the live choice; the derivative of the hidden states
     along random changes of the router, and of all parameters, against central differences.

@@ -157,18 +157,21 @@ def test_attention_against_numpy(x64, qk_norm, bias):
     np.testing.assert_allclose(out, numpy_attention(x, p, positions, config), atol=1e-12)
 
 
-def test_segments_of_a_row_attend_as_rows_of_their_own_do(x64):
+@pytest.mark.parametrize("window", [0, 20])
+def test_segments_of_a_row_attend_as_rows_of_their_own_do(x64, window):
     """Over more tokens than attend together; a segment may lie in several chunks."""
     config, p, _ = make()
     x = np.random.default_rng(1).standard_normal((2, 90, HIDDEN))
     sizes = ((40, 1, 49), (3, 60, 27))
     segments = np.stack([np.repeat(np.arange(3), one) for one in sizes]).astype(np.int32)
     positions = np.stack([np.concatenate([np.arange(n) for n in one]) for one in sizes])
-    out, _ = run(x, p, positions, config, jnp.float64, segments=jnp.asarray(segments))
+    given = {"segments": jnp.asarray(segments), "window": window}
+    out, _ = run(x, p, positions, config, jnp.float64, **given)
     for row, one in enumerate(sizes):
         for first, last in zip(np.cumsum((0, *one)), np.cumsum(one), strict=False):
             alone = x[row : row + 1, first:last]
-            expected = numpy_attention(alone, p, positions[row : row + 1, first:last], config)
+            at = positions[row : row + 1, first:last]
+            expected = numpy_attention(alone, p, at, config, window)
             np.testing.assert_allclose(out[row, first:last], expected[0], atol=1e-12)
 
 
