@@ -150,9 +150,9 @@ class Vocabulary:
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def byte_of(self, token: int) -> int | None:
-        """Returns the byte of a one-byte token of a byte-level vocabulary, else None."""
-        spelling = self._backend.id_to_token(int(token))
-        return BYTES.get(spelling) if spelling is not None else None
+        """Returns the byte of a one-byte token, else None."""
+        data = self.bytes_of(token)
+        return data[0] if len(data) == 1 else None
 
     def bytes_of(self, token: int) -> bytes:
         """Returns the bytes of a token, which may be part of a character; for a special token those
@@ -168,18 +168,11 @@ class Vocabulary:
         return data if data.decode(errors="replace") == text else text.encode()
 
 
-def _byte_level() -> dict[str, int]:
-    """Returns the byte of each character of byte-level BPE, printable or from 256 on."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    unprintable = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
-
-
-BYTES = _byte_level()
+# the byte of each character of byte-level BPE: printable bytes are spelt as themselves, the others
+# as the characters from 256 on
+_PRINTABLE = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+_OTHERS = [b for b in range(256) if b not in _PRINTABLE]
+BYTES = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 
 
 def _config(file: Path) -> TokenizerConfig:
