@@ -133,9 +133,6 @@ def merge_folders(
     check_factor("scale", scale)
     if not models:
         raise MergeError("there is no model to merge: give at least one beside the base")
-    for setting, values in vars(method).items():
-        if isinstance(values, tuple) and len(values) != len(models):
-            raise MergeError(f"{setting}: {len(values)} numbers for {len(models)} models")
     with _folders([base, *models], out) as (base_folder, *folders):
         parents = read_parents(base_folder, folders, family)
         if routers_from is not None and not parents.routers:

@@ -55,15 +55,8 @@ class Tally:
 def table(tally: Tally) -> list[dict[str, Any]]:
     """Returns a row for each filter that removed rows, and one for the kept rows."""
     counts = {name: count for name, count in tally.taken.items() if count} | {"kept": tally.kept}
-    return [
-        {
-            "filter": name,
-            "rows": count,
-            "share": f"{count / max(tally.rows, 1):.2%}",
-            "why": FILTERS.get(name, ""),
-        }
-        for name, count in counts.items()
-    ]
+    rows = [(x, n, f"{n / max(tally.rows, 1):.2%}", FILTERS.get(x, "")) for x, n in counts.items()]
+    return [dict(zip(("filter", "rows", "share", "why"), row)) for row in rows]
 
 
 def overlaps(tally: Tally) -> list[str]:
@@ -81,10 +74,8 @@ def markdown(tally: Tally, settings: Mapping[str, Any]) -> str:
     if tally.overlap:
         lines += ["## Evaluation files", "", *(f"- {line}" for line in overlaps(tally)), ""]
     if tally.judged or tally.unjudged:
-        lines += [
-            f"The verifier judged {tally.judged} answers; {tally.unjudged} without a verdict stay.",
-            "",
-        ]
+        judged = f"The verifier judged {tally.judged} answers;"
+        lines += [f"{judged} {tally.unjudged} without a verdict stay.", ""]
     for name in FILTERS:
         if examples := tally.examples.get(name):
             lines += [f"## {name}", "", *_table(("where", "reason", "asked"), examples), ""]
@@ -93,12 +84,8 @@ def markdown(tally: Tally, settings: Mapping[str, Any]) -> str:
 
 
 def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    table_rows = [
-        names,
-        ["---"] * len(names),
-        *([_cell(row[name]) for name in names] for row in rows),
-    ]
-    return [f"| {' | '.join(cells)} |" for cells in table_rows]
+    cells = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+    return [f"| {' | '.join(row)} |" for row in cells]
 
 
 def _cell(value: Any) -> str:

@@ -164,9 +164,6 @@ def test_files_of_a_set_that_cannot_be_used_are_named(tmp_path, tokenizer):
             with_data(eval_sets=(EvalSet(name, (source,)),), **data), tokenizer, print
         )
 
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"empty\.jsonl is empty"):
-        sets(FileSource(str(tmp_path / "empty.jsonl")))
     (tmp_path / "odd.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(DataError, match=r"odd\.jsonl, line 1: these columns are of no known kind"):
         sets(FileSource(str(tmp_path / "odd.jsonl")))
