@@ -18,6 +18,7 @@ from compass_jax.config import EvalRunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import config_to_json
 from compass_jax.curate.merge import MergeError
+from compass_jax.curate.resume import require_same_settings
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.runs.rundir import FolderLock, write_atomically
@@ -118,12 +119,7 @@ def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
     if not lines or not all(isinstance(line, dict) for line in lines):
         raise MergeError(f"{file} is no sweep's: remove it, or choose another folder")
     header, *rows = lines
-    for name in {**header, **settings}:
-        if header.get(name) != settings.get(name):
-            raise MergeError(
-                f"{file} was begun with {name} {header.get(name)!r}, not {settings.get(name)!r}:"
-                " go on with that, or give another --out"
-            )
+    require_same_settings(file.parent, header, settings, ())
     return {row["weight"]: row for row in rows}
 
 

@@ -15,6 +15,7 @@ from tiny import MODEL, random_params
 
 from compass_jax.commands import merge
 from compass_jax.commands.cli import main
+from compass_jax.config import ConfigError
 from compass_jax.curate import merge_sweep
 from compass_jax.curate.merge import MergeError, routers_from
 from compass_jax.curate.merge_sweep import run_sweep
@@ -210,7 +211,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path):
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path):
     sweep(tmp_path, (0.5,))
-    with pytest.raises(MergeError, match="was begun with method 'ties', not 'linear'"):
+    with pytest.raises(ConfigError, match="was begun with method = 'ties', and now it is 'linear'"):
         sweep(tmp_path, (0.5,), method="linear")
     file = tmp_path / "sweep" / "sweep.jsonl"
     for text, message in (

@@ -170,7 +170,7 @@ def test_dense_models_have_no_routers(tmp_path):
 
 
 def test_models_must_be_there(folders, tmp_path):
-    base, one, two = folders
+    base, _, two = folders
     with pytest.raises(MergeError, match=r"nowhere: there is no such folder"):
         merge((base, tmp_path / "nowhere", two), tmp_path / "out")
     with pytest.raises(MergeError, match="there is no model to merge"):
