@@ -103,12 +103,13 @@ class Collector:
         stats, waited_s = RolloutStats(), self._wait(buffer, stopped)
         if buffer.unscored:
             return None
+        progress = True  # a stop may have come between the samples of a round and its decision
         while len(buffer.kept) < self.sampling.prompts_per_step:
             # One round: draw prompts, run samples until none is missing, and let the policy decide.
             calls = PolicyCalls(self.policy, StepInputs(buffer, self.sampling, last))
             prompts = draw(calls.missing())
             buffer.add(prompts)
-            progress = bool(prompts)
+            progress = progress or bool(prompts)
             while missing := self._missing(buffer, calls):
                 self._sample(buffer, calls, missing, params, policy_version, stats, stopped)
                 # A stop that came with the last sample does not discard a rollout that is whole.
@@ -119,6 +120,7 @@ class Collector:
                     return None
                 progress = True
             self._apply(buffer, calls.decision(progress))
+            progress = False
         metrics = {**stats.metrics(), "time/reward_wait_s": waited_s, **buffer.counts}
         return metrics | (carried_metrics(buffer) if self.policy.carries else {})
 

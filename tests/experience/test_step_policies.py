@@ -108,6 +108,29 @@ def test_a_policy_that_carries_groups_may_drop_complete_ones():
 
 
 @dataclass(frozen=True)
+class OneByOne(StepPolicy):
+    """Draws a prompt at a time and chooses all groups at the end, dropping none before."""
+
+    def missing(self, inputs):
+        return min(1, inputs.sampling.prompts_per_step - inputs.drawn)
+
+    def chosen(self, inputs):
+        return inputs.open if inputs.drawn == inputs.sampling.prompts_per_step else []
+
+    def dropped(self, inputs, chosen):
+        return []
+
+
+def test_a_stop_before_a_decision_that_changes_nothing_is_no_failure(monkeypatch):
+    config = RLConfig(prompts_per_step=3, group_size=2, step_policy=OneByOne())
+    monkeypatch.setitem(CONFIGS, "one by one", config.validate("rl"))
+    expected = run(World("one by one"))
+    assert [len(step[0]) for step in expected] == [6, 6, 6]
+    for at in range(1, 19):
+        assert run(World("one by one", stop_at=at)) == expected, at
+
+
+@dataclass(frozen=True)
 class Wrong(StepPolicy):
     """Draws three prompts, and is wrong in one method."""
 

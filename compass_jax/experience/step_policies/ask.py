@@ -66,9 +66,10 @@ class PolicyCalls:
         return {key: self._size(key) for key in self.inputs.open}
 
     def decision(self, progress: bool) -> Decision:
-        """Returns the decision on the open groups. `progress` is whether prompts were drawn or
-        samples ran since the last one: without, and without a group chosen or dropped, the step
-        would never end.
+        """Returns the decision on the open groups.
+
+        `progress` is whether prompts were drawn or samples ran since the last one. Without it, and
+        without a group chosen or dropped, the step would never end.
         """
         policy, inputs = self.policy, self.inputs
         chosen = self._groups("chosen", policy.chosen, inputs)
