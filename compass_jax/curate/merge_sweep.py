@@ -52,7 +52,7 @@ def run_sweep(
 
     Returns a row for each weight, in increasing order.
 
-    Raises MergeError for invalid weights, and if `out` holds another sweep.
+    Raises MergeError for invalid weights, and ConfigError if `out` holds another sweep.
     """
     _check(weights)
     digest = of_bytes(config_to_json(config).encode()).value
@@ -112,7 +112,7 @@ def averaged(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
-    """Returns the rows of a sweep in progress, by weight. Raises MergeError for another's."""
+    """Returns the rows of a sweep in progress, by weight. Raises ConfigError for another's."""
     if not os.path.lexists(file):
         return {}
     lines = [parse_json(line, where, error=MergeError) for where, line in read_lines(file)]
