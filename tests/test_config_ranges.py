@@ -68,6 +68,7 @@ MEANT = {
         "rewards.judge",
         "rewards.smallest_gap",
         "rewards.conversation_s",
+        "rl.step_policy",
     },
     "2^31": {
         "seed",

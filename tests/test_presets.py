@@ -39,10 +39,10 @@ def test_a_step_shrinks_as_a_whole_and_stays_a_baseline(name, slots, sizes):
 def test_what_was_changed_is_said(name):
     base, paper = tiny_run(), preset(name, 256)
     rl = fitted_preset(name, 256, 64, 10_000)
-    line = describe_changes(name, replace(base, rl=rl))
+    line = describe_changes(name, rl, base.rollout)
     said = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step (paper:"
     assert f"{said} {paper.prompts_per_step} x {paper.group_size})" in line
-    assert describe_changes(name, replace(base, rl=paper)) == ""
+    assert describe_changes(name, paper, base.rollout) == ""
 
 
 def test_few_prompts_are_all_in_a_step():
