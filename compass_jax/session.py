@@ -188,7 +188,7 @@ def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer
     """
     judge = _judge(config.rewards, config.data, directory)
     scorer = Scorer(config.rewards, config.data)
-    if any(check.own for checks in checks_of(config.data) for check in checks):
+    if any(check.is_users for checks in checks_of(config.data) for check in checks):
         try:
             scorer.wait_ready()
         except BaseException:

@@ -172,7 +172,7 @@ def _check(task: str, trial: Trial, judge: Any) -> None:
             if isinstance(verifier, str):
                 own = kinds().get(verifier)
                 function = own.judge if own else load(verifier, "TASK")
-            columns = called(function, "TASK", {}, trial.tag).wanted
+            columns = called(function, "TASK", {}, trial.tag).required
         missing = [name for name in columns if name not in trial.row and name not in OURS]
         if missing:
             raise ConfigError(

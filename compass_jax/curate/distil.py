@@ -75,14 +75,14 @@ class Answer(NamedTuple):
     text: str
     thought: str
     tokens: int
-    whole: bool
+    complete: bool
     reward: float
     known: bool
     outcome: str
 
     def right(self, right_at: float) -> bool:
         """Returns whether the answer is used for training: judged correct and not truncated."""
-        return self.known and self.whole and self.reward >= right_at
+        return self.known and self.complete and self.reward >= right_at
 
     @property
     def content(self) -> str:
@@ -199,7 +199,7 @@ def _judge(
         answers = []
         for (question, sample), score in scorer.collect(block=block):
             reply = replies.pop((question, sample))
-            said = reply.text, reply.thought, reply.tokens, reply.whole
+            said = reply.text, reply.thought, reply.tokens, reply.complete
             verdict = score.reward, score.known, score.outcome
             answers.append(Answer(question, sample, *said, *verdict))
         if answers:
@@ -285,7 +285,7 @@ def _by_engine(
             batch = prompts[start : start + batch_size]
             for rollout in Collection(engine, params, batch, *settings, **options):
                 text, complete = text_of(rollout), not rollout.truncated
-                reply = Reply(text, tokens=rollout.response_length, whole=complete)
+                reply = Reply(text, tokens=rollout.response_length, complete=complete)
                 yield (by_id[rollout.prompt.id], rollout.sample), reply
 
     return replies()
@@ -354,7 +354,7 @@ def _counted(
         "answers": len(answers),
         "right": correct,
         "unknown": sum(not answer.known for answer in answers),
-        "cut": sum(not answer.whole for answer in answers),
+        "cut": sum(not answer.complete for answer in answers),
         "kept": len(kept_answers),
         "tokens": sum(answer.tokens for answer in answers),
         "kept_tokens": sum(answer.tokens for answer in kept_answers),

@@ -74,7 +74,7 @@ class ExperienceBuffer:
         """Returns the row of the group's routes; those of sample c are in row `first_row + c`."""
         return self._first[group]
 
-    def begun(self, group: GroupKey) -> list[Sample]:
+    def samples_of(self, group: GroupKey) -> list[Sample]:
         """Returns the group's samples that are done or paused, in order."""
         keys = (SampleKey(*group, index) for index in range(self.routes.size))
         return [self.samples[key] for key in keys if key in self.samples]
@@ -88,14 +88,14 @@ class ExperienceBuffer:
         """Returns the verdicts on the group's samples, from the first to the last that is done;
         None where a sample has none.
         """
-        samples = {x.rollout.sample: x for x in self.begun(group) if x.done}
+        samples = {x.rollout.sample: x for x in self.samples_of(group) if x.done}
         return [
             samples[i].score if i in samples else None for i in range(max(samples, default=-1) + 1)
         ]
 
     def group(self, group: GroupKey) -> Group:
         """Returns a group whose samples are all done and scored. Raises ValueError otherwise."""
-        samples = self.begun(group)
+        samples = self.samples_of(group)
         scores = tuple(x.score for x in samples if x.score is not None)
         if len(scores) < len(samples):
             raise ValueError(f"group {group} has samples that are not scored")
@@ -149,7 +149,7 @@ class ExperienceBuffer:
     def forget_verdicts(self) -> None:
         """Removes the verdicts on the step's groups, so that a resumed run judges them again."""
         for group in self.kept:
-            for sample in self.begun(group):
+            for sample in self.samples_of(group):
                 self.samples[sample.rollout.key] = sample._replace(score=None)
         self.kept, self.counts = [], {}
 

@@ -170,7 +170,7 @@ class Collector:
             keep_routes=sampling.replay == "R3",
             buffer=buffer.routes,
             rows=[buffer.first_row(prompt.key) for prompt in prompts],
-            asked=frozenset(missing),
+            sample_keys=frozenset(missing),
             carried=paused,
             enough=lambda: stopped() or enough(),
             expected=[self.expected_length(prompt) for prompt in prompts],

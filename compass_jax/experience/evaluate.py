@@ -82,7 +82,7 @@ def answers(
     scores: dict[int, Score] = {}
     keys, carried = None, list[Rollout]()
     while keys is None or carried:
-        options: dict[str, Any] = {"asked": keys, "carried": carried, "keep_routes": False}
+        options: dict[str, Any] = {"sample_keys": keys, "carried": carried, "keep_routes": False}
         waiting: set[int] = set()
         for rollout in Collection(
             engine, params, prompts, samples, purpose, seed, sampler=sampler, **options

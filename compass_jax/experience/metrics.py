@@ -203,7 +203,7 @@ def carried_metrics(buffer: ExperienceBuffer) -> dict[str, float]:
     """Returns the groups carried into the next step, and the tokens that their samples have
     so far.
     """
-    waiting = [x.rollout for group in buffer.open for x in buffer.begun(group)]
+    waiting = [x.rollout for group in buffer.open for x in buffer.samples_of(group)]
     return {
         "rollout/carried_groups": float(len(buffer.open)),
         "rollout/carried_tokens": float(sum(r.response_length for r in waiting)),

@@ -252,10 +252,10 @@ def progress(state: Mapping[str, Any]) -> float:
     wanted; 1 if exactly the wanted changes were made.
     """
     opened, changes = _changes(state["opened"]), _changes(state["shop"])
-    wanted = Counter(map(tuple, state["wanted"]))
+    counts = Counter(map(tuple, state["wanted"]))
     changes.subtract(opened)
     changes = +changes
-    return (changes & wanted).total() / (changes | wanted).total()
+    return (changes & counts).total() / (changes | counts).total()
 
 
 def _changes(shop: Shop) -> Counter[tuple[Any, ...]]:
@@ -387,16 +387,16 @@ def _goals(random_: random.Random, calls: int, items: Sequence[str]) -> list[dic
     No goal uses the last two items, for which the shop may have other orders.
     """
     goals: list[dict[str, Any]] = []
-    remaining, unused = calls, list(items[:-2])
+    remaining, spare = calls, list(items[:-2])
     kinds = [
         kind for kind in NEEDED if kind != "buy" or calls != 2
     ]  # with two calls, one is a look-up
     while remaining:
         fits = [kind for kind in kinds if NEEDED[kind] <= remaining] or ["buy"]
         kind = random_.choice(fits)
-        goal = {"kind": kind, "item": unused.pop(), "n": random_.randint(1, 9)}
+        goal = {"kind": kind, "item": spare.pop(), "n": random_.randint(1, 9)}
         if kind == "cheaper":
-            goal["other"] = unused.pop()
+            goal["other"] = spare.pop()
         if kind == "coupon":
             kinds = [other for other in kinds if other != "coupon"]
         goals.append(goal)

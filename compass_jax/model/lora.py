@@ -68,8 +68,8 @@ def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stack
         raise ConfigError("lora.targets names experts: the model is dense and has none")
 
     def of(spec: ParamSpec) -> Adapter | None:
-        wanted = "experts" if spec.per_expert else TARGET_OF.get(spec.name)
-        if not spec.quantised or wanted not in lora.targets:
+        target = "experts" if spec.per_expert else TARGET_OF.get(spec.name)
+        if not spec.quantised or target not in lora.targets:
             return None
         *lead, rows, columns = spec.shape
         *axes, row_axis, column_axis = spec.axes

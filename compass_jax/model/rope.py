@@ -60,8 +60,8 @@ def _llama3(frequency: np.ndarray, scaling: Llama3Rope) -> np.ndarray:
     """
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_positions * frequency / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return frequency * (kept + (1 - kept) / scaling.factor)
+    unscaled = np.clip((turns - low) / (high - low), 0, 1)
+    return frequency * (unscaled + (1 - unscaled) / scaling.factor)
 
 
 def _yarn(frequency: np.ndarray, head_dim: int, theta: float, scaling: YarnRope) -> np.ndarray:

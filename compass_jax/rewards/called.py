@@ -49,11 +49,11 @@ class Called(NamedTuple):
 
     function: Callable[..., Any]
     name: str
-    wanted: tuple[str, ...]  # required parameters
+    required: tuple[str, ...]  # required parameters
     offered: tuple[str, ...]  # optional parameters
     rest: bool  # whether it has **kwargs
     batch: bool
-    given: Row  # verifier_args
+    verifier_args: Row
     tag: str
 
     def __call__(self, cases: Sequence[Case]) -> list[Any]:
@@ -82,9 +82,9 @@ class Called(NamedTuple):
     def _select_arguments(self, values: dict[str, Any]) -> dict[str, Any]:
         """Returns the function's arguments, selected from the values of a response or a batch."""
         # a column that only other rows have is null in Parquet and absent in JSONL
-        columns = {k: x for k, x in values.items() if x is not None or k not in self.given}
-        known = {**self.given, **columns, "answer_tag": self.tag}
-        missing = [name for name in self.wanted if name not in known]
+        columns = {k: x for k, x in values.items() if x is not None or k not in self.verifier_args}
+        known = {**self.verifier_args, **columns, "answer_tag": self.tag}
+        missing = [name for name in self.required if name not in known]
         if missing:
             rows = values.get("rows") or [values.get("row")]
             matches = difflib.get_close_matches(missing[0], [str(x) for x in rows[0]], n=1)
@@ -93,14 +93,14 @@ class Called(NamedTuple):
                 f" column{f'; did you mean {matches[0]}?' if matches else ''} (it has:"
                 f" {', '.join(map(str, rows[0]))})"
             )
-        names = [*self.wanted, *(x for x in self.offered if known.get(x) is not None)]
+        names = [*self.required, *(x for x in self.offered if known.get(x) is not None)]
         if self.rest:
             hidden = {"rows" if self.batch else "row", "answer_tag", *names}
             names += [name for name in known if isinstance(name, str) and name not in hidden]
         return {name: known[name] for name in names}
 
 
-def called(function: Any, where: str, given: Row, tag: str) -> Called:
+def called(function: Any, where: str, verifier_args: Row, tag: str) -> Called:
     """Returns `function` with the names of its parameters. Raises ConfigError, whose message begins
     with `where`, if it cannot be called with the available arguments.
     """
@@ -116,19 +116,19 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
             f"{where}: {name}(...) has no signature ({error}); {_REMEDY.format(name)}"
         ) from error
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    wanted = tuple(p.name for p in by_name if p.default is p.empty)
+    required = tuple(p.name for p in by_name if p.default is p.empty)
     offered = tuple(p.name for p in by_name if p.default is not p.empty)
     rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    names = {*wanted, *offered}
+    names = {*required, *offered}
     batch, one = "responses" in names, "response" in names
     foreign = next((x for x in ("completions", "completion") if x in names), "")
     only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     problem = ""
     if foreign and not (one or batch):
-        here = "responses" if foreign == "completions" else "response"
+        parameter = "responses" if foreign == "completions" else "response"
         problem = (
-            f"what other libraries call {foreign} is {here} here, and a response is a text: rename"
-            f" it {here}"
+            f"what other libraries call {foreign} is {parameter} here, and a response is a text:"
+            f" rename it {parameter}"
         )
     elif only:
         problem = f"{only[0]} can only be given by position"
@@ -141,7 +141,7 @@ def called(function: Any, where: str, given: Row, tag: str) -> Called:
         raise ConfigError(
             f"{where}: {name}{signature} cannot be called ({problem}); {_REMEDY.format(name)}"
         )
-    return Called(function, name, wanted, offered, rest, batch, given, tag)
+    return Called(function, name, required, offered, rest, batch, verifier_args, tag)
 
 
 def _place(function: Any) -> str:

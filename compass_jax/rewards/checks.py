@@ -68,7 +68,7 @@ class Check(NamedTuple):
     module: str = ""  # module that registers the data set, if not reasoning-gym
 
     @property
-    def own(self) -> bool:
+    def is_users(self) -> bool:
         """Whether the user wrote the verifier."""
         return self.kind in ("function", "task") or bool(self.module)
 
@@ -142,7 +142,7 @@ class Verifier(NamedTuple):
         faults = [""] * len(rows)
         for part in self.parts:
             if part.row_faults:
-                arguments = [{**part.call.given, **row} for row in rows]
+                arguments = [{**part.call.verifier_args, **row} for row in rows]
                 faults = [a or b for a, b in zip(faults, part.row_faults(arguments), strict=True)]
         return faults
 
@@ -242,12 +242,12 @@ def judged_sources(data: DataConfig) -> dict[int, Judged]:
     }
 
 
-def sources_with(data: DataConfig, wanted: Callable[[Kind], Any]) -> dict[int, str]:
+def sources_with(data: DataConfig, condition: Callable[[Kind], Any]) -> dict[int, str]:
     """Returns {index: setting} of the sources with a built-in verifier that is `wanted`."""
     return {
         i: key
         for i, (key, source) in enumerate(data.keyed_sources())
-        if any(_is_builtin(x) and wanted(kinds()[x]) for x in weighted_verifiers(source, key))
+        if any(_is_builtin(x) and condition(kinds()[x]) for x in weighted_verifiers(source, key))
     }
 
 
@@ -272,7 +272,7 @@ def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
     parts = [part for check in checks for part in _parts(check, tag)]
     takers = [part.call for part in parts]
     for name in sorted({name for check in checks for name, _ in check.args}):
-        if not any(one.rest or name in (*one.wanted, *one.offered) for one in takers):
+        if not any(one.rest or name in (*one.required, *one.offered) for one in takers):
             where = checks[0].key.rpartition(".")[0]
             raise ConfigError(
                 f"{where}.verifier_args: no verifier takes {name!r}; leave it out, or add a"
@@ -347,7 +347,7 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
         load_module(check.module, check.key)
     dataset_of(check.name, check.options)
     take_over(check.name)
-    forked = check.own or evaluates(check.name)
+    forked = check.is_users or evaluates(check.name)
 
     def verify(row: Row, response: str) -> float | Mapping[str, Any]:
         answer = extract_answer(response, tag)
@@ -396,7 +396,7 @@ def code_of(data: DataConfig) -> Code:
     sets. Files that they import are not hashed. The hash is NO_FILE for a module without a file,
     such as a compiled one.
     """
-    checks = [check for source in checks_of(data) for check in source if check.own]
+    checks = [check for source in checks_of(data) for check in source if check.is_users]
     hashes = {}
     for name in (check.module or check.name for check in checks):
         file = file_of(name if ":" in name else f"{name}:")

@@ -40,7 +40,7 @@ class Reply(NamedTuple):
     detail: str = ""
     thought: str = ""  # chain of thought, if the endpoint returns it separately
     tokens: int = 0  # tokens of thought and text; 0 if the endpoint reports none
-    whole: bool = True  # whether the answer ended before the token limit
+    complete: bool = True  # whether the answer ended before the token limit
 
 
 Messages = Sequence[dict[str, str]]
@@ -269,8 +269,8 @@ def _completion(body: bytes) -> Reply:
         if isinstance(text, str):
             tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
             tokens = tokens if isinstance(tokens, int) and tokens > 0 else 0
-            whole = choice.get("finish_reason") != "length"
-            return Reply(text, thought=thought, tokens=tokens, whole=whole)
+            complete = choice.get("finish_reason") != "length"
+            return Reply(text, thought=thought, tokens=tokens, complete=complete)
         problem = f"its content is a {type(text).__name__}"
     except UntrustedError as error:
         problem = str(error)

@@ -27,7 +27,7 @@ class Faults:
     def __init__(self, checks: Sequence[Sequence[Check]]):
         # the check of a source that the user wrote, if there is one
         self._checks = {
-            i: min(of, key=lambda check: not check.own) for i, of in enumerate(checks) if of
+            i: min(of, key=lambda check: not check.is_users) for i, of in enumerate(checks) if of
         }
         self._errors = [0] * len(checks)
         self._judged = [False] * len(checks)
@@ -43,7 +43,7 @@ class Faults:
         self._errors[source] += 1
         check = self._checks[source]
         where = f"the check {check.name or check.kind!r}"
-        where = f"{check.key} = {check.name!r}" if check.own else where
+        where = f"{check.key} = {check.name!r}" if check.is_users else where
         problem = summary(score.detail)
         if _MISSING not in score.detail:  # the error may depend on the response
             problem += f"; the response was {response.text!r:.200}"
@@ -52,7 +52,7 @@ class Faults:
                 f"{where} gave no verdict: {problem}. The sample is left out; later errors are"
                 " counted in reward/unknown_frac"
             )
-        if check.own and not self._judged[source] and self._errors[source] >= NEVER:
+        if check.is_users and not self._judged[source] and self._errors[source] >= NEVER:
             raise VerifierError(
                 f"{where}: {NEVER} errors and no verdict; the last one: {problem}. Mend the"
                 " verifier"

@@ -40,7 +40,7 @@ class Job:
 
     key: Hashable
     response: Response
-    again: bool = False  # whether a worker died during it
+    retried: bool = False  # whether a worker died during it
 
 
 class Worker(Child):
@@ -287,8 +287,8 @@ class Scorer:
                     f"{unlucky} verifier workers in a row were killed before they began a"
                     f" response (code {code}); is memory short?"
                 )
-        elif not late and not worker.held[0].again:
-            worker.held[0].again = True
+        elif not late and not worker.held[0].retried:
+            worker.held[0].retried = True
         elif worker.held:
             detail = f"no answer after {self._timeout_s} s"
             detail = detail if late else f"the worker ended with code {code}"

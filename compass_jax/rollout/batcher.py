@@ -122,7 +122,7 @@ class Batcher:
         """Returns the unfinished requests that have tokens, with the routes of each in its row."""
         entered = self.slots.entered
         self._harvest([(request.slot, request) for request in entered])
-        return [*entered, *self._waiting.begun]
+        return [*entered, *self._waiting.resumable]
 
     @property
     def busy(self) -> bool:
@@ -151,13 +151,13 @@ class Batcher:
         self._leave(cancelled)
         waited = self._waiting.leave_cancelled()
         for request in waited:
-            request.ended = True
+            request.is_finished = True
         return cancelled + waited
 
     def _leave(self, requests: Sequence[Request]) -> None:
         """Ends requests and frees their slots."""
         for request in requests:
-            request.ended = True
+            request.is_finished = True
             self.slots.leave(request)
 
     def _make_room(self) -> None:
@@ -168,7 +168,7 @@ class Batcher:
         self._harvest(victims)
         for slot, request in victims:
             # victims are ordered from the youngest on, so the oldest continues first
-            self._waiting.begun.appendleft(request)
+            self._waiting.resumable.appendleft(request)
             self._free(slot)
         self.stats.preempted += len(victims)
 
@@ -179,7 +179,7 @@ class Batcher:
         a prefill when the open prefix is used up.
         """
         free, waiting = self.slots.free(), self._waiting
-        while free and waiting.begun:
+        while free and waiting.resumable:
             if not self._resume(free):
                 return
         while free and (waiting.groups or waiting.opened):
@@ -233,7 +233,7 @@ class Batcher:
         """Prefills samples that have tokens, of one length bucket, and puts them into slots.
         Returns their number.
         """
-        config, resumable = self.engine.config, self._waiting.begun
+        config, resumable = self.engine.config, self._waiting.resumable
         sizes = resume_rows(config)
         entered: list[Request] = []
         bucket = resume_bucket(config, len(resumable[0].tokens))

@@ -25,8 +25,8 @@ class Collection:
     the rollouts as they finish; `routes` then has their routes.
 
     The routes of sample c of prompt n go to row rows[n] + c of `buffer` (None: to row n * samples +
-    c of a new one). `asked` restricts the samples (None: all). The order of the samples does not
-    change them, because keys belong to samples and not to slots.
+    c of a new one). `sample_keys` restricts the samples (None: all). The order of the samples does
+    not change them, because keys belong to samples and not to slots.
 
     The collection ends after the tick at which `enough` returns true. `cut` then returns the
     unfinished samples. They can be `carried` into a later collection, with the buffer of their
@@ -46,7 +46,7 @@ class Collection:
     stats: RolloutStats = field(default_factory=RolloutStats)
     buffer: RouteBuffer | None = None
     rows: Sequence[int] | None = None
-    asked: frozenset[SampleKey] | None = None
+    sample_keys: frozenset[SampleKey] | None = None
     carried: Sequence[Rollout] = ()  # unfinished samples of an earlier collection
     enough: Callable[[], bool] | None = None
     # response tokens of each prompt's samples, NaN where unknown: the longest start first
@@ -105,7 +105,7 @@ class Collection:
             ((place[x.prompt.key], x) for x in self.carried),
             key=lambda row: (-len(row[1].tokens), row[0], row[1].sample),
         )
-        self.batcher.add([Request.again(rollout, self._limit(n)) for n, rollout in carried])
+        self.batcher.add([Request.resumed(rollout, self._limit(n)) for n, rollout in carried])
 
     def _add_new(self) -> None:
         """Adds the new samples; those of a prompt share a prefill."""
@@ -114,7 +114,9 @@ class Collection:
         for n in order:
             prompt, columns = self.prompts[n], range(self.samples)
             keys = [prompt.sample(column) for column in columns]
-            new_keys = set(keys) if self.asked is None else self.asked.intersection(keys)
+            new_keys = (
+                set(keys) if self.sample_keys is None else self.sample_keys.intersection(keys)
+            )
             first = n * self.samples if self.rows is None else self.rows[n]
             limit = self._limit(n)
             self.batcher.add(

@@ -29,12 +29,12 @@ def decoded(
     sampler: Sampler,
     read: int | None,
     in_place: bool,
-    wanted: Bool[Array, ""] | None = None,
+    needs_top: Bool[Array, ""] | None = None,
 ) -> tuple[DecodeState, ResultTokens]:
     """Returns the state and the new tokens, see `Engine.generate`.
 
-    in_place: whether the kernel reads and writes the cache in place. wanted: whether the log-probs
-    of the likeliest tokens are requested (None unless the state has them).
+    in_place: whether the kernel reads and writes the cache in place. needs_top: whether the
+    log-probs of the likeliest tokens are requested (None unless the state has them).
     """
     n, slots, placement = rollout.tokens_per_call, rollout.slots, model.placement
 
@@ -47,12 +47,12 @@ def decoded(
     size = rollout.max_length if read is None else read
     cache = state.cache if in_place else window(state.cache, state.table, size, placement)
     start = jnp.int32(0), cache, state.lengths, state.live, state.token, _outputs(state, n)
-    token = partial(_token, model, end_ids, params, state, sampler, pages, wanted)
+    token = partial(_token, model, end_ids, params, state, sampler, pages, needs_top)
     steps, cache, lengths, live, last, outputs = jax.lax.while_loop(go_on, token, start)
     inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
     if not in_place:
-        wrote = outputs["wrote"]
-        cache = put_back(state.cache, state.table, cache, inputs, wrote, placement)
+        written_slots = outputs["wrote"]
+        cache = put_back(state.cache, state.table, cache, inputs, written_slots, placement)
     results = _results(state, outputs, lengths, live)
     results = jax.tree.map(lambda x: lay(placement, x, "batch"), results).replace(steps=steps)
     after = state._replace(
@@ -84,7 +84,9 @@ def _outputs(state: DecodeState, n: int) -> dict[str, Any]:
     return outputs
 
 
-def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pages, wanted, carry):
+def _token(
+    model: Transformer, end_ids, params, state: DecodeState, sampler, pages, needs_top, carry
+):
     """Draws one token in every live slot."""
     i, cache, lengths, live, current, outputs = carry
     step = apply(
@@ -107,7 +109,7 @@ def _token(model: Transformer, end_ids, params, state: DecodeState, sampler, pag
         assert step.routes is not None
         new["routes"] = step.routes[:, 0]
     if "top" in outputs:
-        new["top"] = top_logprobs_if(wanted, logits, token, sampler.top_logprobs, model.known)
+        new["top"] = top_logprobs_if(needs_top, logits, token, sampler.top_logprobs, model.known)
     outputs = {
         name: jax.tree.map(
             lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, i, 0), buffer, new[name]

@@ -41,12 +41,12 @@ class Held:
     """A request in one of JetStream's slots, with its number of returned tokens."""
 
     request: Request
-    given: int = 0
+    delivered: int = 0
 
     @property
     def ready(self) -> int:
         """Number of generated tokens that have not been returned."""
-        return len(self.request.tokens) - len(self.request.prompt.tokens) - self.given
+        return len(self.request.tokens) - len(self.request.prompt.tokens) - self.delivered
 
     def next(self) -> tuple[int, int, int]:
         """Returns (the next token, 1, its number from 1 on), or (0, 0, ...) after the last token.
@@ -54,10 +54,10 @@ class Held:
         JetStream compares the number with the request's limit before it takes the token.
         """
         valid = self.ready > 0
-        place = len(self.request.prompt.tokens) + self.given
+        place = len(self.request.prompt.tokens) + self.delivered
         token = int(self.request.tokens[place]) if valid else 0
-        self.given += valid
-        return token, int(valid), self.given + (not valid)
+        self.delivered += valid
+        return token, int(valid), self.delivered + (not valid)
 
 
 class Served:
@@ -70,7 +70,7 @@ class Served:
     @property
     def lacking(self) -> bool:
         """Whether an unfinished request has no token to return."""
-        return any(x and not x.request.ended and not x.ready for x in self.slots)
+        return any(x and not x.request.is_finished and not x.ready for x in self.slots)
 
 
 class JetStreamEngine:

@@ -99,21 +99,21 @@ def put_back(
     table: Int[Array, "slots n"] | None,
     seen: Cache,
     positions: Int[Array, "steps slots"],
-    wrote: Bool[Array, "steps slots"],
+    written_slots: Bool[Array, "steps slots"],
     placement: Placement | None = None,
 ) -> Cache:
     """Returns `cache` with the positions that a call wrote into its window `seen`: `positions` for
-    which `wrote` is set.
+    which `written_slots` is set.
     """
     if table is None:
         return jax.tree.map(
             lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, 0, x.ndim - 2), cache, seen
         )
 
-    def local(cache, table, seen, positions, wrote):
+    def local(cache, table, seen, positions, written_slots):
         pages, _, size, _ = jax.tree.leaves(cache)[0].shape[-4:]
         page = jnp.take_along_axis(table.T, positions // size, axis=0, mode="clip")
-        page = jnp.where(wrote, page, pages)  # out of range: dropped
+        page = jnp.where(written_slots, page, pages)  # out of range: dropped
 
         def scatter(x, new):
             # [slots kv steps d]
@@ -123,11 +123,11 @@ def put_back(
         return _each_layer(scatter, cache, seen)
 
     if placement is None:
-        return local(cache, table, seen, positions, wrote)
+        return local(cache, table, seen, positions, written_slots)
     rows, heads = pages_spec(placement, table.shape[0], cache)
     steps = P(None, *rows)
     return _by_group(placement, local, (heads, rows, heads, steps, steps), heads)(
-        cache, table, seen, positions, wrote
+        cache, table, seen, positions, written_slots
     )
 
 

@@ -58,11 +58,11 @@ class Streamed(Request):
     """
 
     deliver: Callable[[Chunk], None] = _discard
-    given: int = 0  # number of delivered tokens, prompt included
+    delivered: int = 0  # number of delivered tokens, prompt included
     of_prompt: bool = False  # whether the log-probs of the prompt's tokens are delivered too
 
     @classmethod
-    def asked(
+    def of_client(
         cls,
         tokens: np.ndarray,
         max_new_tokens: int,
@@ -81,14 +81,14 @@ class Streamed(Request):
         """
         prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
         n = len(prompt.tokens)
-        options: dict[str, Any] = {"temperature": temperature, "deliver": deliver, "given": n}
+        options: dict[str, Any] = {"temperature": temperature, "deliver": deliver, "delivered": n}
         options |= {"top_k": top_k, "top_p": top_p}
         options |= {"logprobs": logprobs, "of_prompt": of_prompt}
         return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
 
     def hand_over(self, finish: str) -> None:
         """Delivers the new tokens, if any, or the end of the request."""
-        first, self.given = self.given, len(self.tokens)
+        first, self.delivered = self.delivered, len(self.tokens)
         top = None
         if self.top is not None:
             drawn = slice(first - len(self.prompt.tokens), None)
@@ -185,7 +185,7 @@ class OnlineBatcher:
     @property
     def waiting(self) -> int:
         """Number of requests in the queue."""
-        return sum(x.slot < 0 and not (x.ended or x.cancelled) for x in list(self._alive))
+        return sum(x.slot < 0 and not (x.is_finished or x.cancelled) for x in list(self._alive))
 
     def _forget_cancelled(self) -> None:
         """Removes cancelled requests that are not in the batcher yet."""
@@ -254,7 +254,7 @@ class OnlineBatcher:
         """Steps the batcher once and delivers the new tokens."""
         self._batcher.step()
         for request in list(self._alive):
-            if request.ended:
+            if request.is_finished:
                 stopped = int(request.tokens[-1]) in self.engine.end_ids
                 self._end([request], "stop" if stopped else "length")
             else:

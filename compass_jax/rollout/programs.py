@@ -27,7 +27,7 @@ class EngineWorkload:
         samples: number of samples of each prompt.
         samplers: the samplers that it uses.
         rows: rows of the buffer that keeps the routes; 0: routes are not kept.
-        taken: number of rows of the buffer that are read together at the end.
+        rows_together: number of rows of the buffer that are read together at the end.
         goes_on: whether samples are interrupted and resumed, in another slot or another step.
     """
 
@@ -35,7 +35,7 @@ class EngineWorkload:
     samples: int
     samplers: tuple[Sampler, ...]
     rows: int = 0
-    taken: int = 0
+    rows_together: int = 0
     goes_on: bool = False
 
 
@@ -75,8 +75,8 @@ class _Lister:
         for sampler in use.samplers:
             yield from self._decode(sampler)
         store = None if buffer is None else Result(buffer)
-        if store is not None and use.taken:
-            which = self._array((use.taken,))
+        if store is not None and use.rows_together:
+            which = self._array((use.rows_together,))
             yield self._named("taken", Engine.taken_routes, store, which)
         if store is not None:
             some = self._array((share(config),))

@@ -38,7 +38,7 @@ class Request:
     logprobs: bool = False  # whether the log-probs of the likeliest tokens are collected
     top: TopLogprobs | None = None  # [n k], of the tokens after the prompt
     cancelled: bool = False
-    ended: bool = False  # finished by an end token, by its limit, or cancelled
+    is_finished: bool = False  # finished by an end token, by its limit, or cancelled
 
     @classmethod
     def of(
@@ -51,13 +51,13 @@ class Request:
         return cls(prompt, column, row, limit, *arrays, **fields)
 
     @classmethod
-    def again(cls, was: Rollout, limit: int) -> Request:
+    def resumed(cls, was: Rollout, limit: int) -> Request:
         """Returns the request that continues a sample."""
         arrays = (was.tokens, was.logp, was.entropy, was.versions)
         return cls(was.prompt, was.sample, was.row, limit, *arrays, length=len(was.tokens))
 
     @property
-    def begun(self) -> bool:
+    def has_tokens(self) -> bool:
         """Whether it has tokens after the prompt."""
         return len(self.tokens) > len(self.prompt.tokens)
 

@@ -109,6 +109,6 @@ class Slots:
         if leader is not None and leader.slot >= 0 and self.group(leader.slot) == self.group(slot):
             shared = leader.slot, len(request.prompt.tokens)
         group_requests = sum(self.group(x.slot) == self.group(slot) for x in self.entered)
-        spare = group_requests if request.begun else 0
+        spare = group_requests if request.has_tokens else 0
         with_slot, tokens = shared
         return self.pages.admit(slot, self._next_call(request, length), with_slot, tokens, spare)

@@ -47,21 +47,21 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self.begun: deque[Request] = deque()
+        self.resumable: deque[Request] = deque()
         self.opened: OpenPrefix | None = None
         self.groups: deque[Group] = deque()
 
     def __len__(self) -> int:
         opened = len(self.opened.waiting) if self.opened else 0
-        return len(self.begun) + opened + sum(len(group.requests) for group in self.groups)
+        return len(self.resumable) + opened + sum(len(group.requests) for group in self.groups)
 
     def __bool__(self) -> bool:
-        return bool(self.begun or self.opened or self.groups)
+        return bool(self.resumable or self.opened or self.groups)
 
     def add(self, requests: Sequence[Request], columns: range | None) -> None:
         """Queues samples of one prompt; see `Batcher.add`."""
-        self.begun.extend(x for x in requests if x.begun)
-        new = [x for x in requests if not x.begun]
+        self.resumable.extend(x for x in requests if x.has_tokens)
+        new = [x for x in requests if not x.has_tokens]
         if columns is None:
             self.groups.extend(Group(range(x.column, x.column + 1), [x]) for x in new)
         elif new:
@@ -77,15 +77,15 @@ class Waiting:
         skipped: list[Group] = []
         while self.groups and len(chosen) < most:
             group = self.groups.popleft()
-            alike = (bucket(len(group.prompt.tokens)), len(group.columns)) == kind
-            (chosen if alike else skipped).append(group)
+            matches = (bucket(len(group.prompt.tokens)), len(group.columns)) == kind
+            (chosen if matches else skipped).append(group)
         self.groups.extendleft(reversed(skipped))
         return chosen
 
     def leave_cancelled(self) -> list[Request]:
         """Removes the cancelled requests and returns them."""
-        cancelled, resumable = split_cancelled(self.begun)
-        self.begun = deque(resumable)
+        cancelled, resumable = split_cancelled(self.resumable)
+        self.resumable = deque(resumable)
         if self.opened is not None:
             more, stay = split_cancelled(x for _, x in self.opened.waiting)
             cancelled += more

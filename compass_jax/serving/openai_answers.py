@@ -105,7 +105,7 @@ class Answer:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._queue.put_nowait, (index, chunk))
 
-        return Streamed.asked(
+        return Streamed.of_client(
             tokens,
             job.max_tokens,
             body.temperature,

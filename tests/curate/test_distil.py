@@ -174,7 +174,7 @@ def test_a_teacher_that_refuses_or_is_not_there_ends_it(prompts, tmp_path, monke
 
 
 def answer(sample, text, tokens=1, reward=1.0, **changed):
-    usual = {"thought": "", "whole": True, "known": True, "outcome": "ok"}
+    usual = {"thought": "", "complete": True, "known": True, "outcome": "ok"}
     return Answer(7, sample, text, tokens=tokens, reward=reward, **{**usual, **changed})
 
 
@@ -185,7 +185,7 @@ def test_the_shortest_or_random_ones_are_chosen_and_no_text_twice(prompts):
         answer(2, "mid", 5),
         answer(3, "mid", 5),
         answer(4, "unknown", 1, known=False),
-        answer(5, "cut", 1, whole=False),
+        answer(5, "cut", 1, complete=False),
         answer(6, "unsaid", 0),
         answer(7, "un", 0),
         answer(8, "mid", 5, thought="hm"),
@@ -277,7 +277,7 @@ def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatc
     lines = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines(keepends=True)
     answers = [json.loads(line) for line in lines]
     assert len(lines) == 24 and len({one["text"] for one in answers}) > 6
-    assert {one["whole"] for one in answers} == {True, False}
+    assert {one["complete"] for one in answers} == {True, False}
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "settings.json").write_bytes(
         (tmp_path / "whole" / "settings.json").read_bytes()
@@ -288,6 +288,6 @@ def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatc
     for name in ("train.jsonl", "report.json"):
         assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     kept = kept_in(tmp_path / "whole")
-    right = [one for one in answers if one["whole"] and len(one["text"]) % 2 == 0]
+    right = [one for one in answers if one["complete"] and len(one["text"]) % 2 == 0]
     assert [one["reward"] for one in answers] == [1.0 - len(one["text"]) % 2 for one in answers]
     assert 0 < len(kept) <= len(right)

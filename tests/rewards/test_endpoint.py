@@ -76,7 +76,7 @@ def test_a_thought_the_tokens_and_a_cut_are_read(kind):
     body = {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
     with served(lambda n, asked: json.dumps(body).encode()) as (at, _):
         reply = Endpoint(settings(at, retries=0))(ASKED)
-    assert (reply.text, reply.thought, reply.tokens, reply.whole) == wanted
+    assert (reply.text, reply.thought, reply.tokens, reply.complete) == wanted
     assert not reply.failure
 
 

@@ -72,10 +72,10 @@ def test_what_comes_at_any_time_streams_the_tokens_of_a_collection(expected, pag
         batcher.step()
         for x in batcher.slots.entered:
             tokens, _ = expected[x.prompt.id, x.column]
-            assert x.begun and x.tokens.tolist() == tokens[: x.length] and not x.ended
+            assert x.has_tokens and x.tokens.tolist() == tokens[: x.length] and not x.is_finished
     run(batcher)
     check(asked, expected)
-    assert all(x.ended and x.slot < 0 for x in asked) and not batcher.busy
+    assert all(x.is_finished and x.slot < 0 for x in asked) and not batcher.busy
     assert batcher.stats.tokens == sum(len(x.tokens) - len(x.prompt.tokens) for x in asked)
     if pages:
         assert batcher.stats.preempted > 0 and batcher.slots.pages.free == pages
@@ -105,14 +105,16 @@ def test_what_is_given_up_frees_its_slot_and_pages_at_the_next_step(expected):
     while not batcher.stats.preempted:
         batcher.step()
     entered = list(batcher.slots.entered)
-    preempted = [x for group in groups for x in group if x.begun and x.slot < 0 and not x.ended]
-    queued = [x for x in groups[3] if not x.begun]
+    preempted = [
+        x for group in groups for x in group if x.has_tokens and x.slot < 0 and not x.is_finished
+    ]
+    queued = [x for x in groups[3] if not x.has_tokens]
     assert len(entered) > 1 and preempted and queued
     given_up = [entered[0], preempted[0], queued[0]]
     batcher.cancel(*given_up)
     assert batcher.slots.entered == entered  # until the next step
     ended = batcher.step()
-    assert [x for x in ended if x.cancelled] == given_up and all(x.ended for x in given_up)
+    assert [x for x in ended if x.cancelled] == given_up and all(x.is_finished for x in given_up)
     assert not set(given_up) & set(batcher.slots.entered)
     run(batcher)
     check([x for group in groups for x in group if x not in given_up], expected)
@@ -120,7 +122,7 @@ def test_what_is_given_up_frees_its_slot_and_pages_at_the_next_step(expected):
     group = requests_of(PROMPTS[1], samples=8)
     batcher.add(group, range(8))
     batcher.step()
-    waiting = [x for x in group if x.slot < 0 and not x.begun]
+    waiting = [x for x in group if x.slot < 0 and not x.has_tokens]
     assert waiting  # of an open prefix
     batcher.cancel(*group)
     assert set(group) >= set(batcher.step()) >= set(waiting)

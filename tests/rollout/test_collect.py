@@ -113,7 +113,7 @@ def test_an_interrupted_collection_continues_to_the_same_result(reference, taken
         first[rollout.row] = rollout
         if len(first) == taken:
             break
-    again = collection(buffer=buffer, rows=rows, asked=ALL - {r.key for r in first.values()})
+    again = collection(buffer=buffer, rows=rows, sample_keys=ALL - {r.key for r in first.values()})
     second = {r.row: r for r in again}
     assert not set(first) & set(second) and len(second) == len(PROMPTS) * SAMPLES - taken
     assert by_request([*first.values(), *second.values()]) == by_request(
@@ -152,7 +152,7 @@ def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pa
     assert job.stats.tokens == sum(r.response_length for r in (first | begun).values())
     missing = ALL - {r.key for r in first.values()}
     carried = list(begun.values())
-    again = Collection(*request, policy_version=5, asked=missing, carried=carried, **shared)
+    again = Collection(*request, policy_version=5, sample_keys=missing, carried=carried, **shared)
     second = {r.row: r for r in again}
     assert (
         by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
@@ -258,7 +258,7 @@ def test_routes_stay_on_the_device_in_one_byte_a_choice(monkeypatch):
 
 def test_no_requests_and_nothing_left_to_do():
     assert list(collection(prompts=[])) == []
-    assert list(collection(asked=frozenset())) == []
+    assert list(collection(sample_keys=frozenset())) == []
 
 
 def test_a_prompt_longer_than_the_longest_bucket_is_refused():

@@ -77,7 +77,7 @@ def test_a_server_says_stop_for_each_of_them():
     with OnlineBatcher(Engine(MODEL, COMPUTE, ROLL, ENDS), WEIGHTS, 8) as batcher:
         for prompt in PROMPTS:
             held = chunks[prompt.id] = []
-            batcher.submit([Streamed.asked(prompt.tokens, 8, 0.0, held.append)])
+            batcher.submit([Streamed.of_client(prompt.tokens, 8, 0.0, held.append)])
         while not all(any(c.finish for c in held) for held in chunks.values()):
             assert batcher.error is None
     for (prompt, sample), rollout in rollouts.items():

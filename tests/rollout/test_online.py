@@ -21,7 +21,7 @@ def asked(told=None, tokens=(1, 2), most=4, temperature=0.0, **others):
         if told is not None and chunk.finish:
             told.append(chunk.finish)
 
-    return Streamed.asked(np.array(tokens, np.int32), most, temperature, deliver, **others)
+    return Streamed.of_client(np.array(tokens, np.int32), most, temperature, deliver, **others)
 
 
 def batcher_of(max_waiting=8, slots=2):
@@ -105,7 +105,7 @@ def test_through_few_pages_every_chunk_comes_once_and_in_order():
             chunks = {}
             groups = [
                 [
-                    Streamed.asked(
+                    Streamed.of_client(
                         np.arange(1, 4 + 9 * p, dtype=np.int32),
                         24,
                         1.0,

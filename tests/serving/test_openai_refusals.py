@@ -201,7 +201,7 @@ def test_a_judge_asks_this_server_as_any_endpoint(server):
     assert reply.text == answer["choices"][0]["message"]["content"] and reply.text
     assert reply.failure == reply.detail == ""
     assert reply.tokens == answer["usage"]["completion_tokens"]
-    assert reply.whole == (answer["choices"][0]["finish_reason"] != "length")
+    assert reply.complete == (answer["choices"][0]["finish_reason"] != "length")
     refused = Endpoint(at)(messages("2 + 2?", "4", "5"))
     assert refused.failure == REFUSED and "this server takes 64" in refused.detail
     other = dataclasses.replace(at, model="another")

@@ -54,7 +54,7 @@ def watched(monkeypatch):
         groups, routes = real(self)
         # on the device the next rollout will overwrite them
         rows = None if self.routes.rows is None else np.array(self.routes.rows)
-        samples = [x for group in self.open for x in self.begun(group)]
+        samples = [x for group in self.open for x in self.samples_of(group)]
         done = [x.rollout for x in samples if x.done]
         paused = {
             x.rollout.key: (x.rollout, None if rows is None else rows[x.rollout.row])

@@ -159,8 +159,8 @@ def test_every_kind_says_what_it_takes_and_judges_its_example(name):
     (part,) = build(Check(name), "answer").parts
     for function in filter(None, (kind.judge, kind.at_once)):
         call = called(function, name, {}, "answer")
-        assert {*call.wanted, *call.offered} - OURS == set(kind.takes)
-        assert ("answer" in call.wanted) == kind.answer
+        assert {*call.required, *call.offered} - OURS == set(kind.takes)
+        assert ("answer" in call.required) == kind.answer
     verifier = build(Check(name), "answer")
     assert verifier(kind.example.row, kind.example.right).reward == 1
     assert verifier(kind.example.row, kind.example.wrong).reward < 1

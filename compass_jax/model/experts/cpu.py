@@ -266,7 +266,7 @@ def _sized_bwd(blocks: Blocks, limit: float, residuals, g):
     def body(count, expert, first, carry):
         d_rows, d_gate_rows, *totals = carry
         x, a, u, row_gates, g = (
-            jax.lax.dynamic_slice_in_dim(whole, first, count) for whole in rows
+            jax.lax.dynamic_slice_in_dim(matrix, first, count) for matrix in rows
         )
         d_out = g @ down[expert].T
         h, d_a, d_u = swiglu_pullback(a, u, row_gates * d_out, limit)
