@@ -278,7 +278,7 @@ def _by_engine(
     batch_size = max(1, 8 * run.rollout.slots // config.samples)
     text_of = turns_of(tokenizer, run.rollout).response
     options: dict[str, Any] = {"sampler": Sampler(config.temperature), "keep_routes": False}
-    options["asked"], settings = keys, (config.samples, Purpose.FILTER, config.seed)
+    options["sample_keys"], settings = keys, (config.samples, Purpose.FILTER, config.seed)
 
     def replies() -> Drawn:
         for start in range(0, len(prompts), batch_size):

@@ -84,8 +84,8 @@ def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees
     rounds = []
 
     def watched(self, real=Collection.__iter__):
-        if self.asked is not None:
-            rounds.append((self.sampler.temperature, len(self.asked)))
+        if self.sample_keys is not None:
+            rounds.append((self.sampler.temperature, len(self.sample_keys)))
         return real(self)
 
     monkeypatch.setattr(Collection, "__iter__", watched)
