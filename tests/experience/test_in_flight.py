@@ -150,7 +150,8 @@ class Batch:
         begun = {r.key: len(r.response) for r in options.carried}
         prompts = {p.key: p for p in prompts}
         self.prompts, self.versions = prompts, {r.key: r.versions[3:] for r in options.carried}
-        self.waiting = sorted(options.sample_keys, key=lambda k: (k not in begun, k[1], k[0], k.index))
+        keys = options.sample_keys
+        self.waiting = sorted(keys, key=lambda k: (k not in begun, k[1], k[0], k.index))
         self.running = {}
         self.begun = begun
         world.asked.append((options.sampler.temperature, sorted(options.sample_keys)))
