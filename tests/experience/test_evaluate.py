@@ -197,7 +197,7 @@ def test_greedy_answers_are_the_same_for_every_seed():
 class TwiceScorer(SpyScorer):
     """A key comes again for the greedy answers."""
 
-    workers = None  # no row of these sources can be validated
+    workers = SimpleNamespace(tried_rows=set())  # no row of these sources can be validated
 
     def submit(self, key, prompt, response):
         self.given.pop(key, None)
