@@ -14,6 +14,7 @@ from evolve import evolve
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
+from compass_jax.commands.options import Show
 from compass_jax.commands.show import run_show
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet
@@ -231,10 +232,10 @@ def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
     (row,) = (x for x in table_rows(found.sets[HELDOUT]) if x["task"] == "all")
     assert row["reward"] == pytest.approx(mean) and mean > found.avg_at_k
     monkeypatch.setenv("COLUMNS", "80")  # of a terminal that is too narrow for the table
-    room._show(found, config, "w")
+    room._show(found, config.rewards, "w")
     shown = capsys.readouterr().out
     assert "reward: the mean of the k samples" in shown and "…" not in shown
-    assert run_show(str(tmp_path / "out"), choice="best", most=1) == 1
+    run_show(Show(str(tmp_path / "out"), best=True, most=1))
     assert "reward 2" in capsys.readouterr().out
 
 
