@@ -235,7 +235,7 @@ def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
     room._show(found, config.rewards, "w")
     shown = capsys.readouterr().out
     assert "reward: the mean of the k samples" in shown and "…" not in shown
-    run_show(Show(str(tmp_path / "out"), best=True, most=1))
+    run_show(Show(run=str(tmp_path / "out"), best=True, most=1))
     assert "reward 2" in capsys.readouterr().out
 
 
