@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """Peaks per chip as its maker publishes them (TPUs:
-    https://docs.cloud.google.com/tpu/docs/tpu7x).
-    """
+    """Peaks per chip as published (TPUs: https://docs.cloud.google.com/tpu/docs/tpu7x)."""
 
     name: str
     pattern: str  # of jax.Device.device_kind, in lower case

@@ -85,9 +85,7 @@ def initialize() -> bool:
 
 
 def require_single_process(what: str) -> None:
-    """Raises ConfigError if the environment describes several processes. `what` names the command
-    that runs in one process only.
-    """
+    """Raises ConfigError, naming `what`, if the environment describes several processes."""
     check(
         _options() is None,
         f"{what} runs in one process: unset {', '.join(VARIABLES)} and COMPASS_DISTRIBUTED, and"
@@ -189,16 +187,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def is_main_process() -> bool:
-    """Returns whether this process is the one that writes the log, the configuration, the
-    checkpoints' metadata and the console output.
-    """
+    """Returns whether this process writes the files and the console output."""
     return jax.process_index() == 0
 
 
 def all_gather_bytes(payload: bytes) -> list[bytes]:
-    """Returns the payloads of all processes, in the order of the processes. Every process must call
-    it at the same place.
-    """
+    """Returns all processes' payloads. Every process must call it at the same place."""
     if jax.process_count() == 1:
         return [payload]
     sizes = multihost_utils.process_allgather(np.array(len(payload), np.int32))
@@ -212,9 +206,7 @@ def all_gather_bytes(payload: bytes) -> list[bytes]:
 
 
 def any_process(flag: bool) -> bool:
-    """Returns whether `flag` is true in any process. Every process must call it at the same
-    place.
-    """
+    """Returns whether `flag` is true anywhere. Every process must call it at the same place."""
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())

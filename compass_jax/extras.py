@@ -23,9 +23,7 @@ def how_to_install(extra: str, *packages: str) -> str:
 
 
 def _requirements(extra: str) -> dict[str, list[str]]:
-    """Returns package -> the extra's requirement on this machine, the most exact one; empty for a
-    folder that was never installed.
-    """
+    """Returns package -> the extra's most exact requirement here; empty if not installed."""
     requirements: dict[str, list[str]] = {}
     try:
         lines = requires("compass_jax") or []

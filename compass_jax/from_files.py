@@ -109,9 +109,7 @@ def rl_config(
 
 
 def sft_config(model: str, data: Sequence[str], template_args: Options = ()) -> RunConfig:
-    """Returns the configuration of supervised fine-tuning on conversations. Raises the errors of
-    `rl_config`.
-    """
+    """Returns the configuration of SFT on conversations. Raises the errors of `rl_config`."""
     model_config, folder = _model(model)
     compute, mesh = _compute(model_config), _mesh(model_config)
     longest = model_config.max_positions
@@ -241,9 +239,7 @@ def _parameters(model: ModelConfig) -> int:
 
 
 def _compute(model: ModelConfig) -> ComputeConfig:
-    """Returns the compute settings: bfloat16 on accelerators, rematerialization for large models,
-    scanned layers for deep models.
-    """
+    """Returns bfloat16 on accelerators, remat for large and a scan for deep models."""
     narrow = jax.devices()[0].platform != "cpu"
     deep, large = model.layers > 8, _parameters(model) > 1e9
     return ComputeConfig(
@@ -255,9 +251,7 @@ def _compute(model: ModelConfig) -> ComputeConfig:
 
 
 def _mesh(model: ModelConfig) -> MeshConfig:
-    """Returns a mesh of all devices: FSDP if the device count divides the hidden size, replicas
-    otherwise.
-    """
+    """Returns a mesh of all devices: FSDP if they divide the hidden size, else replicas."""
     count = jax.device_count()
     return MeshConfig(fsdp=count) if model.hidden % count == 0 else MeshConfig(replica=count)
 
@@ -266,9 +260,7 @@ def _mesh(model: ModelConfig) -> MeshConfig:
 
 
 def _free_bytes(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float:
-    """Returns the bytes of a device that remain after the process, the parameters, two moments, two
-    gradients and the rollout's weights.
-    """
+    """Returns a device's bytes beside process, weights, moments, gradients, rollout weights."""
     narrow = 2 if compute.dtype == "bfloat16" else 4
     free = usable_bytes() - process_bytes() - _parameters(model) * (20 + narrow) / mesh.fsdp
     return max(free, usable_bytes() / 10)
@@ -301,9 +293,7 @@ def _rollout(
 
 
 def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig) -> int:
-    """Returns the tokens of the largest micro-batch that fits into memory, at least one row per
-    device.
-    """
+    """Returns the tokens of the largest micro-batch that fits, at least a row per device."""
     longest, mesh = training.buckets[-1], config.mesh
     max_rows = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
     return fitting_rows(config, training, max_rows) * longest * mesh.devices

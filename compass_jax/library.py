@@ -73,9 +73,7 @@ def reward_name(function: Callable[..., Any]) -> str:
 
 
 def with_settings(config: S, settings: Mapping[str, Any]) -> S:
-    """Returns `config` with settings by their dotted names. Raises ConfigError for an
-    unknown one.
-    """
+    """Returns `config` with settings by dotted names. Raises ConfigError for unknown ones."""
     for name, value in settings.items():
         config = _replaced(config, name.split("."), value, name)
     return config

@@ -52,9 +52,7 @@ def _meminfo(root: Path) -> int:
 
 
 def _cgroup_room(root: Path) -> list[int]:
-    """Returns the room under the limits of this process's control groups and their parents, in
-    versions 1 and 2.
-    """
+    """Returns the room under the limits of this process's control groups (versions 1, 2)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -95,9 +93,7 @@ def _reclaimable(folder: Path) -> int:
 
 
 def peak_bytes() -> float:
-    """Returns the peak memory of this process so far: its device's on an accelerator, else resident
-    memory.
-    """
+    """Returns this process's peak memory: the accelerator's, else resident memory."""
     device = jax.devices()[0]
     stats = device.memory_stats() if not on_cpu() else None
     if stats and "peak_bytes_in_use" in stats:

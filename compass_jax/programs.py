@@ -36,9 +36,7 @@ class Program:
 
 
 class Result(NamedTuple):
-    """The result of a program, or the part that `pick` returns, as an argument of another
-    program.
-    """
+    """The result of a program, or the part that `pick` returns, as another's argument."""
 
     program: Program
     pick: Callable[[Any], Any] = lambda result: result

@@ -43,9 +43,7 @@ class SampleKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One tokenised prompt. `id` is folded into every random key drawn for it; `visit` counts its
-    earlier rollouts.
-    """
+    """One tokenised prompt. `id` keys its random draws; `visit` counts earlier rollouts."""
 
     id: int  # stable_id(source label + question)
     source: int  # index into data.keyed_sources(): which scorer checks it
@@ -85,9 +83,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sample, finished or paused. Its routes stay on the device, in row `row` of the
-    RouteBuffer.
-    """
+    """One sample, finished or paused. Its routes are in row `row` of the RouteBuffer."""
 
     prompt: Prompt
     sample: int
@@ -107,9 +103,7 @@ class Rollout:
 
     @property
     def response_length(self) -> int:
-        """The number of tokens after the prompt: generated ones, end token included, and an
-        environment's.
-        """
+        """The number of tokens after the prompt: generated ones, and an environment's."""
         return len(self.tokens) - len(self.prompt.tokens)
 
     @property
@@ -119,9 +113,7 @@ class Rollout:
 
     @property
     def generated(self) -> np.ndarray:
-        """Whether each token was generated, bool [response_length]; the others are an
-        environment's.
-        """
+        """Whether each token was generated, bool [response_length], or an environment's."""
         return self.versions[len(self.prompt.tokens) :] != GIVEN
 
     @property

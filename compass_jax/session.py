@@ -151,9 +151,7 @@ def with_code(config: S) -> S:
 
 
 def code_changes(run: RunDir) -> list[str]:
-    """Returns warnings about the user's verifiers whose files changed since the run last
-    started.
-    """
+    """Returns warnings about user verifiers whose files changed since the last start."""
     before = run.before.rewards.code if run.before else ()
     return [f"warning: {text}" for text in changed(before, run.config.rewards.code)]
 
@@ -221,9 +219,7 @@ def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> An
 
 
 def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:
-    """Returns `scorer` itself in a run of one process, or a SharedScorer that checks this process's
-    share of the samples.
-    """
+    """Returns `scorer`, or with several processes a SharedScorer of this one's share."""
     if jax.process_count() == 1:
         return scorer
     return SharedScorer(

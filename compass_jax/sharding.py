@@ -34,9 +34,7 @@ BATCH = {"train": ("replica", "fsdp", "expert"), "decode": ("replica", "fsdp", "
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh over `devices` (None: the first of all devices). Raises ConfigError for too
-    few devices.
-    """
+    """Returns the mesh over `devices` (None: all). Raises ConfigError for too few devices."""
     have = jax.devices() if devices is None else devices
     if len(have) < config.devices:
         axes = ", ".join(
@@ -82,16 +80,12 @@ class Placement:
         return tuple(axes)
 
     def token_axis(self, tokens: int) -> str | None:
-        """Returns the mesh axis over which a row's tokens are split, or None where it does not
-        divide them.
-        """
+        """Returns the axis over which a row's tokens are split; None if it does not divide them."""
         n = self.mesh.shape["context"]
         return "context" if self.use == "train" and n > 1 and tokens % n == 0 else None
 
     def spec(self, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Returns the partition of an array of this shape whose axes are "batch", "tokens", a name
-        of SPLIT, or None.
-        """
+        """Returns the partition of a shape by axes: "batch", "tokens", a name of SPLIT, or None."""
         parts: list[Any] = []
         for size, axis in zip(shape, axes, strict=True):
             if axis == "batch":
@@ -147,9 +141,7 @@ def placements(
 
 
 def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]:
-    """Orders TPU devices so that neighbours on the mesh are neighbours on the torus; other devices
-    keep their order.
-    """
+    """Orders TPU devices so that neighbours on the mesh are neighbours on the torus."""
     if not devices or devices[0].platform != "tpu" or len(devices) != config.devices:
         return devices
     try:
@@ -161,9 +153,7 @@ def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]
 
 
 def _check_processes(train: MeshConfig, disaggregated: bool) -> None:
-    """Raises ConfigError for a mesh that leaves out a process's devices: all processes run one
-    program.
-    """
+    """Raises ConfigError for a mesh that leaves out a process's devices."""
     have, processes = jax.device_count(), jax.process_count()
     if processes == 1:
         return
@@ -188,9 +178,7 @@ def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def fetch(tree: Any) -> Any:
-    """Calls `jax.device_get`. Arrays of which this process has only a part are gathered first; all
-    processes must call it together.
-    """
+    """Calls `jax.device_get`; gathers parts first, so all processes must call it together."""
     leaves, structure = jax.tree.flatten(tree)
     parts = [
         i

@@ -118,9 +118,7 @@ def _parse_tagged(text: str) -> list[ToolCall]:
 
 
 def _parse_json_calls(text: str, must: bool = False) -> list[ToolCall]:
-    """Returns the calls of a JSON text. An object without any field of a call gives an empty list,
-    or an error with `must`.
-    """
+    """Returns a JSON text's calls; none for an object without a call's fields, unless `must`."""
     value = parse_json(text, "a call", error=MalformedCall)
     fields = {"name", "function", "tool_calls"}
     if isinstance(value, dict) and not must and not fields & value.keys():

@@ -118,9 +118,7 @@ def read_json(
     error: type[Exception] = UntrustedError,
     most_digits: int = MOST_DIGITS,
 ) -> Any:
-    """Returns the value of a JSON file. Raises `error`, naming the path, like `read_text` and
-    `parse_json`.
-    """
+    """Returns the value of a JSON file. Raises `error` like `read_text` and `parse_json`."""
     return parse_json(read_text(path, error=error), str(path), error=error, most_digits=most_digits)
 
 
@@ -183,9 +181,7 @@ def parse_json(
 
 
 def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError) -> str:
-    """Returns `text` unchanged if it can be encoded. Raises `error` if it contains a lone surrogate
-    (half a character).
-    """
+    """Returns `text`. Raises `error` if it has a lone surrogate (half a character)."""
     if half := _SURROGATE.search(text):
         place = f"character {half.start()}, {half[0]!r}"
         raise error(

@@ -40,9 +40,7 @@ TOLERANCE = 1e-3  # share of the standard deviation of transformers' logits
 
 
 class Outputs(NamedTuple):
-    """A model's logits `[2 t v]` of the rows, and its greedy continuation of the start of row 0, up
-    to an end token.
-    """
+    """A model's logits `[2 t v]` of the rows, and its greedy continuation of row 0's start."""
 
     logits: np.ndarray
     greedy: list[int]

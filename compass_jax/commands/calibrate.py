@@ -157,17 +157,13 @@ def _print(result: dict[str, Any], checkpoint: str) -> None:
 
 
 def _title(name: str) -> str:
-    """Returns the short title of a column ("group_1 epsilon" -> "eps 1"): nine columns must fit in
-    a terminal.
-    """
+    """Returns a column's short title ("group_1 epsilon" -> "eps 1"): nine must fit a terminal."""
     *group, what = name.split()
     return " ".join([_SHORT.get(what, what), *(g.removeprefix("group_") for g in group)])
 
 
 def _row(alpha: float, updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns the means over the updates: epsilon and the floor of the entropy groups, from low to
-    high.
-    """
+    """Returns the means over the updates; epsilon and floor of each entropy group, from low."""
 
     def mean(name: str) -> float:
         return sum(update[name] for update in updates) / len(updates)

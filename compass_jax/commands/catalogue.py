@@ -1,6 +1,4 @@
-"""The catalogue of `compass tasks`: the built-in verifiers, the tasks of this package, and the data
-sets of reasoning-gym.
-"""
+"""The catalogue of `compass tasks`: verifiers, tasks and reasoning-gym's data sets."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ def source_of(name: str) -> Source:
 
 
 def rows_of(source: Source, seed: int) -> list[Question]:
-    """Returns the distinct rows of a source, as a run's verifiers read them. Raises UserError if
-    they cannot be loaded.
-    """
+    """Returns a source's distinct rows. Raises UserError if they cannot be loaded."""
     return questions(DataConfig(sources=(source,)), seed, lambda line: None)
 
 

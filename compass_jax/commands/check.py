@@ -133,9 +133,7 @@ def _hugging_face(folder: Path, family: str | None) -> Iterator[Checked]:
 
 
 def _not_finite(stored: dict[str, Stored]) -> list[str]:
-    """Returns the names of tensors that contain NaN or infinity, with the counts. Reads each file
-    once.
-    """
+    """Returns a line for each tensor with NaN or infinity. Reads each file once."""
     faults = []
     by_file: dict[Path, list[str]] = {}
     for name, tensor in stored.items():

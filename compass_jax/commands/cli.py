@@ -126,9 +126,7 @@ def tidy_help(text: str) -> str:
 
 
 def _run_reporting_errors(name: str, options: Any, settings: list[str], wants_help: bool) -> int:
-    """Runs a command and returns its exit status. Prints an error with a remedy as one line on
-    stderr, without a traceback.
-    """
+    """Returns a command's exit status. An error with a remedy is one line on stderr."""
     try:
         if is_configured(name):
             from compass_jax.commands.configured import run_configured

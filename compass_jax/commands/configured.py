@@ -1,6 +1,4 @@
-"""The configuration of a command: from a file, from a run, or from a model's folder and files of
-data.
-"""
+"""A command's configuration: from a file, from a run, or from a model's folder and data."""
 
 from __future__ import annotations
 
@@ -148,9 +146,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def config_of_run(path: str) -> RunConfig:
-    """Returns the configuration of a run: `path` is its directory, or a checkpoint inside it.
-    Raises ConfigError for another path.
-    """
+    """Returns a run's configuration; `path`: its directory, or a checkpoint inside it."""
     folder = Path(path).absolute()
     for parent in (folder, *list(folder.parents)[:2]):
         if (parent / "checkpoints").is_dir() and (parent / "config.json").is_file():
@@ -256,9 +252,7 @@ REQUIRED = {
 def run_configured(
     name: str, options: Configured, settings: Sequence[str], wants_help: bool
 ) -> int:
-    """Loads, overrides and validates the configuration, runs the command's function with it, and
-    returns the exit status.
-    """
+    """Runs a command's function with its configuration; returns the exit status."""
     model = getattr(options, "model", "")
     of_run = isinstance(options, Eval) and bool(options.checkpoint) and not wants_help
     if not (options.config or model or of_run):

@@ -68,9 +68,7 @@ class Quick(NamedTuple):
 
 
 def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> dict[str, Any]:
-    """Runs all stages in `out` and returns the content of `out`/summary.json. The same call resumes
-    an interrupted demo.
-    """
+    """Runs or resumes all stages in `out`; returns the content of `out`/summary.json."""
     with FolderLock(out) as lock:
         return _run(lock.path, seed, Quick() if quick else None)
 
@@ -289,9 +287,7 @@ def demo_configs(
 
 
 def answer_from(config: ScoredConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
-    """Returns greedy answers to `count` held-out prompts, evenly over the difficulties, with their
-    rewards.
-    """
+    """Returns greedy answers to `count` held-out prompts over all difficulties, with rewards."""
     engine, decode, tokenizer = decoder_of(config, weights)
     prompts = heldout_prompts(config.data, tokenizer, config.seed)
     chosen = prompts[:: max(1, len(prompts) // count)][:count]
@@ -366,9 +362,7 @@ def difficulty_rows(first: Evaluation, last: Evaluation) -> list[dict[str, Any]]
 
 
 def _spent(folder: Path) -> float:
-    """Returns the seconds that an earlier, interrupted demo in this folder took, from its first
-    file to its last.
-    """
+    """Returns the seconds that an interrupted demo took, from its first file to its last."""
     files = [p.stat().st_mtime for p in folder.rglob("metrics.jsonl")]
     starts = [p.stat().st_mtime for p in folder.rglob("config.json")]
     return max(0.0, max(files) - min(starts)) if files and starts else 0.0

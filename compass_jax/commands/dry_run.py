@@ -63,9 +63,7 @@ def run_dry(
 
 
 def changes(config: Section) -> list[str]:
-    """Returns a line for each setting without default or with another value than its default, and
-    an empty line between sections.
-    """
+    """Returns a line for each setting that is not its default; sections are set apart."""
     lines: list[str] = []
     previous = ""
     for setting in settings(config):

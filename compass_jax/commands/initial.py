@@ -1,6 +1,4 @@
-"""`compass init`: writes a configuration file from a model's folder and files of data, with a
-comment on each chosen setting.
-"""
+"""`compass init`: writes a commented configuration from a model's folder and files of data."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ def _call(config: Any, depth: int, classes: set[type]) -> str:
 
 
 def write_initial(config: PolicyConfig, out: str) -> Path:
-    """Writes the file and returns its path. Raises ConfigError for an existing file, or a name that
-    is not a Python file.
-    """
+    """Writes the file and returns its path. Raises ConfigError unless it is a new .py file."""
     path = Path(out)
     if path.suffix != ".py":
         raise ConfigError(f"{out}: a configuration is a Python file; name it something.py")

@@ -65,9 +65,7 @@ def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = Non
 
 
 def histogram(lengths: Sequence[int], buckets: Sequence[int]) -> list[str]:
-    """Returns a line for each bucket with the number of its prompts, and one for prompts that fit
-    no bucket.
-    """
+    """Returns a line for each bucket with the number of its prompts, and one for longer ones."""
     sizes = np.asarray(lengths)
     edges = [0, *buckets]
     lines = [
@@ -95,9 +93,7 @@ def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
 
 
 def _judge(config: ScoredConfig, prompts: Sequence[Prompt], line) -> float | None:
-    """Returns the share of ground truths, formatted as answers, that their own verifier finds
-    right, among those with a verdict.
-    """
+    """Returns the share of judged ground truths that their own verifier finds right."""
     answered = [prompt for prompt in prompts if prompt.answer]
     if not answered:
         return None

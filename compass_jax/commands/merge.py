@@ -1,6 +1,4 @@
-"""`compass merge`: merges models that were trained from one base, with one set of weights or a
-sweep of them.
-"""
+"""`compass merge`: merges models that were trained from one base, or sweeps the weights."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ from compass_jax.runs.rundir import NewFolderLock
 
 
 def run(options: Merge) -> int:
-    """Merges the models and prints a table of each one's share, or runs a sweep; returns the exit
-    status.
-    """
+    """Merges the models and prints each one's share, or runs a sweep; returns the exit status."""
     merge = partial(
         merge_folders,
         options.base,

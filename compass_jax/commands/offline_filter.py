@@ -190,9 +190,7 @@ def _table(rows: Sequence[PassRate]) -> list[dict[str, Any]]:
 
 
 def plot_histogram(rates: Sequence[float], samples: int, path: Path) -> None:
-    """Draws the number of prompts by pass rate; the two ends, which give no signal, have another
-    colour.
-    """
+    """Draws the number of prompts by pass rate; the two ends, without signal, are grey."""
     import matplotlib
 
     matplotlib.use("Agg")

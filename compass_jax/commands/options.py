@@ -240,7 +240,7 @@ class Upcycle:
     matrix.
     """
     seed: int = 0
-    """Seed of the random router and of the noise."""
+    """Seed of the random router and of the noise (a number)."""
 
 
 @dataclass(frozen=True, kw_only=True)

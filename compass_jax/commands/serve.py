@@ -70,9 +70,7 @@ def rollout_config(options: Serve) -> RolloutConfig:
 
 
 def mesh_config(options: Serve) -> MeshConfig:
-    """Returns the mesh of `--mesh`. Raises ConfigError for a text that is not like
-    expert=4,tensor=2.
-    """
+    """Returns the mesh of `--mesh`. Raises ConfigError unless it is as expert=4,tensor=2."""
     axes = [axis.name for axis in fields(MeshConfig)]
     sizes: dict[str, int] = {}
     for part in options.mesh.split(",") if options.mesh else ():
@@ -204,9 +202,7 @@ def _say(options: Serve, host: str, port: int, protocol: str) -> None:
 
 
 def _check_address(options: Serve) -> None:
-    """Raises ConfigError if JetStream's server could not bind its address, which gRPC does not
-    report.
-    """
+    """Raises ConfigError for an address that cannot be bound: gRPC does not report it."""
     with bind(options.host, options.port) as probe:
         if not is_loopback(probe):
             text = "whoever reaches this host may use the server: JetStream's protocol has no key"

@@ -59,9 +59,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def describe(cls: Any) -> None:
-    """Attaches the sentences of the fields of a configuration class and its sections, which tyro
-    shows as help.
-    """
+    """Attaches the sentences of a class's fields and sections, which tyro shows as help."""
     docs = field_docs(cls)
     for field in dataclasses.fields(cls):
         field.metadata = MappingProxyType({"help": docs.get(field.name)})
@@ -125,9 +123,7 @@ FIRST = {
 
 
 def first_settings(command: str) -> str:
-    """Returns a help text of the most frequently changed settings; empty for a command without such
-    settings.
-    """
+    """Returns a help text of the settings that a command's users change most; or ""."""
     lines = ["settings that are changed most often, after the options:"]
     for key in FIRST.get(command, "").split():
         cls: Any = RunConfig

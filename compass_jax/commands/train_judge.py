@@ -93,9 +93,7 @@ def run_train_judge(config: RunConfig, scalar: bool = False) -> dict[str, Any]:
 def _train_scalar(
     config: RunConfig, training: Sequence[Preference], heldout: Sequence[Preference]
 ) -> dict[str, Any]:
-    """Trains a scalar reward model on pairs in FOLDER/scalar, and measures its agreement with the
-    held-out pairs.
-    """
+    """Trains a scalar reward model in FOLDER/scalar; measures it on the held-out pairs."""
     run = replace(config, run_dir=f"{config.directory}/scalar")
     trained = run_sft(run, kind=ScalarTrainer)
     if trained["stopped"] or not heldout:
@@ -138,9 +136,7 @@ class Rated:
         return out
 
     def _margins(self, preferences: Sequence[Preference]) -> tuple[np.ndarray, list[str]]:
-        """Returns r(candidate) - r(anchor) of each pair, NaN if a text is too long, and a text with
-        both rewards.
-        """
+        """Returns r(candidate) - r(anchor), NaN if a text is too long, and both rewards as text."""
         texts = [(x.question, text) for x in preferences for text in (x.candidate, x.anchor)]
         rates = [math.nan if r is None else r for r in self._rate(texts)]
         rewards = np.array(rates).reshape(-1, 2)

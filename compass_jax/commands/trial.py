@@ -1,6 +1,4 @@
-"""`compass try`: judges one answer as a run does, in the worker's sandbox or by the judge, and
-prints the reasons.
-"""
+"""`compass try`: judges one answer as a run does, and prints the reasons."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ class RecordingAsker(Pooled):
         return self.said[-1]
 
     def lines(self) -> list[str]:
-        """Returns a line for the verdict of each order with the end of the judge's reply, or with
-        the reason of a missing verdict.
-        """
+        """Returns a line for each order: the verdict and the reply's end, or why there is none."""
         lines = []
         for order, reply in zip(ORDERS, (one.result() for one in self.said), strict=False):
             if reply.failure:
@@ -122,9 +118,7 @@ def run(options: Try) -> int:
 
 
 def _row(options: Try, source: Source) -> tuple[dict[str, Any], str]:
-    """Returns the columns of the row (the example row, or a generated one, without --row), and the
-    question.
-    """
+    """Returns the row's columns (of the example, or generated, without --row) and question."""
     if options.row:
         try:
             columns = decode_row(options.row)
@@ -147,9 +141,7 @@ def _row(options: Try, source: Source) -> tuple[dict[str, Any], str]:
 
 
 def _check(task: str, trial: Trial, judge: Any) -> None:
-    """Raises ConfigError for too few or too many responses, a judge without an endpoint, and
-    missing columns.
-    """
+    """Raises ConfigError for the wrong number of responses, no judge, or a missing column."""
     if not trial.responses:
         raise ConfigError("--response TEXT is missing: what is to be judged? (-: standard input)")
     if len(trial.responses) > 1 and not trial.turns:

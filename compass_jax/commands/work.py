@@ -125,9 +125,7 @@ def filter_prompts(options: commands.Filter, config: ScoredConfig) -> int:
 
 
 def plan(options: commands.Plan, config: RLRunConfig) -> int:
-    """Compiles every program of a step for TPUs, and reports whether it fits in memory; returns 0
-    if the run fits, else 1.
-    """
+    """Compiles every program of a step for TPUs; returns 0 if the run fits in memory, else 1."""
     os.environ.update(COMPILER_ALONE)
     from compass_jax.plan.report import draw_plan, print_plan
     from compass_jax.plan.run import make_plan

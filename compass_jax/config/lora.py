@@ -24,7 +24,7 @@ class LoRAConfig(Section):
     rank: Annotated[int, Range(0, 4096)] = 0
     """Rank of the adapters (a number of channels); 0: train all weights."""
     alpha: Annotated[float, Range(0, 1e6, above=True)] = 32.0
-    """Scale of the adapters: their product is multiplied by alpha / rank."""
+    """Scale of the adapters (a factor): their product is multiplied by alpha / rank."""
     targets: tuple[Target, ...] = (
         "q_proj",
         "k_proj",

@@ -53,9 +53,9 @@ class YarnRope(Section):
     original_positions: Tokens
     """Longest sequence of pretraining in tokens (HF original_max_position_embeddings)."""
     beta_fast: Factor = 32.0
-    """Turns within the pretraining length at which the ramp ends and frequencies are unchanged."""
+    """Number of turns within the pretraining length at which the ramp ends."""
     beta_slow: Factor = 1.0
-    """Turns within the pretraining length at which the ramp begins (a number)."""
+    """Number of turns within the pretraining length at which the ramp begins."""
     truncate: bool = True
     """Round the ends of the ramp to whole dimensions."""
     attention_factor: Factor | None = None

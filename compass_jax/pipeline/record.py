@@ -198,9 +198,7 @@ def outside(stage: Stage) -> dict[str, str]:
 
 
 def hash_of(path: Path) -> str:
-    """Returns a hash of a small file's content; for a large file or a folder, of names and
-    sizes.
-    """
+    """Returns a hash of a small file's content; else of the names and sizes of files."""
     if path.is_file() and path.stat().st_size <= WHOLE_BYTES:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     files = [path] if path.is_file() else sorted(x for x in path.rglob("*") if x.is_file())
@@ -233,9 +231,7 @@ def _changes(old: Stage, new: Stage) -> str:
 
 
 def _read(file: Path) -> dict[str, Entry]:
-    """Returns the entries of a pipeline.json, empty without the file. Raises ConfigError for
-    another file.
-    """
+    """Returns the entries of a pipeline.json. Raises ConfigError for another file."""
     if not file.exists():
         return {}
     plain: Any = read_json(file, error=ConfigError)

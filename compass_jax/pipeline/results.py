@@ -34,9 +34,7 @@ def results(record: Record) -> dict[str, Any]:
 
 
 def sets_of(file: Path) -> dict[str, Any]:
-    """Returns set -> numbers of an evaluation's summary.json. Raises ConfigError for
-    another file.
-    """
+    """Returns set -> numbers of a summary.json. Raises ConfigError for another file."""
     plain = read_json(file, error=ConfigError)
     try:
         return {str(name): dict(numbers) for name, numbers in plain["sets"].items()}
@@ -45,9 +43,7 @@ def sets_of(file: Path) -> dict[str, Any]:
 
 
 def rows(accuracies: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
-    """Returns a row for each stage with a column for each set: avg@k and its standard error, in
-    percent.
-    """
+    """Returns a row for each stage: avg@k of each set with its standard error, in percent."""
     names = list(dict.fromkeys(name for sets in accuracies.values() for name in sets))
     return [
         {"stage": stage} | {x: _cell(sets.get(x)) for x in names}

@@ -1,6 +1,4 @@
-"""Runs the unfinished stages of a pipeline, each in a separate process, so that their memory does
-not add up.
-"""
+"""Runs a pipeline's stages, each in its own process, so that memory does not add up."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class OwnProcess:
             signal.signal(number, before)
 
     def __call__(self, record: Record, stage: Stage) -> int:
-        """Returns the exit status of the stage's process. Raises StageEnded if a signal that was
-        not forwarded ended it.
-        """
+        """Returns the exit status of the stage's process. Raises StageEnded if it was killed."""
         arguments = [str(record.folder), stage.name, str(os.getpid()), self.cache]
         command = module_command(f"{__package__}", *arguments)
         environment = os.environ | {"PYTHONPATH": import_path()}
@@ -146,9 +142,7 @@ def refuse_stale(record: Record) -> None:
 
 
 def _stages(record: Record, do: Do, console: Console) -> int:
-    """Runs the unfinished stages; returns the exit status of the first that failed or stopped, else
-    0.
-    """
+    """Runs the unfinished stages; returns the status of the first that failed or stopped."""
     stages = record.config.stages
     for number, stage in enumerate(stages, 1):
         if record.state(stage.name) == DONE:

@@ -1,6 +1,4 @@
-"""The function of each kind of stage. Each resumes an interrupted stage, or starts it again with
-the same result.
-"""
+"""The function of each kind of stage. Each resumes an interrupted stage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The least time of each program and of an RL step at the chip's published peaks. A bound, not a
-prediction.
-"""
+"""The least time of each program and of a step at the chip's peaks: no prediction."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from compass_jax.rl.bucketing import row_counts
 
 
 class Bound(NamedTuple):
-    """Seconds of one run of a program by resource: arithmetic, memory (each argument and result
-    once), links.
-    """
+    """Seconds of one run of a program by resource; memory: each argument and result once."""
 
     flops_s: float
     hbm_s: float
@@ -69,9 +65,7 @@ def bound_of(
 
 
 def runs_per_step(rl: RLConfig, rollout: RolloutConfig, rows_multiple: int) -> dict[str, float]:
-    """Returns how often each program runs in an RL step in which all answers have the largest
-    length.
-    """
+    """Returns how often each program runs in a step whose answers have the largest length."""
     samples, length = rl.prompts_per_step * rl.group_size, rl.buckets[-1]
     zero = rl.zero_variance
     # Dynamic sampling has at least one round.

@@ -1,6 +1,4 @@
-"""The collectives in a compiled program's HLO text, each multiplied by the trip counts of the loops
-around it.
-"""
+"""The collectives in a program's HLO text, times the trip counts of the loops around them."""
 
 from __future__ import annotations
 
@@ -154,9 +152,7 @@ def _bytes_sent(kind: str, op: _Op) -> float:
 
 
 def _operand_size(op: _Op, ops: list[_Op]) -> float:
-    """Returns the bytes of an operation's first operand; infinity where it is not in the
-    computation.
-    """
+    """Returns the bytes of the first operand; infinity if it is not in the computation."""
     first = op.rest.split(",")[0].split(")")[0].strip().lstrip("%")
     operand = next((x for x in ops if x.name == first), None)
     return (

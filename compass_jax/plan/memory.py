@@ -1,6 +1,4 @@
-"""Bytes on each device while each program of a step runs, and the settings to change where they
-exceed the memory.
-"""
+"""Bytes on each device while each program runs, and settings to change if it is too many."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ class Memory(NamedTuple):
 
 
 def memory_of(step: Step, program: Program, compiled: Any, parts: dict[str, int]) -> Memory:
-    """Returns the compiler's memory analysis of a program, with the live arrays of other programs;
-    `parts` comes from `resident`.
-    """
+    """Returns the compiler's memory analysis, with live arrays of other programs (`parts`)."""
     analysis = compiled.memory_analysis()
     return Memory(
         analysis.argument_size_in_bytes,
@@ -45,9 +41,7 @@ def memory_of(step: Step, program: Program, compiled: Any, parts: dict[str, int]
 
 
 def bytes_beside(step: Step, program: Program, parts: dict[str, int]) -> int:
-    """Returns the bytes per device of arrays that are live while `program` runs and do not belong
-    to it.
-    """
+    """Returns the bytes per device of live arrays that do not belong to `program`."""
     names = beside(program, step.config.rl, step.config.rollout_apart)
     return sum(parts.get(name, 0) for name in names)
 
@@ -79,9 +73,7 @@ def resident(step: Step) -> dict[str, int]:
 
 
 def refused_bytes(error: BaseException) -> int | None:
-    """Returns the bytes that a program needs, from the compiler's out-of-memory error; None for
-    another error.
-    """
+    """Returns the bytes in the compiler's out-of-memory error; None for another error."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
         return None
@@ -104,9 +96,7 @@ class Change(NamedTuple):
 def advice(
     config: RLRunConfig, program: str, memory: Memory | None, parts: dict[str, int]
 ) -> list[Change]:
-    """Returns changes that lower the memory of the program that needs most, the most effective
-    first.
-    """
+    """Returns changes that lower the memory of the worst program, the most effective first."""
     changes: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
     if program.split()[0] in (*ROLLOUT, "hand-over"):
@@ -171,9 +161,7 @@ def _of_training(config: RLRunConfig, sizes: dict[str, int]) -> list[tuple[float
 
 
 def _fewer_tokens(rl: UpdatesConfig, mesh: MeshConfig) -> Change | None:
-    """Returns the change that halves the tokens of a micro-batch on each device: fewer rows, or a
-    part of each row.
-    """
+    """Returns the change that halves a device's tokens: fewer rows, or a part of each row."""
     half = str(rl.micro_batch_tokens // 2)
     if rl.micro_batch_tokens >= 2 * mesh.replica * mesh.fsdp * mesh.expert * rl.buckets[-1]:
         return Change("rl.micro_batch_tokens", half, "half the tokens of a micro-batch")

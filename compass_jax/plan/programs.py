@@ -129,9 +129,7 @@ def planned(programs: Iterator[Program]) -> list[Program]:
 
 
 def topology_devices(name: str) -> list[jax.Device]:
-    """Returns the devices of a topology such as "v5p:4x4x4". Raises ConfigError for a name that the
-    TPU's compiler does not know.
-    """
+    """Returns the devices of a topology. Raises ConfigError for an unknown name."""
     from jax.experimental import topologies
 
     # The default is four chips a host.
@@ -249,9 +247,7 @@ def model_params(lora: LoRAConfig, model: Transformer, state: TrainState) -> Any
 
 
 def _placements(config: PolicyConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:
-    """Returns the placements of training and rollout, which must use all `devices`: unused chips
-    would be paid for idle.
-    """
+    """Returns the placements of training and rollout; together they use all `devices`."""
     rollout = config.rollout_mesh or config.mesh
     takes = config.mesh.devices + (rollout.devices if config.rollout_apart else 0)
     if takes != len(devices):

@@ -65,9 +65,7 @@ def _work_row(x: CompiledProgram, bound: Bound, per_chip: int) -> dict[str, Any]
 
 
 def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
-    """Draws a bar for each program, in GiB per chip against the chip's memory: its arrays and the
-    live arrays of other programs.
-    """
+    """Draws a bar for each program against the chip's memory, in GiB per chip."""
     from matplotlib.figure import Figure
 
     per_chip, rows = plan.chip.devices, [x for x in plan.programs if x.memory is not None]

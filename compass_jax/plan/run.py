@@ -29,9 +29,7 @@ GIB = 2**30
 
 
 class CompiledProgram(NamedTuple):
-    """One program: compiled, or refused for lack of memory (`memory` is None), with the bytes that
-    the compiler reported in `needs`.
-    """
+    """One program; if refused for lack of memory, `memory` is None and `needs` is reported."""
 
     name: str
     memory: Memory | None

@@ -1,6 +1,4 @@
-"""`compass report`: writes the table of each run, the picture of its curves, and one page of all
-runs.
-"""
+"""`compass report`: the table and the picture of each run, and one page of all runs."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ _ROWS = (
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
-    """Returns a table of rows with the same keys: the first column is text, floats have four
-    significant digits.
-    """
+    """Returns a table of rows with the same keys; floats have four significant digits."""
     table = Table(title=title or None, title_style="bold", title_justify="left")
     for i, name in enumerate(rows[0] if rows else ()):
         # a narrow terminal wraps numbers instead of dropping them
@@ -46,9 +44,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
 
 
 def run_rows(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> list[dict[str, str]]:
-    """Returns rows for `summary_table`: the mean of each known metric over the first and the last
-    tenth of the steps.
-    """
+    """Returns the mean of each known metric over the first and the last tenth of the steps."""
     rows = []
     for label, name, form in _ROWS:
         if name in series:
@@ -174,9 +170,7 @@ def _line(axes: Any, steps: np.ndarray, values: np.ndarray, label: str, colour: 
 
 
 def _stack(axes: Any, have: list[tuple]) -> None:
-    """Draws smoothed shares of a total, stacked. All are logged together, so the steps of the first
-    are those of all.
-    """
+    """Draws smoothed shares of a total, stacked; all of them have the same steps."""
     steps, first = have[0][0], have[0][1]
     window = max(1, len(first) // 20)
     layers = [smooth(np.nan_to_num(values), window) for _, values, _, _ in have]

@@ -60,9 +60,7 @@ def at_steps(series: Series, name: str, steps: np.ndarray) -> np.ndarray:
 
 
 def cumulative_tokens(series: Series, ends: list[int]) -> list[int]:
-    """Returns the tokens generated up to the end of each of the steps `ends`, including the
-    filter's.
-    """
+    """Returns the tokens generated up to each of the steps `ends`, with the filter's."""
     if "waste/tokens_generated" not in series:
         return []
     steps, generated = series["waste/tokens_generated"]

@@ -23,9 +23,7 @@ class ReportError(UserError):
 
 
 def parse_line(line: str | bytes, parse: Callable[[Any], Row], path: Any, number: int) -> Row:
-    """Returns `parse` of a line's JSON. Raises ReportError, with the line's number, if that
-    fails.
-    """
+    """Returns `parse` of a line's JSON. Raises ReportError, with its number, if that fails."""
     try:
         text = line if isinstance(line, str) else line.decode(errors="replace")
         return parse(json.loads(text))

@@ -171,9 +171,7 @@ class RunDir(FolderLock):
 
 
 def look_into(path: str | os.PathLike, config: ScoredConfig) -> bool:
-    """Returns whether the directory that `RunDir` would open holds a started run. Raises the same
-    errors and creates nothing.
-    """
+    """Returns whether a directory holds a started run. Raises as `RunDir`; creates nothing."""
     path = Path(path)
     if (path / ".lock").exists():
         with FolderLock(path):
@@ -186,9 +184,7 @@ def look_into(path: str | os.PathLike, config: ScoredConfig) -> bool:
 
 
 def _started_config(path: Path, config: ScoredConfig) -> ScoredConfig | None:
-    """Returns the configuration of the started run in a directory, or None. Raises ConfigMismatch
-    if `config` cannot continue it.
-    """
+    """Returns the started run's configuration. Raises ConfigMismatch for another run's."""
     old = read_config(path) if (path / "config.json").exists() else None
     if old is None or nothing_trained(path):
         return None
@@ -197,9 +193,7 @@ def _started_config(path: Path, config: ScoredConfig) -> ScoredConfig | None:
 
 
 def nothing_trained(path: Path) -> bool:
-    """Returns whether a run directory has neither a line of a step nor a checkpoint, damaged or
-    not.
-    """
+    """Returns whether a run directory has neither a step's line nor a checkpoint."""
     logs = (path / name for name in ("metrics.jsonl", "rollouts.jsonl"))
     has_lines = any(log.exists() and log.stat().st_size for log in logs)
     folder = path / "checkpoints"
@@ -295,9 +289,7 @@ def check_same_run(old: ScoredConfig, new: ScoredConfig, path: str) -> None:
 
 
 def _moved(old: FileHashes, new: FileHashes) -> set[tuple[str, str]]:
-    """Returns (old name, new name) of user code with the same attribute name, in files of the same
-    content (rewards.code).
-    """
+    """Returns (old name, new name) of equal user code (rewards.code) at another path."""
     return {
         (was, now)
         for was, old_hash in old

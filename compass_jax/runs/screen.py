@@ -29,9 +29,7 @@ _SAMPLE_LINES = 3  # maximum lines of a sample's text
 
 
 class Lines(Progress):
-    """The progress of a stage on a terminal, in two lines: step, bar, current phase and time left;
-    and the last step's numbers.
-    """
+    """A stage's progress on a terminal: step, bar, phase, time left; the last step's numbers."""
 
     def __init__(self, console: Console, stage: str, total: int):
         self.numbers = ""
@@ -144,9 +142,7 @@ class Screen:
     # ---- drawing ---------------------------------------------------------------------------------
 
     def _worked(self) -> float:
-        """Returns the seconds of work without those of XLA's compiler, since later steps compile
-        little.
-        """
+        """Returns the seconds of work without the compiler's, since later steps compile little."""
         return self._clock() - self._compiler.seconds
 
     @property

@@ -167,9 +167,7 @@ class Telemetry:
         self.screen.begin(self._last_step)
 
     def close(self) -> None:
-        """Closes the files and the progress bar; may be called twice. Raises LogError if a file
-        could not be stored.
-        """
+        """Closes files and progress; may be called twice. Raises LogError if a file cannot be."""
         self.screen.close()
         for tracker in self._trackers:
             tracker.close()

@@ -1,3 +1,1 @@
-"""HTTP server for OpenAI clients: converts requests into jobs for the batcher, and tokens into
-responses.
-"""
+"""HTTP server for OpenAI clients: requests become jobs of the batcher, tokens responses."""

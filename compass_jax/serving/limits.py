@@ -49,9 +49,7 @@ def make_room_for(connections: int, needed: int) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens on an address. Raises ConfigError if the address cannot be
-    bound.
-    """
+    """Returns a socket that listens on an address. Raises ConfigError if it cannot be bound."""
     if not host.strip():
         text = "name an interface, 127.0.0.1 for this machine alone, 0.0.0.0 for every one"
         raise ConfigError(f"--host is empty: {text}")

@@ -77,9 +77,7 @@ class Choice:
 
 
 class Answer:
-    """The response to a job: all its choices, as pieces in the order of arrival. `close` cancels
-    unfinished choices.
-    """
+    """The response to a job, as pieces in the order of arrival. `close` cancels the rest."""
 
     def __init__(self, job: Job, served: Served, batcher: OnlineBatcher, number: int, began: float):
         self.job = job

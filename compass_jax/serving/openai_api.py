@@ -110,9 +110,7 @@ class Api:
 
 
 class AnswerResponse(StreamingResponse):
-    """A JSON response or a stream of server-sent events. It is cancelled when the client
-    disconnects.
-    """
+    """A JSON response or a stream of events, cancelled when the client disconnects."""
 
     def __init__(self, answer: Answer):
         self._answer, self._streams = answer, answer.job.body.stream
@@ -149,9 +147,7 @@ def make_app(
     hosts: Sequence[str] = (),
     key: str | None = None,
 ) -> Guard:
-    """Returns the ASGI application. Clients may call the server by the names in `hosts` and must
-    send `key` if there is one.
-    """
+    """Returns the application. Clients may use the names in `hosts`, and must send `key`."""
     api = Api(served, batcher, limits)
     kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
     app = Starlette(routes=api.routes, exception_handlers={kind: _on_error for kind in kinds})

@@ -142,9 +142,7 @@ class CompletionBody(Sampling):
 
 
 class CalledFunction(Body):
-    """The function of a call. OpenAI clients send its arguments as JSON text; chat templates read
-    them as an object.
-    """
+    """A call's function. Clients send arguments as JSON text; templates read an object."""
 
     name: Text
     arguments: Annotated[Json[dict[str, Any]], BeforeValidator(lambda x: "{}" if x == "" else x)]

@@ -77,9 +77,7 @@ class Logprobs:
         }
 
     def _next_offset(self, token: Spelling, prompt: bool) -> int:
-        """Returns the offset of the character in which a token begins, and advances past
-        the token.
-        """
+        """Returns the offset of the character in which a token begins; advances past it."""
         if token.hidden and not prompt:
             return self._offset
         starts = [byte & 0xC0 != 0x80 for byte in token.bytes]

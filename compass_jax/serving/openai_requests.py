@@ -38,9 +38,7 @@ class Served:
 
     @cached_property
     def most_characters(self) -> int:
-        """The maximum number of characters of a text that can fit, from the length of the longest
-        token.
-        """
+        """The most characters of a text that can fit, by the length of the longest token."""
         return self.prompt_tokens * self.tokenizer.longest
 
 
@@ -105,9 +103,7 @@ def completion_job(body: CompletionBody, served: Served) -> Job:
 
 
 def chat_job(body: ChatBody, served: Served) -> Job:
-    """Returns the job for a body of /v1/chat/completions, whose messages go through the chat
-    template.
-    """
+    """Returns the job for a body of /v1/chat/completions."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(f"top_logprobs = {body.top_logprobs} needs logprobs = true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:

@@ -47,9 +47,7 @@ def part_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> Parted:
 
 
 def _format_call(call: ToolCall, functions: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the call in the format of OpenAI's API; None if its positional arguments have no
-    names.
-    """
+    """Returns OpenAI's form of a call; None if positional arguments have no names."""
     parameters = functions.get(call.name, {}).get("parameters") or {}
     properties = parameters.get("properties")
     names = list(properties) if isinstance(properties, dict) else []
@@ -72,9 +70,7 @@ class CallStream:
         self._sent = 0  # number of characters returned so far
 
     def push(self, text: str, last: bool) -> Parted:
-        """Returns the text that is certainly not part of a call; with `last`, the rest of the text
-        and the calls.
-        """
+        """Returns the text that is part of no call; with `last`, all of it and the calls."""
         self._text += text
         if last:
             whole = part_calls(self._text, self._tools)

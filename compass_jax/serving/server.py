@@ -52,9 +52,7 @@ class Connection(H11Protocol):
 
 
 def http_server(app: Any, limits: Limits) -> uvicorn.Server:
-    """Returns a server of `app`, ready to `run`. At shutdown it gives running responses `stop_s`
-    seconds.
-    """
+    """Returns a server of `app`. At shutdown running responses have `stop_s` seconds."""
     config = uvicorn.Config(
         app,
         http=partial(Connection, max_connections=limits.connections),  # type: ignore[arg-type]

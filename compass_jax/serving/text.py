@@ -43,9 +43,7 @@ class TextStream:
         return self._search(fresh, last)
 
     def _settle(self, text: str) -> tuple[str, str]:
-        """Returns the new text of tokens that need not be decoded again, and the text of the other
-        tokens.
-        """
+        """Returns the new text of tokens that are dropped, and the text of the others."""
         decode = self._tokenizer.decode_response
         for count in range(1, TRIED + 1):
             before, after = decode(self._ids[:-count]), decode(self._ids[-count:])

@@ -51,8 +51,6 @@ def open_trackers(
 
 
 def _installed(package: str) -> bool:
-    """Returns whether a package can be imported. A folder of its name, such as wandb creates, does
-    not count.
-    """
+    """Returns whether a package can be imported; a folder of its name (wandb's) does not count."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None

@@ -100,9 +100,7 @@ SERVICES = {
 
 
 def run_id(folder: Path, tracker: str, stage: str) -> str:
-    """Returns the id of the stage's run in a tracker, from a file of the run directory, so that a
-    resumed run keeps its id.
-    """
+    """Returns the id of a stage's run in a tracker, which a resumed run keeps."""
     file = folder / f"{tracker}-{stage}.id"
     known = file.read_text().strip() if file.exists() else ""
     if not re.fullmatch(r"[0-9a-f]{8}", known):
@@ -116,9 +114,7 @@ _BLOCK, _HEAD, _FILE_HEAD = 32 * 1024, 7, 7  # of LevelDB's log format, in bytes
 
 
 def offline_steps(file: Path) -> Iterator[int]:
-    """Yields the steps in an offline file of wandb. Only the file is reliable, because a killed
-    process loses its last block.
-    """
+    """Yields the steps in wandb's offline file: a killed process loses its last block."""
     for record in offline_records(file):
         if record.HasField("history"):
             yield record.history.step.num
