@@ -15,9 +15,7 @@ def lines(directory: Path, name: str = "metrics") -> list[dict]:
 
 
 def numbers(directory: Path, clocks: tuple[str, ...] = CLOCKS) -> list[dict[str, float]]:
-    """What each step's result is, without the clock: [{name: value}] by step; each step is there
-    once.
-    """
+    """What each step's result is, without the clock: [{name: value}] by step."""
     rows = lines(directory)
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return [

@@ -17,9 +17,7 @@ GOOD = {"COMPASS_COORDINATOR": "10.0.0.1:8476", "COMPASS_PROCESSES": "4", "COMPA
 
 @pytest.fixture
 def joined(monkeypatch):
-    """What jax.distributed.initialize was told; nothing is joined, and jax's settings stay as they
-    are.
-    """
+    """What jax.distributed.initialize was told."""
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
@@ -153,9 +151,7 @@ jax.block_until_ready(out)
 
 
 def test_simulated_devices_may_lag_behind_their_host():
-    """180 programs are launched without a wait; XLA holds 32 a device, and by itself has a thread
-    for each device: it ended after a minute.
-    """
+    """180 programs are launched without a wait."""
     environment = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
     environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -1,6 +1,4 @@
-"""The experiments: every variant is a configuration that may run; a smoke run of each ends with its
-table and its picture, and a second call runs nothing and writes the same table.
-"""
+"""The experiments: every variant is a configuration that may run."""
 
 import dataclasses
 

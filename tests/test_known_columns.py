@@ -1,6 +1,4 @@
-"""The LM head's columns beyond the tokenizer: no probability, no gradient, never drawn; log-probs
-and entropies are of the others alone.
-"""
+"""The LM head's columns beyond the tokenizer: no probability, no gradient, never drawn."""
 
 import dataclasses
 

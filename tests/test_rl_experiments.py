@@ -86,9 +86,7 @@ def test_the_ensemble_tells_wrong_answers_apart_and_puts_none_above_a_right_one(
 
 @pytest.mark.parametrize("task", ["decisions", "noise"])
 def test_a_synthetic_task_is_what_it_says(task, tmp_path):
-    """The reference of every prompt follows from the table; the cold start's letters have the
-    frequencies that make the task.
-    """
+    """The reference of every prompt follows from the table."""
     files, table = synthetic_tasks.write(task, tmp_path, seed=3), synthetic_tasks.secret(3)
     again = synthetic_tasks.write(task, tmp_path / "again", seed=3)
     assert [f.read_bytes() for f in files] == [f.read_bytes() for f in again]

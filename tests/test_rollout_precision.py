@@ -61,9 +61,7 @@ def test_the_sampler_computes_as_training_does_unless_told_otherwise():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["off", "e4m3"])
 def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path, monkeypatch, kind):
-    """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised; the state
-    stays float32, and the mismatch is measured.
-    """
+    """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised."""
     handed, engines = [], []
 
     def recorded(params, model, dtype, quantize="off", **options):

@@ -83,9 +83,7 @@ def with_rewards(directory, file):
 
 
 def test_a_run_goes_on_with_a_reward_file_that_was_moved_and_holds_the_same(tmp_path):
-    """One that was changed as well is another reward; where it lay it is told, and the run goes
-    on.
-    """
+    """One that was changed as well is another reward."""
     file, other = tmp_path / "mine.py", tmp_path / "there" / "yours.py"
     file.write_text("def f(response): return 1.0\ng = f\n")
     with open_run(with_rewards(tmp_path / "run", file)) as run:

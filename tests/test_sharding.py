@@ -1,6 +1,4 @@
-"""Meshes of eight simulated devices: the numbers of one device, whatever the axes; layouts that do
-not divide are refused with the sizes.
-"""
+"""Meshes of eight simulated devices: the numbers of one device, whatever the axes."""
 
 import dataclasses
 import itertools
@@ -194,9 +192,7 @@ SLOW = [
 
 @pytest.mark.parametrize("mesh", [*QUICK, *SLOW], ids=named)
 def test_log_probs_loss_and_gradients_are_those_of_one_device(one_device, mesh):
-    """MoE with router replay, every axis alone and every pair; one row is padding and one routes
-    live.
-    """
+    """MoE with router replay, every axis alone and every pair."""
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
     found, grads = run(MODEL, compute, mesh, recorded(MODEL))
     compare(found, one_device(MODEL, compute, True))

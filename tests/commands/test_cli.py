@@ -350,9 +350,7 @@ def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
 
 
 def test_eval_of_a_run_takes_the_runs_own_configuration(calls, file, tmp_path, capsys):
-    """Of its directory and of a checkpoint inside, with settings of one's own; what is no run is
-    told.
-    """
+    """Of its directory and of a checkpoint inside, with settings of one's own."""
     step = tmp_path / "mine" / "checkpoints" / "step_00000004"
     step.mkdir(parents=True)
     (tmp_path / "mine" / "config.json").write_text(config_to_json(CONFIG))

@@ -1,6 +1,4 @@
-"""How a pipeline goes on: which stages run, what a change makes stale, what --redo renames. Stages
-are done by a function that writes a file.
-"""
+"""How a pipeline goes on: which stages run, what a change makes stale, what --redo renames."""
 
 import dataclasses
 import json

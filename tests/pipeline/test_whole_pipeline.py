@@ -1,6 +1,4 @@
-"""Whole pipelines: the stages' own work in this process; and (slow) the command, killed between and
-within stages.
-"""
+"""Whole pipelines: the stages' own work in this process."""
 
 import dataclasses
 import json

@@ -1,6 +1,4 @@
-"""A pipeline of seconds: rows, SFT on them, RL, evaluation and export of the tiny run's model. Also
-a configuration file for `compass pipeline`.
-"""
+"""A pipeline of seconds: rows, SFT on them, RL, evaluation and export of the tiny run's model."""
 
 import dataclasses
 from pathlib import Path

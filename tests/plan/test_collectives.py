@@ -115,9 +115,7 @@ LOOP = """%cond (p: (s32[], f32[4])) -> pred[] {
 
 @pytest.mark.parametrize("how", ["condition", "known", "unknown"])
 def test_a_loop_counts_as_often_as_it_runs(how):
-    """By a condition that compares with a constant, by what the compiler wrote; once where neither
-    says it.
-    """
+    """By a condition that compares with a constant, by what the compiler wrote."""
     text = LOOP if how == "condition" else LOOP.replace("direction=LT", "direction=NE")
     known = ', backend_config={"known_trip_count":{"n":"7"}}' if how == "known" else ""
     found = collectives(

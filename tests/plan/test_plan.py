@@ -1,6 +1,4 @@
-"""compass plan on a small model: the real compiler of TPUs that are not here; what fits, what does
-not, and advice that makes it fit.
-"""
+"""compass plan on a small model: the real compiler of TPUs that are not here."""
 
 import dataclasses
 import json
@@ -145,9 +143,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What the command says to each of BAD, and its status; the TPU's compiler is loaded once, in a
-    process of its own.
-    """
+    """What the command says to each of BAD, and its status."""
     file = tmp_path_factory.mktemp("plan") / "small.py"
     file.write_text(CONFIG)
     command = [sys.executable, "-c", ASK, str(file), json.dumps(list(BAD))]

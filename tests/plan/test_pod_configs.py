@@ -50,9 +50,7 @@ def test_the_second_phase_has_the_programs_of_the_first():
 
 
 def test_flops_are_those_of_the_products():
-    """Against a count of the dense model's own products, by hand; attention's share grows with the
-    square of the length.
-    """
+    """Against a count of the dense model's own products, by hand."""
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py")).model
     per_layer = 2048 * 128 * (32 * 2 + 4 * 2) + 2048 * 128 + 8 * 3 * 2048 * 768
     assert flops_per_token(config) == 2 * (48 * per_layer + 2048 * 151_936)

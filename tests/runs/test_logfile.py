@@ -139,9 +139,7 @@ def test_tensorboard_that_cannot_be_written_is_said_once_and_the_run_goes_on(
 
 
 def test_a_resumed_run_hides_the_steps_that_are_done_again(tmp_path):
-    """TensorBoard drops events from the purged step on; two files of one second do not overwrite
-    each other.
-    """
+    """TensorBoard drops events from the purged step on."""
     for _ in range(2):
         found = board.Board(tmp_path, print, 2)
         for step in (2, 3):

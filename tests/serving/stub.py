@@ -1,6 +1,4 @@
-"""A server of the API over a batcher without a model, which answers what a test says; and HTTP by
-hand.
-"""
+"""A server of the API over a batcher without a model, which answers what a test says."""
 
 import contextlib
 import json
@@ -23,9 +21,7 @@ TOKENIZER = Tokenizer.load(TINY)
 
 
 class Scripted:
-    """A batcher that gives `text` to every request, and then `finish`; with finish "" the request
-    goes on until it is cancelled. `submitted` is called with the groups before.
-    """
+    """A batcher that gives `text` to every request, and then `finish`."""
 
     def __init__(self, text="ok", finish="stop", submitted=lambda groups: None):
         self.text, self.finish, self.submitted = text, finish, submitted

@@ -44,9 +44,7 @@ def test_a_completion_is_what_our_rollout_samples(server, client):
 
 @pytest.mark.parametrize("options", [PAGED, WHOLE])
 def test_pages_bfloat16_and_a_mesh_give_the_text_of_the_rollout(server, options):
-    """Six requests at once on four slots whose pages do not last; and in bfloat16 with 8-bit
-    weights and keys and values, with pages, on a mesh of eight devices.
-    """
+    """Six requests at once on four slots whose pages do not last."""
     texts = ["1 + 2 = ", "State the final answer", "a", "?", "x" * 16, "tschüß, 7 - 5"]
     with (
         served(server.weights, max_waiting=8, **options) as config,

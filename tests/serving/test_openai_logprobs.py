@@ -29,9 +29,7 @@ def test_the_bytes_of_tokens_are_the_bytes_of_the_text():
 
 
 def test_offsets_are_those_of_the_characters_in_the_text():
-    """Of a part of a character the offset is the character's; tokens that end a text take no room
-    in an answer, and take it in a prompt.
-    """
+    """Of a part of a character the offset is the character's."""
     ids = TOKENIZER.encode("ab ü日🎉c")
     found = logprobs_of(ids)
     seen = b""

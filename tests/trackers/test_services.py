@@ -51,9 +51,7 @@ def run(tmp_path):
 
 
 def wandb_rows(run_dir):
-    """Step -> names and values, of all files that wandb wrote in a run directory; a step in two of
-    them is an error.
-    """
+    """Step -> names and values, of all files that wandb wrote in a run directory."""
     from compass_jax.trackers.services import offline_records
 
     found = {}
