@@ -27,31 +27,14 @@ def joined(monkeypatch):
     return calls
 
 
+C, P, ID = GOOD  # coordinator, processes, id
 BAD = {
-    "no coordinator": (
-        {"COMPASS_COORDINATOR": ""},
-        "COMPASS_COORDINATOR not set, but COMPASS_PROCESSES, COMPASS_PROCESS_ID: set all of",
-    ),
-    "no count": (
-        {"COMPASS_PROCESSES": ""},
-        "COMPASS_PROCESSES not set, but COMPASS_COORDINATOR, COMPASS_PROCESS_ID",
-    ),
-    "only an id": (
-        {"COMPASS_COORDINATOR": "", "COMPASS_PROCESSES": ""},
-        "COMPASS_COORDINATOR, COMPASS_PROCESSES not set, but COMPASS_PROCESS_ID",
-    ),
-    "no port": (
-        {"COMPASS_COORDINATOR": "10.0.0.1"},
-        "COMPASS_COORDINATOR = '10.0.0.1': must be host:port of process 0",
-    ),
-    "count": (
-        {"COMPASS_PROCESSES": "many"},
-        "COMPASS_PROCESSES = 'many': must be a number of at least 1",
-    ),
-    "id": (
-        {"COMPASS_PROCESS_ID": "4"},
-        r"COMPASS_PROCESS_ID = '4': must be in 0\.\.3 \(COMPASS_PROCESSES = 4\)",
-    ),
+    "no coordinator": ({C: ""}, f"{C} not set, but {P}, {ID}: set all of"),
+    "no count": ({P: ""}, f"{P} not set, but {C}, {ID}"),
+    "only an id": ({C: "", P: ""}, f"{C}, {P} not set, but {ID}"),
+    "no port": ({C: "10.0.0.1"}, f"{C} = '10.0.0.1': must be host:port of process 0"),
+    "count": ({P: "many"}, f"{P} = 'many': must be a number of at least 1"),
+    "id": ({ID: "4"}, rf"{ID} = '4': must be in 0\.\.3 \({P} = 4\)"),
     "auto": (
         dict.fromkeys(GOOD, "") | {"COMPASS_DISTRIBUTED": "yes"},
         "COMPASS_DISTRIBUTED = 'yes': only 'auto' is known",

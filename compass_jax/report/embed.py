@@ -9,19 +9,8 @@ import json
 from importlib import resources
 from typing import Any
 
-SCRIPTS = (
-    "dom",
-    "charts",
-    "overview",
-    "curves",
-    "funnel",
-    "groups",
-    "answers",
-    "mismatch",
-    "settings",
-    "compare",
-    "main",
-)
+_NAMES = "dom charts overview curves funnel groups answers mismatch settings compare main"
+SCRIPTS = tuple(_NAMES.split())
 
 
 def embedded(value: Any) -> str:

@@ -17,262 +17,176 @@ class Metric(NamedTuple):
     text: str
 
 
-_SHARE, _TOKENS, _S, _NATS = "share", "tokens", "s", "nats"
+# name [unit]: description
+TABLE = """
+# rewards and groups
+reward/mean: The mean raw reward of the samples whose reward is known.
+reward/<part>/mean: The mean of a part that a verifier or the shaping named, over the samples with
+    it.
+reward/extracted_frac [share]: Responses in which an answer was found, of those that were judged.
+reward/unknown_frac [share]: Samples without a reward: a timeout, an error, or a verifier that gave
+    none.
+reward/timeout_frac [share]: Samples whose verifier exceeded its time limit.
+reward/unverified_groups [groups]: Groups in which no sample has a reward; they are not trained on.
+reward/gap_violations [groups]: Groups with two rewards closer than rewards.smallest_gap, or without
+    it than the penalties' sum (with shaping).
+label/<label>/pass_rate [share]: Right responses to a label's prompts in the step, of those whose
+    reward is known; logged where the data has 2 to 32 labels.
+label/<label>/length_mean_tokens [tokens]: Mean length of the responses to a label's prompts in the
+    step.
+groups/between_frac [share]: Groups whose known rewards, two or more, are all equal and neither
+    right nor wrong, so that no advantage comes of them.
+groups/undecided_frac [share]: Groups of which fewer than two rewards are known.
+groups/<kind>_frac [share]: Groups of a kind: varied, all_right, all_wrong, between, undecided; they
+    sum to 1.
+zero_variance/rate_all_right [share]: Groups whose answers are all right, of those with two known
+    rewards or more.
+zero_variance/rate_all_wrong [share]: Groups whose answers are all wrong, of those with two known
+    rewards or more.
+advantage/inversion_frac [share]: Pairs of a group in which the better answer has the lower
+    advantage; by gold labels where a source has them, else by rewards.
+advantage/<label>/inversion_frac [share]: Pairs of a label's groups that are inverted, by gold
+    labels.
+# training signal of the generated tokens
+waste/tokens_generated [tokens]: Tokens that the step generated.
+waste/frac_verifier_signal [share]: Generated tokens whose advantage comes from rewards that differ.
+waste/frac_shaping_signal [share]: Generated tokens whose advantage comes from penalties alone.
+waste/frac_entropy_signal [share]: Generated tokens whose advantage is RL-ZVP's, which is much
+    smaller.
+waste/frac_none [share]: Generated tokens without any advantage.
+waste/filter_tokens [tokens]: Tokens that the offline filter generated before the run, once for all
+    steps.
+# the stages
+zero_variance/skipped_prompts [prompts]: Prompts that the selection skipped.
+zero_variance/keep_easy [share]: The chance that a prompt is drawn although its last group was all
+    right.
+zero_variance/keep_hard [share]: The chance that a prompt is drawn although its last group was all
+    wrong.
+zero_variance/grown_groups [groups]: Uniform groups that got more samples.
+zero_variance/grow_rescued_groups [groups]: Grown groups that vary now.
+zero_variance/grow_tokens [tokens]: Tokens of the samples that growth added.
+zero_variance/dynamic_rounds [rounds]: Rounds of generation that dynamic sampling took.
+zero_variance/dynamic_dropped_groups [groups]: Groups that dynamic sampling generated and did not
+    train on.
+zero_variance/dynamic_dropped_tokens [tokens]: Tokens of the dropped groups.
+zero_variance/dynamic_surplus_groups [groups]: Dropped groups that varied: the step was full
+    already.
+zero_variance/dynamic_filled_groups [groups]: Uniform groups that filled a step after the last
+    round.
+curriculum/stage: The stage of rl.stages in which the step is, from 0.
+curriculum/band_<i>_share [share]: Prompts that the step drew from band i of its stage's mix, of all
+    that it drew.
+curriculum/borrowed_prompts [prompts]: Prompts that took the place of those that their band lacked.
+curriculum/<label> [share]: The expected pass rate of a label's prompts.
+posterior/coverage_90 [share]: Groups whose number of right answers lies in the 90% interval that
+    was predicted for it.
+posterior/abs_error: Mean distance of predicted and measured pass rates.
+posterior/<label> [share]: The predicted pass rate of a label's new prompts.
+# the update
+loss: Minus the objective, mean over the step's updates.
+sft/loss [nats]: Mean negative log-prob of the learnt tokens.
+scalar/loss [nats]: Of a scalar reward model: mean negative log-prob of a verdict.
+scalar/right_frac [share]: Of its pairs that are no tie, those it ranks right.
+scalar/margin: Mean difference of its two rewards, without a sign.
+grad_norm: The gradient's norm before clipping, mean over the updates.
+lr: The learning rate.
+skipped_updates [updates]: Updates left out because a gradient was not finite.
+entropy_nats [nats]: Mean entropy of the policy at the generated tokens.
+policy/kl_k3 [nats]: KL divergence of the old policy from the present one, k3 estimate per token.
+policy/ref_kl_k3 [nats]: KL divergence from the reference policy, k3 estimate per token.
+policy/clip_frac [share]: Tokens whose ratio the objective clipped.
+policy/ratio_max: The largest ratio that the objective sees.
+policy/ratio_dev_max: The largest distance of a ratio from 1.
+espo/group_<i>/clip_frac [share]: Tokens of entropy group i that were clipped.
+espo/group_<i>/token_frac [share]: Tokens that belong to entropy group i.
+espo/group_<i>/epsilon: Mean clip range of entropy group i over responses.
+espo/group_<i>/floor_frac [share]: Responses in which the clip range of entropy group i is the
+    floor.
+# rollout against training
+mismatch/logp_abs_diff [nats]: Mean distance of a token's log-prob in the rollout and in training,
+    of samples drawn at the training's temperature.
+mismatch/kl_k3 [nats]: KL divergence of the training from the rollout, k3 estimate.
+mismatch/extreme_frac [share]: Tokens whose probabilities in rollout and training differ by a factor
+    above 2.
+mismatch/ess [share]: Effective sample size of the importance weights over the number of tokens.
+mismatch/hotter/<name>: The mismatch metric of this name over the samples that growth drew at
+    another temperature (rl.zero_variance.grow_temperature), which are in no other mismatch metric.
+correction/weight_mean: Mean weight that the correction gives a token.
+correction/dropped_frac [share]: Tokens to which the correction gave weight 0.
+replay/flip_frac [share]: Tokens, over all layers, whose live experts are others than the ones used.
+replay/unset_frac [share]: Tokens, over all layers, without recorded routes; they are routed live.
+moe/load_max_over_mean: Tokens of the fullest expert over the mean expert's, mean over layers.
+# lengths and text
+response_length/mean [tokens]: Mean length of a response.
+response_length/max [tokens]: Length of the longest response.
+truncated_frac [share]: Responses that reached the limit on new tokens.
+repetition_frac [share]: Mean share of a response's n-grams that it had said before.
+padding_frac [share]: Training tokens that are padding of the length buckets.
+# off policy
+policy_version [updates]: Updates that the policy has had after the step.
+staleness [updates]: Mean number of updates since the weights that sampled a token.
+staleness_max [updates]: Updates since the oldest weights that sampled a token.
+epoch [passes]: Passes over the data up to here.
+data/left_out_frac [share]: Rows read so far that gave no example (too long, held out, blank or
+    bad), of SFT that reads by record.
+data/bad_rows [rows]: Rows so far that could not be used, of SFT that reads by record
+    (sft.bad_rows).
+rollout/dropped_groups [groups]: Groups that rl.step_policy generated and did not train on.
+rollout/dropped_tokens [tokens]: Tokens of the groups that rl.step_policy dropped.
+rollout/carried_groups [groups]: Groups that go on in the next step.
+rollout/carried_tokens [tokens]: Tokens that the carried samples have by now.
+# speed
+rollout/tokens_per_s [tokens/s]: Tokens generated per second of the rollout.
+rollout/slot_occupancy [share]: Decoding steps of slots that had a live sample.
+rollout/preempted [samples]: Times that a sample gave up its slot for want of pages.
+train/tokens_per_s [tokens/s]: Tokens trained on per second of scoring and updates.
+train/mfu [share]: Operations that the model needs over the chip's peak; on known chips alone.
+memory/peak_gib [GiB]: The most memory so far: of the device, or on a CPU what was resident of the
+    main process.
+handover/bytes [bytes]: Size of the weights that were handed to the rollout.
+time/step_s [s]: Time from the end of the step before, evaluations and checkpoints included (RL).
+time/data_s [s]: Time that an update of SFT waited for its rows.
+time/rollout_s [s]: Time of the rollout.
+time/reward_wait_s [s]: Time that the step waited for rewards.
+time/rollout_wait_s [s]: Time that a finished update waited for the rollout beside it
+    (rl.one_step_off).
+time/score_s [s]: Time of the pass that computes old log-probs.
+time/update_s [s]: Time of the updates.
+time/handover_s [s]: Time of the weight hand-over.
+# evaluation
+eval/<set>/avg_at_k [share]: Mean accuracy of k sampled answers to each prompt of a set: to the
+    held-out prompts, which are the set heldout, to one of data.eval_sets, or to the held-out
+    prompts of a source.
+eval/<set>/avg_at_k_se [share]: Standard error of avg_at_k, clustered by prompt.
+eval/<set>/avg_at_k_low [share]: Lower end of the 95% interval of avg_at_k: the percentile bootstrap
+    over prompts, or Wilson's interval where all prompts have the same accuracy.
+eval/<set>/avg_at_k_high [share]: Upper end of the 95% interval of avg_at_k.
+eval/<set>/pass_at_k [share]: Prompts of a set with a right answer among k sampled ones.
+eval/<set>/maj_at_k [share]: Accuracy of the most frequent of k sampled answers; of answers that are
+    tied for it, the mean.
+eval/<set>/greedy [share]: Accuracy of the greedy answers to a set.
+eval/<set>/reward: Mean reward of the k sampled answers to a set; avg@k counts those of at least
+    rewards.right_at.
+eval/<set>/length_mean_tokens [tokens]: Mean length of the k sampled answers.
+eval/<set>/truncated_frac [share]: Sampled answers to a set that reached the limit on new tokens.
+eval/<set>/extracted_frac [share]: Responses in which an answer was found.
+eval/<set>/<kind>_frac [share]: A set's groups of a kind, as groups/<kind>_frac.
+eval/<label>/avg_at_k [share]: Mean accuracy of k sampled answers to the held-out prompts of a row's
+    label.
+"""
 
-METRICS: dict[str, Metric] = {
-    # rewards and groups
-    "reward/mean": Metric("", "The mean raw reward of the samples whose reward is known."),
-    "reward/<part>/mean": Metric(
-        "", "The mean of a part that a verifier or the shaping named, over the samples with it."
-    ),
-    "reward/extracted_frac": Metric(
-        _SHARE, "Responses in which an answer was found, of those that were judged."
-    ),
-    "reward/unknown_frac": Metric(
-        _SHARE, "Samples without a reward: a timeout, an error, or a verifier that gave none."
-    ),
-    "reward/timeout_frac": Metric(_SHARE, "Samples whose verifier exceeded its time limit."),
-    "reward/unverified_groups": Metric(
-        "groups", "Groups in which no sample has a reward; they are not trained on."
-    ),
-    "reward/gap_violations": Metric(
-        "groups",
-        "Groups with two rewards closer than rewards.smallest_gap, or without it than the"
-        " penalties' sum (with shaping).",
-    ),
-    "label/<label>/pass_rate": Metric(
-        _SHARE,
-        "Right responses to a label's prompts in the step, of those whose reward is known; logged"
-        " where the data has 2 to 32 labels.",
-    ),
-    "label/<label>/length_mean_tokens": Metric(
-        _TOKENS, "Mean length of the responses to a label's prompts in the step."
-    ),
-    "groups/between_frac": Metric(
-        _SHARE,
-        "Groups whose known rewards, two or more, are all equal and neither right nor wrong, so"
-        " that no advantage comes of them.",
-    ),
-    "groups/undecided_frac": Metric(_SHARE, "Groups of which fewer than two rewards are known."),
-    "groups/<kind>_frac": Metric(
-        _SHARE, "Groups of a kind: varied, all_right, all_wrong, between, undecided; they sum to 1."
-    ),
-    "zero_variance/rate_all_right": Metric(
-        _SHARE, "Groups whose answers are all right, of those with two known rewards or more."
-    ),
-    "zero_variance/rate_all_wrong": Metric(
-        _SHARE, "Groups whose answers are all wrong, of those with two known rewards or more."
-    ),
-    "advantage/inversion_frac": Metric(
-        _SHARE,
-        "Pairs of a group in which the better answer has the lower advantage; by gold labels where"
-        " a source has them, else by rewards.",
-    ),
-    "advantage/<label>/inversion_frac": Metric(
-        _SHARE, "Pairs of a label's groups that are inverted, by gold labels."
-    ),
-    # training signal of the generated tokens
-    "waste/tokens_generated": Metric(_TOKENS, "Tokens that the step generated."),
-    "waste/frac_verifier_signal": Metric(
-        _SHARE, "Generated tokens whose advantage comes from rewards that differ."
-    ),
-    "waste/frac_shaping_signal": Metric(
-        _SHARE, "Generated tokens whose advantage comes from penalties alone."
-    ),
-    "waste/frac_entropy_signal": Metric(
-        _SHARE, "Generated tokens whose advantage is RL-ZVP's, which is much smaller."
-    ),
-    "waste/frac_none": Metric(_SHARE, "Generated tokens without any advantage."),
-    "waste/filter_tokens": Metric(
-        _TOKENS, "Tokens that the offline filter generated before the run, once for all steps."
-    ),
-    # the stages
-    "zero_variance/skipped_prompts": Metric("prompts", "Prompts that the selection skipped."),
-    "zero_variance/keep_easy": Metric(
-        _SHARE, "The chance that a prompt is drawn although its last group was all right."
-    ),
-    "zero_variance/keep_hard": Metric(
-        _SHARE, "The chance that a prompt is drawn although its last group was all wrong."
-    ),
-    "zero_variance/grown_groups": Metric("groups", "Uniform groups that got more samples."),
-    "zero_variance/grow_rescued_groups": Metric("groups", "Grown groups that vary now."),
-    "zero_variance/grow_tokens": Metric(_TOKENS, "Tokens of the samples that growth added."),
-    "zero_variance/dynamic_rounds": Metric(
-        "rounds", "Rounds of generation that dynamic sampling took."
-    ),
-    "zero_variance/dynamic_dropped_groups": Metric(
-        "groups", "Groups that dynamic sampling generated and did not train on."
-    ),
-    "zero_variance/dynamic_dropped_tokens": Metric(_TOKENS, "Tokens of the dropped groups."),
-    "zero_variance/dynamic_surplus_groups": Metric(
-        "groups", "Dropped groups that varied: the step was full already."
-    ),
-    "zero_variance/dynamic_filled_groups": Metric(
-        "groups", "Uniform groups that filled a step after the last round."
-    ),
-    "curriculum/stage": Metric("", "The stage of rl.stages in which the step is, from 0."),
-    "curriculum/band_<i>_share": Metric(
-        _SHARE, "Prompts that the step drew from band i of its stage's mix, of all that it drew."
-    ),
-    "curriculum/borrowed_prompts": Metric(
-        "prompts", "Prompts that took the place of those that their band lacked."
-    ),
-    "curriculum/<label>": Metric(_SHARE, "The expected pass rate of a label's prompts."),
-    "posterior/coverage_90": Metric(
-        _SHARE,
-        "Groups whose number of right answers lies in the 90% interval that was predicted for it.",
-    ),
-    "posterior/abs_error": Metric("", "Mean distance of predicted and measured pass rates."),
-    "posterior/<label>": Metric(_SHARE, "The predicted pass rate of a label's new prompts."),
-    # the update
-    "loss": Metric("", "Minus the objective, mean over the step's updates."),
-    "sft/loss": Metric(_NATS, "Mean negative log-prob of the learnt tokens."),
-    "scalar/loss": Metric("nats", "Of a scalar reward model: mean negative log-prob of a verdict."),
-    "scalar/right_frac": Metric(_SHARE, "Of its pairs that are no tie, those it ranks right."),
-    "scalar/margin": Metric("", "Mean difference of its two rewards, without a sign."),
-    "grad_norm": Metric("", "The gradient's norm before clipping, mean over the updates."),
-    "lr": Metric("", "The learning rate."),
-    "skipped_updates": Metric("updates", "Updates left out because a gradient was not finite."),
-    "entropy_nats": Metric(_NATS, "Mean entropy of the policy at the generated tokens."),
-    "policy/kl_k3": Metric(
-        _NATS, "KL divergence of the old policy from the present one, k3 estimate per token."
-    ),
-    "policy/ref_kl_k3": Metric(
-        _NATS, "KL divergence from the reference policy, k3 estimate per token."
-    ),
-    "policy/clip_frac": Metric(_SHARE, "Tokens whose ratio the objective clipped."),
-    "policy/ratio_max": Metric("", "The largest ratio that the objective sees."),
-    "policy/ratio_dev_max": Metric("", "The largest distance of a ratio from 1."),
-    "espo/group_<i>/clip_frac": Metric(_SHARE, "Tokens of entropy group i that were clipped."),
-    "espo/group_<i>/token_frac": Metric(_SHARE, "Tokens that belong to entropy group i."),
-    "espo/group_<i>/epsilon": Metric("", "Mean clip range of entropy group i over responses."),
-    "espo/group_<i>/floor_frac": Metric(
-        _SHARE, "Responses in which the clip range of entropy group i is the floor."
-    ),
-    # rollout against training
-    "mismatch/logp_abs_diff": Metric(
-        _NATS,
-        "Mean distance of a token's log-prob in the rollout and in training, of samples drawn at"
-        " the training's temperature.",
-    ),
-    "mismatch/kl_k3": Metric(_NATS, "KL divergence of the training from the rollout, k3 estimate."),
-    "mismatch/extreme_frac": Metric(
-        _SHARE, "Tokens whose probabilities in rollout and training differ by a factor above 2."
-    ),
-    "mismatch/ess": Metric(
-        _SHARE, "Effective sample size of the importance weights over the number of tokens."
-    ),
-    "mismatch/hotter/<name>": Metric(
-        "",
-        "The mismatch metric of this name over the samples that growth drew at another temperature"
-        " (rl.zero_variance.grow_temperature), which are in no other mismatch metric.",
-    ),
-    "correction/weight_mean": Metric("", "Mean weight that the correction gives a token."),
-    "correction/dropped_frac": Metric(_SHARE, "Tokens to which the correction gave weight 0."),
-    "replay/flip_frac": Metric(
-        _SHARE, "Tokens, over all layers, whose live experts are others than the ones used."
-    ),
-    "replay/unset_frac": Metric(
-        _SHARE, "Tokens, over all layers, without recorded routes; they are routed live."
-    ),
-    "moe/load_max_over_mean": Metric(
-        "", "Tokens of the fullest expert over the mean expert's, mean over layers."
-    ),
-    # lengths and text
-    "response_length/mean": Metric(_TOKENS, "Mean length of a response."),
-    "response_length/max": Metric(_TOKENS, "Length of the longest response."),
-    "truncated_frac": Metric(_SHARE, "Responses that reached the limit on new tokens."),
-    "repetition_frac": Metric(
-        _SHARE, "Mean share of a response's n-grams that it had said before."
-    ),
-    "padding_frac": Metric(_SHARE, "Training tokens that are padding of the length buckets."),
-    # off policy
-    "policy_version": Metric("updates", "Updates that the policy has had after the step."),
-    "staleness": Metric(
-        "updates", "Mean number of updates since the weights that sampled a token."
-    ),
-    "staleness_max": Metric("updates", "Updates since the oldest weights that sampled a token."),
-    "epoch": Metric("passes", "Passes over the data up to here."),
-    "data/left_out_frac": Metric(
-        _SHARE,
-        "Rows read so far that gave no example (too long, held out, blank or bad), of SFT that"
-        " reads by record.",
-    ),
-    "data/bad_rows": Metric(
-        "rows", "Rows so far that could not be used, of SFT that reads by record (sft.bad_rows)."
-    ),
-    "rollout/dropped_groups": Metric(
-        "groups", "Groups that rl.step_policy generated and did not train on."
-    ),
-    "rollout/dropped_tokens": Metric(_TOKENS, "Tokens of the groups that rl.step_policy dropped."),
-    "rollout/carried_groups": Metric("groups", "Groups that go on in the next step."),
-    "rollout/carried_tokens": Metric(_TOKENS, "Tokens that the carried samples have by now."),
-    # speed
-    "rollout/tokens_per_s": Metric("tokens/s", "Tokens generated per second of the rollout."),
-    "rollout/slot_occupancy": Metric(_SHARE, "Decoding steps of slots that had a live sample."),
-    "rollout/preempted": Metric(
-        "samples", "Times that a sample gave up its slot for want of pages."
-    ),
-    "train/tokens_per_s": Metric(
-        "tokens/s", "Tokens trained on per second of scoring and updates."
-    ),
-    "train/mfu": Metric(
-        _SHARE, "Operations that the model needs over the chip's peak; on known chips alone."
-    ),
-    "memory/peak_gib": Metric(
-        "GiB",
-        "The most memory so far: of the device, or on a CPU what was resident of the main process.",
-    ),
-    "handover/bytes": Metric("bytes", "Size of the weights that were handed to the rollout."),
-    "time/step_s": Metric(
-        _S, "Time from the end of the step before, evaluations and checkpoints included (RL)."
-    ),
-    "time/data_s": Metric(_S, "Time that an update of SFT waited for its rows."),
-    "time/rollout_s": Metric(_S, "Time of the rollout."),
-    "time/reward_wait_s": Metric(_S, "Time that the step waited for rewards."),
-    "time/rollout_wait_s": Metric(
-        _S, "Time that a finished update waited for the rollout beside it (rl.one_step_off)."
-    ),
-    "time/score_s": Metric(_S, "Time of the pass that computes old log-probs."),
-    "time/update_s": Metric(_S, "Time of the updates."),
-    "time/handover_s": Metric(_S, "Time of the weight hand-over."),
-    # evaluation
-    "eval/<set>/avg_at_k": Metric(
-        _SHARE,
-        "Mean accuracy of k sampled answers to each prompt of a set: to the held-out prompts, which"
-        " are the set heldout, to one of data.eval_sets, or to the held-out prompts of a source.",
-    ),
-    "eval/<set>/avg_at_k_se": Metric(_SHARE, "Standard error of avg_at_k, clustered by prompt."),
-    "eval/<set>/avg_at_k_low": Metric(
-        _SHARE,
-        "Lower end of the 95% interval of avg_at_k: the percentile bootstrap over prompts, or"
-        " Wilson's interval where all prompts have the same accuracy.",
-    ),
-    "eval/<set>/avg_at_k_high": Metric(_SHARE, "Upper end of the 95% interval of avg_at_k."),
-    "eval/<set>/pass_at_k": Metric(
-        _SHARE, "Prompts of a set with a right answer among k sampled ones."
-    ),
-    "eval/<set>/maj_at_k": Metric(
-        _SHARE,
-        "Accuracy of the most frequent of k sampled answers; of answers that are tied for it, the"
-        " mean.",
-    ),
-    "eval/<set>/greedy": Metric(_SHARE, "Accuracy of the greedy answers to a set."),
-    "eval/<set>/reward": Metric(
-        "",
-        "Mean reward of the k sampled answers to a set; avg@k counts those of at least"
-        " rewards.right_at.",
-    ),
-    "eval/<set>/length_mean_tokens": Metric(_TOKENS, "Mean length of the k sampled answers."),
-    "eval/<set>/truncated_frac": Metric(
-        _SHARE, "Sampled answers to a set that reached the limit on new tokens."
-    ),
-    "eval/<set>/extracted_frac": Metric(_SHARE, "Responses in which an answer was found."),
-    "eval/<set>/<kind>_frac": Metric(_SHARE, "A set's groups of a kind, as groups/<kind>_frac."),
-    "eval/<label>/avg_at_k": Metric(
-        _SHARE, "Mean accuracy of k sampled answers to the held-out prompts of a row's label."
-    ),
-}
+
+def _read(table: str) -> dict[str, Metric]:
+    metrics = {}
+    for entry in re.split(r"\n(?! )", table.strip()):
+        if not entry.startswith("#"):
+            head, _, text = entry.partition(": ")
+            name, _, unit = head.rstrip("]").partition(" [")
+            metrics[name] = Metric(unit, " ".join(text.split()))
+    return metrics
+
+
+METRICS = _read(TABLE)
 
 
 def metric_help(name: str) -> Metric | None:
