@@ -105,8 +105,11 @@ BAD = {
         "8",
         "--rollout-mesh.replica",
         "4",
-    ): "mesh has 16 devices, the topology",
-    ("--topology", "v5p:2x2x2"): "mesh has 4 devices, the topology 8: raise an axis, or name a",
+    ): "mesh has 16 devices, the topology 4: lower an axis",
+    (
+        "--topology",
+        "v5p:2x2x2",
+    ): "mesh has 4 devices, the topology 8: raise an axis, or name a smaller topology",
     (*V5P, "--rollout-apart", "True"): "mesh and rollout_mesh have 8 devices, the topology 4",
     ("--topology", "v4:2x2x1"): "no peaks are known of TPU v4; known are v5p",
 }
@@ -165,6 +168,16 @@ def test_refusals_of_the_compiler_are_read():
         refused_bytes(RuntimeError("RESOURCE_EXHAUSTED: no numbers")) == -1
         and refused_bytes(ValueError("something else")) is None
     )
+
+
+@pytest.mark.slow
+def test_a_search_compiles_the_likeliest_and_ranks_them(tmp_path):
+    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--search", "2")
+    assert code == 0 and found["fits"]
+    assert "compiling 2" in text and "layouts of the training on v5p:2x2x1" in text
+    assert text.count(" yes ") == 2 and text.index(
+        "layouts divide model and topology"
+    ) > text.index("small fits v5p:2x2x1")
 
 
 _SHORT = (
