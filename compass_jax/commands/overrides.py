@@ -17,7 +17,6 @@ from compass_jax.config import (
     ConfigError,
     Correction,
     Objective,
-    RLConfig,
     RLRunConfig,
     Router,
     Seam,
@@ -53,7 +52,7 @@ def override(config: R, arguments: Sequence[str], prog: str = "compass") -> R:
         default=config,
         args=arguments,
         prog=prog,
-        description=_about(config.rl),
+        description=_about(config),
         config=markers,
         registry=registry,
     )
@@ -61,21 +60,22 @@ def override(config: R, arguments: Sequence[str], prog: str = "compass") -> R:
 
 def settings_help(config: RLRunConfig, prog: str) -> str:
     """Returns the help text of all settings, each with its value in `config`."""
-    for part in (type(config), *map(type, _seams(config.rl))):
+    for part in (type(config), *map(type, _seams(config))):
         describe(part)
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         override(config, ["--help"], prog)
     return tidy_help(text.getvalue())
 
 
-def _about(rl: RLConfig) -> str:
+def _about(config: RLRunConfig) -> str:
     lines = ["Settings, each with its value in this configuration."]
-    for part in _seams(rl):
-        lines.append(f"--{part.key} NAME: {class_sentence(part)} (default: {part.name})")
-    if rl.step_policy is None:
+    for part in _seams(config):
         lines.append(
-            f"--{StepPolicy.key} NAME: Class: your own file.py:Class. (default: by other settings)"
+            f"--{part.key.replace('_', '-')} NAME: {class_sentence(part)} (default: {part.name})"
         )
+    if config.rl.step_policy is None:
+        about = "your own file.py:Class. (default: by other settings)"
+        lines.append(f"--rl.step-policy NAME: Class: {about}")
     return "\n".join(lines)
 
 
@@ -128,10 +128,11 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
     return config, arguments
 
 
-def _seams(rl: RLConfig) -> tuple[Seam, ...]:
+def _seams(config: RLRunConfig) -> list[Seam]:
     """Returns the settings whose class is chosen by name."""
-    policy = () if rl.step_policy is None else (rl.step_policy,)
-    return rl.objective, rl.advantage, rl.correction, *policy
+    rl, moe = config.rl, config.model.moe
+    parts = rl.objective, rl.advantage, rl.correction, rl.step_policy, moe and moe.router
+    return [part for part in parts if part]
 
 
 def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:

@@ -69,7 +69,7 @@ def test_the_help_of_a_configuration_lists_every_setting_within_80_columns():
     text = settings_help(config, "compass train x.py")
     listed = set(re.findall(r"^ *(--\w\S+)", text, re.M)) - {"--help"}
     wanted = {f"--{one.key.replace('_', '-')}" for one in settings(config)}
-    assert listed == wanted and max(map(len, text.splitlines())) <= 80
+    assert listed == wanted | {"--rl.step-policy"} and max(map(len, text.splitlines())) <= 80
     assert "--rl.objective NAME: Class: grpo, gspo, cispo, espo, dapo, dr_grpo" in text
 
 
