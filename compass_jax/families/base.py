@@ -154,9 +154,6 @@ QWEN: Mapping[str, Any] = {
 }
 
 
-_PLAIN = MoEConfig(experts=2, top_k=1, ffn=1)  # with the optional fields' defaults
-
-
 class Attention(NamedTuple):
     """The variants of a family's attention: fields of ModelConfig."""
 
@@ -348,7 +345,7 @@ class Family:
                 f" has {' or '.join(self.rope) or 'none'}, so this model cannot be exported"
             )
         for field in _OPTIONAL.keys() - (self.moe_keys or {}).keys():
-            if config.moe is not None and getattr(config.moe, field) != getattr(_PLAIN, field):
+            if config.moe is not None and getattr(config.moe, field) != getattr(MoEConfig, field):
                 raise UnsupportedModel(
                     f"model.moe.{field} = {getattr(config.moe, field)}: the family"
                     f" {config.family} has none, so this model cannot be exported"
