@@ -121,7 +121,7 @@ def found_in(rows: list[dict[str, Any]], folder: Path, near: float) -> dict[str,
     file, out = folder / "rows.jsonl", folder / f"out_{near}_{time.monotonic_ns()}"
     numbered = [{**row, "number": i} for i, row in enumerate(rows)]
     file.write_text("".join(json.dumps(row) + "\n" for row in numbered))
-    config = PrepareConfig((str(file),), near=near, most_repeated=1.0, unfinished=False)
+    config = PrepareConfig((str(file),), similarity=near, most_repeated=1.0, unfinished=False)
     prepare(config, str(out), lambda line: None)
     lines = (out / "train.jsonl").read_text().splitlines()
     kept = {json.loads(line)["number"] for line in lines}
@@ -189,15 +189,15 @@ def cost(count: int, folder: Path) -> dict[str, Any]:
     return {
         "lines": count,
         "bytes": file.stat().st_size,
-        "kept": report["kept"],
-        "taken": {name: n for name, n in report["taken"].items() if n},
+        "kept": report["rows_kept"],
+        "taken": {name: n for name, n in report["removed"].items() if n},
         "wall_s": round(took, 1),
         "processor_s": round(
             after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1
         ),
         "peak_mib": round(after.ru_maxrss / 1024),
         "bytes_a_kept_row": round(
-            (after.ru_maxrss * 1024 - _least(folder)) / max(report["kept"], 1)
+            (after.ru_maxrss * 1024 - _least(folder)) / max(report["rows_kept"], 1)
         ),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),

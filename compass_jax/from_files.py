@@ -153,7 +153,7 @@ def judge_config(
 
 
 def engine_config(
-    model: str, asked: Sequence[Sequence[Mapping[str, str]]], answer: int | None = None
+    model: str, conversations: Sequence[Sequence[Mapping[str, str]]], answer: int | None = None
 ) -> RunConfig:
     """Returns the configuration of an engine that answers the chats `asked` with the weights of
     `model`. `answer` and the errors are those of `rl_config`.
@@ -161,7 +161,7 @@ def engine_config(
     model_config, folder = _model(model)
     compute, mesh = _compute(model_config), _mesh(model_config)
     tokenizer = _tokenizer(folder, model_config)
-    lengths = [len(tokenizer.encode_chat([dict(one) for one in chat])) for chat in asked]
+    lengths = [len(tokenizer.encode_chat([dict(one) for one in chat])) for chat in conversations]
     buckets = _prompt_buckets(lengths, model_config)
     return RunConfig(
         name="engine",

@@ -82,8 +82,8 @@ def with_settings(config: S, settings: Mapping[str, Any]) -> S:
 def _replaced(part: Any, path: list[str], value: Any, name: str) -> Any:
     names = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
     if path[0] not in names:
-        near = difflib.get_close_matches(path[0], names, n=1)
-        hint = foreign_name(name) or (f"did you mean {near[0]}?" if near else "")
+        similar = difflib.get_close_matches(path[0], names, n=1)
+        hint = foreign_name(name) or (f"did you mean {similar[0]}?" if similar else "")
         hint = f"; {hint}" if hint else ""
         raise ConfigError(f"settings: there is no {name}{hint}")
     if len(path) > 1:

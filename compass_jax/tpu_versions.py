@@ -18,13 +18,13 @@ NEEDED = {"jax": (0, 12), "libtpu": (0, 0, 50)}
 
 def installed() -> dict[str, str]:
     """Package -> version, of those in `NEEDED`; "" where one is not installed."""
-    found = {}
+    versions = {}
     for name in NEEDED:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            versions[name] = ""
+    return versions
 
 
 def check_versions(experts: int, versions: dict[str, str] | None = None, remedy: str = "") -> None:

@@ -143,11 +143,11 @@ def _reinforced(name: str, steps: int, *sources: TaskSource) -> RunConfig:
 def pipeline() -> PipelineConfig:
     """Rows, cleaning, base, two parents, their merge, two RL runs, evaluation, export."""
     clean = PrepareConfig(
-        ("stage:chains",), against=("stage:asked-chains",), reward="exact", near=0
+        ("stage:chains",), against=("stage:asked-chains",), reward="exact", similarity=0
     )
-    shop = PrepareConfig(("stage:orders",), against=("stage:asked-prices",), near=0)
+    shop = PrepareConfig(("stage:orders",), against=("stage:asked-prices",), similarity=0)
     seen = ("stage:facts", "stage:base-chains", "stage:base-orders")
-    base = PrepareConfig(seen, against=("stage:asked-chains", "stage:asked-prices"), near=0)
+    base = PrepareConfig(seen, against=("stage:asked-chains", "stage:asked-prices"), similarity=0)
     return PipelineConfig(
         stages=(
             Rows("asked-chains", f"{LESSONS}:asked_chains"),

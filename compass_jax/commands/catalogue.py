@@ -114,8 +114,8 @@ def _of_task(name: str, task: Task, seed: int) -> Entry:
     try:
         rows = rows_of(TaskSource(name), seed)
     except UserError as error:
-        own = error.__cause__  # the task's own message, without the place before it
-        return Entry(name, words, lacks=str(own if isinstance(own, UserError) else error))
+        cause = error.__cause__  # the task's own message, without the place before it
+        return Entry(name, words, lacks=str(cause if isinstance(cause, UserError) else error))
     languages = {
         label.partition("/")[2] for one in rows for label in one.labels if "language" in label
     }

@@ -19,7 +19,7 @@ from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
-from compass_jax.data.questions import once
+from compass_jax.data.questions import unique_notices
 from compass_jax.data.streamed import sft_records, work_in_words
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.memory import memory_line
@@ -135,7 +135,7 @@ def _reading(config: EvalRunConfig, command: str, weights: str | None, tell: Tel
 def _prompts(config: EvalRunConfig, tell: Tell) -> tuple[list[Prompt], str]:
     """Returns the training prompts after filters, and a description of the evaluation's prompts."""
     tokenizer, longest = load_tokenizer(config), config.rollout.prompt_buckets[-1]
-    tell = once(tell)
+    tell = unique_notices(tell)
     train = train_prompts(config.data, tokenizer, config.seed, tell)
     train = fitting(train, longest, config.data.overlong, tell)
     train = kept_prompts(train, config.data.keep_file).prompts

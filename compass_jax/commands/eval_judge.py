@@ -44,7 +44,7 @@ class Ruled(NamedTuple):
     first: int | None
     swapped: int | None
     failures: tuple[str, ...]
-    ended: tuple[str, str]
+    endings: tuple[str, str]
 
 
 def ruled(pairs: Iterable[Preference], asker: Asker) -> list[Ruled]:
@@ -158,10 +158,10 @@ def judged(
         rulings = ruled(pairs, asker)
     finally:
         asker.close()
-    return told(rulings, named, out)
+    return report(rulings, named, out)
 
 
-def told(rulings: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
+def report(rulings: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
     """Prints and returns the agreement. `named` and `out` are as in `judged`."""
     golds = [one.pair.gold for one in rulings]
     numbers = agreement(golds, [x.first for x in rulings], [x.swapped for x in rulings])
@@ -186,7 +186,7 @@ def _tell(numbers: Agreement, failures: dict[str, int], rulings: Sequence[Ruled]
         counts = ", ".join(f"{name} {count}" for name, count in sorted(failures.items()))
         lost = next(one for one in rulings if one.failures)
         console.print(f"questions without a verdict: {counts}", highlight=False, markup=False)
-        ending = next((x for x in lost.ended if x), "")
+        ending = next((x for x in lost.endings if x), "")
         where = f"the first, of {lost.pair.where}, ended: {ending!r}"
         console.print(where, highlight=False, markup=False)
 

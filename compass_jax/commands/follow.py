@@ -75,8 +75,8 @@ def follow(
             except CompassError:
                 if not _is_removed(checkpoints[step]):
                     raise
-                gone = f"the checkpoint of step {step} went before it was read"
-                evaluator.say_once(f"{gone}: the training keeps few (keep_checkpoints)")
+                notice = f"the checkpoint of step {step} went before it was read"
+                evaluator.say_once(f"{notice}: the training keeps few (keep_checkpoints)")
                 continue
             metrics = plain_numbers(evaluation.metrics())
             rows[step] = {"stage": STAGE, "step": step, "metrics": metrics}

@@ -15,7 +15,7 @@ from compass_jax.commands.dry_run import try_rows
 from compass_jax.config import EvalRunConfig, ScoredConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import evaluation_sets, train_prompts
-from compass_jax.data.questions import once
+from compass_jax.data.questions import unique_notices
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.answer_form import missing_requests
@@ -41,10 +41,11 @@ def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = Non
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     tokenizer = load_tokenizer(config)
-    report_once = once(line)
+    report_once = unique_notices(line)
     prompts = train_prompts(config.data, tokenizer, config.seed, report_once)
     sets = {
-        one.name: one.prompts for one in evaluation_sets(config, tokenizer, report_once, whole=True)
+        one.name: one.prompts
+        for one in evaluation_sets(config, tokenizer, report_once, keep_long=True)
     }
     splits = {"training": prompts, "held out": sets.pop(HELDOUT, []), **sets}
     for name, split in splits.items():

@@ -51,7 +51,7 @@ def _print(options: Merge, result: Any) -> None:
     rows = [
         {
             "model": model,
-            "share kept": share.kept,
+            "share kept": share.kept_share,
             "of it agreeing in sign": share.agreeing,
             "norm of its change": share.norm,
             "over the base's": share.relative_norm,

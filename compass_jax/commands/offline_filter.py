@@ -60,8 +60,8 @@ def run_filter(config: ScoredConfig, options: Filter) -> dict[str, Any]:
     console.print(summary_table(_table(rows), title=title))
     if summary["kept"]:
         console.print(_advice(summary), highlight=False, markup=False)
-    kept = f"kept {summary['kept']} of {summary['prompts']} prompts"
-    console.print(f"{kept} for {summary['tokens']:,} tokens: {lock.path / FILE}", highlight=False)
+    line = f"kept {summary['kept']} of {summary['prompts']} prompts"
+    console.print(f"{line} for {summary['tokens']:,} tokens: {lock.path / FILE}", highlight=False)
     return summary
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from compass_jax.commands.eval_judge import Ruled, judged, number, own_judge, told
+from compass_jax.commands.eval_judge import Ruled, judged, number, own_judge, report
 from compass_jax.config import PolicyConfig, RunConfig
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import SAID, Preference
@@ -101,7 +101,7 @@ def _train_scalar(
     sizes = config.sft.buckets, config.sft.micro_batch_tokens
     rated = Rated(ScalarModel(run, run.directory, *sizes), training[:MOST_FOR_MARGIN])
     out = Path(config.directory) / "judged_scalar"
-    agreement = told(
+    agreement = report(
         rated.ruled(heldout), {"judge": run.directory, "tie_margin": rated.margin}, str(out)
     )
     console = Console(soft_wrap=True)

@@ -162,8 +162,8 @@ def _check(task: str, trial: Trial, judge: Any) -> None:
         else:
             function = verifier
             if isinstance(verifier, str):
-                own = kinds().get(verifier)
-                function = own.judge if own else load(verifier, "TASK")
+                kind = kinds().get(verifier)
+                function = kind.judge if kind else load(verifier, "TASK")
             columns = called(function, "TASK", {}, trial.tag).required
         missing = [name for name in columns if name not in trial.row and name not in OURS]
         if missing:

@@ -303,7 +303,10 @@ def prepare_sft(options: commands.PrepareSft) -> int:
         tell(line)
     if options.settings.reward:
         tell(f"{tally.judged} answers were judged; {tally.unjudged} without a verdict stay")
-    tell(f"kept {tally.kept:,} rows: {options.out}/train.jsonl; examples: {options.out}/report.md")
+    tell(
+        f"kept {tally.rows_kept:,} rows: {options.out}/train.jsonl; examples:"
+        f" {options.out}/report.md"
+    )
     return 0
 
 

@@ -14,7 +14,14 @@ from typing import Any
 
 from compass_jax.config import ConfigError, RunConfig, Seam, seam_class
 from compass_jax.config.foreign import foreign_name
-from compass_jax.config.ranges import MOST_DEPTH, Section, check_fields, field_hints, options, shown
+from compass_jax.config.ranges import (
+    MOST_DEPTH,
+    Section,
+    check_fields,
+    describe_value,
+    field_hints,
+    options,
+)
 from compass_jax.untrusted import parse_json, read_text
 
 KIND = "kind"  # the key that names the class, in a field of several dataclasses
@@ -61,7 +68,7 @@ def from_plain(cls: type, data: Any) -> Any:
     like `config_from_json`.
     """
     if not isinstance(data, dict):
-        raise ConfigError(f"{cls.__name__} is read from an object, not from {shown(data)}")
+        raise ConfigError(f"{cls.__name__} is read from an object, not from {describe_value(data)}")
     config = _decode(data, cls, "")
     check_fields(config, "")
     return config
@@ -120,7 +127,8 @@ def _decode(data: Any, hint: Any, key: str) -> Any:
         name = data.get(NAME)
         if not isinstance(name, str):
             raise ConfigError(
-                f"{key}.{NAME} = {shown(name)}: it must name a class, {' or '.join(base.classes)}"
+                f"{key}.{NAME} = {describe_value(name)}: it must name a class, {' or"
+                " '.join(base.classes)}"
                 " or your own"
             )
         cls, rest = seam_class(base, name), {k: x for k, x in data.items() if k != NAME}
@@ -139,7 +147,9 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
     where = key or "the configuration"
     kind = data.get(KIND, _kind_by_keys(data, classes)) if len(classes) > 1 else next(iter(classes))
     if not isinstance(kind, str) or kind not in classes:
-        raise ConfigError(f"{where}.{KIND} = {shown(kind)}: must be one of {', '.join(classes)}")
+        raise ConfigError(
+            f"{where}.{KIND} = {describe_value(kind)}: must be one of {', '.join(classes)}"
+        )
     cls = classes[kind]
     hints = field_hints(cls)
     values = {}

@@ -180,7 +180,7 @@ def _check_models(stage: Stage, before: list[Stage]) -> None:
         model = model_of(name, before)
         changed = differences(model, stage.run.model) if model else {}
         changed.pop("init_std", None)  # irrelevant to existing weights
-        for key, (theirs, expected) in changed.items():
+        for key, (value, expected) in changed.items():
             raise ConfigError(
-                f"run.model.{key} = {expected!r}: the weights of {name} have {theirs!r}"
+                f"run.model.{key} = {expected!r}: the weights of {name} have {value!r}"
             )

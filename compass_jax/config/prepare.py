@@ -42,7 +42,7 @@ class PrepareConfig(Section):
     """
     exact: bool = True
     """Remove conversations that equal an earlier one except for white space."""
-    near: Fraction = 0.7
+    similarity: Fraction = 0.7
     """Near duplicates: remove a conversation that shares this share of its shingles with an earlier
     one (Jaccard similarity), if its questions have the same numbers; 0: off.
     """

@@ -116,7 +116,7 @@ DualClip = Annotated[float, Range(1, 1e6, above=True, or_zero=True)]
 FromZero = Annotated[float, Range(0, 1e6, above=True)]
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Returns `value` as text of bounded length, for messages."""
     try:
         text = repr(value[:200] if isinstance(value, str | tuple | list) else value)
@@ -223,14 +223,14 @@ def _check(value: Any, hint: Any, key: str) -> None:
     choices = [option for option in options(hint) if _is_a(value, option)]
     if not choices:
         expected = type_name(hint)
-        raise ConfigError(f"{key} = {shown(value)}: the wrong type, it must be {expected}")
+        raise ConfigError(f"{key} = {describe_value(value)}: the wrong type, it must be {expected}")
     hint, rule = _rule(choices[0])
     if dataclasses.is_dataclass(value):
         check_fields(value, key)
     elif isinstance(value, tuple):
         _check_tuple(value, get_args(hint), key)
         refusal = rule.refusal(value) if isinstance(rule, Increasing) else ""
-        check(not refusal, f"{key} = {shown(value)}: {refusal}")
+        check(not refusal, f"{key} = {describe_value(value)}: {refusal}")
     elif isinstance(value, str) and get_origin(hint) is not Literal:
         text = rule if isinstance(rule, Characters) else ANY_TEXT
         check(len(value) >= text.least, f"{key} is empty")
@@ -242,7 +242,7 @@ def _check(value: Any, hint: Any, key: str) -> None:
         whole_text(value, key, error=ConfigError)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         refusal = (rule if isinstance(rule, Range) else ANY_NUMBER).refusal(value)
-        check(not refusal, f"{key} = {shown(value)}: {refusal}")
+        check(not refusal, f"{key} = {describe_value(value)}: {refusal}")
 
 
 def _rule(hint: Any) -> tuple[Any, Range | Characters | Increasing | None]:
@@ -278,6 +278,6 @@ def _check_tuple(value: tuple, inner: tuple[Any, ...], key: str, depth: int = 1)
         return
     hints = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
     if len(hints) != len(value):
-        raise ConfigError(f"{key} = {shown(value)}: must have {len(hints)} values")
+        raise ConfigError(f"{key} = {describe_value(value)}: must have {len(hints)} values")
     for i, (entry, hint) in enumerate(zip(value, hints)):
         _check(entry, hint, f"{key}[{i}]")

@@ -16,7 +16,7 @@ from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.learner import LearnerConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.policy import PolicyConfig
-from compass_jax.config.ranges import Count, CountOrOff, Name, shown
+from compass_jax.config.ranges import Count, CountOrOff, Name, describe_value
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.sft import SFTConfig
@@ -216,7 +216,7 @@ class RLRunConfig(EvalRunConfig):
             try:
                 self.of_stage(stage).validate_for_rl()
             except ConfigError as error:
-                raise ConfigError(f"rl.stages[{i}] = {shown(stage)}: {error}") from error
+                raise ConfigError(f"rl.stages[{i}] = {describe_value(stage)}: {error}") from error
 
 
 @dataclass(frozen=True)

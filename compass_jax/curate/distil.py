@@ -199,9 +199,9 @@ def _judge(
         answers = []
         for (question, sample), score in scorer.collect(block=block):
             reply = replies.pop((question, sample))
-            said = reply.text, reply.thought, reply.tokens, reply.complete
+            reply_fields = reply.text, reply.thought, reply.tokens, reply.complete
             verdict = score.reward, score.known, score.outcome
-            answers.append(Answer(question, sample, *said, *verdict))
+            answers.append(Answer(question, sample, *reply_fields, *verdict))
         if answers:
             lock.check()
             store.add(answers)
@@ -232,8 +232,8 @@ def _judge(
 
 def _prompt(question: Question) -> Prompt:
     """Returns the question as the Prompt that verifiers read, without tokens."""
-    given = question.id, question.source, question.label, question.text
-    return Prompt(*given, np.zeros(1, np.int32), question.answer, question.row)
+    question_fields = question.id, question.source, question.label, question.text
+    return Prompt(*question_fields, np.zeros(1, np.int32), question.answer, question.row)
 
 
 def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:

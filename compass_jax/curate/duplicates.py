@@ -167,7 +167,7 @@ class Batch:
         self._fresh: dict[int, list[int]] = {}  # bucket -> kept rows of this batch
         self._kept: dict[int, int] = {}  # row -> its index in this batch
 
-    def near(self, place: int) -> int | None:
+    def near_duplicate(self, place: int) -> int | None:
         """Returns the number of a kept row that sample `place` nearly duplicates, or None."""
         sample = self._samples[place]
         candidates = self._candidates(place)

@@ -75,7 +75,7 @@ def _unclosed(text: str, tag: str) -> str:
 
 def too_short(sample: Sample, least: int) -> str:
     """Returns why a conversation is too short; `least` excludes white space."""
-    count = sum(map(len, sample.said.split()))
+    count = sum(map(len, sample.text.split()))
     return f"{count} characters, fewer than {least}" if count < least else ""
 
 

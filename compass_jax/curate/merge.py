@@ -50,7 +50,7 @@ class Block(NamedTuple):
 class Combined(NamedTuple):
     """The part of each parent's delta that a method kept, and the merged delta."""
 
-    kept: Rows
+    trimmed: Rows
     merged: Entries
 
 

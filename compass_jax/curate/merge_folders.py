@@ -52,7 +52,7 @@ class ParentShare(NamedTuple):
     merged entry, the L2 norm of its delta, and that norm relative to the base's.
     """
 
-    kept: float
+    kept_share: float
     agreeing: float
     norm: float
     relative_norm: float
@@ -150,12 +150,12 @@ def merge_folders(
             notices = parents.notices + _far(models, shares)
             shutil.copyfile(base_folder / "config.json", temporary / "config.json")
             carry_files(base_folder, temporary)
-            one, *others = (
+            one, *sources = (
                 {"folder": str(Path(path).absolute()), "files": _digests(folder)}
                 for path, folder in zip([base, *models], [base_folder, *folders], strict=True)
             )
-            others = [x | share._asdict() for x, share in zip(others, shares, strict=True)]
-            record = _settings(method, scale, routers_from) | {"base": one, "models": others}
+            sources = [x | share._asdict() for x, share in zip(sources, shares, strict=True)]
+            record = _settings(method, scale, routers_from) | {"base": one, "models": sources}
             outcome = {"notices": notices, "files": _digests(temporary)}
             write_json(temporary / RECORD, record | outcome)
     return MergedFolder(out, shares, notices)
@@ -242,12 +242,12 @@ class _Merged:
         """Returns the statistics of each parent."""
         return [
             ParentShare(
-                kept / max(self.entries, 1),
-                agreeing / max(kept, 1),
+                trimmed / max(self.entries, 1),
+                agreeing / max(trimmed, 1),
                 math.sqrt(squares),
                 math.sqrt(squares / of_base) if of_base else 0.0,
             )
-            for kept, agreeing, squares, of_base in self.counts.T
+            for trimmed, agreeing, squares, of_base in self.counts.T
         ]
 
 

@@ -93,8 +93,8 @@ def _row(weight: float, evaluation: Evaluation) -> dict[str, Any]:
     labels = {name: _accuracies(*counts) for name, counts in evaluation.labels.items()}
     sets = {f"set/{name}": one for name, one in evaluation.sets.items() if name != HELDOUT}
     if evaluation.prompts:
-        whole = evaluation.prompts, evaluation.avg_at_k, evaluation.greedy
-        labels["all"] = _accuracies(*whole)
+        accuracies = evaluation.prompts, evaluation.avg_at_k, evaluation.greedy
+        labels["all"] = _accuracies(*accuracies)
     for name, one in sets.items():
         labels[name] = _accuracies(one.prompts, one.avg_at_k, one.greedy) | {"k": one.k}
     return {"weight": weight, "k": evaluation.k, "labels": labels}

@@ -31,7 +31,7 @@ class UniformShare(NamedTuple):
 
 
 def uniform_shares(
-    right: Sequence[int], known: Sequence[int], kept: Sequence[bool], sizes: Sequence[int]
+    right: Sequence[int], known: Sequence[int], selected: Sequence[bool], sizes: Sequence[int]
 ) -> dict[int, UniformShare]:
     """Returns the predicted share of uniform groups (all correct or all wrong) for each group size
     n.
@@ -42,10 +42,10 @@ def uniform_shares(
     Args:
         right: number of correct answers of each prompt.
         known: number of judged answers of each prompt; 0 carries no information.
-        kept: whether each prompt is kept.
+        selected: whether each prompt is kept.
         sizes: the group sizes n.
     """
-    cells, counts = np.unique(np.stack([right, known, kept]), axis=1, return_counts=True)
+    cells, counts = np.unique(np.stack([right, known, selected]), axis=1, return_counts=True)
     is_kept = cells[2].astype(bool)
     if not is_kept.any():
         return {}

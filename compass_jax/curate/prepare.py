@@ -120,7 +120,7 @@ class _Preparation:
                 file.writelines(self._decide(batch, judge))
                 if number % TOLD_EVERY == 0:
                     lock.check()
-                    self._tell(f"{self._tally.rows:,} rows read, {self._tally.kept:,} kept")
+                    self._tell(f"{self._tally.rows:,} rows read, {self._tally.rows_kept:,} kept")
             lock.check()
             file.flush()
             os.fsync(file.fileno())
@@ -175,12 +175,12 @@ class _Preparation:
         for row, name, reason in self._kept.add(remaining):
             if not self._take(row, name, reason):
                 yield row.line
-        self._tally.kept = len(self._kept)
+        self._tally.rows_kept = len(self._kept)
 
     def _take(self, row: Row, name: str, reason: str) -> bool:
         """Counts the row under a filter if there is a reason, and returns whether there is one."""
         if reason:
-            question = row.sample.asked
+            question = row.sample.user_text
             self._tally.take(name, row.sample.where, reason, question, self._config.examples)
         return bool(reason)
 
@@ -220,8 +220,8 @@ class _Preparation:
         sizes = [os.stat(file).st_size for file in self._files]
         return {"settings": self._settings(), "sizes": sizes, "sets": self._sets.digest}
 
-    def _save(self, **others: Any) -> None:
-        write_atomically(self._out / STATE, json.dumps(self._state() | others) + "\n")
+    def _save(self, **fields: Any) -> None:
+        write_atomically(self._out / STATE, json.dumps(self._state() | fields) + "\n")
 
     def _made_before(self) -> Tally | None:
         """Returns the counts of this command's completed result, or None."""
@@ -246,10 +246,10 @@ class _Preparation:
         text = json.dumps(report, indent=2, ensure_ascii=False)
         write_atomically(self._out / REPORT, text + "\n")
         write_atomically(self._out / PAGE, markdown(self._tally, self._settings()))
-        if not self._tally.kept:
-            taken = (f"{name} {count}" for name, count in self._tally.taken.items() if count)
+        if not self._tally.rows_kept:
+            removed = (f"{name} {count}" for name, count in self._tally.removed.items() if count)
             raise DataError(
-                f"none of {self._tally.rows} rows is left: {', '.join(taken)}; {self._out / PAGE}"
+                f"none of {self._tally.rows} rows is left: {', '.join(removed)}; {self._out / PAGE}"
                 " shows some"
             )
 
@@ -305,7 +305,7 @@ class Judge:
             reference = {} if row.reference is None else {"answer": row.reference}
             encoded = encode_row({**row.columns, **reference})
             no_tokens = np.zeros(1, np.int32)
-            prompt = Prompt(0, 0, "", row.sample.asked, no_tokens, "", encoded)
+            prompt = Prompt(0, 0, "", row.sample.user_text, no_tokens, "", encoded)
             self._scorer.submit(i, prompt, row.sample.answer)
         while done := self._scorer.collect(block=True):
             for i, score in done:
@@ -338,7 +338,7 @@ class Kept:
 
     def __init__(self, config: PrepareConfig, name: str):
         self._config, self._name = config, name
-        self._near = NearDuplicates(config.near, self.shingles) if config.near else None
+        self._near = NearDuplicates(config.similarity, self.shingles) if config.similarity else None
         self._exact: dict[bytes, int] = {}
         self._ends = array.array("Q", [0])  # byte offset after each row's shingles
 
@@ -371,7 +371,7 @@ class Kept:
             if reason := self.copy_of(row.sample):
                 yield row, "duplicate", reason
                 continue
-            duplicate = batch.near(place) if batch else None
+            duplicate = batch.near_duplicate(place) if batch else None
             if duplicate is not None:
                 yield row, "near_duplicate", self._place(duplicate)
                 continue

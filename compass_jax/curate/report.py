@@ -29,20 +29,20 @@ class Tally:
     """The counts so far, in the layout of state.json."""
 
     rows: int = 0
-    kept: int = 0
-    taken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILTERS, 0))
+    rows_kept: int = 0
+    removed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILTERS, 0))
     judged: int = 0  # answers that the verifier judged right or wrong
     unjudged: int = 0  # answers without a verdict; these rows stay
     # per evaluation file: its number of questions, the rows with one, and the questions in them
     overlap: dict[str, dict[str, Any]] = field(default_factory=dict)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
-    def take(self, name: str, where: str, reason: str, asked: str, most: int) -> None:
+    def take(self, name: str, where: str, reason: str, question: str, most: int) -> None:
         """Counts a row that filter `name` removes, and stores the first `most` as examples."""
-        self.taken[name] += 1
+        self.removed[name] += 1
         examples = self.examples.setdefault(name, [])
         if len(examples) < most:
-            text = " ".join(asked.split())
+            text = " ".join(question.split())
             text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
             examples.append({"where": where, "reason": reason, "asked": text})
 
@@ -54,7 +54,9 @@ class Tally:
 
 def table(tally: Tally) -> list[dict[str, Any]]:
     """Returns a row for each filter that removed rows, and one for the kept rows."""
-    counts = {name: count for name, count in tally.taken.items() if count} | {"kept": tally.kept}
+    counts = {name: count for name, count in tally.removed.items() if count} | {
+        "kept": tally.rows_kept
+    }
     rows = [(x, n, f"{n / max(tally.rows, 1):.2%}", FILTERS.get(x, "")) for x, n in counts.items()]
     return [dict(zip(("filter", "rows", "share", "why"), row)) for row in rows]
 

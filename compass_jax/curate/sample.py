@@ -37,7 +37,7 @@ class Sample:
         return [message["content"] for message in self.messages if message["role"] == role]
 
     @property
-    def asked(self) -> str:
+    def user_text(self) -> str:
         """The user's messages, joined."""
         return "\n".join(self.of("user"))
 
@@ -47,7 +47,7 @@ class Sample:
         return (self.of("assistant") or [""])[-1]
 
     @cached_property
-    def said(self) -> str:
+    def text(self) -> str:
         """The messages except the system's, joined, with tool calls."""
         parts = []
         for message in self.messages:
@@ -60,7 +60,7 @@ class Sample:
     @cached_property
     def words(self) -> Numbers:
         """The hashed words of `said`, uint64 [words]."""
-        return hashed(words(self.said))
+        return hashed(words(self.text))
 
     @cached_property
     def shingles(self) -> Numbers:
@@ -70,7 +70,7 @@ class Sample:
     @cached_property
     def numbers(self) -> int:
         """A 64-bit hash of the numbers in the user's messages, independent of their order."""
-        text = " ".join(numbers_in(words(self.asked)))
+        text = " ".join(numbers_in(words(self.user_text)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
     @cached_property

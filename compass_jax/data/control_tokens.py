@@ -116,7 +116,7 @@ class ControlTokens:
     # ---- after rendering -------------------------------------------------------------------------
 
     @staticmethod
-    def shown(text: str) -> str:
+    def visible(text: str) -> str:
         """Returns a rendered text without the sentinels."""
         return text.replace(SENTINEL, "")
 
@@ -128,7 +128,7 @@ class ControlTokens:
         """Returns the ids of a text rendered from hidden messages: spellings without a sentinel
         become control tokens, the others become text.
         """
-        plain, spelt = self.shown(text), self._spelling.findall
+        plain, spelt = self.visible(text), self._spelling.findall
         is_same = self._normaliser is None and spelt(plain) == spelt(text)
         return ids_of(self._backend, plain) if is_same else self.encode_apart(text)
 
@@ -139,7 +139,7 @@ class ControlTokens:
         copy = self._without_control_tokens()
         marked = self._spelling.sub(lambda m: _mark(self._ids[m[0]]), text)
         # some vocabularies contain the spelling: split it in two
-        for attempt in (self.shown(marked), marked):
+        for attempt in (self.visible(marked), marked):
             ids = ids_of(copy, attempt)
             if self._control.isdisjoint(ids):
                 token_ids = [self._meaning.get(i, i) for i in ids]

@@ -61,7 +61,7 @@ class PassRates:
         counts = self._labels.setdefault(label, [0.0, 0.0])
         counts[:] = [counts[0] + right, counts[1] + known]
 
-    def own(self, prompt: Prompt) -> tuple[float, float]:
+    def counts_of(self, prompt: Prompt) -> tuple[float, float]:
         """Returns the weighted (right, known) answers of a prompt; zeros without measurements."""
         right, known = self._prompts.get(str(prompt.id), (0.0, 0.0))
         return right, known
@@ -76,7 +76,7 @@ class PassRates:
 
     def __call__(self, prompt: Prompt) -> float:
         """Returns the measured pass rate of the prompt, or its label's for an unmeasured prompt."""
-        right, known = self.own(prompt)
+        right, known = self.counts_of(prompt)
         return right / known if known else self.of_label(prompt)
 
     def update(self, results: Iterable[tuple[Prompt, Outcome]]) -> None:
@@ -88,7 +88,7 @@ class PassRates:
                 continue
             mean = (outcome.reward_sum / outcome.known - self._low) / (self._high - self._low)
             right = outcome.known * min(1.0, max(0.0, mean))
-            previous = [self._keeps * x for x in self.own(prompt)]
+            previous = [self._keeps * x for x in self.counts_of(prompt)]
             self._prompts[str(prompt.id)] = [previous[0] + right, previous[1] + outcome.known]
             self._add(label_of(prompt), right, float(outcome.known))
 

@@ -122,7 +122,10 @@ def label_among(path: str, named: Container[str]) -> str:
 
 
 def read_rows(
-    path: str, fields: Mapping[str, str], others: Iterable[str] | None = (), bad: Bad = refuse
+    path: str,
+    fields: Mapping[str, str],
+    other_columns: Iterable[str] | None = (),
+    bad: Bad = refuse,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (where, row) for each row of a file; `where` is "path, line 3".
 
@@ -136,7 +139,7 @@ def read_rows(
             raised.
     """
     empty = True
-    for where, raw in raw_rows(path, fields, others):
+    for where, raw in raw_rows(path, fields, other_columns):
         try:
             row = row_of(where, raw, fields)
         except DataError as error:
@@ -151,18 +154,20 @@ def read_rows(
 
 
 def raw_rows(
-    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+    path: str, fields: Mapping[str, str], other_columns: Iterable[str] | None
 ) -> Iterator[tuple[str, Raw]]:
     """Yields (where, row) before parsing. Raises DataError for errors of the file itself."""
-    for number, raw in enumerate(_unparsed(path, fields, others), 1):
+    for number, raw in enumerate(_unparsed(path, fields, other_columns), 1):
         yield _checked(_where(path, number), raw)
 
 
-def _unparsed(path: str, fields: Mapping[str, str], others: Iterable[str] | None) -> Iterator[Any]:
+def _unparsed(
+    path: str, fields: Mapping[str, str], other_columns: Iterable[str] | None
+) -> Iterator[Any]:
     number = 0
     try:
         if path.endswith(".parquet"):
-            rows: Iterator[Any] = _parquet_rows(path, fields, others)
+            rows: Iterator[Any] = _parquet_rows(path, fields, other_columns)
         else:
             rows = _records(path) if path.endswith(ARRAY_RECORDS) else _lines(path)
         for raw in rows:
@@ -223,7 +228,7 @@ def _records(path: str) -> Iterator[bytes]:
 
 
 def _parquet_rows(
-    path: str, fields: Mapping[str, str], others: Iterable[str] | None
+    path: str, fields: Mapping[str, str], other_columns: Iterable[str] | None
 ) -> Iterator[dict[str, Any]]:
     from pyarrow import parquet
 
@@ -233,7 +238,9 @@ def _parquet_rows(
             if name not in names:
                 known = ", ".join(file.schema_arrow.names)
                 raise DataError(f"{path}: no field {name!r} (fields: {known}); {remedy}")
-        columns = None if others is None else [n for n in names if n in {*fields, *others}]
+        columns = (
+            None if other_columns is None else [n for n in names if n in {*fields, *other_columns}]
+        )
         for batch in file.iter_batches(columns=columns):
             rows = batch.to_pylist()
             for field in batch.schema:
@@ -377,7 +384,9 @@ class FileRows:
     folder has no space.
     """
 
-    def __init__(self, path: str, fields: Mapping[str, str], others: Iterable[str], cache: str):
+    def __init__(
+        self, path: str, fields: Mapping[str, str], other_columns: Iterable[str], cache: str
+    ):
         self._path, self._source = path, None
         try:
             self._stamp, self.key = _stamp(path), _key(path)
@@ -392,11 +401,11 @@ class FileRows:
             base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
             folder = Path(cache or os.path.join(base, "compass_jax", "data"))
             unique = FORMAT, os.path.realpath(path), self._stamp, self.key
-            content = json.dumps([*unique, sorted(fields), sorted(others)]).encode()
+            content = json.dumps([*unique, sorted(fields), sorted(other_columns)]).encode()
             name = hashlib.blake2b(content, digest_size=16).hexdigest()
             self._plain = Path(path)
             if path.endswith((*CODECS, ".parquet")):
-                unpack = lambda to: _unpack(path, fields, others, to)  # noqa: E731
+                unpack = lambda to: _unpack(path, fields, other_columns, to)  # noqa: E731
                 self._plain = _cached(folder / f"{name}.jsonl", unpack)
             self._index = _cached(folder / f"{name}.lines", lambda to: _index(self._plain, to))
             self._count = self._index.stat().st_size // OFFSET.itemsize - 1
@@ -471,10 +480,10 @@ def _index(plain: Path, to: Path) -> None:
             part.tofile(index)
 
 
-def _unpack(path: str, fields: Mapping[str, str], others: Iterable[str], to: Path) -> None:
+def _unpack(path: str, fields: Mapping[str, str], other_columns: Iterable[str], to: Path) -> None:
     """Writes the rows of a compressed or Parquet file as JSON lines."""
     with open(to, "wb") as out:
-        for number, raw in enumerate(_unparsed(path, fields, others), 1):
+        for number, raw in enumerate(_unparsed(path, fields, other_columns), 1):
             if isinstance(raw, bytes):
                 out.write(raw)
                 continue

@@ -121,16 +121,14 @@ def _detected(
     settings: tuple[str, str],
     compared: bool,
 ) -> Reading:
-    (prompt, target), shown = named, ", ".join(columns)[:200]
+    (prompt, target), text = named, ", ".join(columns)[:200]
     if named == (AUTO, AUTO) and use == "answer":
         for known in FORMATS:
             if reading := _benchmark(known, where, columns, settings[0], compared):
                 return reading
     for name, setting in zip(named, settings):
         if name not in (AUTO, "", TURNS, *columns):
-            raise DataError(
-                f"{where}: no field {name!r} (fields: {shown}); add it or set {setting}"
-            )
+            raise DataError(f"{where}: no field {name!r} (fields: {text}); add it or set {setting}")
     known_formats = []
     for known in FORMATS:
         have = getattr(known, use)
@@ -145,7 +143,7 @@ def _detected(
         second = "" if have in ("", TURNS) else f" + {have}"
         known_formats.append(f"{known.prompt}{second} ({known.name})")
     raise DataError(
-        f"{where}: these columns are of no known kind: {shown}; name them in {settings[0]} and"
+        f"{where}: these columns are of no known kind: {text}; name them in {settings[0]} and"
         f" {settings[1]}, or write one of: {', '.join(known_formats)}"
     )
 
@@ -187,14 +185,14 @@ def turns_of(value: Any, row: Mapping[str, Any], where: str) -> Any:
 def _message(turn: Any, where: str) -> dict[str, Any]:
     if not isinstance(turn, dict) or "value" not in turn or "from" not in turn:
         raise DataError(f"{where} must be an object with 'from' and 'value', not {turn!r:.80}")
-    others = {**turn}
-    speaker, content = str(others.pop("from")), others.pop("value")
+    fields = {**turn}
+    speaker, content = str(fields.pop("from")), fields.pop("value")
     if speaker not in SPEAKERS:
         raise DataError(
             f"{where} is from {speaker!r:.80}; known: {', '.join(SPEAKERS)}; write calls of tools"
             " as messages with tool_calls"
         )
-    return {**others, "role": SPEAKERS[speaker], "content": content}
+    return {**fields, "role": SPEAKERS[speaker], "content": content}
 
 
 def tools_of(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

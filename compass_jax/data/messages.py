@@ -34,14 +34,16 @@ def check_messages(messages: Any, where: str) -> Messages:
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
-    given = message if isinstance(message, dict) else {}
-    fields = {key: value for key, value in given.items() if value not in NOTHING}
-    if unknown := [key for key in fields if key not in ("role", "content", "tool_calls", *TEXTS)]:
+    message_fields = message if isinstance(message, dict) else {}
+    fields = {key: value for key, value in message_fields.items() if value not in NOTHING}
+    if extra_keys := [
+        key for key in fields if key not in ("role", "content", "tool_calls", *TEXTS)
+    ]:
         raise DataError(
-            f"{where} has {', '.join(map(repr, unknown))[:200]}: role, content, tool_calls,"
+            f"{where} has {', '.join(map(repr, extra_keys))[:200]}: role, content, tool_calls,"
             f" {', '.join(TEXTS)} are used; remove it, or write it into the content"
         )
-    role, content = given.get("role"), _content(given.get("content"), where)
+    role, content = message_fields.get("role"), _content(message_fields.get("content"), where)
     if content is None and "tool_calls" in fields:
         content = ""
     if not isinstance(content, str):

@@ -73,8 +73,10 @@ def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
             f"data.sources: no file of preferences; a judge learns from FileSource(path,"
             f" verifier={VERDICT!r})"
         )
-    asked = {normalised(pair.question) for pair in heldout}
-    return [pair for pair in training if normalised(pair.question) not in asked], heldout
+    heldout_questions = {normalised(pair.question) for pair in heldout}
+    return [
+        pair for pair in training if normalised(pair.question) not in heldout_questions
+    ], heldout
 
 
 def _paths(data: DataConfig, key: str) -> Iterator[str]:

@@ -75,10 +75,10 @@ class PosteriorSelector(PromptSelector):
 
     def posterior(self, prompt: Prompt) -> tuple[float, float]:
         """Returns alpha and beta of the prompt's posterior; its prior if it was never sampled."""
-        (alpha, beta), (_, right, judged) = self.prior(prompt), self._own(prompt)
+        (alpha, beta), (_, right, judged) = self.prior(prompt), self._counts_of(prompt)
         return alpha + right, beta + judged - right
 
-    def _own(self, prompt: Prompt) -> tuple[str, float, float]:
+    def _counts_of(self, prompt: Prompt) -> tuple[str, float, float]:
         return self._counts.get(str(prompt.id), (label_of(prompt), 0.0, 0.0))
 
     def interval(self, prompt: Prompt, level: float = COVERAGE) -> tuple[float, float]:
@@ -99,7 +99,7 @@ class PosteriorSelector(PromptSelector):
         self._fit_priors()
 
     def _add(self, prompt: Prompt, right: float, judged: float) -> None:
-        label, old_right, old_judged = self._own(prompt)
+        label, old_right, old_judged = self._counts_of(prompt)
         keep = self._config.posterior_discount
         counts = label, keep * old_right + right, keep * old_judged + judged
         self._counts[str(prompt.id)] = counts

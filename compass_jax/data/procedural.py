@@ -37,9 +37,9 @@ def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
         hint = f"did you mean {', '.join(similar)}?" if similar else f"known: {sorted(DATASETS)}"
         raise DataError(f"reasoning-gym has no dataset {name!r}; {hint}")
     known = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"seed", "size"}
-    if unknown := options.keys() - known:
+    if extra_options := options.keys() - known:
         raise DataError(
-            f"reasoning-gym's {name} has no option {min(unknown)!r}; its options:"
+            f"reasoning-gym's {name} has no option {min(extra_options)!r}; its options:"
             f" {', '.join(sorted(known))}"
         )
     try:

@@ -29,7 +29,7 @@ class PromptTooLong(DataError):
 def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prompt]:
     """Tokenises questions. Raises TokenizerError for one that the template refuses."""
 
-    same = ("id", "source", "label", "answer", "row", "labels", "turns", "place")
+    names = ("id", "source", "label", "answer", "row", "labels", "turns", "place")
     prompts = []
     for question in questions:
         try:
@@ -37,7 +37,7 @@ def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prom
         except TokenizerError as error:
             messages = str(list(question.messages))[:200]
             raise TokenizerError(f"{error}; they are {messages}") from error
-        fields = {name: getattr(question, name) for name in same}
+        fields = {name: getattr(question, name) for name in names}
         tokens = np.asarray(ids, np.int32)
         prompts.append(Prompt(question=question.text, tokens=tokens, **fields))
     return prompts
@@ -97,12 +97,15 @@ class PromptSet(NamedTuple):
 
 
 def evaluation_sets(
-    config: EvalRunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning, whole: bool = False
+    config: EvalRunConfig,
+    tokenizer: Tokenizer,
+    tell: Tell = logger.warning,
+    keep_long: bool = False,
 ) -> list[PromptSet]:
     """Returns the evaluation sets of a run: the held-out prompts under the name HELDOUT, if any,
     then `data.eval_sets`.
 
-    Prompts that are too long are dropped or refused as in `fitting`, unless `whole`. Raises
+    Prompts that are too long are dropped or refused as in `fitting`, unless `keep_long`. Raises
     DataError for a set without prompts; ConfigError if a set has the name of a label of held-out
     prompts.
     """
@@ -110,7 +113,7 @@ def evaluation_sets(
 
     def fit(prompts: list[Prompt]) -> list[Prompt]:
         longest = config.rollout.prompt_buckets[-1]
-        return prompts if whole else fitting(prompts, longest, data.overlong, tell)
+        return prompts if keep_long else fitting(prompts, longest, data.overlong, tell)
 
     sets: list[PromptSet] = []
     if heldout := heldout_prompts(data, tokenizer, config.seed, tell):
@@ -153,8 +156,8 @@ def fitting(
         f"{len(too_long)} of {len(prompts)} prompts are longer than rollout.prompt_buckets[-1] ="
         f" {longest} tokens"
     )
-    size, shown = len(longest_prompt.tokens), f"{longest_prompt.question!r:.120}"
-    longest_one = f"the longest has {size} tokens ({longest_prompt.label}: {shown})"
+    size, question = len(longest_prompt.tokens), f"{longest_prompt.question!r:.120}"
+    longest_one = f"the longest has {size} tokens ({longest_prompt.label}: {question})"
     none_fit = len(too_long) == len(prompts)
     if none_fit or overlong == "refuse":
         or_drop = "" if none_fit else ", or set data.overlong to 'drop'"

@@ -71,7 +71,7 @@ def is_heldout(question: str, heldout_frac: float) -> bool:
     return int.from_bytes(digest.digest(), "big") % 10_000 < heldout_frac * 10_000
 
 
-def once(tell: Tell) -> Tell:
+def unique_notices(tell: Tell) -> Tell:
     """Returns a `tell` that forwards each distinct line once."""
     lines: set[str] = set()
 
@@ -98,20 +98,20 @@ def questions(config: DataConfig, seed: int, tell: Tell = logger.warning) -> lis
     for one, place in zip(config.eval_sets, config.set_places(), strict=True):
         members = [x for index in place for x in _of_source(config, index, seed, tell)]
         sets.append(at_most(one.prompts or len(members), members))
-    own = [x for i in range(len(config.sources)) for x in _of_source(config, i, seed, tell)]
+    questions = [x for i in range(len(config.sources)) for x in _of_source(config, i, seed, tell)]
     # a split by file name may hold out a question of another file or source
-    heldout = [question for question in own if question.heldout]
+    heldout = [question for question in questions if question.heldout]
     evaluated = {normalised(x.asks) for group in (result, heldout, *sets) for x in group}
-    training = [question for question in own if not question.heldout]
+    training = [question for question in questions if not question.heldout]
     overlap = {normalised(question.asks) for question in training} & evaluated
-    kept = [x for x in own if x.heldout or normalised(x.asks) not in overlap]
-    if shared := len(own) - len(kept):
+    remaining = [x for x in questions if x.heldout or normalised(x.asks) not in overlap]
+    if shared := len(questions) - len(remaining):
         names = [f"data.{name}" for name in EVALUATED if getattr(config, name)]
         tell(
             f"{shared} of {len(training)} training questions are in"
             f" {' and '.join(names) or 'the held-out files'} too; they are left out of the training"
         )
-    result += kept
+    result += remaining
     for one, group in zip(config.eval_sets, sets, strict=True):
         is_shared = [normalised(question.asks) in overlap for question in group]
         if any(is_shared):
@@ -199,15 +199,15 @@ class _Source(NamedTuple):
             asks: the question, if it is only a part of the prompt.
         """
         text, messages = asked_of(prompt, f"{where}, field {columns[0]!r}")
-        shown, verifier_row = "", row
+        reference, verifier_row = "", row
         if answer is not None:
-            shown = answer_of(answer, f"{where}, field {columns[1]!r}", self.compared)
+            reference = answer_of(answer, f"{where}, field {columns[1]!r}", self.compared)
             lean = self.compared and not self.labelled
             verifier_row = {"answer": answer} if lean else {**row, "answer": answer}
         return self.question(
             text,
             messages,
-            answer=shown,
+            answer=reference,
             row=_encoded(verifier_row, where),
             asks=asks,
             labels=(*labels_of(row, where), *labels),
@@ -381,19 +381,19 @@ def heldout_texts(pool: Iterable[Question]) -> set[str]:
     return {text for question in pool if question.heldout for text in forms(question)}
 
 
-def sets_asked(config: DataConfig, pool: Collection[Question], asked: Collection[str]) -> str:
+def sets_asked(config: DataConfig, pool: Collection[Question], texts: Collection[str]) -> str:
     """Returns a line with the number of each evaluation set's questions in the SFT rows; empty
     without sets.
 
     Args:
         config: the data configuration.
         pool: all questions, as `questions` returns them.
-        asked: the texts of `heldout_texts` that occur in the rows.
+        texts: the texts of `heldout_texts` that occur in the rows.
     """
     counts = []
     for one, place in zip(config.eval_sets, config.set_places(), strict=True):
         members = [question for question in pool if question.source in place]
-        count = sum(any(text in asked for text in forms(question)) for question in members)
+        count = sum(any(text in texts for text in forms(question)) for question in members)
         counts.append(f"{count:,} of the {len(members):,} questions of {one.name}")
     if not counts:
         return ""

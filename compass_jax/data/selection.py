@@ -135,7 +135,7 @@ class CurriculumSelector(PromptSelector):
         self._samples, self._rates = samples, rates
 
     def chance(self, prompt: Prompt) -> float:
-        right, known = self._rates.own(prompt)
+        right, known = self._rates.counts_of(prompt)
         p = (right + STRENGTH * self._rates.of_label(prompt)) / (known + STRENGTH)
         return max(LEAST_EXPLORED, 1 - p**self._samples - (1 - p) ** self._samples)
 
@@ -190,7 +190,7 @@ class BandSelector(PromptSelector):
     def _places(self, n: int) -> list[int]:
         places = [0] * len(self._mix)
         for total in range(sum(self._given) + 1, sum(self._given) + n + 1):
-            missing = [x[2] * total - given for x, given in zip(self._mix, self._given)]
+            missing = [x[2] * total - placed for x, placed in zip(self._mix, self._given)]
             band = missing.index(max(missing))
             places[band] += 1
             self._given[band] += 1

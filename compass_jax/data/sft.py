@@ -251,8 +251,8 @@ def other_conversations(
         for i, (label, count, times) in enumerate(getattr(config.sft, key)):
             where = f"sft.{key}[{i}] ({label!r})"
             _check_label(config.data, label, where, worked=key == "procedural")
-            own = (x for x in pool if x.label == label and x.entry and not x.heldout)
-            chosen = list(islice(own, count))
+            of_label = (x for x in pool if x.label == label and x.entry and not x.heldout)
+            chosen = list(islice(of_label, count))
             if len(chosen) < count:
                 available = f"only {len(chosen)} training questions are available"
                 tell(f"{where}: {available}, {count} were asked for")

@@ -32,7 +32,7 @@ class SplitFiles(NamedTuple):
     training: list[str]
     heldout: list[str]  # the validation split, or else the test split
     split: str  # the name of the held-out files' split
-    unused: list[str]  # the test files, if there is a validation split
+    tests: list[str]  # the test files, if there is a validation split
 
 
 def split_of(path: str) -> str:
@@ -53,16 +53,16 @@ def split_files(pattern: str) -> SplitFiles:
     splits = _by_split(pattern)
     training = [*splits[TRAIN], *splits[""]]
     split = VALIDATION if splits[VALIDATION] else TEST
-    heldout, unused = splits[split], splits[TEST] if split == VALIDATION else []
+    heldout, tests = splits[split], splits[TEST] if split == VALIDATION else []
     if training:
-        return SplitFiles(sorted(training), heldout, split if heldout else "", unused)
+        return SplitFiles(sorted(training), heldout, split if heldout else "", tests)
     if os.path.isdir(pattern):
         raise DataError(
             f"{pattern[:200]}: all of its files are of the {split} split"
             f" ({_names(pattern, heldout)}), which is not trained on; name a file in it to train"
             " on that file"
         )
-    return SplitFiles(sorted([*heldout, *unused]), [], "", [])
+    return SplitFiles(sorted([*heldout, *tests]), [], "", [])
 
 
 def training_files(pattern: str) -> list[str]:
@@ -88,8 +88,8 @@ def describe_splits(pattern: str, evaluates: bool) -> str:
         return ""
     use = "is held out to evaluate on" if evaluates else "is not trained on"
     line = f"{pattern}: {_names(pattern, files.heldout)} ({files.split} split) {use}"
-    unused = f"; {_names(pattern, files.unused)} (test split) is not used: name it in --eval or"
-    return f"{line}{unused} data.eval_sets" if files.unused else line
+    note = f"; {_names(pattern, files.tests)} (test split) is not used: name it in --eval or"
+    return f"{line}{note} data.eval_sets" if files.tests else line
 
 
 def tell_splits(patterns: Iterable[str], tell: Callable[[str], None]) -> None:

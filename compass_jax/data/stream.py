@@ -71,7 +71,7 @@ class ShuffledStream(Generic[T]):
         seed: the seed of the order.
         shares: consecutive parts of the source. Each part is shuffled separately, and the parts are
             interleaved evenly by weight, to one percent. Empty for a single part.
-        ahead: number of items that threads prepare in advance; 0 prepares them in `take`.
+        read_ahead: number of items that threads prepare in advance; 0 prepares them in `take`.
         team: the processes that read together.
     """
 
@@ -81,7 +81,7 @@ class ShuffledStream(Generic[T]):
         keys: Iterable[str],
         seed: int,
         shares: Sequence[Share] = (),
-        ahead: int = 0,
+        read_ahead: int = 0,
         team: Team = ALONE,
     ):
         import grain
@@ -95,7 +95,7 @@ class ShuffledStream(Generic[T]):
             parts.append(part.shuffle(seed=(seed + number) % 2**32).repeat())
             start += share.items
         order = grain.MapDataset.mix(parts, [x.weight for x in shares]) if shares else parts[0]
-        options = grain.ReadOptions(READ_THREADS if ahead else 0, ahead)
+        options = grain.ReadOptions(READ_THREADS if read_ahead else 0, read_ahead)
         self._own_part = iter(order[team.process :: team.processes].to_iter_dataset(options))
         self.position = 0  # items taken or dropped so far
         digest = hashlib.blake2b(digest_size=8)

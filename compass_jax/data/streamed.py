@@ -91,7 +91,7 @@ class ExampleStream(ShuffledStream[Any]):
         seed: the seed of the order.
         weights: (label, weight) of every label (`sft.weights`). If empty, each example comes once
             per pass.
-        team, ahead: as in `ShuffledStream`, for records. Each process holds a whole list.
+        team, read_ahead: as in `ShuffledStream`, for records. Each process holds a whole list.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ExampleStream(ShuffledStream[Any]):
         seed: int,
         weights: Sequence[tuple[str, float]] = (),
         team: Team = ALONE,
-        ahead: int = 0,
+        read_ahead: int = 0,
     ):
         self.left_out: Counter[str] = Counter()
         self._records = examples if isinstance(examples, StreamedExamples) else None
@@ -111,8 +111,8 @@ class ExampleStream(ShuffledStream[Any]):
                 examples = sorted(examples, key=lambda example: example.label)
             sizes = Counter(example.label for example in examples) if weights else Counter()
             keys = (example.key for example in examples)
-            team, ahead = ALONE, 0
-        super().__init__(examples, keys, seed, _shares(weights, sizes), ahead, team)
+            team, read_ahead = ALONE, 0
+        super().__init__(examples, keys, seed, _shares(weights, sizes), read_ahead, team)
 
     def next_batch(self, n: int) -> list[Any]:
         """Returns the next `n` examples."""

@@ -91,7 +91,7 @@ class Tokenizer(Vocabulary):
         """
         chat = self._prepared(messages, tools)
         text = self._render(chat, len(messages), add_generation_prompt, template_args, strict=True)
-        return ControlTokens.shown(text)
+        return ControlTokens.visible(text)
 
     def encode_prompt(
         self, messages: Messages, tools: Tools | None = None, **template_args: Any
@@ -228,7 +228,8 @@ class Tokenizer(Vocabulary):
                 return text
         raise TokenizerError(
             f"messages[{i}]: the chat template of {self._folder} opens the assistant's turn with"
-            f" {ControlTokens.shown(prompt)[-40:]!r}, and the message that it writes does not begin"
+            f" {ControlTokens.visible(prompt)[-40:]!r}, and the message that it writes does not"
+            " begin"
             " so: use a template whose turns begin as its generation prompt does"
         )
 

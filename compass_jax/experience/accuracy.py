@@ -44,7 +44,7 @@ class Accuracy:
     reward: float  # mean of the samples
     length_mean_tokens: float  # of the samples' responses
     truncated_frac: float  # of the samples
-    unknown: int  # unknown scores, greedy answers included
+    unscored: int  # unknown scores, greedy answers included
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Evaluation:
     avg_at_k: float
     pass_at_k: float
     greedy: float
-    unknown: int
+    unscored: int
     labels: dict[str, tuple[int, float, float]] = field(default_factory=dict)
     # of the k samples: share of responses with an answer, and of groups by kind
     extracted: float = math.nan
@@ -119,7 +119,7 @@ class Evaluation:
 
 def _unknown_note(result: Accuracy | Evaluation) -> str:
     samples = result.prompts * (result.k + 1)  # the greedy answers too
-    return f", {result.unknown} of {samples} samples have no verdict" if result.unknown else ""
+    return f", {result.unscored} of {samples} samples have no verdict" if result.unscored else ""
 
 
 class Tally(NamedTuple):
@@ -184,7 +184,7 @@ def accuracy_of(tallies: Sequence[Tally], k: int, seed: int) -> dict[str, Any]:
         "reward": mean([x for one in tallies for x in one.rewards]),
         "length_mean_tokens": mean(lengths),
         "truncated_frac": sum(one.truncated for one in tallies) / max(len(lengths), 1),
-        "unknown": int((k - known).sum()) + len(tallies) - len(best),
+        "unscored": int((k - known).sum()) + len(tallies) - len(best),
     }
 
 
@@ -223,8 +223,8 @@ def labels_of(prompts: Sequence[Prompt]) -> list[str]:
     """
     row_labels = sorted({label for p in prompts for label in p.labels})
     values = Counter(label.split("/", 1)[0] for label in row_labels)
-    shown = [label for label in row_labels if values[label.split("/", 1)[0]] <= MAX_LABEL_VALUES]
-    return list(dict.fromkeys([*(p.label for p in prompts), *shown]))
+    labels = [label for label in row_labels if values[label.split("/", 1)[0]] <= MAX_LABEL_VALUES]
+    return list(dict.fromkeys([*(p.label for p in prompts), *labels]))
 
 
 def mean(values: Sequence[float]) -> float:

@@ -221,6 +221,6 @@ class Collector:
 
 def results_of(buffer: ExperienceBuffer, rewards: RewardConfig) -> list[tuple[Prompt, Outcome]]:
     """Returns the outcomes of the kept and dropped groups, in the order of their prompts."""
-    kept = {key: outcome(buffer.group(key), rewards) for key in buffer.kept}
-    outcomes = {**buffer.dropped, **kept}
+    of_kept = {key: outcome(buffer.group(key), rewards) for key in buffer.kept}
+    outcomes = {**buffer.dropped, **of_kept}
     return [(prompt, outcomes[key]) for key, prompt in buffer.prompts.items() if key in outcomes]

@@ -26,7 +26,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet, evaluation_sets
-from compass_jax.data.questions import OVERLAP, once
+from compass_jax.data.questions import OVERLAP
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.turns import turn_encoder
 from compass_jax.distributed import is_main_process
@@ -183,7 +183,7 @@ def _evaluation(results: dict[str, SetResult], warning: str, k: int, right_at: f
         heldout.avg_at_k,
         heldout.pass_at[heldout.k],
         heldout.greedy,
-        heldout.unknown,
+        heldout.unscored,
         {label: (one.prompts, one.avg_at_k, one.greedy) for label, one in heldout.by.items()},
         heldout.extracted,
         heldout.kinds,
@@ -267,7 +267,7 @@ class Evaluator:
             raise ConfigError(NOTHING_TO_EVALUATE)
         self.config = config
         console = Console(soft_wrap=True, quiet=not is_main_process())
-        self.say_once = once(partial(console.print, highlight=False, markup=False))
+        self.say_once = unique_notices(partial(console.print, highlight=False, markup=False))
         self._loaded: tuple[Engine, Sequence[PromptSet], Tokenizer] | None = None
 
     def __call__(self, weights: str, out: str | None = None) -> Evaluation:

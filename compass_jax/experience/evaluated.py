@@ -99,7 +99,7 @@ def words_of(result: SetResult) -> str:
     line = (
         f"{passed}; reward: the mean of the k samples; an answer was extracted from"
         f" {result.extracted:.1%} of the responses; scores left out because the check"
-        f" failed: {result.unknown}; in brackets: 95% intervals, of avg@k by bootstrap over"
+        f" failed: {result.unscored}; in brackets: 95% intervals, of avg@k by bootstrap over"
         " prompts, of greedy answers by Wilson"
     )
     if result.overlap:

@@ -176,7 +176,7 @@ def growth_metrics(groups: Sequence[Group], config: SamplingConfig) -> dict[str,
 
 
 def round_metrics(
-    kept: Sequence[Group], dropped: Sequence[Group], last: bool, config: SamplingConfig
+    chosen: Sequence[Group], dropped: Sequence[Group], last: bool, config: SamplingConfig
 ) -> dict[str, float]:
     """Returns the metrics of a round of dynamic sampling. Without it: the groups that a policy of
     the user's dropped; empty for one of this package's, which drops none.
@@ -189,7 +189,7 @@ def round_metrics(
             "rollout/dropped_groups": float(len(dropped)),
             "rollout/dropped_tokens": float(tokens),
         }
-    counts = {"filled_groups": sum(not varies(group) for group in kept)} if last else {}
+    counts = {"filled_groups": sum(not varies(group) for group in chosen)} if last else {}
     counts |= {
         "rounds": 1,
         "surplus_groups": sum(map(varies, dropped)),

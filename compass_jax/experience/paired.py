@@ -92,7 +92,7 @@ def read_summary(folder: Path) -> Evaluation:
             _number(summary["avg_at_k"]),
             _number(summary["pass_at_k"]),
             _number(summary["greedy"]),
-            int(summary["unknown"]),
+            int(summary["unscored"]),
             labels,
         )
     except (KeyError, TypeError, ValueError) as error:

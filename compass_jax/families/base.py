@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig, Router, seam_class
-from compass_jax.config.ranges import shown
+from compass_jax.config.ranges import describe_value
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.families.rope import (
@@ -297,7 +297,7 @@ class Family:
             "rope_theta": config.rope_theta,
             "rope_scaling": written_scaling(config.rope_scaling, self.defaults),
             "attention_dropout": 0.0,
-            **self.windows.written(config),
+            **self.windows.to_config(config),
             "use_cache": True,
             "torch_dtype": dtype,
         }
@@ -352,7 +352,8 @@ class Family:
                 )
         if config.moe is not None and self._differs(config.moe.router):
             raise UnsupportedModel(
-                f"model.moe.router = {shown(config.moe.router)}: the family {config.family} has the"
+                f"model.moe.router = {describe_value(config.moe.router)}: the family"
+                f" {config.family} has the"
                 f" router {self.router}, so this model cannot be exported; name the router in a"
                 " family of your own"
             )
@@ -396,7 +397,8 @@ class Family:
         dense = [] if raw.get(name) is None else raw.get(name)
         if not isinstance(dense, list) or not all(type(i) is int for i in dense):
             raise WeightsError(
-                f"{raw.where}: {name} = {shown(dense)}, a list of layer numbers is expected"
+                f"{raw.where}: {name} = {describe_value(dense)}, a list of layer numbers is"
+                " expected"
             )
         return MoEConfig(
             experts=experts.pop(),
@@ -431,7 +433,7 @@ class Family:
                 allowed, supported = NEUTRAL[field]
                 lines += [] if value in allowed else [unsupported(field, value, supported)]
             elif field not in (*known, *self.unread) and not says_no_maths(field):
-                unread.append(f"{field[:100]} = {shown(value)}")
+                unread.append(f"{field[:100]} = {describe_value(value)}")
         if unread:
             lines.append(
                 f"{', '.join(unread)} is not supported (supported: the keys of a"

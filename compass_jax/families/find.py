@@ -16,7 +16,7 @@ from compass_jax.families.raw import UnsupportedModel
 
 
 @cache
-def own() -> dict[str, Family]:
+def built_in() -> dict[str, Family]:
     """Returns the families of this package, by name."""
     names = sorted(module.name for module in pkgutil.iter_modules(families.__path__))
     modules = {name: importlib.import_module(f"{families.__name__}.{name}") for name in names}
@@ -25,11 +25,12 @@ def own() -> dict[str, Family]:
 
 def find(name: str) -> Family:
     """Returns the family that `model.family` names. Raises ConfigError for an unknown name."""
-    if name in own():
-        return own()[name]
+    if name in built_in():
+        return built_in()[name]
     if ":" not in name:
         raise ConfigError(
-            f"model.family = {name[:200]!r}: no such family; there are {', '.join(own())}, and your"
+            f"model.family = {name[:200]!r}: no such family; there are {', '.join(built_in())},"
+            " and your"
             " own as path/file.py:FAMILY"
         )
     family = load(name, "model.family")

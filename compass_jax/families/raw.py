@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from compass_jax.config.ranges import shown
+from compass_jax.config.ranges import describe_value
 from compass_jax.errors import UserError
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -44,7 +44,7 @@ class Raw(NamedTuple):
             return default
         if type(value) not in kinds:
             raise WeightsError(
-                f"{self.where}: {field} = {shown(value)}, expected"
+                f"{self.where}: {field} = {describe_value(value)}, expected"
                 f" {' or '.join(kind.__name__ for kind in kinds)}"
             )
         return value
@@ -71,7 +71,8 @@ class Raw(NamedTuple):
             ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
             if not all(type(i) is int and 0 <= i < vocab for i in ids):
                 raise WeightsError(
-                    f"{self.where}: {name} = {shown(value)}, a token id from 0 to {vocab - 1} is"
+                    f"{self.where}: {name} = {describe_value(value)}, a token id from 0 to"
+                    f" {vocab - 1} is"
                     " expected"
                 )
         return ids_by_name
@@ -79,4 +80,4 @@ class Raw(NamedTuple):
 
 def unsupported(field: str, value: Any, supported: str) -> str:
     """Returns the message about a field whose value changes the maths."""
-    return f"{field} = {shown(value)} is not supported (supported: {supported})"
+    return f"{field} = {describe_value(value)} is not supported (supported: {supported})"

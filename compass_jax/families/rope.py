@@ -118,13 +118,15 @@ def _original_positions(rope: Raw, raw: Raw, max_positions: int) -> int:
     """Returns the longest sequence of pretraining: in the object, beside it, or else that of the
     model. Raises WeightsError where two disagree.
     """
-    given = {place.integer(_ORIGINAL) for place in (rope, raw) if place.get(_ORIGINAL) is not None}
-    if len(given) > 1:
+    positions = {
+        place.integer(_ORIGINAL) for place in (rope, raw) if place.get(_ORIGINAL) is not None
+    }
+    if len(positions) > 1:
         raise WeightsError(
             f"{raw.where}: {_ORIGINAL} = {raw.get(_ORIGINAL)}, and {rope.get(_ORIGINAL)} in"
             f" {rope.where.rpartition(' ')[2]}; they disagree"
         )
-    return next(iter(given), max_positions)
+    return next(iter(positions), max_positions)
 
 
 def written_scaling(

@@ -75,7 +75,7 @@ class Windows(NamedTuple):
             return "model.full_attention_layers: the class has the same window in every layer"
         return ""
 
-    def written(self, config: ModelConfig) -> dict[str, Any]:
+    def to_config(self, config: ModelConfig) -> dict[str, Any]:
         """Returns the keys of config.json."""
         if not self.acts:  # classes without use_sliding_window may have a default window
             return {"use_sliding_window": False, "sliding_window": None}

@@ -41,8 +41,8 @@ class Entry:
     folder: str  # name within the pipeline's folder
     state: str
     outside: dict[str, str]  # external file -> its hash when the stage started
-    taken: dict[str, str]  # input stage -> the hash of its output when this one started
-    made: str = ""  # hash of the stage's output, once it is done
+    input_hashes: dict[str, str]  # input stage -> the hash of its output when this one started
+    output_hash: str = ""  # hash of the stage's output, once it is done
     seconds: float = 0.0  # duration of its last start
 
 
@@ -97,7 +97,7 @@ class Record:
         folder.mkdir(parents=True, exist_ok=True)
         settings = PipelineConfig((stage,), self.config.run_dir)
         _write_json(folder / SETTINGS, to_plain(settings))
-        input_hashes = {name: self.entries[name].made for name in inputs(stage)}
+        input_hashes = {name: self.entries[name].output_hash for name in inputs(stage)}
         self.entries[stage.name] = Entry(folder.name, RUNNING, outside(stage), input_hashes)
         self._write()
         return folder
@@ -107,7 +107,7 @@ class Record:
         output_hash = self._output_hash(stage)
         entry = self.entries[stage.name]
         self.entries[stage.name] = dataclasses.replace(
-            entry, state=DONE, made=output_hash, seconds=seconds
+            entry, state=DONE, output_hash=output_hash, seconds=seconds
         )
         self._write()
 
@@ -126,11 +126,15 @@ class Record:
         for name, now in outside(stage).items():
             if entry.outside.get(name, now) != now:
                 return f"{name} holds something else"
-        if entry.state == DONE and entry.made != self._output_hash(stage):
+        if entry.state == DONE and entry.output_hash != self._output_hash(stage):
             return f"{self.output(stage.name)} is not what the stage left there"
         for name in inputs(stage):
             source = self.entry(name)
-            if name in stale or source is None or source.made != entry.taken.get(name):
+            if (
+                name in stale
+                or source is None
+                or source.output_hash != entry.input_hashes.get(name)
+            ):
                 return f"it takes from {name}"
         return ""
 

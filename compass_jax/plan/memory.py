@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from compass_jax.config import MeshConfig, PolicyConfig, RLRunConfig, UpdatesConfig
-from compass_jax.plan.programs import ROLLOUT, Step, beside, bytes_per_device, model_params
+from compass_jax.plan.programs import ROLLOUT, Step, bytes_per_device, live_parts, model_params
 from compass_jax.programs import Program
 from compass_jax.training.programs import summed
 
@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     arguments: int
     results: int  # outside donated arguments
     temporary: int
-    beside: int  # live arrays of other programs
+    live: int  # live arrays of other programs
     code: int = 0
 
     @property
@@ -42,13 +42,13 @@ def memory_of(step: Step, program: Program, compiled: Any, parts: dict[str, int]
 
 def bytes_beside(step: Step, program: Program, parts: dict[str, int]) -> int:
     """Returns the bytes per device of live arrays that do not belong to `program`."""
-    names = beside(program, step.config.rl, step.config.rollout_apart)
+    names = live_parts(program, step.config.rl, step.config.rollout_apart)
     return sum(parts.get(name, 0) for name in names)
 
 
 def resident(step: Step) -> dict[str, int]:
     """Returns the bytes per device of arrays that live from program to program, by the names in
-    `beside`; programs that are not compiled yet are missing.
+    `live_parts`; programs that are not compiled yet are missing.
     """
     params = bytes_per_device(model_params(step.config.lora, step.model, step.state))
     trained = bytes_per_device(step.state.params)

@@ -71,20 +71,20 @@ TRAINING = {
 _OWN = {"store", "stored", "harvest", "taken"}, {"replayed", "recorded"}  # routes are arguments
 
 
-def beside(program: Program, rl: SamplingConfig, apart: bool) -> set[str]:
+def live_parts(program: Program, rl: SamplingConfig, disaggregated: bool) -> set[str]:
     """Returns the parts of `resident` that are on a program's devices while it runs;
     `apart` is whether the rollout has devices of its own.
     """
     kind = program.name.split()[0]
     samples = kind in ROLLOUT
     parts = {*(ROLLOUT if samples else TRAINING)[kind]}
-    if not (apart and samples):
+    if not (disaggregated and samples):
         parts.add("reference")
     if kind not in _OWN[0] and (samples or rl.one_step_off or rl.policy.carries):
         parts.add("store")
     if kind not in _OWN[1] and (not samples or rl.one_step_off):
         parts.add("replayed")
-    if not apart:
+    if not disaggregated:
         return parts
     return parts - ({"state", "replayed"} if samples else {"store", "decode", "slots"})
 

@@ -14,7 +14,7 @@ from compass_jax.plan.bound import Bound
 from compass_jax.plan.run import GIB, CompiledProgram, Plan
 from compass_jax.report import summary_table
 
-_KINDS = ("arguments", "results", "temporary", "beside")
+_KINDS = ("arguments", "results", "temporary", "live")
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -72,7 +72,7 @@ def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(plan.programs)), layout="constrained")
     axes, left = figure.subplots(), [0.0] * len(rows)
     for name, colour in (
-        ("beside", "#9aa5b1"),
+        ("live", "#9aa5b1"),
         ("arguments", "#3b6ea5"),
         ("results", "#6fb07f"),
         ("temporary", "#d98c3f"),

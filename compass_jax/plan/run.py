@@ -84,8 +84,8 @@ class Plan(NamedTuple):
         rollout = sum(s for name, s in took.items() if name.split()[0] in ROLLOUT)
         between = took.get("hand-over", math.nan)
         training = sum(took.values()) - rollout - between
-        apart = self.config.rl.one_step_off
-        return between + (max(rollout, training) if apart else rollout + training)
+        overlaps = self.config.rl.one_step_off
+        return between + (max(rollout, training) if overlaps else rollout + training)
 
     def summary(self) -> dict[str, Any]:
         """Returns what `--json` prints."""

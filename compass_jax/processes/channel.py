@@ -66,13 +66,13 @@ def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> Ended:
             finally:
                 os._exit(code)
         late = not _ends_within(child, seconds)
-        ended: int | None = None
+        status: int | None = None
         # without a process namespace, seccomp forbids signals to other processes
         with contextlib.suppress(PermissionError):
             if late:
                 os.kill(child, signal.SIGKILL)
-            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return Ended(ended, late, page[: max(0, page.find(b"\0"))])
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return Ended(status, late, page[: max(0, page.find(b"\0"))])
 
 
 def _ends_within(child: int, seconds: float) -> bool:

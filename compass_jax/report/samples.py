@@ -129,20 +129,20 @@ def group_of_row(row: Mapping[str, Any], most: int | None = MOST_TEXT) -> dict[s
     than `most` characters is {"head", "left_out" (number of characters), "tail"}.
     """
 
-    def shown(x: Any) -> str | dict[str, Any]:
+    def display(x: Any) -> str | dict[str, Any]:
         text = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
         if most is None or len(text) <= most:
             return text
         return {"head": text[: most - TAIL], "left_out": len(text) - most, "tail": text[-TAIL:]}
 
     return {
-        "prompt": shown(row["prompt"]),
+        "prompt": display(row["prompt"]),
         "label": str(row.get("label", "")),
-        "answer": shown(row.get("answer", "")),
+        "answer": display(row.get("answer", "")),
         "visit": number(row.get("visit")),
         "samples": [
             {
-                "response": shown(x["response"]),
+                "response": display(x["response"]),
                 "reward": number(x.get("reward")),
                 "outcome": str(x.get("outcome", "ok")),
                 "tokens": number(x.get("tokens")),

@@ -233,19 +233,19 @@ SIZES = (
 )
 
 
-def with_recorded_sizes(config: P, given: Collection[str] = ()) -> P:
+def with_recorded_sizes(config: P, overridden: Collection[str] = ()) -> P:
     """Returns `config` with the SIZES of the started run in its directory, if any: less memory may
     be free now, and a resumed run keeps its sizes.
 
     Args:
         config: made from files.
-        given: settings that the user set and that stay, as words of a command line or names.
+        overridden: settings that the user set and that stay, as words of a command line or names.
     """
     path = Path(config.directory)
     if not (path / "config.json").is_file() or nothing_trained(path):
         return config
     old = flatten(read_config(path))
-    named = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in given}
+    named = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overridden}
     for key in SIZES:
         if key in old and key not in named:
             config = _with_value(config, key.split("."), old[key])

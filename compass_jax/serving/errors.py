@@ -35,7 +35,7 @@ class ApiError(CompassError, ValueError):
         return json.dumps({"error": error}).encode()
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """Returns the repr of `value`, truncated for a message."""
     text = repr(value[:100] if isinstance(value, str | list) else value)
     return text if len(text) <= 80 else text[:77] + "..."

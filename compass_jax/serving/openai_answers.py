@@ -149,7 +149,7 @@ class Answer:
             left -= bool(piece.finish)
             yield piece
 
-    async def whole(self) -> AsyncIterator[bytes]:
+    async def single(self) -> AsyncIterator[bytes]:
         """Yields the JSON of the complete answer, once."""
         pieces: list[list[Piece]] = [[] for _ in self._choices]
         async for piece in self.pieces():

@@ -114,7 +114,7 @@ class AnswerResponse(StreamingResponse):
 
     def __init__(self, answer: Answer):
         self._answer, self._streams = answer, answer.job.body.stream
-        body = answer.events() if self._streams else answer.whole()
+        body = answer.events() if self._streams else answer.single()
         media_type = "text/event-stream" if self._streams else "application/json"
         super().__init__(body, headers={"cache-control": "no-cache"}, media_type=media_type)
 

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from compass_jax.serving.errors import ApiError, shown
+from compass_jax.serving.errors import ApiError, describe_value
 
 MOST_CHOICES = 64
 MOST_TOKENS = 2**31 - 1  # largest max_tokens; the answer is limited to what fits
@@ -58,7 +58,7 @@ def refusal(error: ValidationError) -> ApiError:
         return ApiError(f"{place} is missing", param)
     text = first["msg"].removeprefix("Value error, ")
     text = re.sub(r"^[\w ]+ should ", "must ", text).partition(" or instance of")[0]
-    return ApiError(f"{place} = {shown(first['input'])}: {text}", param)
+    return ApiError(f"{place} = {describe_value(first['input'])}: {text}", param)
 
 
 def _only(*values: Any, text: str = "is not supported; leave it out") -> AfterValidator:
@@ -195,7 +195,7 @@ class Message(Body):
             raise ValueError("must be a text, or a list of parts that is not empty")
         for i, part in enumerate(value):
             if not isinstance(part, dict) or part.get("type") != "text":
-                kind = shown(part.get("type") if isinstance(part, dict) else part)
+                kind = describe_value(part.get("type") if isinstance(part, dict) else part)
                 raise ValueError(f"part {i} is {kind}: this model reads {{type: text, text}} alone")
             if set(part) != {"type", "text"} or not isinstance(part["text"], str):
                 raise ValueError(f"part {i} must have type and text, a text, alone")
@@ -221,7 +221,7 @@ class Tool(Body):
 def _distinct(tools: list[Tool]) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if double := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"has {shown(double)} more than once")
+        raise ValueError(f"has {describe_value(double)} more than once")
     return tools
 
 

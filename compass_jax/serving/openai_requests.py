@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
-from compass_jax.serving.errors import ApiError, shown
+from compass_jax.serving.errors import ApiError, describe_value
 from compass_jax.serving.openai_bodies import MOST_CHOICES, ChatBody, CompletionBody, refusal
 from compass_jax.untrusted import parse_json
 
@@ -77,7 +77,7 @@ def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served)
     except ValidationError as error:
         raise refusal(error) from error
     if body.model not in (None, served.model):
-        text = f"the model {shown(body.model)} is not served here; {served.model!r} is"
+        text = f"the model {describe_value(body.model)} is not served here; {served.model!r} is"
         raise ApiError(text, "model", 404)
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream = true", "stream_options")
@@ -152,7 +152,7 @@ def _check_variables(variables: dict[str, Any], served: Served) -> None:
     _check_size(f"{name} has", sum(map(len, texts)), served, name)
     for text in texts:
         if served.tokenizer.encode(text) != served.tokenizer.encode(text, trusted=False):
-            raise ApiError(f"{name} has a control token in {shown(text)}", name)
+            raise ApiError(f"{name} has a control token in {describe_value(text)}", name)
 
 
 def _texts(value: Any, keys: bool = True) -> Iterator[str]:

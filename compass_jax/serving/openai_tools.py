@@ -73,8 +73,8 @@ class CallStream:
         """Returns the text that is part of no call; with `last`, all of it and the calls."""
         self._text += text
         if last:
-            whole = part_calls(self._text, self._tools)
-            return Parted(whole.content[self._sent :], whole.calls)
+            parted = part_calls(self._text, self._tools)
+            return Parted(parted.content[self._sent :], parted.calls)
         certain = self._certain()
         fresh = self._text[self._sent : certain]
         self._sent = max(self._sent, certain)

@@ -168,7 +168,7 @@ class RLTrainer:
         their rows, and creates the stream and the selector from which steps draw.
         """
         config = self.config
-        tell_once, longest = self.notices.once, config.rollout.prompt_buckets[-1]
+        tell_once, longest = self.notices.print_once, config.rollout.prompt_buckets[-1]
         prompts = train_prompts(config.data, self.tokenizer, config.seed, tell_once)
         prompts = fitting(prompts, longest, config.data.overlong, tell_once)
         prompts, self.filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
@@ -485,7 +485,7 @@ class RLTrainer:
             if self.selector.acts:
                 self.buffer.count({"zero_variance/skipped_prompts": self.selector.skipped})
             if self.selector.notice:
-                self.notices.once(self.selector.notice)
+                self.notices.print_once(self.selector.notice)
             return prompts
 
         def run() -> dict[str, float] | None:

@@ -230,19 +230,19 @@ class Notices:
 
     def warn(self, text: str) -> None:
         """Prints a warning about uninformative rewards once; it may end the run."""
-        self._once(text, text)
+        self._print_once(text, text)
         if self.end is not None:
             self.ended = True
             self.end()
 
-    def once(self, text: str) -> None:
+    def print_once(self, text: str) -> None:
         """Prints a line once."""
-        self._once(text, text)
+        self._print_once(text, text)
 
     def at_start(self, prompts: int, labels: int) -> None:
         """Prints notices about settings that cannot act with this number of prompts and labels."""
         for text in idle_settings(self._config, prompts, labels):
-            self.once(text)
+            self.print_once(text)
 
     def of_groups(self, groups: Sequence[Group]) -> dict[str, float]:
         """Returns counts of a step's groups that differ from their declaration.
@@ -267,7 +267,7 @@ class Notices:
         }
         if not any(known):
             outcomes = Counter(s.outcome for group in groups for s in group.scores)
-            self._once(
+            self._print_once(
                 "unverified",
                 f"no verifier gave a reward in a whole step ({counts_in_words(outcomes)}): nothing"
                 f" was trained on{unknown_reasons([s for group in groups for s in group.scores])}",
@@ -286,7 +286,7 @@ class Notices:
             if gap is not None:
                 relied_on = f"rewards.smallest_gap = {gap}"
                 advice = "set it to the smallest difference that the verifier gives"
-            self._once(
+            self._print_once(
                 "gap",
                 f"{relied_on}, but answers to one prompt got {low:g} and {high:g}"
                 f" ({question!r:.60}): a penalty of rl.shaping may put the better below the other;"
@@ -321,7 +321,7 @@ class Notices:
             kind, of, sample, len(scores), self._config.rewards, self._config.data
         )
         # A small rollout may lack variance by chance, which must not end the run.
-        (self.once if kind == NO_GROUP_VARIES else self.warn)(text)
+        (self.print_once if kind == NO_GROUP_VARIES else self.warn)(text)
 
     def of_lengths(self, lengths: np.ndarray) -> None:
         """Collects the lengths of a step's rows (0 without a row). After the first few steps prints
@@ -354,14 +354,14 @@ class Notices:
         if share < MIN_FLOOR_SHARE or rl.updates_per_rollout == rl.epochs == 1:
             return
         floor = getattr(rl.objective, "floor", 0.0)
-        self._once(
+        self._print_once(
             "floor",
             f"about {share:.0%} of the tokens have ESPO's narrowest clip range, rl.objective.floor"
             f" = {floor:g}: their entropy is low. The floor is this project's number, not the"
             " paper's; what other values do is measured by compass calibrate-alpha",
         )
 
-    def _once(self, kind: str, text: str) -> None:
+    def _print_once(self, kind: str, text: str) -> None:
         if kind not in self._printed:
             self._printed.add(kind)
             self._tell(text)

@@ -81,8 +81,8 @@ class SFTTrainer:
         )
         examples, self.data_stats = self.examples()
         team = Team(jax.process_index(), jax.process_count(), distributed.all_gather_bytes)
-        ahead = 2 * self.sft.batch
-        self.stream = ExampleStream(examples, config.seed, self.sft.weights, team, ahead)
+        read_ahead = 2 * self.sft.batch
+        self.stream = ExampleStream(examples, config.seed, self.sft.weights, team, read_ahead)
         state = self.stream.state()
         distributed.require_equal_across_processes(
             {f"the data's {name}": state[name] for name in ("items", "fingerprint")},
@@ -98,8 +98,8 @@ class SFTTrainer:
 
     def _restore_or_start(self) -> None:
         config, directory, placement = self.config, self.config.directory, self.model.placement
-        found = newest_checkpoint(directory, self.telemetry.note)
-        if found is None:
+        saved = newest_checkpoint(directory, self.telemetry.note)
+        if saved is None:
             params = first_parameters(config, self.model)
             self.vocab_rows = vocab_rows(
                 config.init_from, config.model.family, self.tokenizer.vocab_size
@@ -123,8 +123,8 @@ class SFTTrainer:
         # a checkpoint of adapters does not have their base
         self.frozen = first_parameters(config, self.model) if config.lora.acts else None
         if self.frozen is not None:
-            check_base(found.path, found.meta(), self.frozen)
-        self.done_steps, arrays, meta = checkpoint.restore(found, abstract, model=config.model)
+            check_base(saved.path, saved.meta(), self.frozen)
+        self.done_steps, arrays, meta = checkpoint.restore(saved, abstract, model=config.model)
         self.state = place(in_layout(arrays["state"], self.model.layout), config.model, placement)
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         self.stream.restore(meta["stream"])
@@ -163,7 +163,7 @@ class SFTTrainer:
             examples = self.stream.next_batch(self.sft.batch)
             data_s = time.perf_counter() - started
             try:
-                found, applied = self._update(examples)
+                diagnostics, applied = self._update(examples)
             except TrainingStopped:
                 self.stream.restore(before)
                 return
@@ -173,7 +173,7 @@ class SFTTrainer:
             self.done_steps += 1
             metrics = {
                 name: float(x)
-                for name, x in fetch({**finalize_diagnostics(found), **applied}).items()
+                for name, x in fetch({**finalize_diagnostics(diagnostics), **applied}).items()
             }
             metrics[f"{self.STAGE}/loss"] = metrics.pop("loss")
             tokens = sum(e.size for e in examples)
@@ -220,12 +220,12 @@ class SFTTrainer:
         """Runs one update, with its gradient summed over micro-batches."""
         total, parts = None, list[Diagnostics]()
         for arrays in stoppable(lambda: self.stop.requested, self.micro_batches(examples), parts):
-            grads, found = self.gradients(*arrays)
+            grads, diagnostics = self.gradients(*arrays)
             total = step.add(total, grads)
             del grads  # frees their memory before the next forward and backward
             tokens, lengths = arrays[:2]
             area = jnp.float32(tokens.size)
-            parts.append({**found, "padding_frac": (area - jnp.float32(lengths.sum()), area)})
+            parts.append({**diagnostics, "padding_frac": (area - jnp.float32(lengths.sum()), area)})
         self.state, applied = step.apply(
             self.state,
             total,

@@ -73,7 +73,7 @@ class RowTests(NamedTuple):
                 f"setup raises {_brief(error)} without a program; mend it, or install what it"
                 " imports"
             ) from error
-        names[_UNUSED] = unused
+        names[_UNUSED] = in_place_variant
         return {name: value for name, value in names.items() if name not in self.under_test}
 
     def visible(self, claimed: Sequence[str], text: str, names: Mapping[str, Any]) -> list[str]:
@@ -85,7 +85,7 @@ class RowTests(NamedTuple):
         return [name for name in claimed if name in defined - reserved]
 
 
-def unused(function: Any) -> Any:
+def in_place_variant(function: Any) -> Any:
     """Returns `function` in the variant for statements that ignore its result. A program's function
     then returns the changes of its arguments.
     """

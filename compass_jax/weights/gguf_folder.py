@@ -256,10 +256,10 @@ def _place(file: GGUFFile, name: str, raw: Mapping[str, Any]) -> tuple[str, int 
     names = _name_map(kinds[arch], raw["num_hidden_layers"])
     expert = _EXPERT.search(name)
     plain = _EXPERT.sub(".experts.", name)
-    found = names.get_name(plain, try_suffixes=(".weight", ".bias"))
-    if found is None:
+    tensor_name = names.get_name(plain, try_suffixes=(".weight", ".bias"))
+    if tensor_name is None:
         raise UnsupportedModel(f"{file.path}: GGUF has no tensor for {name}")
-    return found, None if expert is None else int(expert[1])
+    return tensor_name, None if expert is None else int(expert[1])
 
 
 @lru_cache(maxsize=4)

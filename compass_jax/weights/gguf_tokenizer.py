@@ -133,12 +133,12 @@ def _sentencepiece(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     if scores is None or len(scores) != len(tokens):
         raise WeightsError(f"{where}: tokenizer.ggml.scores must have a score for each token")
     vocab = {token: i for i, token in enumerate(tokens)}
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(
         models.BPE(
             vocab,
             _merges(vocab, scores),
-            unk_token=None if unknown is None else tokens[unknown],
+            unk_token=None if unknown_id is None else tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=True,
         )

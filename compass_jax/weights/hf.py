@@ -66,12 +66,12 @@ class _Leaf(NamedTuple):
 
     def stored_at(self, at: tuple[int, ...], stored: Mapping[str, Stored]) -> Stored:
         """Returns where the tensor of an index of `names`, or an expert's part of it, lies."""
-        found = stored[self.names[at]]
+        tensor = stored[self.names[at]]
         if not self.tensor.fused:
-            return found
+            return tensor
         first, step = self.tensor.columns
-        shape = (*found.shape[1:-1], found.shape[-1] // step)
-        return found._replace(
+        shape = (*tensor.shape[1:-1], tensor.shape[-1] // step)
+        return tensor._replace(
             shape=shape, tensor=self.names[at], entry=at[-1], columns=(first, step)
         )
 
@@ -213,9 +213,9 @@ def _read_block(
     block = np.zeros((*map(len, first), *sizes), dtype)
     by_file: dict[Path, list[tuple[tuple[int, ...], str, Stored]]] = {}
     for at in np.ndindex(*map(len, first)):
-        whole = tuple(places[i] for places, i in zip(first, at, strict=True))
-        place = leaf.stored_at(whole, stored)
-        by_file.setdefault(place.file, []).append((at, leaf.names[whole], place))
+        position = tuple(places[i] for places, i in zip(first, at, strict=True))
+        place = leaf.stored_at(position, stored)
+        by_file.setdefault(place.file, []).append((at, leaf.names[position], place))
     for file, positions in by_file.items():
         with open_file(file) as handle:
             for at, name, place in positions:

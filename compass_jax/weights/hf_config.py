@@ -10,7 +10,7 @@ from typing import Any
 from compass_jax import untrusted
 from compass_jax.config import ModelConfig
 from compass_jax.config.foreign import hub_hint
-from compass_jax.families.find import find, own
+from compass_jax.families.find import built_in, find
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.token_ids import end_ids
 
@@ -69,7 +69,7 @@ def config_from_dict(
     supported; WeightsError for a malformed field.
     """
     kind = raw.get("model_type")
-    known = {name: one.model_type for name, one in own().items()}
+    known = {name: one.model_type for name, one in built_in().items()}
     if family is not None:
         known = {family: find(family).model_type}
     names = [name for name, model_type in known.items() if model_type == kind]

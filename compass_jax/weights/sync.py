@@ -1,7 +1,7 @@
 """Weight sync: training parameters to rollout parameters in one jitted function.
 
 8-bit weights are emulated on CPU only. Weights pass through the host only if the rollout has
-separate devices whose sharding the training's devices cannot produce (`near`).
+separate devices whose sharding the training's devices cannot produce (`nearby_placement`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _by_vocabulary(x: jax.Array, axis: int, source: Mesh, placement: Placement) 
     return x
 
 
-def near(params: Any, placement: Placement) -> Placement:
+def nearby_placement(params: Any, placement: Placement) -> Placement:
     """Returns a mesh over the devices of `params` that shards matrices as `placement` does, so that
     the result can be copied from device to device.
 
@@ -149,7 +149,7 @@ def sync_program(
         return Program("hand-over", _convert_jitted, (params,), keywords)
     target, source = placement, None
     if _is_disaggregated(params, placement):
-        target = near(params, placement)
+        target = nearby_placement(params, placement)
     else:
         source = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
     options = (dtype, quantize, stored, placement.size("tensor"), layout)

@@ -148,7 +148,7 @@ def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_pa
 def test_the_start_is_read_from_its_evaluation(tmp_path):
     first = evaluation(0.0)
     labels = {name: list(x) for name, x in first.labels.items()}
-    summary = {"k": 4, "prompts": 40, "unknown": 0, "avg_at_k": 0.4, "pass_at_k": 0.7}
+    summary = {"k": 4, "prompts": 40, "unscored": 0, "avg_at_k": 0.4, "pass_at_k": 0.7}
     summary |= {"labels": labels}
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"greedy": None}))
     found = read_summary(tmp_path)

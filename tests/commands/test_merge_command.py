@@ -51,7 +51,7 @@ def test_a_merge_prints_a_row_for_each_model(folders, capsys):
     assert record["weights"] == [0.5, 0.25] and record["density"] == [0.3, 0.3]
     assert (record["method"], record["scale"], record["routers"]) == ("ties", 0.9, 2)
     for model, row in zip(("one", "two"), record["models"], strict=True):
-        cells = [f"{row[x]:.4g}" for x in ("kept", "agreeing", "norm", "relative_norm")]
+        cells = [f"{row[x]:.4g}" for x in ("kept_share", "agreeing", "norm", "relative_norm")]
         (line,) = [x for x in told.splitlines() if x.startswith(f"│ {model} ")]
         assert [x.strip() for x in line.strip("│").split("│")] == [model, *cells]
     assert "how it was made is in merge.json" in told
@@ -167,7 +167,7 @@ def test_a_sweep_over_evaluation_sets_alone_is_drawn_and_goes_on(tmp_path):
             reward=0.5,
             length_mean_tokens=9.0,
             truncated_frac=0.0,
-            unknown=0,
+            unscored=0,
             temperature=1.0,
             extracted=1.0,
             kinds={},

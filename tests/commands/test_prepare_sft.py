@@ -15,11 +15,21 @@ def test_every_setting_is_an_option_with_its_default():
     words = ["--data", "a.jsonl", "b.jsonl", "--out", "o"]
     options, _ = parse("prepare-sft", words)
     assert options.settings == PrepareConfig(("a.jsonl", "b.jsonl"))
-    words += ["--near", "0.5", "--exact", "False", "--languages", "en", "de", "--most-tokens", "9"]
+    words += [
+        "--similarity",
+        "0.5",
+        "--exact",
+        "False",
+        "--languages",
+        "en",
+        "de",
+        "--most-tokens",
+        "9",
+    ]
     words += ["--reward", "math", "--examples", "0", "--unfinished", "True", "--response-field", ""]
     wanted = PrepareConfig(
         ("a.jsonl", "b.jsonl"),
-        near=0.5,
+        similarity=0.5,
         exact=False,
         languages=("en", "de"),
         most_tokens=9,
@@ -78,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(kind, option, tmp_pat
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--near", "2"], "prepare.near = 2.0: must be at most 1"),
+        (["--similarity", "2"], "prepare.similarity = 2.0: must be at most 1"),
         (["--shingle-words", "0"], "prepare.shingle_words = 0: must be positive"),
         (["--most-tokens", "5"], "prepare.most_tokens = 5: tokens of which tokenizer?"),
         (["--tokenizer", "nowhere"], "nowhere"),

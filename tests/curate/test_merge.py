@@ -50,7 +50,7 @@ def merged(method, model):
     """(kept [p n], merged [n]) of a whole model."""
     parts = list(model.map(method.prepare(model)))
     return (
-        np.concatenate([part.kept for part in parts], 1),
+        np.concatenate([part.trimmed for part in parts], 1),
         np.concatenate([part.merged for part in parts]),
     )
 

@@ -45,7 +45,7 @@ def test_ties_of_folders_is_ties_of_their_flattened_deltas(folders, tmp_path, mo
     np.testing.assert_array_equal(flat(out, names), wanted.astype(np.float32))
     for share, delta, mine in zip(found.parents, deltas, kept, strict=True):
         agree = np.sign(mine) == np.sign(merged)
-        assert share.kept == np.count_nonzero(mine) / mine.size
+        assert share.kept_share == np.count_nonzero(mine) / mine.size
         assert share.agreeing == np.count_nonzero(agree & (mine != 0)) / np.count_nonzero(mine)
         norms = np.linalg.norm(delta.astype(np.float64)), np.linalg.norm(base.astype(np.float64))
         assert share.norm == pytest.approx(norms[0]) and share.norm > 1

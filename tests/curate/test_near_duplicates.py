@@ -20,7 +20,7 @@ def kept_of(samples, threshold, size=100, index=None):
     for first in range(0, len(samples), size):
         batch = Batch(index, samples[first : first + size])
         for place in range(len(samples[first : first + size])):
-            if batch.near(place) is None:
+            if batch.near_duplicate(place) is None:
                 assert batch.keep(place) == len(kept)
                 kept.append(first + place)
         batch.close()

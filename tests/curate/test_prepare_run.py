@@ -67,13 +67,13 @@ def test_the_six_rows_are_each_caught_or_kept_for_the_stated_reason(tmp_path):
         "wrong": (5, "math gives 0; the reference is '42'"),
         "unfinished": (6, "<think> is never closed"),
     }
-    assert {name: n for name, n in tally.taken.items() if n} == dict.fromkeys(wanted, 1)
+    assert {name: n for name, n in tally.removed.items() if n} == dict.fromkeys(wanted, 1)
     for name, (line, reason) in wanted.items():
         (shown,) = tally.examples[name]
         assert (shown["where"], shown["reason"]) == (f"{path}, line {line}", reason)
     assert (tally.judged, tally.unjudged) == (4, 0)  # a copy within a batch is judged too
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["taken"] == tally.taken and report["settings"]["reward"] == "math"
+    assert report["removed"] == tally.removed and report["settings"]["reward"] == "math"
     page = (tmp_path / "out" / "report.md").read_text()
     assert f"| {path}, line 6 | <think> is never closed | What is 12 + 31? |" in page
     assert "| wrong | 1 | 16.67% | the verifier finds the answer wrong |" in page
@@ -81,14 +81,18 @@ def test_the_six_rows_are_each_caught_or_kept_for_the_stated_reason(tmp_path):
 
 def test_each_filter_can_be_switched_off(tmp_path):
     path = written(tmp_path / "six.jsonl", [row(*one[:2], answer=one[2]) for one in SIX])
-    off = {"exact": False, "near": 0.0, "most_repeated": 1.0, "unfinished": False}
+    off = {"exact": False, "similarity": 0.0, "most_repeated": 1.0, "unfinished": False}
     assert len(prepared(tmp_path, path, **off)[1]) == 6
     for i, name in enumerate(off):
         left = {x: value for x, value in off.items() if x != name}
         tally, _ = prepared(tmp_path, path, out=f"on{i}", **left)
-        taken = {"exact": "duplicate", "near": "near_duplicate", "most_repeated": "repetition"}
-        counts = {taken.get(name, name): 2 if name == "near" else 1}
-        assert {x: n for x, n in tally.taken.items() if n} == counts
+        taken = {
+            "exact": "duplicate",
+            "similarity": "near_duplicate",
+            "most_repeated": "repetition",
+        }
+        counts = {taken.get(name, name): 2 if name == "similarity" else 1}
+        assert {x: n for x, n in tally.removed.items() if n} == counts
 
 
 def test_kept_rows_are_unchanged_whatever_their_columns(tmp_path):
@@ -121,7 +125,7 @@ def test_evaluation_questions_are_told_with_counts(tmp_path):
     page = (tmp_path / "out" / "report.md").read_text()
     assert f"- {against}: 2 of 3 questions stand in 3 rows, which are left out" in page
     again, _ = prepared(tmp_path, data, out="off", against=(against,), ngram_words=0)
-    assert again.taken["contamination"] == 0 and again.overlap == {}
+    assert again.removed["contamination"] == 0 and again.overlap == {}
 
 
 def test_tokens_are_counted_by_the_tokenizer(tmp_path):
@@ -130,9 +134,9 @@ def test_tokens_are_counted_by_the_tokenizer(tmp_path):
     rows = [row("Say it.", "a " * n + "b") for n in (3, 40)]
     odd = {"messages": [{"role": "assistant", "content": "It says that."}]}
     data = written(tmp_path / "rows.jsonl", [*rows, odd])
-    settings = {"tokenizer": str(folder), "most_repeated": 1.0, "near": 0.0}
+    settings = {"tokenizer": str(folder), "most_repeated": 1.0, "similarity": 0.0}
     tally, kept = prepared(tmp_path, data, most_tokens=60, **settings)
-    assert kept == [rows[0], odd] and tally.taken["too_long"] == 1
+    assert kept == [rows[0], odd] and tally.removed["too_long"] == 1
     assert tally.examples["too_long"][0]["reason"].endswith("tokens, more than 60")
     with pytest.raises(ConfigError, match="most_tokens = 60: tokens of which tokenizer"):
         PrepareConfig((data,), most_tokens=60).validate()
@@ -143,7 +147,7 @@ def test_tokens_are_counted_by_the_tokenizer(tmp_path):
     )
     data = written(tmp_path / "more.jsonl", [odd, rows[0], odd, odd, rows[1]])
     tally, kept = prepared(tmp_path, data, out="refused", exact=False, **settings)
-    assert kept == rows and tally.taken["template"] == 3
+    assert kept == rows and tally.removed["template"] == 3
     assert "first the user" in tally.examples["template"][0]["reason"]
 
 
@@ -160,9 +164,9 @@ def test_the_reference_is_a_known_column_or_the_named_one(tmp_path):
         written(tmp_path / f"{name}.jsonl", rows)
         for name, rows in (("verl", verl), ("own", own), ("gsm", gsm))
     ]
-    settings = {"reward": "exact", "near": 0.0}
+    settings = {"reward": "exact", "similarity": 0.0}
     tally, kept = prepared(tmp_path, *files, **settings)
-    assert kept == [verl[0], *own, *gsm] and tally.taken["wrong"] == 1
+    assert kept == [verl[0], *own, *gsm] and tally.removed["wrong"] == 1
     assert (tally.judged, tally.unjudged) == (2, 3)
     named = {**settings, "answer_field": "truth.is"}
     tally, kept = prepared(tmp_path, files[1], out="own", **named)
@@ -214,8 +218,8 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
     asked = {"prompt": corpus(9)[5]["messages"][0]["content"], "answer": "?"}
     against = written(tmp_path / "eval.jsonl", [asked])
     alone, _ = prepared(tmp_path, data, against=(against,), out="alone")
-    assert alone.taken["near_duplicate"] and alone.taken["duplicate"]
-    assert alone.taken["contamination"] and alone.kept > 100
+    assert alone.removed["near_duplicate"] and alone.taken["duplicate"]
+    assert alone.removed["contamination"] and alone.rows_kept > 100
     for moment in (100, 200, 10**9):
         command = [sys.executable, "-c", KILLED, data, against, str(tmp_path / "out"), str(moment)]
         assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
@@ -253,14 +257,14 @@ def test_it_ends_once_a_bad_row_is_gone_and_judges_no_row_twice(stopped, tmp_pat
     assert wrong.startswith("exact gives 0") and len(others) > 20
     verdicts.write_text(json.dumps([key, "as the file says"]) + "\n" + "".join(others) + '["ab')
     tally, again = prepared(tmp_path, str(stopped), reward="exact")
-    assert again == kept and tally.taken == alone.taken
+    assert again == kept and tally.removed == alone.removed
     assert tally.examples["wrong"][0]["reason"] == "as the file says"
     assert not verdicts.exists()
 
 
 def test_other_settings_are_refused_and_more_workers_are_not(stopped, tmp_path):
     with pytest.raises(ConfigError, match=r"begun with near = 0.7, and now it is 0.8"):
-        prepared(tmp_path, str(stopped), near=0.8, reward="exact")
+        prepared(tmp_path, str(stopped), similarity=0.8, reward="exact")
     assert prepared(tmp_path, str(stopped), workers=2, reward="exact")[1]
     stopped.write_text(stopped.read_text() + "\n")
     with pytest.raises(ConfigError, match="made from files that have changed since"):

@@ -130,14 +130,14 @@ def test_batches_are_the_same_on_one_two_and_four_processes_that_take_over_in_th
     state, done = None, 0
     for count, batches in ((1, 3), (2, 7), (4, 5), (2, 4), (1, 5)):
 
-        def work(team, state=state, batches=batches, ahead=20 * (count % 2)):
+        def work(team, state=state, batches=batches, read_ahead=20 * (count % 2)):
             records = Counted(config, tokenizer, unsaid)
-            stream = ExampleStream(records, config.seed, (), team, ahead)
+            stream = ExampleStream(records, config.seed, (), team, read_ahead)
             if state is not None:
                 stream.restore(json.loads(json.dumps(state)))
             before = stream.position
             batches = [[x.key for x in stream.next_batch(8)] for _ in range(batches)]
-            return batches, stream.state(), records.count, stream.position - before, ahead
+            return batches, stream.state(), records.count, stream.position - before, read_ahead
 
         parts = together(count, work)
         assert all(part[:2] == parts[0][:2] for part in parts)

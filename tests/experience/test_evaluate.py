@@ -137,7 +137,7 @@ def test_accuracies_by_hand(monkeypatch):
     config = evolve(tiny_run(), seed=3, evaluation={"k": 4, "temperature": 0.6, "top_p": 0.9})
     found = evaluate(None, None, [PromptSet(HELDOUT, prompts, 4, 0.6)], TOKENIZER, None, config)
     assert asked == [(4, Sampler(0.6, 0, 0.9), 3), (1, Sampler(0.0), 3)]
-    assert (found.k, found.prompts, found.unknown) == (4, 4, 7)
+    assert (found.k, found.prompts, found.unscored) == (4, 4, 7)
     assert (
         found.avg_at_k == pytest.approx(3 / 10)
         and found.pass_at_k == pytest.approx(2 / 3)
@@ -152,7 +152,7 @@ def test_accuracies_by_hand(monkeypatch):
     assert one.pass_at == pytest.approx({1: 1 / 3, 2: (1 + 0 + 2 / 3) / 3, 4: 2 / 3})
     residuals = np.array([2, 0, 1]) - 0.3 * np.array([3, 4, 3])
     assert one.avg_at_k_se == pytest.approx(np.sqrt((residuals**2).sum() * 3 / 2) / 10)
-    assert one.by["hard"].unknown == 4 and one.by["easy"].greedy == 1.0 and one.unknown == 7
+    assert one.by["hard"].unscored == 4 and one.by["easy"].greedy == 1.0 and one.unscored == 7
     metrics = found.metrics()
     assert metrics["eval/heldout/reward"] == pytest.approx(0.35)
     assert metrics["eval/heldout/avg_at_k"] == pytest.approx(0.3) and metrics[
@@ -249,6 +249,6 @@ def test_samples_without_a_verdict_are_said_beside_the_accuracy():
     """Of the held-out prompts, and of a set: so many of k samples and a greedy answer each."""
     found = Evaluation(4, 10, 0.5, 0.7, 0.4, 43, reward=0.5)
     assert found.line().endswith("greedy 0.400, 43 of 50 samples have no verdict")
-    own = SimpleNamespace(k=2, prompts=3, avg_at_k=0.5, greedy=1.0, unknown=8)
-    line = dataclasses.replace(found, unknown=0, sets={"own": own}).line()
+    own = SimpleNamespace(k=2, prompts=3, avg_at_k=0.5, greedy=1.0, unscored=8)
+    line = dataclasses.replace(found, unscored=0, sets={"own": own}).line()
     assert line.endswith("0.400; own: avg@2 0.500, greedy 1.000, 8 of 9 samples have no verdict")

@@ -15,7 +15,7 @@ from tiny_run import tiny_run
 from compass_jax.commands import cli
 from compass_jax.config import ConfigError
 from compass_jax.families.base import TENSORS
-from compass_jax.families.find import check, find, own
+from compass_jax.families.find import built_in, check, find
 from compass_jax.families.raw import UnsupportedModel
 from compass_jax.model.params import abstract_params, is_spec, param_specs
 from compass_jax.training.rl import run_rl
@@ -109,7 +109,7 @@ def test_a_familys_file_is_kept_by_its_absolute_path(tmp_path, monkeypatch):
 
 
 def test_each_file_of_the_package_is_a_family_of_its_name():
-    assert tuple(own()) == (
+    assert tuple(built_in()) == (
         "gpt_oss",
         "llama",
         "mistral",
@@ -120,7 +120,7 @@ def test_each_file_of_the_package_is_a_family_of_its_name():
         "qwen3",
         "qwen3_moe",
     )
-    assert all(family.model_type == name for name, family in own().items())
+    assert all(family.model_type == name for name, family in built_in().items())
 
 
 def test_the_common_table_names_every_parameter_that_a_family_can_have():

@@ -11,7 +11,7 @@ from evolve import evolve
 
 from compass_jax.config import ConfigError, YarnRope
 from compass_jax.families.base import KEYS, MOE_KEYS, Attention, Family
-from compass_jax.families.find import find, own
+from compass_jax.families.find import built_in, find
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.weights.hf_config import config_from_dict, write_hf_config
 
@@ -188,7 +188,7 @@ def test_what_a_family_file_overlooks_is_refused_all_at_once(name, tmp_path, mon
         assert text in str(caught.value), str(caught.value)
     for harmless in ("token_id", "_name_or_path", "version", "pdrop", "dtype", "original_max"):
         assert harmless not in re.sub(r"\{.*?\}", "", str(caught.value))
-    if raw["model_type"] not in own():
+    if raw["model_type"] not in built_in():
         with pytest.raises(UnsupportedModel, match=r"model_type = .* path/file\.py:FAMILY"):
             config_from_dict(raw)
 

@@ -38,7 +38,7 @@ def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline_results, "run_report", lambda *given: reported.append(given[:2]))
     run = dataclasses.replace(tiny_run(), trackers=(), show_samples_every=0)
     taught = dataclasses.replace(run, sft=dataclasses.replace(run.sft, procedural=(), steps=1))
-    clean = PrepareConfig(("stage:taught",), against=("stage:asked",), near=0)
+    clean = PrepareConfig(("stage:taught",), against=("stage:asked",), similarity=0)
     given = PipelineConfig(
         (
             Rows("asked", f"{MADE}:asked", {"count": 1}),

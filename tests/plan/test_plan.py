@@ -195,7 +195,7 @@ def test_a_rollout_on_devices_of_its_own_is_planned_with_what_goes_on_in_its_slo
     code, found, _ = plan(tmp_path, "--topology", "v5p:2x2x2", *SHORT, *options.split())
     assert code == 0 and found["devices"] == 8
     programs, parts = (
-        {name: x["memory_gib_per_chip"]["beside"] for name, x in found["programs"].items()},
+        {name: x["memory_gib_per_chip"]["live"] for name, x in found["programs"].items()},
         found["parts_gib_per_chip"],
     )
     assert (
@@ -277,7 +277,7 @@ def test_one_device_and_a_reference_policy_are_planned(tmp_path):
     parts = found["parts_gib_per_chip"]
     assert parts["reference"] == pytest.approx(parts["state"] - parts["moments"], abs=2e-3)
     apply = found["programs"]["apply"]["memory_gib_per_chip"]
-    assert apply["beside"] == pytest.approx(
+    assert apply["live"] == pytest.approx(
         parts["replayed"] + parts["decode"] + parts["reference"], abs=2e-3
     )
     assert all(not program["collectives"] for program in found["programs"].values())

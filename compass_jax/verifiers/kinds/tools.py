@@ -74,36 +74,36 @@ class Verdict(NamedTuple):
 
 def compared(
     calls: Sequence[ToolCall],
-    wanted: Sequence[Wanted],
+    expected: Sequence[Wanted],
     tools: Mapping[str, Tool],
     ordered: bool = False,
 ) -> Verdict:
     """Returns the verdict on calls; their order is ignored unless `ordered`. If `tools` is empty,
     calls cannot have positional arguments, and every tool is known.
     """
-    if not wanted:
+    if not expected:
         right = float(not calls)
         return Verdict(right, right, right, "a tool is called where none should be" * bool(calls))
-    names = Counter(call.name for call in calls) & Counter(one.name for one in wanted)
-    named = [by_name(call, tools.get(call.name, Tool())) for call in calls[: 2 * len(wanted)]]
+    names = Counter(call.name for call in calls) & Counter(one.name for one in expected)
+    named = [by_name(call, tools.get(call.name, Tool())) for call in calls[: 2 * len(expected)]]
     complaints = [
         [one.complaint(call.name, x) if isinstance(x, dict) else x for call, x in zip(calls, named)]
-        for one in wanted
+        for one in expected
     ]
     partner = _partners(complaints, ordered)
     pairs = sum(other is not None for other in partner)
     reason = ""
-    unknown = [call.name for call in calls if tools and call.name not in tools]
-    if unknown:
-        reason = f"there is no tool {unknown[0][:80]!r}"
-    elif len(calls) != len(wanted):
-        reason = f"{len(calls)} calls instead of {len(wanted)}"
-    elif pairs < len(wanted):
+    absent_tools = [call.name for call in calls if tools and call.name not in tools]
+    if absent_tools:
+        reason = f"there is no tool {absent_tools[0][:80]!r}"
+    elif len(calls) != len(expected):
+        reason = f"{len(calls)} calls instead of {len(expected)}"
+    elif pairs < len(expected):
         i = partner.index(None)
         unpaired = [i] if ordered else [j for j in range(len(calls)) if j not in partner]
         reason = min((complaints[i][j] for j in unpaired), key=_distance)
-    right = float(not unknown and pairs == len(wanted) == len(calls))
-    return Verdict(right, names.total() / len(wanted), pairs / len(wanted), reason[:400])
+    right = float(not absent_tools and pairs == len(expected) == len(calls))
+    return Verdict(right, names.total() / len(expected), pairs / len(expected), reason[:400])
 
 
 def by_name(call: ToolCall, tool: Tool) -> dict[str, Any] | str:
@@ -190,21 +190,21 @@ def _plain(text: str) -> str:
     return _UNREAD.sub("", text).casefold().replace("'", '"')
 
 
-def _matches(value: Any, wanted: Any, loose: bool) -> bool:
+def _matches(value: Any, expected: Any, loose: bool) -> bool:
     if not loose:
-        return equal(value, wanted)
-    if isinstance(wanted, Mapping):
+        return equal(value, expected)
+    if isinstance(expected, Mapping):
         return (
             isinstance(value, Mapping)
-            and value.keys() <= wanted.keys()
-            and all(key in value or "" in values for key, values in wanted.items())
-            and all(any(equal(value[key], x, _plain) for x in wanted[key]) for key in value)
+            and value.keys() <= expected.keys()
+            and all(key in value or "" in values for key, values in expected.items())
+            and all(any(equal(value[key], x, _plain) for x in expected[key]) for key in value)
         )
-    if isinstance(wanted, list | tuple) and isinstance(value, list | tuple):
-        return len(value) == len(wanted) and all(
-            _matches(x, y, True) for x, y in zip(value, wanted)
+    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
+        return len(value) == len(expected) and all(
+            _matches(x, y, True) for x, y in zip(value, expected)
         )
-    return equal(value, wanted, _plain)
+    return equal(value, expected, _plain)
 
 
 def _partners(complaints: Sequence[Sequence[str]], ordered: bool) -> list[int | None]:
