@@ -127,9 +127,8 @@ def _decode(data: Any, hint: Any, key: str) -> Any:
         name = data.get(NAME)
         if not isinstance(name, str):
             raise ConfigError(
-                f"{key}.{NAME} = {describe_value(name)}: it must name a class, {' or"
-                " '.join(base.classes)}"
-                " or your own"
+                f"{key}.{NAME} = {describe_value(name)}: it must name a class,"
+                f" {' or '.join(base.classes)} or your own"
             )
         cls, rest = seam_class(base, name), {k: x for k, x in data.items() if k != NAME}
         return _decode_dataclass(rest, {cls.__name__: cls}, key)

@@ -26,7 +26,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet, evaluation_sets
-from compass_jax.data.questions import OVERLAP
+from compass_jax.data.questions import OVERLAP, unique_notices
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.turns import turn_encoder
 from compass_jax.distributed import is_main_process

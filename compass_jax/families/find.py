@@ -30,8 +30,7 @@ def find(name: str) -> Family:
     if ":" not in name:
         raise ConfigError(
             f"model.family = {name[:200]!r}: no such family; there are {', '.join(built_in())},"
-            " and your"
-            " own as path/file.py:FAMILY"
+            " and your own as path/file.py:FAMILY"
         )
     family = load(name, "model.family")
     if not isinstance(family, Family):
