@@ -218,7 +218,7 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
     asked = {"prompt": corpus(9)[5]["messages"][0]["content"], "answer": "?"}
     against = written(tmp_path / "eval.jsonl", [asked])
     alone, _ = prepared(tmp_path, data, against=(against,), out="alone")
-    assert alone.removed["near_duplicate"] and alone.taken["duplicate"]
+    assert alone.removed["near_duplicate"] and alone.removed["duplicate"]
     assert alone.removed["contamination"] and alone.rows_kept > 100
     for moment in (100, 200, 10**9):
         command = [sys.executable, "-c", KILLED, data, against, str(tmp_path / "out"), str(moment)]
@@ -263,7 +263,7 @@ def test_it_ends_once_a_bad_row_is_gone_and_judges_no_row_twice(stopped, tmp_pat
 
 
 def test_other_settings_are_refused_and_more_workers_are_not(stopped, tmp_path):
-    with pytest.raises(ConfigError, match=r"begun with near = 0.7, and now it is 0.8"):
+    with pytest.raises(ConfigError, match=r"begun with similarity = 0.7, and now it is 0.8"):
         prepared(tmp_path, str(stopped), similarity=0.8, reward="exact")
     assert prepared(tmp_path, str(stopped), workers=2, reward="exact")[1]
     stopped.write_text(stopped.read_text() + "\n")

@@ -18,7 +18,7 @@ from compass_jax.data.prompts import (
     in_words,
     train_prompts,
 )
-from compass_jax.data.questions import OVERLAP, once, questions
+from compass_jax.data.questions import OVERLAP, questions, unique_notices
 from compass_jax.data.streamed import sft_records
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import evaluation_uses
@@ -52,7 +52,7 @@ def test_a_set_is_beside_the_held_out_prompts_and_not_trained_on(tmp_path, token
     held = {q.text for q in questions(plain.data, 0, print) if q.heldout}
     asked = {"question  number 3", "question  number 7"}
     told = []
-    tell = once(told.append)
+    tell = unique_notices(told.append)
     found = train_prompts(config.data, tokenizer, 0, tell)
     before = train_prompts(plain.data, tokenizer, 0, print)
     assert next(p for p in before if p.question not in asked).id == found[0].id

@@ -18,6 +18,7 @@ from compass_jax.families.base import TENSORS
 from compass_jax.families.find import built_in, check, find
 from compass_jax.families.raw import UnsupportedModel
 from compass_jax.model.params import abstract_params, is_spec, param_specs
+from compass_jax.model.routers.sigmoid import Sigmoid
 from compass_jax.training.rl import run_rl
 from compass_jax.weights.convert import export_hf
 from compass_jax.weights.hf import save_params
@@ -129,7 +130,12 @@ def test_the_common_table_names_every_parameter_that_a_family_can_have():
     shared = dataclasses.replace(
         MODEL,
         moe=dataclasses.replace(
-            MODEL.moe, shared_ffn=8, shared_gate=True, router_bias=True, expert_bias=True
+            MODEL.moe,
+            router=Sigmoid(),
+            shared_ffn=8,
+            shared_gate=True,
+            router_bias=True,
+            expert_bias=True,
         ),
     )
     names = {
