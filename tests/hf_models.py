@@ -39,6 +39,9 @@ def randomise(model, seed):
                 * noise
                 / p.shape[-1] ** 0.5
             )
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # of the choice of experts
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def reference_logits(model, tokens):

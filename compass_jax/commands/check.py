@@ -21,7 +21,7 @@ from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.errors import UserError
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights import sound
-from compass_jax.weights.hf import tensor_problems
+from compass_jax.weights.hf import extra_layers_notice, tensor_problems
 from compass_jax.weights.hf_config import read_hf_config, refuse_adapter
 from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
 
@@ -124,6 +124,8 @@ def _hugging_face(folder: Path, family: str | None) -> Iterator[Checked]:
         yield Checked("weights", words, faults)
         if model is not None:
             words = "names, shapes and types against config.json"
+            if ignored := extra_layers_notice(stored, model):
+                words = f"{words}; {ignored}"
             yield Checked("tensors", words, tensor_problems(folder, model, stored))
         yield Checked("values", f"every number of {len(stored)} tensors", _not_finite(stored))
     if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
-from compass_jax.config.ranges import CountOrOff, Name, Range, Section, Tokens
+from compass_jax.config.ranges import CountOrOff, Name, Range, Section, Share, Tokens
 from compass_jax.config.rope import RopeScaling, YarnRope
 from compass_jax.config.router import Router, default_router
 
@@ -77,6 +77,8 @@ class ModelConfig(Section):
     """Mixture-of-experts layers; None: every layer is dense."""
     rope_theta: Annotated[float, Range(1, 1e15)] = 1_000_000.0
     """Base of the rotary frequencies (a number; HF rope_theta)."""
+    rotary_fraction: Share = 1.0
+    """Fraction of a head's channels that rotary embeddings turn (HF partial_rotary_factor)."""
     rope_scaling: RopeScaling | None = None
     """Scaling of the rotary frequencies to longer sequences (HF rope_scaling); None: none."""
     norm_eps: Annotated[float, Range(1e-30, 1)] = 1e-6
@@ -110,6 +112,11 @@ class ModelConfig(Section):
             moe is not None and layer not in moe.dense_layers and (layer + 1) % moe.sparse_step == 0
         )
 
+    @property
+    def rotary_dim(self) -> int:
+        """The number of a head's first channels that rotary embeddings turn."""
+        return int(self.head_dim * self.rotary_fraction)
+
     def window_of(self, layer: int) -> int:
         """Returns the sliding window of decoder layer `layer`; 0: it attends to all tokens."""
         return 0 if layer in self.full_attention_layers else self.sliding_window
@@ -136,6 +143,11 @@ class ModelConfig(Section):
         check(
             self.head_dim % 2 == 0,
             f"{key}.head_dim = {self.head_dim}: rotary embeddings need an even size",
+        )
+        check(
+            self.rotary_dim > 0 and self.rotary_dim % 2 == 0,
+            f"{key}.rotary_fraction = {self.rotary_fraction}: it turns {self.rotary_dim} of"
+            f" {self.head_dim} channels, and rotary embeddings need an even number from 2",
         )
         if self.rope_scaling is not None:
             self.rope_scaling.validate(f"{key}.rope_scaling")

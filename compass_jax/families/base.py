@@ -31,9 +31,11 @@ from compass_jax.config.ranges import describe_value
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.families.rope import (
+    PARTIAL,
     rope_problems,
     rope_scaling,
     rope_theta,
+    rotary_fraction,
     thetas_of,
     written_scaling,
 )
@@ -140,6 +142,9 @@ _OPTIONAL: Mapping[str, Callable[[Raw, str], Any]] = {
     "expert_bias": Raw.flag,
     "swiglu_limit": Raw.number,
 }
+FIRST_DENSE = "first_k_dense_replace"  # as a key of dense_layers: the number of first dense layers
+SHARED_COUNT = "n_shared_experts"  # as a key of shared_ffn: its width in widths of an expert
+_EXTRA_LAYERS = "num_nextn_predict_layers"
 _EXPERTS_TOO = "num_local_experts"  # transformers 5's spelling
 _SIZES = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ffn")  # no class has a default
 _FLAGS = {"hidden_act"}  # besides the keys that are read
@@ -180,6 +185,10 @@ class Family:
         defaults: key of config.json -> the class's value where the key is absent.
         fixed: key -> the class's constant value; an export leaves these keys out.
         unread: keys in its config.json that the class does not read.
+        rotary: the class's default fraction of a head that rotary embeddings turn; None: its
+            config.json has none, and they turn whole heads.
+        extra_layers: whether its files may have layers after the last that predict further tokens,
+            which are ignored.
         rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
         windows: the sliding windows that the class has.
         router: the class's router, as in `model.moe.router`.
@@ -200,6 +209,8 @@ class Family:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
     rope: tuple[str, ...] = ()
+    rotary: float | None = None
+    extra_layers: bool = False
     windows: Windows = dataclasses.field(default_factory=Windows)
     router: str = "softmax"
     router_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -262,6 +273,7 @@ class Family:
                 moe=self._moe(raw_config),
                 rope_theta=rope_theta(Raw(declared, where), raw_config.get("rope_theta")),
                 rope_scaling=rope_scaling(Raw(declared, where), positions, self.defaults),
+                rotary_fraction=rotary_fraction(Raw(declared, where), self.rotary or 1.0),
                 norm_eps=raw_config.number(key["norm_eps"]),
                 tie_embeddings=raw_config.flag(key["tie_embeddings"]),
                 max_positions=positions,
@@ -302,8 +314,14 @@ class Family:
             "torch_dtype": dtype,
         }
         raw |= self._values(config)
-        if len(self.attention) > 1:
+        if len(self._variants("qkv_bias")) > 1:
             raw[self.bias_key] = config.qkv_bias
+        if len(self._variants("qk_norm")) > 1:
+            raw["use_qk_norm"] = config.qk_norm
+        if self.rotary is not None:
+            raw[PARTIAL] = config.rotary_fraction
+        if self.extra_layers:
+            raw[_EXTRA_LAYERS] = 0
         raw |= {name: token_ids.get(name) for name in TOKEN_IDS}
         return {key: value for key, value in raw.items() if key not in self.fixed}
 
@@ -312,7 +330,13 @@ class Family:
         values = {key: getattr(config, field) for field, key in self.keys.items()}
         if config.moe is not None and self.moe_keys is not None:
             moe = {field: getattr(config.moe, field) for field in self.moe_keys}
-            moe["dense_layers"] = list(moe["dense_layers"])
+            moe["dense_layers"] = (
+                len(moe["dense_layers"])
+                if self.moe_keys["dense_layers"] == FIRST_DENSE
+                else list(moe["dense_layers"])
+            )
+            if self.moe_keys.get("shared_ffn") == SHARED_COUNT:
+                moe["shared_ffn"] //= config.moe.ffn
             values |= {key: moe[field] for field, key in self.moe_keys.items()}
             router = config.moe.router
             values |= {key: getattr(router, field) for field, key in self.router_keys.items()}
@@ -357,7 +381,7 @@ class Family:
                 f" router {self.router}, so this model cannot be exported; name the router in a"
                 " family of your own"
             )
-        if reason := self.windows.unexported(config):
+        if reason := self.windows.unexported(config) or self._inexpressible(config):
             raise UnsupportedModel(f"{reason} in {config.family}, so it cannot be exported")
         values = self._values(config) | {"rope_theta": config.rope_theta}
         for key, value in self.fixed.items():
@@ -366,6 +390,24 @@ class Family:
                     f"the model's {key} is {values[key]}: a {self.model_type} model always has"
                     f" {value}, so this model cannot be exported"
                 )
+
+    def _inexpressible(self, config: ModelConfig) -> str:
+        """Returns what of a model's rotary embeddings, dense layers and shared experts config.json
+        cannot express; empty where it can all.
+        """
+        if config.rotary_fraction != 1 and self.rotary is None:
+            return f"model.rotary_fraction = {config.rotary_fraction}: rotary turns whole heads"
+        if config.moe is None or self.moe_keys is None:
+            return ""
+        dense, shared = config.moe.dense_layers, config.moe.shared_ffn
+        if self.moe_keys["dense_layers"] == FIRST_DENSE and dense != tuple(range(len(dense))):
+            return f"model.moe.dense_layers = {dense}: dense layers are the first ones"
+        if self.moe_keys.get("shared_ffn") == SHARED_COUNT and shared % config.moe.ffn:
+            return (
+                f"model.moe.shared_ffn = {shared}: it is a multiple of model.moe.ffn ="
+                f" {config.moe.ffn}"
+            )
+        return ""
 
     def _differs(self, router: Router) -> bool:
         """Returns whether config.json cannot express a router: another class, or a field without a
@@ -378,9 +420,15 @@ class Family:
         return any(getattr(router, name) != getattr(cls(), name) for name in fields)
 
     def _attention(self, raw: Raw) -> Attention:
-        only = self.attention[0].qkv_bias if len(self.attention) == 1 else None
-        biased = raw.flag(self.bias_key, only)
-        return next(form for form in self.attention if form.qkv_bias == biased)
+        biased, normed = self._variants("qkv_bias"), self._variants("qk_norm")
+        bias = raw.flag(self.bias_key, biased[0] if len(biased) == 1 else None)
+        norm = raw.flag("use_qk_norm") if len(normed) > 1 else normed[0]
+        forms = (form for form in self.attention if (form.qkv_bias, form.qk_norm) == (bias, norm))
+        return next(forms)
+
+    def _variants(self, field: str) -> list[bool]:
+        """Returns the values of a field in the class's attention, the default first."""
+        return list(dict.fromkeys(getattr(form, field) for form in self.attention))
 
     def _moe(self, raw: Raw) -> MoEConfig | None:
         key = self.moe_keys
@@ -393,13 +441,9 @@ class Family:
                 f"{raw.where}: {key['experts']} = {raw.get(key['experts'])} and"
                 f" {_EXPERTS_TOO} = {raw.get(_EXPERTS_TOO)} disagree"
             )
-        name = key["dense_layers"]
-        dense = [] if raw.get(name) is None else raw.get(name)
-        if not isinstance(dense, list) or not all(type(i) is int for i in dense):
-            raise WeightsError(
-                f"{raw.where}: {name} = {describe_value(dense)}, a list of layer numbers is"
-                " expected"
-            )
+        optional = {field: of(raw, key[field]) for field, of in _OPTIONAL.items() if field in key}
+        if key.get("shared_ffn") == SHARED_COUNT:
+            optional["shared_ffn"] *= raw.integer(key["ffn"])
         return MoEConfig(
             experts=experts.pop(),
             top_k=raw.integer(key["top_k"]),
@@ -407,23 +451,37 @@ class Family:
             norm_top_k=raw.flag(key["norm_top_k"]),
             router=self._router(raw),
             sparse_step=raw.integer(key["sparse_step"]),
-            dense_layers=tuple(sorted(set(dense))),
-            **{field: of(raw, key[field]) for field, of in _OPTIONAL.items() if field in key},
+            dense_layers=self._dense_layers(raw, key["dense_layers"]),
+            **optional,
         )
+
+    def _dense_layers(self, raw: Raw, name: str) -> tuple[int, ...]:
+        """Returns the numbers of the dense layers: a list, or the number of first layers."""
+        if name == FIRST_DENSE:
+            return tuple(range(min(raw.integer(name), raw.integer(self.keys["layers"]))))
+        dense = [] if raw.get(name) is None else raw.get(name)
+        if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+            raise WeightsError(
+                f"{raw.where}: {name} = {describe_value(dense)}, a list of layer numbers is"
+                " expected"
+            )
+        return tuple(sorted(set(dense)))
 
     @property
     def read_keys(self) -> frozenset[str]:
         """The keys of config.json from which `read` builds the model."""
         of_moe = () if self.moe_keys is None else (*self.moe_keys.values(), _EXPERTS_TOO)
         of_moe = (*of_moe, *self.router_keys.values())
-        return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe))
+        partial = () if self.rotary is None else (PARTIAL,)
+        extra = (_EXTRA_LAYERS,) if self.extra_layers else ()
+        return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe, *partial, *extra))
 
     def _unsupported(self, declared: dict[str, Any], raw: Raw) -> list[str]:
         """Returns a line for each thing in config.json that changes the maths and is not
         supported.
         """
         known, unread, lines = self.read_keys, [], []
-        built = {*self.keys.values(), *(self.moe_keys or {}).values()}
+        built = known - ALWAYS_READ
         for field, value in declared.items():
             if value == self.fixed.get(field, value) and field in self.fixed:
                 continue
@@ -443,7 +501,7 @@ class Family:
         if raw.get("architectures") not in (None, [], [self.architecture]):
             lines.append(unsupported("architectures", raw.get("architectures"), self.architecture))
         lines += self._other_attention(raw) + self.windows.problems(raw)
-        return lines + rope_problems(declared, self.rope)
+        return lines + rope_problems(declared, self.rope, self.rotary is not None)
 
     def _other_attention(self, raw: Raw) -> list[str]:
         """Returns the messages of `_unsupported` about biases and norms of attention."""
@@ -458,7 +516,10 @@ class Family:
             ("qkv_bias", form.qkv_bias),
             ("use_qk_norm", form.qk_norm),
         ):
-            if field != self.bias_key and raw.get(field) not in (None, supported):
+            by_key = field == self.bias_key or (
+                field == "use_qk_norm" and len(self._variants("qk_norm")) > 1
+            )
+            if not by_key and raw.get(field) not in (None, supported):
                 hint = f"{supported} in this {self.model_type} model"
                 lines.append(unsupported(field, raw.get(field), hint))
         return lines
@@ -469,7 +530,8 @@ class Family:
         """
         optional = {self.keys["head_dim"], self.keys["init_std"]}
         required = ["hidden_act", *(key for key in self.keys.values() if key not in optional)]
-        required += [] if len(self.attention) == 1 else [self.bias_key]
+        required += [self.bias_key] if len(self._variants("qkv_bias")) > 1 else []
+        required += ["use_qk_norm"] if len(self._variants("qk_norm")) > 1 else []
         if self.moe_keys is not None and raw.get(_EXPERTS_TOO) is None:
             required += self.moe_keys.values()
         elif self.moe_keys is not None:

@@ -13,7 +13,8 @@ from compass_jax.families.raw import Raw, WeightsError, unsupported
 
 _ORIGINAL = "original_max_position_embeddings"
 _PLACES = ("rope_scaling", "rope_parameters")
-_PLAIN_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+PARTIAL = "partial_rotary_factor"
+_PLAIN_KEYS = {"rope_type", "type", "rope_theta", PARTIAL}
 # rope_type -> its class.
 CLASSES: Mapping[str, type[Any]] = {"linear": LinearRope, "llama3": Llama3Rope, "yarn": YarnRope}
 SCALED = tuple(CLASSES)
@@ -24,9 +25,12 @@ def _key(field: str) -> str:
     return _ORIGINAL if field == "original_positions" else field
 
 
-def rope_problems(declared: dict[str, Any], scaled: tuple[str, ...]) -> list[str]:
-    """Returns a message for rotary embeddings that are partial, are scaled in a way that is not
-    among the types `scaled`, or have an unknown key, which would change the angles.
+def rope_problems(
+    declared: dict[str, Any], scaled: tuple[str, ...], partial: bool = False
+) -> list[str]:
+    """Returns a message for rotary embeddings that are partial (unless the class has such), are
+    scaled in a way that is not among the types `scaled`, or have an unknown key, which would change
+    the angles.
     """
     lines = []
     for field in _PLACES:
@@ -42,7 +46,7 @@ def rope_problems(declared: dict[str, Any], scaled: tuple[str, ...]) -> list[str
             or not set(rope) <= known
             or len(types) > 1
             or not types <= {"default", *scaled}
-            or rope.get("partial_rotary_factor", 1.0) != 1.0
+            or (rope.get(PARTIAL, 1.0) != 1.0 and not partial)
         ):
             hint = "rope_type 'default' with rope_theta, over the whole head"
             hint += f"; or rope_type {', '.join(scaled)}" if scaled else ""
@@ -69,6 +73,21 @@ def rope_theta(raw: Raw, default: Any) -> float:
             + "; they disagree"
         )
     return next(iter(thetas.values()), default)
+
+
+def rotary_fraction(raw: Raw, default: float) -> float:
+    """Returns the fraction of a head that rotary embeddings turn. Raises WeightsError where two
+    fields disagree.
+    """
+    places = {"config.json": raw.values} | {x: raw.values[x] for x in _PLACES if x in raw.values}
+    given = {
+        Raw(values, f"{raw.where}: {name}").number(PARTIAL)
+        for name, values in places.items()
+        if isinstance(values, dict) and values.get(PARTIAL) is not None
+    }
+    if len(given) > 1:
+        raise WeightsError(f"{raw.where}: {PARTIAL} is {' and '.join(map(str, sorted(given)))}")
+    return next(iter(given), default)
 
 
 def thetas_of(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:

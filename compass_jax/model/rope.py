@@ -37,9 +37,12 @@ def rope_tables(
 
 def apply_rope(x: Float[Array, "b t h d"], tables) -> Float[Array, "b t h d"]:
     """Applies rotary position embedding (arXiv 2104.09864) in the half-split form of the Hugging
-    Face families.
+    Face families, to the first channels where the tables have fewer than a head.
     """
     cos, sin = tables
+    turned = cos.shape[-1]
+    if turned < x.shape[-1]:
+        return jnp.concatenate([apply_rope(x[..., :turned], tables), x[..., turned:]], axis=-1)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
 

@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         x = constrain(self.placement, x, "batch", "tokens", None)
         tables = rope_tables(
             positions,
-            config.head_dim,
+            config.rotary_dim,
             config.rope_theta,
             compute.dtype_of("attention"),
             config.rope_scaling,

@@ -7,8 +7,9 @@ from pathlib import Path
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carried_files, carry_files
-from compass_jax.weights.hf import load_params, save_params, stored_dtype
+from compass_jax.weights.hf import extra_layers_notice, load_params, save_params, stored_dtype
 from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.safetensors_io import read_headers
 from compass_jax.weights.start import (
     VOCAB_ROWS,
     in_vocabulary,
@@ -50,6 +51,13 @@ def import_hf(
     return checkpoint.save(
         out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config
     )
+
+
+def ignored_layers(source: str | Path, family: str | None = None) -> str:
+    """Returns a notice of the layers of a Hugging Face folder that an import leaves out; empty if
+    there are none.
+    """
+    return extra_layers_notice(read_headers(source), read_hf_config(source, family))
 
 
 def export_hf(

@@ -8,7 +8,8 @@ parameters, or one device's part of it with `shardings`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,6 +159,7 @@ def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, S
     experts.gate_up_proj [e 2f d], and experts.down_proj [e d f], under the names of its classes,
     which are those of `TENSORS`.
     """
+    stored = without_extra_layers(stored, config)
     if config.moe is None or not any(name.endswith(FUSED) for name in stored):
         return stored
     if find(config.family).tensor("moe.gate").fused:
@@ -173,6 +175,31 @@ def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, S
         if router.format(i=i) not in tensors and renamed in tensors:
             tensors[router.format(i=i)] = tensors.pop(renamed)._replace(tensor=renamed)
     return tensors
+
+
+def extra_layers(stored: Iterable[str], config: ModelConfig) -> tuple[int, ...]:
+    """Returns the numbers of the layers after the decoder's last that predict further tokens (arXiv
+    2412.19437, section 2.2): each has a projection `eh_proj`.
+    """
+    if not find(config.family).extra_layers:
+        return ()
+    found = (re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name) for name in stored)
+    layers = {int(match[1]) for match in found if match}
+    return tuple(sorted(i for i in layers if i >= config.layers))
+
+
+def extra_layers_notice(stored: Iterable[str], config: ModelConfig) -> str:
+    """Returns a notice of the layers that are ignored; empty if there are none."""
+    layers = ", ".join(map(str, extra_layers(stored, config)))
+    if not layers:
+        return ""
+    return f"layer {layers} ignored: it predicts further tokens, which no export has"
+
+
+def without_extra_layers(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+    """Returns the tensors without those of `extra_layers`, so that no layer's number shifts."""
+    prefixes = tuple(f"model.layers.{i}." for i in extra_layers(stored, config))
+    return {name: x for name, x in stored.items() if not (prefixes and name.startswith(prefixes))}
 
 
 def _split(

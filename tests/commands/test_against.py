@@ -45,6 +45,17 @@ CASES = {
     ),
     "olmoe": (None, dict(num_experts=6, num_experts_per_tok=3)),
     "gpt_oss": (None, dict(num_local_experts=6, num_experts_per_tok=3, sliding_window=20)),
+    "glm4_moe": (
+        None,
+        dict(
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            n_group=3,
+            topk_group=2,
+            head_dim=12,
+        ),
+    ),
     "cwm": (CWM, dict(head_dim=12, sliding_window=11, bos_token_id=1)),
 }
 

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import functools
 import itertools
+import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,12 @@ import numpy as np
 import pytest
 from hf_folders import assert_same_bits, tensors_of
 from hf_models import random_model, reference_greedy, reference_logits
+from safetensors.numpy import save_file
 
 from compass_jax.config import ComputeConfig, RolloutConfig
 from compass_jax.curate.merge import Linear
 from compass_jax.curate.merge_folders import merge_folders
-from compass_jax.families.raw import UnsupportedModel
+from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply
@@ -25,7 +28,7 @@ from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.weights.convert import export_hf, import_hf
+from compass_jax.weights.convert import export_hf, ignored_layers, import_hf
 from compass_jax.weights.hf import load_params
 from compass_jax.weights.hf_config import config_from_dict, read_hf_config, write_hf_config
 
@@ -212,6 +215,40 @@ CASES = {
         sliding_window=7,
         layer_types=["full_attention", "sliding_attention", "sliding_attention"],
         rope_parameters=dict(rope_type="default", rope_theta=700.0),
+        tie_word_embeddings=True,
+    ),
+    "glm4_moe": dict(
+        COMMON,
+        model_type="glm4_moe",
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=12,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        n_shared_experts=2,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.7,
+        rms_norm_eps=1e-4,
+        rope_theta=900.0,
+        use_qk_norm=True,
+        tie_word_embeddings=False,
+    ),
+    "glm4_moe, tied": dict(
+        COMMON,
+        model_type="glm4_moe",
+        num_hidden_layers=4,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        head_dim=16,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=36,
+        first_k_dense_replace=2,
+        norm_topk_prob=False,
+        attention_bias=True,
+        rope_parameters=dict(rope_type="default", rope_theta=700.0, partial_rotary_factor=0.25),
         tie_word_embeddings=True,
     ),
 }
@@ -409,6 +446,32 @@ def test_given_routes_are_replayed_with_gradients_through_the_live_gates(case, x
         slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: jnp.sum(g * d), grads, step)))
         assert abs(float(slope)) > 1e-6
         np.testing.assert_allclose(float(high - low) / 2, float(slope), rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["glm4_moe"], indirect=True)
+def test_layers_that_predict_further_tokens_are_ignored_and_shift_no_layer(case, tmp_path):
+    """Replay failure 2 of other systems: one layer more than the decoder has."""
+    _, folder, config, params = case
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = tensors_of(folder)
+    last = f"model.layers.{config.layers - 1}."
+    extra = {
+        name.replace(last, f"model.layers.{config.layers}."): tensor + 1
+        for name, tensor in tensors.items()
+        if name.startswith(last)
+    }
+    extra[f"model.layers.{config.layers}.eh_proj.weight"] = np.zeros((40, 80), np.float32)
+    raw = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    save_file(tensors | extra, tmp_path / "model.safetensors", {"format": "pt"})
+    assert read_hf_config(tmp_path) == config
+    jax.tree.map(assert_same_bits, load_params(tmp_path, config, "float32"), params)
+    assert ignored_layers(tmp_path).startswith(f"layer {config.layers} ignored")
+    assert not ignored_layers(folder)
+    del extra[f"model.layers.{config.layers}.eh_proj.weight"]  # no such layer: too many tensors
+    save_file(tensors | extra, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightsError, match=rf"holds tensors model.layers.{config.layers}"):
+        load_params(tmp_path, config, "float32")
 
 
 def test_models_whose_experts_are_one_tensor_are_merged(tmp_path):

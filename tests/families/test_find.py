@@ -111,6 +111,7 @@ def test_a_familys_file_is_kept_by_its_absolute_path(tmp_path, monkeypatch):
 
 def test_each_file_of_the_package_is_a_family_of_its_name():
     assert tuple(built_in()) == (
+        "glm4_moe",
         "gpt_oss",
         "llama",
         "mistral",

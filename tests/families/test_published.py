@@ -34,7 +34,7 @@ def careless(name, architecture, moe=True, **changes):
     return Family(name, architecture, moe_keys=moe_keys, **changes)
 
 
-BIASED = ("qwen2.5", "qwen1.5-moe", "qwen2-57b", "gpt-oss")
+BIASED = ("qwen2.5", "qwen1.5-moe", "qwen2-57b", "gpt-oss", "glm-4.5-air")
 READ = {
     "qwen2.5": (PUBLISHED["Qwen2.5-0.5B-Instruct"], None),
     "qwen3": (PUBLISHED["Qwen3-0.6B"], None),
@@ -50,6 +50,7 @@ READ = {
     "qwen1.5-moe": (PUBLISHED["Qwen1.5-MoE-A2.7B"], None),
     "qwen2-57b": (PUBLISHED["Qwen2-57B-A14B"], None),
     "gpt-oss": (without(PUBLISHED["gpt-oss-20b"], "quantization_config"), None),
+    "glm-4.5-air": (PUBLISHED["GLM-4.5-Air"], None),
 }
 
 
@@ -74,6 +75,23 @@ def test_mixtral_divides_the_weights_of_the_chosen_experts():
     assert moe.norm_top_k and (moe.experts, moe.top_k, moe.ffn) == (8, 2, 14336)
     written = write_hf_config(config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"]))
     assert not {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"} & written.keys()
+
+
+def test_glm_has_a_dense_layer_a_shared_expert_and_half_rotary_heads():
+    config = config_from_dict(PUBLISHED["GLM-4.5-Air"])
+    moe = config.mixture
+    assert (moe.dense_layers, moe.shared_ffn, moe.experts) == ((0,), 1408, 128)
+    assert (config.rotary_dim, config.head_dim, moe.router.name) == (64, 128, "sigmoid")
+    assert len(config.moe_layers) == 45
+    written = write_hf_config(config)
+    assert (written["first_k_dense_replace"], written["n_shared_experts"]) == (1, 1)
+    assert (written["num_nextn_predict_layers"], written["partial_rotary_factor"]) == (0, 0.5)
+    for change, message in (
+        ({"moe": {"dense_layers": (1,)}}, "dense layers are the first ones"),
+        ({"moe": {"shared_ffn": 1409}}, "it is a multiple of model.moe.ffn = 1408"),
+    ):
+        with pytest.raises(UnsupportedModel, match=message):
+            write_hf_config(evolve(config, **change))
 
 
 PLAIN = Attention(qk_norm=False, qkv_bias=False, o_bias=False)
