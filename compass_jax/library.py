@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import Section
@@ -27,8 +28,8 @@ def train(
     evaluation: str,
     method: str,
     run_dir: str,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
+    settings: JsonMapping,
+) -> JsonObject:
     """Trains like `compass train --model MODEL --data DATA ... --run-dir RUN_DIR` and returns the
     result of `run_rl`. `compass_jax.train` is this function with defaults.
 
@@ -72,7 +73,7 @@ def reward_name(function: Callable[..., Any]) -> str:
     return f"{file}:{name}"
 
 
-def with_settings(config: S, settings: Mapping[str, Any]) -> S:
+def with_settings(config: S, settings: JsonMapping) -> S:
     """Returns `config` with settings by dotted names. Raises ConfigError for unknown ones."""
     for name, value in settings.items():
         config = _replaced(config, name.split("."), value, name)

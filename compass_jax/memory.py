@@ -8,11 +8,12 @@ two and compiles nothing. The logits of `compute.logprob_chunk` tokens are added
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from compass_jax.aliases import Tree
 from compass_jax.config import (
     ComputeConfig,
     MeshConfig,
@@ -189,12 +190,12 @@ def _residual_bytes(config: PolicyConfig, rows: int, length: int) -> int:
     model, compute = config.model, config.compute
     network = Transformer(model, compute, training_layout(compute))
 
-    def residuals(params: Any, tokens: Any, routes: Any) -> list[Any]:
+    def residuals(params: Tree, tokens: Tree, routes: Tree) -> list[Tree]:
         positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
 
         trained, in_params = trainable(params)
 
-        def run(trained: Any) -> Any:
+        def run(trained: Tree) -> Tree:
             params, mask = in_params(trained), positions >= 0
             out = apply_model(network, params, tokens, positions, mask=mask, routes=routes)
             head, chunk = head_weights(params), compute.logprob_chunk
@@ -216,16 +217,16 @@ def _residual_bytes(config: PolicyConfig, rows: int, length: int) -> int:
     return tree_bytes(jax.eval_shape(jax.jit(residuals), *shapes))
 
 
-def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Any:
+def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Tree:
     layout = training_layout(compute)
     return jax.eval_shape(lambda: in_layout(init_params(model, compute, jax.random.key(0)), layout))
 
 
-def _abstract_adapters(config: PolicyConfig) -> Any:
+def _abstract_adapters(config: PolicyConfig) -> Tree:
     key, layout = jax.random.key(0), training_layout(config.compute)
     return jax.eval_shape(lambda: init_adapters(config.model, config.lora, key, layout))
 
 
-def tree_bytes(tree: Any) -> int:
+def tree_bytes(tree: Tree) -> int:
     """Returns the bytes of a tree of arrays or shapes."""
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from compass_jax.aliases import Tree
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -25,7 +27,7 @@ class Program:
 
     name: str
     function: Any
-    arguments: tuple[Any, ...]
+    arguments: tuple[Tree, ...]
     keywords: Mapping[str, Any] = field(default_factory=dict)
     tokens: int = 0
 
@@ -39,22 +41,22 @@ class Result(NamedTuple):
     """The result of a program, or the part that `pick` returns, as another's argument."""
 
     program: Program
-    pick: Callable[[Any], Any] = lambda result: result
+    pick: Callable[[Tree], Tree] = lambda result: result
 
 
-def _is_result(x: Any) -> bool:
+def _is_result(x: Tree) -> bool:
     return isinstance(x, Result)
 
 
-def _filled(tree: Any, results: Mapping[Program, Any]) -> Any:
+def _filled(tree: Tree, results: Mapping[Program, Any]) -> Tree:
     """Replaces each `Result` in `tree` by its structs."""
 
-    def fill(x: Any) -> Any:
+    def fill(x: Tree) -> Tree:
         return x.pick(results[x.program]) if isinstance(x, Result) else x
 
     return jax.tree.map(fill, tree, is_leaf=_is_result)
 
 
-def struct(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+def struct(shape: tuple[int, ...], dtype: Any, sharding: Tree = None) -> jax.ShapeDtypeStruct:
     """Returns an abstract array."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

@@ -14,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from compass_jax.aliases import Tree
 
 if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data preparation does without
     from collections.abc import Sequence
@@ -182,7 +184,7 @@ class StepArrays:
     repetition: np.ndarray  # float32 [b], share of a response's n-grams that are repeated
     group: np.ndarray  # int32 [b], numbers the prompts
     # [b t' l k] on the devices: the rollout's routes, of any length t'; None without router replay
-    routes: Any = None
+    routes: Tree = None
     # float32 [b]: gold labels of the answers, NaN where unknown; None: no source has them
     gold: np.ndarray | None = None
     # bool [b]: whether the row was sampled at another temperature than training's; None: no row was
@@ -192,8 +194,8 @@ class StepArrays:
 class TrainState(NamedTuple):
     """The state that an update reads and returns; all of it is in the checkpoint."""
 
-    params: Any
-    opt_state: Any
+    params: Tree
+    opt_state: Tree
     step: Int[Array, ""]  # updates applied
     bad_steps: Int[Array, ""]  # consecutive updates skipped for a non-finite gradient
     skipped: Int[Array, ""]  # all updates ever skipped

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ConfigError, MeshConfig
 
 AXES = ("replica", "fsdp", "expert", "tensor", "context")
@@ -86,7 +87,7 @@ class Placement:
 
     def spec(self, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> PartitionSpec:
         """Returns the partition of a shape by axes: "batch", "tokens", a name of SPLIT, or None."""
-        parts: list[Any] = []
+        parts: list[Tree] = []
         for size, axis in zip(shape, axes, strict=True):
             if axis == "batch":
                 parts.append(self.batch_axes(size) or None)
@@ -98,7 +99,7 @@ class Placement:
         """Returns the sharding of an array of `count` rows."""
         return self.sharding(self.batch_axes(count) or None)
 
-    def sharding(self, *parts: Any) -> NamedSharding:
+    def sharding(self, *parts: Tree) -> NamedSharding:
         """Returns a sharding on this mesh by mesh axes."""
         return NamedSharding(self.mesh, PartitionSpec(*parts))
 
@@ -108,7 +109,7 @@ class Placement:
             x, NamedSharding(self.mesh, self.spec(x.shape, axes))
         )
 
-    def param_sharding(self, axes: tuple[str | None, ...], table: dict[str, Any]) -> NamedSharding:
+    def param_sharding(self, axes: tuple[str | None, ...], table: dict[str, Tree]) -> NamedSharding:
         """Returns the sharding of a parameter by its logical axes; `table` is STORE or SPLIT."""
         return self.sharding(*(table.get(axis or "") for axis in axes))
 
@@ -169,7 +170,7 @@ def _check_processes(train: MeshConfig, disaggregated: bool) -> None:
         )
 
 
-def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+def put(x: Tree, sharding: jax.sharding.Sharding) -> jax.Array:
     """Moves a host array `x` to `sharding`; over several processes it must be the same in each."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
@@ -177,7 +178,7 @@ def put(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def fetch(tree: Any) -> Any:
+def fetch(tree: Tree) -> Tree:
     """Calls `jax.device_get`; gathers parts first, so all processes must call it together."""
     leaves, structure = jax.tree.flatten(tree)
     parts = [
@@ -198,12 +199,12 @@ def everywhere() -> jax.sharding.Sharding:
     return NamedSharding(Mesh(np.asarray(jax.devices()), ("all",)), PartitionSpec())
 
 
-def move(tree: Any, shardings: Any) -> Any:
+def move(tree: Tree, shardings: Tree) -> Tree:
     """Moves `tree` to `shardings`. Only leaves with another sharding move: between the same devices
     without the host, else possibly through it.
     """
     leaves = jax.tree.leaves(tree)
-    structure: Any = jax.tree.structure(tree)
+    structure: Tree = jax.tree.structure(tree)
     targets = structure.flatten_up_to(shardings)
     moving = [
         i

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.errors import CompassError
 from compass_jax.untrusted import parse_json
 
@@ -40,7 +41,7 @@ class ToolCall(NamedTuple):
     """
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: JsonMapping
     positional: tuple[Any, ...] = ()
 
 
@@ -128,7 +129,7 @@ def _parse_json_calls(text: str, must: bool = False) -> list[ToolCall]:
     return [of_object(one) for one in value] if isinstance(value, list) else [of_object(value)]
 
 
-def of_object(value: Any) -> ToolCall:
+def of_object(value: Json) -> ToolCall:
     """Returns the call that a JSON value describes.
 
     The name is under "name" or "function". The arguments, an object or its JSON text, are under
@@ -175,7 +176,7 @@ def _parse_node(node: ast.AST, text: str) -> ToolCall:
     if not isinstance(function, ast.Name):
         raise MalformedCall("a call's name must be a name, or names with dots between them")
     name = ".".join([function.id, *reversed(parts)])
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
     for keyword in node.keywords:
         if keyword.arg is None or keyword.arg in arguments:
             raise MalformedCall(f"{name:.40} gets {keyword.arg or '**'} more than once")
@@ -190,7 +191,7 @@ class _Words(ast.NodeTransformer):
         return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
 
 
-def _literal(node: ast.expr, text: str) -> Any:
+def _literal(node: ast.expr, text: str) -> Json:
     """Returns the JSON value of an argument in `text`. Raises MalformedCall for other nodes."""
     keys = [key for one in ast.walk(node) if isinstance(one, ast.Dict) for key in one.keys]
     if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):

@@ -17,8 +17,9 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.errors import UserError
 
 MOST_LINE_BYTES = 8 * 2**20  # maximum length of a JSON line: several million characters
@@ -117,7 +118,7 @@ def read_json(
     *,
     error: type[Exception] = UntrustedError,
     most_digits: int = MOST_DIGITS,
-) -> Any:
+) -> Json:
     """Returns the value of a JSON file. Raises `error` like `read_text` and `parse_json`."""
     return parse_json(read_text(path, error=error), str(path), error=error, most_digits=most_digits)
 
@@ -128,7 +129,7 @@ def parse_json(
     *,
     error: type[Exception] = UntrustedError,
     most_digits: int = MOST_DIGITS,
-) -> Any:
+) -> Json:
     """Returns the value of a JSON text with finite numbers, whole characters and unique keys.
 
     Args:
@@ -156,7 +157,7 @@ def parse_json(
     def constant(name: str) -> float:
         raise error(f"{where}: {name} is no number of JSON; remove it, or write it as a string")
 
-    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique_keys(pairs: list[tuple[str, Json]]) -> JsonObject:
         value = dict(pairs)
         if len(value) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -191,7 +192,9 @@ def whole_text(text: str, where: str, *, error: type[Exception] = UntrustedError
     return text
 
 
-def _check_parts(value: Any, where: str, path: str, error: type[Exception], depth: int = 0) -> None:
+def _check_parts(
+    value: Json, where: str, path: str, error: type[Exception], depth: int = 0
+) -> None:
     place = f"{where}: {path}" if path else where
     if isinstance(value, str):
         whole_text(value, place, error=error)

@@ -21,9 +21,10 @@ ANY = None
 BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
 SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data", "tasks"}
-GROUND = {"errors", "processes"}  # what every room may import
+GROUND = {"aliases", "errors", "processes"}  # what every room may import
 RUN = {"config", "untrusted", "runs", "trackers", "report"}
 LAYERS = {
+    "aliases": set(),
     "records": set(),
     "config": {"config", "untrusted", "verifiers"},
     "masked": set(),

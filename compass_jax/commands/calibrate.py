@@ -18,11 +18,11 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError, Objective, RunConfig
 from compass_jax.config.curriculum import at_step
 from compass_jax.records import StepArrays
@@ -49,7 +49,7 @@ def run_calibration(
     out: str,
     alphas: Sequence[float] = ALPHAS,
     target: float = 0.15,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measures the alphas, prints the table, writes `out`/alpha.json and returns its content.
 
     Saves no trained weights. A run in stages is measured in its first stage.
@@ -142,7 +142,7 @@ def probe(
     return out
 
 
-def _print(result: dict[str, Any], checkpoint: str) -> None:
+def _print(result: JsonObject, checkpoint: str) -> None:
     console, rows, target = Console(soft_wrap=True), result["rows"], result["target_clip"]
     short = [{_title(name): value for name, value in row.items()} for row in rows]
     updates = f"updates 2 to {result['updates_per_rollout']}"

@@ -20,6 +20,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
+from compass_jax.aliases import Json
 from compass_jax.commands.table import BY_NAME, exit_statuses, overview, unknown_command
 from compass_jax.errors import CompassError
 from compass_jax.runs import words
@@ -125,7 +126,7 @@ def tidy_help(text: str) -> str:
     return "\n".join(part for line in lines for part in line).rstrip()
 
 
-def _run_reporting_errors(name: str, options: Any, settings: list[str], wants_help: bool) -> int:
+def _run_reporting_errors(name: str, options: Json, settings: list[str], wants_help: bool) -> int:
     """Returns a command's exit status. An error with a remedy is one line on stderr."""
     try:
         if is_configured(name):

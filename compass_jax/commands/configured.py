@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.commands.cli import help_text
 from compass_jax.commands.options import Compiling, Configured, Eval, TrainJudge
 from compass_jax.commands.overrides import options_of, override, settings_help, value_of
@@ -111,7 +112,7 @@ def _from_text(path: Path, kind: type[T]) -> T:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _with_model(data: dict[str, Any], folder: str) -> dict[str, Any]:
+def _with_model(data: JsonObject, folder: str) -> JsonObject:
     from compass_jax.weights.start import model_of, tokenizer_beside
 
     if not os.path.isdir(folder):
@@ -129,7 +130,7 @@ def _parse_yaml(text: str) -> Any:
     import yaml  # type: ignore[import-untyped]
 
     class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        def construct_mapping(self, node: Json, deep: bool = False) -> Any:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             repeated = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
             if repeated is not None:
@@ -186,7 +187,7 @@ def locate_setting_errors(config: Section, name: str, overrides: Sequence[str]) 
 
 
 def config_from_options(
-    options: Any, overrides: Sequence[str] = (), command: str = "train"
+    options: Json, overrides: Sequence[str] = (), command: str = "train"
 ) -> RunConfig:
     """Returns the configuration for `--model`, `--data`, `--reward`, `--eval` and `--preset`
     (from_files.py).
@@ -292,7 +293,7 @@ def run_configured(
     return _run(name, options, config)
 
 
-def _check_options(name: str, options: Any) -> None:
+def _check_options(name: str, options: Json) -> None:
     """Raises ConfigError for a missing option, or for two options that exclude each other."""
     if options.json and name not in ("plan", "eval"):
         raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
@@ -311,7 +312,7 @@ def _check_options(name: str, options: Any) -> None:
             )
 
 
-def _run(name: str, options: Any, config: RunConfig) -> int:
+def _run(name: str, options: Json, config: RunConfig) -> int:
     command = BY_NAME[name]
     if options.dry_run:
         from compass_jax.commands.dry_run import run_dry

@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from rich.console import Console
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.commands.configured import SHIPPED, load_config
 from compass_jax.config import (
     RLRunConfig,
@@ -67,13 +68,13 @@ class Quick(NamedTuple):
     heldout: int = 64  # number of prompts
 
 
-def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> dict[str, Any]:
+def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> JsonObject:
     """Runs or resumes all stages in `out`; returns the content of `out`/summary.json."""
     with FolderLock(out) as lock:
         return _run(lock.path, seed, Quick() if quick else None)
 
 
-def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
+def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
     started, console = time.perf_counter(), Console(soft_wrap=True)
     sft, rl = demo_configs(folder, seed, quick)
     before = _spent(folder)
@@ -126,7 +127,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> dict[str, Any]:
     return summary
 
 
-def last_lines(folder: Path, page: Path, summary: dict[str, Any]) -> str:
+def last_lines(folder: Path, page: Path, summary: JsonObject) -> str:
     """Returns the closing text: the places of the results, and the next commands."""
     runs = folder / "rl"
     return (
@@ -149,7 +150,7 @@ class Comparison(NamedTuple):
 
     rows: list[dict[str, str]]
     title: str
-    paired: dict[str, Any]
+    paired: JsonObject
     words: str
 
 
@@ -205,7 +206,7 @@ def comparison_rows(
     ]
 
 
-def difference_in_words(paired: Mapping[str, Any]) -> str:
+def difference_in_words(paired: JsonMapping) -> str:
     """Returns a sentence on the paired difference of two accuracies in percentage points, with its
     interval.
 
@@ -310,7 +311,7 @@ def answer_from(config: ScoredConfig, weights: str, count: int) -> list[tuple[Pr
 
 def summarise(
     first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RLRunConfig
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the content of summary.json, with the main results first."""
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
     at_first_step = {
@@ -337,7 +338,7 @@ def summarise(
     }
 
 
-def difficulty_rows(first: Evaluation, last: Evaluation) -> list[dict[str, Any]]:
+def difficulty_rows(first: Evaluation, last: Evaluation) -> list[JsonObject]:
     """Returns a row for each label, and one for all prompts."""
     rows = []
     for label, (count, sampled, greedy) in first.labels.items():

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.commands.configured import keep_compiled
 from compass_jax.commands.options import EvalJudge
 from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig, PolicyConfig
@@ -161,7 +162,7 @@ def judged(
     return report(rulings, named, out)
 
 
-def report(rulings: Sequence[Ruled], named: Mapping[str, Any], out: str = "") -> Agreement:
+def report(rulings: Sequence[Ruled], named: JsonMapping, out: str = "") -> Agreement:
     """Prints and returns the agreement. `named` and `out` are as in `judged`."""
     golds = [one.pair.gold for one in rulings]
     numbers = agreement(golds, [x.first for x in rulings], [x.swapped for x in rulings])
@@ -196,9 +197,7 @@ def number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _write(
-    folder: Path, named: Mapping[str, Any], numbers: Agreement, rulings: Sequence[Ruled]
-) -> None:
+def _write(folder: Path, named: JsonMapping, numbers: Agreement, rulings: Sequence[Ruled]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = (
         {"row": one.pair.where, "gold": one.pair.gold}

@@ -8,8 +8,8 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError, EvalRunConfig
 from compass_jax.config.io import read_config
 from compass_jax.errors import CompassError
@@ -98,11 +98,11 @@ def _is_removed(checkpoint: Path, tries: int = 50) -> bool:
     return not checkpoint.is_dir()
 
 
-def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
+def read_rows(folder: Path) -> dict[int, JsonObject]:
     """Returns step -> line of the metrics.jsonl in a folder of evaluations. Raises ConfigError if
     it has other metrics, which would be overwritten.
     """
-    file, rows = folder / METRICS, dict[int, dict[str, Any]]()
+    file, rows = folder / METRICS, dict[int, JsonObject]()
     lines = read_text(file, error=ConfigError).splitlines() if file.exists() else ()
     for number, line in enumerate(lines, 1):
         try:

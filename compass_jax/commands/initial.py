@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import Json
 from compass_jax.commands.settings import default_of, field_docs
 from compass_jax.config import ConfigError, PolicyConfig
 
@@ -40,7 +41,7 @@ def source_of(config: PolicyConfig) -> str:
     )
 
 
-def _expression(value: Any, depth: int, classes: set[type]) -> str:
+def _expression(value: Json, depth: int, classes: set[type]) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _call(value, depth, classes)
     if isinstance(value, tuple) and any(dataclasses.is_dataclass(x) for x in value):

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from compass_jax.aliases import Json
 from compass_jax.commands.configured import keep_compiled, load_config
 from compass_jax.commands.options import Merge
 from compass_jax.curate.merge import MergeError, method_of, routers_from, shard_bytes
@@ -43,7 +44,7 @@ def run(options: Merge) -> int:
     return 0
 
 
-def _print(options: Merge, result: Any) -> None:
+def _print(options: Merge, result: Json) -> None:
     """Prints each model's share of the merge, and the path of the result."""
     console = Console(soft_wrap=True)
     for notice in result.notices:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from compass_jax.aliases import JsonObject
 from compass_jax.commands.options import Filter
 from compass_jax.config import ConfigError, ScoredConfig
 from compass_jax.curate.pass_rates import uniform_shares
@@ -35,7 +36,7 @@ from compass_jax.session import open_scorer
 FILE = "pass_rates.jsonl"
 
 
-def run_filter(config: ScoredConfig, options: Filter) -> dict[str, Any]:
+def run_filter(config: ScoredConfig, options: Filter) -> JsonObject:
     """Estimates the pass rate of every training prompt from `samples` rollouts, and returns the
     content of summary.json.
 
@@ -130,7 +131,7 @@ SIZES = (2, 4, 8, 16, 32, 64)
 FEW = 0.1  # maximum share of uniform groups
 
 
-def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
+def summarise(rows: Sequence[PassRate], samples: int) -> JsonObject:
     """Returns the counts of the filter, and for group sizes n the expected share of uniform groups
     among the selected prompts, with an interval (curate/pass_rates.py). Includes the smallest n at
     which the share is at most FEW.
@@ -155,7 +156,7 @@ def summarise(rows: Sequence[PassRate], samples: int) -> dict[str, Any]:
     }
 
 
-def _advice(summary: dict[str, Any]) -> str:
+def _advice(summary: JsonObject) -> str:
     """Returns the suggested group size, with the expected share of uniform groups."""
     size = summary["suggested_group_size"]
     share = summary["expected_uniform"][size or SIZES[-1]]
@@ -171,7 +172,7 @@ def _advice(summary: dict[str, Any]) -> str:
     return f"suggested rl.group_size: {size} ({expected})"
 
 
-def _table(rows: Sequence[PassRate]) -> list[dict[str, Any]]:
+def _table(rows: Sequence[PassRate]) -> list[JsonObject]:
     out = []
     for label in (*dict.fromkeys(row.label for row in rows), None):
         label_rows = [row for row in rows if label in (None, row.label)]

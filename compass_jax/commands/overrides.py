@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from compass_jax.aliases import JsonObject
 from compass_jax.commands.cli import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import (
@@ -116,7 +117,7 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
         name, arguments = _take(arguments, base)
         if name:
             field = base.key.rpartition(".")[2]
-            change: dict[str, Any] = {field: seam_class(base, name)()}
+            change: JsonObject = {field: seam_class(base, name)()}
             config = replace(config, rl=replace(config.rl, **change))
     name, arguments = _take(arguments, Router)
     if name:

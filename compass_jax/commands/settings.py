@@ -14,6 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json
 from compass_jax.config import RunConfig, Seam
 from compass_jax.config.ranges import field_hints, type_name
 from compass_jax.config.verifiers import Options
@@ -32,11 +33,11 @@ class Setting(NamedTuple):
 
     key: str
     text: str
-    value: Any
-    default: Any
+    value: Json
+    default: Json
     hint: Any
 
-    def words(self, value: Any) -> str:
+    def words(self, value: Json) -> str:
         """Returns a value of this setting as the command line writes it, of bounded length."""
         text = json.dumps(value) if self.hint == Options and value else " ".join(_leaves(value))
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
@@ -137,7 +138,7 @@ def first_settings(command: str) -> str:
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
-def _leaves(value: Any) -> list[str]:
+def _leaves(value: Json) -> list[str]:
     return (
         [x for part in value for x in _leaves(part)] if isinstance(value, tuple) else [str(value)]
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.commands.options import Show
 from compass_jax.report import ReportError
 from compass_jax.report.metrics import parse_lines
@@ -18,7 +18,7 @@ from compass_jax.runs.screen import text_lines, verdict_text
 _WHOLE = 10_000  # maximum lines of an answer
 
 
-def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
+def read_groups(run: str | os.PathLike) -> Iterator[JsonObject]:
     """Yields the logged groups of a run, or of the folder of `compass eval --out`.
 
     Skips an incomplete last line. Raises ReportError for a folder without groups, and for a damaged
@@ -34,7 +34,7 @@ def read_groups(run: str | os.PathLike) -> Iterator[dict[str, Any]]:
     yield from parse_lines(path, _group)
 
 
-def _group(row: Mapping[str, Any]) -> dict[str, Any]:
+def _group(row: JsonMapping) -> JsonObject:
     """Returns a line's group; a sample whose reward is not a finite number has no verdict."""
     group = group_of_row(row, most=None)
     for sample in group["samples"]:
@@ -44,8 +44,8 @@ def _group(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen(
-    groups: Sequence[Mapping[str, Any]], choice: str | None, most: int
-) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    groups: Sequence[JsonMapping], choice: str | None, most: int
+) -> list[tuple[JsonMapping, list[JsonMapping]]]:
     """Returns at most `most` groups, each with its samples to show.
 
     choice:
@@ -106,7 +106,7 @@ def run_show(options: Show) -> None:
         console.print(message, highlight=False)
 
 
-def _show(console: Console, group: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+def _show(console: Console, group: JsonMapping, samples: Sequence[JsonMapping]) -> None:
     def line(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from compass_jax.aliases import JsonObject
 from compass_jax.commands.eval_judge import Ruled, judged, number, own_judge, report
 from compass_jax.config import PolicyConfig, RunConfig
 from compass_jax.data.pairs import split_pairs
@@ -56,7 +56,7 @@ def balance(preferences: Sequence[Preference]) -> list[str]:
     return lines
 
 
-def run_train_judge(config: RunConfig, scalar: bool = False) -> dict[str, Any]:
+def run_train_judge(config: RunConfig, scalar: bool = False) -> JsonObject:
     """Trains and measures a judge, and returns the result of the last stage. An interrupted run
     resumes.
 
@@ -92,7 +92,7 @@ def run_train_judge(config: RunConfig, scalar: bool = False) -> dict[str, Any]:
 
 def _train_scalar(
     config: RunConfig, training: Sequence[Preference], heldout: Sequence[Preference]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Trains a scalar reward model in FOLDER/scalar; measures it on the held-out pairs."""
     run = replace(config, run_dir=f"{config.directory}/scalar")
     trained = run_sft(run, kind=ScalarTrainer)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.commands.catalogue import OWN_SCORERS, rows_of, shortened, source_of
 from compass_jax.commands.options import Try
 from compass_jax.config import (
@@ -72,7 +73,7 @@ class Trial(NamedTuple):
     """A row of `source`, and the model's turns to score."""
 
     source: Source
-    row: Mapping[str, Any]
+    row: JsonMapping
     question: str
     responses: Sequence[str]
     tag: str
@@ -117,7 +118,7 @@ def run(options: Try) -> int:
     return 0 if scores[-1].known else 1
 
 
-def _row(options: Try, source: Source) -> tuple[dict[str, Any], str]:
+def _row(options: Try, source: Source) -> tuple[JsonObject, str]:
     """Returns the row's columns (of the example, or generated, without --row) and question."""
     if options.row:
         try:

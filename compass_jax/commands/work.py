@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.commands import options as commands
 from compass_jax.commands.configured import config_from_options, keep_compiled, load_config_as
 from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
@@ -35,11 +36,11 @@ COMPILER_ALONE = {
 }
 
 
-def _status(result: dict[str, Any]) -> int:
+def _status(result: JsonObject) -> int:
     return result.get("status", STOPPED) if result.get("stopped") else 0
 
 
-def _finish_run(directory: str, result: dict[str, Any]) -> int:
+def _finish_run(directory: str, result: JsonObject) -> int:
     """Writes the report of a finished run; returns the exit status."""
     from compass_jax.distributed import is_main_process
 
@@ -52,7 +53,7 @@ def _finish_run(directory: str, result: dict[str, Any]) -> int:
     return STRICT if result.get("status") == STRICT else 0
 
 
-def _flags(options: Any, *names: str) -> dict[str, Any]:
+def _flags(options: Json, *names: str) -> JsonObject:
     return {name: True for name in names if getattr(options, name)}
 
 
@@ -275,7 +276,7 @@ def distil(options: commands.Distil) -> int:
     report = generate(options.settings, options.out, tell)
     counts = ("prompts", "solved", "answers", "right", "cut", "kept")
 
-    def row(label: str, one: dict[str, Any]) -> dict[str, Any]:
+    def row(label: str, one: JsonObject) -> JsonObject:
         rate, cost = one["pass_rate"], one["tokens_a_kept_answer"]
         return {
             "prompts of": label,
@@ -339,7 +340,7 @@ def compare(options: commands.Compare) -> int:
     return 0
 
 
-def _paired_row(what: str, one: dict[str, Any], k: int) -> dict[str, Any]:
+def _paired_row(what: str, one: JsonObject, k: int) -> JsonObject:
     def number(value: float | None, form: str) -> str:
         return "unknown" if value is None else format(value, form)
 

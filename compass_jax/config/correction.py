@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from compass_jax.aliases import Json
 from compass_jax.config.errors import check
 from compass_jax.config.seam import Seam, seam_class
 
@@ -39,7 +40,7 @@ class Correction(Seam):
         raise NotImplementedError(f"{type(self).__name__} has no weights(inputs)")
 
 
-def named_correction(name: str, **settings: Any) -> Correction:
+def named_correction(name: str, **settings: Json) -> Correction:
     """Returns the correction `name` ("off", "tis", "icepop", "sequence", or a user's own)."""
     return seam_class(Correction, name)(**settings)
 

@@ -12,6 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import ConfigError, RunConfig, Seam, seam_class
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import (
@@ -58,12 +59,12 @@ def read_config(path: str | os.PathLike) -> RunConfig:
         raise ConfigError(f"{file}: {error}") from error
 
 
-def to_plain(config: Any) -> dict[str, Any]:
+def to_plain(config: Any) -> JsonObject:
     """Returns a configuration class, or a part of one, as JSON's own types."""
     return _encode(config, type(config))
 
 
-def from_plain(cls: type, data: Any) -> Any:
+def from_plain(cls: type, data: Json) -> Any:
     """Returns the instance of the dataclass `cls` in what `to_plain` returned; raises ConfigError
     like `config_from_json`.
     """
@@ -74,7 +75,7 @@ def from_plain(cls: type, data: Any) -> Any:
     return config
 
 
-def flatten(config: Any, key: str = "") -> dict[str, Any]:
+def flatten(config: Any, key: str = "") -> JsonObject:
     """Returns the value of every leaf by its dotted key: `rl.optim.b1`, `data.sources.0.size`."""
     if dataclasses.is_dataclass(config):
         children = [(NAME, config.name)] if isinstance(config, Seam) else []
@@ -83,7 +84,7 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
         children = [(str(i), x) for i, x in enumerate(config)]
     else:
         return {key: config}
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for name, value in children:
         flat.update(flatten(value, f"{key}.{name}" if key else name))
     return flat
@@ -106,7 +107,7 @@ def _required(cls: Any) -> list[str]:
     return [field.name for field in fields]
 
 
-def _encode(value: Any, hint: Any) -> Any:
+def _encode(value: Json, hint: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         cls: Any = type(value)
         hints = field_hints(cls)
@@ -119,7 +120,7 @@ def _encode(value: Any, hint: Any) -> Any:
     return value
 
 
-def _decode(data: Any, hint: Any, key: str) -> Any:
+def _decode(data: Json, hint: Any, key: str) -> Any:
     """Returns `data` with objects converted to the dataclasses of `hint`, and lists to tuples."""
     classes = _dataclasses_of(hint)
     base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
@@ -142,7 +143,7 @@ def _decode(data: Any, hint: Any, key: str) -> Any:
     return tuples(data)
 
 
-def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) -> Any:
+def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> Any:
     where = key or "the configuration"
     kind = data.get(KIND, _kind_by_keys(data, classes)) if len(classes) > 1 else next(iter(classes))
     if not isinstance(kind, str) or kind not in classes:
@@ -168,7 +169,7 @@ def _decode_dataclass(data: dict[str, Any], classes: dict[str, type], key: str) 
     return cls(**values)
 
 
-def _kind_by_keys(data: dict[str, Any], classes: dict[str, type]) -> str | None:
+def _kind_by_keys(data: JsonObject, classes: dict[str, type]) -> str | None:
     """Returns the only class that has all keys of an object and whose required fields are among
     them; else None.
     """
@@ -180,7 +181,7 @@ def _kind_by_keys(data: dict[str, Any], classes: dict[str, type]) -> str | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def tuples(value: Any, depth: int = 0) -> Any:
+def tuples(value: Json, depth: int = 0) -> Any:
     """Returns `value` with its lists converted to tuples. Raises ConfigError for lists nested
     deeper than a setting may be.
     """

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.named import absolute
 from compass_jax.untrusted import whole_text
@@ -44,7 +45,7 @@ class Range:
     note: str = ""
     or_zero: bool = False
 
-    def refusal(self, value: Any) -> str:
+    def refusal(self, value: Json) -> str:
         """Returns the rule that `value` breaks, as a message; empty for a value inside the
         range.
         """
@@ -116,7 +117,7 @@ DualClip = Annotated[float, Range(1, 1e6, above=True, or_zero=True)]
 FromZero = Annotated[float, Range(0, 1e6, above=True)]
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: Json) -> str:
     """Returns `value` as text of bounded length, for messages."""
     try:
         text = repr(value[:200] if isinstance(value, str | tuple | list) else value)
@@ -184,7 +185,7 @@ class Section:
                     part.validate(f"{inner}[{i}]")
 
 
-def own_code(value: Any) -> Any:
+def own_code(value: Json) -> Any:
     """Returns a name of user code, or names with weights (pairs or a mapping), as pairs with
     absolute paths.
     """
@@ -195,7 +196,7 @@ def own_code(value: Any) -> Any:
 
 
 @functools.cache
-def field_hints(cls: type) -> dict[str, Any]:
+def field_hints(cls: type) -> JsonObject:
     """Returns the type of each field of a dataclass, with its rule."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
@@ -219,7 +220,7 @@ def type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
-def _check(value: Any, hint: Any, key: str) -> None:
+def _check(value: Json, hint: Any, key: str) -> None:
     choices = [option for option in options(hint) if _is_a(value, option)]
     if not choices:
         expected = type_name(hint)
@@ -252,7 +253,7 @@ def _rule(hint: Any) -> tuple[Any, Range | Characters | Increasing | None]:
     return hint, None
 
 
-def _is_a(value: Any, hint: Any) -> bool:
+def _is_a(value: Json, hint: Any) -> bool:
     """Returns whether `value` has the outer type of a hint that is no union."""
     hint, _ = _rule(hint)
     if get_origin(hint) is Literal:

@@ -6,10 +6,11 @@ The policies themselves are in experience/step_policies/, one file each, or in a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.config.errors import check
 from compass_jax.config.seam import Seam, seam_class
 
@@ -69,7 +70,7 @@ class StepPolicy(Seam):
         """
         return inputs.doubled_size(group)
 
-    def next_state(self, inputs: Any, chosen: Sequence[GroupKey]) -> Mapping[str, Any]:
+    def next_state(self, inputs: Any, chosen: Sequence[GroupKey]) -> JsonMapping:
         """Returns the policy's state after this choice, a JSON object; `inputs.state` is the one
         before it, at first {}. By default it does not change.
         """

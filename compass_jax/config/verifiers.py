@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.config.errors import check
 from compass_jax.config.named import check_name, load
 from compass_jax.config.ranges import Name, Range
@@ -159,7 +160,7 @@ def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
     return [(_of_verifier(one, arguments, key), weight) for one, weight in weighted]
 
 
-def _of_verifier(verifier: Any, arguments: Mapping[str, Any], key: str) -> Spread:
+def _of_verifier(verifier: Any, arguments: JsonMapping, key: str) -> Spread:
     if isinstance(verifier, str) and verifier in (*kinds(), JUDGE):
         return _of_kind(verifier, arguments)
     if verifier == "reasoning_gym":
@@ -181,7 +182,7 @@ def _of_verifier(verifier: Any, arguments: Mapping[str, Any], key: str) -> Sprea
     return Spread(low, high, step)
 
 
-def _of_kind(name: str, arguments: Mapping[str, Any]) -> Spread:
+def _of_kind(name: str, arguments: JsonMapping) -> Spread:
     steps = JUDGE_STEPS if name == JUDGE else kinds()[name].steps(arguments)
     return ENDS._replace(gap=1 / (steps or 1))
 

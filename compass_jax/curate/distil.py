@@ -23,10 +23,11 @@ from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.distil import DistilConfig
 from compass_jax.curate.resume import require_same_settings, resumed_lines
@@ -124,7 +125,7 @@ class Answers:
         self._size += size
 
 
-def _answer(value: Any, where: str) -> Answer:
+def _answer(value: Json, where: str) -> Answer:
     if not isinstance(value, dict) or set(value) != set(Answer._fields):
         raise DataError(
             f"{where}: not a line of compass distil; correct it, or delete the line, and its answer"
@@ -133,7 +134,7 @@ def _answer(value: Any, where: str) -> Answer:
     return Answer(**value)
 
 
-def distil(config: DistilConfig, out: str, tell: Tell) -> dict[str, Any]:
+def distil(config: DistilConfig, out: str, tell: Tell) -> JsonObject:
     """Samples answers, judges them and writes the files; returns the content of report.json.
 
     Args:
@@ -277,7 +278,7 @@ def _by_engine(
     keys = frozenset(SampleKey(question.id, 0, sample) for question, sample in pending)
     batch_size = max(1, 8 * run.rollout.slots // config.samples)
     text_of = turns_of(tokenizer, run.rollout).response
-    options: dict[str, Any] = {"sampler": Sampler(config.temperature), "keep_routes": False}
+    options: JsonObject = {"sampler": Sampler(config.temperature), "keep_routes": False}
     options["sample_keys"], settings = keys, (config.samples, Purpose.FILTER, config.seed)
 
     def replies() -> Drawn:
@@ -300,7 +301,7 @@ def _finish(
     store: Answers,
     failures: Counter[str],
     out: Path,
-) -> dict[str, Any]:
+) -> JsonObject:
     labels: dict[str, Counter[str]] = {}
     temporary = out / f"{TRAIN}.part"
     with temporary.open("wb") as file:
@@ -361,7 +362,7 @@ def _counted(
     }
 
 
-def _rates(counts: Counter[str]) -> dict[str, Any]:
+def _rates(counts: Counter[str]) -> JsonObject:
     """Returns the counts with the pass rate and the number of sampled tokens per kept answer."""
     return {
         **counts,
@@ -370,10 +371,10 @@ def _rates(counts: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _row(question: Question, answer: Answer) -> dict[str, Any]:
+def _row(question: Question, answer: Answer) -> JsonObject:
     """Returns a conversation in the format of `compass sft`, with its reference answer."""
     message = {"role": "assistant", "content": answer.content}
-    row: dict[str, Any] = {"messages": [*question.messages, message]}
+    row: JsonObject = {"messages": [*question.messages, message]}
     row |= {"tools": list(question.tools)} if question.tools else {}
     row |= {"answer": question.answer} if question.answer else {}
     return {**row, "label": question.label, "sample": answer.sample, "tokens": answer.tokens}

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.aliases import JsonObject
 from compass_jax.curate.merge import METHODS, Block, Combine, MergeError, Method, check_factor
 from compass_jax.curate.parents import Parents, read_parents
 from compass_jax.weights.carried import carry_files
@@ -289,7 +290,7 @@ def _far(models: Sequence[str | Path], shares: Sequence[ParentShare]) -> list[st
     ]
 
 
-def _settings(method: Method, scale: float, routers_from: int | None) -> dict[str, Any]:
+def _settings(method: Method, scale: float, routers_from: int | None) -> JsonObject:
     """Returns the settings that determine the numbers, as merge.json records them."""
     names = (name for name, kind in METHODS.items() if isinstance(method, kind))
     routers = {None: "merge", 0: "base"}.get(routers_from, routers_from)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import EvalRunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import config_to_json
@@ -34,10 +35,10 @@ def run_sweep(
     weights: Sequence[float],
     config: EvalRunConfig,
     out: str | Path,
-    settings: dict[str, Any],
+    settings: JsonObject,
     keep: bool = False,
     evaluate: Callable[[EvalRunConfig, str], Evaluation] = evaluate_weights,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Merges two parents with weights w and 1 - w for each w, and evaluates each result.
 
     Args:
@@ -88,7 +89,7 @@ def _check(weights: Sequence[float]) -> None:
         raise MergeError("--sweep: a weight comes twice; give each once")
 
 
-def _row(weight: float, evaluation: Evaluation) -> dict[str, Any]:
+def _row(weight: float, evaluation: Evaluation) -> JsonObject:
     """Returns a row of sweep.jsonl: accuracies by label and set; unknown ones are null."""
     labels = {name: _accuracies(*counts) for name, counts in evaluation.labels.items()}
     sets = {f"set/{name}": one for name, one in evaluation.sets.items() if name != HELDOUT}
@@ -100,18 +101,18 @@ def _row(weight: float, evaluation: Evaluation) -> dict[str, Any]:
     return {"weight": weight, "k": evaluation.k, "labels": labels}
 
 
-def _accuracies(prompts: int, average: float, greedy: float) -> dict[str, Any]:
+def _accuracies(prompts: int, average: float, greedy: float) -> JsonObject:
     known = [x if math.isfinite(x) else None for x in (average, greedy)]
     return {"prompts": prompts, "avg_at_k": known[0], "greedy": known[1]}
 
 
-def averaged(rows: Sequence[dict[str, Any]]) -> str:
+def averaged(rows: Sequence[JsonObject]) -> str:
     """Returns the name of the rows' accuracy: "avg@4", or "avg@k" if the sets differ in k."""
     ks = {one.get("k", row["k"]) for row in rows for one in row["labels"].values()}
     return f"avg@{min(ks)}" if len(ks) == 1 else "avg@k"
 
 
-def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
+def _done(file: Path, settings: JsonObject) -> dict[float, JsonObject]:
     """Returns the rows of a sweep in progress, by weight. Raises ConfigError for another's."""
     if not os.path.lexists(file):
         return {}
@@ -123,7 +124,7 @@ def _done(file: Path, settings: dict[str, Any]) -> dict[float, dict[str, Any]]:
     return {row["weight"]: row for row in rows}
 
 
-def plot_sweep(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def plot_sweep(rows: Sequence[JsonObject], path: Path) -> None:
     """Plots the accuracy of each label and set against the first model's weight."""
     import matplotlib
 

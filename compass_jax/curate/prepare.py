@@ -22,10 +22,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import ConfigError, DataConfig, RewardConfig
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.ranges import AUTO
@@ -144,7 +145,7 @@ class _Preparation:
                 sample = Sample(where, messages, tools_of(row, where), config.shingle_words)
                 yield Row(sample, _line(where, row), row, self._reference(reading, row))
 
-    def _reference(self, reading: Reading, row: dict[str, Any]) -> Any:
+    def _reference(self, reading: Reading, row: JsonObject) -> Json:
         """Returns the row's reference answer for the verifier, which is not the response."""
         named = self._config.answer_field
         for name in ANSWERS if named == AUTO else (named,):
@@ -213,14 +214,14 @@ class _Preparation:
 
     # ---- the folder ------------------------------------------------------------------------------
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         return json.loads(json.dumps(dataclasses.asdict(self._config)))
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> JsonObject:
         sizes = [os.stat(file).st_size for file in self._files]
         return {"settings": self._settings(), "sizes": sizes, "sets": self._sets.digest}
 
-    def _save(self, **fields: Any) -> None:
+    def _save(self, **fields: Json) -> None:
         write_atomically(self._out / STATE, json.dumps(self._state() | fields) + "\n")
 
     def _made_before(self) -> Tally | None:
@@ -254,7 +255,7 @@ class _Preparation:
             )
 
 
-def _line(where: str, row: dict[str, Any]) -> bytes:
+def _line(where: str, row: JsonObject) -> bytes:
     """Returns a row as a JSON line. Raises DataError for values that JSON cannot represent."""
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
@@ -315,7 +316,7 @@ class Judge:
         self._file.flush()
         return verdicts
 
-    def _wrong(self, score: Score, reference: Any) -> str:
+    def _wrong(self, score: Score, reference: Json) -> str:
         if score.reward >= self._rewards.right_at:
             return ""
         compared = "" if reference is None else f"; the reference is {reference!r:.80}"

@@ -4,9 +4,10 @@ examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 
 # in the order in which they run; a row is counted under the first that removes it
 FILTERS = {
@@ -34,7 +35,7 @@ class Tally:
     judged: int = 0  # answers that the verifier judged right or wrong
     unjudged: int = 0  # answers without a verdict; these rows stay
     # per evaluation file: its number of questions, the rows with one, and the questions in them
-    overlap: dict[str, dict[str, Any]] = field(default_factory=dict)
+    overlap: dict[str, JsonObject] = field(default_factory=dict)
     examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
     def take(self, name: str, where: str, reason: str, question: str, most: int) -> None:
@@ -46,13 +47,13 @@ class Tally:
             text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
             examples.append({"where": where, "reason": reason, "asked": text})
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """Returns the content of report.json, with counts in place of lists of questions."""
         overlap = {file: {**one, "hit": len(one["hit"])} for file, one in self.overlap.items()}
         return {**asdict(self), "overlap": overlap}
 
 
-def table(tally: Tally) -> list[dict[str, Any]]:
+def table(tally: Tally) -> list[JsonObject]:
     """Returns a row for each filter that removed rows, and one for the kept rows."""
     counts = {name: count for name, count in tally.removed.items() if count} | {
         "kept": tally.rows_kept
@@ -70,7 +71,7 @@ def overlaps(tally: Tally) -> list[str]:
     ]
 
 
-def markdown(tally: Tally, settings: Mapping[str, Any]) -> str:
+def markdown(tally: Tally, settings: JsonMapping) -> str:
     """Returns report.md: counts, evaluation files, examples and settings."""
     lines = ["# What was kept", "", *_table(("filter", "rows", "share", "why"), table(tally)), ""]
     if tally.overlap:
@@ -85,11 +86,11 @@ def markdown(tally: Tally, settings: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "## Settings", "", *_table(("setting", "value"), settled), ""])
 
 
-def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(names: Sequence[str], rows: Sequence[JsonMapping]) -> list[str]:
     cells = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
     return [f"| {' | '.join(row)} |" for row in cells]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Json) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text.replace("|", "\\|").replace("\n", " ")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.untrusted import parse_json, read_lines
@@ -24,7 +25,7 @@ def resumed_lines(path: Path) -> Iterator[tuple[str, int, Any]]:
 
 
 def require_same_settings(
-    out: Path, before: Mapping[str, Any], now: Mapping[str, Any], may_change: Collection[str]
+    out: Path, before: JsonMapping, now: JsonMapping, may_change: Collection[str]
 ) -> None:
     """Raises ConfigError for a setting that differs from that of the folder's first command."""
     for name, value in now.items():

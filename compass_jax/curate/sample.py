@@ -6,15 +6,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.curate.words import Numbers, hashed, numbers_in, runs, words
 from compass_jax.data.messages import INSTRUCTIONS
 from compass_jax.data.procedural import normalised
 
-Messages = Sequence[dict[str, Any]]
+Messages = Sequence[JsonObject]
 
 
 class Sample:
@@ -26,7 +26,7 @@ class Sample:
         shingle_words: number of words in a shingle.
     """
 
-    def __init__(self, where: str, messages: Messages, tools: Sequence[Any], shingle_words: int):
+    def __init__(self, where: str, messages: Messages, tools: Sequence[Json], shingle_words: int):
         self.where = where
         self.messages = messages
         self.tools = tools

@@ -14,11 +14,12 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.files import DataError, read_rows
 from compass_jax.data.messages import MOST_LABEL
 from compass_jax.verifiers.extract import boxed
 
-Row = dict[str, Any]
+Row = JsonObject
 Make = Callable[[Row, str], Row]
 
 _REGION = re.compile(r"(?:^|[^A-Za-z])([A-Za-z]{2}[-_][A-Za-z]{2})$")  # mmlu_DE-DE
@@ -66,7 +67,7 @@ def human_eval(row: Row, path: str) -> Row:
     return _with_columns(row, {}, **program_row(row))
 
 
-def program_row(one: Mapping[str, Any]) -> dict[str, Any]:
+def program_row(one: JsonMapping) -> JsonObject:
     """Returns the row of a problem that has HumanEval's columns."""
     return {
         "id": one["task_id"],
@@ -113,7 +114,7 @@ def bfcl(row: Row, path: str) -> Row:
     return _with_columns(row, labels, prompt=turns[0], tools=tools, answer=answer or [])
 
 
-def _schema(value: Any) -> Any:
+def _schema(value: Json) -> Json:
     """Converts a BFCL type description to JSON schema."""
     if isinstance(value, list):
         return [_schema(one) for one in value]
@@ -128,7 +129,7 @@ def _schema(value: Any) -> Any:
     return schema
 
 
-def tool_of(described: Mapping[str, Any]) -> dict[str, Any]:
+def tool_of(described: JsonMapping) -> JsonObject:
     """Returns a tool in the form of chat templates."""
     function = {key: described[key] for key in ("name", "description")}
     return {
@@ -138,7 +139,7 @@ def tool_of(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _possible(path: str) -> dict[str, Any]:
+def _possible(path: str) -> JsonObject:
     file = Path(path).parent / "possible_answer" / Path(path).name
     if not file.is_file():
         raise ValueError(
@@ -188,7 +189,7 @@ def _options(row: Row) -> tuple[list[str], list[str]]:
     return list(map(str, options)), list(map(str, options.values()))
 
 
-def _letter(answer: Any, names: list[str], texts: list[str]) -> str:
+def _letter(answer: Json, names: list[str], texts: list[str]) -> str:
     """Returns the letter of the option that an answer names."""
     if type(answer) is int and 0 <= answer < len(texts):
         return ascii_uppercase[answer]
@@ -202,7 +203,7 @@ def _letter(answer: Any, names: list[str], texts: list[str]) -> str:
     )
 
 
-def _with_columns(row: Row, labels: Mapping[str, Any], **columns: Any) -> Row:
+def _with_columns(row: Row, labels: JsonMapping, **columns: Any) -> Row:
     """Returns the row with the converted columns, and with valid labels that it lacks."""
     new_labels = {
         name: value

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from compass_jax.aliases import Json
 from compass_jax.errors import UserError
 
 # not treated as control tokens: they do not open or close a turn, and a thought that is trained on
@@ -84,7 +85,7 @@ class ControlTokens:
 
     # ---- before rendering ------------------------------------------------------------------------
 
-    def hide(self, value: Any) -> Any:
+    def hide(self, value: Json) -> Json:
         """Returns `value` (messages, or any JSON) with a sentinel in each text that spells a
         control token or could be part of a spelling. Reserved noncharacters become U+FFFD.
         """
@@ -148,7 +149,7 @@ class ControlTokens:
             "they spell control tokens, which this tokenizer cannot encode as text: remove them"
         )
 
-    def _without_control_tokens(self) -> Any:
+    def _without_control_tokens(self) -> Json:
         from tokenizers import AddedToken
 
         with self._lock:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import RewardConfig
 from compass_jax.config.rl_stage import Band
 from compass_jax.records import Outcome, Prompt
@@ -92,11 +93,11 @@ class PassRates:
             self._prompts[str(prompt.id)] = [previous[0] + right, previous[1] + outcome.known]
             self._add(label_of(prompt), right, float(outcome.known))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns all counts, as JSON."""
         return copy.deepcopy({"labels": self._labels, "last": self._prompts})
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Restores the counts from `state`."""
         self._labels, self._prompts = copy.deepcopy((state["labels"], state["last"]))
 

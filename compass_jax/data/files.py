@@ -22,6 +22,7 @@ import numpy as np
 from filelock import FileLock
 from pydantic import ValidationError
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config.files import ARRAY_RECORDS, ENDINGS
 from compass_jax.config.foreign import hub_hint
 from compass_jax.errors import UserError
@@ -39,7 +40,7 @@ class DataError(UserError):
     """Data that cannot be used. The message names the place and a remedy."""
 
 
-Raw = bytes | dict[str, Any] | DataError  # JSON bytes, a Parquet row, or the error of a row
+Raw = bytes | JsonObject | DataError  # JSON bytes, a Parquet row, or the error of a row
 Bad = Callable[[DataError], None]  # receives the error of a row; raises it, or skips the row
 
 
@@ -126,7 +127,7 @@ def read_rows(
     fields: Mapping[str, str],
     other_columns: Iterable[str] | None = (),
     bad: Bad = refuse,
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, JsonObject]]:
     """Yields (where, row) for each row of a file; `where` is "path, line 3".
 
     Args:
@@ -189,7 +190,7 @@ def _where(path: str, number: int) -> str:
     return f"{path}, {_word(path)} {number}"
 
 
-def _checked(where: str, raw: Any) -> tuple[str, Raw]:
+def _checked(where: str, raw: Json) -> tuple[str, Raw]:
     if isinstance(raw, bytes) and len(raw) > MOST_LINE_BYTES:
         most = f"more than {MOST_LINE_BYTES:,} bytes, the most that a line may have"
         return where, DataError(f"{where}: {most}; split it, or leave the row out")
@@ -229,7 +230,7 @@ def _records(path: str) -> Iterator[bytes]:
 
 def _parquet_rows(
     path: str, fields: Mapping[str, str], other_columns: Iterable[str] | None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
@@ -264,7 +265,7 @@ def _is_nested(kind: Any) -> bool:
     return types.is_nested(kind) and not types.is_union(kind)
 
 
-def _json_value(value: Any, kind: Any) -> Any:
+def _json_value(value: Json, kind: Any) -> Json:
     """Returns an Arrow value as the JSON value that was written.
 
     A struct type has the union of all rows' fields, so a field that a row lacks is null; it is
@@ -291,7 +292,7 @@ def refuse_half_written(where: str, raw: Raw) -> None:
         row_of(where, raw, {})
 
 
-def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | None:
+def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> JsonObject | None:
     """Returns the row, or None for a blank line. Raises DataError, which names the row, if it
     cannot be used or lacks one of `fields` (see `read_rows`).
     """
@@ -311,7 +312,7 @@ def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> dict[str, Any] | 
     return raw
 
 
-def json_object(line: bytes, where: str) -> dict[str, Any]:
+def json_object(line: bytes, where: str) -> JsonObject:
     """Returns the JSON object of a line. Raises DataError, also for one that is cut off."""
     try:
         row = parse_json(line, where, error=DataError, most_digits=MOST_DIGITS)
@@ -330,11 +331,11 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def field_of(row: Mapping[str, Any], name: str) -> Any:
+def field_of(row: JsonMapping, name: str) -> Json:
     """Returns the value of a field, whose name may have dots, or None if it is missing."""
     if name in row:
         return row[name]
-    value: Any = row
+    value: Json = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
@@ -355,7 +356,7 @@ def columns_of(path: str) -> tuple[str, list[str]]:
         raise _unreadable(path, error) from error
 
 
-def _names(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _names(row: JsonMapping, prefix: str = "") -> Iterator[str]:
     for name, value in row.items():
         yield prefix + name
         if isinstance(value, Mapping):

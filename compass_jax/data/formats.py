@@ -5,10 +5,11 @@ Columns that a setting names take precedence over the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config.ranges import AUTO
 from compass_jax.data import benchmarks
 from compass_jax.data.benchmarks import Make
@@ -167,7 +168,7 @@ def _benchmark(
     return Reading(known.name, "prompt", "answer", needs, known.make)
 
 
-def turns_of(value: Any, row: Mapping[str, Any], where: str) -> Any:
+def turns_of(value: Json, row: JsonMapping, where: str) -> Json:
     """Returns a column's chat messages, with ShareGPT's turns (from, value) converted to messages.
 
     The row's `system` field, which ShareGPT stores separately, becomes the first message. Other
@@ -182,7 +183,7 @@ def turns_of(value: Any, row: Mapping[str, Any], where: str) -> Any:
     return messages
 
 
-def _message(turn: Any, where: str) -> dict[str, Any]:
+def _message(turn: Json, where: str) -> JsonObject:
     if not isinstance(turn, dict) or "value" not in turn or "from" not in turn:
         raise DataError(f"{where} must be an object with 'from' and 'value', not {turn!r:.80}")
     fields = {**turn}
@@ -195,7 +196,7 @@ def _message(turn: Any, where: str) -> dict[str, Any]:
     return {**fields, "role": SPEAKERS[speaker], "content": content}
 
 
-def tools_of(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def tools_of(row: JsonMapping, where: str) -> list[JsonObject]:
     """Returns a row's tools, given as a list of objects or as its JSON text."""
     where, tools = f"{where}, field 'tools'", row.get("tools")
     if isinstance(tools, str) and tools.strip():
@@ -203,7 +204,7 @@ def tools_of(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return without_nulls(check_tools(tools, where))
 
 
-def reference(value: Any) -> Any:
+def reference(value: Json) -> Json:
     """Returns the reference answer in a ground-truth value.
 
     For a chat it is the text of the last turn. For a solution that ends with a line `#### 72`, as

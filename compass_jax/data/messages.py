@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.files import DataError
 from compass_jax.tasks.rows import LABELS
 from compass_jax.verifiers.values import without_nulls
 
-Messages = list[dict[str, Any]]
+Messages = list[JsonObject]
 MOST_LABEL = 80  # maximum characters of a label
 ROLES = ("system", "developer", "user", "assistant", "tool")
 INSTRUCTIONS = ("system", "developer")  # roles of messages that are not part of the question
@@ -33,7 +33,7 @@ def check_messages(messages: Any, where: str) -> Messages:
     return [_message(message, f"{where}: messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: Json, where: str) -> JsonObject:
     message_fields = message if isinstance(message, dict) else {}
     fields = {key: value for key, value in message_fields.items() if value not in NOTHING}
     if extra_keys := [
@@ -64,7 +64,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     }
 
 
-def _content(content: Any, where: str) -> Any:
+def _content(content: Json, where: str) -> Json:
     """Returns a list of text parts joined without a separator; any other content unchanged."""
     if not isinstance(content, list):
         return content
@@ -81,7 +81,7 @@ def _content(content: Any, where: str) -> Any:
     return "".join(texts)
 
 
-def check_tools(tools: Any, where: str) -> list[dict[str, Any]]:
+def check_tools(tools: Json, where: str) -> list[JsonObject]:
     """Returns tools, or calls of tools, as a list of objects, or raises DataError."""
     if tools in NOTHING:
         return []
@@ -124,7 +124,7 @@ def asked_of(prompt: Any, where: str) -> tuple[str, Messages]:
     return "\n".join(turns), messages
 
 
-def answer_of(answer: Any, where: str, compared: bool) -> str:
+def answer_of(answer: Json, where: str, compared: bool) -> str:
     """Returns the reference answer as text.
 
     If a verifier compares it (`compared`), it must be text or a number, or DataError is raised. A
@@ -141,7 +141,7 @@ def answer_of(answer: Any, where: str, compared: bool) -> str:
     return json.dumps(answer, ensure_ascii=False, default=str)
 
 
-def labels_of(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def labels_of(row: JsonMapping, where: str) -> tuple[str, ...]:
     """Returns the labels in a row's columns, such as "domain/algebra"."""
     labels = []
     for name in LABELS:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.data.difficulty import Measured, label_of
 from compass_jax.data.selection import PromptSelector
@@ -136,14 +136,14 @@ class PosteriorSelector(PromptSelector):
         rates = {label: alpha / (alpha + beta) for label, (alpha, beta) in self._priors.items()}
         return {**self._calibration, **{f"posterior/{x}": rate for x, rate in rates.items()}}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns the counts and the last calibration."""
         return {
             "counts": {name: list(x) for name, x in self._counts.items()},
             "calibration": dict(self._calibration),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Restores `state`."""
         self._counts = {
             name: (label, right, judged) for name, (label, right, judged) in state["counts"].items()

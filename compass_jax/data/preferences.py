@@ -14,9 +14,10 @@ pair's question, so they are held out together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.data.files import DataError, files_of, read_rows
 from compass_jax.data.messages import check_messages
 from compass_jax.verifiers.judge import messages
@@ -92,7 +93,7 @@ def _exchanged(text: str) -> str:
     return re.sub(r"\b(?:candidate|anchor)\b", exchange, text, flags=re.IGNORECASE)
 
 
-def _preference(row: Mapping[str, Any], where: str) -> Preference:
+def _preference(row: JsonMapping, where: str) -> Preference:
     names = next((pair for pair in PAIRS if all(row.get(x) is not None for x in pair)), None)
     if names is None:
         raise DataError(
@@ -113,7 +114,7 @@ def _preference(row: Mapping[str, Any], where: str) -> Preference:
     return Preference(question, candidate, anchor, gold, where, reasoning)
 
 
-def _gold(row: Mapping[str, Any], name: str, where: str) -> int:
+def _gold(row: JsonMapping, name: str, where: str) -> int:
     verdict, tie = row.get("verdict"), row.get("tie", False)
     if verdict is None and name == "chosen":
         if not isinstance(tie, bool):
@@ -125,7 +126,7 @@ def _gold(row: Mapping[str, Any], name: str, where: str) -> int:
     return gold
 
 
-def _beginning(first: Any, second: Any, where: str) -> Sequence[Any]:
+def _beginning(first: Any, second: Any, where: str) -> Sequence[Json]:
     """Returns the messages before the answer, which both conversations share."""
     if isinstance(first, list) and isinstance(second, list) and len(first) > 1:
         if first[:-1] == second[:-1]:
@@ -134,7 +135,7 @@ def _beginning(first: Any, second: Any, where: str) -> Sequence[Any]:
     raise DataError(f"{where}: no prompt: write one, or messages that begin with it")
 
 
-def _text(value: Any, where: str, last: bool = False) -> str:
+def _text(value: Json, where: str, last: bool = False) -> str:
     """Returns a text, or the contents of messages; the last one's if `last`."""
     if isinstance(value, str):
         return value

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import ProceduralSource
 from compass_jax.data.files import DataError
 from compass_jax.records import stable_id
@@ -25,7 +26,7 @@ def normalised(text: str) -> str:
     return " ".join(text.split())
 
 
-def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
+def open_dataset(name: str, options: JsonObject, **fixed: Any) -> Json:
     """Returns the reasoning-gym dataset `name`. Raises DataError for an unknown name or option, or
     a value that the dataset refuses.
     """
@@ -51,13 +52,13 @@ def open_dataset(name: str, options: dict[str, Any], **fixed: Any) -> Any:
         ) from error
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: Json) -> Json:
     """Converts tuples to lists: settings are tuples to be hashable, and datasets take lists."""
     return [_as_list(item) for item in value] if isinstance(value, tuple) else value
 
 
 @lru_cache(maxsize=32)
-def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any], ...]:
+def distinct_entries(source: ProceduralSource, seed: int) -> tuple[JsonObject, ...]:
     """Returns `source.size` entries with distinct questions, in an order fixed by (source, seed).
 
     A dataset with fewer distinct questions returns those found, with a warning in the log. Drawing
@@ -71,7 +72,7 @@ def distinct_entries(source: ProceduralSource, seed: int) -> tuple[dict[str, Any
             " another host would draw other questions; set the environment variable"
             " PYTHONHASHSEED=0 before starting"
         )
-    entries: dict[str, dict[str, Any]] = {}
+    entries: dict[str, JsonObject] = {}
     repeats, name, size = 0, source.dataset, max(source.size, 100)
     for chunk in count():
         # reasoning-gym seeds entry i with seed + i: nearby seeds overlap, so each chunk is hashed

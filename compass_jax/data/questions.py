@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import DataConfig, FileSource, ProceduralSource
 from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
@@ -53,15 +54,15 @@ class Question:
     source: int
     label: str
     text: str
-    messages: tuple[dict[str, Any], ...]  # input of the chat template
+    messages: tuple[JsonObject, ...]  # input of the chat template
     answer: str  # the reference as shown in logs
     row: str  # input of the verifier, as JSON (tasks/rows.py)
     heldout: bool
     asks: str  # the text that decides whether it is held out; equal for both orders of a pair
     labels: tuple[str, ...] = ()  # "domain/algebra"
-    tools: tuple[dict[str, Any], ...] = ()  # tools for the chat template
+    tools: tuple[JsonObject, ...] = ()  # tools for the chat template
     turns: int = 0  # maximum turns of the model in an environment; 0 without one
-    entry: dict[str, Any] | None = None  # the entry of the procedural dataset
+    entry: JsonObject | None = None  # the entry of the procedural dataset
     place: str = field(default="", compare=False)  # "rows.jsonl, line 3"
 
 
@@ -164,7 +165,7 @@ class _Source(NamedTuple):
     labelled: bool = False  # a gold label is computed from other columns too
     turns: int = 0
 
-    def question(self, text: str, prompt: Sequence[dict[str, Any]], **fields: Any) -> Question:
+    def question(self, text: str, prompt: Sequence[JsonObject], **fields: Json) -> Question:
         """Returns a question with its id, its split and the system prompt."""
         config, messages = self.config, tuple(prompt)
         if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
@@ -182,8 +183,8 @@ class _Source(NamedTuple):
         self,
         where: str,
         prompt: Any,
-        answer: Any,
-        row: Mapping[str, Any],
+        answer: Json,
+        row: JsonMapping,
         columns: tuple[str, str] = ("prompt", "answer"),
         labels: tuple[str, ...] = (),
         asks: str = "",
@@ -216,7 +217,7 @@ class _Source(NamedTuple):
         )
 
 
-def _encoded(row: Mapping[str, Any], where: str) -> str:
+def _encoded(row: JsonMapping, where: str) -> str:
     try:
         return encode_row(row)
     except TypeError as error:
@@ -310,7 +311,7 @@ def _file_rows(
 
 
 def _file_row(
-    common: _Source, reading: Reading, where: str, row: dict[str, Any], setting: str
+    common: _Source, reading: Reading, where: str, row: JsonObject, setting: str
 ) -> Question:
     place = f"{where}, field {reading.prompt!r}"
     prompt = turns_of(field_of(row, reading.prompt), row, place)

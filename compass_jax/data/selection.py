@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import WHOLE_RUN, Stage
 from compass_jax.data.difficulty import STRENGTH, UNKNOWN, Measured, PassRates, band_of, distance
@@ -65,11 +65,11 @@ class PromptSelector:
         """Returns the selector's metrics by public name."""
         return {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns everything that later choices depend on, as JSON."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Restores `state`."""
 
 
@@ -109,10 +109,10 @@ class StreakSelector(PromptSelector):
     def metrics(self) -> dict[str, float]:
         return {f"zero_variance/keep_{k}": p for k, p in self._chance.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return copy.deepcopy({"chance": self._chance, "streak": self._streak})
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         self._chance, self._streak = copy.deepcopy((state["chance"], state["streak"]))
 
 
@@ -145,10 +145,10 @@ class CurriculumSelector(PromptSelector):
     def metrics(self) -> dict[str, float]:
         return {f"curriculum/{label}": rate for label, rate in self._rates.labels().items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return self._rates.state()
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         self._rates.restore(state)
 
 
@@ -243,11 +243,11 @@ class BandSelector(PromptSelector):
         shares = {f"curriculum/band_{i}_share": x / total for i, x in enumerate(self._drawn[:-1])}
         return {**shares, "curriculum/borrowed_prompts": float(self._borrowed)}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         counts = {"given": self._given, "drawn": self._drawn, "borrowed": self._borrowed}
         return {"stage": self._number, **counts, **self._rates.state()}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         self._rates.restore(state)
         if state["stage"] == self._number:  # counts of another stage are ignored
             self._given, self._drawn = list(state["given"]), list(state["drawn"])

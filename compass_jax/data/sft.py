@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import DataConfig, ProceduralSource, SFTConfig, SFTRunConfig
 from compass_jax.data.files import Bad, BadRows, DataError, field_of, label_among, read_rows, refuse
 from compass_jax.data.formats import TURNS, Reading, open_format, tools_of, turns_of
@@ -41,7 +42,7 @@ class Conversation(NamedTuple):
     label: str
     messages: Messages
     times: int = 1  # number of repetitions
-    tools: Sequence[dict[str, Any]] = ()
+    tools: Sequence[JsonObject] = ()
     asks: str = ""  # the question, if it is not the user's messages
 
 
@@ -202,7 +203,7 @@ def sft_reading(sft: SFTConfig, path: str, tell: Tell) -> tuple[Reading, dict[st
 
 
 def conversation_of(
-    reading: Reading, where: str, row: dict[str, Any], label: str, system: str
+    reading: Reading, where: str, row: JsonObject, label: str, system: str
 ) -> Conversation:
     """Returns the conversation of one row. Raises DataError if it has nothing to learn."""
     messages = taught(reading, where, row, system)
@@ -215,7 +216,7 @@ def conversation_of(
     return Conversation(where, label, messages, tools=tools_of(row, where))
 
 
-def taught(reading: Reading, where: str, row: dict[str, Any], system: str) -> Messages:
+def taught(reading: Reading, where: str, row: JsonObject, system: str) -> Messages:
     """Returns the messages of a row: the complete conversation, or the prompt as RL would render it
     and its response. Raises DataError, which names the place, for a row without a conversation.
     """

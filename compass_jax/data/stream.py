@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.data.files import DataError
 from compass_jax.records import Prompt
 
@@ -152,7 +153,7 @@ class ShuffledStream(Generic[T]):
         parts = [iter(msgpack.unpackb(part)) for part in team.exchange(payload)]
         return [self.unpack(next(parts[i % team.processes])) for i in span]
 
-    def pack(self, item: T | LeftOut) -> Any:
+    def pack(self, item: T | LeftOut) -> Json:
         """Returns an item in a form that msgpack can serialise, for other processes."""
         raise NotImplementedError
 
@@ -160,7 +161,7 @@ class ShuffledStream(Generic[T]):
         """Inverts `pack`."""
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns the position and the identity of the items, as JSON."""
         return {
             "position": self.position,
@@ -169,7 +170,7 @@ class ShuffledStream(Generic[T]):
             "fingerprint": self._fingerprint,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Restores `state`. Raises DataError for a state of other items or another seed."""
         current = self.state()
         for name in ("seed", "items", "fingerprint"):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import SFTConfig, SFTRunConfig
 from compass_jax.data.files import CODECS, BadRows, DataError, FileRows, Raw, row_of
 from compass_jax.data.questions import Tell, heldout_texts, questions, sets_not_counted
@@ -96,7 +97,7 @@ class ExampleStream(ShuffledStream[Any]):
 
     def __init__(
         self,
-        examples: Sequence[Any] | StreamedExamples,
+        examples: Sequence[Json] | StreamedExamples,
         seed: int,
         weights: Sequence[tuple[str, float]] = (),
         team: Team = ALONE,
@@ -114,7 +115,7 @@ class ExampleStream(ShuffledStream[Any]):
             team, read_ahead = ALONE, 0
         super().__init__(examples, keys, seed, _shares(weights, sizes), read_ahead, team)
 
-    def next_batch(self, n: int) -> list[Any]:
+    def next_batch(self, n: int) -> list[Json]:
         """Returns the next `n` examples."""
         return [example for example, _ in self.take(n)]
 
@@ -127,7 +128,7 @@ class ExampleStream(ShuffledStream[Any]):
         if item.reason == BAD:
             self._records.bad(DataError(item.text))
 
-    def pack(self, item: SFTExample | LeftOut) -> Any:
+    def pack(self, item: SFTExample | LeftOut) -> Json:
         """Returns an example as strings, bytes and numbers."""
         if isinstance(item, LeftOut):
             return list(item)
@@ -148,12 +149,12 @@ class ExampleStream(ShuffledStream[Any]):
         share = self.left_out.total() / max(self.position, 1)
         return {"data/left_out_frac": share, "data/bad_rows": float(self.left_out["bad"])}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns the state of ShuffledStream and the counts of dropped rows."""
         counts = {} if self._records is None else {"left_out": dict(self.left_out)}
         return super().state() | counts
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Restores `state`; see ShuffledStream."""
         super().restore(state)
         self.left_out = Counter(state.get("left_out"))

@@ -22,9 +22,10 @@ import jinja2.nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.errors import UserError
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 _ID_LETTERS = 9  # Mistral's templates refuse ids of other lengths
 _WORDS = 500  # maximum characters of an error's text
 
@@ -53,7 +54,7 @@ def raise_exception(message: str) -> None:
     raise jinja2.exceptions.TemplateError(str(message))
 
 
-def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+def tojson(value: Json, ensure_ascii: bool = False, **options: Json) -> str:
     """Writes JSON without jinja2's HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
@@ -83,9 +84,9 @@ def render(source: str, **variables: Any) -> str:
 def render_chat(
     source: str,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Sequence[JsonMapping] | None,
     add_generation_prompt: bool,
-    variables: Mapping[str, Any],
+    variables: JsonMapping,
 ) -> str:
     """Renders a conversation, in the first form of its tool calls that the template accepts.
 
@@ -132,7 +133,7 @@ def _with_thinking(source: str, messages: Sequence[Message]) -> Sequence[Message
 
 
 def _hidden_field(
-    source: str, messages: Sequence[Message], tools: Any, text: str, rendered: Any
+    source: str, messages: Sequence[Message], tools: Json, text: str, rendered: Any
 ) -> str | None:
     """Returns a part of a conversation that the template omits, or None.
 
@@ -183,7 +184,7 @@ def _with_calls(message: Message, change: Callable[[Any], Any]) -> Message:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _map_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
+def _map_arguments(call: Json, change: Callable[[Any], Any]) -> Json:
     if not isinstance(call, Mapping):
         return call
     if isinstance(function := call.get("function"), Mapping):
@@ -191,7 +192,7 @@ def _map_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
     return {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
 
 
-def _object(arguments: Any) -> Any:
+def _object(arguments: Json) -> Json:
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
@@ -199,11 +200,11 @@ def _object(arguments: Any) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def _text(arguments: Any) -> str:
+def _text(arguments: Json) -> str:
     return arguments if isinstance(arguments, str) else tojson(arguments)
 
 
-def _as_openai(call: Any) -> Any:
+def _as_openai(call: Json) -> Json:
     """Returns a call as {"type": "function", "function": {"name", "arguments"}}."""
     if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping):
         return {"type": "function", "function": call}

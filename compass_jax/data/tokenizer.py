@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.control_tokens import ControlTokens
 from compass_jax.data.templates import TemplateFailure, ToolsNotShown, render_chat
 from compass_jax.data.vocabulary import THOUGHT_OPENED, TokenizerError, Vocabulary
@@ -22,8 +23,8 @@ from compass_jax.untrusted import read_text
 
 logger = logging.getLogger(__name__)
 
-Messages = Sequence[dict[str, Any]]
-Tools = Sequence[dict[str, Any]]
+Messages = Sequence[JsonObject]
+Tools = Sequence[JsonObject]
 Example = tuple[np.ndarray, np.ndarray]  # tokens int32 [t], mask bool [t]
 
 MARK = "mark-of-a-turn"  # content of an assistant message in a probe of the template
@@ -42,7 +43,7 @@ class Tokenizer(Vocabulary):
     Raises the errors of Vocabulary, and TokenizerError for a chat template that cannot be read.
     """
 
-    def __init__(self, folder: str | Path, template_args: Mapping[str, Any] | None = None):
+    def __init__(self, folder: str | Path, template_args: JsonMapping | None = None):
         super().__init__(folder)
         self.template_args = dict(template_args or {})
         template, file = self._config.chat_template, Path(folder, "chat_template.jinja")
@@ -55,13 +56,13 @@ class Tokenizer(Vocabulary):
         self._openings: dict[str, int | None] = {}
 
     @classmethod
-    def load(cls, folder: str | Path, template_args: Mapping[str, Any] | None = None) -> Tokenizer:
+    def load(cls, folder: str | Path, template_args: JsonMapping | None = None) -> Tokenizer:
         """Returns the tokenizer of a folder."""
         return cls(folder, template_args)
 
     @classmethod
     def for_model(
-        cls, folder: str | Path, vocab_size: int, template_args: Mapping[str, Any] | None = None
+        cls, folder: str | Path, vocab_size: int, template_args: JsonMapping | None = None
     ) -> Tokenizer:
         """Returns the tokenizer. Raises TokenizerError for ids from `vocab_size` on."""
         tokenizer = cls.load(folder, template_args)
@@ -82,7 +83,7 @@ class Tokenizer(Vocabulary):
         messages: Messages,
         tools: Tools = (),
         add_generation_prompt: bool = True,
-        **template_args: Any,
+        **template_args: Json,
     ) -> str:
         """Renders a conversation; `template_args` override those of the tokenizer.
 
@@ -94,7 +95,7 @@ class Tokenizer(Vocabulary):
         return ControlTokens.visible(text)
 
     def encode_prompt(
-        self, messages: Messages, tools: Tools | None = None, **template_args: Any
+        self, messages: Messages, tools: Tools | None = None, **template_args: Json
     ) -> list[int]:
         """Returns the ids of `render`'s text, with spelt control tokens as text."""
         chat = self._prepared(messages, tools or ())
@@ -135,7 +136,7 @@ class Tokenizer(Vocabulary):
         chat: Chat,
         count: int,
         add_generation_prompt: bool,
-        template_args: Mapping[str, Any] | None = None,
+        template_args: JsonMapping | None = None,
         strict: bool = False,
     ) -> str:
         """Renders the first `count` messages of a prepared conversation. Tools that the template
@@ -316,7 +317,7 @@ def _trimmed(ids: list[int], mask: list[bool]) -> Example:
     return np.asarray(ids[:last], np.int32), np.asarray(mask[:last], bool)
 
 
-def _histories(messages: Messages) -> Iterator[list[dict[str, Any]]]:
+def _histories(messages: Messages) -> Iterator[list[JsonObject]]:
     """Yields the messages before an assistant message, then shorter histories that a template may
     not rewrite: without reasoning, without system messages, from the last question on, and the last
     question only.

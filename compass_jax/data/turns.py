@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import JsonObject
 from compass_jax.data.templates import call_id
 from compass_jax.data.tokenizer import MARK, Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 
-Messages = list[dict[str, Any]]
+Messages = list[JsonObject]
 # the name of a called tool, in JSON or in gpt-oss's message header
 _CALLED = re.compile(r'"name"\s*:\s*"([\w.-]+)"|\bto=(?:functions\.)?([\w.-]+)')
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from compass_jax.aliases import Json
 from compass_jax.data.control_tokens import SENTINEL, ControlTokenError, ControlTokens, ids_of
 from compass_jax.data.files import validation_problem
 from compass_jax.errors import UserError
@@ -184,7 +185,7 @@ def _config(file: Path) -> TokenizerConfig:
         raise TokenizerError(f"{file}: {validation_problem(error)}") from error
 
 
-def _backend(file: Path) -> Any:
+def _backend(file: Path) -> Json:
     from tokenizers import Tokenizer as Backend
 
     try:

@@ -9,9 +9,10 @@ them before RL.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-Entry = dict[str, Any]
+from compass_jax.aliases import JsonObject
+
+Entry = JsonObject
 
 
 def _chain_sum(entry: Entry) -> list[str]:

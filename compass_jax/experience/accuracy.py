@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import RewardConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.experience.estimators import (
@@ -160,7 +161,7 @@ def tally(group: Group, right_at: float, votes: Sequence[Vote | None], text_of: 
     )
 
 
-def accuracy_of(tallies: Sequence[Tally], k: int, seed: int) -> dict[str, Any]:
+def accuracy_of(tallies: Sequence[Tally], k: int, seed: int) -> JsonObject:
     """Computes the fields of `Accuracy` over some prompts; `seed` is that of the bootstrap."""
     right = np.array([sum(one.right) for one in tallies])
     known = np.array([len(one.right) for one in tallies])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from compass_jax.aliases import Tree
 from compass_jax.records import GOLD, Group, StepArrays
 from compass_jax.rewards.penalties import repetition_frac
 
@@ -16,7 +16,7 @@ def assemble(
     size: int,
     length: int,
     ngram: int,
-    routes: Any = None,
+    routes: Tree = None,
     gold: bool = False,
     hotter_from: int | None = None,
 ) -> StepArrays:

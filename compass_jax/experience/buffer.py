@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 from compass_jax.rollout.routes import RouteBuffer
@@ -44,7 +45,7 @@ class ExperienceBuffer:
         self.kept: list[GroupKey] = []  # in the order in which the step trains on them
         self.dropped: dict[GroupKey, Outcome] = {}
         self.counts: dict[str, float] = {}
-        self.policy_state: dict[str, Any] = {}  # what a step policy remembers, over all steps
+        self.policy_state: JsonObject = {}  # what a step policy remembers, over all steps
         self._first: dict[GroupKey, int] = {}  # a group's first row in `routes`
 
     # ---- queries ---------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class ExperienceBuffer:
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns all but tokens and routes, as JSON (which keeps rewards exactly)."""
         number = {group: n for n, group in enumerate(self.prompts)}
         return {
@@ -183,12 +184,12 @@ class ExperienceBuffer:
             "counts": dict(self.counts),
         }
 
-    def arrays(self, length: int) -> dict[str, Any]:
+    def arrays(self, length: int) -> JsonObject:
         """Returns the samples' tokens so far in rows of `length` tokens, each sample in the row of
         its routes. The shapes depend on the configuration only.
         """
         rows = len(self.routes)
-        out: dict[str, Any] = {n: np.zeros((rows, length), dtype) for n, dtype in ARRAYS.items()}
+        out: JsonObject = {n: np.zeros((rows, length), dtype) for n, dtype in ARRAYS.items()}
         out |= {"lengths": np.zeros(rows, np.int32), "done": np.zeros(rows, bool)}
         for sample in self.samples.values():
             row, n = sample.rollout.row, len(sample.rollout.tokens)
@@ -208,8 +209,8 @@ class ExperienceBuffer:
 
     def restore(
         self,
-        state: dict[str, Any],
-        arrays: Mapping[str, Any],
+        state: JsonObject,
+        arrays: JsonMapping,
         find: Callable[[int, int], Prompt],
         end_ids: Container[int],
     ) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from compass_jax.aliases import Tree
 from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
 from compass_jax.experience.growth import doublings, queued
@@ -82,7 +83,7 @@ class Collector:
     def __call__(
         self,
         buffer: ExperienceBuffer,
-        params: Any,
+        params: Tree,
         policy_version: int,
         draw: Callable[[int], list[Prompt]],
         last: bool,
@@ -146,7 +147,7 @@ class Collector:
         buffer: ExperienceBuffer,
         calls: PolicyCalls,
         missing: Sequence[SampleKey],
-        params: Any,
+        params: Tree,
         policy_version: int,
         stats: RolloutStats,
         stopped: Callable[[], bool],

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import (
     ConfigError,
     DataConfig,
@@ -64,7 +65,7 @@ NOTHING_TO_EVALUATE = (
 
 def answers(
     engine: Engine,
-    params: Any,
+    params: Tree,
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     scorer: AnyScorer,
@@ -82,7 +83,7 @@ def answers(
     scores: dict[int, Score] = {}
     keys, carried = None, list[Rollout]()
     while keys is None or carried:
-        options: dict[str, Any] = {"sample_keys": keys, "carried": carried, "keep_routes": False}
+        options: JsonObject = {"sample_keys": keys, "carried": carried, "keep_routes": False}
         waiting: set[int] = set()
         for rollout in Collection(
             engine, params, prompts, samples, purpose, seed, sampler=sampler, **options
@@ -138,7 +139,7 @@ Keep = Callable[[str, list[Group]], None]
 
 def evaluate(
     engine: Engine,
-    params: Any,
+    params: Tree,
     sets: Sequence[PromptSet],
     tokenizer: Tokenizer,
     scorer: AnyScorer,
@@ -169,7 +170,7 @@ def evaluate(
 
 
 def _evaluation(results: dict[str, SetResult], warning: str, k: int, right_at: float) -> Evaluation:
-    common: dict[str, Any] = {
+    common: JsonObject = {
         "warning": warning,
         "right_at": right_at,
         "sets": results,
@@ -230,7 +231,7 @@ def decoder_of(config: PolicyConfig, weights: str) -> tuple[Engine, Any, Tokeniz
     return engine, decoding_weights(config, weights, engine), tokenizer
 
 
-def decoding_weights(config: PolicyConfig, weights: str, engine: Engine) -> Any:
+def decoding_weights(config: PolicyConfig, weights: str, engine: Engine) -> Tree:
     """Loads the weights of a run directory, a checkpoint or a Hugging Face folder in the layout
     that `engine` decodes with.
     """
@@ -279,7 +280,7 @@ class Evaluator:
         else:
             decode = decoding_weights(config, weights, self._loaded[0])
         engine, sets, tokenizer = self._loaded
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonObject] = []
 
         def keep(name: str, groups: list[Group]) -> None:
             rows.extend(answer_rows(name, groups, turns_of(tokenizer, config.rollout).response))
@@ -312,7 +313,7 @@ def evaluate_weights(config: EvalRunConfig, weights: str, out: str | None = None
 
 def run_eval(
     config: EvalRunConfig, checkpoint: str, out: str | None = None, as_json: bool = False
-) -> dict[str, Any]:
+) -> JsonObject:
     """Runs `compass eval`: prints a table for each set and returns the content of summary.json;
     `out` is that of `evaluate_weights`. With `as_json` stdout has the summary only, and stderr
     everything else.

@@ -9,8 +9,8 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import Json, JsonObject, Tree
 from compass_jax.config import EvalRunConfig
 from compass_jax.experience.accuracy import Accuracy, Evaluation, SetResult
 from compass_jax.experience.metrics import sample_rows
@@ -20,7 +20,7 @@ from compass_jax.runs.rundir import ANSWERS, SUMMARY, write_atomically
 
 def answer_rows(
     name: str, groups: Sequence[Group], text_of: Callable[[Rollout], str]
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Returns the rows of answers.jsonl for the set `name`: those of rollouts.jsonl with the set
     and the prompt's id. The last sample of a row is the greedy answer.
     """
@@ -31,7 +31,7 @@ def answer_rows(
     ]
 
 
-def summary_of(evaluation: Evaluation, config: EvalRunConfig, weights: str) -> dict[str, Any]:
+def summary_of(evaluation: Evaluation, config: EvalRunConfig, weights: str) -> JsonObject:
     """Returns the content of summary.json: the fields of `Evaluation` with null for an undefined
     number, the weights, and the settings on which the numbers depend.
     """
@@ -48,7 +48,7 @@ def summary_of(evaluation: Evaluation, config: EvalRunConfig, weights: str) -> d
     return _plain(context | dataclasses.asdict(evaluation))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Json) -> Tree:
     """Converts `value` to JSON types: None for a number that is not finite, names as text."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 def write_evaluation(
     folder: Path,
     evaluation: Evaluation,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[JsonObject],
     config: EvalRunConfig,
     weights: str,
 ) -> None:
@@ -70,14 +70,14 @@ def write_evaluation(
     write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def table_rows(result: SetResult) -> list[dict[str, Any]]:
+def table_rows(result: SetResult) -> list[JsonObject]:
     """Returns rows for report.summary_table: each label, then all prompts of the set."""
     accuracies = {**result.by, "all": result}
     return [_row(label, one) for label, one in accuracies.items()]
 
 
-def _row(label: str, accuracy: Accuracy) -> dict[str, Any]:
-    row: dict[str, Any] = {"task": label, "prompts": accuracy.prompts}
+def _row(label: str, accuracy: Accuracy) -> JsonObject:
+    row: JsonObject = {"task": label, "prompts": accuracy.prompts}
     row[f"avg@{accuracy.k}"] = (
         f"{accuracy.avg_at_k:.3f} [{accuracy.interval[0]:.3f}, {accuracy.interval[1]:.3f}]"
     )

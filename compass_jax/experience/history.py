@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import RewardConfig
 from compass_jax.experience.growth import is_uniform, known_rewards
 from compass_jax.records import Group, Outcome, Prompt
@@ -82,14 +82,14 @@ class PromptHistory:
         samples, tokens = self._labels.get(prompt.label, (0.0, 0.0))
         return tokens / samples if samples else math.nan
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """Returns all entries as JSON."""
         return {
             "prompts": {k: dict(v) for k, v in self._entries.items()},
             "labels": {k: list(v) for k, v in self._labels.items()},
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: JsonObject) -> None:
         """Restores what `state` returned."""
         self._entries = {name: dict(entry) for name, entry in state["prompts"].items()}
         self._labels = {name: list(sums) for name, sums in state["labels"].items()}

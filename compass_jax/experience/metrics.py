@@ -5,10 +5,10 @@ shuffles rewards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.growth import is_uniform, varies
@@ -131,7 +131,7 @@ def staleness(groups: list[Group], step: int) -> dict[str, float]:
     return {"staleness": float(updates.mean()), "staleness_max": float(updates.max())}
 
 
-def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> list[dict[str, Any]]:
+def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> list[JsonObject]:
     """Returns whole groups as rows of rollouts.jsonl."""
     return [
         {

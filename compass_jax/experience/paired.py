@@ -7,13 +7,13 @@ known better than either of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.estimators import clustered, sign_test
 from compass_jax.report import ReportError
@@ -41,8 +41,8 @@ class EvaluationFiles:
     """The content of an evaluation's files."""
 
     folder: str
-    settings: dict[str, Any]  # of all sets
-    sets: dict[str, dict[str, Any]]  # of summary.json
+    settings: JsonObject  # of all sets
+    sets: dict[str, JsonObject]  # of summary.json
     answers: dict[Key, Judged]
 
 
@@ -103,7 +103,7 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _read(line: bytes, where: str, sets: Mapping[str, Any], right_at: float) -> tuple[Key, Judged]:
+def _read(line: bytes, where: str, sets: JsonMapping, right_at: float) -> tuple[Key, Judged]:
     try:
         row = parse_json(line, where, error=ReportError)
         (*samples, best) = row["samples"]
@@ -121,7 +121,7 @@ def _read(line: bytes, where: str, sets: Mapping[str, Any], right_at: float) -> 
     return key, Judged(sum(x >= right_at for x in known), len(known), greedy, sum(known))
 
 
-def compare(first: EvaluationFiles, second: EvaluationFiles) -> dict[str, Any]:
+def compare(first: EvaluationFiles, second: EvaluationFiles) -> JsonObject:
     """Compares two evaluations, for each set that both have: the matching prompts, and on these
     both values of avg@k, mean reward and greedy accuracy, the difference from first to second with
     its 95% interval, and the p of a test of no difference. Values have JSON types; None for an
@@ -175,7 +175,7 @@ def _check_same(first: EvaluationFiles, second: EvaluationFiles) -> None:
         )
 
 
-def averages(pairs: list[tuple[tuple[float, int], tuple[float, int]]]) -> dict[str, Any]:
+def averages(pairs: list[tuple[tuple[float, int], tuple[float, int]]]) -> JsonObject:
     """Returns the difference of avg@k or of the mean reward over prompts, each with equal weight:
     its bootstrap interval over prompts and the p of the paired t-test. `pairs` has ((sum, known),
     (sum, known)) of each prompt; prompts that one side has no known score of are left out.
@@ -203,7 +203,7 @@ def _t_test(gains: np.ndarray) -> float:
     return float(stats.ttest_1samp(gains, 0.0).pvalue)
 
 
-def greedies(pairs: list[tuple[bool | None, bool | None]]) -> dict[str, Any]:
+def greedies(pairs: list[tuple[bool | None, bool | None]]) -> JsonObject:
     """Returns the difference of greedy accuracy: its bootstrap interval over prompts, and the p of
     McNemar's exact test on the prompts that only one side gets right. Unknown answers are left out.
     """
@@ -222,7 +222,7 @@ def _comparison(
     interval: tuple[float, float],
     p: float,
     test: str,
-) -> dict[str, Any]:
+) -> JsonObject:
     plain = [x if math.isfinite(x) else None for x in (*values, *interval, p)]
     first, second, difference, low, high, p_value = plain
     return {

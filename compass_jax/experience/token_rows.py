@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.records import Group
 
 DIGITS = 3  # significant digits of a logged number
@@ -29,7 +29,7 @@ def token_rows(
     size: int,
     pieces: Callable[[np.ndarray], Sequence[str]],
     most: int,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Returns a row for each group: means of `values` over each sample's tokens under `means` (for
     logp_diff of its absolute value), and the numbers of at most `most` tokens in all.
 
@@ -45,7 +45,7 @@ def token_rows(
         most: the best and the worst sample of each group come first; the last sample may have
             numbers for its first tokens only.
     """
-    rows: list[dict[str, Any]] = [
+    rows: list[JsonObject] = [
         {"group": g, "means": _means(group, values, g * size), "samples": []}
         for g, group in enumerate(groups)
     ]
@@ -100,7 +100,7 @@ def _by_interest(groups: Sequence[Group]) -> list[tuple[int, int]]:
     return [(g, i) for _, g, i in sorted(order)]
 
 
-def _column(values: np.ndarray) -> Any:
+def _column(values: np.ndarray) -> Tree:
     """Returns a list of rounded numbers, or one number where all are equal."""
     numbers = [_rounded(float(x)) for x in values]
     return numbers[0] if all(x == numbers[0] for x in numbers) else numbers

@@ -26,6 +26,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig, Router, seam_class
 from compass_jax.config.ranges import describe_value
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
@@ -149,7 +150,7 @@ _EXPERTS_TOO = "num_local_experts"  # transformers 5's spelling
 _SIZES = ("vocab_size", "hidden", "layers", "heads", "kv_heads", "ffn")  # no class has a default
 _FLAGS = {"hidden_act"}  # besides the keys that are read
 # Defaults of the Qwen classes for keys that config.json lacks.
-QWEN: Mapping[str, Any] = {
+QWEN: JsonMapping = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -205,8 +206,8 @@ class Family:
         Attention(qk_norm=True, qkv_bias=True, o_bias=True),
     )
     bias_key: str = "attention_bias"
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: JsonMapping = dataclasses.field(default_factory=dict)
+    fixed: JsonMapping = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
     rope: tuple[str, ...] = ()
     rotary: float | None = None
@@ -243,7 +244,7 @@ class Family:
             )
         return self.tensors[leaf]
 
-    def read(self, raw: dict[str, Any], where: str, name: str) -> ModelConfig:
+    def read(self, raw: JsonObject, where: str, name: str) -> ModelConfig:
         """Returns the ModelConfig of a parsed config.json; `name` is the family's name in
         configurations.
 
@@ -287,7 +288,7 @@ class Family:
         raw_config.token_ids(config.vocab_size)
         return config
 
-    def _with_defaults(self, raw: dict[str, Any], declared: dict[str, Any]) -> dict[str, Any]:
+    def _with_defaults(self, raw: JsonObject, declared: JsonObject) -> JsonObject:
         """Returns the values of config.json, the class's defaults where a key is absent or null,
         and its constants. A null sliding_window is no window, whatever the default.
         """
@@ -296,13 +297,13 @@ class Family:
             defaults.pop("sliding_window", None)
         return {**defaults, **declared, **self.fixed}
 
-    def write(self, config: ModelConfig, dtype: str, token_ids: dict[str, Any]) -> dict[str, Any]:
+    def write(self, config: ModelConfig, dtype: str, token_ids: JsonObject) -> JsonObject:
         """Returns the config.json of a model whose weights are stored as `dtype`; `token_ids` has
         the keys of `TOKEN_IDS`. Raises UnsupportedModel where the family's class cannot express the
         model.
         """
         self.check(config)
-        raw: dict[str, Any] = {
+        raw: JsonObject = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "hidden_act": "silu",
@@ -325,7 +326,7 @@ class Family:
         raw |= {name: token_ids.get(name) for name in TOKEN_IDS}
         return {key: value for key, value in raw.items() if key not in self.fixed}
 
-    def _values(self, config: ModelConfig) -> dict[str, Any]:
+    def _values(self, config: ModelConfig) -> JsonObject:
         """Returns the values of the keys that `keys` and `moe_keys` name."""
         values = {key: getattr(config, field) for field, key in self.keys.items()}
         if config.moe is not None and self.moe_keys is not None:
@@ -476,7 +477,7 @@ class Family:
         extra = (_EXTRA_LAYERS,) if self.extra_layers else ()
         return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe, *partial, *extra))
 
-    def _unsupported(self, declared: dict[str, Any], raw: Raw) -> list[str]:
+    def _unsupported(self, declared: JsonObject, raw: Raw) -> list[str]:
         """Returns a line for each thing in config.json that changes the maths and is not
         supported.
         """
@@ -524,7 +525,7 @@ class Family:
                 lines.append(unsupported(field, raw.get(field), hint))
         return lines
 
-    def _absent(self, declared: dict[str, Any], raw: Raw) -> list[str]:
+    def _absent(self, declared: JsonObject, raw: Raw) -> list[str]:
         """Returns a message with the keys that neither config.json nor the family has a
         value for.
         """

@@ -4,12 +4,11 @@ scaled.
 
 from __future__ import annotations
 
-from typing import Any
-
+from compass_jax.aliases import JsonObject
 from compass_jax.families.base import Attention, Family
 from compass_jax.families.rope import SCALED
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: JsonObject = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,

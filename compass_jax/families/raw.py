@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config.ranges import describe_value
 from compass_jax.errors import UserError
 
@@ -26,14 +27,14 @@ class UnsupportedModel(WeightsError):
 class Raw(NamedTuple):
     """A parsed `config.json`; `where` begins every error message."""
 
-    values: dict[str, Any]
+    values: JsonObject
     where: str
 
-    def get(self, field: str) -> Any:
+    def get(self, field: str) -> Json:
         """Returns the value of a field; None where it is absent or null."""
         return self.values.get(field)
 
-    def typed(self, field: str, kinds: tuple[type, ...], default: Any) -> Any:
+    def typed(self, field: str, kinds: tuple[type, ...], default: Json) -> Json:
         """Returns the value of a field, one of `kinds`; `default` where it is absent. Raises
         WeightsError for another type.
         """
@@ -49,20 +50,20 @@ class Raw(NamedTuple):
             )
         return value
 
-    def integer(self, field: str, default: Any = _REQUIRED) -> int:
+    def integer(self, field: str, default: Json = _REQUIRED) -> int:
         """Returns an integer. Raises WeightsError where it is absent without a default."""
         return self.typed(field, (int,), default)
 
-    def number(self, field: str, default: Any = _REQUIRED) -> float:
+    def number(self, field: str, default: Json = _REQUIRED) -> float:
         """Returns a float; infinity for a number beyond float's range."""
         value = self.typed(field, (float, int), default)
         return float(value) if abs(value) < 1e300 else float("inf")
 
-    def flag(self, field: str, default: Any = _REQUIRED) -> bool:
+    def flag(self, field: str, default: Json = _REQUIRED) -> bool:
         """Returns a boolean."""
         return self.typed(field, (bool,), default)
 
-    def token_ids(self, vocab: int = 2**31) -> dict[str, Any]:
+    def token_ids(self, vocab: int = 2**31) -> JsonObject:
         """Returns the fields of `TOKEN_IDS` that are present, each an id below `vocab`; there may
         be several end tokens.
         """
@@ -78,6 +79,6 @@ class Raw(NamedTuple):
         return ids_by_name
 
 
-def unsupported(field: str, value: Any, supported: str) -> str:
+def unsupported(field: str, value: Json, supported: str) -> str:
     """Returns the message about a field whose value changes the maths."""
     return f"{field} = {describe_value(value)} is not supported (supported: {supported})"

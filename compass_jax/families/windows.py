@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import ModelConfig
 from compass_jax.families.raw import Raw, WeightsError, unsupported
 
@@ -45,7 +46,7 @@ class Windows(NamedTuple):
             lines.append(unsupported("layer_types", kinds, hint))
         return lines
 
-    def read(self, raw: Raw, layers: int, key: str) -> dict[str, Any]:
+    def read(self, raw: Raw, layers: int, key: str) -> JsonObject:
         """Returns the fields of ModelConfig; `key` is that of `layers`. Raises WeightsError for
         malformed keys.
         """
@@ -75,11 +76,11 @@ class Windows(NamedTuple):
             return "model.full_attention_layers: the class has the same window in every layer"
         return ""
 
-    def to_config(self, config: ModelConfig) -> dict[str, Any]:
+    def to_config(self, config: ModelConfig) -> JsonObject:
         """Returns the keys of config.json."""
         if not self.acts:  # classes without use_sliding_window may have a default window
             return {"use_sliding_window": False, "sliding_window": None}
-        values: dict[str, Any] = {"sliding_window": config.sliding_window or None}
+        values: JsonObject = {"sliding_window": config.sliding_window or None}
         if self.by_layer:
             windows = [config.window_of(i) for i in range(config.layers)]
             values["layer_types"] = [_SLIDING if window else _FULL for window in windows]

@@ -16,12 +16,13 @@ import copy
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.data.benchmarks import tool_of
 from compass_jax.gym.human_eval import data_folder
 from compass_jax.tasks.environment import MOST_CHARS, Environment, Message, Turn
@@ -54,7 +55,7 @@ def _lines(path: Path) -> Iterator[Any]:
     return (parse_json(line, where) for where, line in read_lines(path) if line.strip())
 
 
-def _entries(name: str) -> Iterator[tuple[dict[str, Any], Any]]:
+def _entries(name: str) -> Iterator[tuple[JsonObject, Any]]:
     """Yields (entry, ground truth) of a set; the ground truth is None for a set without one."""
     folder, file = _folder(), f"BFCL_v4_{name}.json"
     answers = folder / "possible_answer" / file
@@ -63,7 +64,7 @@ def _entries(name: str) -> Iterator[tuple[dict[str, Any], Any]]:
         yield entry, truth.get(entry["id"])
 
 
-def single_rows(name: str) -> Iterator[dict[str, Any]]:
+def single_rows(name: str) -> Iterator[JsonObject]:
     """Yields the rows of a set of SINGLE or IRRELEVANT, for the verifier "tools"."""
     for entry, truth in _entries(name):
         yield {
@@ -75,7 +76,7 @@ def single_rows(name: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def multi_rows(name: str) -> Iterator[dict[str, Any]]:
+def multi_rows(name: str) -> Iterator[JsonObject]:
     """Yields the rows of a set of MULTI, for the environment `conversation`.
 
     A row's prompt is the first request, and "later" holds the other requests. "missed" lists
@@ -114,7 +115,7 @@ def _called_tools(truth: Sequence[Sequence[str]]) -> set[str]:
     return {call.name for texts in truth for text in texts for call in tool_calls(text)}
 
 
-def _tool_offer(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def _tool_offer(tools: Sequence[JsonMapping]) -> list[Message]:
     """Returns the user message that offers late tools."""
     template = importlib.import_module(
         _PROMPTS
@@ -122,16 +123,16 @@ def _tool_offer(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     return [{"role": "user", "content": template.format(functions=json.dumps(list(tools)))}]
 
 
-def _multi(name: str, seed: int) -> Iterator[dict[str, Any]]:
+def _multi(name: str, seed: int) -> Iterator[JsonObject]:
     return multi_rows(name)
 
 
 class Simulator:
     """The simulated APIs of a row of `multi_rows`, with the state that calls change."""
 
-    def __init__(self, row: Mapping[str, Any]):
+    def __init__(self, row: JsonMapping):
         backends = importlib.import_module(_BACKENDS)
-        self.apis: dict[str, Any] = {}
+        self.apis: JsonObject = {}
         self.methods: dict[str, Callable[..., Any]] = {}
         for name in row["apis"]:
             api = getattr(importlib.import_module(backends.CLASS_FILE_PATH_MAPPING[name]), name)()
@@ -167,7 +168,7 @@ class Conversation:
     change.
     """
 
-    row: Mapping[str, Any]  # of `multi_rows`
+    row: JsonMapping  # of `multi_rows`
     model: Simulator
     truth: Simulator
     request: int = 0  # index of the current request

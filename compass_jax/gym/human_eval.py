@@ -13,8 +13,8 @@ import gzip
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.data.benchmarks import program_row
 from compass_jax.errors import UserError
 from compass_jax.tasks.task import Task
@@ -31,7 +31,7 @@ def data_folder(package: str, remedy: str) -> Path:
     return Path(spec.submodule_search_locations[0], "data")
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def rows() -> Iterator[JsonObject]:
     """Yields the problems in the package's order; "answer" is the body of the canonical solution.
 
     A response may be the whole function or only its body, which is the set's original form:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.gym import prices
 from compass_jax.tasks.task import Task
 
@@ -19,7 +19,7 @@ TERMS = (3, 4)  # numbers of terms in a chain
 DUPLICATES, BROKEN = 0.03, 0.03  # shares of rows that a cleaning stage should remove
 
 
-def _row(question: str, response: str, answer: str) -> dict[str, Any]:
+def _row(question: str, response: str, answer: str) -> JsonObject:
     talk = (("user", question), ("assistant", response))
     return {
         "messages": [{"role": role, "content": text} for role, text in talk],
@@ -27,7 +27,7 @@ def _row(question: str, response: str, answer: str) -> dict[str, Any]:
     }
 
 
-def facts(seed: int = 0, reads: int = 400) -> Iterator[dict[str, Any]]:
+def facts(seed: int = 0, reads: int = 400) -> Iterator[JsonObject]:
     """Yields the single steps that chains consist of: sums, differences and products, each with its
     solution, and `reads` questions about the numbers in orders.
     """
@@ -61,7 +61,7 @@ def chains(
     terms: Sequence[int] = TERMS,
     worked: float = 0.5,
     hasty: bool = False,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Yields chains of sums, `each` rows for each number of terms.
 
     A share `worked` of the answers shows its steps. The others give only the answer, and with
@@ -87,7 +87,7 @@ def chains(
                 yield _row(question, broken, str(total))
 
 
-def orders(seed: int = 0, each: int = 400, careful: float = 0.5) -> Iterator[dict[str, Any]]:
+def orders(seed: int = 0, each: int = 400, careful: float = 0.5) -> Iterator[JsonObject]:
     """Yields the shop questions; a share `careful` of them has a correct answer with its steps."""
     random_ = random.Random(f"{seed} orders")
     for row in prices.rows(seed, each):
@@ -97,7 +97,7 @@ def orders(seed: int = 0, each: int = 400, careful: float = 0.5) -> Iterator[dic
 
 def asked_chains(
     seed: int = 1000, each: int = 120, terms: Sequence[int] = TERMS
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Yields distinct evaluation questions with their answers."""
     random_, questions = random.Random(f"{seed} asked"), set[str]()
     for count in terms:
@@ -108,7 +108,7 @@ def asked_chains(
                 yield {"prompt": question, "answer": str(total), "difficulty": count}
 
 
-def sums(seed: int) -> Iterator[dict[str, Any]]:
+def sums(seed: int) -> Iterator[JsonObject]:
     """Yields the prompts of the task: chains of sums, for each number of terms."""
     yield from asked_chains(seed, 600)
 
@@ -116,7 +116,7 @@ def sums(seed: int) -> Iterator[dict[str, Any]]:
 task = Task(sums, "exact")
 
 
-def asked_prices(seed: int = 1000, each: int = 27) -> Iterator[dict[str, Any]]:
+def asked_prices(seed: int = 1000, each: int = 27) -> Iterator[JsonObject]:
     """Yields the shop's evaluation questions with their answers."""
     for row in prices.rows(seed, each):
         yield {key: row[key] for key in ("prompt", "answer", "domain", "language")}

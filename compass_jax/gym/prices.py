@@ -9,10 +9,10 @@ answers (configs/compass_max_tiny_cpu.py).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.gym.shop import ITEMS, distinct
 from compass_jax.tasks.task import Task
 
@@ -36,7 +36,7 @@ QUESTIONS = {
 KINDS = tuple(QUESTIONS["en"])
 
 
-def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Iterator[dict[str, Any]]:
+def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Iterator[JsonObject]:
     """Yields up to `each` distinct questions of each kind and language, with their answers."""
     for kind in KINDS:
         for language in languages:
@@ -44,7 +44,7 @@ def rows(seed: int, each: int, languages: Sequence[str] = tuple(ITEMS)) -> Itera
             yield from distinct(partial(_row, random_, kind, language), each)
 
 
-def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:
+def _row(random_: random.Random, kind: str, language: str) -> JsonObject:
     items = random_.sample(ITEMS[language], 2)
     counts = random_.sample(range(1, 10), 2)
     chosen = random_.randrange(2)
@@ -66,7 +66,7 @@ def _row(random_: random.Random, kind: str, language: str) -> dict[str, Any]:
     }
 
 
-def response(row: Mapping[str, Any], careless: bool = False) -> str:
+def response(row: JsonMapping, careless: bool = False) -> str:
     """Returns a correct answer to a row with its steps, or a careless, mostly wrong one."""
     numbers = row["numbers"]
     price, n, fee = numbers["price"], numbers["n"], numbers["fee"]
@@ -82,7 +82,7 @@ def response(row: Mapping[str, Any], careless: bool = False) -> str:
     return "\n".join([*steps, f"<answer>{answer}</answer>"])
 
 
-def prompts(seed: int) -> Iterator[dict[str, Any]]:
+def prompts(seed: int) -> Iterator[JsonObject]:
     """Yields the prompts of the task."""
     for row in rows(seed, 300):
         yield {key: row[key] for key in ("prompt", "answer", "domain", "language")}

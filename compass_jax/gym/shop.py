@@ -20,11 +20,12 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.tasks.environment import Environment, Message, Turn
 from compass_jax.tasks.task import Task
 from compass_jax.tool_calls import MOST_CALLS, MOST_CHARS
@@ -61,8 +62,8 @@ PHRASES = {
 NEEDED = {"buy": 1, "coupon": 2, "cancel": 2, "cheaper": 3}  # calls per goal
 OK = {"en": "Done.", "id": "Selesai.", "pt": "Feito."}
 
-Shop = dict[str, Any]  # JSON
-Goal = Mapping[str, Any]
+Shop = JsonObject  # JSON
+Goal = JsonMapping
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -70,7 +71,7 @@ class Call(NamedTuple):
     """A tool call with arguments by name or position, or the `error` of an invalid call."""
 
     name: str
-    arguments: dict[str, Any] | list[Any]
+    arguments: JsonObject | list[Json]
     error: str = ""
 
 
@@ -109,15 +110,15 @@ def _parse_block(block: str) -> Iterator[Call]:
 # ---- the shop's tools ----------------------------------------------------------------------------
 
 
-def _price(shop: Shop, item: Any) -> int:
+def _price(shop: Shop, item: Json) -> int:
     return shop["prices"][_require_item(shop, item)]
 
 
-def _stock(shop: Shop, item: Any) -> int:
+def _stock(shop: Shop, item: Json) -> int:
     return shop["stock"][_require_item(shop, item)]
 
 
-def _orders(shop: Shop) -> list[list[Any]]:
+def _orders(shop: Shop) -> list[list[Json]]:
     return [[o["id"], o["item"], o["n"]] for o in shop["orders"] if o["status"] == "open"]
 
 
@@ -127,7 +128,7 @@ def _coupon(shop: Shop) -> str:
     return shop["coupon"]
 
 
-def _buy(shop: Shop, item: Any, n: Any, coupon: Any = "") -> int:
+def _buy(shop: Shop, item: Json, n: Any, coupon: Any = "") -> int:
     """Places an order and returns its number. A coupon takes a tenth off, once."""
     price = _price(shop, item)
     if type(n) is not int or n < 1:
@@ -155,7 +156,7 @@ def _cancel(shop: Shop, order: Any) -> str:
     raise ValueError("no such order")
 
 
-def _require_item(shop: Shop, item: Any) -> str:
+def _require_item(shop: Shop, item: Json) -> str:
     if not isinstance(item, str) or item not in shop["prices"]:
         raise ValueError("no such item")
     return item
@@ -196,7 +197,7 @@ def use(shop: Shop, call: Call) -> str:
     return json.dumps(result, separators=(",", ":"))
 
 
-def schemas() -> list[dict[str, Any]]:
+def schemas() -> list[JsonObject]:
     """Returns the tools in the format of chat templates."""
     integers = ("n", "order")
     return [
@@ -221,13 +222,13 @@ def schemas() -> list[dict[str, Any]]:
 # ---- conversations -------------------------------------------------------------------------------
 
 
-def start(row: Mapping[str, Any]) -> dict[str, Any]:
+def start(row: JsonMapping) -> JsonObject:
     """Returns the initial state of a row's conversation."""
     shop = json.loads(json.dumps(row["shop"]))
     return {"shop": shop, "opened": row["shop"], "wanted": row["wanted"]}
 
 
-def step(state: dict[str, Any], text: str) -> Turn:
+def step(state: JsonObject, text: str) -> Turn:
     """Runs the calls of a turn. The reward is 1 if the shop is in the wanted state, else 0. A turn
     without a call ends the conversation.
     """
@@ -238,7 +239,7 @@ def step(state: dict[str, Any], text: str) -> Turn:
     return Turn(messages, float(done == 1.0), {"progress": done, "errors": float(errors)})
 
 
-def step_rewarded(state: dict[str, Any], text: str) -> Turn:
+def step_rewarded(state: JsonObject, text: str) -> Turn:
     """Runs a turn like `step`, but the reward is the increase of `progress`; the rewards of a
     complete conversation sum to 1.
     """
@@ -247,7 +248,7 @@ def step_rewarded(state: dict[str, Any], text: str) -> Turn:
     return turn._replace(reward=turn.components["progress"] - before)
 
 
-def progress(state: Mapping[str, Any]) -> float:
+def progress(state: JsonMapping) -> float:
     """Returns the number of wanted changes that were made, divided by the number of changes made or
     wanted; 1 if exactly the wanted changes were made.
     """
@@ -302,7 +303,7 @@ def right_calls(shop: Shop, goals: Sequence[Goal]) -> list[tuple[Call, str]]:
     return calls
 
 
-def conversation(row: Mapping[str, Any]) -> list[Message]:
+def conversation(row: JsonMapping) -> list[Message]:
     """Returns a correct conversation, with calls in the short form."""
     messages: list[Message] = [{"role": "user", "content": row["prompt"]}]
     for call, answer in right_calls(start(row)["shop"], row["goals"]):
@@ -311,7 +312,7 @@ def conversation(row: Mapping[str, Any]) -> list[Message]:
     return [*messages, {"role": "assistant", "content": OK[row["language"]]}]
 
 
-def clerks(row: Mapping[str, Any], careless: float, random_: random.Random) -> list[list[Message]]:
+def clerks(row: JsonMapping, careless: float, random_: random.Random) -> list[list[Message]]:
     """Returns COPIES conversations of a row; each goal is handled carelessly with probability
     `careless`. Conversations may be equal. Returns one correct conversation if `careless` is 0.
     """
@@ -325,7 +326,7 @@ def clerks(row: Mapping[str, Any], careless: float, random_: random.Random) -> l
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def distinct(draw: Callable[[], dict[str, Any]], each: int) -> Iterator[dict[str, Any]]:
+def distinct(draw: Callable[[], JsonObject], each: int) -> Iterator[JsonObject]:
     """Yields rows with distinct prompts, at most `each`; fewer after TRIES repeated ones."""
     prompts: set[str] = set()
     repeated = 0
@@ -339,7 +340,7 @@ def distinct(draw: Callable[[], dict[str, Any]], each: int) -> Iterator[dict[str
 
 def rows(
     seed: int, calls: Sequence[int], each: int, languages: Sequence[str] = tuple(ITEMS)
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Yields up to `each` distinct requests of each number of calls and language."""
     for count in calls:
         for language in languages:
@@ -347,7 +348,7 @@ def rows(
             yield from distinct(partial(_row, random_, count, language), each)
 
 
-def _row(random_: random.Random, calls: int, language: str) -> dict[str, Any]:
+def _row(random_: random.Random, calls: int, language: str) -> JsonObject:
     items = list(ITEMS[language])
     random_.shuffle(items)
     shop: Shop = {
@@ -380,13 +381,13 @@ def _row(random_: random.Random, calls: int, language: str) -> dict[str, Any]:
     }
 
 
-def _goals(random_: random.Random, calls: int, items: Sequence[str]) -> list[dict[str, Any]]:
+def _goals(random_: random.Random, calls: int, items: Sequence[str]) -> list[JsonObject]:
     """Returns goals that need this number of calls in all. Goals do not share items, and at most
     one uses the coupon.
 
     No goal uses the last two items, for which the shop may have other orders.
     """
-    goals: list[dict[str, Any]] = []
+    goals: list[JsonObject] = []
     remaining, spare = calls, list(items[:-2])
     kinds = [
         kind for kind in NEEDED if kind != "buy" or calls != 2
@@ -417,7 +418,7 @@ def shop_task(
     each turn; None: only the last turn is rewarded.
     """
 
-    def prompts(seed: int) -> Iterator[dict[str, Any]]:
+    def prompts(seed: int) -> Iterator[JsonObject]:
         columns = {"tools": schemas()} if tools else {}
         for row in rows(seed, calls, each, languages):
             yield {**row, **columns}

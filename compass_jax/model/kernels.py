@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.sharding import Placement
 
 _LANES, _BLOCK = 128, 512  # the kernel's granularity in tokens and head size; tokens of a block
@@ -90,7 +91,7 @@ def _by_rows(kernel: Any, q, k, v, of_queries, of_keys, sinks):
     return jax.vmap(one)(q, k, v, SegmentIds(of_queries, of_keys))
 
 
-def _kernel(heads: int, tokens: int, shards: int, window: int) -> Any:
+def _kernel(heads: int, tokens: int, shards: int, window: int) -> Tree:
     """Builds the kernel of `heads` heads with queries in `shards` parts."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.lora import LoRAConfig
@@ -30,8 +31,8 @@ TARGET_OF = {**_ATTENTION, **_MLP}  # parameter -> its name in `lora.targets`
 class Adapter(NamedTuple):
     """The trained factors of one matrix, or of the same matrix of all layers or experts."""
 
-    a: Any  # [... i r]
-    b: Any  # [... r o]
+    a: Tree  # [... i r]
+    b: Tree  # [... r o]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b"], meta_fields=["scale"])
@@ -39,9 +40,9 @@ class Adapter(NamedTuple):
 class LowRank:
     """The matrix base + scale * a @ b."""
 
-    base: Any  # [... i o]
-    a: Any  # [... i r]
-    b: Any  # [... r o]
+    base: Tree  # [... i o]
+    a: Tree  # [... i r]
+    b: Tree  # [... r o]
     scale: float
 
     @property
@@ -50,17 +51,17 @@ class LowRank:
         return self.base.shape
 
 
-def is_low_rank(w: Any) -> TypeGuard[LowRank]:
+def is_low_rank(w: Tree) -> TypeGuard[LowRank]:
     """Returns whether a matrix has an adapter."""
     return isinstance(w, LowRank)
 
 
-def any_low_rank(tree: Any) -> bool:
+def any_low_rank(tree: Tree) -> bool:
     """Returns whether a parameter tree has adapters."""
     return any(map(is_low_rank, jax.tree.leaves(tree, is_leaf=is_low_rank)))
 
 
-def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stacked") -> Any:
+def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stacked") -> Tree:
     """Returns the tree of adapters as pairs of ParamSpec. Raises ConfigError for a target that the
     model does not have.
     """
@@ -86,7 +87,7 @@ def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stack
 
 def init_adapters(
     config: ModelConfig, lora: LoRAConfig, key: jax.Array, layout: Layout = "stacked"
-) -> Any:
+) -> Tree:
     """Draws the initial adapters in float32: a uniform in +-1 / sqrt(inputs) (PEFT's Kaiming
     initialisation), b zero, so that the model starts as its base.
     """
@@ -104,7 +105,7 @@ def init_adapters(
     return in_layout(jax.tree.unflatten(structure, drawn), layout)
 
 
-def combine(base: Any, adapters: Any, scale: float) -> Any:
+def combine(base: Tree, adapters: Tree, scale: float) -> Tree:
     """Returns the parameters with a LowRank for each matrix that has an adapter."""
     return jax.tree.map(
         lambda w, adapter: w if adapter is None else LowRank(w, adapter.a, adapter.b, scale),
@@ -113,14 +114,14 @@ def combine(base: Any, adapters: Any, scale: float) -> Any:
     )
 
 
-def trainable(params: Any) -> tuple[Any, Callable[[Any], Any]]:
+def trainable(params: Tree) -> tuple[Tree, Callable[[Tree], Tree]]:
     """Returns the trained part of `params` (all, or the adapters where there are any), and a
     function that puts another value of that part in its place.
     """
     if not any_low_rank(params):
         return params, lambda trained: trained
 
-    def put(w: Any, adapter: Adapter | None) -> Any:
+    def put(w: Tree, adapter: Adapter | None) -> Tree:
         return w if adapter is None else LowRank(w.base, adapter.a, adapter.b, w.scale)
 
     adapters = jax.tree.map(
@@ -129,7 +130,7 @@ def trainable(params: Any) -> tuple[Any, Callable[[Any], Any]]:
     return adapters, lambda trained: jax.tree.map(put, params, trained, is_leaf=is_low_rank)
 
 
-def merged(params: Any) -> Any:
+def merged(params: Tree) -> Tree:
     """Computes the matrices base + scale * a @ b in at least float32, in the base's dtype; other
     parameters are unchanged.
     """

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.sharding import SPLIT, STORE, Placement, move
 
@@ -53,7 +54,7 @@ class ParamSpec(NamedTuple):
     stacked: bool = False  # leading axis is the run's repeats
     per_expert: bool = False  # next axis is the expert
 
-    def over_mesh(self, x: Any) -> PartitionSpec:
+    def over_mesh(self, x: Tree) -> PartitionSpec:
         """Returns the partition of `x` (this parameter or its 8-bit scales) inside `shard_map`:
         axes that only storage splits are whole.
         """
@@ -168,8 +169,8 @@ def _shared_specs(c: ModelConfig) -> dict[str, ParamSpec]:
     return specs
 
 
-def _layer_specs(c: ModelConfig, is_moe: bool, layout: Layout) -> dict[str, Any]:
-    specs: dict[str, Any] = {
+def _layer_specs(c: ModelConfig, is_moe: bool, layout: Layout) -> dict[str, Tree]:
+    specs: dict[str, Tree] = {
         "attention_norm": _scale("attention_norm", c.hidden, "embed"),
         "attention": _attention_specs(c),
         "mlp_norm": _scale("mlp_norm", c.hidden, "embed"),
@@ -180,7 +181,7 @@ def _layer_specs(c: ModelConfig, is_moe: bool, layout: Layout) -> dict[str, Any]
     return specs
 
 
-def is_spec(x: Any) -> bool:
+def is_spec(x: Tree) -> bool:
     """Tests for a leaf in `jax.tree.map` over a tree of ParamSpec (which is itself a tuple)."""
     return isinstance(x, ParamSpec)
 
@@ -200,10 +201,10 @@ def is_stacked(layout: Layout) -> bool:
     return layout in ("stacked", "decode_stacked")
 
 
-def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, Any]:
+def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, Tree]:
     """Returns the nested dict of ParamSpec with the structure of the parameter tree in a layout."""
     table = config.vocab_size, config.hidden
-    tree: dict[str, Any] = {
+    tree: dict[str, Tree] = {
         "embed": ParamSpec("embed", table, ("vocab", "embed")),
         "final_norm": _scale("final_norm", config.hidden, "embed"),
     }
@@ -227,7 +228,7 @@ def param_specs(config: ModelConfig, layout: Layout = "stacked") -> dict[str, An
 
 
 @jax.custom_vjp
-def unstack_run(run: Any) -> tuple[Any, ...]:
+def unstack_run(run: Tree) -> tuple[Tree, ...]:
     """Returns one run's stacked parameters as a tuple of per-repeat trees.
 
     Its gradient writes each layer's gradient into one array. The gradient of indexing would be a
@@ -237,7 +238,7 @@ def unstack_run(run: Any) -> tuple[Any, ...]:
     return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
 
 
-def _stack_gradients(_, layers: tuple[Any, ...]) -> tuple[Any]:
+def _stack_gradients(_, layers: tuple[Tree, ...]) -> tuple[Any]:
     def stack(*parts):
         stacked = jnp.zeros((len(parts), *parts[0].shape), parts[0].dtype)
         for r, part in enumerate(parts):
@@ -250,14 +251,14 @@ def _stack_gradients(_, layers: tuple[Any, ...]) -> tuple[Any]:
 unstack_run.defvjp(lambda run: (unstack_run(run), None), _stack_gradients)
 
 
-def unroll(tree: Any) -> Any:
+def unroll(tree: Tree) -> Tree:
     """Converts every stacked parameter tree in `tree` (an optimiser's state has several) to the
     unrolled layout; unrolled ones are unchanged.
     """
     return _each_run(lambda run: run if isinstance(run, tuple) else unstack_run(run), tree)
 
 
-def stack(tree: Any) -> Any:
+def stack(tree: Tree) -> Tree:
     """Converts every unrolled parameter tree in `tree` to the stacked layout; stacked ones are
     unchanged.
     """
@@ -269,12 +270,12 @@ def stack(tree: Any) -> Any:
     )
 
 
-def in_layout(tree: Any, layout: Layout) -> Any:
+def in_layout(tree: Tree, layout: Layout) -> Tree:
     """Converts a stacked `tree` to a training layout."""
     return tree if layout == "stacked" else unroll(tree)
 
 
-def _each_run(change, tree: Any) -> Any:
+def _each_run(change, tree: Tree) -> Tree:
     def of(params):
         return (
             {
@@ -288,11 +289,13 @@ def _each_run(change, tree: Any) -> Any:
     return jax.tree.map(of, tree, is_leaf=_has_runs)
 
 
-def _has_runs(tree: Any) -> bool:
+def _has_runs(tree: Tree) -> bool:
     return isinstance(tree, dict) and any(str(name).startswith("run_") for name in tree)
 
 
-def to_decode(params: dict[str, Any], tensor: int = 1, layout: Layout = "decode") -> dict[str, Any]:
+def to_decode(
+    params: dict[str, Tree], tensor: int = 1, layout: Layout = "decode"
+) -> dict[str, Tree]:
     """Converts the stacked or unrolled layout to a decode layout, for experts split over `tensor`
     devices.
     """
@@ -300,11 +303,11 @@ def to_decode(params: dict[str, Any], tensor: int = 1, layout: Layout = "decode"
     return jax.tree.map(partial(_fuse, tensor=tensor), params, is_leaf=_is_moe_mlp)
 
 
-def _is_moe_mlp(tree: Any) -> bool:
+def _is_moe_mlp(tree: Tree) -> bool:
     return isinstance(tree, dict) and "router" in tree
 
 
-def _fuse(tree: Any, tensor: int) -> Any:
+def _fuse(tree: Tree, tensor: int) -> Tree:
     """Concatenates an MoE layer's gate and up `[... e d f]` into gate_up `[... e d 2f]`, gate
     before up in each of `tensor` parts; and their biases. Returns any other tree unchanged.
     """
@@ -320,7 +323,7 @@ def _fuse(tree: Any, tensor: int) -> Any:
     return result
 
 
-def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Any]:
+def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Tree]:
     """Returns the parameter tree as ShapeDtypeStructs."""
     return jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype)),
@@ -335,8 +338,8 @@ def decays(config: ModelConfig, layout: Layout) -> tuple[bool, ...]:
 
 
 def shardings_like(
-    tree: Any, config: ModelConfig, placement: Placement, table: dict[str, Any] = STORE
-) -> Any:
+    tree: Tree, config: ModelConfig, placement: Placement, table: dict[str, Tree] = STORE
+) -> Tree:
     """Returns a sharding for each leaf: by `table` for parameter trees (an optimiser's state has
     several, in either training layout), replicated for others.
     """
@@ -347,7 +350,7 @@ def shardings_like(
         runs = [run for name, run in part.items() if str(name).startswith("run_")]
         unrolled = any(isinstance(run, tuple) for run in runs)
 
-        def sharding(spec: ParamSpec, leaf: Any):
+        def sharding(spec: ParamSpec, leaf: Tree):
             if getattr(leaf, "shape", None) == tuple(spec.shape):
                 return placement.param_sharding(spec.axes, table)
             # An optimiser's leaf may have another shape (Adafactor's rows and columns) or be
@@ -360,12 +363,12 @@ def shardings_like(
     return jax.tree.map(of, tree, is_leaf=_has_runs)
 
 
-def place(tree: Any, config: ModelConfig, placement: Placement | None) -> Any:
+def place(tree: Tree, config: ModelConfig, placement: Placement | None) -> Tree:
     """Moves `tree` to its storage layout on the mesh; returns it unchanged without a mesh."""
     return tree if placement is None else move(tree, shardings_like(tree, config, placement))
 
 
-def placed_structs(abstract: Any, config: ModelConfig, placement: Placement | None) -> Any:
+def placed_structs(abstract: Tree, config: ModelConfig, placement: Placement | None) -> Tree:
     """Returns ShapeDtypeStructs with the shardings of storage, into which a checkpoint is read
     directly.
     """
@@ -378,13 +381,13 @@ def placed_structs(abstract: Any, config: ModelConfig, placement: Placement | No
 
 
 def decode_shardings(
-    tree: Any, config: ModelConfig, placement: Placement, layout: Layout = "decode"
-) -> Any:
+    tree: Tree, config: ModelConfig, placement: Placement, layout: Layout = "decode"
+) -> Tree:
     """Returns a sharding for each leaf of decode weights in `layout`, including 8-bit matrices and
     their scales.
     """
 
-    def of(spec: ParamSpec, part: Any):
+    def of(spec: ParamSpec, part: Tree):
         return jax.tree.map(lambda x: placement.sharding(*spec.over_mesh(x)), part)
 
     return jax.tree.map(of, param_specs(config, layout), tree, is_leaf=is_spec)
@@ -402,7 +405,7 @@ def init_leaf(key: jax.Array, spec: ParamSpec, std: float, dtype: str) -> jax.Ar
     return jnp.ones(spec.shape, dtype) if spec.init == "ones" else jnp.zeros(spec.shape, dtype)
 
 
-def init_tree(key: jax.Array, specs: Any, std: float, dtype: str) -> Any:
+def init_tree(key: jax.Array, specs: Tree, std: float, dtype: str) -> Tree:
     """Draws the initial values of a (sub)tree of specs; leaf n of the flattened tree has the key
     fold_in(key, n).
     """

@@ -13,12 +13,13 @@ values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.model.lora import LowRank, is_low_rank
 from compass_jax.model.params import is_spec
 from compass_jax.model.precision import at_least_float32
@@ -93,7 +94,7 @@ def quantized_zeros(shape: tuple[int, ...], kind: str) -> Quantized:
     return Quantized(jnp.zeros(shape, _TYPE[kind]), jnp.zeros((*shape[:-1], 1), jnp.float32))
 
 
-def eight_bit(params: Any, specs: Any, kind: str, dtype: str) -> Any:
+def eight_bit(params: Tree, specs: Tree, kind: str, dtype: str) -> Tree:
     """Casts a parameter tree to `dtype`, and the leaves that `specs` (params.param_specs) declare
     quantised to 8 bits of `kind`. With "off" it only casts.
     """
@@ -104,7 +105,7 @@ def eight_bit(params: Any, specs: Any, kind: str, dtype: str) -> Any:
     return jax.tree.map(leaf, specs, params, is_leaf=is_spec)
 
 
-def emulate(params: Any, specs: Any, kind: str, dtype: str) -> Any:
+def emulate(params: Tree, specs: Tree, kind: str, dtype: str) -> Tree:
     """Applies `eight_bit` and dequantises to `dtype`: plain arrays with the values that 8 bits can
     hold.
     """
@@ -114,12 +115,12 @@ def emulate(params: Any, specs: Any, kind: str, dtype: str) -> Any:
     )
 
 
-def is_quantized(w: Any) -> TypeGuard[Quantized]:
+def is_quantized(w: Tree) -> TypeGuard[Quantized]:
     """Returns whether a matrix is in 8 bits."""
     return isinstance(w, Quantized)
 
 
-def any_quantized(tree: Any) -> bool:
+def any_quantized(tree: Tree) -> bool:
     """Returns whether a parameter tree has 8-bit matrices."""
     return any(map(is_quantized, jax.tree.leaves(tree, is_leaf=is_quantized)))
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm
 from compass_jax.model.experts.build import Experts, build
@@ -146,7 +147,7 @@ class Transformer(nn.Module):
         aux = jax.tree.map(lambda *xs: jnp.concatenate(xs), *[s for s in stats if s is not None])
         return ModelOutput(hidden, used_routes, tuple(caches) if cache is not None else None, aux)
 
-    def _declared(self, name: str, spec: Any) -> Any:
+    def _declared(self, name: str, spec: Any) -> Tree:
         """Returns the parameters of `spec`. 8-bit matrices and those with adapters are returned
         without a check: flax compares every leaf with the initialiser's, which has no scales.
         """
@@ -165,7 +166,7 @@ class _Block(NamedTuple):
 
     config: ModelConfig
     compute: ComputeConfig
-    tables: Any
+    tables: Tree
     positions: Int[Array, "b t"]
     mask: Bool[Array, "b t"]
     placement: Placement | None
@@ -382,7 +383,7 @@ def _drop_empty(out, block: _Block):
     return ids, stats
 
 
-def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> Any:
+def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> Tree:
     """Returns random parameters in the stacked layout."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     return Transformer(config, compute).init(key, tokens, tokens, mask=jnp.ones((1, 1), bool))[
@@ -403,7 +404,7 @@ def apply(
     segments=None,
 ) -> ModelOutput:
     """Calls `model.apply` on the bare parameter tree."""
-    out: Any = model.apply(
+    out: Tree = model.apply(
         {"params": params},
         tokens,
         positions,

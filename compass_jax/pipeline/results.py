@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.stages import Evaluate, Rl, Sft, Stage
 from compass_jax.pipeline.record import DONE, RUNNING, Record
@@ -20,9 +20,9 @@ from compass_jax.weights import checkpoint
 JSON, MARKDOWN, PAGE = "results.json", "results.md", "report.html"
 
 
-def results(record: Record) -> dict[str, Any]:
+def results(record: Record) -> JsonObject:
     """Returns stage -> set -> the numbers of its weights, from the finished evaluations."""
-    measured: dict[str, dict[str, Any]] = {}
+    measured: dict[str, JsonObject] = {}
     for stage in record.config.stages:
         if isinstance(stage, Evaluate):
             for name in stage.of:
@@ -33,7 +33,7 @@ def results(record: Record) -> dict[str, Any]:
     return {name: measured[name] for name in order if name in measured}
 
 
-def sets_of(file: Path) -> dict[str, Any]:
+def sets_of(file: Path) -> JsonObject:
     """Returns set -> numbers of a summary.json. Raises ConfigError for another file."""
     plain = read_json(file, error=ConfigError)
     try:
@@ -42,7 +42,7 @@ def sets_of(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is no summary of an evaluation ({error})") from error
 
 
-def rows(accuracies: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+def rows(accuracies: dict[str, JsonObject]) -> list[dict[str, str]]:
     """Returns a row for each stage: avg@k of each set with its standard error, in percent."""
     names = list(dict.fromkeys(name for sets in accuracies.values() for name in sets))
     return [
@@ -51,7 +51,7 @@ def rows(accuracies: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def _cell(numbers: dict[str, Any] | None) -> str:
+def _cell(numbers: JsonObject | None) -> str:
     if numbers is None:
         return ""
     mean, error = numbers["avg_at_k"], numbers["avg_at_k_se"]
@@ -60,7 +60,7 @@ def _cell(numbers: dict[str, Any] | None) -> str:
     return f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
-def markdown(accuracies: dict[str, dict[str, Any]]) -> str:
+def markdown(accuracies: dict[str, JsonObject]) -> str:
     """Returns the rows as a Markdown table."""
     table = rows(accuracies)
     names = list(table[0]) if table else []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
 from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft, Stage
@@ -69,7 +70,7 @@ def _started(stage: Sft | Rl, folder: Path, output: Output) -> Any:
     return replace(stage.run, run_dir=str(folder), init_from=start)
 
 
-def _status(result: dict[str, Any]) -> int:
+def _status(result: JsonObject) -> int:
     return result["status"] if result["stopped"] else 0
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from compass_jax.aliases import Tree
 from compass_jax.chips import CHIPS, Chip, chip_of
 from compass_jax.config import ConfigError, OptimConfig, PolicyConfig, RLRunConfig, SamplingConfig
 from compass_jax.config.curriculum import largest_stage
@@ -213,7 +214,7 @@ class Step:
             results = jax.tree.map(_laid, results, shardings)
         self.results[program] = results
 
-    def result(self, name: str) -> Any:
+    def result(self, name: str) -> Tree:
         """Returns the result of the program with this name; None before it is compiled."""
         return next((x for program, x in self.results.items() if program.name == name), None)
 
@@ -235,7 +236,7 @@ def fresh_state(model: Transformer, lora: LoRAConfig, config: OptimConfig) -> Tr
     return placed_structs(jax.eval_shape(fresh), model.config, model.placement)
 
 
-def model_params(lora: LoRAConfig, model: Transformer, state: TrainState) -> Any:
+def model_params(lora: LoRAConfig, model: Transformer, state: TrainState) -> Tree:
     """Returns the structs of the model's parameters, with those of adapters in their places."""
     if not lora.acts:
         return state.params
@@ -265,7 +266,7 @@ def _placements(config: PolicyConfig, devices: list[jax.Device]) -> tuple[Placem
     return train, decode
 
 
-def bytes_per_device(tree: Any) -> int:
+def bytes_per_device(tree: Tree) -> int:
     """Returns the bytes per device of structs with shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype)
@@ -277,5 +278,5 @@ def _itemsize(dtype) -> int:
     return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).itemsize
 
 
-def _laid(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _laid(x: Tree, sharding: Tree) -> jax.ShapeDtypeStruct:
     return struct(x.shape, x.dtype, sharding)

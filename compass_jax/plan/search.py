@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ConfigError, MeshConfig, RLRunConfig
 from compass_jax.model.flops import active_params, forward_flops
 from compass_jax.model.params import param_count
@@ -131,7 +132,7 @@ def _named(config: RLRunConfig) -> str:
     return f"{mesh}, {'remat' if config.compute.remat else 'no remat'}"
 
 
-def _compiled(config: RLRunConfig, devices: list[Any], limit: float) -> dict[str, Any]:
+def _compiled(config: RLRunConfig, devices: list[Tree], limit: float) -> dict[str, Any]:
     step, length = Step(config, devices), config.rl.buckets[-1]
     row: dict[str, Any] = {"layout": _named(config)}
     row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}

@@ -12,7 +12,9 @@ import select
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from compass_jax.aliases import Json
 
 OUTPUT_BYTES = 2**20  # maximum output of a forked child; only written pages take memory
 
@@ -23,11 +25,11 @@ class Channel:
     def __init__(self, connection: Connection):
         self._connection = connection
 
-    def send(self, value: Any) -> None:
+    def send(self, value: Json) -> None:
         """Sends a JSON value. Raises OSError if the other end is closed."""
         self._connection.send_bytes(json.dumps(value).encode())
 
-    def receive(self, seconds: float | None = None) -> Any:
+    def receive(self, seconds: float | None = None) -> Json:
         """Returns the next JSON value. Raises TimeoutError if none begins within `seconds`, and
         EOFError or OSError if the other end is closed.
         """

@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json
 from compass_jax.errors import CompassError
 from compass_jax.processes import guards
 from compass_jax.processes.channel import Ended, run_forked
@@ -36,7 +37,7 @@ END_LIMIT_S = 10.0  # timeout of the cleanup after a call
 class Result(NamedTuple):
     """The value of a call if `outcome` is "ok"; else the reason in `detail`."""
 
-    value: Any
+    value: Json
     outcome: str  # "ok", "error", "timeout" or "crash"
     detail: str = ""
 

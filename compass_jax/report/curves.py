@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.report.metrics import ReportError, read_metrics
 from compass_jax.report.panels import COLOURS, Panel, panels_of
 from compass_jax.runs.logfile import replaced
@@ -32,7 +33,7 @@ _ROWS = (
 )
 
 
-def summary_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
+def summary_table(rows: Sequence[JsonMapping], title: str = "") -> Table:
     """Returns a table of rows with the same keys; floats have four significant digits."""
     table = Table(title=title or None, title_style="bold", title_justify="left")
     for i, name in enumerate(rows[0] if rows else ()):

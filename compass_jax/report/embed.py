@@ -7,13 +7,14 @@ import hashlib
 import html
 import json
 from importlib import resources
-from typing import Any
+
+from compass_jax.aliases import Json
 
 _NAMES = "dom charts overview curves funnel groups answers mismatch settings compare main"
 SCRIPTS = tuple(_NAMES.split())
 
 
-def embedded(value: Any) -> str:
+def embedded(value: Json) -> str:
     """Returns JSON for use inside a <script>. Every "<" is escaped, so that no text of a run ends
     the element or begins a comment. Raises ValueError for a number that is not finite.
     """
@@ -21,12 +22,12 @@ def embedded(value: Any) -> str:
     return text.replace("<", "\\u003c")
 
 
-def size_of(value: Any) -> int:
+def size_of(value: Json) -> int:
     """Returns the number of bytes that `value` takes on a page."""
     return len(embedded(value).encode(errors="replace"))
 
 
-def page(title: str, data: Any) -> bytes:
+def page(title: str, data: Json) -> bytes:
     """Returns the whole page in UTF-8. Its policy allows only the page's script and style, by their
     hashes: no other script runs and no address is contacted, whatever `data` contains.
     """

@@ -4,16 +4,15 @@ effect and the cost of each stage against zero variance.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from compass_jax.aliases import JsonObject
 from compass_jax.report.metrics import Series, total
 
 SIGNALS = ("verifier", "shaping", "entropy")
 
 
-def token_funnel(series: Series) -> dict[str, Any] | None:
+def token_funnel(series: Series) -> JsonObject | None:
     """Returns the tokens of an RL stage, as JSON, or None if no step logged their number.
 
     generated = dropped (by dynamic sampling) + unknown (no verdict) + verifier + shaping + entropy
@@ -75,7 +74,7 @@ def _last(values: np.ndarray) -> int:
     return round(float(finite[-1])) if len(finite) else 0
 
 
-def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[dict[str, Any]]:
+def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[JsonObject]:
     """Returns the effect of each stage: skipped and rescued groups, trained-on and spent tokens;
     None for a number that a stage does not have. Stages without effect are left out.
     """

@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config.data import HELDOUT
 from compass_jax.report.embed import size_of
 from compass_jax.report.metrics import Series, number, parse_lines, read_object
@@ -25,7 +25,7 @@ from compass_jax.runs.rundir import (
 KEYS = ("avg_at_k", "avg_at_k_low", "avg_at_k_high", "pass_at_k", "greedy", "reward")
 
 
-def evaluations(folder: Path, series: Series) -> dict[str, Any]:
+def evaluations(folder: Path, series: Series) -> JsonObject:
     """Returns the accuracies of each evaluated set, as JSON.
 
     The result is set -> {"k", "prompts" (null if not recorded), "points": a dict with the step and
@@ -59,9 +59,9 @@ def evaluations(folder: Path, series: Series) -> dict[str, Any]:
     return dict(sorted(sets.items(), key=lambda item: item[0] != HELDOUT))
 
 
-def _points(name: str, series: Series) -> dict[int, dict[str, Any]]:
+def _points(name: str, series: Series) -> dict[int, JsonObject]:
     """Returns step -> numbers, from the evaluations within the run."""
-    points: dict[int, dict[str, Any]] = {}
+    points: dict[int, JsonObject] = {}
     for key in KEYS:
         steps, values = series.get(f"eval/{name}/{key}", ((), ()))
         for step, value in zip(steps, values, strict=True):
@@ -69,7 +69,7 @@ def _points(name: str, series: Series) -> dict[int, dict[str, Any]]:
     return points
 
 
-def _point_of(one: dict[str, Any]) -> dict[str, Any]:
+def _point_of(one: JsonObject) -> JsonObject:
     """Returns the numbers of a set in a summary.json."""
     low, high = one["interval"]
     numbers = {**one, "avg_at_k_low": low, "avg_at_k_high": high}
@@ -77,7 +77,7 @@ def _point_of(one: dict[str, Any]) -> dict[str, Any]:
     return {key: number(numbers.get(key)) for key in KEYS}
 
 
-def _by_label(start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[Any]]:
+def _by_label(start: JsonObject, end: JsonObject) -> dict[str, list[Json]]:
     labels = {}
     for label, one in end.get("by", {}).items():
         first = start.get("by", {}).get(label, {}).get("avg_at_k")
@@ -87,7 +87,7 @@ def _by_label(start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[Any]
     return labels
 
 
-def evaluation_answers(folder: Path, room: int) -> tuple[list[dict[str, Any]], int]:
+def evaluation_answers(folder: Path, room: int) -> tuple[list[JsonObject], int]:
     """Returns the evaluated prompts whose answers fit into `room` bytes of JSON, evenly over the
     sets, and the number of all prompts.
 
@@ -97,7 +97,7 @@ def evaluation_answers(folder: Path, room: int) -> tuple[list[dict[str, Any]], i
     start = dict(_rows(folder / EVALUATION_START / ANSWERS))
     end = dict(_rows(folder / EVALUATION_FOLDER / ANSWERS))
     keys = list(dict.fromkeys([*end, *start]))
-    chosen: dict[int, dict[str, Any]] = {}
+    chosen: dict[int, JsonObject] = {}
     for i in evenly(len(keys)):
         row = dict(end.get(keys[i]) or start[keys[i]])
         del row["samples"], row["visit"]
@@ -110,10 +110,10 @@ def evaluation_answers(folder: Path, room: int) -> tuple[list[dict[str, Any]], i
     return [chosen[i] for i in sorted(chosen)], len(keys)
 
 
-def _rows(file: Path) -> Iterator[tuple[tuple[str, str, str], dict[str, Any]]]:
+def _rows(file: Path) -> Iterator[tuple[tuple[str, str, str], JsonObject]]:
     """Yields ((set, id, prompt), group) of the lines of an answers.jsonl."""
 
-    def parse(row: Any) -> tuple[tuple[str, str, str], dict[str, Any]]:
+    def parse(row: Json) -> tuple[tuple[str, str, str], JsonObject]:
         return (str(row["set"]), str(row["id"]), json.dumps(row["prompt"])), group_of_row(row)
 
     return parse_lines(file, parse) if file.is_file() else iter(())

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.errors import UserError
 
 Row = TypeVar("Row")
@@ -45,7 +46,7 @@ def parse_lines(path: str | os.PathLike, parse: Callable[[Any], Row]) -> Iterato
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> JsonObject:
     """Returns the JSON object in a file, or an empty dict if the file is absent or damaged."""
     try:
         content = json.loads(file.read_text("utf-8", errors="replace"))
@@ -72,7 +73,7 @@ def read_stages(path: str | os.PathLike) -> dict[str, Series]:
     return {stage: _series(records) for stage, records in stages.items()}
 
 
-def _record(row: Any) -> tuple[str, tuple[int, dict[str, float | None]]]:
+def _record(row: Json) -> tuple[str, tuple[int, dict[str, float | None]]]:
     """Returns (stage, (step, metrics)) of a line."""
     metrics = {name: None if x is None else float(x) for name, x in row["metrics"].items()}
     return str(row.get("stage", "")), (int(row["step"]), metrics)
@@ -91,7 +92,7 @@ def _series(records: Iterator | list) -> Series:
     }
 
 
-def thinned(series: Series, points: int) -> dict[str, Any]:
+def thinned(series: Series, points: int) -> JsonObject:
     """Returns the series of one stage as JSON.
 
     `steps`: the last step of each point. `every`: steps per point. `metrics`: name -> {"v": the
@@ -129,7 +130,7 @@ def read_histograms(path: str | os.PathLike, stage: str) -> dict[str, dict[int, 
     return histograms
 
 
-def heat_map(by_step: Mapping[int, Bins], columns: int = 60, rows: int = 16) -> dict[str, Any]:
+def heat_map(by_step: Mapping[int, Bins], columns: int = 60, rows: int = 16) -> JsonObject:
     """Returns distributions over the steps as JSON: `low` and `high` of the whole range, `steps`
     (the last one of each column) and `cells`, the share of a column's values in each of the rows
     from `low` up. A bin's count is spread evenly over the rows that it covers.
@@ -178,7 +179,7 @@ def _bin_means(at: np.ndarray, values: np.ndarray, bins: int) -> list[float | No
     return [number(x) for x in means]
 
 
-def number(x: Any) -> int | float | None:
+def number(x: Json) -> int | float | None:
     """Returns a number with five significant digits for JSON, or None for None and numbers that are
     not finite.
     """

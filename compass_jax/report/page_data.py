@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
 from compass_jax.report.embed import size_of
@@ -39,7 +40,7 @@ def page_data(
     runs: list[tuple[Path, dict[str, Series]]],
     now: datetime.datetime | None = None,
     again_s: float = 0,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the data of a page of runs, each a folder and its stages. Groups beyond MOST_BYTES
     are left out, evenly over a run, and counted.
 
@@ -86,7 +87,7 @@ def page_data(
 
 def _stage(
     path: Path, name: str, stage: str, series: Series, points: int, several: bool
-) -> dict[str, Any]:
+) -> JsonObject:
     config, notes = _config(path)
     curves = thinned(series, points)
     last = curves["steps"][-1]
@@ -134,7 +135,7 @@ def _names(paths: list[Path]) -> dict[str, str]:
     return names
 
 
-def _config(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _config(path: Path) -> tuple[JsonObject, list[str]]:
     """Returns (config.json of any version, notes)."""
     file = path / "config.json"
     if config := read_object(file):
@@ -155,15 +156,15 @@ def _cut(path: Path) -> bool:
         return False
 
 
-def _at(config: dict[str, Any], *keys: str) -> Any:
+def _at(config: JsonObject, *keys: str) -> Json:
     """Returns a setting, or None if the file does not have it."""
-    value: Any = config
+    value: Json = config
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def _facts(config: dict[str, Any], stage: str) -> list[tuple[str, str]]:
+def _facts(config: JsonObject, stage: str) -> list[tuple[str, str]]:
     """Returns (name, text) of the main settings of a run."""
     experts = _at(config, "model", "moe", "experts")
     model = [_at(config, "model", "family"), _count(_at(config, "model", "layers"), "layers")]
@@ -181,7 +182,7 @@ def _facts(config: dict[str, Any], stage: str) -> list[tuple[str, str]]:
     return [(name, words[:200]) for name, words in facts if words]
 
 
-def _hotter_from(config: dict[str, Any]) -> int | None:
+def _hotter_from(config: JsonObject) -> int | None:
     """Returns the index in a group from which samples were drawn at another temperature, or
     None.
     """
@@ -190,7 +191,7 @@ def _hotter_from(config: dict[str, Any]) -> int | None:
     return first if hotter and isinstance(first, int) else None
 
 
-def _settings(config: dict[str, Any]) -> list[tuple[str, str, bool]]:
+def _settings(config: JsonObject) -> list[tuple[str, str, bool]]:
     """Returns (name, value, whether it is not the default) of every setting in a config.json."""
     usual: dict[str, str] = {}
     for field in dataclasses.fields(RunConfig):
@@ -206,7 +207,7 @@ def _settings(config: dict[str, Any]) -> list[tuple[str, str, bool]]:
     ]
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
     """Yields (dotted name, JSON) of the settings of a part; a list is one setting."""
     if isinstance(value, dict) and value:
         for key, part in value.items():

@@ -5,10 +5,11 @@ of the curves. The descriptions of metrics are in `runs/metric_help.py`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal
+from typing import Literal
+
+from compass_jax.aliases import JsonMapping
 
 # Colours that colour-blind readers can tell apart (Okabe and Ito); the page has separate values.
 COLOURS = {
@@ -48,7 +49,7 @@ def read_panels() -> dict[str, list[Panel]]:
 PANELS = read_panels()
 
 
-def panels_of(series: Mapping[str, Any]) -> list[Panel]:
+def panels_of(series: JsonMapping) -> list[Panel]:
     """Returns the panels that have a logged metric."""
     panels = [panel for section in PANELS.values() for panel in section]
     return [panel for panel in panels if any(name in series for name, _, _ in panel.lines)]

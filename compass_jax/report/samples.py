@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.report.embed import size_of
 from compass_jax.report.metrics import ReportError, number, parse_line
 
@@ -70,7 +70,7 @@ def evenly(count: int) -> Iterator[int]:
         parts *= 2
 
 
-def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, Any]], int]:
+def read_samples(folder: Path, stage: str, room: int) -> tuple[list[JsonObject], int]:
     """Returns (the groups of a stage that fit into `room` bytes of JSON, by step; the number of
     logged groups). If not all fit, the groups are evenly over the run. Numbers of tokens get the
     rest of the room, at least 15%.
@@ -79,7 +79,7 @@ def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, An
     if not path.is_file():
         return [], 0
     lines = [x for x in index(path) if x[2][0] == stage]
-    chosen: dict[int, dict[str, Any]] = {}
+    chosen: dict[int, JsonObject] = {}
     tokens = folder / "tokens.jsonl"
     reserve = room - int(TEXT_SHARE * room) if tokens.is_file() else 0
     room -= reserve
@@ -97,7 +97,7 @@ def read_samples(folder: Path, stage: str, room: int) -> tuple[list[dict[str, An
     return groups, len(lines)
 
 
-def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int) -> None:
+def _add_tokens(path: Path, stage: str, groups: list[JsonObject], room: int) -> None:
     """Adds the numbers of tokens to the samples, under `values`, and their means."""
     if not path.is_file():
         return
@@ -110,7 +110,7 @@ def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int)
             offset, line_number = where[key]
             file.seek(offset)
             means, values = parse_line(file.readline(), _tokens, path, line_number)
-            added: list[dict[str, Any]] = [{} for _ in groups[i]["samples"]]
+            added: list[JsonObject] = [{} for _ in groups[i]["samples"]]
             for name, numbers in means.items():
                 for to, x in zip(added, numbers):
                     to.setdefault("means", {})[name] = x
@@ -124,12 +124,12 @@ def _add_tokens(path: Path, stage: str, groups: list[dict[str, Any]], room: int)
                 sample |= more
 
 
-def group_of_row(row: Mapping[str, Any], most: int | None = MOST_TEXT) -> dict[str, Any]:
+def group_of_row(row: JsonMapping, most: int | None = MOST_TEXT) -> JsonObject:
     """Returns the parts of a line of rollouts.jsonl, of any version, that are shown. A text of more
     than `most` characters is {"head", "left_out" (number of characters), "tail"}.
     """
 
-    def display(x: Any) -> str | dict[str, Any]:
+    def display(x: Json) -> str | JsonObject:
         text = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
         if most is None or len(text) <= most:
             return text
@@ -154,7 +154,7 @@ def group_of_row(row: Mapping[str, Any], most: int | None = MOST_TEXT) -> dict[s
     }
 
 
-def _tokens(row: Mapping[str, Any]) -> tuple[dict[str, list], dict[int, dict[str, Any]]]:
+def _tokens(row: JsonMapping) -> tuple[dict[str, list], dict[int, JsonObject]]:
     """Returns (name -> mean of each sample, sample -> its tokens' numbers) of a line of
     tokens.jsonl.
     """

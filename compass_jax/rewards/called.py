@@ -20,14 +20,15 @@ from __future__ import annotations
 import asyncio
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.errors import CompassError
 
-Row = Mapping[str, Any]
+Row = JsonMapping
 _PACKAGE = Path(__file__).parents[1]
 _REMEDY = "define it as `def {}(prompt, response, **row)`, and return a number"
 
@@ -56,7 +57,7 @@ class Called(NamedTuple):
     verifier_args: Row
     tag: str
 
-    def __call__(self, cases: Sequence[Case]) -> list[Any]:
+    def __call__(self, cases: Sequence[Case]) -> list[Json]:
         """Returns the function's result for each case, unchanged.
 
         Raises MissingColumn for a missing column, ValueError if a batch returns a wrong number of
@@ -73,13 +74,13 @@ class Called(NamedTuple):
             raise ValueError(f"{self.name} returned {many} for {len(cases)} responses")
         return list(results)
 
-    def _values_by_name(self, case: Case) -> dict[str, Any]:
+    def _values_by_name(self, case: Case) -> JsonObject:
         """Returns the values of one response, by name."""
         s = "s" if self.batch else ""
         texts = {f"prompt{s}": case.prompt, f"response{s}": case.response}
         return {**case.row, **texts, f"row{s}": case.row}
 
-    def _select_arguments(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _select_arguments(self, values: JsonObject) -> JsonObject:
         """Returns the function's arguments, selected from the values of a response or a batch."""
         # a column that only other rows have is null in Parquet and absent in JSONL
         columns = {k: x for k, x in values.items() if x is not None or k not in self.verifier_args}
@@ -152,10 +153,10 @@ def _place(function: Any) -> str:
     return f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
-def _resolve(value: Any) -> Any:
+def _resolve(value: Json) -> Json:
     """Returns `value`, or its result if it is awaitable."""
 
-    async def run() -> Any:
+    async def run() -> Json:
         return await value
 
     return asyncio.run(run()) if hasattr(type(value), "__await__") else value

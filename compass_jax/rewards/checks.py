@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.named import file_of, load, load_module
 from compass_jax.config.rewards import NO_FILE
@@ -49,7 +50,7 @@ COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
 # names of reward/<name>/mean that reward shaping uses (rl/prepare.py)
 TAKEN = ("verifier", "length", "repetition", "overlong")
 Source = ProceduralSource | FileSource | TaskSource
-Args = tuple[tuple[str, Any], ...]
+Args = tuple[tuple[str, Json], ...]
 Code = tuple[tuple[str, str], ...]  # (name in a setting, hash of its file)
 Vote = Callable[[Any, str], str | None]  # of a prompt and a response
 HASH_DIGITS = 16  # hexadecimal digits of SHA-256 that are stored
@@ -61,7 +62,7 @@ class Check(NamedTuple):
 
     kind: str  # a verifier's name, "reasoning_gym", "function" or "task"
     name: str = ""  # data set, "module:function" or "module:task"
-    options: tuple[tuple[str, Any], ...] = ()  # options of the data set
+    options: tuple[tuple[str, Json], ...] = ()  # options of the data set
     key: str = ""  # the setting that names it
     args: Args = ()  # the source's verifier_args
     weight: float = 1.0
@@ -77,7 +78,7 @@ class Response(NamedTuple):
     """A response to score."""
 
     source: int  # index into the list of checks
-    text: Any  # the model's response; a function that returns it until a worker is free
+    text: Json  # the model's response; a function that returns it until a worker is free
     row: str  # the prompt's row, encoded by tasks/rows.py
     prompt: str = ""  # the question
     rows: tuple[str, ...] = ()  # instead of a response: rows to validate
@@ -91,7 +92,7 @@ class Graded(NamedTuple):
     extracted: bool = True  # whether the response has an answer
     says: str = ""  # an environment's messages, as a JSON list
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Returns the mapping from which `_grade` reads this grade."""
         rest = {"reward": self.reward, "extracted": self.extracted, "says": self.says}
         return {**self.components, **rest}
@@ -128,11 +129,11 @@ class Verifier(NamedTuple):
         """Returns the verdict, computed in this process. Raises TypeError or ValueError."""
         return self.graded([part.call([Case(row, response, prompt)])[0] for part in self.parts])
 
-    def decided(self, case: Case) -> list[Any]:
+    def decided(self, case: Case) -> list[Json]:
         """Returns the result of each part, or UNDECIDED for parts that need a child process."""
         return [part.decide(case) for part in self.parts]
 
-    def judged(self, cases: Sequence[Case]) -> list[list[Any]]:
+    def judged(self, cases: Sequence[Case]) -> list[list[Json]]:
         """Returns the results of the parts for each case, as JSON mappings."""
         values = [[_grade(part, x).as_json() for x in part.call(cases)] for part in self.parts]
         return [list(of_case) for of_case in zip(*values, strict=True)]
@@ -146,7 +147,7 @@ class Verifier(NamedTuple):
                 faults = [a or b for a, b in zip(faults, part.row_faults(arguments), strict=True)]
         return faults
 
-    def graded(self, values: Sequence[Any]) -> Graded:
+    def graded(self, values: Sequence[Json]) -> Graded:
         """Returns the verdict from the results of the parts. Raises TypeError or ValueError for
         results that are not numbers within their range.
         """
@@ -165,7 +166,7 @@ class Verifier(NamedTuple):
         return Graded(total, components, all(grade.extracted for grade in grades))
 
 
-def _grade(part: Part, value: Any) -> Graded:
+def _grade(part: Part, value: Json) -> Graded:
     parts = dict(value) if isinstance(value, Mapping) else {"reward": value}
     if "reward" not in parts:
         raise ValueError(f"the mapping {value!r:.100} has no 'reward'")
@@ -335,7 +336,7 @@ def _builtin_part(name: str, check: Check, tag: str) -> Part:
     kind.warm()
     at_once = kind.at_once or (None if kind.may_hang else kind.judge)
 
-    def decide(case: Case) -> Any:
+    def decide(case: Case) -> Json:
         value = None if at_once is None else call._replace(function=at_once)([case])[0]
         return UNDECIDED if value is None else value
 
@@ -349,7 +350,7 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
     take_over(check.name)
     forked = check.is_users or evaluates(check.name)
 
-    def verify(row: Row, response: str) -> float | Mapping[str, Any]:
+    def verify(row: Row, response: str) -> float | JsonMapping:
         answer = extract_answer(response, tag)
         if answer is None:
             return NOTHING
@@ -358,7 +359,7 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
             score = reasoning_gym_score(check.name, dict(row), answer, check.options)
         return score if answer or score else NOTHING
 
-    def decide(case: Case) -> Any:
+    def decide(case: Case) -> Json:
         answer = extract_answer(case.response, tag)
         if forked and answer is not None and can_be_read(check.name, answer):
             return UNDECIDED

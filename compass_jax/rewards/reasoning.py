@@ -16,6 +16,7 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.verifiers.answers import is_arithmetic, is_expression, literal
 from compass_jax.verifiers.extract import number
@@ -37,11 +38,11 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @lru_cache(maxsize=256)
-def dataset_of(name: str, options: tuple[tuple[str, Any], ...]) -> Any:
+def dataset_of(name: str, options: tuple[tuple[str, Json], ...]) -> Json:
     """Returns the reasoning-gym data set with these options (cached)."""
     import reasoning_gym
 
-    def as_list(value: Any) -> Any:
+    def as_list(value: Json) -> Json:
         return [as_list(item) for item in value] if isinstance(value, tuple) else value
 
     return reasoning_gym.create_dataset(name, **{key: as_list(value) for key, value in options})
@@ -103,9 +104,9 @@ def can_be_read(dataset: str, answer: str) -> bool:
 
 def reasoning_gym_score(
     dataset_name: str,
-    entry: dict[str, Any],
+    entry: JsonObject,
     answer: str,
-    options: tuple[tuple[str, Any], ...] = (),
+    options: tuple[tuple[str, Json], ...] = (),
 ) -> float:
     """Returns the score of the data set's scorer (some depend on its `options`), with two changes.
 

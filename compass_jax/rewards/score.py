@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.errors import CompassError
 from compass_jax.processes.start import Child, environment
@@ -46,7 +47,7 @@ class Job:
 class Worker(Child):
     """A worker process, with the jobs that it has not answered yet. The first is in progress."""
 
-    def __init__(self, setup: dict[str, Any]):
+    def __init__(self, setup: JsonObject):
         super().__init__("compass_jax.rewards.worker", environment(not setup["guards"]))
         self.held: deque[Job] = deque()
         self.ready = False

@@ -23,8 +23,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.errors import UserError
 from compass_jax.processes import guards, sandbox, start
@@ -124,7 +124,7 @@ def _unknown_answer(outcome: str, detail: str) -> list:
     return [None, outcome, detail[-DETAIL_CHARS:], {}, False, ""]
 
 
-def serve(channel: Channel, setup: dict[str, Any], folder: str) -> None:
+def serve(channel: Channel, setup: JsonObject, folder: str) -> None:
     """Answers requests until the scorer closes the channel."""
     try:
         verifiers = [
@@ -149,7 +149,7 @@ def serve(channel: Channel, setup: dict[str, Any], folder: str) -> None:
                 channel.send(answer)
 
 
-def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) -> sandbox.Sandbox:
+def _sandbox(setup: JsonObject, folder: str, verifiers: Sequence[Verifier]) -> sandbox.Sandbox:
     """Confines this process and returns its sandbox. Raises ConfigError if a verifier's programs
     could not run in it.
     """
@@ -182,7 +182,7 @@ def _sandbox(setup: dict[str, Any], folder: str, verifiers: Sequence[Verifier]) 
     return zone
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: Json) -> Json:
     """Converts lists to tuples, recursively, since JSON has lists where settings have tuples."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from compass_jax.aliases import Tree
 
 
-def require_shape(where: str, shape: tuple[int | None, ...], **arrays: Any) -> None:
+def require_shape(where: str, shape: tuple[int | None, ...], **arrays: Tree) -> None:
     """Raises ValueError naming the first array whose shape is not `shape` (None: any size). Absent
     (None) arrays pass.
     """

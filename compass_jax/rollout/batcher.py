@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt
 
+from compass_jax.aliases import Tree
 from compass_jax.rollout.engine_api import ResultTokens, RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
@@ -61,7 +62,7 @@ class Batcher:
     def __init__(
         self,
         engine: RolloutEngine,
-        params: Any,
+        params: Tree,
         purpose: Purpose,
         seed: int,
         *,
@@ -306,7 +307,7 @@ class Batcher:
 
     # ---- decoding, and to the host ---------------------------------------------------------------
 
-    def _with_table(self) -> Any:
+    def _with_table(self) -> Tree:
         pages = self.slots.pages
         return self._state if pages is None else self.engine.with_pages(self._state, pages.table)
 
@@ -328,7 +329,7 @@ class Batcher:
             wanted_free=empty + share(config) if self._waiting else None,
             top_logprobs=wants_top,
         )
-        results: Any = fetch(new if wants_top else dataclasses.replace(new, top=None))
+        results: Tree = fetch(new if wants_top else dataclasses.replace(new, top=None))
         for request in entered:
             self._take(request, results)
         self.stats.calls += 1

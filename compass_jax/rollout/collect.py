@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxtyping import Array, UInt
 
+from compass_jax.aliases import Tree
 from compass_jax.records import Prompt, Rollout, SampleKey
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
@@ -35,7 +35,7 @@ class Collection:
     """
 
     engine: Engine
-    params: Any
+    params: Tree
     prompts: Sequence[Prompt]
     samples: int
     purpose: Purpose

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import RolloutConfig
 from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply
@@ -23,7 +23,7 @@ def decoded(
     model: Transformer,
     rollout: RolloutConfig,
     end_ids: tuple[int, ...],
-    params: Any,
+    params: Tree,
     state: DecodeState,
     wanted_free: Int[Array, ""],
     sampler: Sampler,
@@ -66,7 +66,7 @@ def decoded(
     return lay_state(placement, after), results
 
 
-def _outputs(state: DecodeState, n: int) -> dict[str, Any]:
+def _outputs(state: DecodeState, n: int) -> JsonObject:
     """Returns zero outputs of `n` steps, with routes unset."""
     slots = state.lengths.shape[0]
     outputs = {

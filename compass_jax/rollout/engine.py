@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt, UInt32
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
 from compass_jax.model.moe import empty_routes, unset_id
@@ -106,15 +107,15 @@ class Engine:
     def get_prefix_destination_sharding(self) -> None:
         """Returns None: a prefix stays on its devices."""
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> Tree:
         """Raises NotImplementedError: the engine works on token ids (jetstream_api.py has text)."""
         raise NotImplementedError("the engine works on token ids and has no tokenizer")
 
-    def build_tokenizer(self, metadata: Any) -> Any:
+    def build_tokenizer(self, metadata: Any) -> Tree:
         """Raises NotImplementedError like `get_tokenizer`."""
         return self.get_tokenizer()
 
-    def load_params(self, params: Any) -> Any:
+    def load_params(self, params: Tree) -> Tree:
         """Returns training parameters in the decode layout. `weights.sync` also quantizes them and
         moves them to another mesh.
         """

@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
+from compass_jax.aliases import Tree
 from compass_jax.config import RolloutConfig
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.sampling import RowSampling, Sampler
@@ -26,9 +27,9 @@ class SlotData(NamedTuple):
     lengths.
     """
 
-    tokens: Any
-    valid: Any
-    lengths: Any
+    tokens: Tree
+    valid: Tree
+    lengths: Tree
 
 
 @struct.dataclass
@@ -79,35 +80,35 @@ class Engine(Protocol):
     repeatedly, which decodes all slots together.
     """
 
-    def load_params(self, *args: Any, **kwargs: Any) -> Any:
+    def load_params(self, *args: Any, **kwargs: Any) -> Tree:
         """Returns the parameters in the layout that the other methods take."""
 
     def prefill(
         self,
         *,
-        params: Any,
+        params: Tree,
         existing_prefix: Any = None,
         padded_tokens: Int[Array, "t"],
         true_length: int,
-    ) -> Any:
+    ) -> Tree:
         """Returns the prefix of one prompt."""
 
-    def insert(self, prefix: Any, decode_state: Any, slot: int) -> Any:
+    def insert(self, prefix: Tree, decode_state: Tree, slot: int) -> Tree:
         """Returns the state with the prefix in `slot`."""
 
-    def generate(self, params: Any, decode_state: Any) -> tuple[Any, ResultTokens]:
+    def generate(self, params: Tree, decode_state: Tree) -> tuple[Tree, ResultTokens]:
         """Decodes once in every slot; returns the state and the new tokens."""
 
-    def init_decode_state(self, *args: Any, **kwargs: Any) -> Any:
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> Tree:
         """Returns a state of empty slots."""
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self) -> Tree:
         """Returns the argument of `build_tokenizer`."""
 
-    def build_tokenizer(self, metadata: Any) -> Any:
+    def build_tokenizer(self, metadata: Any) -> Tree:
         """Returns the tokenizer in JetStream's form."""
 
-    def get_prefix_destination_sharding(self) -> Any:
+    def get_prefix_destination_sharding(self) -> Tree:
         """Returns the sharding that a prefix needs before `insert`; None: it stays on its
         devices.
         """
@@ -129,7 +130,7 @@ class Engine(Protocol):
         """The devices of the engine."""
 
     @property
-    def colocated_cpus(self) -> list[Any] | None:
+    def colocated_cpus(self) -> list[Tree] | None:
         """CPU devices of the accelerators' hosts, or None."""
 
 
@@ -154,7 +155,7 @@ class RolloutEngine(Engine, Protocol):
     def prefill_multisampling(
         self,
         *,
-        params: Any,
+        params: Tree,
         padded_tokens: Int[Array, "p t"],
         true_length: Int[Array, "p"],
         sampler: Sampler | None,
@@ -162,46 +163,46 @@ class RolloutEngine(Engine, Protocol):
         num_samples: int,
         sampling: RowSampling | None = None,
         routes: UInt[Array, "p t l k"] | None = None,
-    ) -> Any:
+    ) -> Tree:
         """Runs `p` prompts once for all their samples, each with its own key in `rng`."""
 
     def bulk_insert(
         self,
-        prefix: Any,
-        decode_state: Any,
+        prefix: Tree,
+        decode_state: Tree,
         slots: Int[Array, "p s"],
         max_new_tokens: Int[Array, "p"] | None = None,
-    ) -> Any:
+    ) -> Tree:
         """Puts sample `s` of prompt `p` into `slots[p, s]`; -1 leaves it out."""
 
     def generate(
         self,
-        params: Any,
-        decode_state: Any,
+        params: Tree,
+        decode_state: Tree,
         sampler: Sampler | None = None,
         *,
         read: int | None = None,
         wanted_free: int | None = None,
         top_logprobs: bool = False,
-    ) -> tuple[Any, ResultTokens]:
+    ) -> tuple[Tree, ResultTokens]:
         """Decodes many tokens; see `compass_jax.rollout.engine.Engine.generate`."""
 
-    def free_resource(self, slot: Int[Array, ""], decode_state: Any) -> Any:
+    def free_resource(self, slot: Int[Array, ""], decode_state: Tree) -> Tree:
         """Ends the sequence in `slot`."""
 
-    def with_pages(self, decode_state: Any, table: np.ndarray) -> Any:
+    def with_pages(self, decode_state: Tree, table: np.ndarray) -> Tree:
         """Returns the state with the pages that each slot may write from now on."""
 
     def harvest(
-        self, state: Any, store: Any, slots: Int[Array, "n"], rows: Int[Array, "n"]
+        self, state: Tree, store: Any, slots: Int[Array, "n"], rows: Int[Array, "n"]
     ) -> UInt[Array, "rows t l k"]:
         """Copies the routes of `slots` to `rows` of `store`, on the device."""
 
-    def stored_routes(self, store: Any, rows: Int[Array, "n"], length: int) -> Any:
+    def stored_routes(self, store: Any, rows: Int[Array, "n"], length: int) -> Tree:
         """Returns the routes of the first `length` tokens of `rows` of `store`."""
 
     def prompt_logprobs(
-        self, params: Any, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
+        self, params: Tree, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
     ) -> TopLogprobs:
         """Returns the log-probs of a prompt's tokens and of the `most` likeliest tokens at each
         position.

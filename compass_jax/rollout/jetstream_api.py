@@ -24,6 +24,7 @@ if "tree_map" not in vars(jax):  # JetStream's orchestrator calls it; current JA
 from jetstream.core import config_lib, server_lib
 from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2
 
+from compass_jax.aliases import Tree
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.records import Prompt
 from compass_jax.rollout.batcher import Batcher
@@ -83,7 +84,7 @@ class JetStreamEngine:
     """
 
     def __init__(
-        self, engine: Engine, params: Any, tokenizer: Tokenizer, sampler: Sampler | None = None
+        self, engine: Engine, params: Tree, tokenizer: Tokenizer, sampler: Sampler | None = None
     ):
         if engine.max_prefill_length not in PREFILL_LENGTHS:
             raise ValueError(
@@ -94,17 +95,17 @@ class JetStreamEngine:
         self._sampler = sampler
         self._numbers = itertools.count()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Tree:
         return getattr(self._engine, name)
 
-    def load_params(self, *args: Any, **kwargs: Any) -> Any:
+    def load_params(self, *args: Any, **kwargs: Any) -> Tree:
         """Returns the engine's weights."""
         return self._params
 
     def prefill(
         self,
         *,
-        params: Any,
+        params: Tree,
         existing_prefix: Any = None,
         padded_tokens: np.ndarray,
         true_length: int,
@@ -131,7 +132,9 @@ class JetStreamEngine:
         decode_state.batcher.add([prefix])
         return decode_state
 
-    def generate(self, params: Any, decode_state: Served) -> tuple[Served, engine_api.ResultTokens]:
+    def generate(
+        self, params: Tree, decode_state: Served
+    ) -> tuple[Served, engine_api.ResultTokens]:
         """Returns one token of every slot; those after a sequence's end are not valid."""
         while decode_state.lacking:
             decode_state.batcher.step()

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ConfigError, ModelConfig, RolloutConfig
 from compass_jax.model.transformer import Cache, init_cache
 from compass_jax.sharding import Placement
@@ -210,7 +211,7 @@ def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Any]:
 
 
 def _by_group(
-    placement: Placement, function: Callable[..., Cache], in_specs: tuple[Any, ...], out: Any
+    placement: Placement, function: Callable[..., Cache], in_specs: tuple[Tree, ...], out: Tree
 ) -> Callable[..., Cache]:
     return jax.shard_map(
         function, mesh=placement.mesh, in_specs=in_specs, out_specs=out, check_vma=False

@@ -9,11 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.errors import CompassError
 from compass_jax.records import Prompt
 from compass_jax.rollout.batcher import Batcher
@@ -81,7 +82,7 @@ class Streamed(Request):
         """
         prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
         n = len(prompt.tokens)
-        options: dict[str, Any] = {"temperature": temperature, "deliver": deliver, "delivered": n}
+        options: JsonObject = {"temperature": temperature, "deliver": deliver, "delivered": n}
         options |= {"top_k": top_k, "top_p": top_p}
         options |= {"logprobs": logprobs, "of_prompt": of_prompt}
         return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
@@ -105,7 +106,7 @@ class OnlineBatcher:
     An error in the thread ends every request with "error", and the next `submit` raises it.
     """
 
-    def __init__(self, engine: RolloutEngine, params: Any, max_waiting: int):
+    def __init__(self, engine: RolloutEngine, params: Tree, max_waiting: int):
         self.engine = engine
         self.max_waiting = max_waiting
         self.error: BaseException | None = None

@@ -4,12 +4,13 @@ layout on a mesh.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
+from compass_jax.aliases import Tree
 from compass_jax.config import RolloutConfig
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes
@@ -69,7 +70,7 @@ def lay(placement: Placement | None, x: Array, *axes: str | None) -> Array:
 
 
 def next_logits(
-    model: Transformer, params: Any, hidden: Float[Array, "n d"], sampler: Sampler
+    model: Transformer, params: Tree, hidden: Float[Array, "n d"], sampler: Sampler
 ) -> Float[Array, "n v"]:
     """Returns the logits of the next tokens. Over a mesh they stay split over the vocabulary like
     the LM head, because whole rows would gather the head in every token step.

@@ -9,11 +9,12 @@ import hashlib
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import filelock
 import jax
 from jax.experimental.compilation_cache import compilation_cache
+
+from compass_jax.aliases import Json
 
 MOST_BYTES = 4 * 2**30  # the least recently used programs are removed first
 OFF = "off"
@@ -38,7 +39,7 @@ def keep_programs(where: str = "") -> str:
     if where == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return ""
-    settings: Any = jax.config
+    settings: Json = jax.config
     if not where and settings.jax_compilation_cache_dir:
         return ""
     folder = (Path(where) if where else default_folder()) / _processor()

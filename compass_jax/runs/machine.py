@@ -11,14 +11,14 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.runs.rundir import write_atomically
 
 MACHINE = "machine.json"
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts() -> JsonObject:
     """Returns the properties that determine how this process rounds: devices, cores and
     versions.
     """
@@ -60,7 +60,7 @@ def record_machine(folder: Path) -> list[str]:
     ]
 
 
-def read_machine(folder: Path) -> dict[str, Any]:
+def read_machine(folder: Path) -> JsonObject:
     """Returns the machine of a run's latest start, or an empty dict without a record."""
     try:
         facts = json.loads((folder / MACHINE).read_text())

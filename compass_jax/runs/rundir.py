@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from compass_jax.aliases import Json
 from compass_jax.config import ConfigError, PolicyConfig, ScoredConfig
 from compass_jax.config.io import config_to_json, differences, flatten, read_config
 from compass_jax.config.rewards import NO_FILE
@@ -252,7 +253,7 @@ def with_recorded_sizes(config: P, overridden: Collection[str] = ()) -> P:
     return config
 
 
-def _with_value(part: Any, path: list[str], value: Any) -> Any:
+def _with_value(part: Any, path: list[str], value: Json) -> Json:
     inner = value if len(path) == 1 else _with_value(getattr(part, path[0]), path[1:], value)
     return replace(part, **{path[0]: inner})
 

@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.runs.compiler_clock import COMPILER, CompilerClock
 from compass_jax.runs.progress import duration, progress_text
 
@@ -124,7 +124,7 @@ class Screen:
         ):
             self._print(self._line(COLUMNS))
 
-    def samples(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+    def samples(self, step: int, groups: Sequence[JsonMapping]) -> None:
         """Prints a few samples of a step: the best, the worst, and a truncated one."""
         for line in sample_lines(step, groups, self.width):
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -195,11 +195,11 @@ class Screen:
                 self._print(self._line(COLUMNS) if self._fresh else doing)
 
 
-def sample_lines(step: int, groups: Sequence[Mapping[str, Any]], width: int) -> list[str]:
+def sample_lines(step: int, groups: Sequence[JsonMapping], width: int) -> list[str]:
     """Returns the best, the worst and a truncated sample of logged groups, a few lines each."""
     pairs = [(group, sample) for group in groups for sample in group["samples"]]
     judged = [x for x in pairs if x[1]["outcome"] == "ok"]
-    chosen: list[tuple[str, Any]] = []
+    chosen: list[tuple[str, Json]] = []
     if judged:
         best = max(judged, key=lambda x: x[1]["reward"])
         worst = min(judged, key=lambda x: x[1]["reward"])
@@ -217,7 +217,7 @@ def sample_lines(step: int, groups: Sequence[Mapping[str, Any]], width: int) -> 
     return lines
 
 
-def verdict_text(sample: Mapping[str, Any]) -> str:
+def verdict_text(sample: JsonMapping) -> str:
     """Returns "reward 0.5" of a logged sample, or "no verdict (error)"."""
     if sample["outcome"] == "ok":
         return f"reward {sample['reward']:g}"

@@ -13,10 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.runs.logfile import LogError, LogFile
 from compass_jax.runs.screen import Screen
 from compass_jax.trackers.opened import open_trackers
@@ -52,7 +52,7 @@ class Telemetry:
         check: Callable[[], None] = lambda: None,
         lost_log: bool = False,
         trackers: Sequence[str] = ("tensorboard",),
-        settings: Mapping[str, Any] | None = None,
+        settings: JsonMapping | None = None,
     ):
         self.run_dir = Path(run_dir)
         self.writes = writes
@@ -96,22 +96,22 @@ class Telemetry:
         if not self.writes:
             return
         numbers = {name: float(value) for name, value in metrics.items()}
-        row: dict[str, Any] = {"metrics": plain_numbers(numbers)}
+        row: JsonObject = {"metrics": plain_numbers(numbers)}
         self._append("metrics", step, [row | ({"histograms": histograms} if histograms else {})])
         for tracker in self._trackers:
             tracker.log(step, numbers)
         self._last_step = step
         self.screen.step(step, numbers)
 
-    def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def log_rollouts(self, step: int, rows: Iterable[JsonMapping]) -> None:
         """Records samples (JSON-able rows) of `step` in rollouts.jsonl."""
         self._append("rollouts", step, rows)
 
-    def log_tokens(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def log_tokens(self, step: int, rows: Iterable[JsonMapping]) -> None:
         """Records per-token numbers (JSON-able rows) of `step` in tokens.jsonl."""
         self._append("tokens", step, rows)
 
-    def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _append(self, name: str, step: int, rows: Iterable[JsonMapping]) -> None:
         if self.writes:
             self.check()
             self._files[name].append([{"stage": self.stage, "step": step, **row} for row in rows])
@@ -126,7 +126,7 @@ class Telemetry:
         if self.writes:
             self.screen.phase(name, done, total)
 
-    def show_samples(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+    def show_samples(self, step: int, groups: Sequence[JsonMapping]) -> None:
         """Prints a few samples of `groups`, rows of `log_rollouts`."""
         if self.writes:
             self.screen.samples(step, groups)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from anyio import to_thread
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.online import Chunk, OnlineBatcher, Streamed
 from compass_jax.serving import metrics
@@ -29,10 +30,10 @@ class Piece(NamedTuple):
 
     choice: int
     text: str
-    logprobs: dict[str, Any] | None
+    logprobs: JsonObject | None
     tokens: int
     finish: str
-    calls: Sequence[dict[str, Any]] = ()
+    calls: Sequence[JsonObject] = ()
 
 
 class Choice:
@@ -55,7 +56,7 @@ class Choice:
             parts.append(self._logprobs.push(TopLogprobs(*(x[:count] for x in chunk.top))))
         logprobs = joined(parts) if parts else None
         finish = "stop" if self.text.stopped else chunk.finish
-        calls: list[dict[str, Any]] = []
+        calls: list[JsonObject] = []
         if self._calls:
             text, calls = self._calls.push(text, bool(finish))
             finish = "tool_calls" if calls and finish == "stop" else finish
@@ -188,7 +189,7 @@ class Answer:
         usage = {"prompt_tokens": prompt, "completion_tokens": completion}
         return {**usage, "total_tokens": prompt + completion}
 
-    def _json(self, choices: list[dict[str, Any]], streamed: bool, **fields: Any) -> bytes:
+    def _json(self, choices: list[JsonObject], streamed: bool, **fields: Json) -> bytes:
         kind, name = "text_completion", "cmpl"
         if self.job.chat:
             kind, name = f"chat.completion{'.chunk' * streamed}", "chatcmpl"
@@ -196,13 +197,13 @@ class Answer:
         head |= {"model": self._served.model, "choices": choices}
         return json.dumps({**head, **fields}).encode()
 
-    def _choice(self, piece: Piece, streamed: bool) -> dict[str, Any]:
+    def _choice(self, piece: Piece, streamed: bool) -> JsonObject:
         """Returns the JSON of one choice, for an event (`streamed`) or for a complete answer."""
-        choice: dict[str, Any] = {"index": piece.choice, "logprobs": piece.logprobs}
+        choice: JsonObject = {"index": piece.choice, "logprobs": piece.logprobs}
         choice["finish_reason"] = piece.finish or None
         if not self.job.chat:
             return {**choice, "text": piece.text}
-        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+        message: JsonObject = {"role": "assistant", "content": piece.text}
         if piece.calls:
             message["content"] = piece.text or None
             message["tool_calls"] = [

@@ -7,8 +7,9 @@ They are log-probs of the model's distribution at temperature 1, whatever the re
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import JsonObject
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.rollout.logprobs import TopLogprobs
 
@@ -50,7 +51,7 @@ class Logprobs:
         self._spelling = spellings(tokenizer)
         self._offset = 0  # characters of the choice's text so far
 
-    def push(self, tokens: TopLogprobs, prompt: bool = False) -> dict[str, Any]:
+    def push(self, tokens: TopLogprobs, prompt: bool = False) -> JsonObject:
         """Returns the log-probs of new tokens. The first token of a `prompt` has a null log-prob,
         and a prompt's text includes special tokens. The values are lists, so that parts can be
         concatenated.
@@ -86,7 +87,7 @@ class Logprobs:
         return offset
 
 
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def joined(parts: list[JsonObject]) -> JsonObject:
     """Returns the log-probs of a choice, concatenated from its parts."""
     return {
         name: None if value is None else [x for part in parts for x in part[name]]
@@ -94,7 +95,7 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _entry(token: Spelling, logprob: float | None) -> dict[str, Any]:
+def _entry(token: Spelling, logprob: float | None) -> JsonObject:
     return {"token": token.text, "logprob": logprob, "bytes": token.bytes}
 
 

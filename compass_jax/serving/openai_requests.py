@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.serving.errors import ApiError, describe_value
@@ -59,7 +59,7 @@ class Job:
     max_tokens: int
     logprobs: int | None
     echo: tuple[str, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
 
     @property
     def chat(self) -> bool:
@@ -143,7 +143,7 @@ def _check_size(what: str, size: int, served: Served, param: str = "messages") -
         raise ApiError(text, param)
 
 
-def _check_variables(variables: dict[str, Any], served: Served) -> None:
+def _check_variables(variables: JsonObject, served: Served) -> None:
     """Raises ApiError for chat template variables that are too long or that contain control tokens.
     A client's text is never a control token, here as in messages.
     """
@@ -155,7 +155,7 @@ def _check_variables(variables: dict[str, Any], served: Served) -> None:
             raise ApiError(f"{name} has a control token in {describe_value(text)}", name)
 
 
-def _texts(value: Any, keys: bool = True) -> Iterator[str]:
+def _texts(value: Json, keys: bool = True) -> Iterator[str]:
     """Yields the texts in a JSON value, with the names of its fields if `keys` is true."""
     if isinstance(value, str):
         yield value

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.tool_calls import MalformedCall, ToolCall, call_span, tool_calls
 
 _OPEN = "<tool_call>"
@@ -22,10 +23,10 @@ class Parted(NamedTuple):
     """A text without its calls, and the calls in the format of OpenAI's API."""
 
     content: str
-    calls: list[dict[str, Any]]
+    calls: list[JsonObject]
 
 
-def part_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> Parted:
+def part_calls(text: str, tools: Sequence[JsonMapping]) -> Parted:
     """Returns the calls of a complete answer, and its text without them.
 
     Between <tool_call> tags, a call may name any tool. In other formats it is a call only if
@@ -46,7 +47,7 @@ def part_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> Parted:
     return Parted(before + (f"\n{after}" if after else ""), [x for x in formatted if x])
 
 
-def _format_call(call: ToolCall, functions: Mapping[str, Any]) -> dict[str, Any] | None:
+def _format_call(call: ToolCall, functions: JsonMapping) -> JsonObject | None:
     """Returns OpenAI's form of a call; None if positional arguments have no names."""
     parameters = functions.get(call.name, {}).get("parameters") or {}
     properties = parameters.get("properties")
@@ -64,7 +65,7 @@ class CallStream:
     until the end, since only the complete text shows whether it is a call.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]]):
+    def __init__(self, tools: Sequence[JsonMapping]):
         self._tools = tools
         self._text = ""
         self._sent = 0  # number of characters returned so far

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config.verifiers import Spread, summed
 from compass_jax.errors import CompassError
 
@@ -37,7 +38,7 @@ MOST_CHARS = 16_384  # maximum length of an environment's reply to one turn
 MOST_MESSAGES = 128
 ROLES = ("tool", "user", "system")
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 
 
 class Turn(NamedTuple):
@@ -72,7 +73,7 @@ class Environment:
             0 must be one of them, because a missing turn adds nothing.
     """
 
-    start: Callable[[Mapping[str, Any]], Any]
+    start: Callable[[JsonMapping], Any]
     step: Callable[[Any, str], Turn]
     turns: int = 8
     discount: float | None = None
@@ -119,7 +120,7 @@ class Environment:
         """The smallest difference of two rewards of conversations."""
         return self._spread.gap
 
-    def play(self, row: Mapping[str, Any], texts: Sequence[str]) -> list[Turn]:
+    def play(self, row: JsonMapping, texts: Sequence[str]) -> list[Turn]:
         """Replays a conversation and returns the result of each turn of the model.
 
         Raises EnvironmentFault if the conversation ends before the last turn, since the environment
@@ -139,7 +140,7 @@ class Environment:
             done.append(turn)
         return done
 
-    def __call__(self, row: Mapping[str, Any], response: str) -> dict[str, Any]:
+    def __call__(self, row: JsonMapping, response: str) -> JsonObject:
         """Returns the verdict on a conversation.
 
         `response` is the JSON list of the model's turns. The verdict's "says" is the JSON list of
@@ -174,7 +175,7 @@ def _encode_messages(replies: Sequence[Message]) -> str:
     return says if len(messages) <= MOST_MESSAGES and len(says) <= MOST_CHARS else ""
 
 
-def checked(message: Any) -> dict[str, str]:
+def checked(message: Json) -> dict[str, str]:
     """Returns a message of an environment as a dict: a role out of ROLES, a text as its content,
     and optionally a name and a tool_call_id. Raises EnvironmentFault for anything else.
     """

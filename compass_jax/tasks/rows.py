@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 
 # columns with a prompt's labels; the name of its source is another label
 LABELS = ("domain", "language", "difficulty")
 
 
-def encode_row(row: Mapping[str, Any]) -> str:
+def encode_row(row: JsonMapping) -> str:
     """Returns `row` as JSON. Raises TypeError, naming the column, if it cannot be encoded."""
     try:
         return json.dumps(_add_tags(row), ensure_ascii=False)
@@ -28,12 +29,12 @@ def encode_row(row: Mapping[str, Any]) -> str:
         raise
 
 
-def decode_row(text: str) -> dict[str, Any]:
+def decode_row(text: str) -> JsonObject:
     """Returns the row that `encode_row` encoded."""
     return json.loads(text, object_hook=_remove_tags)
 
 
-def _add_tags(value: Any) -> Any:
+def _add_tags(value: Json) -> Json:
     if isinstance(value, tuple):
         return {"!tuple": [_add_tags(item) for item in value]}
     if isinstance(value, (set, frozenset)):
@@ -47,7 +48,7 @@ def _add_tags(value: Any) -> Any:
     return value
 
 
-def _remove_tags(value: dict[str, Any]) -> Any:
+def _remove_tags(value: JsonObject) -> Json:
     if len(value) == 1:
         ((tag, content),) = value.items()
         if tag == "!tuple":

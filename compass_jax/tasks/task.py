@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.config.data import DataConfig, TaskSource
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.named import load
 from compass_jax.tasks.environment import Environment
 
-Row = Mapping[str, Any]
+Row = JsonMapping
 Verify = Callable[..., Any] | str
 
 

@@ -5,10 +5,10 @@ tracker can end or delay the run.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.config import ConfigError
 from compass_jax.extras import how_to_install
 from compass_jax.trackers.board import Board
@@ -29,7 +29,7 @@ def open_trackers(
     names: Sequence[str],
     run_dir: Path,
     stage: str,
-    settings: Mapping[str, Any],
+    settings: JsonMapping,
     tell: Callable[[str], None],
 ) -> list[Board | Remote]:
     """Opens the trackers of one stage of a run, each name once.

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.trackers.services import Service
 
 CLOSE_S = 60.0
@@ -32,7 +32,7 @@ class Remote:
         service: Service,
         run_dir: Path,
         stage: str,
-        settings: Mapping[str, Any],
+        settings: JsonMapping,
         tell: Callable[[str], None],
     ):
         self.title = service.title

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from compass_jax.aliases import JsonMapping
 
 PROJECT = "compass_jax"  # the default project
 START_S = 30.0
@@ -32,14 +34,14 @@ class Service(NamedTuple):
     """A tracker's title, and the function that opens a run in it."""
 
     title: str
-    open: Callable[[Path, str, Mapping[str, Any], Callable[[str], None]], tuple[Run, int]]
+    open: Callable[[Path, str, JsonMapping, Callable[[str], None]], tuple[Run, int]]
     """Opens the run of (folder, stage, settings, tell), or resumes the one of that folder. Returns
     it and the last step that the tracker has of it, or 0.
     """
 
 
 def open_wandb(
-    folder: Path, stage: str, settings: Mapping[str, Any], tell: Callable[[str], None]
+    folder: Path, stage: str, settings: JsonMapping, tell: Callable[[str], None]
 ) -> tuple[Run, int]:
     """Opens a run of Weights & Biases, whose files and id are in `folder`. Raises RuntimeError
     without a login; it does not prompt for one.
@@ -76,7 +78,7 @@ def open_wandb(
 
 
 def open_trackio(
-    folder: Path, stage: str, settings: Mapping[str, Any], tell: Callable[[str], None]
+    folder: Path, stage: str, settings: JsonMapping, tell: Callable[[str], None]
 ) -> tuple[Run, int]:
     """Opens a run in trackio's database, one for all projects of a user, or in a Space."""
     import trackio

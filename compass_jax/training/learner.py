@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt
 
+from compass_jax.aliases import Tree
 from compass_jax.chips import chip_of
 from compass_jax.config import LearnerConfig
 from compass_jax.model.flops import forward_flops
@@ -70,8 +71,8 @@ class Learner:
         config: LearnerConfig,
         model: Transformer,
         state: TrainState,
-        reference: Any = None,
-        frozen: Any = None,
+        reference: Tree = None,
+        frozen: Tree = None,
         directory: str = STATE,
     ):
         """Creates a learner from trees in the layout of `model`; over a mesh they are moved to its
@@ -96,7 +97,7 @@ class Learner:
         cls,
         config: LearnerConfig,
         model: Transformer,
-        params: Any,
+        params: Tree,
         directory: str = STATE,
     ) -> Learner:
         """Returns a learner at `params` with a fresh optimiser. They are also its reference if
@@ -112,7 +113,7 @@ class Learner:
         return cls(config, model, state, reference, frozen, directory)
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Tree:
         """The model's parameters, with adapters in their places."""
         return trained.full(self.config.lora, self.state.params, self.frozen)
 
@@ -346,7 +347,7 @@ class Learner:
             metrics[name] = float(np.mean([float(one[name]) for one in optimizer_metrics]))
         return {**metrics, "skipped_updates": float(self.state.skipped)}
 
-    def _score(self, params: Any, tokens, lengths, routes):
+    def _score(self, params: Tree, tokens, lengths, routes):
         return step.score(
             self.model, params, tokens, lengths, routes, temperature=self.config.rollout.temperature
         )
@@ -379,11 +380,11 @@ class Learner:
             routes = move(routes, placement.sharding(*spec))
         return tokens, lengths, routes
 
-    def _on_mesh(self, tree: Any) -> Any:
+    def _on_mesh(self, tree: Tree) -> Tree:
         """Moves parameters, or a state that contains them, to the mesh's storage layout."""
         return place(tree, self.model.config, self.model.placement)
 
-    def routes_on_mesh(self, routes: Any) -> Any:
+    def routes_on_mesh(self, routes: Tree) -> Tree:
         """Moves routes to the training devices; routes of other devices may pass through
         the host.
         """

@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.data.difficulty import label_of
@@ -96,7 +96,7 @@ class RLTrainer:
     """
 
     learner: Learner
-    decode: Any  # the rollout's weights
+    decode: Tree  # the rollout's weights
 
     def __init__(
         self,
@@ -241,14 +241,14 @@ class RLTrainer:
         if "pending" in arrays:
             self._restore_in_flight(meta["pending"], arrays["pending"], str(newest.path))
 
-    def _restore_in_flight(self, state: dict, arrays: dict[str, Any], path: str) -> None:
+    def _restore_in_flight(self, state: dict, arrays: JsonObject, path: str) -> None:
         if "routes" in arrays:
             lengths, routes = (np.asarray(arrays[name]) for name in ("lengths", "routes"))
             check_recorded_routes(lengths, routes, self.config.model, path)
             arrays = {**arrays, "routes": self.engine.adopt(arrays["routes"])}
         self.buffer.restore(state, arrays, self.stream.find, self.engine.end_ids)
 
-    def _fresh_arrays(self) -> dict[str, Any]:
+    def _fresh_arrays(self) -> JsonObject:
         from compass_jax.model.transformer import init_params
 
         config, key = self.config, jax.random.key(0)
@@ -263,7 +263,7 @@ class RLTrainer:
         `wait`.
         """
         self.telemetry.phase("saving")
-        arrays: dict[str, Any] = {"state": stack(self.learner.state)}
+        arrays: JsonObject = {"state": stack(self.learner.state)}
         if self.learner.reference is not None and self.learner.frozen is None:
             arrays["reference"] = stack(self.learner.reference)
         if self.buffer.prompts:

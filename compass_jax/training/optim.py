@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ConfigError, OptimConfig, named
 from compass_jax.errors import CompassError
 from compass_jax.model.precision import at_least_float32
@@ -39,11 +40,11 @@ class WithMaster(NamedTuple):
     accumulates such updates.
     """
 
-    moments: Any
-    master: Any
+    moments: Tree
+    master: Tree
 
 
-def widen(tree: Any) -> Any:
+def widen(tree: Tree) -> Tree:
     """Casts all leaves to at least float32."""
     return jax.tree.map(lambda x: x.astype(at_least_float32(x.dtype)), tree)
 
@@ -123,7 +124,7 @@ def _named_optimizer(
     return transformation
 
 
-def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState:
+def init_state(params: Tree, config: OptimConfig, total_steps: int) -> TrainState:
     """Returns the train state before the first update. The parameters are copied, because updates
     donate the state.
     """
@@ -135,11 +136,11 @@ def init_state(params: Any, config: OptimConfig, total_steps: int) -> TrainState
     return TrainState(jax.tree.map(jnp.copy, params), opt_state, zero, zero + 0, zero + 0)
 
 
-def _is_narrow(params: Any) -> bool:
+def _is_narrow(params: Tree) -> bool:
     return any(x.dtype != at_least_float32(x.dtype) for x in jax.tree.leaves(params))
 
 
-def global_norm(tree: Any) -> jax.Array:
+def global_norm(tree: Tree) -> jax.Array:
     """Computes the square root of the sum of squares of all leaves, in at least float32."""
     leaves = jax.tree.leaves(widen(tree))
     return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
@@ -147,7 +148,7 @@ def global_norm(tree: Any) -> jax.Array:
 
 def update(
     state: TrainState,
-    grads: Any,
+    grads: Tree,
     config: OptimConfig,
     total_steps: int,
     decays: tuple[bool, ...],

@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from compass_jax.aliases import Tree
 from compass_jax.config import EngineJudgeConfig, RolloutConfig, ScalarJudgeConfig, ScoredConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of, turns_of
@@ -27,7 +27,7 @@ from compass_jax.training.scalar import ScalarModel
 class OwnJudge:
     """Answers a judge's questions with `params`, in the decode layout of `engine`."""
 
-    def __init__(self, engine: Engine, params: Any, tokenizer: Tokenizer, seed: int):
+    def __init__(self, engine: Engine, params: Tree, tokenizer: Tokenizer, seed: int):
         self.engine, self.params = engine, params
         self._tokenizer, self._seed = tokenizer, seed
         self._text_of = turns_of(tokenizer, engine.config).response
@@ -99,7 +99,7 @@ class PolicyJudge:
         )
         self._own = self._asker.generate = OwnJudge(engine, None, tokenizer, config.seed)
 
-    def use(self, params: Any, version: int) -> None:
+    def use(self, params: Tree, version: int) -> None:
         """Sets the policy's weights. None releases them and their memory."""
         if self._own is not None and isinstance(self._asker, Batched):
             self._own.params, self._asker.version = params, version

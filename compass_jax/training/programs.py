@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from compass_jax.aliases import Tree
 from compass_jax.config import LearnerConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.precision import at_least_float32
@@ -23,7 +24,7 @@ from compass_jax.training import step, trained
 
 
 def training_programs(
-    config: LearnerConfig, model: Transformer, state: TrainState, params: Any, full: bool = False
+    config: LearnerConfig, model: Transformer, state: TrainState, params: Tree, full: bool = False
 ) -> Iterator[Program]:
     """Yields the programs of `Learner.train`, the longest bucket first.
 
@@ -48,7 +49,7 @@ def training_programs(
     yield Program("apply", step.apply, (state, total), keywords)
 
 
-def summed(grads: Any) -> Any:
+def summed(grads: Tree) -> Tree:
     """Returns the structs of summed gradients: the gradients' shardings, in at least float32."""
     return jax.tree.map(lambda x: struct(x.shape, at_least_float32(x.dtype), x.sharding), grads)
 
@@ -57,7 +58,7 @@ def summed(grads: Any) -> Any:
 class _Lister:
     config: LearnerConfig
     model: Transformer
-    params: Any
+    params: Tree
 
     @property
     def multiple(self) -> int:
@@ -98,7 +99,7 @@ class _Lister:
         if all_routes is not None:
             yield Program(f"replayed {length}", take_routes, (all_routes, lengths, length))
 
-        def forward(name: str, routes: Any) -> Program:
+        def forward(name: str, routes: Tree) -> Program:
             temperature, n = self.config.rollout.temperature, count * length
             arguments = (model, self.params, tokens, lengths, routes, temperature)
             return Program(f"{name} {length}", step.forward_and_pullback, arguments, tokens=n)
@@ -111,7 +112,7 @@ class _Lister:
             used = Result(scored, lambda out: out[0][2])
             yield Program(f"recorded {length}", put_routes, (all_routes, lengths, used))
 
-        def batch(out: Any) -> step.UpdateBatch:
+        def batch(out: Tree) -> step.UpdateBatch:
             return self._batch(out[0], (tokens, lengths, routes))
 
         scores = (Result(scored, lambda out: out[0][0]), Result(scored, lambda out: out[0][3]))
@@ -124,10 +125,10 @@ class _Lister:
         pulled = (model, self.params, pullback, Result(objective, lambda out: out[0]))
         yield Program(f"backward {length}", step.pull, pulled, tokens=count * length)
 
-    def _batch(self, prepared: Any, sequences: tuple[Any, Any, Any]) -> step.UpdateBatch:
+    def _batch(self, prepared: Any, sequences: tuple[Tree, Any, Any]) -> step.UpdateBatch:
         shape = sequences[0].shape
 
-        def rows_of(x: Any) -> Any:
+        def rows_of(x: Tree) -> Tree:
             return None if x is None else self._host(shape, x.dtype)
 
         old = self._host(shape, jnp.float32)
@@ -143,7 +144,7 @@ class _Lister:
             kl_weight=rows_of(prepared.kl_weight),
         )
 
-    def _all_routes(self) -> Any:
+    def _all_routes(self) -> Tree:
         """Returns the routes of a step's rows; None for a dense model."""
         config, placement = self.config, self.model.placement
         rows = config.sampling.prompts_per_step * config.sampling.capacity
@@ -153,7 +154,7 @@ class _Lister:
             return routes
         return struct(routes.shape, routes.dtype, placement.rows(rows))
 
-    def _routes(self, all_routes: Any, shape: tuple[int, int]) -> Any:
+    def _routes(self, all_routes: Any, shape: tuple[int, int]) -> Tree:
         """Returns the routes of one micro-batch, on the devices of its rows."""
         placement, shape = self.model.placement, (*shape, *all_routes.shape[2:])
         if placement is None:
@@ -161,7 +162,7 @@ class _Lister:
         spec = placement.spec(shape, ("batch", "tokens", None, None))
         return struct(shape, all_routes.dtype, placement.sharding(*spec))
 
-    def _host(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _host(self, shape: tuple[int, ...], dtype: Any) -> Tree:
         """Returns an array from the host, replicated on every device."""
         placement = self.model.placement
         return struct(shape, dtype, None if placement is None else placement.sharding())

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
+
+from compass_jax.aliases import Tree
 
 
 @partial(
@@ -22,19 +23,19 @@ class Pullback:
     A compiled program copies each of its results, including arguments that are among them.
     """
 
-    residuals: list[Any]
-    structure: Any
+    residuals: list[Tree]
+    structure: Tree
     # of each leaf: whether it is a parameter, and its index in the parameters or in `residuals`
     places: tuple[tuple[bool, int], ...]
 
     @classmethod
-    def without(cls, pullback: Callable, params: Any) -> Pullback:
+    def without(cls, pullback: Callable, params: Tree) -> Pullback:
         """Removes the leaves that are in `params`; call it within the trace that made the
         pullback.
         """
         leaves, structure = jax.tree.flatten(pullback)
         index = {id(x): i for i, x in enumerate(jax.tree.leaves(params))}
-        residuals: list[Any] = []
+        residuals: list[Tree] = []
         places = []
         for leaf in leaves:
             is_parameter = id(leaf) in index
@@ -43,7 +44,7 @@ class Pullback:
                 residuals.append(leaf)
         return cls(residuals, structure, tuple(places))
 
-    def within(self, params: Any) -> Callable:
+    def within(self, params: Tree) -> Callable:
         """Returns the pullback with the same parameters inserted."""
         leaves = jax.tree.leaves(params)
         return self.structure.unflatten(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
 from compass_jax.distributed import is_main_process
@@ -47,7 +47,7 @@ def run_rl(
     lost_log: bool = False,
     strict: bool = False,
     enough: Callable[[], bool] = never_stop,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Trains until `rl.steps`, resuming the run directory; returns the last metrics and the
     evaluations.
 
@@ -79,7 +79,7 @@ def run_rl(
         for line in [*code_changes(run), *machine, *idle_stages(config.rl)]:
             telemetry.note(line)
         printed: set[str] = set()
-        result: dict[str, Any] = {"stopped": False, "steps": -1}
+        result: JsonObject = {"stopped": False, "steps": -1}
         # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
         while not result["stopped"] and "evaluation" not in result:
             result = _run_stage(config, scorer, stop, telemetry, strict, printed, enough)
@@ -94,7 +94,7 @@ def _run_stage(
     strict: bool,
     printed: set[str],
     enough: Callable[[], bool],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Trains to the end of the run's current stage. Its trainer, with its arrays on the devices, is
     released afterwards.
     """
@@ -117,7 +117,7 @@ def _run(
     telemetry: Telemetry,
     stop: StopSignal,
     enough: Callable[[], bool],
-) -> dict[str, Any]:
+) -> JsonObject:
     try:
         return _run_steps(trainer, telemetry, stop, enough)
     except VerifierError:  # once it is mended the same command goes on
@@ -130,7 +130,7 @@ def _run_steps(
     telemetry: Telemetry,
     stop: StopSignal,
     enough: Callable[[], bool],
-) -> dict[str, Any]:
+) -> JsonObject:
     config, saved = trainer.config, trainer.done_steps
     metrics: dict[str, float] = {}
     evaluated: _Evaluated | None = None
@@ -194,7 +194,7 @@ class _Evaluated:
 
     step: int
     result: Evaluation
-    rows: list[dict[str, Any]]
+    rows: list[JsonObject]
 
 
 def _last_evaluation(
@@ -217,7 +217,7 @@ def _last_evaluation(
 
 def _evaluate(trainer: RLTrainer, warns: bool = True) -> _Evaluated:
     """Evaluates the policy."""
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
 
     def keep(set_name: str, groups: list[Group]) -> None:
         rows.extend(answer_rows(set_name, groups, trainer.collect.turns.response))

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.config import PolicyConfig
 from compass_jax.config.errors import check
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
@@ -43,7 +43,7 @@ from compass_jax.weights.start import first_parameters
 
 def scalar_rewards(
     model: Transformer,
-    params: Any,
+    params: Tree,
     tokens: Int[Array, "b t"],
     lengths: Int[Array, "b"],
     column: int,
@@ -94,7 +94,7 @@ class ScalarTrainer(SFTTrainer):
         training, _ = split_pairs(self.config.data)
         return encode_pairs(training, self.tokenizer, self.sft.buckets[-1], self.telemetry.note)
 
-    def micro_batches(self, examples: Sequence[Pair]) -> Iterator[tuple[Any, ...]]:
+    def micro_batches(self, examples: Sequence[Pair]) -> Iterator[tuple[Tree, ...]]:
         """Yields (tokens [2 n t], lengths [2 n], gold [n], weights [n]) of each micro-batch: n
         candidates, then their anchors. The weights are 1 / pairs of the update.
         """
@@ -115,7 +115,7 @@ class ScalarTrainer(SFTTrainer):
             g, w = (take_rows(x, micro.rows, micro.length) for x in (gold, weight))
             yield t, sizes, g, w
 
-    def gradients(self, *arrays: Any) -> tuple[Any, Diagnostics]:
+    def gradients(self, *arrays: Tree) -> tuple[Tree, Diagnostics]:
         """Returns one micro-batch's part of the gradient, and its diagnostics."""
         column, aux_coef = self.tokenizer.eos_id, self.sft.router_aux_coef
         return pair_gradients(self.model, self.params, *arrays, aux_coef, column=column)
@@ -124,7 +124,7 @@ class ScalarTrainer(SFTTrainer):
 @partial(jax.jit, static_argnames=("model", "column"))
 def pair_gradients(
     model: Transformer,
-    params: Any,
+    params: Tree,
     tokens: Int[Array, "m t"],
     lengths: Int[Array, "m"],
     gold: Int[Array, "n"],
@@ -132,7 +132,7 @@ def pair_gradients(
     aux_coef: float,
     *,
     column: int,
-) -> tuple[Any, Diagnostics]:
+) -> tuple[Tree, Diagnostics]:
     """Computes the gradient of sum(weight * pair_losses) plus the load-balancing loss, and its
     diagnostics. Rows are n candidates, then their n anchors; the weights sum to 1 over an update.
     """

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax import distributed
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
 from compass_jax.data.packing import packed, padded
@@ -131,7 +132,7 @@ class SFTTrainer:
         self.telemetry.restore(meta["telemetry"])
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Tree:
         """The model's parameters, with adapters in their places."""
         return trained.full(self.config.lora, self.state.params, self.frozen)
 
@@ -190,7 +191,7 @@ class SFTTrainer:
                 },
             )
 
-    def micro_batches(self, examples: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def micro_batches(self, examples: Sequence[Any]) -> Iterator[tuple[Tree, ...]]:
         """Yields the arguments of `gradients` for each micro-batch of an update: (tokens, lengths,
         weights, share of the weights, segments). All weights sum to 1: the loss is the mean over
         the batch's assistant tokens.
@@ -204,7 +205,7 @@ class SFTTrainer:
             share = jnp.float32(part.learnt.sum() / count)
             yield part.tokens, part.lengths, part.learnt / count, share, part.segments
 
-    def gradients(self, *arrays: Any) -> tuple[Any, Diagnostics]:
+    def gradients(self, *arrays: Tree) -> tuple[Tree, Diagnostics]:
         """Returns one micro-batch's part of the gradient, and its diagnostics."""
         *rows, segments = arrays
         aux_coef = self.sft.router_aux_coef
@@ -239,7 +240,7 @@ class SFTTrainer:
 
 def run_sft(
     config: RunConfig, lost_log: bool = False, kind: type[SFTTrainer] = SFTTrainer
-) -> dict[str, Any]:
+) -> JsonObject:
     """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics.
 
     lost_log: go on where lines of the logs are missing that the checkpoint counts.
@@ -269,7 +270,7 @@ def run_sft(
             return _run(trainer, telemetry, stop) | {"status": stop.status}
 
 
-def _run(trainer: SFTTrainer, log: Telemetry, stop: StopSignal) -> dict[str, Any]:
+def _run(trainer: SFTTrainer, log: Telemetry, stop: StopSignal) -> JsonObject:
     sft, saved = trainer.sft, trainer.done_steps
     last: dict[str, float] = {}
     every = sft.save_every

@@ -10,12 +10,13 @@ for R2.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig, Objective, OptimConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import trainable
@@ -56,7 +57,7 @@ prepare = partial(
 
 def forward(
     model: Transformer,
-    params: Any,
+    params: Tree,
     tokens: Int[Array, "b t"],
     lengths: Int[Array, "b"],
     routes: UInt[Array, "b t l k"] | None,
@@ -94,7 +95,7 @@ def _within(
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
 def forward_and_pullback(
-    model: Transformer, params: Any, tokens, lengths, routes, temperature: float
+    model: Transformer, params: Tree, tokens, lengths, routes, temperature: float
 ):
     """Computes ((logp, entropy, routes used, aux), pullback of (logp, mean router probabilities) to
     the trained part of the parameters).
@@ -119,7 +120,7 @@ def forward_and_pullback(
 
 
 @partial(jax.jit, static_argnames=("model",))
-def pull(model: Transformer, params: Any, pullback: Pullback, cotangents):
+def pull(model: Transformer, params: Tree, pullback: Pullback, cotangents):
     """Computes the gradient of the trained part of `params` from a pullback of
     `forward_and_pullback` at `params` and its cotangents; over a mesh it has the sharding of what
     it belongs to.
@@ -127,7 +128,7 @@ def pull(model: Transformer, params: Any, pullback: Pullback, cotangents):
     return stored(model, pullback.within(params)(cotangents)[0])
 
 
-def stored(model: Transformer, grads: Any) -> Any:
+def stored(model: Transformer, grads: Tree) -> Tree:
     """Constrains gradients to their parameters' sharding: without it the compiler may replicate
     them on every device.
     """
@@ -140,7 +141,7 @@ def stored(model: Transformer, grads: Any) -> Any:
 
 def score(
     model: Transformer,
-    params: Any,
+    params: Tree,
     tokens: Int[Array, "b t"],
     lengths: Int[Array, "b"],
     routes: UInt[Array, "b t l k"] | None,
@@ -158,13 +159,13 @@ def score(
 
 def gradients(
     model: Transformer,
-    params: Any,
+    params: Tree,
     batch: UpdateBatch,
     share: Float[Array, ""],
     *,
     objective: Objective,
     temperature: float,
-) -> tuple[Any, Diagnostics, Float[Array, "b t"]]:
+) -> tuple[Tree, Diagnostics, Float[Array, "b t"]]:
     """Computes the gradient of -objective of one micro-batch and its diagnostics, which both sum
     over the micro-batches of an update; and the log-probs at `params`.
 
@@ -246,14 +247,14 @@ def _objective_gradient(
 @partial(jax.jit, static_argnames=("model",))
 def sft_gradients(
     model: Transformer,
-    params: Any,
+    params: Tree,
     tokens: Int[Array, "b t"],
     lengths: Int[Array, "b"],
     weight: Float[Array, "b t"],
     share: Float[Array, ""],
     aux_coef: float,
     segments: Int[Array, "b t"] | None = None,
-) -> tuple[Any, Diagnostics]:
+) -> tuple[Tree, Diagnostics]:
     """Computes the gradient of -sum(weight * logp) plus the load-balancing loss; `weight` is 0
     outside the assistant's tokens and sums to 1 over the update. `segments` is that of `forward`.
     """
@@ -283,7 +284,7 @@ def sft_gradients(
     }
 
 
-def add(total: Any | None, part: Any) -> Any:
+def add(total: Tree | None, part: Tree) -> Tree:
     """Adds two gradients in at least float32 and donates the first; None stands for an
     empty sum.
     """
@@ -291,7 +292,7 @@ def add(total: Any | None, part: Any) -> Any:
 
 
 @partial(jax.jit, donate_argnums=(0,))
-def accumulate(total: Any, part: Any) -> Any:
+def accumulate(total: Tree, part: Tree) -> Tree:
     """Returns total + part in the dtypes of `total`, which is donated."""
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part)
 
@@ -299,7 +300,7 @@ def accumulate(total: Any, part: Any) -> Any:
 @partial(jax.jit, static_argnames=("config", "total_steps", "decays"), donate_argnums=(0,))
 def apply(
     state: TrainState,
-    grads: Any,
+    grads: Tree,
     *,
     config: OptimConfig,
     total_steps: int,

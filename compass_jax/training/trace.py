@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
+from compass_jax.aliases import Tree
 from compass_jax.config import Objective
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.objectives.inputs import PolicyInputs
@@ -32,7 +32,7 @@ class TokenTrace:
         self._groups: np.ndarray | None = None  # of the objective, as `Prepared.entropy_group`
         self._seen: list[tuple[MicroBatch, jax.Array]] = []
 
-    def begin(self, scored: Any, prepared: Sequence[tuple[slice, Prepared]]) -> None:
+    def begin(self, scored: Tree, prepared: Sequence[tuple[slice, Prepared]]) -> None:
         """Stores the values that are fixed before the first update.
 
         Args:

@@ -6,10 +6,9 @@ this module alone knows how it becomes the model's parameters.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
+from compass_jax.aliases import Tree
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.model.lora import combine, init_adapters
 from compass_jax.model.params import decays
@@ -19,8 +18,8 @@ ADAPTERS = 0x10A  # of the key of their first values, folded into the run's
 
 
 def split(
-    lora: LoRAConfig, model: Transformer, params: Any, key: jax.Array
-) -> tuple[Any, Any | None]:
+    lora: LoRAConfig, model: Transformer, params: Tree, key: jax.Array
+) -> tuple[Tree, Tree | None]:
     """Returns (trained tree, frozen base) at the start of a run from `params`, in the model's
     layout: the parameters and None, or new adapters and the parameters.
     """
@@ -29,12 +28,12 @@ def split(
     return init_adapters(model.config, lora, key, model.layout), params
 
 
-def full(lora: LoRAConfig, trained: Any, frozen: Any | None) -> Any:
+def full(lora: LoRAConfig, trained: Tree, frozen: Tree | None) -> Tree:
     """Returns the model's parameters."""
     return trained if frozen is None else combine(frozen, trained, lora.scale)
 
 
-def decay_mask(lora: LoRAConfig, model: Transformer, trained: Any) -> tuple[bool, ...]:
+def decay_mask(lora: LoRAConfig, model: Transformer, trained: Tree) -> tuple[bool, ...]:
     """Returns which leaves of the trained tree take weight decay, in the tree's order: of adapters
     all, as in PEFT.
     """

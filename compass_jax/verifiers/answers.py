@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from compass_jax.aliases import Json
 from compass_jax.errors import CompassError
 from compass_jax.verifiers.extract import reference
 
@@ -134,7 +135,7 @@ def literal(text: str, *_: Any) -> list | str:
     return list(value)
 
 
-def _check_items(value: Any) -> None:
+def _check_items(value: Json) -> None:
     for item in value:
         if isinstance(item, list | tuple):
             _check_items(item)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.errors import UserError
 from compass_jax.verifiers import kinds as folder
 
@@ -30,7 +31,7 @@ USUAL_PACKAGES = ("numpy", "scipy", "sympy", "pandas", "networkx", "sortedcontai
 class Example:
     """A row with a right and a wrong response. Tests judge both."""
 
-    row: Mapping[str, Any]
+    row: JsonMapping
     right: str
     wrong: str
 
@@ -87,14 +88,14 @@ class Kind:
     form: Form | None = None
     vote: Callable[..., str | None] | None = None
     looks_for: str = IN_ANSWER
-    steps: Callable[[Mapping[str, Any]], int] = lambda arguments: 1
+    steps: Callable[[JsonMapping], int] = lambda arguments: 1
     may_hang: bool = False
     runs_programs: bool = False
     at_once: Callable[..., Any] | None = None
     warm: Callable[[], None] = field(default=lambda: None)
-    complaint: Callable[[Mapping[str, Any]], str] = lambda arguments: ""
+    complaint: Callable[[JsonMapping], str] = lambda arguments: ""
     why: Callable[..., str] | None = None
-    row_faults: Callable[[Sequence[Mapping[str, Any]]], list[str]] | None = None
+    row_faults: Callable[[Sequence[JsonMapping]], list[str]] | None = None
 
 
 @cache
@@ -129,10 +130,10 @@ def kinds() -> dict[str, Kind]:
 Rule = Callable[[Any], str]
 
 
-def complaints(**rules: Rule) -> Callable[[Mapping[str, Any]], str]:
+def complaints(**rules: Rule) -> Callable[[JsonMapping], str]:
     """Returns a Kind's `complaint`, built from one rule per argument."""
 
-    def complaint(arguments: Mapping[str, Any]) -> str:
+    def complaint(arguments: JsonMapping) -> str:
         for name, rule in rules.items():
             if name in arguments and (fault := rule(arguments[name])):
                 return f"{name} = {arguments[name]!r:.100}{fault}"
@@ -141,11 +142,11 @@ def complaints(**rules: Rule) -> Callable[[Mapping[str, Any]], str]:
     return complaint
 
 
-def one_of(*values: Any) -> Rule:
+def one_of(*values: Json) -> Rule:
     """Returns a rule that accepts only these values."""
     words = " or ".join(str(value).lower() for value in values)
 
-    def rule(value: Any) -> str:
+    def rule(value: Json) -> str:
         good = any(type(value) is type(x) and value == x for x in values)
         return "" if good else f" must be {words}"
 
@@ -157,7 +158,7 @@ def number_in(low: float, high: float, words: str, above: bool = False) -> Rule:
     `words` describes the range.
     """
 
-    def rule(value: Any) -> str:
+    def rule(value: Json) -> str:
         good = isinstance(value, int | float) and not isinstance(value, bool)
         good = good and low <= value <= high and not (above and value == low)
         return "" if good else f" must be a number{words}"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from typing import Any
+
+from compass_jax.aliases import Json
 
 _THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,8}(?:(\{)|(?<=\s)(-?\d[\d.,]*\d|-?\d|\w)(?!\w))")
@@ -155,7 +156,7 @@ def json_text(response: str, tag: str) -> str:
     return blocks[-1].strip() if blocks else text.strip()
 
 
-def reference(answer: Any) -> str:
+def reference(answer: Json) -> str:
     """Returns the row's reference as text. If it contains ####, the text after that mark is the
     reference.
 
@@ -167,7 +168,7 @@ def reference(answer: Any) -> str:
     return hashed(text) or text
 
 
-def number(value: Any) -> float:
+def number(value: Json) -> float:
     """Returns `value` as a float. Raises TypeError for a value that is not a number (such as "1"),
     and ValueError for NaN and infinity.
     """

@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.processes import guards
 from compass_jax.processes.channel import run_forked
 from compass_jax.verifiers import program_files
@@ -89,7 +90,7 @@ class Program:
             pass
         self._process.wait()
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, request: JsonMapping) -> JsonObject:
         """Returns the program's answer to a request (program_child.py). Raises ProgramFailed."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):  # a program that ended

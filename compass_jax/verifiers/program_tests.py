@@ -13,10 +13,11 @@ import contextlib
 import importlib.util
 import symtable
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.errors import CompassError
 from compass_jax.verifiers.program_child import decode, encode
 
@@ -63,9 +64,9 @@ class RowTests(NamedTuple):
         joined = f"{self.begin}\n{text}"
         return joined if self.setup == self.begin or _compiles(joined) else f"{self.setup}\n{text}"
 
-    def namespace(self) -> dict[str, Any]:
+    def namespace(self) -> JsonObject:
         """Returns the names that a test starts with. Raises RowError if the setup raises."""
-        names: dict[str, Any] = {"__name__": "tests"}
+        names: JsonObject = {"__name__": "tests"}
         try:
             exec(self.code, names)
         except BaseException as error:
@@ -76,7 +77,7 @@ class RowTests(NamedTuple):
         names[_UNUSED] = in_place_variant
         return {name: value for name, value in names.items() if name not in self.under_test}
 
-    def visible(self, claimed: Sequence[str], text: str, names: Mapping[str, Any]) -> list[str]:
+    def visible(self, claimed: Sequence[str], text: str, names: JsonMapping) -> list[str]:
         """Returns the functions of the program `text` that a test sees: those that its process
         claims, that its text defines, and that are not among the `names` of the test.
         """
@@ -85,7 +86,7 @@ class RowTests(NamedTuple):
         return [name for name in claimed if name in defined - reserved]
 
 
-def in_place_variant(function: Any) -> Any:
+def in_place_variant(function: Any) -> Json:
     """Returns `function` in the variant for statements that ignore its result. A program's function
     then returns the changes of its arguments.
     """
@@ -122,7 +123,7 @@ def read_tests(
     return RowTests(setup, full_setup, _compile(full_setup, "setup"), compiled, under_test)
 
 
-def _test(text: Any, number: int, known: set[str], in_place: bool | None) -> RowTest:
+def _test(text: Json, number: int, known: set[str], in_place: bool | None) -> RowTest:
     what = f"test {number}"
     if not isinstance(text, str):
         raise RowError(f"{what} is a {type(text).__name__}: tests must be a list of texts")
@@ -171,7 +172,7 @@ def _compile(source: str | ast.Module, what: str) -> CodeType:
     return _read(lambda text: compile(text, what, "exec"), source, what)
 
 
-def _read(reader: Callable[[Any], Any], source: Any, what: str) -> Any:
+def _read(reader: Callable[[Any], Any], source: Any, what: str) -> Json:
     """Returns the result of `reader` for Python text. Raises RowError for other text."""
     try:
         with warnings.catch_warnings():
@@ -257,19 +258,19 @@ class Run:
     dicts; else only calls whose result the test does not use.
     """
 
-    def __init__(self, tests: RowTests, ask: Callable[[dict[str, Any]], Any], in_place: bool):
+    def __init__(self, tests: RowTests, ask: Callable[[JsonObject], Any], in_place: bool):
         self._tests, self._ask, self._in_place = tests, ask, in_place
         self.failure: ProgramFailed | StartsProcesses | None = None  # it can answer no more calls
         self._start({})
 
-    def _start(self, names: dict[str, Any]) -> None:
+    def _start(self, names: JsonObject) -> None:
         self._names = names
         self.calls = 0  # number of calls of the program's functions
         self._failed = False  # whether a call had no transferable result
         self._raised: BaseException | None = None  # the program's last exception
         self.fault: RowError | None = None  # kept here because a test may catch it
 
-    def passes(self, number: int, names: dict[str, Any], functions: Iterable[str]) -> bool:
+    def passes(self, number: int, names: JsonObject, functions: Iterable[str]) -> bool:
         """Returns whether a test passes that sees the row's `names` and these functions of the
         program. Raises RowError if the outcome does not depend on the program, and StartsProcesses.
 
@@ -305,19 +306,17 @@ class Run:
         return False
 
     def _function(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Json:
             return self._call(name, args, kwargs, self._in_place)
 
-        def changing(*args: Any, **kwargs: Any) -> Any:
+        def changing(*args: Any, **kwargs: Any) -> Json:
             return self._call(name, args, kwargs, True)
 
         call.__name__ = name
         setattr(call, IN_PLACE, changing)
         return call
 
-    def _call(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool
-    ) -> Any:
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: JsonObject, in_place: bool) -> Json:
         self.calls += 1
         if self.failure is not None:
             raise self.failure
@@ -349,9 +348,7 @@ class Run:
         return value
 
 
-def _result(
-    answer: Mapping[str, Any], known: Mapping[str, Any]
-) -> tuple[Any, list] | BaseException:
+def _result(answer: JsonMapping, known: JsonMapping) -> tuple[Any, list] | BaseException:
     """Returns the result of a call and its arguments afterwards, or the raised exception."""
     if "raised" in answer:
         return _exception(answer, known)
@@ -373,7 +370,7 @@ def _update(argument: Any, changed: Any) -> None:
         argument.update(changed)
 
 
-def _exception(answer: Mapping[str, Any], known: Mapping[str, Any]) -> BaseException:
+def _exception(answer: JsonMapping, known: JsonMapping) -> BaseException:
     """Returns the exception that the program claims to have raised. Its class is the first one that
     the row's setup or Python defines.
     """
@@ -413,7 +410,7 @@ def complaint(tests: RowTests) -> str:
 
 
 def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
-    def reached(request: Any) -> None:
+    def reached(request: Json) -> None:
         raise _ReachedProgram
 
     names = tests.namespace()

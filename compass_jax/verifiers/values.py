@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+
+from compass_jax.aliases import Json
 
 
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: Json) -> Json:
     """Returns a JSON value with the null fields of its objects removed at any depth. Nulls in lists
     remain.
 
@@ -20,7 +21,7 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def equal(a: Any, b: Any, text: Callable[[str], str] = str) -> bool:
+def equal(a: Json, b: Json, text: Callable[[str], str] = str) -> bool:
     """Returns whether two values are the same JSON: true is not 1, 1 equals 1.0, and a tuple equals
     a list. Strings are compared after applying `text`.
     """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
 from compass_jax.config.io import from_plain, to_plain
 from compass_jax.config.lora import LoRAConfig
@@ -21,7 +21,7 @@ LORA = "lora"  # key in a checkpoint's meta
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def adapter_meta(lora: LoRAConfig, init_from: str, frozen: Any | None) -> dict[str, Any]:
+def adapter_meta(lora: LoRAConfig, init_from: str, frozen: Tree | None) -> JsonObject:
     """Returns what a checkpoint says of its adapters: their settings, and the base's place and
     fingerprint; empty for a run that trains all weights.
     """
@@ -31,7 +31,7 @@ def adapter_meta(lora: LoRAConfig, init_from: str, frozen: Any | None) -> dict[s
     return {LORA: {**to_plain(lora), "base": base, "fingerprint": fingerprint(frozen)}}
 
 
-def check_base(path: Path, meta: dict[str, Any], frozen: Any) -> None:
+def check_base(path: Path, meta: JsonObject, frozen: Tree) -> None:
     """Raises CheckpointMismatch for adapters that were trained beside other weights than
     `frozen`.
     """
@@ -43,13 +43,13 @@ def check_base(path: Path, meta: dict[str, Any], frozen: Any) -> None:
         )
 
 
-def settings_of(saved: dict[str, Any]) -> LoRAConfig:
+def settings_of(saved: JsonObject) -> LoRAConfig:
     """Returns the adapters' settings from a checkpoint's meta."""
     fields = {name: saved[name] for name in ("rank", "alpha", "targets")}
     return from_plain(LoRAConfig, fields)
 
 
-def fingerprint(params: Any) -> str:
+def fingerprint(params: Tree) -> str:
     """Returns a digest of a part of the weights, the same in either layout, on any mesh and in
     float32 and bfloat16.
     """
@@ -62,6 +62,6 @@ def fingerprint(params: Any) -> str:
     return digest.hexdigest()[:32]
 
 
-def abstract_adapters(config: ModelConfig, lora: LoRAConfig) -> Any:
+def abstract_adapters(config: ModelConfig, lora: LoRAConfig) -> Tree:
     """Returns the structs of a checkpoint's adapters."""
     return jax.eval_shape(lambda: init_adapters(config, lora, jax.random.key(0)))

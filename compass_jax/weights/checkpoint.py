@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
 from compass_jax.config.io import differences
 from compass_jax.sharding import everywhere, put
@@ -59,7 +60,7 @@ class CheckpointMismatch(CheckpointError):
 def save(
     run_dir: str | os.PathLike,
     step: int,
-    arrays: Any,
+    arrays: Tree,
     meta: dict,
     *,
     model: ModelConfig,
@@ -74,7 +75,7 @@ def save(
 
 def restore(
     path: str | os.PathLike | Sound,
-    abstract_arrays: Any,
+    abstract_arrays: Tree,
     step: int | None = None,
     *,
     model: ModelConfig | None = None,
@@ -102,7 +103,7 @@ def restore(
         _compare_models(directory, checkpoint.manifest.model, model)
     _compare_leaves(directory, checkpoint.manifest.leaves, requested, subset)
     is_single_process = jax.process_count() == 1
-    shardings: dict[str, Any] = {
+    shardings: JsonObject = {
         k: x.sharding or (None if is_single_process else everywhere()) for k, x in requested.items()
     }
     stored = {k: x for k, x in requested.items() if x.size}
@@ -164,7 +165,7 @@ def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
     return find(path, step, tell=None, contents=False).meta()
 
 
-def abstract_like(arrays: Any) -> Any:
+def abstract_like(arrays: Tree) -> Tree:
     """Returns the ShapeDtypeStructs, with shardings, with which `restore` returns arrays like
     these.
     """

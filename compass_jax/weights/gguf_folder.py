@@ -16,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.aliases import JsonMapping, JsonObject, Tree
 from compass_jax.extras import how_to_install
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.weights.gguf_tokenizer import tokenizer_files
@@ -32,7 +33,7 @@ from compass_jax.weights.safetensors_io import (
 )
 
 # llama.cpp's architecture -> the model type, and its values that the file does not carry
-ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+ARCHITECTURES: Mapping[str, tuple[str, JsonMapping]] = {
     "llama": ("llama", {"mlp_bias": False}),
     "mixtral": ("mixtral", {}),  # "llama" with experts
     "qwen2": ("qwen2", {}),
@@ -86,7 +87,7 @@ class GGUFFile:
                 " damaged, or has a quantisation that the installed package gguf does not know;"
                 " download it again"
             ) from error
-        self.metadata: dict[str, Any] = names
+        self.metadata: JsonObject = names
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.read = lru_cache(maxsize=1)(self._read)  # a layer's experts share one tensor
 
@@ -98,7 +99,7 @@ class GGUFFile:
         """The names of the tensors."""
         return set(self._tensors)
 
-    def value(self, key: str) -> Any:
+    def value(self, key: str) -> Tree:
         """Returns a value of the metadata. Raises WeightsError if it is absent."""
         if key not in self.metadata:
             raise WeightsError(f"{self.path} has no {key}, which the model's config needs")
@@ -157,7 +158,7 @@ def import_gguf(source: str | Path, out: str | Path, dtype: str = "float32") -> 
     return folder
 
 
-def config_json(file: GGUFFile) -> dict[str, Any]:
+def config_json(file: GGUFFile) -> JsonObject:
     """Returns the config.json that a file's metadata and tensors describe."""
     arch = file.value("general.architecture")
     name = "mixtral" if arch == "llama" and file.metadata.get("llama.expert_count") else arch
@@ -167,7 +168,7 @@ def config_json(file: GGUFFile) -> dict[str, Any]:
             f" {', '.join(ARCHITECTURES)}); convert it to a Hugging Face folder first"
         )
     model_type, constants = ARCHITECTURES[name]
-    raw: dict[str, Any] = {"model_type": model_type, "hidden_act": "silu", **constants}
+    raw: JsonObject = {"model_type": model_type, "hidden_act": "silu", **constants}
     raw |= {key: _plain(file.value(f"{arch}.{field}")) for field, key in _SIZES.items()}
     raw |= {
         key: _plain(file.metadata[f"{arch}.{field}"])
@@ -206,7 +207,7 @@ def _plain(value: Any) -> int | float:
     return float(str(np.float32(value))) if isinstance(value, float) else int(value)
 
 
-def _rope_scaling(file: GGUFFile, arch: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_scaling(file: GGUFFile, arch: str, raw: JsonMapping) -> JsonObject:
     """Returns the `rope_scaling` of a file's metadata. Llama 3 has a tensor of factors instead,
     which must be those of its published rule.
     """
@@ -215,7 +216,7 @@ def _rope_scaling(file: GGUFFile, arch: str, raw: Mapping[str, Any]) -> dict[str
         return {"rope_scaling": _llama3_scaling(file, raw)}
     if kind == "none":
         return {}
-    scaling: dict[str, Any] = {
+    scaling: JsonObject = {
         "rope_type": kind,
         "factor": _plain(file.value(f"{arch}.rope.scaling.factor")),
     }
@@ -225,7 +226,7 @@ def _rope_scaling(file: GGUFFile, arch: str, raw: Mapping[str, Any]) -> dict[str
     return {"rope_scaling": scaling}
 
 
-def _llama3_scaling(file: GGUFFile, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _llama3_scaling(file: GGUFFile, raw: JsonMapping) -> JsonObject:
     factors = file.read(_ROPE_FACTORS).reshape(-1)
     original = 8192
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
@@ -247,7 +248,7 @@ def _llama3_scaling(file: GGUFFile, raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place(file: GGUFFile, name: str, raw: Mapping[str, Any]) -> tuple[str, int | None]:
+def _place(file: GGUFFile, name: str, raw: JsonMapping) -> tuple[str, int | None]:
     """Returns the GGUF tensor that holds a Hugging Face tensor, and the expert's index in it."""
     import gguf
 
@@ -263,7 +264,7 @@ def _place(file: GGUFFile, name: str, raw: Mapping[str, Any]) -> tuple[str, int 
 
 
 @lru_cache(maxsize=4)
-def _name_map(kind: Any, layers: int) -> Any:
+def _name_map(kind: Any, layers: int) -> Tree:
     import gguf
 
     return gguf.get_tensor_name_map(kind, layers)
@@ -294,7 +295,7 @@ def _counts(file: GGUFFile, places: Mapping[str, tuple[str, int | None]]) -> dic
 def _tensors(
     file: GGUFFile,
     places: Mapping[str, tuple[str, int | None]],
-    raw: Mapping[str, Any],
+    raw: JsonMapping,
     dtype: str,
 ) -> Iterator[np.ndarray]:
     """Yields the tensors in Hugging Face's layout, in the order of `places`."""

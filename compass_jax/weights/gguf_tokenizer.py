@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from tokenizers import pre_tokenizers as pre
 
+from compass_jax.aliases import JsonMapping, JsonObject, Tree
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.token_ids import GENERATION
 
@@ -32,7 +32,7 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def tokenizer_files(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
+def tokenizer_files(metadata: JsonMapping, where: str) -> JsonObject:
     """Returns file name -> content (JSON) of tokenizer.json, tokenizer_config.json with the chat
     template, and generation_config.json with every end token.
 
@@ -60,7 +60,7 @@ def tokenizer_files(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
             pair=f"{bos}:0 $A:0 {bos}:1 $B:1",
             special_tokens=[(bos, tokens.index(bos))],
         )
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": add_bos,
         "clean_up_tokenization_spaces": False,
@@ -68,7 +68,7 @@ def tokenizer_files(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
     if template := metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
-    files: dict[str, Any] = {
+    files: JsonObject = {
         "tokenizer.json": json.loads(tokenizer.to_str()),
         "tokenizer_config.json": config,
     }
@@ -79,13 +79,11 @@ def tokenizer_files(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
     return files
 
 
-def _has(metadata: Mapping[str, Any], name: str) -> bool:
+def _has(metadata: JsonMapping, name: str) -> bool:
     return f"tokenizer.ggml.{name}" in metadata
 
 
-def _special_tokens(
-    metadata: Mapping[str, Any], tokens: Sequence[str], where: str
-) -> dict[str, str]:
+def _special_tokens(metadata: JsonMapping, tokens: Sequence[str], where: str) -> dict[str, str]:
     special = {}
     for name, field in _SPECIAL.items():
         number = metadata.get(f"tokenizer.ggml.{field}_token_id")
@@ -100,7 +98,7 @@ def _special_tokens(
     return special
 
 
-def _byte_level(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+def _byte_level(metadata: JsonMapping, where: str) -> Tokenizer:
     """Returns a byte-level BPE tokenizer (GPT-2's kind)."""
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
@@ -114,7 +112,7 @@ def _byte_level(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     # Llama 3 takes a word that is a token of its own whole, whatever its merges say
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=split == _LLAMA3))
     if split in ("", "digits"):
-        words: list[Any] = [pre.Digits(individual_digits=True)] if split else []
+        words: list[Tree] = [pre.Digits(individual_digits=True)] if split else []
         words += [pre.ByteLevel(add_prefix_space=False, use_regex=True)]
     else:
         words = [pre.Split(Regex(split), behavior="isolated")]
@@ -126,7 +124,7 @@ def _byte_level(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+def _sentencepiece(metadata: JsonMapping, where: str) -> Tokenizer:
     """Returns a BPE tokenizer of SentencePiece's kind, whose merges follow the tokens' scores."""
     tokens = metadata["tokenizer.ggml.tokens"]
     scores = metadata.get("tokenizer.ggml.scores")
@@ -168,7 +166,7 @@ def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str
     return [(left, right) for *_, left, right in sorted(pairs)]
 
 
-def _add_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str]) -> None:
+def _add_tokens(tokenizer: Tokenizer, metadata: JsonMapping, tokens: Sequence[str]) -> None:
     """Adds the tokens that are matched whole in a text: control tokens, which are special, and
     those that the model's author defined.
     """

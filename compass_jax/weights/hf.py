@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig
 from compass_jax.families.base import TENSORS, Family, Tensor
 from compass_jax.families.find import find
@@ -101,9 +102,9 @@ def load_params(
     folder: str | Path,
     config: ModelConfig,
     param_dtype: str,
-    shardings: Any = None,
+    shardings: Tree = None,
     vocab_rows: int | None = None,
-) -> Any:
+) -> Tree:
     """Returns the parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`.
 
     Args:
@@ -348,7 +349,7 @@ def stored_dtype(folder: str | Path) -> str:
 
 
 def save_params(
-    params: Any,
+    params: Tree,
     config: ModelConfig,
     folder: str | Path,
     dtype: str,
@@ -401,7 +402,7 @@ def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[
     return dict(zip(shard_names(len(shards)), shards, strict=True))
 
 
-def _tensors(leaves: list[_Leaf], values: list[Any], dtype: str) -> Iterator[np.ndarray]:
+def _tensors(leaves: list[_Leaf], values: list[Tree], dtype: str) -> Iterator[np.ndarray]:
     """Yields every tensor in its on-disk form, in order; one layer of one leaf of `values` is on
     the host at a time.
     """

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from compass_jax import untrusted
+from compass_jax.aliases import JsonObject
 from compass_jax.config import ModelConfig
 from compass_jax.config.foreign import hub_hint
 from compass_jax.families.find import built_in, find
@@ -15,7 +15,7 @@ from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsEr
 from compass_jax.token_ids import end_ids
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Reads a JSON object from a file. Raises WeightsError if the file is missing or
     `untrusted.parse_json` refuses it.
     """
@@ -61,7 +61,7 @@ def refuse_adapter(folder: str | Path) -> None:
 
 
 def config_from_dict(
-    raw: dict[str, Any], where: str = "config.json", family: str | None = None
+    raw: JsonObject, where: str = "config.json", family: str | None = None
 ) -> ModelConfig:
     """Implements `read_hf_config` for the parsed file. Error messages begin with `where`.
 
@@ -85,8 +85,8 @@ def config_from_dict(
 
 
 def write_hf_config(
-    config: ModelConfig, dtype: str = "float32", token_ids: dict[str, Any] | None = None
-) -> dict[str, Any]:
+    config: ModelConfig, dtype: str = "float32", token_ids: JsonObject | None = None
+) -> JsonObject:
     """Returns the `config.json` of a model whose weights are stored as `dtype`.
 
     `token_ids` holds `bos_token_id`, `eos_token_id` and `pad_token_id`. Raises UnsupportedModel if
@@ -95,7 +95,7 @@ def write_hf_config(
     return find(config.family).write(config, dtype, token_ids or {})
 
 
-def find_token_ids(folder: str | Path) -> dict[str, Any]:
+def find_token_ids(folder: str | Path) -> JsonObject:
     """Returns `bos_token_id`, `eos_token_id` and `pad_token_id` of a folder: those defined in
     `config.json`, or else by the tokenizer's special tokens.
 
@@ -112,7 +112,7 @@ def find_token_ids(folder: str | Path) -> dict[str, Any]:
     return ids
 
 
-def _special_ids(folder: Path) -> dict[str, Any]:
+def _special_ids(folder: Path) -> JsonObject:
     """Returns the ids of the special tokens in tokenizer_config.json; empty without a tokenizer."""
     if not ((folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file()):
         return {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.families.find import find
@@ -42,7 +43,7 @@ from compass_jax.weights.safetensors_io import (
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 # Settings of PEFT that change the product, and their values in which it is W + scale * B A
-_PLAIN: Mapping[str, tuple[Any, ...]] = {
+_PLAIN: Mapping[str, tuple[Tree, ...]] = {
     "use_dora": (False, None),
     "fan_in_fan_out": (False, None),
     "bias": ("none", None),
@@ -98,7 +99,7 @@ def _module(name: str) -> str:
     return name.removeprefix(_PREFIX).rpartition(".lora_")[0]
 
 
-def peft_tensors(adapters: Any, config: ModelConfig, lora: LoRAConfig) -> dict[str, np.ndarray]:
+def peft_tensors(adapters: Tree, config: ModelConfig, lora: LoRAConfig) -> dict[str, np.ndarray]:
     """Returns stacked adapters as PEFT's tensors."""
     family, runs = find(config.family), layer_runs(config)
     specs = jax.tree_util.tree_flatten_with_path(

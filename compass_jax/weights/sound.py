@@ -13,11 +13,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from compass_jax import distributed
+from compass_jax.aliases import JsonObject
 from compass_jax.untrusted import read_bytes
 from compass_jax.weights import digests
 from compass_jax.weights import manifest as manifests
@@ -49,7 +50,7 @@ class Sound(NamedTuple):
     manifest: Manifest
     damaged: tuple[Path, ...] = ()
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> JsonObject:
         """Returns the host-side state. Raises CheckpointError if it has changed since
         verification.
         """
@@ -169,7 +170,7 @@ def examine(where: Path, *, contents: bool = True) -> Examined:
     return Examined(manifest, _agreed(faults))
 
 
-def read_meta(where: Path, manifest: Manifest) -> dict[str, Any]:
+def read_meta(where: Path, manifest: Manifest) -> JsonObject:
     """Returns the content of meta.json as passed to `save`. Raises CheckpointError if it cannot be
     read or was changed.
     """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig, PolicyConfig
 from compass_jax.config.io import differences
 from compass_jax.families import find as families
@@ -50,7 +50,7 @@ def model_of(path: str | Path) -> ModelConfig:
     return checkpoint.read_manifest(path).model if is_checkpoint(path) else read_hf_config(path)
 
 
-def restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelConfig]:
+def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, ModelConfig]:
     """Returns the parameters of a checkpoint in their stored type, without the optimiser state, and
     the model.
     """
@@ -81,7 +81,7 @@ def restore_params(path: str | Path, shardings: Any = None) -> tuple[Any, ModelC
     return arrays, manifest.model
 
 
-def _restore_adapted(source: checkpoint.Sound, shardings: Any) -> tuple[Any, ModelConfig]:
+def _restore_adapted(source: checkpoint.Sound, shardings: Tree) -> tuple[Tree, ModelConfig]:
     """Returns the parameters of a checkpoint of adapters, merged into their base, and the model.
     Raises WeightsError if the base is not where it was, or has other weights.
     """
@@ -121,7 +121,7 @@ def vocab_rows(init_from: str, family: str, known: int) -> int:
     return read_hf_config(path, family).vocab_size
 
 
-def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, ModelConfig]:
+def in_vocabulary(params: Tree, model: ModelConfig, rows: int) -> tuple[Tree, ModelConfig]:
     """Returns stacked parameters and their model with rows for the first `rows` ids only."""
     if rows == model.vocab_size:
         return params, model
@@ -132,8 +132,8 @@ def in_vocabulary(params: Any, model: ModelConfig, rows: int) -> tuple[Any, Mode
 
 
 def init_or_load(
-    config: PolicyConfig, key: jax.Array, shardings: Any = None, known: int | None = None
-) -> Any:
+    config: PolicyConfig, key: jax.Array, shardings: Tree = None, known: int | None = None
+) -> Tree:
     """Returns the initial parameters of a run, stacked, in `compute.param_dtype`.
 
     They are random, or those of `init_from`, a Hugging Face folder, a run directory or a
@@ -185,7 +185,7 @@ def _folder(init_from: str, model: ModelConfig) -> tuple[Path | None, int]:
     return path, source.vocab_size
 
 
-def first_parameters(config: PolicyConfig, model: Transformer) -> Any:
+def first_parameters(config: PolicyConfig, model: Transformer) -> Tree:
     """Returns the parameters of `init_or_load` in the model's layout, created or read directly on
     its mesh.
     """
@@ -200,7 +200,7 @@ def first_parameters(config: PolicyConfig, model: Transformer) -> Any:
     return place(params, config.model, placement)
 
 
-def _cast(params: Any, dtype: str) -> Any:
+def _cast(params: Tree, dtype: str) -> Tree:
     """Casts `params` to another type, one leaf at a time, and releases each old leaf once it is
     copied.
     """

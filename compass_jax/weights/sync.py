@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import MeshConfig, ModelConfig
 from compass_jax.model.lora import merged
 from compass_jax.model.params import (
@@ -30,14 +31,14 @@ from compass_jax.sharding import BATCH, STORE, Placement, make_mesh, ordered
 
 
 def _convert(
-    params: Any,
+    params: Tree,
     model: ModelConfig,
     dtype: str,
     quantize: str,
     stored: bool,
     tensor: int,
     layout: Layout,
-) -> Any:
+) -> Tree:
     # merged in float32: adapters change less than bfloat16 resolves
     decode, specs = to_decode(merged(params), tensor, layout), param_specs(model, layout)
     return (eight_bit if stored else emulate)(decode, specs, quantize, dtype)
@@ -61,7 +62,7 @@ def converter(
     """Returns the jitted function of `sync_weights` with results sharded for the decoding mesh
     `placement`. `source` is the training's mesh.
     """
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "model": model,
         "dtype": dtype,
         "quantize": quantize,
@@ -106,7 +107,7 @@ def _by_vocabulary(x: jax.Array, axis: int, source: Mesh, placement: Placement) 
     return x
 
 
-def nearby_placement(params: Any, placement: Placement) -> Placement:
+def nearby_placement(params: Tree, placement: Placement) -> Placement:
     """Returns a mesh over the devices of `params` that shards matrices as `placement` does, so that
     the result can be copied from device to device.
 
@@ -131,7 +132,7 @@ def resolve(quantize: str) -> str:
 
 
 def sync_program(
-    params: Any,
+    params: Tree,
     model: ModelConfig,
     dtype: str,
     quantize: str,
@@ -156,14 +157,14 @@ def sync_program(
     return Program("hand-over", converter(model, target, *options, source), (params,))
 
 
-def _is_disaggregated(params: Any, placement: Placement) -> bool:
+def _is_disaggregated(params: Tree, placement: Placement) -> bool:
     """Returns whether the rollout's devices differ from those of the parameters."""
     param_devices = jax.tree.leaves(params)[0].sharding.device_set
     return param_devices != set(placement.mesh.devices.flat)
 
 
 def sync_weights(
-    params: Any,
+    params: Tree,
     model: ModelConfig,
     dtype: str,
     quantize: str = "off",

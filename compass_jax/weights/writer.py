@@ -24,6 +24,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
 from compass_jax.sharding import everywhere, put
 from compass_jax.weights import digests, disk, sound
@@ -63,7 +64,7 @@ class Checkpoints:
                 raise
             logger.warning("%s", error)  # the block's error is raised
 
-    def save(self, step: int, arrays: Any, meta: dict, *, wait: bool = False) -> Path:
+    def save(self, step: int, arrays: Tree, meta: dict, *, wait: bool = False) -> Path:
         """Saves checkpoint `step`, replacing an earlier one of that step; returns its directory.
 
         Args:
@@ -167,7 +168,7 @@ class Checkpoints:
             raise CheckpointError(message) from error
 
 
-def flatten(tree: Any) -> dict[str, Any]:
+def flatten(tree: Tree) -> JsonObject:
     """Returns leaf path -> leaf, in tree order, without the container types.
 
     Raises CheckpointError for a leaf that is not a plain array.
@@ -202,7 +203,7 @@ class _Handler(ocp.PyTreeCheckpointHandler):
     checkpoint.
     """
 
-    async def async_save(self, directory: Any, *positional: Any, args: Any = None) -> Any:
+    async def async_save(self, directory: Any, *positional: Any, args: Any = None) -> Tree:
         """Starts the writes. After them, each process computes the digests of its files."""
         self._args = args
         futures = await super().async_save(directory, *positional, args=args)

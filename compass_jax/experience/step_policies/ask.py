@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config import StepPolicy
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.errors import CompassError
@@ -27,7 +28,7 @@ class Decision(NamedTuple):
 
     chosen: list[GroupKey]  # trained on in this step
     dropped: list[GroupKey]  # trained on in no step
-    state: dict[str, Any]  # the policy's state afterwards
+    state: JsonObject  # the policy's state afterwards
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class PolicyCalls:
             raise self._error(method, "returned a group twice")
         return groups
 
-    def _json(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _json(self, state: JsonMapping) -> JsonObject:
         """Returns the state as the checkpoint will have it."""
         try:
             return json.loads(json.dumps(dict(state), allow_nan=False))

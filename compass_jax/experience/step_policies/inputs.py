@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.config import SamplingConfig
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.experience import growth
@@ -48,7 +48,7 @@ class StepInputs(NamedTuple):
         return self.sampling.prompts_per_step - len(self.buffer.kept)
 
     @property
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> JsonMapping:
         """The policy's state, as `StepPolicy.next_state` returned it."""
         return MappingProxyType(self.buffer.policy_state)
 

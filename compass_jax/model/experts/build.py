@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.experts.cpu import grouped_swiglu
 from compass_jax.model.experts.dispatch import Dispatch, counted_dispatch, sorted_dispatch
@@ -42,7 +43,7 @@ class Experts(NamedTuple):
 
     grouped: Grouped
     chunk: int = 0
-    specs: dict[str, Any] | None = None
+    specs: dict[str, Tree] | None = None
     placement: Placement | None = None
     exchange: Literal["gather", "all_to_all"] = "gather"
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.model.experts.activation import swiglu, swiglu_pullback
 from compass_jax.model.experts.dispatch import Dispatch
 from compass_jax.model.quantize import Quantized, matmul, of_expert
@@ -199,7 +200,7 @@ def combine(
     """
     parts = [rows_of(values, place[:, j], filled[:, j]) for j in range(place.shape[1])]
     scaled = (part if gates is None else part * gates[:, j, None] for j, part in enumerate(parts))
-    total: Any = sum(scaled)
+    total: Tree = sum(scaled)
     return total
 
 

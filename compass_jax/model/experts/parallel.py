@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.model.experts.dispatch import counted_dispatch, permute, repeat_tokens
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, is_quantized
@@ -68,7 +69,7 @@ class Share(NamedTuple):
 def over_mesh(
     layer: Callable,
     placement: Placement,
-    specs: dict[str, Any],
+    specs: dict[str, Tree],
     y,
     gate_input,
     params,
@@ -97,7 +98,7 @@ def over_mesh(
     return run(y, gate_input, params, routes, mask)
 
 
-def _inside(spec: Any, w: Array | Quantized) -> Any:
+def _inside(spec: Any, w: Array | Quantized) -> Tree:
     """Returns the partition of a weight, or of the values and scales of an 8-bit one."""
     if is_quantized(w):
         return Quantized(spec.over_mesh(w.values), spec.over_mesh(w.scales))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.verifiers.base import CHOICE_FORM, IN_ANSWER, NOTHING, Example, Kind
 from compass_jax.verifiers.extract import final_answer, reference, visible
 
@@ -28,11 +28,11 @@ _BARE = re.compile(r"\W*([A-Za-z0-9])(?:\W*|[).:]\s[^\n]{1,200})")
 
 def judge(
     response: str,
-    answer: Any,
+    answer: Json,
     answer_tag: str,
-    choices: Any = LETTERS,
+    choices: Json = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
-) -> float | Mapping[str, Any]:
+) -> float | JsonMapping:
     """Returns 1 if the chosen option is the reference: a letter, its number from 0, or its text.
 
     A final answer that equals an option's text chooses this option. Choosing several options is
@@ -52,7 +52,7 @@ def judge(
 def chosen(
     response: str,
     tag: str,
-    choices: Any = LETTERS,
+    choices: Json = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
 ) -> str | None:
     """Returns the letter of the chosen option, None for no choice, SEVERAL for several.
@@ -69,7 +69,7 @@ def chosen(
     return _named_letter(answer, letters) if letter is None else letter
 
 
-def _letters_and_texts(choices: Any, options: Any) -> tuple[str, dict[str, str]]:
+def _letters_and_texts(choices: Json, options: Json) -> tuple[str, dict[str, str]]:
     """Returns the options' letters, and the options' texts by letter."""
     if isinstance(choices, Mapping):
         if {"text", "label"} <= set(choices):
@@ -139,7 +139,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold().strip(".")
 
 
-def _vote(response: str, answer_tag: str, choices: Any = None, options: Any = None) -> str | None:
+def _vote(response: str, answer_tag: str, choices: Json = None, options: Json = None) -> str | None:
     return chosen(response, answer_tag, choices or LETTERS, options or ()) or None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.processes import guards
 from compass_jax.verifiers import program
 from compass_jax.verifiers.base import (
@@ -41,7 +42,7 @@ def judge(
     seconds: float = 3.0,
     memory_mb: int = 512,
     in_place: bool | None = None,
-) -> Mapping[str, Any]:
+) -> JsonMapping:
     """Returns the share of tests that the program passes. With credit "all", returns 1 if it passes
     all tests, else 0.
 
@@ -77,7 +78,7 @@ def _read_row(
     entry_point: str | None,
     setup: str | None,
     inputs: Any,
-    outputs: Any,
+    outputs: Json,
     in_place: bool | None,
 ) -> RowTests | tuple[list[str], list[str]]:
     """Returns a row's compiled tests, or its inputs and outputs. Raises RowError."""
@@ -98,7 +99,7 @@ def _read_row(
     return read_tests(texts, setup or "", entry_point or "", in_place)
 
 
-def row_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def row_faults(rows: Sequence[JsonMapping]) -> list[str]:
     """Returns the fault of each row whose setup or tests cannot run; empty for a valid row."""
     setup_fault = cache(program.setup_fault)
     faults = []

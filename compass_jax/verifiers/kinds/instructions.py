@@ -12,8 +12,8 @@ import json
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from compass_jax.aliases import JsonMapping
 from compass_jax.verifiers.base import UNKNOWN_STEPS, Example, Kind, complaints, one_of
 from compass_jax.verifiers.extract import visible
 
@@ -247,7 +247,7 @@ def variants(text: str) -> list[str]:
 def judge(
     response: str,
     instruction_id_list: Sequence[str],
-    kwargs: Sequence[Mapping[str, Any] | None],
+    kwargs: Sequence[JsonMapping | None],
     credit: str = "all",
 ) -> Mapping[str, float]:
     """Returns 1 if the response follows every instruction; an empty response follows none.
@@ -274,7 +274,7 @@ def judge(
     return {"reward": reward, "followed": share, "loose": float(loose)}
 
 
-def _follows(name: str, arguments: Mapping[str, Any] | None, response: str) -> bool:
+def _follows(name: str, arguments: JsonMapping | None, response: str) -> bool:
     if name not in CONSTRAINTS:
         raise ValueError(f"no instruction {name!r:.80}; there are {', '.join(CONSTRAINTS)}")
     # a file with all rows in one table has nulls for other instructions' arguments

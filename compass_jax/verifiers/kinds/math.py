@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.verifiers.answers import canonical, is_program
 from compass_jax.verifiers.base import (
     FINAL_FORM,
@@ -41,7 +40,7 @@ _LARGE_POWER = re.compile(
 _LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*?\^\s*(?:\{?\s*\d{5}|\{[^{}]*[\^!])")
 
 
-def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
+def judge(response: str, answer: Json, answer_tag: str) -> float | JsonMapping:
     r"""Returns 1 if the final answer is the reference.
 
     If the reference contains #### or \boxed{...}, the text after the mark or in the box is used.
@@ -50,7 +49,7 @@ def judge(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, A
     return NOTHING if text is None else math_score(text, _reference(answer))
 
 
-def at_once(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any] | None:
+def at_once(response: str, answer: Json, answer_tag: str) -> float | JsonMapping | None:
     """Returns the result of `judge`, or None if it needs Math-Verify."""
     text = _final_answer(response, answer_tag)
     return NOTHING if text is None else math_decided(text, _reference(answer))
@@ -66,7 +65,7 @@ def _final_answer(response: str, tag: str) -> str | None:
     return (last_formula(text) or text) if prose else text
 
 
-def _reference(answer: Any) -> str:
+def _reference(answer: Json) -> str:
     text = reference(answer)
     return boxed(text + "}") or boxed(text) or stated(text) or text
 
@@ -124,8 +123,8 @@ def _warm() -> None:
 
 
 def numeric(
-    response: str, answer: Any, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
-) -> float | Mapping[str, Any]:
+    response: str, answer: Json, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
+) -> float | JsonMapping:
     """Returns 1 if |answer - reference| <= max(abs_tol, rel_tol |reference|), computed exactly.
     Words and units around the number are ignored. An answer with two numbers is no answer.
     """
@@ -154,7 +153,7 @@ def value_of(text: str) -> Fraction | None:
     return _number_in(readings(numbers[0])[0]) if len(numbers) == 1 else None
 
 
-def _number_in(value: Any) -> Fraction | None:
+def _number_in(value: Json) -> Fraction | None:
     """Returns the number of a value, regardless of its name and unit."""
     if isinstance(value, Named):
         return _number_in(value.value)

@@ -5,9 +5,9 @@ by value.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.untrusted import UntrustedError, parse_json
 from compass_jax.verifiers.base import (
     FINAL_FORM,
@@ -24,7 +24,7 @@ from compass_jax.verifiers.kinds.math import final_vote
 from compass_jax.verifiers.values import equal, without_nulls
 
 
-def exact(response: str, answer: Any, answer_tag: str) -> float | Mapping[str, Any]:
+def exact(response: str, answer: Json, answer_tag: str) -> float | JsonMapping:
     """Returns 1 if the final answer equals the reference, character by character.
 
     Each run of white space counts as one blank.
@@ -66,13 +66,13 @@ def length(response: str, most_chars: int, free_chars: int | None = None) -> flo
     return left / (most_chars - free) if most_chars > free else 0.0
 
 
-def _length_steps(arguments: Mapping[str, Any]) -> int:
+def _length_steps(arguments: JsonMapping) -> int:
     if "most_chars" not in arguments:
         return UNKNOWN_STEPS  # it may differ by row
     return max(1, arguments["most_chars"] - arguments.get("free_chars", arguments["most_chars"]))
 
 
-def _length_complaint(arguments: Mapping[str, Any]) -> str:
+def _length_complaint(arguments: JsonMapping) -> str:
     if "most_chars" not in arguments:
         return ""
     most, free = arguments["most_chars"], arguments.get("free_chars", arguments["most_chars"])
@@ -102,7 +102,7 @@ def _pattern_fault(pattern: Any) -> str:
     return ""
 
 
-def pair_verdict(response: str, answer: Any) -> float | Mapping[str, Any]:
+def pair_verdict(response: str, answer: Json) -> float | JsonMapping:
     """Returns 1 if the last line with a verdict has the reference's verdict: Better, Tie or Worse.
 
     Raises ValueError for any other reference.
@@ -114,9 +114,7 @@ def pair_verdict(response: str, answer: Any) -> float | Mapping[str, Any]:
     return NOTHING if value is None else float(value == right)
 
 
-def json(
-    response: str, answer_tag: str, answer: Any = None, schema: Any = None
-) -> Mapping[str, Any]:
+def json(response: str, answer_tag: str, answer: Json = None, schema: Json = None) -> JsonMapping:
     """Returns 1 for JSON that conforms to the schema and equals the reference, if they are given.
 
     Schema and reference are JSON texts or values. With a schema, the component "valid" is 1 if the
@@ -137,13 +135,13 @@ def json(
 
 
 def _json_at_once(
-    response: str, answer_tag: str, answer: Any = None, schema: Any = None
-) -> Mapping[str, Any] | None:
+    response: str, answer_tag: str, answer: Json = None, schema: Json = None
+) -> JsonMapping | None:
     """Returns the result of `json`; None with a schema, whose patterns may run forever."""
     return json(response, answer_tag, answer) if schema is None else None
 
 
-def _equals_reference(value: Any, answer: Any) -> bool:
+def _equals_reference(value: Json, answer: Json) -> bool:
     """Returns whether the answer equals the reference. Null fields count as absent if the reference
     is an object of the row, but not if it is JSON text.
     """
@@ -152,11 +150,11 @@ def _equals_reference(value: Any, answer: Any) -> bool:
     return equal(without_nulls(value), without_nulls(answer))
 
 
-def _json_value(value: Any, name: str) -> Any:
+def _json_value(value: Json, name: str) -> Json:
     return parse_json(value, name) if isinstance(value, str) else value
 
 
-def _schema_fault(schema: Any) -> str:
+def _schema_fault(schema: Json) -> str:
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
 

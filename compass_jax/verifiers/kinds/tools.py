@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.tool_calls import MalformedCall, ToolCall, of_object, tool_calls
 from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.base import Example, Form, Kind, complaints, one_of
@@ -23,7 +24,7 @@ class Tool:
     """The parameters in a tool's description, in order, and their default values."""
 
     parameters: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: JsonMapping = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Wanted:
     """
 
     name: str
-    values: Mapping[str, Sequence[Any]]
+    values: Mapping[str, Sequence[Json]]
     optional: frozenset[str] = frozenset()  # arguments that may be omitted
     loose: bool = False
 
-    def complaint(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def complaint(self, name: str, arguments: JsonMapping) -> str:
         """Returns the difference of a call from this one; empty if they are equal."""
         if not self.loose:
             arguments = without_nulls(arguments)
@@ -106,7 +107,7 @@ def compared(
     return Verdict(right, names.total() / len(expected), pairs / len(expected), reason[:400])
 
 
-def by_name(call: ToolCall, tool: Tool) -> dict[str, Any] | str:
+def by_name(call: ToolCall, tool: Tool) -> JsonObject | str:
     """Returns the arguments of a call by name, or the fault of its positional arguments."""
     names = tool.parameters[: len(call.positional)]
     if len(names) < len(call.positional):
@@ -116,7 +117,7 @@ def by_name(call: ToolCall, tool: Tool) -> dict[str, Any] | str:
     return {**dict(zip(names, call.positional)), **call.arguments}
 
 
-def tools_by_name(tools: Any) -> dict[str, Tool]:
+def tools_by_name(tools: Json) -> dict[str, Tool]:
     """Returns the tools that a row describes in the format of OpenAI or BFCL: a list of objects, or
     its JSON.
     """
@@ -131,7 +132,7 @@ def tools_by_name(tools: Any) -> dict[str, Tool]:
     return described
 
 
-def wanted_calls(reference: Any, tools: Mapping[str, Tool]) -> list[Wanted]:
+def wanted_calls(reference: Json, tools: Mapping[str, Tool]) -> list[Wanted]:
     """Returns the calls of a reference, which is a list or its JSON.
 
     An entry has a name and arguments, or is BFCL's {tool: {argument: [permitted values]}}, in which
@@ -150,7 +151,7 @@ def wanted_calls(reference: Any, tools: Mapping[str, Tool]) -> list[Wanted]:
     return calls
 
 
-def _read_wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
+def _read_wanted(one: Json, tools: Mapping[str, Tool]) -> Wanted:
     if isinstance(one, Mapping) and len(one) == 1:
         ((name, arguments),) = one.items()
         if isinstance(arguments, Mapping) and name != "function":
@@ -175,7 +176,7 @@ def _read_wanted(one: Any, tools: Mapping[str, Tool]) -> Wanted:
     return Wanted(call.name, values, frozenset(as_default | left_out.keys()))
 
 
-def _alternatives(values: Sequence[Any]) -> list[Any]:
+def _alternatives(values: Sequence[Json]) -> list[Json]:
     """Returns the permitted values without the mark of an optional argument, unless the argument is
     a text. In BFCL, no values mean the empty list.
     """
@@ -190,7 +191,7 @@ def _plain(text: str) -> str:
     return _UNREAD.sub("", text).casefold().replace("'", '"')
 
 
-def _matches(value: Any, expected: Any, loose: bool) -> bool:
+def _matches(value: Json, expected: Json, loose: bool) -> bool:
     if not loose:
         return equal(value, expected)
     if isinstance(expected, Mapping):
@@ -235,14 +236,14 @@ def _distance(complaint: str) -> int:
     return 2 if " is called, not " in complaint else int(" lacks " in complaint)
 
 
-def _format_values(values: Sequence[Any]) -> str:
+def _format_values(values: Sequence[Json]) -> str:
     texts = [f"{value!r:.60}" for value in values[:3]]
     return " or ".join(texts) + (" or another" if len(values) > 3 else "")
 
 
 def judge(
-    response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False
-) -> Mapping[str, Any]:
+    response: str, answer: Json, answer_tag: str, tools: Json = (), ordered: bool = False
+) -> JsonMapping:
     """Returns 1 if the calls in the response are those of the reference. The components are those
     of a Verdict.
     """
@@ -252,7 +253,7 @@ def judge(
 
 
 def verdict(
-    response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False
+    response: str, answer: Json, answer_tag: str, tools: Json = (), ordered: bool = False
 ) -> Verdict:
     """Returns the verdict of `judge`, with its reason."""
     described = tools_by_name(tools)
@@ -269,7 +270,9 @@ def verdict(
     return compared(calls, expected, described, ordered)
 
 
-def why(response: str, answer: Any, answer_tag: str, tools: Any = (), ordered: bool = False) -> str:
+def why(
+    response: str, answer: Json, answer_tag: str, tools: Json = (), ordered: bool = False
+) -> str:
     """Returns the reason for the verdict on the calls in the response."""
     return verdict(response, answer, answer_tag, tools, ordered).reason
 
