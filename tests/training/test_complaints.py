@@ -4,6 +4,7 @@ run replays wrongly.
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,9 @@ class Trainer(RLTrainer):
 
     def __init__(self, config):
         with Telemetry(config.directory, 1, "rl") as telemetry:
-            super().__init__(config, None, None, telemetry)
+            super().__init__(
+                config, SimpleNamespace(workers=SimpleNamespace(tried_rows=set())), None, telemetry
+            )
 
     def interrupt(self, routes):
         """As after a stop in step 1 with rows 0 and 5 finished, of 12 and 30 tokens."""
