@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import LinearRope, Llama3Rope, RopeScaling, YarnRope
 from compass_jax.families.raw import Raw, WeightsError, unsupported
 
@@ -26,7 +27,7 @@ def _key(field: str) -> str:
 
 
 def rope_problems(
-    declared: dict[str, Any], scaled: tuple[str, ...], partial: bool = False
+    declared: JsonObject, scaled: tuple[str, ...], partial: bool = False
 ) -> list[str]:
     """Returns a message for rotary embeddings that are partial (unless the class has such), are
     scaled in a way that is not among the types `scaled`, or have an unknown key, which would change
@@ -60,7 +61,7 @@ def _types(rope: Any) -> set[str]:
     return {name for name in names if isinstance(name, str)} or {"default"}
 
 
-def rope_theta(raw: Raw, default: Any) -> float:
+def rope_theta(raw: Raw, default: Json) -> float:
     """Returns the base of rotary embeddings. Raises WeightsError where two fields disagree."""
     thetas = {
         field: Raw(values, f"{raw.where}: {field}").number("rope_theta")
@@ -80,17 +81,17 @@ def rotary_fraction(raw: Raw, default: float) -> float:
     fields disagree.
     """
     places = {"config.json": raw.values} | {x: raw.values[x] for x in _PLACES if x in raw.values}
-    given = {
+    fractions = {
         Raw(values, f"{raw.where}: {name}").number(PARTIAL)
         for name, values in places.items()
         if isinstance(values, dict) and values.get(PARTIAL) is not None
     }
-    if len(given) > 1:
-        raise WeightsError(f"{raw.where}: {PARTIAL} is {' and '.join(map(str, sorted(given)))}")
-    return next(iter(given), default)
+    if len(fractions) > 1:
+        raise WeightsError(f"{raw.where}: {PARTIAL} is {' and '.join(map(str, sorted(fractions)))}")
+    return next(iter(fractions), default)
 
 
-def thetas_of(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def thetas_of(declared: JsonObject) -> dict[str, JsonObject]:
     """Returns the objects of config.json that have a rope_theta, by name."""
     places = [("rope_theta", declared)]
     places += [(field, declared[field]) for field in _PLACES if field in declared]
@@ -101,7 +102,7 @@ def thetas_of(declared: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def rope_scaling(raw: Raw, max_positions: int, defaults: Mapping[str, Any]) -> RopeScaling | None:
+def rope_scaling(raw: Raw, max_positions: int, defaults: JsonMapping) -> RopeScaling | None:
     """Returns the scaling of rotary embeddings, that of `defaults` where config.json has none.
     Raises WeightsError for a missing or malformed value, and where two fields disagree.
     """
@@ -121,7 +122,7 @@ def _scaling(rope: Raw, raw: Raw, max_positions: int) -> RopeScaling | None:
     (kind,) = _types(rope.values)
     if kind == "default":
         return None
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for field in dataclasses.fields(CLASSES[kind]):
         key = _key(field.name)
         if key == _ORIGINAL:
@@ -149,8 +150,8 @@ def _original_positions(rope: Raw, raw: Raw, max_positions: int) -> int:
 
 
 def written_scaling(
-    scaling: RopeScaling | None, defaults: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
+    scaling: RopeScaling | None, defaults: JsonMapping | None = None
+) -> JsonObject | None:
     """Returns the value of `rope_scaling` in config.json; null is no scaling unless the class has
     one in `defaults`.
     """
