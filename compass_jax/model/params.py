@@ -53,6 +53,7 @@ class ParamSpec(NamedTuple):
     quantised: bool = False  # in 8 bits in a quantised rollout
     stacked: bool = False  # leading axis is the run's repeats
     per_expert: bool = False  # next axis is the expert
+    exact: bool = False  # keeps its type in a rollout of a narrower one
 
     def over_mesh(self, x: Tree) -> PartitionSpec:
         """Returns the partition of `x` (this parameter or its 8-bit scales) inside `shard_map`:
@@ -137,7 +138,9 @@ def moe_specs(c: ModelConfig, layout: Layout = "stacked") -> dict[str, ParamSpec
     for name in names:
         specs[name] = _matrix(f"moe.{name}", (moe.experts, c.hidden, ffn), *axes)
     if moe.router.selection_bias:
-        specs["router_selection"] = _scale("moe.router_selection", moe.experts, None, "zeros")
+        # Scores near each other decide the choice: bfloat16 would choose other experts.
+        bias = _scale("moe.router_selection", moe.experts, None, "zeros")
+        specs["router_selection"] = bias._replace(exact=True)
     if moe.router_bias:
         specs["router_bias"] = _scale("moe.router_bias", moe.experts, None, "zeros")
     if moe.expert_bias:

@@ -96,10 +96,12 @@ def quantized_zeros(shape: tuple[int, ...], kind: str) -> Quantized:
 
 def eight_bit(params: Tree, specs: Tree, kind: str, dtype: str) -> Tree:
     """Casts a parameter tree to `dtype`, and the leaves that `specs` (params.param_specs) declare
-    quantised to 8 bits of `kind`. With "off" it only casts.
+    quantised to 8 bits of `kind`. With "off" it only casts. Leaves declared exact keep their type.
     """
 
     def leaf(spec, w):
+        if spec.exact:
+            return w
         return quantize(w, kind) if kind != "off" and spec.quantised else w.astype(dtype)
 
     return jax.tree.map(leaf, specs, params, is_leaf=is_spec)

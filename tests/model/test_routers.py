@@ -1,13 +1,18 @@
 """Routers: against numpy in float64, and the ways in which replay broke elsewhere."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import MODEL, random_params
 
 from compass_jax.config import ConfigError, MoEConfig, seam_class
 from compass_jax.config.router import Router, default_router
 from compass_jax.model.moe import route
+from compass_jax.model.params import param_specs, to_decode
+from compass_jax.model.quantize import eight_bit
 from compass_jax.model.routers.sigmoid import Sigmoid
 from compass_jax.model.routers.softmax import Softmax
 
@@ -131,3 +136,17 @@ def test_routers_are_found_by_name_and_settings_that_do_not_fit_are_refused():
             router.check(config(router))
     with pytest.raises(ConfigError, match="no such router; take one of softmax, sigmoid"):
         seam_class(Router, "hash")
+
+
+def test_the_selection_bias_keeps_its_precision_in_a_bfloat16_rollout():
+    model = replace(MODEL, moe=replace(MODEL.moe, router=Sigmoid()))
+    bias = np.float32(8.0) + 1e-3 * np.arange(MODEL.moe.experts, dtype=np.float32)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.broadcast_to(bias, x.shape) if "selection" in str(path) else x,
+        random_params(model),
+    )
+    specs = param_specs(model, "decode")
+    decode = eight_bit(to_decode(params), specs, "off", "bfloat16")
+    router = decode["run_0"][0]["layer_0"]["mlp"]
+    np.testing.assert_array_equal(router["router_selection"], bias)
+    assert router["router"].dtype == jnp.bfloat16
