@@ -265,6 +265,49 @@ def docstring_offences(module: str, tree: ast.Module) -> list[str]:
     ]
 
 
+# Participles, adverbs and pronouns say nothing of what a name holds.
+_NO_NAMES = """found told asked said held kept given made near mine theirs ours here there others
+    already still taken heard wanted meant gone come came went begun ended again once never ever
+    anyone someone nobody nothing none anything everything something alike apart ahead behind beside
+    both either neither same such thus whole unused shown wrote written own owned them they those
+    these it its unknown"""
+_NO_OPENINGS = """Of What Whatever Who Whose At Nobody Nothing Theirs Its Their As By In On So Where
+Which From With Without Is Are Has That Those All Every Each No"""
+NO_NAMES, NO_OPENINGS = (frozenset(words.split()) for words in (_NO_NAMES, _NO_OPENINGS))
+
+
+def name_offences(module: str, tree: ast.AST) -> list[str]:
+    """Names (of locals, parameters, fields, functions and classes) that are in NO_NAMES."""
+    bound = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.append((node.id, node.lineno))
+        elif isinstance(node, ast.arg):
+            bound.append((node.arg, node.lineno))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.append((node.name, node.lineno))
+    return [
+        f"{module}: line {line}: the name {name} says nothing of what it holds"
+        for name, line in bound
+        if name.strip("_") in NO_NAMES
+    ]
+
+
+def opening_offences(module: str, tree: ast.AST) -> list[str]:
+    """Docstrings of public functions that do not begin with a verb or a noun phrase."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    public = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and not node.name.startswith("_") and ast.get_docstring(node)
+    ]
+    return [
+        f"{module}: line {node.lineno}: the docstring of {node.name} begins with {first}"
+        for node in public
+        if (first := (ast.get_docstring(node) or "").split()[0]) in NO_OPENINGS
+    ]
+
+
 def error_offences(module: str, tree: ast.Module) -> list[str]:
     """Public exceptions that are no CompassError: a command would end with their traceback."""
     found = []

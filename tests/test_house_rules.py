@@ -20,6 +20,8 @@ from house_rules import (
     imported_rooms,
     layer_offences,
     module_name,
+    name_offences,
+    opening_offences,
     path_offences,
     purity_offences,
     reserved_offences,
@@ -35,11 +37,26 @@ def modules() -> dict[str, ast.Module]:
 
 
 @pytest.mark.parametrize(
-    "check", [layer_offences, docstring_offences, error_offences, reserved_offences]
+    "check",
+    [
+        layer_offences,
+        docstring_offences,
+        error_offences,
+        reserved_offences,
+        name_offences,
+        opening_offences,
+    ],
 )
 def test_every_module(check, modules):
     assert len(modules) > 20
     assert [x for name, tree in modules.items() for x in check(name, tree)] == []
+
+
+def test_a_name_and_a_docstring_that_say_nothing_are_seen():
+    text = "def f(given):\n    found, x = given\n\ndef g():\n    'What it has.'\n"
+    tree = ast.parse(text)
+    assert len(name_offences("attic", tree)) == 2
+    assert opening_offences("attic", tree) == ["attic: line 4: the docstring of g begins with What"]
 
 
 def test_no_arrow_between_folders_runs_up(modules):

@@ -97,17 +97,17 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
 
     @property
     def algorithm(self) -> AlgorithmConfig:
-        """What an update computes from a rollout."""
+        """The settings of what an update computes."""
         return self.part(AlgorithmConfig)
 
     @property
     def sampling(self) -> SamplingConfig:
-        """What a step samples."""
+        """The settings of what a step samples."""
         return self.part(SamplingConfig)
 
     @property
     def updates(self) -> UpdatesConfig:
-        """How a rollout is turned into updates."""
+        """The settings of the updates."""
         return self.part(UpdatesConfig)
 
     def _check(self, key: str) -> None:

@@ -184,8 +184,8 @@ def extra_layers(stored: Iterable[str], config: ModelConfig) -> tuple[int, ...]:
     """
     if not find(config.family).extra_layers:
         return ()
-    found = (re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name) for name in stored)
-    layers = {int(match[1]) for match in found if match}
+    tensors = (re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name) for name in stored)
+    layers = {int(match[1]) for match in tensors if match}
     return tuple(sorted(i for i in layers if i >= config.layers))
 
 

@@ -18,14 +18,14 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """The page with links into the project that do not depend on the site."""
     folder = (ROOT / "docs" / page.file.src_path).parent
 
-    def changed(found: re.Match[str]) -> str:
-        picture, text, link = found.groups()
+    def changed(match: re.Match[str]) -> str:
+        picture, text, link = match.groups()
         path = link.partition("#")[0]
         if "://" in link or not path:
-            return found[0]
+            return match[0]
         target = Path(os.path.normpath(folder / path))
         if target.is_relative_to(ROOT / "docs"):
-            return found[0]
+            return match[0]
         inside = target.relative_to(ROOT).as_posix()
         if picture or not REPOSITORY:
             return f"{text or inside} (`{inside}`)"

@@ -43,7 +43,7 @@ def flow() -> Picture:
 
 
 def zero_variance() -> Picture:
-    """Where the five stages act on a prompt whose answers are all alike."""
+    """Draws where the five stages act on a prompt whose answers are all alike."""
     p = Picture(860, 190, "The stages of the zero-variance elimination")
     stages = (
         ("0  filter", "before the run", "drop by pass rate", "plain"),

@@ -87,7 +87,7 @@ def pages() -> dict[str, str]:
 
 
 def configuration() -> str:
-    """Every setting: key, type, range, default, sentence."""
+    """Lists every setting: key, type, range, default, sentence."""
     lines = [
         "# Settings",
         "",
@@ -99,8 +99,8 @@ def configuration() -> str:
         "",
     ]
     for key, cls, text in _sections(RunConfig, ""):
-        shown = f"`{key}`" if key else "The run"
-        lines += [f"## {shown}", "", f"`{cls.__name__}`. {text or _first(cls)}", ""]
+        title = f"`{key}`" if key else "The run"
+        lines += [f"## {title}", "", f"`{cls.__name__}`. {text or _first(cls)}", ""]
         lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
         lines += [_row(key, cls, field) for field in dataclasses.fields(cls) if _plain(cls, field)]
         lines.append("")
@@ -133,9 +133,9 @@ def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, s
                     yield f"{name}: {short}", cls, _first(cls)
             else:
                 many = get_origin(hints[field.name]) is tuple
-                shown = f"{name}.0" if many else name
+                title = f"{name}.0" if many else name
                 yield from _sections(
-                    one, shown, docs.get(field.name, "") if len(inner) == 1 else ""
+                    one, title, docs.get(field.name, "") if len(inner) == 1 else ""
                 )
 
 
@@ -155,10 +155,10 @@ def _row(key: str, cls: type, field: dataclasses.Field) -> str:
 def _range(hint: Any) -> str:
     for option in options(hint):
         if get_origin(option) is Annotated:
-            for said in get_args(option)[1:]:
-                if isinstance(said, Range):
-                    above = "above " if said.above else ""
-                    return f", {above}{_number(said.low)} to {_number(said.high)}"
+            for rule in get_args(option)[1:]:
+                if isinstance(rule, Range):
+                    above = "above " if rule.above else ""
+                    return f", {above}{_number(rule.low)} to {_number(rule.high)}"
     return ""
 
 
@@ -178,7 +178,7 @@ def _default(field: dataclasses.Field) -> str:
 
 
 def metrics() -> str:
-    """Every metric: name, unit, sentence."""
+    """Lists every metric: name, unit, sentence."""
     lines = [
         "# Metrics",
         "",
@@ -190,17 +190,17 @@ def metrics() -> str:
         "| metric | unit | meaning |",
         "|---|---|---|",
     ]
-    lines += [f"| `{name}` | {said.unit} | {said.text} |" for name, said in METRICS.items()]
+    lines += [f"| `{name}` | {metric.unit} | {metric.text} |" for name, metric in METRICS.items()]
     return "\n".join([*lines, ""])
 
 
 def _api(name: str, about: str, modules: tuple[str, ...]) -> str:
     lines = [f"# API: {name}", "", about, "This page is generated from the docstrings.", ""]
     for module in modules:
-        found = importlib.import_module(f"{PACKAGE}.{module}")
-        said = _paragraphs(inspect.getdoc(found) or "")
-        lines += [f"## {PACKAGE}.{module}", "", *said, ""]
-        for one in _public(found):
+        module_object = importlib.import_module(f"{PACKAGE}.{module}")
+        text = _paragraphs(inspect.getdoc(module_object) or "")
+        lines += [f"## {PACKAGE}.{module}", "", *text, ""]
+        for one in _public(module_object):
             lines += [f"### {one.name}", "", "```python", *_signature(one), "```", ""]
             lines += [*_paragraphs(ast.get_docstring(one) or ""), ""]
             if isinstance(one, ast.ClassDef):
@@ -237,9 +237,9 @@ def _signature(node: Any) -> list[str]:
 
 
 def _arguments(args: ast.arguments) -> list[str]:
-    given = [*args.posonlyargs, *args.args]
-    defaults: list[Any] = [None] * (len(given) - len(args.defaults)) + list(args.defaults)
-    parts = [_argument(a, d) for a, d in zip(given, defaults, strict=True)]
+    positional = [*args.posonlyargs, *args.args]
+    defaults: list[Any] = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
+    parts = [_argument(a, d) for a, d in zip(positional, defaults, strict=True)]
     if args.vararg:
         parts.append(f"*{_argument(args.vararg, None)}")
     elif args.kwonlyargs:
