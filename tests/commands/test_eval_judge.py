@@ -57,7 +57,7 @@ def test_shares_and_rulings_are_printed_and_written(pairs, tmp_path, capsys):
     assert [(row["first"], row["swapped"]) for row in rows] == [
         *((1, -1), (-1, 1), (0, 0), (-1, 1), (1, 1), (None, None))
     ]
-    assert rows[5]["ended"] == ["Who knows?"] * 2 and rows[5]["row"].endswith("line 6")
+    assert rows[5]["endings"] == ["Who knows?"] * 2 and rows[5]["row"].endswith("line 6")
     told = capsys.readouterr().out
     assert "6 pairs, 2 of them ties; 5 judged in both orders" in told
     assert "questions without a verdict: unparsable 2" in told and "line 6, ended: 'Who" in told
