@@ -79,7 +79,7 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
     digests of batches, a state.
     """
     began = time.perf_counter()
-    from compass_jax.data.stream import Team
+    from compass_jax.data.stream import Workers
     from compass_jax.data.streamed import ExampleStream, sft_records
     from compass_jax.data.tokenizer import Tokenizer
 
@@ -92,7 +92,7 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
     def member(number: int, exchange: Callable[[bytes], list[bytes]]) -> dict[str, Any]:
         found: dict[str, Any] = {"digests": [], "memory_mib": {}}
         tokenizer = Tokenizer.load(TOKENIZER)
-        team = Team(number, task["processes"], exchange)
+        team = Workers(number, task["processes"], exchange)
         records, _ = sft_records(config, tokenizer, lambda line: None)
         stream = ExampleStream(records, config.seed, (), team, 2 * BATCH)
         if task["state"]:

@@ -156,7 +156,9 @@ def code_changes(run: RunDir) -> list[str]:
     return [f"warning: {text}" for text in changed(before, run.config.rewards.code)]
 
 
-def newest_checkpoint(directory: str, tell: Callable[[str], None]) -> checkpoint.Sound | None:
+def newest_checkpoint(
+    directory: str, tell: Callable[[str], None]
+) -> checkpoint.ValidCheckpoint | None:
     """Returns the newest valid checkpoint of a run directory that is open for writing, or None if
     it has no checkpoint.
 

@@ -99,7 +99,7 @@ class _Preparation:
         for i, file in enumerate(self._sets.files):
             questions = self._sets.of_file.count(i)
             self._tally.overlap[file] = {"questions": questions, "rows": 0, "hit": []}
-        self._kept = Kept(config, TRAIN)
+        self._kept = KeptRows(config, TRAIN)
 
     def run(self, lock: FolderLock) -> Tally:
         """Writes the files, unless an earlier command completed them."""
@@ -332,7 +332,7 @@ class Row(NamedTuple):
     reference: object  # None if the row has no reference
 
 
-class Kept:
+class KeptRows:
     """A context manager that indexes the rows that stay. Their shingles are stored in a temporary
     file and read back for each candidate.
     """
@@ -343,7 +343,7 @@ class Kept:
         self._exact: dict[bytes, int] = {}
         self._ends = array.array("Q", [0])  # byte offset after each row's shingles
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> KeptRows:
         self._file = tempfile.TemporaryFile()
         return self
 

@@ -41,7 +41,7 @@ class DataError(UserError):
 
 
 Raw = bytes | JsonObject | DataError  # JSON bytes, a Parquet row, or the error of a row
-Bad = Callable[[DataError], None]  # receives the error of a row; raises it, or skips the row
+OnBadRow = Callable[[DataError], None]  # receives the error of a row; raises it, or skips the row
 
 
 def refuse(error: DataError) -> None:
@@ -126,7 +126,7 @@ def read_rows(
     path: str,
     fields: Mapping[str, str],
     other_columns: Iterable[str] | None = (),
-    bad: Bad = refuse,
+    bad: OnBadRow = refuse,
 ) -> Iterator[tuple[str, JsonObject]]:
     """Yields (where, row) for each row of a file; `where` is "path, line 3".
 

@@ -89,7 +89,7 @@ def read_pass_rates(
     return rows
 
 
-class Kept(NamedTuple):
+class SelectedPrompts(NamedTuple):
     """The prompts that the filter keeps, with their measurements."""
 
     prompts: list[Prompt]
@@ -97,7 +97,7 @@ class Kept(NamedTuple):
     measured: list[Measured]  # one per prompt, in the same order
 
 
-def kept_prompts(prompts: Sequence[Prompt], path: str) -> Kept:
+def kept_prompts(prompts: Sequence[Prompt], path: str) -> SelectedPrompts:
     """Returns the prompts that the filter keeps, with their pass rates; all prompts without a
     `path`.
 
@@ -105,7 +105,7 @@ def kept_prompts(prompts: Sequence[Prompt], path: str) -> Kept:
     another seed), or if no prompt is kept.
     """
     if not path:
-        return Kept(list(prompts), 0, [])
+        return SelectedPrompts(list(prompts), 0, [])
     rows = read_pass_rates(path, prompts=prompts)
     missing = [p for p in prompts if p.id not in rows]
     if missing:
@@ -122,4 +122,4 @@ def kept_prompts(prompts: Sequence[Prompt], path: str) -> Kept:
         )
     counts = ((p, rows[p.id].pass_rate, rows[p.id].known) for p in remaining)
     measured = [Measured(p, rate * known, float(known)) for p, rate, known in counts]
-    return Kept(remaining, sum(row.tokens for row in rows.values()), measured)
+    return SelectedPrompts(remaining, sum(row.tokens for row in rows.values()), measured)

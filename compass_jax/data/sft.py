@@ -20,7 +20,15 @@ import numpy as np
 
 from compass_jax.aliases import JsonObject
 from compass_jax.config import DataConfig, ProceduralSource, SFTConfig, SFTRunConfig
-from compass_jax.data.files import Bad, BadRows, DataError, field_of, label_among, read_rows, refuse
+from compass_jax.data.files import (
+    BadRows,
+    DataError,
+    OnBadRow,
+    field_of,
+    label_among,
+    read_rows,
+    refuse,
+)
 from compass_jax.data.formats import TURNS, Reading, open_format, tools_of, turns_of
 from compass_jax.data.messages import INSTRUCTIONS, Messages, check_messages, refuse_blank
 from compass_jax.data.preferences import asked_in_both_orders
@@ -176,7 +184,9 @@ def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
 # ---- conversations -------------------------------------------------------------------------------
 
 
-def conversations(config: SFTRunConfig, tell: Tell, bad: Bad = refuse) -> Iterator[Conversation]:
+def conversations(
+    config: SFTRunConfig, tell: Tell, bad: OnBadRow = refuse
+) -> Iterator[Conversation]:
     """Yields the conversations of `sft.files`. `tell` receives a line for each file with a detected
     format, `bad` the DataError of a row that cannot be used.
     """

@@ -46,7 +46,7 @@ class Share(NamedTuple):
     weight: float
 
 
-class Team(NamedTuple):
+class Workers(NamedTuple):
     """The processes that read together: process p of n prepares every n-th item, from the p-th on.
 
     `exchange` returns every process's payload and is called by all processes at the same point.
@@ -57,7 +57,7 @@ class Team(NamedTuple):
     exchange: Callable[[bytes], list[bytes]] = lambda payload: [payload]
 
 
-ALONE = Team()
+ALONE = Workers()
 
 
 class ShuffledStream(Generic[T]):
@@ -83,7 +83,7 @@ class ShuffledStream(Generic[T]):
         seed: int,
         shares: Sequence[Share] = (),
         read_ahead: int = 0,
-        team: Team = ALONE,
+        team: Workers = ALONE,
     ):
         import grain
 

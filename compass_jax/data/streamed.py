@@ -36,7 +36,7 @@ from compass_jax.data.sft import (
     sft_reading,
 )
 from compass_jax.data.splits import tell_splits
-from compass_jax.data.stream import ALONE, LeftOut, Share, ShuffledStream, Team
+from compass_jax.data.stream import ALONE, LeftOut, Share, ShuffledStream, Workers
 from compass_jax.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ExampleStream(ShuffledStream[Any]):
         examples: Sequence[Json] | StreamedExamples,
         seed: int,
         weights: Sequence[tuple[str, float]] = (),
-        team: Team = ALONE,
+        team: Workers = ALONE,
         read_ahead: int = 0,
     ):
         self.left_out: Counter[str] = Counter()

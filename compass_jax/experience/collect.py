@@ -179,7 +179,7 @@ class Collector:
         for rollout in collection:
             buffer.put(rollout, done=True)
             self._submit(rollout)
-        for rollout in collection.cut() if self.policy.carries else ():
+        for rollout in collection.abort() if self.policy.carries else ():
             buffer.put(rollout, done=False)
 
     def _submit(self, rollout: Rollout) -> None:

@@ -42,7 +42,7 @@ class Channel:
         self._connection.close()
 
 
-class Ended(NamedTuple):
+class ExitStatus(NamedTuple):
     """The end of a child: its exit code, whether it exceeded its time limit, and its output."""
 
     code: int | None  # None: it could not be killed and ends with this process
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
     output: bytes
 
 
-def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> Ended:
+def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> ExitStatus:
     """Runs `work` in a forked child for at most `seconds`.
 
     The child writes its output into shared memory, so that it needs no descriptor, and output
@@ -74,7 +74,7 @@ def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> Ended:
             if late:
                 os.kill(child, signal.SIGKILL)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return Ended(status, late, page[: max(0, page.find(b"\0"))])
+        return ExitStatus(status, late, page[: max(0, page.find(b"\0"))])
 
 
 def _ends_within(child: int, seconds: float) -> bool:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from compass_jax.aliases import Json
 from compass_jax.errors import CompassError
 from compass_jax.processes import guards
-from compass_jax.processes.channel import Ended, run_forked
+from compass_jax.processes.channel import ExitStatus, run_forked
 
 ANSWER_BYTES = 2**16
 DETAIL_CHARS = 2000
@@ -143,7 +143,7 @@ def _answer(function: Callable[[], Any], page: mmap.mmap) -> None:
         page.write(answer)
 
 
-def _result(end: Ended, seconds: float) -> Result:
+def _result(end: ExitStatus, seconds: float) -> Result:
     """Returns the result of a child that ended. Its output is untrusted."""
     if end.late:
         return Result(None, "timeout", f"no answer after {seconds} s")

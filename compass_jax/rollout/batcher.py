@@ -119,7 +119,7 @@ class Batcher:
             finished += done
         return finished
 
-    def cut(self) -> list[Request]:
+    def abort(self) -> list[Request]:
         """Returns the unfinished requests that have tokens, with the routes of each in its row."""
         entered = self.slots.entered
         self._harvest([(request.slot, request) for request in entered])

@@ -76,11 +76,11 @@ class Collection:
             yield from done
         self.stats.seconds = time.perf_counter() - started
 
-    def cut(self) -> list[Rollout]:
+    def abort(self) -> list[Rollout]:
         """Returns the unfinished samples, each with at least one token and its routes in
         its row.
         """
-        return [x.rollout(self.engine.end_ids) for x in self.batcher.cut()]
+        return [x.rollout(self.engine.end_ids) for x in self.batcher.abort()]
 
     @property
     def routes(self) -> UInt[Array, "rows t l k"] | None:

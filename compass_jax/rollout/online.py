@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
     prompt: TopLogprobs | None = None
 
 
-class Full(CompassError, RuntimeError):
+class QueueFull(CompassError, RuntimeError):
     """The waiting queue is full."""
 
 
@@ -142,7 +142,7 @@ class OnlineBatcher:
     def submit(self, *groups: Sequence[Streamed]) -> None:
         """Queues requests, all or none; those of a group have one prompt and share a prefill.
 
-        Raises Full if the queue has no room now; ValueError for more requests than the queue can
+        Raises QueueFull if the queue has no room now; ValueError for more requests than the queue can
         hold, and for a prompt longer than the engine's limit; RuntimeError after `stop` or a
         failure of the thread.
         """
@@ -166,7 +166,7 @@ class OnlineBatcher:
                 raise RuntimeError("the batcher has stopped")
             self._forget_cancelled()
             if self.waiting + len(requests) > self.max_waiting:
-                raise Full(
+                raise QueueFull(
                     f"{self.waiting} requests wait and at most {self.max_waiting} may: try again"
                     " later"
                 )

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from compass_jax.rollout.online import Full, OnlineBatcher
+from compass_jax.rollout.online import OnlineBatcher, QueueFull
 from compass_jax.serving import metrics
 from compass_jax.serving.errors import ApiError
 from compass_jax.serving.guard import CLIENT_LEFT, Guard, error_response
@@ -100,7 +100,7 @@ class Api:
         number = next(self._number)
         try:
             return Answer(job, self.served, self.batcher, number, began)
-        except Full as error:
+        except QueueFull as error:
             raise ApiError(str(error), status=429) from error
         except ValueError as error:
             raise ApiError(str(error)) from error

@@ -19,14 +19,14 @@ _MAY_BE_CALL = re.compile(r"\s*(?:[\[{].*|[A-Za-z_][\w.]*(?:\(.*)?)?", re.DOTALL
 _THOUGHT_ENDS = "</think>"
 
 
-class Parted(NamedTuple):
+class ParsedCalls(NamedTuple):
     """A text without its calls, and the calls in the format of OpenAI's API."""
 
     content: str
     calls: list[JsonObject]
 
 
-def part_calls(text: str, tools: Sequence[JsonMapping]) -> Parted:
+def part_calls(text: str, tools: Sequence[JsonMapping]) -> ParsedCalls:
     """Returns the calls of a complete answer, and its text without them.
 
     Between <tool_call> tags, a call may name any tool. In other formats it is a call only if
@@ -36,15 +36,15 @@ def part_calls(text: str, tools: Sequence[JsonMapping]) -> Parted:
     try:
         calls = tool_calls(text)
     except MalformedCall:
-        return Parted(text, [])
+        return ParsedCalls(text, [])
     begin, end = call_span(text)
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     formatted = [_format_call(call, functions) for call in calls]
     tagged = text.startswith(_OPEN, begin)
     if not calls or None in formatted or not (tagged or all(x.name in functions for x in calls)):
-        return Parted(text, [])
+        return ParsedCalls(text, [])
     before, after = text[:begin].rstrip(), text[end:].strip()
-    return Parted(before + (f"\n{after}" if after else ""), [x for x in formatted if x])
+    return ParsedCalls(before + (f"\n{after}" if after else ""), [x for x in formatted if x])
 
 
 def _format_call(call: ToolCall, functions: JsonMapping) -> JsonObject | None:
@@ -70,16 +70,16 @@ class CallStream:
         self._text = ""
         self._sent = 0  # number of characters returned so far
 
-    def push(self, text: str, last: bool) -> Parted:
+    def push(self, text: str, last: bool) -> ParsedCalls:
         """Returns the text that is part of no call; with `last`, all of it and the calls."""
         self._text += text
         if last:
             parted = part_calls(self._text, self._tools)
-            return Parted(parted.content[self._sent :], parted.calls)
+            return ParsedCalls(parted.content[self._sent :], parted.calls)
         certain = self._certain()
         fresh = self._text[self._sent : certain]
         self._sent = max(self._sent, certain)
-        return Parted(fresh, [])
+        return ParsedCalls(fresh, [])
 
     def _certain(self) -> int:
         """Returns the number of characters before the first possible beginning of a call. Text

@@ -207,7 +207,9 @@ class RLTrainer:
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
-    def _restore_or_start(self, model: Transformer, newest: checkpoint.Sound | None) -> None:
+    def _restore_or_start(
+        self, model: Transformer, newest: checkpoint.ValidCheckpoint | None
+    ) -> None:
         config = self.config
         if newest is None:
             params = first_parameters(config, model)

@@ -20,7 +20,7 @@ from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
 from compass_jax.data.packing import packed, padded
-from compass_jax.data.stream import Team
+from compass_jax.data.stream import Workers
 from compass_jax.data.streamed import (
     ExampleStream,
     StreamedExamples,
@@ -81,7 +81,7 @@ class SFTTrainer:
             self.tokenizer.vocab_size,
         )
         examples, self.data_stats = self.examples()
-        team = Team(jax.process_index(), jax.process_count(), distributed.all_gather_bytes)
+        team = Workers(jax.process_index(), jax.process_count(), distributed.all_gather_bytes)
         read_ahead = 2 * self.sft.batch
         self.stream = ExampleStream(examples, config.seed, self.sft.weights, team, read_ahead)
         state = self.stream.state()

@@ -26,7 +26,7 @@ from compass_jax.config.io import differences
 from compass_jax.sharding import everywhere, put
 from compass_jax.weights import disk, sound
 from compass_jax.weights.manifest import ARRAYS, CheckpointError, Manifest
-from compass_jax.weights.sound import Sound, find, set_aside
+from compass_jax.weights.sound import ValidCheckpoint, find, set_aside
 from compass_jax.weights.writer import Checkpoints, flatten
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "CheckpointMismatch",
     "Checkpoints",
     "Manifest",
-    "Sound",
+    "ValidCheckpoint",
     "abstract_like",
     "find",
     "latest",
@@ -74,7 +74,7 @@ def save(
 
 
 def restore(
-    path: str | os.PathLike | Sound,
+    path: str | os.PathLike | ValidCheckpoint,
     abstract_arrays: Tree,
     step: int | None = None,
     *,
@@ -96,7 +96,7 @@ def restore(
     Raises CheckpointMismatch for other contents; CheckpointError for a missing or damaged
     checkpoint.
     """
-    checkpoint = path if isinstance(path, Sound) else find(path, step)
+    checkpoint = path if isinstance(path, ValidCheckpoint) else find(path, step)
     directory = checkpoint.path
     requested = flatten(abstract_arrays)
     if model is not None:

@@ -41,7 +41,7 @@ _COMMITTED = f"{ARRAYS}/commit_success.txt"  # orbax writes it last; it is never
 logger = logging.getLogger(__name__)
 
 
-class Sound(NamedTuple):
+class ValidCheckpoint(NamedTuple):
     """A verified checkpoint. `damaged` lists newer checkpoints of its run that failed
     verification.
     """
@@ -57,7 +57,7 @@ class Sound(NamedTuple):
         return read_meta(self.path, self.manifest)
 
 
-class Examined(NamedTuple):
+class CheckpointReport(NamedTuple):
     """The manifest, if it can be read, and all faults of the checkpoint."""
 
     manifest: Manifest | None
@@ -118,7 +118,7 @@ def find(
     *,
     tell: Callable[[str], None] | None = logger.warning,
     contents: bool = True,
-) -> Sound:
+) -> ValidCheckpoint:
     """Returns the newest sound checkpoint of a run directory, or the named one.
 
     Args:
@@ -143,7 +143,7 @@ def find(
             if tell is not None:
                 message = f"{other} is damaged and was passed over: {_few(why)}"
                 tell(f"{message}; going on from {where.name}")
-        return Sound(where, manifest, tuple(damaged))
+        return ValidCheckpoint(where, manifest, tuple(damaged))
     message = "\n".join(f"{where} is damaged: {_few(faults)}" for where, faults in damaged.items())
     if len(choices) > 1:
         message += f"\nno sound checkpoint is left in {path}"
@@ -154,7 +154,7 @@ def find(
     raise CheckpointError(message)
 
 
-def examine(where: Path, *, contents: bool = True) -> Examined:
+def examine(where: Path, *, contents: bool = True) -> CheckpointReport:
     """Verifies the checkpoint in the directory `where`; returns its manifest and all faults.
 
     Args:
@@ -164,10 +164,10 @@ def examine(where: Path, *, contents: bool = True) -> Examined:
     """
     manifest, faults = _outside(where)
     if not contents:
-        return Examined(manifest, faults)
+        return CheckpointReport(manifest, faults)
     if manifest is not None:
         faults += _inside(where, _share(manifest.files))
-    return Examined(manifest, _agreed(faults))
+    return CheckpointReport(manifest, _agreed(faults))
 
 
 def read_meta(where: Path, manifest: Manifest) -> JsonObject:
@@ -187,7 +187,7 @@ def read_meta(where: Path, manifest: Manifest) -> JsonObject:
     return meta
 
 
-def set_aside(checkpoint: Sound) -> list[Path]:
+def set_aside(checkpoint: ValidCheckpoint) -> list[Path]:
     """Renames the damaged checkpoints that were skipped, so that the run does not overwrite them;
     returns their new paths.
 
@@ -205,12 +205,12 @@ def set_aside(checkpoint: Sound) -> list[Path]:
     return renamed
 
 
-def _outside(where: Path) -> Examined:
+def _outside(where: Path) -> CheckpointReport:
     """Verifies everything but the files' contents."""
     try:
         manifest = manifests.read(where)
     except CheckpointError as error:
-        return Examined(None, [str(error)])
+        return CheckpointReport(None, [str(error)])
     faults = []
     named = _STEP.fullmatch(where.name)
     if named and int(named[1]) != manifest.step:
@@ -228,7 +228,7 @@ def _outside(where: Path) -> Examined:
     present = {str(x.relative_to(where)) for x in (where / ARRAYS).rglob("*") if not x.is_dir()}
     extra = sorted(present - {_COMMITTED, *manifest.files})
     faults += [f"{name} was not written with it" for name in extra]
-    return Examined(manifest, faults)
+    return CheckpointReport(manifest, faults)
 
 
 def _share(files: dict[str, Digest]) -> dict[str, Digest]:

@@ -81,7 +81,9 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
     return arrays, manifest.model
 
 
-def _restore_adapted(source: checkpoint.Sound, shardings: Tree) -> tuple[Tree, ModelConfig]:
+def _restore_adapted(
+    source: checkpoint.ValidCheckpoint, shardings: Tree
+) -> tuple[Tree, ModelConfig]:
     """Returns the parameters of a checkpoint of adapters, merged into their base, and the model.
     Raises WeightsError if the base is not where it was, or has other weights.
     """

@@ -16,7 +16,7 @@ from compass_jax.data import streamed
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import sft_examples
-from compass_jax.data.stream import ALONE, Team
+from compass_jax.data.stream import ALONE, Workers
 from compass_jax.data.streamed import ExampleStream, StreamedExamples, sft_records, work_in_words
 from compass_jax.data.tokenizer import Tokenizer
 
@@ -82,7 +82,7 @@ def together(count, work):
             return found
 
         try:
-            return work(Team(number, count, exchange))
+            return work(Workers(number, count, exchange))
         except DataError as error:
             return str(error)
 

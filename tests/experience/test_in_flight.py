@@ -185,7 +185,7 @@ class Batch:
             prompt, key.index, tokens, zeros, zeros, bool(tokens[-1] != EOS), versions, row
         )
 
-    def cut(self):
+    def abort(self):
         left = {**self.running, **{k: self.begun[k] for k in self.waiting if k in self.begun}}
         return [self.rollout(key, n) for key, n in left.items() if n]
 

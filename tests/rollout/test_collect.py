@@ -142,7 +142,7 @@ def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pa
     job = Collection(*request, policy_version=4, enough=lambda: len(first) >= 3, **shared)
     for rollout in job:
         first[rollout.row] = rollout
-    begun = {rollout.row: rollout for rollout in job.cut()}
+    begun = {rollout.row: rollout for rollout in job.abort()}
     assert (
         3 <= len(first) < 9
         and begun
@@ -156,7 +156,7 @@ def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pa
     second = {r.row: r for r in again}
     assert (
         by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
-        and not again.cut()
+        and not again.abort()
     )
     assert again.stats.tokens == sum(
         r.response_length - (begun[row].response_length if row in begun else 0)

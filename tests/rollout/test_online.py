@@ -11,7 +11,7 @@ from compass_jax.config import ComputeConfig, RolloutConfig
 from compass_jax.model.params import to_decode
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.logprobs import TopLogprobs
-from compass_jax.rollout.online import Full, OnlineBatcher, Streamed
+from compass_jax.rollout.online import OnlineBatcher, QueueFull, Streamed
 
 
 def asked(told=None, tokens=(1, 2), most=4, temperature=0.0, **others):
@@ -57,7 +57,7 @@ def test_what_the_engine_cannot_hold_or_the_queue_has_no_room_for_is_refused():
     with pytest.raises(ValueError, match="3 sequences are asked for at once, at most 2 may wait"):
         batcher.submit([asked(), asked()], [asked()])
     batcher.submit([asked()], [asked()])
-    with pytest.raises(Full, match="2 requests wait and at most 2 may"):
+    with pytest.raises(QueueFull, match="2 requests wait and at most 2 may"):
         batcher.submit([asked()])
 
 

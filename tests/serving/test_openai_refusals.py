@@ -17,7 +17,7 @@ from stub import TOKENIZER, Scripted, offered, running
 from compass_jax.commands.cli import main
 from compass_jax.config import JudgeConfig
 from compass_jax.rewards.endpoint import REFUSED, Endpoint
-from compass_jax.rollout.online import Full
+from compass_jax.rollout.online import QueueFull
 from compass_jax.verifiers.judge import messages
 
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_answered_is_refused_by_name(server, body, status, messag
 @pytest.mark.parametrize(
     ("raised", "status", "kind"),
     [
-        (Full("4 requests wait and at most 4 may"), 429, "rate_limit_error"),
+        (QueueFull("4 requests wait and at most 4 may"), 429, "rate_limit_error"),
         (ValueError("7 sequences are asked for at once"), 400, "invalid_request_error"),
         (RuntimeError("the batcher has stopped"), 503, "server_error"),
     ],
