@@ -142,8 +142,8 @@ class OnlineBatcher:
     def submit(self, *groups: Sequence[Streamed]) -> None:
         """Queues requests, all or none; those of a group have one prompt and share a prefill.
 
-        Raises QueueFull if the queue has no room now; ValueError for more requests than the queue can
-        hold, and for a prompt longer than the engine's limit; RuntimeError after `stop` or a
+        Raises QueueFull if the queue has no room now; ValueError for more requests than the queue
+        can hold, and for a prompt longer than the engine's limit; RuntimeError after `stop` or a
         failure of the thread.
         """
         requests = [request for group in groups for request in group]
