@@ -154,13 +154,10 @@ def plan(options: commands.Plan, config: RLRunConfig) -> int:
 
 def import_hf(options: commands.ImportHf) -> int:
     """Converts a Hugging Face folder into a checkpoint."""
-    from compass_jax.weights.convert import ignored_layers
     from compass_jax.weights.convert import import_hf as convert
 
     with FolderLock(options.out):
-        convert(options.src, options.out, family=options.family)
-        if notice := ignored_layers(options.src, options.family):
-            print(notice)
+        convert(options.src, options.out, family=options.family, tell=print)
         print(f"written: {options.out}")
     return 0
 

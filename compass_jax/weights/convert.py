@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from compass_jax.families.raw import WeightsError
@@ -19,7 +20,11 @@ from compass_jax.weights.start import (
 
 
 def import_hf(
-    source: str | Path, out: str | Path, dtype: str | None = None, family: str | None = None
+    source: str | Path,
+    out: str | Path,
+    dtype: str | None = None,
+    family: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Path:
     """Converts a Hugging Face folder into a checkpoint of step 0 under `out`; returns its path.
 
@@ -32,6 +37,7 @@ def import_hf(
             identical tensors bit for bit.
         family: the model family as in `model.family`, such as a custom `path/file.py:FAMILY`; None
             selects the built-in family of the folder's model type.
+        tell: receives a notice of layers that the import leaves out.
 
     Raises WeightsError for a folder that cannot be used and for an `out` that already holds a
     checkpoint.
@@ -41,6 +47,8 @@ def import_hf(
         raise WeightsError(f"{out} already holds a checkpoint: choose another folder, or remove it")
     carried_files(source)
     config = read_hf_config(source, family)
+    if tell is not None and (notice := extra_layers_notice(read_headers(source), config)):
+        tell(notice)
     params = load_params(source, config, dtype or stored_dtype(source))
     tokenizer = out / "tokenizer"
     try:
@@ -51,13 +59,6 @@ def import_hf(
     return checkpoint.save(
         out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config
     )
-
-
-def ignored_layers(source: str | Path, family: str | None = None) -> str:
-    """Returns a notice of the layers of a Hugging Face folder that an import leaves out; empty if
-    there are none.
-    """
-    return extra_layers_notice(read_headers(source), read_hf_config(source, family))
 
 
 def export_hf(

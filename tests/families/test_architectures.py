@@ -28,7 +28,7 @@ from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.weights.convert import export_hf, ignored_layers, import_hf
+from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.hf import load_params
 from compass_jax.weights.hf_config import config_from_dict, read_hf_config, write_hf_config
 
@@ -466,8 +466,10 @@ def test_layers_that_predict_further_tokens_are_ignored_and_shift_no_layer(case,
     save_file(tensors | extra, tmp_path / "model.safetensors", {"format": "pt"})
     assert read_hf_config(tmp_path) == config
     jax.tree.map(assert_same_bits, load_params(tmp_path, config, "float32"), params)
-    assert ignored_layers(tmp_path).startswith(f"layer {config.layers} ignored")
-    assert not ignored_layers(folder)
+    notices = []
+    import_hf(tmp_path, tmp_path / "with", tell=notices.append)
+    import_hf(folder, tmp_path / "without", tell=notices.append)
+    assert len(notices) == 1 and notices[0].startswith(f"layer {config.layers} ignored")
     del extra[f"model.layers.{config.layers}.eh_proj.weight"]  # no such layer: too many tensors
     save_file(tensors | extra, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(WeightsError, match=rf"holds tensors model.layers.{config.layers}"):
