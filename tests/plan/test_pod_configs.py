@@ -64,7 +64,7 @@ def test_flops_of_a_sliding_window_count_the_keys_that_are_seen():
         family="mistral", vocab_size=9, hidden=8, layers=3, heads=4, kv_heads=2, head_dim=6, ffn=5
     )
     windowed = dataclasses.replace(model, sliding_window=7, full_attention_layers=(1,))
-    seen = sum(min(i + 1, 7) - 0.5 for i in range(30)) * 4 * 4 * 6  # half of a token's own key
+    seen = sum(min(i + 0.5, 7) for i in range(30)) * 4 * 4 * 6  # half of a token's own key
     full = 2 * 4 * 6 * 30**2
     for config, attention in ((model, 3 * full), (windowed, 2 * seen + full)):
         counted = forward_flops(config, [30]) - 30 * flops_per_token(config)
