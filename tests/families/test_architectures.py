@@ -324,17 +324,14 @@ ENGINES = {
 }
 
 
-def quick_and_slow(pairs):
-    """Cases of (configuration, engine): the engine of each configuration in turn is quick."""
-    return [
-        pair if (i // 2 + i) % 2 == 0 else pytest.param(*pair, marks=pytest.mark.slow)
-        for i, pair in enumerate(pairs)
-    ]
+# The engine of each configuration in turn is quick.
+PAIRS = [
+    pair if (i // 2 + i) % 2 == 0 else pytest.param(*pair, marks=pytest.mark.slow)
+    for i, pair in enumerate(itertools.product(CASES, ENGINES))
+]
 
 
-@pytest.mark.parametrize(
-    ("case", "engine"), quick_and_slow(itertools.product(CASES, ENGINES)), indirect=["case"]
-)
+@pytest.mark.parametrize(("case", "engine"), PAIRS, indirect=["case"])
 def test_greedy_tokens_through_the_engine_equal_those_of_transformers(
     case, greedy_reference, engine
 ):
