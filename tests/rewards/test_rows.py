@@ -1,5 +1,6 @@
 """Rows that no program can pass: an error before the first step, with the file and the row."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -91,7 +92,9 @@ def test_rows_that_can_be_judged_have_no_fault(monkeypatch):
         {"tests": ["x = g(1)\nassert f(x) == 3"]},
         {"setup": "class A:\n    def f(self):\n", "tests": ["assert f(1) == 3"]},
         {"setup": "\tx = 1".strip() + "\ndef f(x):\n\t# adds\n", "tests": ["assert f(1) == 3"]},
-        *human_eval.rows()[::8],  # a process each; all of them in the slow tests of gym
+        *itertools.islice(
+            human_eval.rows(), 0, None, 8
+        ),  # a process each; all of them in the slow tests of gym
     ]
     assert [fault for fault in code.row_faults(rows) if fault] == []
     for text in ("    return sum(xs)\n", "def total(xs):\n    return sum(xs)\n"):
