@@ -76,7 +76,7 @@ VERL = {
     "actor_rollout_ref.actor.clip_ratio_low": "rl.objective.clip_low",
     "actor_rollout_ref.actor.clip_ratio_high": "rl.objective.clip_high",
     "actor_rollout_ref.actor.kl_loss_coef": "rl.objective.kl_coef",
-    "algorithm.adv_estimator": "rl.objective",
+    "algorithm.adv_estimator": "rl.advantage",
     "algorithm.kl_ctrl.kl_coef": "rl.objective.kl_coef",
     "trainer.total_training_steps": "rl.steps",
     "trainer.total_epochs": "rl.steps (steps, not passes over the data)",

@@ -95,8 +95,9 @@ class Collector:
         Args:
             params: decode weights of version `policy_version`.
             draw: returns the next n prompts.
-            last: whether this is the run's last step.
-            stopped: whether the rollout has to end; called after every call of the engine.
+            last: whether no step of this stage follows, so that no sample may be carried over.
+            stopped: returns whether the rollout has to end early; called after every call of the
+                engine and while slow verifiers are waited for.
         """
         # After a stop the buffer may hold finished samples whose verdicts did not come in time.
         for key in buffer.unscored:
@@ -104,7 +105,9 @@ class Collector:
         stats, waited_s = RolloutStats(), self._wait(buffer, stopped)
         if buffer.unscored:
             return None
-        progress = True  # a stop may have come between the samples of a round and its decision
+        # Whether anything was added since the last decision: a decision without would repeat for
+        # ever. True at first, since a stop may have come between the samples and their decision.
+        progress = True
         while len(buffer.kept) < self.sampling.prompts_per_step:
             # One round: draw prompts, run samples until none is missing, and let the policy decide.
             calls = PolicyCalls(self.policy, StepInputs(buffer, self.sampling, last))

@@ -60,19 +60,23 @@ def prepare(
     ref_logp: Float[Array, "b t"] | None = None,
     gold: Float[Array, "b"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
-    """Computes advantages and weights of one update's rows, in any order, and its metrics to
-    finalize.
+    """Computes advantages and weights of one update's rows, in any order, and its diagnostics
+    (`finalize_diagnostics` turns them into metrics). b: rows; t: tokens of a row.
 
     A response whose reward, entropies or log-probs are not finite is one of unknown reward. The
     result has the dtype of `old_entropy` and `reward`, which must agree.
 
     Args:
         mask: all generated tokens.
+        known: whether the verifier gave a reward.
+        right_at, wrong_at: rewards from which on a response is right, and up to which it is wrong.
+        max_new_tokens: the length by which length penalties and some objectives normalise.
         group: the prompt of each row, in 0..n_groups-1, or -1 for a padding row. Pass every row of
             the update: the weights' denominators run over all of them.
         repetition: share of repeated n-grams of each response, for a repetition penalty.
         old_logp: log-probs of the trainer, for a correction; rollout_logp: of the sampler.
-        gold: the label that inverted pairs are counted against, NaN where unknown; None: `reward`.
+        gold: the true reward, NaN where unknown; None: `reward`. Two responses of a group are an
+            inverted pair if their advantages are ordered against it.
 
     Raises:
         ValueError: a setting needs an array that is None, or shapes differ.

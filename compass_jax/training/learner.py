@@ -86,7 +86,8 @@ class Learner:
         self.reference, self.frozen = self._on_mesh(reference), self._on_mesh(frozen)
         if config.algorithm.uses_reference and frozen is not None:
             self.reference = self.frozen
-        # called after each micro-batch of `train` with (number done, number in the rollout)
+        # called after each micro-batch of `train` with (done, total), those of the pass for old
+        # log-probs and of every epoch counted
         self.progress: Callable[[int, int], None] | None = None
         # mean advantage of each response `[b]` in the rollout that `train` was last given
         self.advantage = np.zeros(0)
@@ -207,7 +208,7 @@ class Learner:
         mode = self.algorithm.replay if self.model.config.moe_layers else "off"
         routes = None if mode == "off" else self.routes_on_mesh(arrays.routes)
         if mode == "R2":
-            # All rows are unset, so that scoring routes live in the program that will replay.
+            # Unset rows: each token chooses its experts live, in the program that the updates use.
             routes = self.routes_on_mesh(
                 empty_routes(self.model.config, len(arrays.lengths), self.config.rollout.max_length)
             )
@@ -253,8 +254,8 @@ class Learner:
         arrays, capacity = scored.arrays, self.capacity
         if rows.start % capacity or rows.stop % capacity or rows.step not in (None, 1):
             raise ValueError(
-                f"Learner: rows {rows.start}:{rows.stop} are no whole groups of {capacity} rows;"
-                " take one of Learner.updates"
+                f"Learner: rows {rows.start}:{rows.stop} do not cover whole groups of"
+                f" {capacity} rows; take one of Learner.updates"
             )
         # Groups are numbered within the rollout, in `step.prepare` within the update.
         group = np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - rows.start // capacity)
@@ -342,7 +343,7 @@ class Learner:
         """
         total = fetch(finalize_diagnostics(merge_diagnostics([*parts, *accounts])))
         metrics = {name: float(value) for name, value in total.items()}
-        metrics["loss"] /= len(parts)
+        metrics["loss"] /= len(parts)  # a sum; the other diagnostics are ratios of sums
         for name in optimizer_metrics[0]:
             metrics[name] = float(np.mean([float(one[name]) for one in optimizer_metrics]))
         return {**metrics, "skipped_updates": float(self.state.skipped)}

@@ -1,20 +1,25 @@
 """The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates -> weight
 sync -> checkpoint.
 
+A group is all samples of one prompt: `group_size` of them, more where it is grown. A step policy
+(experience/step_policies/) decides which groups a step trains on and which samples are still
+missing. Routes are the experts that a router chose for each token.
+
 One step:
- 1. collect: draw the next prompts and sample each `group_size` times under the synced policy, while
-    verifiers score finished samples
- 2. score: one training-side pass at the step's first parameters fixes old log-probs and entropies
-    (routing by R2, R3 or off)
+ 1. collect: draw the next prompts and sample their groups under the synced weights, while verifiers
+    score finished samples
+ 2. old log-probs: one pass of the training model at the step's first parameters fixes log-probs and
+    entropies. Routes are replayed so that old and new log-probs are of the same experts: those of
+    the rollout (R3), or those of this pass in the updates (R2)
  3. update: prepare (advantages, weights over the whole update), gradients summed over
     micro-batches, apply
  4. sync the weights to the rollout
  5. log; save
 
-With `rl.partial_prompts` 1 ends before its longest samples do: they continue in the next step
-(experience/step_policies/partial.py). With `rl.one_step_off` the rollout of step n + 1 runs during
-2 and 3 of step n, from the parameters before them, and rl.correction weighs it. A step depends on
-the checkpoint only, so a killed run repeats its steps exactly.
+With `rl.partial_prompts`, collecting ends before the longest samples are finished: they are carried
+into the next step. With `rl.one_step_off`, the rollout of step n + 1 runs during the updates of
+step n, with the weights from before them, and rl.correction compensates. A step depends on the
+checkpoint only, so a killed run repeats its steps exactly.
 """
 
 from __future__ import annotations
@@ -303,6 +308,7 @@ class RLTrainer:
             if rollout_metrics is None:
                 return self._interrupt()
             groups, arrays = self._assemble()
+            # A control experiment: shuffled rewards carry no signal, so nothing should be learnt.
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
             step_metrics = self._group_metrics(groups, arrays)
@@ -398,22 +404,23 @@ class RLTrainer:
             self.buffer.forget_verdicts()
             self.save()
             raise StepFailed(
-                f"{why}. Nothing can be learnt of this step; the run stops after step"
-                f" {self.done_steps} and is saved: mend the cause, then the same command continues"
+                f"{why}. This step has nothing to learn from. The run stopped after step"
+                f" {self.done_steps} and was saved: mend the cause, then run the same command again"
             )
 
     def _stopped(self) -> bool:
-        """Reports progress and returns whether a rollout has to end early. A rollout that carries
-        samples is never cut by a stop: which samples it cuts depends on the ticks they have run,
-        which a resumed rollout would count differently.
+        """Reports progress and returns whether a rollout has to end early. A rollout that may carry
+        unfinished samples into the next step is never ended by a stop: which samples it leaves
+        unfinished depends on the engine's calls so far, which a resumed rollout would count
+        differently.
         """
         expected = len(self.buffer.prompts) * self.rl.group_size
         self.telemetry.phase("rollout", self.buffer.finished, max(expected, self.buffer.finished))
         return not self.collect.policy.carries and self.stop.requested
 
     def _assemble(self) -> tuple[list[Group], StepArrays]:
-        """Returns the step's groups, and their arrays with routes on the training devices, so that
-        the next rollout may reuse the others.
+        """Returns the step's groups, and their arrays with routes copied to the training devices,
+        so that the next rollout may overwrite the engine's buffer of routes.
         """
         groups, routes = self.buffer.step_groups()
         heats = self.rl.zero_variance.grow_temperature != 1
@@ -440,16 +447,14 @@ class RLTrainer:
     def _train(
         self, arrays: StepArrays, dropped: int, trace: TokenTrace | None
     ) -> dict[str, float]:
-        """Trains on the step's arrays. The groups leave the buffer afterwards, so that a stop finds
-        them there.
+        """Trains on the step's arrays. The groups stay in the buffer until training ends, so that a
+        stopped step can be saved.
 
-        With `rl.one_step_off` they leave it first, and the next step's rollout runs during the
-        updates, in a thread. It reads only state that training does not change: the prompts'
-        history, the selector and the synced weights. Training waits for its end, since nothing else
-        may use the verifiers or the prompts before, and so does a stop: its weights are gone after
-        the step, and it could not continue later. The last step of a stage has no rollout beside
-        it, because the next stage samples by other settings and an extended run continues on
-        policy.
+        With `rl.one_step_off` they are removed first, and a thread collects the next step's groups
+        during the updates. The thread reads only state that training does not change: the prompts'
+        history, the selector and the synced weights. The step waits for it even after a stop,
+        because the sync replaces its weights, so that its rollout could not be resumed. No rollout
+        runs during the last step of a stage: the next stage samples by other settings.
         """
         self.learner.progress = partial(self.telemetry.phase, "training")
         if not self.rl.one_step_off or self.done_steps + 1 >= self.stage.end:

@@ -92,7 +92,7 @@ def test_ten_lines_around_a_learner_train_a_model_on_arrays_of_any_origin():
     first, later = (x[right].mean() - x[~right].mean() for x in found)
     assert later > first + 0.1  # right answers are likelier than they were
     assert metrics["policy/ratio_dev_max"] > 0 and metrics["grad_norm"] > 0
-    with pytest.raises(ValueError, match="rows 0:6 are no whole groups of 4 rows"):
+    with pytest.raises(ValueError, match="rows 0:6 do not cover whole groups of 4 rows"):
         learner.update(scored, slice(0, 6))
 
 

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -20,13 +21,14 @@ from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.families.raw import WeightsError
-from compass_jax.model.params import training_layout
+from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.plan.programs import fresh_state, model_params
 from compass_jax.training.programs import training_programs
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights import checkpoint
+from compass_jax.weights.adapters import fingerprint
 from compass_jax.weights.hf import load_params, save_params
 from compass_jax.weights.start import restore_params
 
@@ -192,3 +194,16 @@ def test_the_plan_lists_the_programs_of_adapters_and_the_estimate_counts_one_bas
     low = memory.estimate(config, config.rl)
     assert low.optimizer < 0.5 * full.optimizer and low.gradients < 0.5 * full.gradients
     assert full.weights < low.weights < 1.5 * full.weights and low.rollout == full.rollout
+
+
+def test_a_base_changed_in_one_matrix_has_another_fingerprint(base):
+    params = load_params(base, tiny_run().model, "float32")
+    first = fingerprint(params)
+    assert fingerprint(in_layout(params, "unrolled")) == first
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    assert fingerprint(half) == first
+    attention = params["run_0"]["layer_0"]["attention"]
+    for name in ("q", "v"):
+        changed = {**attention, name: attention[name] + 0.01}
+        layer = {**params["run_0"]["layer_0"], "attention": changed}
+        assert fingerprint({**params, "run_0": {**params["run_0"], "layer_0": layer}}) != first
