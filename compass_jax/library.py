@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import Section
@@ -80,7 +80,7 @@ def with_settings(config: S, settings: JsonMapping) -> S:
     return config
 
 
-def _replaced(part: Any, path: list[str], value: Any, name: str) -> Any:
+def _replaced(part: Any, path: list[str], value: Any, name: str) -> Json:
     names = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
     if path[0] not in names:
         similar = difflib.get_close_matches(path[0], names, n=1)

@@ -28,10 +28,10 @@ class Program:
     name: str
     function: Any
     arguments: tuple[Tree, ...]
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, Tree] = field(default_factory=dict)
     tokens: int = 0
 
-    def lower(self, results: Mapping[Program, Any]) -> jax.stages.Lowered:
+    def lower(self, results: Mapping[Program, Tree]) -> jax.stages.Lowered:
         """Lowers the program; `results` are structs of earlier programs' results."""
         arguments, keywords = _filled((self.arguments, dict(self.keywords)), results)
         return self.function.lower(*arguments, **keywords)
@@ -48,7 +48,7 @@ def _is_result(x: Tree) -> bool:
     return isinstance(x, Result)
 
 
-def _filled(tree: Tree, results: Mapping[Program, Any]) -> Tree:
+def _filled(tree: Tree, results: Mapping[Program, Tree]) -> Tree:
     """Replaces each `Result` in `tree` by its structs."""
 
     def fill(x: Tree) -> Tree:

@@ -15,7 +15,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.errors import CompassError
@@ -42,7 +42,7 @@ class ToolCall(NamedTuple):
 
     name: str
     arguments: JsonMapping
-    positional: tuple[Any, ...] = ()
+    positional: tuple[Json, ...] = ()
 
 
 def tool_calls(text: str) -> list[ToolCall]:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.commands.cli import help_text
@@ -125,12 +125,12 @@ def _with_model(data: JsonObject, folder: str) -> JsonObject:
     return {"init_from": folder, **data, "model": to_plain(model_of(folder)), "data": prompts}
 
 
-def _parse_yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Json:
     """Returns the content of a YAML text. Refuses a repeated key, and reads 1e-6 as a number."""
     import yaml  # type: ignore[import-untyped]
 
     class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Json, deep: bool = False) -> Any:
+        def construct_mapping(self, node: Json, deep: bool = False) -> Json:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             repeated = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
             if repeated is not None:

@@ -6,9 +6,8 @@ import dataclasses
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
 
-from compass_jax.aliases import Json
+from compass_jax.aliases import Json, Settings
 from compass_jax.commands.settings import default_of, field_docs
 from compass_jax.config import ConfigError, PolicyConfig
 
@@ -51,7 +50,7 @@ def _expression(value: Json, depth: int, classes: set[type]) -> str:
     return repr(value)
 
 
-def _call(config: Any, depth: int, classes: set[type]) -> str:
+def _call(config: Settings, depth: int, classes: set[type]) -> str:
     classes.add(type(config))
     docs, inner, lines = field_docs(type(config)), _INDENT * (depth + 1), []
     for field in dataclasses.fields(config):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from compass_jax.aliases import JsonObject
+from compass_jax.aliases import Json, JsonObject
 from compass_jax.commands.cli import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import (
@@ -151,7 +151,7 @@ def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:
     return name, remaining
 
 
-def _options_as_json(info: Any) -> Any:
+def _options_as_json(info: Any) -> Json:
     """Lets tyro read options, whose values have many types, as JSON."""
     from tyro.constructors import PrimitiveConstructorSpec
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from compass_jax.aliases import Tree
 from compass_jax.commands.options import Serve
 from compass_jax.config import ConfigError, DataConfig, MeshConfig, RolloutConfig, RunConfig
 from compass_jax.config.foreign import hub_hint
@@ -82,7 +83,7 @@ def mesh_config(options: Serve) -> MeshConfig:
     return MeshConfig(**sizes)
 
 
-def make_engine(options: Serve) -> tuple[Engine, Any, Tokenizer]:
+def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
     """Returns (engine, parameters, tokenizer); the parameters have the layout and mesh of a rollout
     with these settings.
 

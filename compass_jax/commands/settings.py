@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import MISSING
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from compass_jax.aliases import Json
+from compass_jax.aliases import Hint, Json, Settings
 from compass_jax.config import RunConfig, Seam
 from compass_jax.config.ranges import field_hints, type_name
 from compass_jax.config.verifiers import Options
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
     text: str
     value: Json
     default: Json
-    hint: Any
+    hint: Hint
 
     def words(self, value: Json) -> str:
         """Returns a value of this setting as the command line writes it, of bounded length."""
@@ -59,7 +59,7 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def describe(cls: Any) -> None:
+def describe(cls: Settings) -> None:
     """Attaches the sentences of a class's fields and sections, which tyro shows as help."""
     docs = field_docs(cls)
     for field in dataclasses.fields(cls):
@@ -69,20 +69,20 @@ def describe(cls: Any) -> None:
             describe(section)
 
 
-def sections_of(hint: Any) -> list[type]:
+def sections_of(hint: Hint) -> list[type]:
     """Returns the configuration classes that a type may hold."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return [hint]
     return [section for part in typing.get_args(hint) for section in sections_of(part)]
 
 
-def settings(config: Any, key: str = "", usual: Any = None) -> Iterator[Setting]:
+def settings(config: Settings, key: str = "", usual: Settings = None) -> Iterator[Setting]:
     """Yields every setting of a configuration that the command line can change, those of sections
     last.
 
     usual: the section's default instance, whose values are the defaults.
     """
-    cls: Any = type(config)
+    cls: Settings = type(config)
     docs, hints = field_docs(cls), field_hints(cls)
     usual = usual if type(usual) is cls else None
     sections = []
@@ -109,7 +109,7 @@ def class_sentence(part: Seam) -> str:
     return f"Class: {names}, or your own file.py:Class."
 
 
-def default_of(field: dataclasses.Field) -> Any:
+def default_of(field: dataclasses.Field) -> Json:
     """Returns the default of a field; MISSING if it is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
@@ -127,7 +127,7 @@ def first_settings(command: str) -> str:
     """Returns a help text of the settings that a command's users change most; or ""."""
     lines = ["settings that are changed most often, after the options:"]
     for key in FIRST.get(command, "").split():
-        cls: Any = RunConfig
+        cls: Settings = RunConfig
         *sections, name = key.split(".")
         for section in sections:
             cls = field_hints(cls)[section]

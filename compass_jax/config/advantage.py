@@ -7,8 +7,9 @@ file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from compass_jax.aliases import Inputs, Tree
 from compass_jax.config.seam import Seam, seam_class
 
 
@@ -30,7 +31,7 @@ class Advantage(Seam):
     required: ClassVar[tuple[str, ...]] = ("responses",)
     needs_rewards_from_zero: ClassVar[bool] = False  # refuses rewards.wrong_at < 0
 
-    def responses(self, inputs: Any) -> Any:
+    def responses(self, inputs: Inputs) -> Tree:
         """Returns the advantage `[b]` of each response (`AdvantageInputs` -> array).
 
         Only values of responses with a known reward, in groups whose raw rewards differ, are used.

@@ -6,9 +6,9 @@ The corrections are in rl/corrections/, one file each, or in a user's file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from compass_jax.aliases import Json
+from compass_jax.aliases import Inputs, Json, Tree
 from compass_jax.config.errors import check
 from compass_jax.config.seam import Seam, seam_class
 
@@ -31,7 +31,7 @@ class Correction(Seam):
     required: ClassVar[tuple[str, ...]] = ("weights",)
     acts: ClassVar[bool] = True  # False: every weight is 1, and no log-probs are computed
 
-    def weights(self, inputs: Any) -> Any:
+    def weights(self, inputs: Inputs) -> Tree:
         """Returns the weight `[b t]` of each token outside the clip (`CorrectionInputs` -> array).
 
         It carries no gradient, and only values inside the mask are used. A dropped token has weight

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+from compass_jax.aliases import Settings
 from compass_jax.errors import UserError
 
 
@@ -70,7 +70,7 @@ def _no_setting(error: BaseException) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in (*frame.f_locals.values(), *frame.f_globals.values()):
             inside = getattr(value, name, None) if isinstance(value, ModuleType) else value
-            cls: Any = inside if isinstance(inside, type) else type(inside)
+            cls: Settings = inside if isinstance(inside, type) else type(inside)
             if cls.__name__ == name and dataclasses.is_dataclass(cls):
                 known = [field.name for field in dataclasses.fields(cls)]
                 matches = difflib.get_close_matches(setting, known, n=1)

@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.aliases import Hint, Json, JsonObject, Settings
 from compass_jax.config import ConfigError, RunConfig, Seam, seam_class
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import (
@@ -59,12 +59,12 @@ def read_config(path: str | os.PathLike) -> RunConfig:
         raise ConfigError(f"{file}: {error}") from error
 
 
-def to_plain(config: Any) -> JsonObject:
+def to_plain(config: Settings) -> JsonObject:
     """Returns a configuration class, or a part of one, as JSON's own types."""
     return _encode(config, type(config))
 
 
-def from_plain(cls: type, data: Json) -> Any:
+def from_plain(cls: type, data: Json) -> Json:
     """Returns the instance of the dataclass `cls` in what `to_plain` returned; raises ConfigError
     like `config_from_json`.
     """
@@ -75,7 +75,7 @@ def from_plain(cls: type, data: Json) -> Any:
     return config
 
 
-def flatten(config: Any, key: str = "") -> JsonObject:
+def flatten(config: Settings, key: str = "") -> JsonObject:
     """Returns the value of every leaf by its dotted key: `rl.optim.b1`, `data.sources.0.size`."""
     if dataclasses.is_dataclass(config):
         children = [(NAME, config.name)] if isinstance(config, Seam) else []
@@ -90,26 +90,26 @@ def flatten(config: Any, key: str = "") -> JsonObject:
     return flat
 
 
-def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+def differences(old: Settings, new: Settings) -> dict[str, tuple[Json, Json]]:
     """Returns the keys whose values differ, with (old, new); "absent" for a missing key."""
     a, b = flatten(old), flatten(new)
     pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in a | b}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _dataclasses_of(hint: Any) -> dict[str, type]:
-    classes: list[Any] = [cls for cls in options(hint) if dataclasses.is_dataclass(cls)]
+def _dataclasses_of(hint: Hint) -> dict[str, type]:
+    classes: list[Settings] = [cls for cls in options(hint) if dataclasses.is_dataclass(cls)]
     return {cls.__name__: cls for cls in classes}
 
 
-def _required(cls: Any) -> list[str]:
+def _required(cls: Settings) -> list[str]:
     fields = (f for f in dataclasses.fields(cls) if f.default is f.default_factory)  # MISSING
     return [field.name for field in fields]
 
 
-def _encode(value: Json, hint: Any) -> Any:
+def _encode(value: Json, hint: Hint) -> Json:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        cls: Any = type(value)
+        cls: Settings = type(value)
         hints = field_hints(cls)
         tag = {KIND: type(value).__name__} if len(_dataclasses_of(hint)) > 1 else {}
         tag |= {NAME: value.name} if isinstance(value, Seam) else {}
@@ -120,7 +120,7 @@ def _encode(value: Json, hint: Any) -> Any:
     return value
 
 
-def _decode(data: Json, hint: Any, key: str) -> Any:
+def _decode(data: Json, hint: Hint, key: str) -> Json:
     """Returns `data` with objects converted to the dataclasses of `hint`, and lists to tuples."""
     classes = _dataclasses_of(hint)
     base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
@@ -143,7 +143,7 @@ def _decode(data: Json, hint: Any, key: str) -> Any:
     return tuples(data)
 
 
-def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> Any:
+def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> Json:
     where = key or "the configuration"
     kind = data.get(KIND, _kind_by_keys(data, classes)) if len(classes) > 1 else next(iter(classes))
     if not isinstance(kind, str) or kind not in classes:
@@ -181,7 +181,7 @@ def _kind_by_keys(data: JsonObject, classes: dict[str, type]) -> str | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def tuples(value: Json, depth: int = 0) -> Any:
+def tuples(value: Json, depth: int = 0) -> Json:
     """Returns `value` with its lists converted to tuples. Raises ConfigError for lists nested
     deeper than a setting may be.
     """

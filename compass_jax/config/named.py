@@ -18,14 +18,14 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+from compass_jax.aliases import Json
 from compass_jax.config.errors import ConfigError, check, first_line, of_file
 
 _FORM = re.compile(r"(?:.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
 
 
-def absolute(name: Any) -> Any:
+def absolute(name: Json) -> Json:
     """Returns `name` with an absolute path of its file; names of another form are unchanged."""
     file, _, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     return f"{os.path.abspath(file)}:{attribute}" if file.endswith(".py") else name
@@ -44,7 +44,7 @@ def is_name(text: str) -> bool:
     return bool(_FORM.fullmatch(text))
 
 
-def load(name: str, key: str) -> Any:
+def load(name: str, key: str) -> Json:
     """Returns the object that `name` names. Its module is imported once in a process.
 
     Raises ConfigError, with `key`, the file and the line, for a name of another form, a missing or

@@ -7,8 +7,9 @@ file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from compass_jax.aliases import Inputs, Tree
 from compass_jax.config.ranges import Coefficient
 from compass_jax.config.seam import Seam, seam_class
 
@@ -42,15 +43,15 @@ class Objective(Seam):
         """
         return True
 
-    def surrogate(self, inputs: Any) -> Any:
+    def surrogate(self, inputs: Inputs) -> Tree:
         """Returns each token's `Surrogate`, to be maximised (`PolicyInputs` -> `Surrogate`)."""
         raise NotImplementedError(f"{type(self).__name__} has no surrogate(inputs)")
 
-    def weights(self, inputs: Any) -> Any:
+    def weights(self, inputs: Inputs) -> Tree:
         """Returns the weight `[b t]` of each token in the mean (`WeightInputs` -> array)."""
         raise NotImplementedError(f"{type(self).__name__} has no weights(inputs)")
 
-    def groups(self, old_entropy: Any, mask: Any) -> Any:
+    def groups(self, old_entropy: Tree, mask: Tree) -> Tree:
         """Returns the group `[b t]` of each token within its response, fixed once per rollout.
 
         None: the objective does not group tokens.

@@ -6,8 +6,8 @@ import difflib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
 
+from compass_jax.aliases import Json, Settings
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
 from compass_jax.config.model import ModelConfig
@@ -57,7 +57,7 @@ class PipelineConfig(Section):
         return replace(self, stages=tuple(stages))
 
 
-def texts(part: Any) -> Iterator[str]:
+def texts(part: Settings) -> Iterator[str]:
     """Yields every text in a configuration class or a part of one."""
     if isinstance(part, str):
         yield part
@@ -69,7 +69,7 @@ def texts(part: Any) -> Iterator[str]:
             yield from texts(getattr(part, field.name))
 
 
-def with_texts(part: Any, change: Callable[[str], str]) -> Any:
+def with_texts(part: Settings, change: Callable[[str], str]) -> Json:
     """Returns `part`, a configuration class or a part of one, with `change` applied to every text
     that begins with "stage:".
     """

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.aliases import Hint, Json, JsonObject, Settings
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.named import absolute
 from compass_jax.untrusted import whole_text
@@ -126,11 +126,11 @@ def describe_value(value: Json) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def check_fields(config: Any, key: str) -> None:
+def check_fields(config: Settings, key: str) -> None:
     """Raises ConfigError, naming `key.field`, for the first field, also of a nested section, whose
     value violates its declared type or range. Runs before `_check`, whose comparisons rely on it.
     """
-    cls: Any = type(config)
+    cls: Settings = type(config)
     for name, hint in field_hints(cls).items():
         _check(getattr(config, name), hint, f"{key}.{name}" if key else name)
 
@@ -185,7 +185,7 @@ class Section:
                     part.validate(f"{inner}[{i}]")
 
 
-def own_code(value: Json) -> Any:
+def own_code(value: Json) -> Json:
     """Returns a name of user code, or names with weights (pairs or a mapping), as pairs with
     absolute paths.
     """
@@ -202,12 +202,12 @@ def field_hints(cls: type) -> JsonObject:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def options(hint: Any) -> tuple[Any, ...]:
+def options(hint: Hint) -> tuple[Hint, ...]:
     """Returns the members of a union, or the hint alone."""
     return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
 
 
-def type_name(hint: Any) -> str:
+def type_name(hint: Hint) -> str:
     """Returns a type as messages write it."""
     if get_origin(hint) is Annotated:
         return type_name(get_args(hint)[0])
@@ -220,7 +220,7 @@ def type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
-def _check(value: Json, hint: Any, key: str) -> None:
+def _check(value: Json, hint: Hint, key: str) -> None:
     choices = [option for option in options(hint) if _is_a(value, option)]
     if not choices:
         expected = type_name(hint)
@@ -246,25 +246,25 @@ def _check(value: Json, hint: Any, key: str) -> None:
         check(not refusal, f"{key} = {describe_value(value)}: {refusal}")
 
 
-def _rule(hint: Any) -> tuple[Any, Range | Characters | Increasing | None]:
+def _rule(hint: Hint) -> tuple[Hint, Range | Characters | Increasing | None]:
     if get_origin(hint) is Annotated:
         base, *rules = get_args(hint)
         return base, rules[0]
     return hint, None
 
 
-def _is_a(value: Json, hint: Any) -> bool:
+def _is_a(value: Json, hint: Hint) -> bool:
     """Returns whether `value` has the outer type of a hint that is no union."""
     hint, _ = _rule(hint)
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
-    kind = get_origin(hint) or hint
+    kind: Hint = get_origin(hint) or hint
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, int | float) if kind is float else isinstance(value, kind)
 
 
-def _check_tuple(value: tuple, inner: tuple[Any, ...], key: str, depth: int = 1) -> None:
+def _check_tuple(value: tuple, inner: tuple[Hint, ...], key: str, depth: int = 1) -> None:
     check(
         len(value) <= MOST_ENTRIES,
         f"{key}: {len(value)} entries, at most {MOST_ENTRIES} are allowed",

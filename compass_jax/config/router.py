@@ -6,8 +6,9 @@ The routers themselves compute, so they are in model/routers/, one file each, or
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from compass_jax.aliases import Inputs, Tree
 from compass_jax.config.seam import Seam, seam_class
 
 if TYPE_CHECKING:
@@ -31,19 +32,19 @@ class Router(Seam):
     required: ClassVar[tuple[str, ...]] = ("gates", "probs")
     selection_bias: ClassVar[bool] = False  # whether the layer has a bias for the choice
 
-    def choice(self, inputs: Any) -> Any:
+    def choice(self, inputs: Inputs) -> Tree:
         """Returns the scores `[n e]` whose largest choose a token's experts (`RouterInputs` ->
         array); by default the logits.
         """
         return inputs.logits
 
-    def gates(self, inputs: Any, ids: Any) -> Any:
+    def gates(self, inputs: Inputs, ids: Tree) -> Tree:
         """Returns the weights `[n k]` of the experts `ids` `[n k]`. They are gathered from the
         dense scores, so that an expert outside the live top-k has a gradient.
         """
         raise NotImplementedError(f"{type(self).__name__} has no gates(inputs, ids)")
 
-    def probs(self, inputs: Any) -> Any:
+    def probs(self, inputs: Inputs) -> Tree:
         """Returns the probability `[n e]` of each expert, for the load-balancing loss."""
         raise NotImplementedError(f"{type(self).__name__} has no probs(inputs)")
 

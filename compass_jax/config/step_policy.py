@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from compass_jax.aliases import JsonMapping
+from compass_jax.aliases import Inputs, JsonMapping
 from compass_jax.config.errors import check
 from compass_jax.config.seam import Seam, seam_class
 
@@ -45,11 +45,11 @@ class StepPolicy(Seam):
     next step. False: it ends when no sample is missing, and groups that are not chosen are dropped.
     """
 
-    def missing(self, inputs: Any) -> int:
+    def missing(self, inputs: Inputs) -> int:
         """Returns how many prompts to draw now (`StepInputs` -> int)."""
         raise NotImplementedError(f"{type(self).__name__} has no missing(inputs)")
 
-    def chosen(self, inputs: Any) -> Sequence[GroupKey]:
+    def chosen(self, inputs: Inputs) -> Sequence[GroupKey]:
         """Returns the open groups to train on, at most `inputs.needed` (`StepInputs` -> keys).
 
         It is called when no sample is missing, and again until the step has its groups. Only
@@ -57,20 +57,20 @@ class StepPolicy(Seam):
         """
         raise NotImplementedError(f"{type(self).__name__} has no chosen(inputs)")
 
-    def dropped(self, inputs: Any, chosen: Sequence[GroupKey]) -> Sequence[GroupKey]:
+    def dropped(self, inputs: Inputs, chosen: Sequence[GroupKey]) -> Sequence[GroupKey]:
         """Returns the complete open groups to drop. By default a policy that carries groups drops
         none, any other all that it does not choose.
         """
         return [] if self.carries else [key for key in inputs.open if key not in chosen]
 
-    def grow(self, inputs: Any, group: GroupKey) -> int:
+    def grow(self, inputs: Inputs, group: GroupKey) -> int:
         """Returns how many samples a group should have by the scores that it has so far, at most
         `inputs.sampling.capacity`. By default rl.group_size, doubled up to
         rl.zero_variance.grow_to while the group is uniform.
         """
         return inputs.doubled_size(group)
 
-    def next_state(self, inputs: Any, chosen: Sequence[GroupKey]) -> JsonMapping:
+    def next_state(self, inputs: Inputs, chosen: Sequence[GroupKey]) -> JsonMapping:
         """Returns the policy's state after this choice, a JSON object; `inputs.state` is the one
         before it, at first {}. By default it does not change.
         """

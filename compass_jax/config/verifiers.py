@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from compass_jax.aliases import JsonMapping
+from compass_jax.aliases import Json, JsonMapping, Settings
 from compass_jax.config.errors import check
 from compass_jax.config.named import check_name, load
 from compass_jax.config.ranges import Name, Range
@@ -34,7 +34,7 @@ def pairs(verifier: Verifiers) -> tuple[tuple[str, float], ...]:
     return ((verifier, 1.0),) * bool(verifier) if isinstance(verifier, str) else verifier
 
 
-def looked_for(source: Any, tag: str) -> str:
+def looked_for(source: Settings, tag: str) -> str:
     """Returns a description of the place in a response where the verifiers of a source search the
     answer.
     """
@@ -53,7 +53,7 @@ def looked_for(source: Any, tag: str) -> str:
     )
 
 
-def check_verifiers(source: Any, key: str, extra: tuple[str, ...] = ()) -> None:
+def check_verifiers(source: Settings, key: str, extra: tuple[str, ...] = ()) -> None:
     """Raises ConfigError for an unusable `verifier` or `verifier_args` of a source.
 
     extra: names besides the built-in ones, such as the data set's own scorer.
@@ -118,7 +118,7 @@ class Spread(NamedTuple):
 ENDS = Spread(0.0, 1.0, 1.0)
 
 
-def spread(source: Any) -> Spread | None:
+def spread(source: Settings) -> Spread | None:
     """Returns the rewards of a source, or None if one of its verifiers is neither the judge nor
     built in (such as a task's).
     """
@@ -129,7 +129,7 @@ def spread(source: Any) -> Spread | None:
     return summed([(_of_kind(name, arguments), weight) for name, weight in named])
 
 
-def smallest_gap(sources: list[tuple[str, Any]], rewards: Any) -> tuple[float, str]:
+def smallest_gap(sources: list[tuple[str, Settings]], rewards: Settings) -> tuple[float, str]:
     """Returns the smallest difference between two rewards, and the setting that determines it.
 
     The setting is that of `rewards`, or the source in `sources` (of `DataConfig.keyed_sources`)
@@ -145,10 +145,10 @@ def smallest_gap(sources: list[tuple[str, Any]], rewards: Any) -> tuple[float, s
     return min(gaps, default=(ENDS.gap, "rewards.smallest_gap"))
 
 
-def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
+def _spreads(source: Settings, where: str) -> list[tuple[Spread, float]]:
     """Returns the rewards and the weight of each verifier of a source. Imports functions."""
     arguments, key = dict(getattr(source, "verifier_args", ())), f"{where}.verifier"
-    verifiers: Any = getattr(source, "verifier", None)
+    verifiers: Json = getattr(source, "verifier", None)
     if verifiers is None:
         key = f"{where}.task"
         verifiers = getattr(load(source.task, key), "verify", "")
@@ -160,7 +160,7 @@ def _spreads(source: Any, where: str) -> list[tuple[Spread, float]]:
     return [(_of_verifier(one, arguments, key), weight) for one, weight in weighted]
 
 
-def _of_verifier(verifier: Any, arguments: JsonMapping, key: str) -> Spread:
+def _of_verifier(verifier: Json, arguments: JsonMapping, key: str) -> Spread:
     if isinstance(verifier, str) and verifier in (*kinds(), JUDGE):
         return _of_kind(verifier, arguments)
     if verifier == "reasoning_gym":
@@ -206,7 +206,7 @@ def summed(parts: Sequence[tuple[Spread, float]]) -> Spread:
     return Spread(low, high, min(gaps, default=smallest))
 
 
-def check_rewards(sources: list[tuple[str, Any]], rewards: Any, shaping: float) -> None:
+def check_rewards(sources: list[tuple[str, Settings]], rewards: Settings, shaping: float) -> None:
     """Raises ConfigError if no answer of a source can count as right, or none as wrong, or if its
     rewards are closer than a set `rewards.smallest_gap` while penalties rely on that gap.
 

@@ -16,12 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.curate.merge import METHODS, Block, Combine, MergeError, Method, check_factor
 from compass_jax.curate.parents import Parents, read_parents
 from compass_jax.weights.carried import carry_files
@@ -195,7 +195,7 @@ class _Merged:
     routers_from: int | None
     fixed: frozenset[str]  # tensors copied from one model
     entries: int = 0
-    counts: Any = 0.0  # float64 [4 p]
+    counts: Tree = 0.0  # float64 [4 p]
 
     def tensors(
         self, files: dict[str, list[str]], tell: Callable[[str], None]

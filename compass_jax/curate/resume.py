@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
-from compass_jax.aliases import JsonMapping
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.untrusted import parse_json, read_lines
 
 
-def resumed_lines(path: Path) -> Iterator[tuple[str, int, Any]]:
+def resumed_lines(path: Path) -> Iterator[tuple[str, int, Json]]:
     """Yields (where, bytes, value) of each JSON line; removes a partial last line."""
     total = 0
     for where, line in read_lines(path, error=DataError) if path.exists() else ():

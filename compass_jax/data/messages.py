@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.files import DataError
@@ -17,10 +16,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 INSTRUCTIONS = ("system", "developer")  # roles of messages that are not part of the question
 # optional fields of a message, passed to the chat template
 TEXTS = ("name", "tool_call_id", "reasoning_content")
-NOTHING: tuple[Any, ...] = (None, "", [], {})
+NOTHING: tuple[Json, ...] = (None, "", [], {})
 
 
-def check_messages(messages: Any, where: str) -> Messages:
+def check_messages(messages: Json, where: str) -> Messages:
     """Returns chat messages in the form that chat templates take.
 
     A message has role and content (a text, or a list of text parts) and may have the fields TEXTS
@@ -101,7 +100,7 @@ def refuse_blank(messages: Messages, role: str, where: str, why: str) -> None:
             )
 
 
-def asked_of(prompt: Any, where: str) -> tuple[str, Messages]:
+def asked_of(prompt: Json, where: str) -> tuple[str, Messages]:
     """Returns (question, messages) of a row's prompt.
 
     The question of a conversation joins all its turns except the system's. Raises DataError, which

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.data.files import DataError, files_of, read_rows
@@ -126,7 +126,7 @@ def _gold(row: JsonMapping, name: str, where: str) -> int:
     return gold
 
 
-def _beginning(first: Any, second: Any, where: str) -> Sequence[Json]:
+def _beginning(first: Json, second: Json, where: str) -> Sequence[Json]:
     """Returns the messages before the answer, which both conversations share."""
     if isinstance(first, list) and isinstance(second, list) and len(first) > 1:
         if first[:-1] == second[:-1]:

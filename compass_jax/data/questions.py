@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import DataConfig, FileSource, ProceduralSource
@@ -182,7 +182,7 @@ class _Source(NamedTuple):
     def of_row(
         self,
         where: str,
-        prompt: Any,
+        prompt: Json,
         answer: Json,
         row: JsonMapping,
         columns: tuple[str, str] = ("prompt", "answer"),

@@ -94,7 +94,7 @@ def render_chat(
     template's error for the first form, or if the template omits a part of the messages.
     """
 
-    def rendered(form: Sequence[Message], shown_tools: Any) -> str:
+    def rendered(form: Sequence[Message], shown_tools: Json) -> str:
         return render(
             source,
             messages=list(form),
@@ -133,7 +133,7 @@ def _with_thinking(source: str, messages: Sequence[Message]) -> Sequence[Message
 
 
 def _hidden_field(
-    source: str, messages: Sequence[Message], tools: Json, text: str, rendered: Any
+    source: str, messages: Sequence[Message], tools: Json, text: str, rendered: Json
 ) -> str | None:
     """Returns a part of a conversation that the template omits, or None.
 
@@ -179,12 +179,12 @@ def _call_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
         ]
 
 
-def _with_calls(message: Message, change: Callable[[Any], Any]) -> Message:
+def _with_calls(message: Message, change: Callable[[Json], Any]) -> Message:
     calls = [change(call) for call in message.get("tool_calls") or ()]
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _map_arguments(call: Json, change: Callable[[Any], Any]) -> Json:
+def _map_arguments(call: Json, change: Callable[[Json], Any]) -> Json:
     if not isinstance(call, Mapping):
         return call
     if isinstance(function := call.get("function"), Mapping):
@@ -239,7 +239,7 @@ def _with_ids(messages: Sequence[Message], replaced: bool) -> list[Message]:
     return result
 
 
-def _id_of(identity: Any, place: str, replaced: bool) -> str:
+def _id_of(identity: Json, place: str, replaced: bool) -> str:
     if identity and not replaced:
         return str(identity)
     return call_id(str(identity or place))

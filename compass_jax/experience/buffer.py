@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.aliases import JsonMapping, JsonObject, Tree
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 from compass_jax.rollout.routes import RouteBuffer
@@ -136,7 +136,7 @@ class ExperienceBuffer:
         self.dropped[group] = outcome
         self._forget(group)
 
-    def step_groups(self) -> tuple[list[Group], Any]:
+    def step_groups(self) -> tuple[list[Group], Tree]:
         """Returns the kept groups and their routes `[groups * size t l k]` (row n * size + c is
         sample c of group n; unset without a sample; None without router replay).
         """

@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -215,7 +214,7 @@ def _warning(
     return silence_warning(kind, of, sample, len(flat), rewards, data)
 
 
-def decoder_of(config: PolicyConfig, weights: str) -> tuple[Engine, Any, Tokenizer]:
+def decoder_of(config: PolicyConfig, weights: str) -> tuple[Engine, Tree, Tokenizer]:
     """Returns engine, decode weights and tokenizer for the weights of a run directory, a checkpoint
     or a Hugging Face folder.
     """

@@ -19,10 +19,10 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
+from compass_jax.aliases import Tree
 from compass_jax.errors import CompassError
 from compass_jax.records import GIVEN, Rollout, SampleKey, Score
 
@@ -45,10 +45,10 @@ class Turns:
             one.
     """
 
-    decode: Callable[[Any], str]
+    decode: Callable[[Tree], str]
     encode: Callable[[str, Sequence[int]], Sequence[int]]
     most_tokens: int
-    opened: Callable[[Any], str] = lambda tokens: ""
+    opened: Callable[[Tree], str] = lambda tokens: ""
     # share of their time that running conversations have used
     _spent: dict[SampleKey, float] = field(default_factory=dict, init=False, compare=False)
     _warned: set[str] = field(default_factory=set, init=False, compare=False)

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig, Router, seam_class
 from compass_jax.config.ranges import describe_value
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
@@ -136,7 +136,7 @@ MOE_KEYS: dict[str, str] = {
     "dense_layers": "mlp_only_layers",
 }
 # Fields of MoEConfig that only some families have, with their readers; `moe_keys` may have a key.
-_OPTIONAL: Mapping[str, Callable[[Raw, str], Any]] = {
+_OPTIONAL: Mapping[str, Callable[[Raw, str], Json]] = {
     "shared_ffn": Raw.integer,
     "shared_gate": Raw.flag,
     "router_bias": Raw.flag,

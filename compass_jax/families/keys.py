@@ -5,7 +5,8 @@ without effect.
 from __future__ import annotations
 
 import re
-from typing import Any
+
+from compass_jax.aliases import Json
 
 # Read for every family; the other keys are in the family.
 ALWAYS_READ = {
@@ -90,7 +91,7 @@ def says_no_maths(key: str) -> bool:
 
 
 # Keys of other families, with the values at which they have no effect (null has none).
-NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+NEUTRAL: dict[str, tuple[tuple[Json, ...], str]] = {
     "hidden_act": (("silu",), "'silu'"),
     "hidden_activation": (("silu",), "'silu'"),
     "partial_rotary_factor": ((1.0,), "1.0"),

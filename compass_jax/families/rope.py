@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.aliases import Json, JsonMapping, JsonObject, Settings
 from compass_jax.config import LinearRope, Llama3Rope, RopeScaling, YarnRope
 from compass_jax.families.raw import Raw, WeightsError, unsupported
 
@@ -17,7 +16,11 @@ _PLACES = ("rope_scaling", "rope_parameters")
 PARTIAL = "partial_rotary_factor"
 _PLAIN_KEYS = {"rope_type", "type", "rope_theta", PARTIAL}
 # rope_type -> its class.
-CLASSES: Mapping[str, type[Any]] = {"linear": LinearRope, "llama3": Llama3Rope, "yarn": YarnRope}
+CLASSES: Mapping[str, type[Settings]] = {
+    "linear": LinearRope,
+    "llama3": Llama3Rope,
+    "yarn": YarnRope,
+}
 SCALED = tuple(CLASSES)
 
 
@@ -55,7 +58,7 @@ def rope_problems(
     return lines
 
 
-def _types(rope: Any) -> set[str]:
+def _types(rope: Json) -> set[str]:
     """Returns the types that rope_type and type name; they are alike in a sound file."""
     names = [rope[key] for key in ("rope_type", "type") if key in rope]
     return {name for name in names if isinstance(name, str)} or {"default"}

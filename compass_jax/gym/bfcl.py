@@ -20,9 +20,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.benchmarks import tool_of
 from compass_jax.gym.human_eval import data_folder
 from compass_jax.tasks.environment import MOST_CHARS, Environment, Message, Turn
@@ -51,11 +50,11 @@ def _folder() -> Path:
     )
 
 
-def _lines(path: Path) -> Iterator[Any]:
+def _lines(path: Path) -> Iterator[Json]:
     return (parse_json(line, where) for where, line in read_lines(path) if line.strip())
 
 
-def _entries(name: str) -> Iterator[tuple[JsonObject, Any]]:
+def _entries(name: str) -> Iterator[tuple[JsonObject, Json]]:
     """Yields (entry, ground truth) of a set; the ground truth is None for a set without one."""
     folder, file = _folder(), f"BFCL_v4_{name}.json"
     answers = folder / "possible_answer" / file
@@ -133,7 +132,7 @@ class Simulator:
     def __init__(self, row: JsonMapping):
         backends = importlib.import_module(_BACKENDS)
         self.apis: JsonObject = {}
-        self.methods: dict[str, Callable[..., Any]] = {}
+        self.methods: dict[str, Callable[..., Json]] = {}
         for name in row["apis"]:
             api = getattr(importlib.import_module(backends.CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in backends.STATELESS_CLASSES:

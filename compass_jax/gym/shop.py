@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.tasks.environment import Environment, Message, Turn
@@ -128,7 +128,7 @@ def _coupon(shop: Shop) -> str:
     return shop["coupon"]
 
 
-def _buy(shop: Shop, item: Json, n: Any, coupon: Any = "") -> int:
+def _buy(shop: Shop, item: Json, n: Json, coupon: Json = "") -> int:
     """Places an order and returns its number. A coupon takes a tenth off, once."""
     price = _price(shop, item)
     if type(n) is not int or n < 1:
@@ -147,7 +147,7 @@ def _buy(shop: Shop, item: Json, n: Any, coupon: Any = "") -> int:
     return number
 
 
-def _cancel(shop: Shop, order: Any) -> str:
+def _cancel(shop: Shop, order: Json) -> str:
     for one in shop["orders"]:
         if type(order) is int and one["id"] == order and one["status"] == "open":
             one["status"] = "cancelled"
@@ -163,7 +163,7 @@ def _require_item(shop: Shop, item: Json) -> str:
 
 
 # name -> (function, arguments, number of optional last arguments, description)
-TOOLS: dict[str, tuple[Callable[..., Any], tuple[str, ...], int, str]] = {
+TOOLS: dict[str, tuple[Callable[..., Json], tuple[str, ...], int, str]] = {
     "price": (_price, ("item",), 0, "Gives the price of one item."),
     "stock": (_stock, ("item",), 0, "Gives how many of an item there are."),
     "orders": (_orders, (), 0, "Lists the customer's open orders as [order, item, n]."),
@@ -259,13 +259,13 @@ def progress(state: JsonMapping) -> float:
     return (changes & counts).total() / (changes | counts).total()
 
 
-def _changes(shop: Shop) -> Counter[tuple[Any, ...]]:
+def _changes(shop: Shop) -> Counter[tuple[Json, ...]]:
     return Counter((o["item"], o["n"], o["total"], o["status"]) for o in shop["orders"])
 
 
 # ---- correct conversations -----------------------------------------------------------------------
 
-Script = Generator[Call, Any, None]  # yields calls, and is sent their results
+Script = Generator[Call, Json, None]  # yields calls, and is sent their results
 
 
 def _script(goal: Goal) -> Script:

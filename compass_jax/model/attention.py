@@ -4,7 +4,7 @@ cache.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig
 from compass_jax.model.kernels import decode_fits, splash_causal, splash_fits
 from compass_jax.model.precision import at_least_float32
@@ -287,7 +288,7 @@ def _write_both(
     if table is not None and placement is not None:  # page ids count within a group of slots
         rows = placement.batch_axes(positions.shape[0]) or None
         pages = jax.tree.map(lambda x: P(*(None,) * (x.ndim - 4), rows, "tensor"), stack)
-        of_new: Any = P(rows, None, "tensor")
+        of_new: Tree = P(rows, None, "tensor")
         specs = (
             pages,
             LayerCache(of_new, of_new),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -241,7 +241,7 @@ def unstack_run(run: Tree) -> tuple[Tree, ...]:
     return tuple(jax.tree.map(lambda x, r=r: x[r], run) for r in range(repeats))
 
 
-def _stack_gradients(_, layers: tuple[Tree, ...]) -> tuple[Any]:
+def _stack_gradients(_, layers: tuple[Tree, ...]) -> tuple[Tree]:
     def stack(*parts):
         stacked = jnp.zeros((len(parts), *parts[0].shape), parts[0].dtype)
         for r, part in enumerate(parts):

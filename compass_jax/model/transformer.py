@@ -11,7 +11,7 @@ row: a token attends within its own segment.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -147,11 +147,11 @@ class Transformer(nn.Module):
         aux = jax.tree.map(lambda *xs: jnp.concatenate(xs), *[s for s in stats if s is not None])
         return ModelOutput(hidden, used_routes, tuple(caches) if cache is not None else None, aux)
 
-    def _declared(self, name: str, spec: Any) -> Tree:
+    def _declared(self, name: str, spec: Tree) -> Tree:
         """Returns the parameters of `spec`. 8-bit matrices and those with adapters are returned
         without a check: flax compares every leaf with the initialiser's, which has no scales.
         """
-        value: Any = (
+        value: Tree = (
             self.get_variable("params", name) if self.has_variable("params", name) else None
         )
         if any_quantized(value) or any_low_rank(value):

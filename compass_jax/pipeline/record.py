@@ -13,8 +13,8 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from compass_jax.aliases import Json
 from compass_jax.config import ConfigError
 from compass_jax.config.io import differences, from_plain, to_plain
 from compass_jax.config.named import file_of
@@ -175,7 +175,7 @@ class Record:
         _write_json(self.folder / FILE, {"stages": plain})
 
 
-def _write_json(file: Path, plain: Any) -> None:
+def _write_json(file: Path, plain: Json) -> None:
     write_atomically(file, json.dumps(plain, indent=1) + "\n")
 
 
@@ -217,7 +217,7 @@ def _hash_together(files: Sequence[str]) -> str:
     return _short([[f, hash_of(Path(f)) if small else size] for f, size in zip(files, sizes)])
 
 
-def _short(rows: list[Any]) -> str:
+def _short(rows: list[Json]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
@@ -238,7 +238,7 @@ def _read(file: Path) -> dict[str, Entry]:
     """Returns the entries of a pipeline.json. Raises ConfigError for another file."""
     if not file.exists():
         return {}
-    plain: Any = read_json(file, error=ConfigError)
+    plain: Json = read_json(file, error=ConfigError)
     try:
         return {name: Entry(**entry) for name, entry in plain["stages"].items()}
     except (TypeError, KeyError, AttributeError) as error:

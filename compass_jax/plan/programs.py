@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +201,7 @@ class Step:
         self.state = fresh_state(self.model, config.lora, config.rl.optim)
         arguments = (config, self.engine, self.model, self.state)
         self.programs = planned(run_programs(*arguments, stored=True))
-        self.results: dict[Program, Any] = {}  # results of compiled programs, as structs
+        self.results: dict[Program, Tree] = {}  # results of compiled programs, as structs
 
     def done(self, program: Program, compiled: jax.stages.Compiled) -> None:
         """Stores the shapes and layouts of a compiled program's results for later programs."""

@@ -6,10 +6,10 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from compass_jax.aliases import JsonObject
 from compass_jax.plan.bound import Bound
 from compass_jax.plan.run import GIB, CompiledProgram, Plan
 from compass_jax.report import summary_table
@@ -46,7 +46,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"  {change}")
 
 
-def _memory_row(x: CompiledProgram, gib: Callable[[float], str]) -> dict[str, Any]:
+def _memory_row(x: CompiledProgram, gib: Callable[[float], str]) -> JsonObject:
     if x.memory is None:
         refused = "refused" if x.needs < 0 else f"{gib(x.needs)} refused"
         return {"program": x.name, **dict.fromkeys(_KINDS, ""), "all": refused, "compiled in": ""}
@@ -54,7 +54,7 @@ def _memory_row(x: CompiledProgram, gib: Callable[[float], str]) -> dict[str, An
     return {"program": x.name, **sizes, "all": gib(x.needs), "compiled in": f"{x.compile_s:.0f} s"}
 
 
-def _work_row(x: CompiledProgram, bound: Bound, per_chip: int) -> dict[str, Any]:
+def _work_row(x: CompiledProgram, bound: Bound, per_chip: int) -> JsonObject:
     sent = ", ".join(
         f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})"
         for kind, one in x.sent.items()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import JsonObject
 from compass_jax.chips import Chip
 from compass_jax.config import RLRunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
@@ -87,7 +88,7 @@ class Plan(NamedTuple):
         overlaps = self.config.rl.one_step_off
         return between + (max(rollout, training) if overlaps else rollout + training)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Returns what `--json` prints."""
         per_chip = self.chip.devices
         worst = self.worst
@@ -110,7 +111,7 @@ class Plan(NamedTuple):
         }
 
 
-def _row(x: CompiledProgram, per_chip: int) -> dict[str, Any]:
+def _row(x: CompiledProgram, per_chip: int) -> JsonObject:
     def gib(size: float, digits: int = 3) -> float:
         return round(size * per_chip / GIB, digits)
 

@@ -8,11 +8,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
-from compass_jax.aliases import Tree
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ConfigError, MeshConfig, RLRunConfig
 from compass_jax.model.flops import active_params, forward_flops
 from compass_jax.model.params import param_count
@@ -93,9 +93,7 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
     )
 
 
-def search(
-    config: RLRunConfig, topology: str, count: int, console: Console
-) -> list[dict[str, Any]]:
+def search(config: RLRunConfig, topology: str, count: int, console: Console) -> list[JsonObject]:
     """Compiles forward and backward of the `count` best layouts by estimate; prints and returns
     them, the fastest by its bound first.
     """
@@ -132,9 +130,9 @@ def _named(config: RLRunConfig) -> str:
     return f"{mesh}, {'remat' if config.compute.remat else 'no remat'}"
 
 
-def _compiled(config: RLRunConfig, devices: list[Tree], limit: float) -> dict[str, Any]:
+def _compiled(config: RLRunConfig, devices: list[Tree], limit: float) -> JsonObject:
     step, length = Step(config, devices), config.rl.buckets[-1]
-    row: dict[str, Any] = {"layout": _named(config)}
+    row: JsonObject = {"layout": _named(config)}
     row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
     worst, seconds, by = 0.0, 0.0, []
     for program in step.training():

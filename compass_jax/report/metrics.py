@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class ReportError(UserError):
     """There is no run to report on, or a line of a log is damaged; the message names the file."""
 
 
-def parse_line(line: str | bytes, parse: Callable[[Any], Row], path: Any, number: int) -> Row:
+def parse_line(line: str | bytes, parse: Callable[[Json], Row], path: Json, number: int) -> Row:
     """Returns `parse` of a line's JSON. Raises ReportError, with its number, if that fails."""
     try:
         text = line if isinstance(line, str) else line.decode(errors="replace")
@@ -33,7 +33,7 @@ def parse_line(line: str | bytes, parse: Callable[[Any], Row], path: Any, number
         raise ReportError(f"{path}, line {number}: it is damaged ({reason})") from error
 
 
-def parse_lines(path: str | os.PathLike, parse: Callable[[Any], Row]) -> Iterator[Row]:
+def parse_lines(path: str | os.PathLike, parse: Callable[[Json], Row]) -> Iterator[Row]:
     """Yields `parse` of each line of a log. Skips an incomplete last line (cut by a kill, or being
     written). Raises ReportError for any other damaged line.
     """

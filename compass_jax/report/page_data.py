@@ -7,7 +7,6 @@ import datetime
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import RunConfig
@@ -216,5 +215,5 @@ def _leaves(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, json.dumps(value, ensure_ascii=False)
 
 
-def _count(n: Any, what: str) -> str:
+def _count(n: Json, what: str) -> str:
     return f"{n} {what}" if n else ""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
+from compass_jax.aliases import Settings, Tree
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import looked_for, pairs
 from compass_jax.records import Prompt
@@ -18,7 +18,7 @@ from compass_jax.verifiers.base import TAG_FORM, Form, kinds
 MOST_PROMPTS = 256  # read per source, evenly spaced
 
 
-def form_of(source: Any, tag: str) -> Form | None:
+def form_of(source: Settings, tag: str) -> Form | None:
     """Returns the format for the first verifier of a source that needs one, filled in. Returns None
     if its verifiers read any response, or are functions.
     """
@@ -33,7 +33,7 @@ def form_of(source: Any, tag: str) -> Form | None:
 
 
 def missing_requests(
-    data: DataConfig, answer_tag: str, prompts: Sequence[Prompt], decode: Callable[[Any], str]
+    data: DataConfig, answer_tag: str, prompts: Sequence[Prompt], decode: Callable[[Tree], str]
 ) -> Iterator[str]:
     """Yields a warning for each source whose prompts never request the answer format. `decode` maps
     a prompt's tokens to text, special tokens included.

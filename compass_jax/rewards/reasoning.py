@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
 
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import ConfigError
@@ -24,7 +23,7 @@ from compass_jax.verifiers.extract import number
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
 
 # Data sets whose scorers evaluate the answer: the parser to use instead, or a filter of answers.
-READERS: dict[str, Callable[[str], Any]] = {
+READERS: dict[str, Callable[[str], Json]] = {
     "countdown": is_arithmetic,
     "puzzle24": is_arithmetic,
     "polynomial_multiplication": is_expression,

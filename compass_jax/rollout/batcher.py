@@ -11,7 +11,6 @@ import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +81,7 @@ class Batcher:
         self.stats = RolloutStats() if stats is None else stats
         self.streams = streams
         self.slots = Slots(engine.config, engine.slot_groups)
-        self._state: Any = engine.init_decode_state(self.sampler.top_logprobs)
+        self._state: Tree = engine.init_decode_state(self.sampler.top_logprobs)
         self._waiting = Waiting()
         self._any_cancelled = False
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +110,7 @@ class Engine:
         """Raises NotImplementedError: the engine works on token ids (jetstream_api.py has text)."""
         raise NotImplementedError("the engine works on token ids and has no tokenizer")
 
-    def build_tokenizer(self, metadata: Any) -> Tree:
+    def build_tokenizer(self, metadata: Tree) -> Tree:
         """Raises NotImplementedError like `get_tokenizer`."""
         return self.get_tokenizer()
 

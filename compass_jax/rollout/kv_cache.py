@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -202,7 +201,7 @@ def _put_pages(cache: Cache, table: Int[Array, "slots n"], new: Cache, source, s
     return _each_layer(paged, cache, new)
 
 
-def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Any]:
+def pages_spec(placement: Placement, slots: int, cache: Cache) -> tuple[P, Tree]:
     """Returns the specs of a table's rows and of each leaf of a paged cache: pages are split like
     their slots, heads over tensor.
     """

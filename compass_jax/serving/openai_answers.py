@@ -7,11 +7,11 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from anyio import to_thread
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.aliases import Json, JsonObject, Tree
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.online import Chunk, OnlineBatcher, Streamed
 from compass_jax.serving import metrics
@@ -96,7 +96,7 @@ class Answer:
         batcher.submit(*groups)
         metrics.PROMPT_TOKENS.inc(sum(map(len, job.prompts)))
 
-    def _request(self, tokens: Any, index: int) -> Streamed:
+    def _request(self, tokens: Tree, index: int) -> Streamed:
         job, body, loop = self.job, self.job.body, asyncio.get_running_loop()
 
         def deliver(chunk: Chunk) -> None:

@@ -11,9 +11,9 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from compass_jax.aliases import JsonMapping
+from compass_jax.aliases import Json, JsonMapping
 
 PROJECT = "compass_jax"  # the default project
 START_S = 30.0
@@ -122,7 +122,7 @@ def offline_steps(file: Path) -> Iterator[int]:
             yield record.history.step.num
 
 
-def offline_records(file: Path) -> Iterator[Any]:
+def offline_records(file: Path) -> Iterator[Json]:
     """Yields wandb's records in a file that may be truncated."""
     from wandb.proto.wandb_internal_pb2 import Record
 

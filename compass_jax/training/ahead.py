@@ -7,8 +7,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable
-from typing import Any
 
+from compass_jax.aliases import Tree
 from compass_jax.programs import Program
 from compass_jax.runs.compiler_clock import COMPILER
 
@@ -36,7 +36,7 @@ class CompileAhead:
             self._thread.join()
 
     def _run(self) -> None:
-        results: dict[Program, Any] = {}
+        results: dict[Program, Tree] = {}
         with contextlib.suppress(Exception):
             for program in self._programs:
                 if self._enough.is_set():

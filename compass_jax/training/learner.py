@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -326,7 +325,7 @@ class Learner:
         )
         return merge_diagnostics(parts), applied
 
-    def _advance(self, parts: Sequence[Any]) -> None:
+    def _advance(self, parts: Sequence[Tree]) -> None:
         """Counts a finished micro-batch and reports progress. It waits for all but the newest,
         since queued work is not done.
         """

@@ -5,7 +5,7 @@ schedules need implicit dtype promotion, which is allowed only here.
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def make_optimizer(
 
 
 def _named_optimizer(
-    config: OptimConfig, schedule: optax.Schedule, mask: Any
+    config: OptimConfig, schedule: optax.Schedule, mask: Tree
 ) -> optax.GradientTransformation:
     function = named.load(config.name, "optim.name")
     options = dict(config.options)

@@ -125,7 +125,7 @@ class _Lister:
         pulled = (model, self.params, pullback, Result(objective, lambda out: out[0]))
         yield Program(f"backward {length}", step.pull, pulled, tokens=count * length)
 
-    def _batch(self, prepared: Any, sequences: tuple[Tree, Any, Any]) -> step.UpdateBatch:
+    def _batch(self, prepared: Tree, sequences: tuple[Tree, Any, Any]) -> step.UpdateBatch:
         shape = sequences[0].shape
 
         def rows_of(x: Tree) -> Tree:
@@ -154,7 +154,7 @@ class _Lister:
             return routes
         return struct(routes.shape, routes.dtype, placement.rows(rows))
 
-    def _routes(self, all_routes: Any, shape: tuple[int, int]) -> Tree:
+    def _routes(self, all_routes: Tree, shape: tuple[int, int]) -> Tree:
         """Returns the routes of one micro-batch, on the devices of its rows."""
         placement, shape = self.model.placement, (*shape, *all_routes.shape[2:])
         if placement is None:

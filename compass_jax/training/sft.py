@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +92,7 @@ class SFTTrainer:
         self.done_steps = 0
         self._restore_or_start()
 
-    def examples(self) -> tuple[Sequence[Any] | StreamedExamples, dict[str, int]]:
+    def examples(self) -> tuple[Sequence[Tree] | StreamedExamples, dict[str, int]]:
         """Returns the training examples, and the counts of their reading (see `sft_records`)."""
         return sft_records(self.config, self.tokenizer, self.telemetry.note)
 
@@ -191,7 +190,7 @@ class SFTTrainer:
                 },
             )
 
-    def micro_batches(self, examples: Sequence[Any]) -> Iterator[tuple[Tree, ...]]:
+    def micro_batches(self, examples: Sequence[Tree]) -> Iterator[tuple[Tree, ...]]:
         """Yields the arguments of `gradients` for each micro-batch of an update: (tokens, lengths,
         weights, share of the weights, segments). All weights sum to 1: the loss is the mean over
         the batch's assistant tokens.
@@ -217,7 +216,7 @@ class SFTTrainer:
         tokens = max(1, self.sft.micro_batch_tokens // rows)
         return plan(lengths, self.sft.buckets, tokens, rows_multiple=multiple)
 
-    def _update(self, examples: Sequence[Any]):
+    def _update(self, examples: Sequence[Tree]):
         """Runs one update, with its gradient summed over micro-batches."""
         total, parts = None, list[Diagnostics]()
         for arrays in stoppable(lambda: self.stop.requested, self.micro_batches(examples), parts):

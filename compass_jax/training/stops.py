@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
+from compass_jax.aliases import Tree
 from compass_jax.errors import CompassError
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ def never_stop() -> bool:
 
 
 def stoppable(
-    should_stop: Callable[[], bool], micros: Iterable[T], results: Sequence[Any]
+    should_stop: Callable[[], bool], micros: Iterable[T], results: Sequence[Tree]
 ) -> Iterator[T]:
     """Yields the micro-batches; raises TrainingStopped once `should_stop()` is true.
 

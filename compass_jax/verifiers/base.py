@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.errors import UserError
@@ -80,7 +80,7 @@ class Kind:
             a mapping of the arguments in `takes`. It runs in a child process.
     """
 
-    judge: Callable[..., Any]
+    judge: Callable[..., Json]
     about: str
     example: Example
     answer: bool = True
@@ -91,7 +91,7 @@ class Kind:
     steps: Callable[[JsonMapping], int] = lambda arguments: 1
     may_hang: bool = False
     runs_programs: bool = False
-    at_once: Callable[..., Any] | None = None
+    at_once: Callable[..., Json] | None = None
     warm: Callable[[], None] = field(default=lambda: None)
     complaint: Callable[[JsonMapping], str] = lambda arguments: ""
     why: Callable[..., str] | None = None
@@ -127,7 +127,7 @@ def kinds() -> dict[str, Kind]:
 
 
 # returns the fault of a value, to be appended to "name = value"; empty: it is valid
-Rule = Callable[[Any], str]
+Rule = Callable[[Json], str]
 
 
 def complaints(**rules: Rule) -> Callable[[JsonMapping], str]:

@@ -86,7 +86,7 @@ class RowTests(NamedTuple):
         return [name for name in claimed if name in defined - reserved]
 
 
-def in_place_variant(function: Any) -> Json:
+def in_place_variant(function: Json) -> Json:
     """Returns `function` in the variant for statements that ignore its result. A program's function
     then returns the changes of its arguments.
     """
@@ -172,7 +172,7 @@ def _compile(source: str | ast.Module, what: str) -> CodeType:
     return _read(lambda text: compile(text, what, "exec"), source, what)
 
 
-def _read(reader: Callable[[Any], Any], source: Any, what: str) -> Json:
+def _read(reader: Callable[[Any], Any], source: Json, what: str) -> Json:
     """Returns the result of `reader` for Python text. Raises RowError for other text."""
     try:
         with warnings.catch_warnings():
@@ -305,18 +305,18 @@ class Run:
             ) from error
         return False
 
-    def _function(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Json:
+    def _function(self, name: str) -> Callable[..., Json]:
+        def call(*args: Json, **kwargs: Json) -> Json:
             return self._call(name, args, kwargs, self._in_place)
 
-        def changing(*args: Any, **kwargs: Any) -> Json:
+        def changing(*args: Json, **kwargs: Json) -> Json:
             return self._call(name, args, kwargs, True)
 
         call.__name__ = name
         setattr(call, IN_PLACE, changing)
         return call
 
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: JsonObject, in_place: bool) -> Json:
+    def _call(self, name: str, args: tuple[Json, ...], kwargs: JsonObject, in_place: bool) -> Json:
         self.calls += 1
         if self.failure is not None:
             raise self.failure
@@ -360,7 +360,7 @@ def _result(answer: JsonMapping, known: JsonMapping) -> tuple[Any, list] | BaseE
     return decode(answer["value"]), after
 
 
-def _update(argument: Any, changed: Any) -> None:
+def _update(argument: Json, changed: Json) -> None:
     if type(argument) is not type(changed):
         return
     if isinstance(argument, list):

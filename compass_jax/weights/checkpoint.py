@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +79,7 @@ def restore(
     *,
     model: ModelConfig | None = None,
     subset: bool = False,
-) -> tuple[int, Any, dict]:
+) -> tuple[int, Tree, dict]:
     """Reads a checkpoint; returns (step, arrays shaped and sharded as `abstract_arrays`, meta).
 
     Args:

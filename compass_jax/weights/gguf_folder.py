@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import JsonMapping, JsonObject, Tree
+from compass_jax.aliases import Json, JsonMapping, JsonObject, Tree
 from compass_jax.extras import how_to_install
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.weights.gguf_tokenizer import tokenizer_files
@@ -200,7 +200,7 @@ def config_json(file: GGUFFile) -> JsonObject:
     return raw
 
 
-def _plain(value: Any) -> int | float:
+def _plain(value: Json) -> int | float:
     """Returns a number of the metadata; a float32 becomes the decimal number it was written from
     (1e-05 instead of 9.999999747378752e-06).
     """

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ class _Leaf(NamedTuple):
         )
 
 
-def _leaves(config: ModelConfig) -> tuple[list[_Leaf], Any]:
+def _leaves(config: ModelConfig) -> tuple[list[_Leaf], Tree]:
     """Returns the leaves in tree order, and the tree's structure."""
     flat, structure = jax.tree_util.tree_flatten_with_path(param_specs(config), is_leaf=is_spec)
     family, leaves = find(config.family), []
@@ -407,7 +407,7 @@ def _tensors(leaves: list[_Leaf], values: list[Tree], dtype: str) -> Iterator[np
     the host at a time.
     """
     kind = jnp.dtype(dtype)
-    groups: dict[str, list[tuple[_Leaf, Any]]] = {}  # first tensor -> the leaves in its tensors
+    groups: dict[str, list[tuple[_Leaf, Tree]]] = {}  # first tensor -> the leaves in its tensors
     for leaf, value in zip(leaves, values, strict=True):
         groups.setdefault(leaf.names.flat[0], []).append((leaf, value))
     for group in groups.values():
@@ -421,7 +421,7 @@ def _tensors(leaves: list[_Leaf], values: list[Tree], dtype: str) -> Iterator[np
                 yield (tensor.T if leaf.tensor.transposed else tensor).astype(kind)
 
 
-def _fused_tensors(group: list[tuple[_Leaf, Any]], dtype: np.dtype) -> Iterator[np.ndarray]:
+def _fused_tensors(group: list[tuple[_Leaf, Tree]], dtype: np.dtype) -> Iterator[np.ndarray]:
     """Yields the tensor of each layer whose columns the leaves of `group` share."""
     for repeat in range(group[0][0].names.shape[0]):
         tensor = np.empty(group[0][0].tensor_shape, dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from functools import cache, partial
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -172,7 +171,7 @@ def sync_weights(
     *,
     placement: Placement | None = None,
     layout: Layout = "decode",
-) -> tuple[Any, dict[str, float]]:
+) -> tuple[Tree, dict[str, float]]:
     """Returns the decoding copy of training parameters (in a decode layout, in `dtype`), and the
     metrics of the sync: bytes and seconds.
 

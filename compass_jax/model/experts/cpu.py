@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def grouped_swiglu(
     down, pairs = weights["down"], dispatch.order.shape[0] // parts
     blocks = block_shapes(pairs, down.shape[0], down.shape[1] * down.shape[2])
     names = ("gate_up", "down") if "gate_up" in weights else ("gate", "up", "down")
-    biases: Any = (
+    biases: Tree = (
         tuple(weights[f"{name}_bias"] for name in names) if "down_bias" in weights else None
     )
     if "gate_up" not in weights:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ def over_mesh(
     return run(y, gate_input, params, routes, mask)
 
 
-def _inside(spec: Any, w: Array | Quantized) -> Tree:
+def _inside(spec: Tree, w: Array | Quantized) -> Tree:
     """Returns the partition of a weight, or of the values and scales of an 8-bit one."""
     if is_quantized(w):
         return Quantized(spec.over_mesh(w.values), spec.over_mesh(w.scales))

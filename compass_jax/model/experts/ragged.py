@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compass_jax.aliases import Tree
 from compass_jax.model.experts.activation import swiglu
 from compass_jax.model.experts.dispatch import Dispatch, permute, repeat_tokens
 from compass_jax.model.quantize import Quantized, ragged_matmul
@@ -35,7 +34,7 @@ def ragged_swiglu(
 
     def product(rows, name):
         out = ragged_matmul(rows, weights[name], sizes)
-        bias: Any = weights.get(f"{name}_bias")
+        bias: Tree = weights.get(f"{name}_bias")
         return out if bias is None else out + jnp.take(bias, dispatch.expert_of_row(), axis=0)
 
     if "gate_up" in weights:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.processes import guards
@@ -73,11 +72,11 @@ def judge(
 
 
 def _read_row(
-    tests: Any,
+    tests: Json,
     test: str | None,
     entry_point: str | None,
     setup: str | None,
-    inputs: Any,
+    inputs: Json,
     outputs: Json,
     in_place: bool | None,
 ) -> RowTests | tuple[list[str], list[str]]:

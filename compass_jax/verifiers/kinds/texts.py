@@ -5,7 +5,6 @@ by value.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.untrusted import UntrustedError, parse_json
@@ -94,7 +93,7 @@ def regex(response: str, pattern: str) -> float:
     return float(re.search(pattern, text) is not None)
 
 
-def _pattern_fault(pattern: Any) -> str:
+def _pattern_fault(pattern: Json) -> str:
     try:
         re.compile(pattern)
     except (re.error, TypeError, RecursionError, OverflowError) as error:

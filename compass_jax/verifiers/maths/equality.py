@@ -8,8 +8,8 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, chain, product
-from typing import Any
 
+from compass_jax.aliases import Value
 from compass_jax.verifiers.answers import exact
 from compass_jax.verifiers.maths import units
 from compass_jax.verifiers.maths.evaluation import (
@@ -110,7 +110,7 @@ def _all(results: Iterable[bool | None]) -> bool | None:
     return None if opposite is None else not opposite
 
 
-def compare(gold: Any, answer: Any) -> bool | None:
+def compare(gold: Value, answer: Value) -> bool | None:
     """Returns whether two values are equal; None if Math-Verify must decide."""
     pair = (gold, answer)
     for kind, same_text in (("words", _same_words), ("opaque", _opaque), ("formal", _same_formal)):
@@ -141,22 +141,22 @@ def compare(gold: Any, answer: Any) -> bool | None:
     return gold == answer
 
 
-def _is_text(value: Any, kind: str) -> bool:
+def _is_text(value: Value, kind: str) -> bool:
     return isinstance(value, Text) and value.kind == kind
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: Value) -> str:
     return value.content if isinstance(value, Text) and isinstance(value.content, str) else ""
 
 
-def _same_words(gold: Any, answer: Any) -> bool:
+def _same_words(gold: Value, answer: Value) -> bool:
     if isinstance(gold, Items) and len(gold.items) == 1:
         return _same_words(gold.items[0], answer)
     words = [_words_of(value) for value in (gold, answer)]
     return bool(words[0]) and words[0] == words[1]
 
 
-def _words_of(value: Any) -> str:
+def _words_of(value: Value) -> str:
     text = _text_of(value)
     if isinstance(value, Quantity) and value.unit is None and value.nodes[0].kind == "sym":
         text = value.nodes[0].parts[0]
@@ -164,7 +164,7 @@ def _words_of(value: Any) -> str:
     return _SYNONYMS.get(words, words)
 
 
-def _opaque(gold: Any, answer: Any) -> bool | None:
+def _opaque(gold: Value, answer: Value) -> bool | None:
     """Returns None if Math-Verify must compare the values, False if their types or sizes differ."""
     for value in (v.value if isinstance(v, Named) else v for v in (gold, answer)):
         matrix = isinstance(value, Items) and value.kind == "matrix"
@@ -178,12 +178,12 @@ def _opaque(gold: Any, answer: Any) -> bool | None:
     return None
 
 
-def _same_formal(gold: Any, answer: Any) -> bool:
+def _same_formal(gold: Value, answer: Value) -> bool:
     left, right = (_canonical(_text_of(value)).replace(" ", "") for value in (gold, answer))
     return bool(left) and left == right
 
 
-def _same_named(gold: Any, answer: Any) -> bool | None:
+def _same_named(gold: Value, answer: Value) -> bool | None:
     names = [value.name if isinstance(value, Named | Region) else "" for value in (gold, answer)]
     if isinstance(gold, Relation):
         return (relation := _as_relation(answer)) is not None and compare(gold, relation)
@@ -233,7 +233,7 @@ def _same_quantity(gold: Quantity, answer: Quantity) -> bool:
     return _same_nodes(gold, answer) or _same_rounded(gold, answer)
 
 
-def _same_numbers(gold: Quantity, answer: Quantity, unit: Any) -> bool:
+def _same_numbers(gold: Quantity, answer: Quantity, unit: Value) -> bool:
     """Compares two quantities, one of which has a unit."""
     if "compound" in unit.words:
         return False
@@ -276,7 +276,7 @@ def _same_rounded(gold: Quantity, answer: Quantity) -> bool:
     return False
 
 
-def _same_clock(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
+def _same_clock(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
     (*a, half), (*b, other) = gold, answer
     if half == other or (half and other):
         return gold == answer
@@ -286,7 +286,7 @@ def _same_clock(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
     return full == [named[0] + (12 if mark == "p" else 0), *named[1:]]
 
 
-def _same_ratio(ratio: Items, other: Any) -> bool:
+def _same_ratio(ratio: Items, other: Value) -> bool:
     """Compares a : b with a number, or with a value that looks like a time."""
     first, second = (part.nodes[0] for part in ratio.items[:2])
     quotient = Quantity((Node("div", (first, second)),))
@@ -329,7 +329,7 @@ def _same_items(gold: Items, answer: Items) -> bool | None:
     return _all(compare(a, b) for a, b in zip(left, right))
 
 
-def _vector(value: Items) -> Sequence[Any]:
+def _vector(value: Items) -> Sequence[Value]:
     """Returns the entries of a matrix with one row or column, which may be written as a tuple."""
     if value.kind != "matrix":
         return value.items
@@ -358,7 +358,7 @@ def _is_ordered(gold: Items, answer: Items) -> bool:
     return False
 
 
-def _as_sets(gold: Sequence[Any], answer: Sequence[Any]) -> bool | None:
+def _as_sets(gold: Sequence[Value], answer: Sequence[Value]) -> bool | None:
     forward = (_any(compare(a, b) for b in answer) for a in gold)
     backward = (_any(compare(a, b) for a in gold) for b in answer)
     return _all(chain(forward, backward))

@@ -14,8 +14,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
+from compass_jax.aliases import Value
 from compass_jax.errors import CompassError
 from compass_jax.verifiers.maths.expressions import Node, is_constant, variables
 
@@ -27,7 +27,7 @@ DIGITS = 60
 POINTS = 8
 INTEGERS = frozenset("kmn")  # variables that stand for integers
 
-Number = Any  # Fraction, mpmath.mpf or mpmath.mpc
+Number = Value  # Fraction, mpmath.mpf or mpmath.mpc
 
 
 class Undefined(CompassError, ArithmeticError):
@@ -39,7 +39,7 @@ class TooLarge(Undefined):
 
 
 @lru_cache(maxsize=1)
-def _mp() -> Any:
+def _mp() -> Value:
     import mpmath  # type: ignore[import-untyped]
 
     context = mpmath.mp.clone()
@@ -47,7 +47,7 @@ def _mp() -> Any:
     return context
 
 
-def inexact(value: Number) -> Any:
+def inexact(value: Number) -> Value:
     """Returns a number as an mpmath number."""
     if isinstance(value, Fraction):
         return _mp().mpf(value.numerator) / value.denominator
@@ -92,7 +92,7 @@ def _checked(value: Number) -> Number:
     return value
 
 
-_EXACT: dict[str, Callable[..., Any]] = {
+_EXACT: dict[str, Callable[..., Value]] = {
     "add": lambda *terms: sum(terms, Fraction(0)), "neg": operator.neg, "mul": operator.mul,
     "div": operator.truediv, "abs": abs, "floor": math.floor, "ceil": math.ceil, "max": max,
     "min": min,
@@ -136,7 +136,7 @@ def apply(kind: str, values: Sequence[Number]) -> Number:
     return _checked((_sum if kind == "add" else _EXACT[kind])(*values))
 
 
-def _sum(*terms: Any) -> Number:
+def _sum(*terms: Value) -> Number:
     """Returns a sum; exactly 0 if it is below the rounding error of its terms."""
     mp = _mp()
     total = mp.fsum(terms)

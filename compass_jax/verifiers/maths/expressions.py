@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from compass_jax.aliases import Value
 from compass_jax.errors import CompassError
 
 MAX_NODES = 600
@@ -66,7 +67,7 @@ class Node(NamedTuple):
     """A node of an expression tree: "num", "const", "sym", or an operation with its operands."""
 
     kind: str
-    parts: tuple[Any, ...] = ()
+    parts: tuple[Value, ...] = ()
 
     def walk(self) -> Iterator[Node]:
         """Yields the node and its descendants."""
@@ -187,7 +188,7 @@ class _Parser:
             return True
         return False
 
-    def node(self, kind: str, *parts: Any) -> Node:
+    def node(self, kind: str, *parts: Value) -> Node:
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise Unreadable("too many operations")

@@ -11,8 +11,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
+from compass_jax.aliases import Value
 from compass_jax.verifiers.maths.expressions import FUNCTIONS
 
 
@@ -76,7 +76,7 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 Rewrite = tuple[str, str | Callable[[re.Match], str]]
 
 
-def _compile(*rewrites: Rewrite) -> list[tuple[re.Pattern, Any]]:
+def _compile(*rewrites: Rewrite) -> list[tuple[re.Pattern, Value]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in rewrites]
 
 

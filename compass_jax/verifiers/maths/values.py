@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
+from compass_jax.aliases import Value
 from compass_jax.verifiers.maths import expressions, units
 from compass_jax.verifiers.maths.expressions import FUNCTIONS, Node, num
 from compass_jax.verifiers.maths.notation import plain_words
@@ -44,7 +44,7 @@ class Text:
     """
 
     kind: str
-    content: Any
+    content: Value
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Items:
 
     # "list" (no brackets), "set", "()" and "[)" and so on, ":" (ratio), "matrix", "row"
     kind: str
-    items: tuple[Any, ...]
+    items: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Named:
     """A value with the name on the left of its equals sign."""
 
     name: str
-    value: Any
+    value: Value
 
 
 _OPENING = ("(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin")
@@ -182,7 +182,7 @@ def split(text: str, marks: re.Pattern | str) -> tuple[list[str], list[str]]:
     return [part.strip() for part in [*parts, text[last:]]], between
 
 
-def read(text: str, depth: int = 0) -> Any:
+def read(text: str, depth: int = 0) -> Value:
     """Returns the typed value of a text in normalised notation."""
     text = text.strip()
     if depth > MAX_NESTED:
@@ -196,7 +196,7 @@ def read(text: str, depth: int = 0) -> Any:
     return Text("opaque" if _OPAQUE.search(text) else "words", text)
 
 
-def readings(text: str, reference: bool = False) -> list[Any]:
+def readings(text: str, reference: bool = False) -> list[Value]:
     """Returns the possible values of a complete answer."""
     spaced = ", " in text
     plain = _THOUSANDS.sub(
@@ -261,7 +261,7 @@ def _statement(text: str, depth: int) -> Text | None:
     return Text("formal", text) if text[:2] != r"\{" and _STATEMENT.search(text) else None
 
 
-def _set(text: str, depth: int) -> Any:
+def _set(text: str, depth: int) -> Value:
     if re.fullmatch(r"\\emptyset|\\\{ ?\\\}", text):
         return Items("set", ())
     if not text.startswith("\\") and _EMPTY.fullmatch(plain_words(text)):
@@ -284,19 +284,19 @@ def _enclosed(text: str) -> tuple[str, str]:
     return (opening, closing) if opening in _OPENING and closing in _CLOSING else ("", "")
 
 
-def _items(text: str, depth: int) -> list[Any]:
+def _items(text: str, depth: int) -> list[Value]:
     parts, _ = split(text, ";" if ";" in text else ",")
     return [value for part in parts[:MAX_ITEMS] for value in _several(part, depth)]
 
 
-def _several(part: str, depth: int) -> Sequence[Any]:
+def _several(part: str, depth: int) -> Sequence[Value]:
     r"""Returns the value of an item, or both values of an item with \pm."""
     value = read(part, depth)
     is_list = isinstance(value, Items) and value.kind == "list"
     return value.items if is_list and _EITHER.search(part) else [value]
 
 
-def _membership(text: str, depth: int) -> Any:
+def _membership(text: str, depth: int) -> Value:
     parts, _ = split(text, r"\\in(?![A-Za-z])")
     if len(parts) != 2 or split(parts[0], ",")[1] or _SIGNS.search(parts[0]):
         return None
@@ -307,7 +307,7 @@ def _name(text: str) -> str:
     return re.sub(r"[\s{}\\]", "", re.sub(r"\\text\{([^{}]*)\}", r"\1", text))
 
 
-def _union(text: str, depth: int) -> Any:
+def _union(text: str, depth: int) -> Value:
     if re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?", text) or _REALS.fullmatch(plain_words(text)):
         return WHOLE_LINE
     if mark := re.fullmatch(r"\\mathbb\s*\{?\s*([ZNQC])\s*\}?(.*)", text):
@@ -330,7 +330,7 @@ def _union(text: str, depth: int) -> Any:
     return union(known) if len(known) == len(regions) else Text("formal", text)
 
 
-def region_of(value: Any) -> Region | None:
+def region_of(value: Value) -> Region | None:
     """Returns a value as a region of the real line, or None if it is not one."""
     if isinstance(value, Region):
         return value
@@ -348,7 +348,7 @@ def region_of(value: Any) -> Region | None:
     return None
 
 
-def _list(text: str, depth: int) -> Any:
+def _list(text: str, depth: int) -> Value:
     parts, marks = split(text, ";")
     if not marks:
         parts, marks = split(text, _SEPARATOR)
@@ -361,7 +361,7 @@ def _list(text: str, depth: int) -> Any:
             pairs = zip(names, ends)
             return Items("list", tuple(Named(_name(n), read(v, depth)) for n, v in pairs))
     parts = [part for part in parts if part and not re.fullmatch(r"\\text\{\s*\}", part)]
-    values: list[Any] = []
+    values: list[Value] = []
     name = ""
     for part in parts[: MAX_ITEMS + 1]:
         if re.search(r"\\in\s*\\mathbb\s*\{?[ZNRQ]", part) and len(parts) > 1:
@@ -384,7 +384,7 @@ def _list(text: str, depth: int) -> Any:
     return Items("list", tuple(values))
 
 
-def _either_sign(text: str, depth: int) -> Any:
+def _either_sign(text: str, depth: int) -> Value:
     r"""Parses a \pm b as a + b and a - b."""
     if not _EITHER.search(text):
         return None
@@ -399,7 +399,7 @@ def _either_sign(text: str, depth: int) -> Any:
     return Items("list", tuple(values))
 
 
-def _related(text: str, depth: int) -> Any:
+def _related(text: str, depth: int) -> Value:
     parts, signs = split(text, _SIGNS)
     if not signs:
         return None
@@ -417,7 +417,7 @@ def _related(text: str, depth: int) -> Any:
     return chain(sides, signs) if known and len(signs) < 3 else Text("formal", text)
 
 
-def _equation(parts: Sequence[str], signs: Sequence[str], depth: int) -> Any:
+def _equation(parts: Sequence[str], signs: Sequence[str], depth: int) -> Value:
     last = len(parts) - 1
     if r"\approx" in signs and signs[0] == "=":
         last = signs.index(r"\approx")
@@ -445,7 +445,7 @@ def _is_name(text: str) -> bool:
     return True
 
 
-def _bracketed(text: str, depth: int) -> Any:
+def _bracketed(text: str, depth: int) -> Value:
     opening, closing = _enclosed(text)
     if opening not in ("(", "[", r"\langle") or closing not in (")", "]", r"\rangle"):
         return None
@@ -461,7 +461,7 @@ def _bracketed(text: str, depth: int) -> Any:
     return Items(kind, tuple(_items(inner, depth)))
 
 
-def _matrix(text: str, depth: int) -> Any:
+def _matrix(text: str, depth: int) -> Value:
     mark = _MATRIX.fullmatch(text)
     if mark is None or r"\begin" in mark[3]:
         return None
@@ -482,7 +482,7 @@ def _based(text: str, depth: int) -> Text | None:
     return Text("based", (digits.lstrip("0") or "0", base))
 
 
-def _ratio(text: str, depth: int) -> Any:
+def _ratio(text: str, depth: int) -> Value:
     text = re.sub(r"^(\d+)\s*(?:\\text\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2", text)
     parts, _ = split(text, ":")
     read_parts = [_quantity(part, depth) for part in parts[:7]]
@@ -582,7 +582,7 @@ def _unit_splits(text: str) -> Iterator[tuple[str, str]]:
             yield head.strip(), tail
 
 
-_READERS: tuple[Callable[[str, int], Any], ...] = (
+_READERS: tuple[Callable[[str, int], Value], ...] = (
     _moment, _statement, _set, _membership, _union, _list, _either_sign, _related, _bracketed,
     _matrix, _based, _ratio, _quantity,
 )  # fmt: skip
