@@ -196,7 +196,8 @@ ROOMS = (
     (("rl", "objectives, advantages"), ("tasks", "environments"), ("families", "of Hugging Face"),
      ("sharding", "meshes")),
     (("config", "settings"),),
-    (("verifiers", "how an answer is judged"), ("records", "prompt, rollout, score")),
+    (("verifiers", "how an answer is judged"), ("records", "prompt, rollout, score"),
+     ("processes", "children with limits")),
 )  # fmt: skip
 COLOURED = {"training": "train", "experience": "rollout", "rollout": "rollout", "model": "rollout"}
 COLOURED |= {"rewards": "reward", "verifiers": "reward"}
