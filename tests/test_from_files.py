@@ -137,6 +137,12 @@ BAD = {
     "no model": (["--model", "nowhere", "--data", "p"], "--model nowhere: there is no such folder"),
     "no data": (["--model", "model"], "--data FILE is missing"),
     "both": (["x.py", "--model", "model", "--data", "prompts.jsonl"], "give one of the two"),
+    "reward of a CONFIG": (
+        ["x.py", "--reward", "my_reward.py:score"],
+        "would change nothing in CONFIG x.py: set --data.sources.0.verifier NAME",
+    ),
+    "data of a CONFIG": (["x.py", "--data", "prompts.jsonl"], "--data is for --model"),
+    "preset of a CONFIG": (["x.py", "--preset", "dapo"], "--preset is for --model"),
     "no tokenizer": (["--model", ".", "--data", "prompts.jsonl"], "no tokenizer.json is there"),
     "weight": (
         ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=much"],

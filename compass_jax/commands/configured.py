@@ -224,6 +224,25 @@ def config_from_options(
     )
 
 
+SETTINGS_INSTEAD = {
+    "data": "data.sources (sft: sft.files)",
+    "reward": "--data.sources.0.verifier NAME",
+    "eval": "data.eval_sources",
+    "preset": "the settings of rl",
+}
+
+
+def refuse_without_model(options: Json) -> None:
+    """Raises ConfigError for an option that a CONFIG would leave without effect."""
+    for name, instead in SETTINGS_INSTEAD.items():
+        default = getattr(type(options), name, None)
+        if getattr(options, name, default) != default:
+            raise ConfigError(
+                f"--{name} is for --model and would change nothing in CONFIG {options.config}:"
+                f" set {instead} there, or leave CONFIG out and give --model FOLDER"
+            )
+
+
 def rewards(words: Sequence[str]) -> str | dict[str, float]:
     """Returns one verifier's name, or the weights of several: "math=1", "my.py:score=0.5"."""
     if len(words) == 1 and "=" not in words[0]:
@@ -262,6 +281,7 @@ def run_configured(
             print(f"\n{first}")
         return 0 if wants_help else 2
     if options.config and not model:
+        refuse_without_model(options)
         config = load_config(options.config)
     elif model:
         config = config_from_options(options, settings, name)

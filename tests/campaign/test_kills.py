@@ -16,6 +16,7 @@ from logged import numbers
 from compass_jax.commands.cli import main
 
 STEPS, TIMEOUT_S = 12, 200
+REWARD = f"{Path(__file__).with_name('odd_reward.py')}:odd"
 # A rollout that was cut in two was made by two processes, each of which used its slots otherwise.
 NOT_COMPARED = ("time/", "memory/", "rollout/slot_occupancy", "rollout/preempted")
 CORRECTED = ["--rl.correction", "tis"]
@@ -39,6 +40,7 @@ SIGNALS = {  # and the exit statuses that may follow
 def start(variant, steps, folder):
     """Starts the run, or continues it."""
     options = ["--rl.steps", str(steps), "--rl.save-every", "2"]
+    options += ["--data.sources.0.verifier", REWARD]
     return Command(["train", CONFIG, *options, *VARIANTS[variant]], folder, "train")
 
 
@@ -110,7 +112,8 @@ def prove(draw, variant, kills, steps, files):
         for name in ("rows.jsonl", "tokenizer"):
             (folder / name).symlink_to(files / name)
     metrics, tensors, samples = finished(variant, steps, folders[0])
-    assert len({row["loss"] for row in metrics}) > 1
+    assert len({row["grad_norm"] for row in metrics}) > 1
+    assert any(row["groups/varied_frac"] > 0 for row in metrics)
     for _ in range(kills):
         kill_once(draw, variant, steps, folders[1])
     found_metrics, found_tensors, found_samples = finished(variant, steps, folders[1])
