@@ -196,8 +196,8 @@ ROOMS = (
     (("rl", "objectives, advantages"), ("tasks", "environments"), ("families", "of Hugging Face"),
      ("sharding", "meshes")),
     (("config", "settings"),),
-    (("verifiers", "how an answer is judged"), ("records", "prompt, rollout, score"),
-     ("processes", "children with limits")),
+    (("verifiers", "how an answer is judged"), ("records", "prompt, rollout, score")),
+    (("processes", "children with limits"),),
 )  # fmt: skip
 COLOURED = {"training": "train", "experience": "rollout", "rollout": "rollout", "model": "rollout"}
 COLOURED |= {"rewards": "reward", "verifiers": "reward"}
@@ -205,7 +205,7 @@ COLOURED |= {"rewards": "reward", "verifiers": "reward"}
 
 def architecture() -> Picture:
     """The rooms of the package: a room imports from those below it."""
-    p = Picture(860, 640, "The rooms of the package")
+    p = Picture(860, 60 + 58 * len(ROOMS), "The rooms of the package")
     for i, row in enumerate(ROOMS):
         width = (840 - 20 * len(row)) / len(row)
         for j, lines in enumerate(row):
