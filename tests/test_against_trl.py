@@ -1,0 +1,38 @@
+"""The comparison with TRL: how its settings are chosen, and that our side runs as asked."""
+
+import json
+
+import pytest
+
+from benchmarks import against_trl
+from benchmarks.against_trl import CASES
+
+
+def test_the_settings_of_trl_are_those_of_its_shortest_step(monkeypatch, tmp_path):
+    seconds = {"rows": {64: 3.0, 16: 2.0}, "attention": {"sdpa": 0.5, "eager": 0.0}}
+    seconds["experts"] = {"grouped_mm": 0.2, "eager": 0.1}
+
+    def theirs(case, folder, python, choice, steps, seed):
+        return {"step_s": sum(times[choice[name]] for name, times in seconds.items())}
+
+    monkeypatch.setattr(against_trl, "theirs", theirs)
+    best, tried = against_trl.calibrate(CASES["moe"], tmp_path, "python")
+    assert best == {"rows": 16, "attention": "eager", "experts": "eager"}
+    assert tried["rows=64"] == 3.7 and tried["experts=eager"] == 2.1
+
+
+def test_the_first_steps_are_not_counted():
+    steps = [{"step_s": x, "rollout_s": x / 2} for x in (9.0, 8.0, 1.0, 2.0, 3.0)]
+    assert against_trl._medians(steps) == {"step_s": 2.0, "rollout_s": 1.0}
+
+
+@pytest.mark.slow
+def test_our_side_runs_the_steps_of_the_case(tmp_path):
+    case = CASES["tiny"]
+    against_trl.make(case, tmp_path)
+    found = against_trl.ours(case, tmp_path, 3, 0)
+    assert 0 < found["rollout_s"] < found["step_s"] and 0 < found["tokens"] <= case.new_tokens
+    (config,) = tmp_path.glob("runs/*/rl/config.json")
+    rl = json.loads(config.read_text())["rl"]
+    assert rl["prompts_per_step"] == case.prompts and rl["group_size"] == case.group
+    assert rl["objective"]["kl_coef"] == 0 and rl["updates_per_rollout"] == 1
