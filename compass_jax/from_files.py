@@ -285,7 +285,7 @@ def _rollout(
     answer = answer or min(total, model.max_positions) // bucket * bucket - buckets[-1]
     config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
     width = 2 if compute.dtype == "bfloat16" else 4
-    token = 2 * model.layers * model.kv_heads * model.head_dim * width
+    token = model.layers * model.cache_width * width
     cache_bytes = CACHE_SHARE * _free_bytes(model, compute, mesh) * mesh.devices
     max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) * mesh.devices
     slots = min(max(int(cache_bytes / (token * config.max_length)), mesh.devices), max_slots)

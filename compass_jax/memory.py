@@ -158,7 +158,7 @@ def cache_bytes(
     tokens = rollout.slots * rollout.max_length
     if rollout.cache_pages:
         tokens = rollout.cache_pages * rollout.page_tokens
-    return 2 * model.layers * model.kv_heads * model.head_dim * width * tokens / mesh.devices
+    return model.layers * model.cache_width * width * tokens / mesh.devices
 
 
 def route_bytes(

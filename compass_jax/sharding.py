@@ -30,7 +30,7 @@ SPLIT = {
     "vocab": "tensor",
     "expert": "expert",
 }
-STORE = {**SPLIT, "embed": ("fsdp", "context")}
+STORE = {**SPLIT, "embed": ("fsdp", "context"), "latent": ("fsdp", "context")}
 BATCH = {"train": ("replica", "fsdp", "expert"), "decode": ("replica", "fsdp", "expert", "context")}
 
 

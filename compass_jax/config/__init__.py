@@ -29,7 +29,7 @@ from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudge
 from compass_jax.config.learner import LearnerConfig
 from compass_jax.config.log import LogConfig
 from compass_jax.config.mesh import MeshConfig
-from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.config.model import ComputeConfig, MLAConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective
 from compass_jax.config.policy import PolicyConfig
 from compass_jax.config.rewards import RewardConfig
@@ -67,6 +67,7 @@ __all__ = [
     "LinearRope",
     "Llama3Rope",
     "LogConfig",
+    "MLAConfig",
     "MeshConfig",
     "MoEConfig",
     "ModelConfig",

@@ -35,7 +35,8 @@ class LoRAConfig(Section):
         "down_proj",
     )
     """Matrices that get an adapter: those of attention, dense MLPs and shared experts by name, and
-    experts for every matrix of every routed expert.
+    experts for every matrix of every routed expert. In multi-head latent attention q_proj names
+    both matrices of queries, and k_proj or v_proj those that keys and values have in common.
     """
 
     @property

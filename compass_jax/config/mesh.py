@@ -62,6 +62,13 @@ class MeshConfig(Section):
             f"{key}.fsdp = {self.fsdp} times {key}.context = {self.context} does not divide"
             f" model.hidden = {model.hidden}, which both store in parts",
         )
+        for name in ("kv_rank", "q_rank") if model.mla is not None else ():
+            rank = getattr(model.mla, name)
+            check(
+                rank % stored == 0,
+                f"{key}.fsdp = {self.fsdp} times {key}.context = {self.context} does not divide"
+                f" model.mla.{name} = {rank}, whose matrices both store in parts",
+            )
         check(
             bool(model.moe_layers) or self.expert == 1,
             f"{key}.expert = {self.expert}: the model has no experts; give these devices to fsdp",

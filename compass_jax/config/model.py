@@ -51,6 +51,43 @@ class MoEConfig(Section):
 
 
 @dataclass(frozen=True)
+class MLAConfig(Section):
+    """Multi-head latent attention (arXiv 2412.19437, section 2.1.1): keys and values of all heads
+    are expanded from one latent vector of a token. A head of queries and keys has `model.head_dim`
+    channels, of which rotary embeddings turn the last `rope_dim`; these are one vector for the keys
+    of all heads.
+    """
+
+    kv_rank: Width
+    """Width of the latent vector of keys and values (number of channels; HF kv_lora_rank)."""
+    rope_dim: Heads
+    """Number of a head's channels that rotary embeddings turn (even; HF qk_rope_head_dim)."""
+    value_dim: Heads
+    """Width of a head of values (number of channels; HF v_head_dim)."""
+    q_rank: Annotated[int, Range(0, 2**20)] = 0
+    """Width of the latent vector of queries (number of channels; HF q_lora_rank); 0: none, queries
+    are projected directly.
+    """
+    interleaved: bool = True
+    """Turn channels 2i and 2i + 1 together (HF rope_interleave); False: i and i + rope_dim / 2."""
+
+    def problems(self, key: str, model: ModelConfig) -> list[str]:
+        """Returns the settings of `model`, named `key`, that do not fit this attention."""
+        broken = {
+            f"mla.rope_dim = {self.rope_dim}: must be even and below {key}.head_dim ="
+            f" {model.head_dim}": self.rope_dim % 2 or self.rope_dim >= model.head_dim,
+            f"kv_heads = {model.kv_heads}: every head has its keys and values; set it to"
+            f" {key}.heads = {model.heads}": model.kv_heads != model.heads,
+            f"rotary_fraction = {model.rotary_fraction}: {key}.mla.rope_dim says which channels"
+            " turn; leave it at 1": model.rotary_fraction != 1,
+            "qk_norm = True: the norms are those of the latent vectors; set it to"
+            " False": model.qk_norm,
+            "qkv_bias = True: the projections have no bias; set it to False": model.qkv_bias,
+        }
+        return [f"{key}.{text}" for text, holds in broken.items() if holds]
+
+
+@dataclass(frozen=True)
 class ModelConfig(Section):
     """A decoder of one of the supported families, in the terms of its Hugging Face config."""
 
@@ -75,6 +112,8 @@ class ModelConfig(Section):
     """Hidden width of a dense layer's MLP (number of channels; HF intermediate_size)."""
     moe: MoEConfig | None = None
     """Mixture-of-experts layers; None: every layer is dense."""
+    mla: MLAConfig | None = None
+    """Multi-head latent attention; None: attention with projections of keys and values."""
     rope_theta: Annotated[float, Range(1, 1e15)] = 1_000_000.0
     """Base of the rotary frequencies (a number; HF rope_theta)."""
     rotary_fraction: Share = 1.0
@@ -114,8 +153,29 @@ class ModelConfig(Section):
 
     @property
     def rotary_dim(self) -> int:
-        """The number of a head's first channels that rotary embeddings turn."""
-        return int(self.head_dim * self.rotary_fraction)
+        """The number of a head's channels that rotary embeddings turn."""
+        return int(self.head_dim * self.rotary_fraction) if self.mla is None else self.mla.rope_dim
+
+    @property
+    def value_dim(self) -> int:
+        """The width of a head of values."""
+        return self.head_dim if self.mla is None else self.mla.value_dim
+
+    @property
+    def cache_width(self) -> int:
+        """The number of channels of one layer's keys and values of a token."""
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def attention_weights(self) -> int:
+        """The number of weights of a layer's attention, without norms, biases and sinks."""
+        outputs = self.heads * self.value_dim * self.hidden
+        if self.mla is None:
+            return outputs + self.hidden * (self.heads * self.head_dim + self.cache_width)
+        mla, queries = self.mla, self.heads * self.head_dim
+        q = mla.q_rank * (self.hidden + queries) if mla.q_rank else self.hidden * queries
+        expanded = self.heads * (self.head_dim - mla.rope_dim + mla.value_dim)
+        return outputs + q + self.hidden * (mla.kv_rank + mla.rope_dim) + mla.kv_rank * expanded
 
     def window_of(self, layer: int) -> int:
         """Returns the sliding window of decoder layer `layer`; 0: it attends to all tokens."""
@@ -149,6 +209,9 @@ class ModelConfig(Section):
             f"{key}.rotary_fraction = {self.rotary_fraction}: it turns {self.rotary_dim} of"
             f" {self.head_dim} channels, and rotary embeddings need an even number from 2",
         )
+        if self.mla is not None:
+            problems = self.mla.problems(key, self)
+            check(not problems, "\n".join(problems))
         if self.rope_scaling is not None:
             self.rope_scaling.validate(f"{key}.rope_scaling")
             check(
@@ -179,9 +242,8 @@ class ModelConfig(Section):
                 f" {key}.moe.shared_ffn",
             )
             experts = self.moe.experts * (3 * self.moe.ffn + 1) + 3 * self.moe.shared_ffn
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         mlp = self.hidden * max(3 * self.ffn, experts)
-        size = self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden
+        size = self.layers * (self.attention_weights + mlp) + 2 * self.vocab_size * self.hidden
         sizes = f"{key}: its sizes make up to {size:.1e} parameters"
         check(size <= MAX_PARAMETERS, f"{sizes}, at most {MAX_PARAMETERS:.0e} are allowed")
 

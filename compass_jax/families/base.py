@@ -30,6 +30,7 @@ from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig, Router, seam_class
 from compass_jax.config.ranges import describe_value
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
+from compass_jax.families.mla import MLA_KEYS, UNTURNED, read_mla, written_mla
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.families.rope import (
     PARTIAL,
@@ -79,6 +80,12 @@ TENSORS: Mapping[str, Tensor] = {
     "attention.v_bias": Tensor(_LAYER + "self_attn.v_proj.bias"),
     "attention.o_bias": Tensor(_LAYER + "self_attn.o_proj.bias"),
     "attention.sinks": Tensor(_LAYER + "self_attn.sinks"),
+    "attention.q_a": _linear(_LAYER + "self_attn.q_a_proj.weight"),
+    "attention.q_a_norm": Tensor(_LAYER + "self_attn.q_a_layernorm.weight"),
+    "attention.q_b": _linear(_LAYER + "self_attn.q_b_proj.weight"),
+    "attention.kv_a": _linear(_LAYER + "self_attn.kv_a_proj_with_mqa.weight"),
+    "attention.kv_a_norm": Tensor(_LAYER + "self_attn.kv_a_layernorm.weight"),
+    "attention.kv_b": _linear(_LAYER + "self_attn.kv_b_proj.weight"),
     "attention.q_norm": Tensor(_LAYER + "self_attn.q_norm.weight"),
     "attention.k_norm": Tensor(_LAYER + "self_attn.k_norm.weight"),
     "mlp_norm": Tensor(_LAYER + "post_attention_layernorm.weight"),
@@ -185,6 +192,10 @@ class Family:
         bias_key: the key of config.json that says which of several variants the model has.
         defaults: key of config.json -> the class's value where the key is absent.
         fixed: key -> the class's constant value; an export leaves these keys out.
+        mla_keys: field of MLAConfig -> key of config.json; None: a family without multi-head latent
+            attention.
+        served: keys that the class does not read and serving engines do, with the only value that
+            is supported; an export writes them.
         unread: keys in its config.json that the class does not read.
         rotary: the class's default fraction of a head that rotary embeddings turn; None: its
             config.json has none, and they turn whole heads.
@@ -208,6 +219,8 @@ class Family:
     bias_key: str = "attention_bias"
     defaults: JsonMapping = dataclasses.field(default_factory=dict)
     fixed: JsonMapping = dataclasses.field(default_factory=dict)
+    mla_keys: Mapping[str, str] | None = None
+    served: JsonMapping = dataclasses.field(default_factory=dict)
     unread: tuple[str, ...] = ()
     rope: tuple[str, ...] = ()
     rotary: float | None = None
@@ -220,6 +233,7 @@ class Family:
         for name, mapping, fields, optional in (
             ("keys", self.keys, KEYS, set[str]()),
             ("moe_keys", self.moe_keys or MOE_KEYS, MOE_KEYS, set(_OPTIONAL)),
+            ("mla_keys", self.mla_keys or MLA_KEYS, MLA_KEYS, set[str]()),
         ):
             if wrong := sorted((mapping.keys() - optional) ^ fields.keys()):
                 raise ConfigError(
@@ -261,7 +275,9 @@ class Family:
             raise UnsupportedModel(_in_one(where, problems))
         hidden, heads = raw_config.integer(key["hidden"]), raw_config.integer(key["heads"])
         layers, positions = (raw_config.integer(key[x]) for x in ("layers", "max_positions"))
+        head_dim = raw_config.integer(key["head_dim"], hidden // max(heads, 1))
         try:
+            mla = None if self.mla_keys is None else read_mla(raw_config, self.mla_keys)
             config = ModelConfig(
                 family=name,
                 vocab_size=raw_config.integer(key["vocab_size"]),
@@ -269,9 +285,10 @@ class Family:
                 layers=layers,
                 heads=heads,
                 kv_heads=raw_config.integer(key["kv_heads"]),
-                head_dim=raw_config.integer(key["head_dim"], hidden // max(heads, 1)),
+                head_dim=head_dim + (mla.rope_dim if mla and key["head_dim"] == UNTURNED else 0),
                 ffn=raw_config.integer(key["ffn"]),
                 moe=self._moe(raw_config),
+                mla=mla,
                 rope_theta=rope_theta(Raw(declared, where), raw_config.get("rope_theta")),
                 rope_scaling=rope_scaling(Raw(declared, where), positions, self.defaults),
                 rotary_fraction=rotary_fraction(Raw(declared, where), self.rotary or 1.0),
@@ -290,11 +307,13 @@ class Family:
 
     def _with_defaults(self, raw: JsonObject, declared: JsonObject) -> JsonObject:
         """Returns the values of config.json, the class's defaults where a key is absent or null,
-        and its constants. A null sliding_window is no window, whatever the default.
+        and its constants. A null sliding_window is no window, and a null rank of queries no latent
+        vector, whatever the default.
         """
         defaults = dict(self.defaults)
-        if "sliding_window" in raw:
-            defaults.pop("sliding_window", None)
+        for key in ("sliding_window", (self.mla_keys or MLA_KEYS)["q_rank"]):
+            if key in raw:
+                defaults.pop(key, None)
         return {**defaults, **declared, **self.fixed}
 
     def write(self, config: ModelConfig, dtype: str, token_ids: JsonObject) -> JsonObject:
@@ -314,7 +333,7 @@ class Family:
             "use_cache": True,
             "torch_dtype": dtype,
         }
-        raw |= self._values(config)
+        raw |= {**self.served, **self._values(config)}
         if len(self._variants("qkv_bias")) > 1:
             raw[self.bias_key] = config.qkv_bias
         if len(self._variants("qk_norm")) > 1:
@@ -341,6 +360,8 @@ class Family:
             values |= {key: moe[field] for field, key in self.moe_keys.items()}
             router = config.moe.router
             values |= {key: getattr(router, field) for field, key in self.router_keys.items()}
+        if self.mla_keys is not None:
+            values |= written_mla(config, self.mla_keys, self.keys["head_dim"])
         return values
 
     def _router(self, raw: Raw) -> Router:
@@ -356,6 +377,9 @@ class Family:
         if (config.moe is None) != (self.moe_keys is None):
             takes = "takes no" if self.moe_keys is None else "needs"
             raise UnsupportedModel(f"model.family = {config.family!r} {takes} model.moe")
+        if (config.mla is None) != (self.mla_keys is None):
+            takes = "takes no" if self.mla_keys is None else "needs"
+            raise UnsupportedModel(f"model.family = {config.family!r} {takes} model.mla")
         actual = Attention(*(getattr(config, field) for field in Attention._fields))
         if actual not in self.attention:
             raise UnsupportedModel(
@@ -473,25 +497,26 @@ class Family:
         """The keys of config.json from which `read` builds the model."""
         of_moe = () if self.moe_keys is None else (*self.moe_keys.values(), _EXPERTS_TOO)
         of_moe = (*of_moe, *self.router_keys.values())
+        of_mla = () if self.mla_keys is None else self.mla_keys.values()
         partial = () if self.rotary is None else (PARTIAL,)
         extra = (_EXTRA_LAYERS,) if self.extra_layers else ()
-        return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe, *partial, *extra))
+        return frozenset((*ALWAYS_READ, *self.keys.values(), *of_moe, *of_mla, *partial, *extra))
 
     def _unsupported(self, declared: JsonObject, raw: Raw) -> list[str]:
         """Returns a line for each thing in config.json that changes the maths and is not
         supported.
         """
         known, unread, lines = self.read_keys, [], []
-        built = known - ALWAYS_READ
+        built, constants = known - ALWAYS_READ, {**self.fixed, **self.served}
         for field, value in declared.items():
-            if value == self.fixed.get(field, value) and field in self.fixed:
+            if field in self.unread or (field in constants and value == constants[field]):
                 continue
-            if field in self.fixed:
-                lines.append(unsupported(field, value, f"{self.fixed[field]}, always"))
+            if field in constants:
+                lines.append(unsupported(field, value, f"{constants[field]}, always"))
             elif field in NEUTRAL and field not in built:
                 allowed, supported = NEUTRAL[field]
                 lines += [] if value in allowed else [unsupported(field, value, supported)]
-            elif field not in (*known, *self.unread) and not says_no_maths(field):
+            elif field not in known and not says_no_maths(field):
                 unread.append(f"{field[:100]} = {describe_value(value)}")
         if unread:
             lines.append(
@@ -529,8 +554,9 @@ class Family:
         """Returns a message with the keys that neither config.json nor the family has a
         value for.
         """
-        optional = {self.keys["head_dim"], self.keys["init_std"]}
+        optional = {self.keys["head_dim"] if self.mla_keys is None else "", self.keys["init_std"]}
         required = ["hidden_act", *(key for key in self.keys.values() if key not in optional)]
+        required += [key for field, key in (self.mla_keys or {}).items() if field != "q_rank"]
         required += [self.bias_key] if len(self._variants("qkv_bias")) > 1 else []
         required += ["use_qk_norm"] if len(self._variants("qk_norm")) > 1 else []
         if self.moe_keys is not None and raw.get(_EXPERTS_TOO) is None:

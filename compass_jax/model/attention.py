@@ -1,5 +1,6 @@
-"""Grouped-query attention with rotary positions and optional QK norm, with or without a KV
-cache.
+"""Grouped-query attention with rotary positions and optional QK norm, or multi-head latent
+attention, with or without a KV cache. The cache of latent attention has the expanded keys and
+values of every head, so that all that reads a cache reads it alike.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.aliases import Tree
-from compass_jax.config import ModelConfig
-from compass_jax.model.kernels import decode_fits, splash_causal, splash_fits
+from compass_jax.config import MLAConfig, ModelConfig
+from compass_jax.model.kernels import decode_fits, splash_causal, splash_fits, whole_lanes
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
-from compass_jax.model.rope import apply_rope
+from compass_jax.model.rope import apply_rope, deinterleaved, score_factor
 from compass_jax.sharding import Placement, constrain
 
 
 class LayerCache(NamedTuple):
     """Keys and values of one decoder layer, `[b kv s d]`: heads before positions, so that a read is
-    one batched matmul. 8-bit ones have scales.
+    one batched matmul. 8-bit ones have scales. Values may be of another width than keys.
     """
 
     k: Float[Array, "b kv s d"] | Quantized
-    v: Float[Array, "b kv s d"] | Quantized
+    v: Float[Array, "b kv s v"] | Quantized
+
+
+LATENT_EPS = 1e-6  # of the norms of latent vectors; config.json has no key for it
 
 
 class InStack(NamedTuple):
@@ -64,14 +68,14 @@ def _attend(
     cache: LayerCache,
     visible: Bool[Array, "#b t s"],
     sinks: Float[Array, "h"] | None = None,
-) -> Float[Array, "b kv g t d"]:
-    """Computes softmax(q k^T / sqrt(d)) v without repeating keys. Masked scores are a large
-    negative finite number, so that no row is NaN. `sinks` are as in `_softmax`.
+) -> Float[Array, "b kv g t v"]:
+    """Computes softmax(q k^T) v without repeating keys; q is scaled by the caller. Masked scores
+    are a large negative finite number, so that no row is NaN. `sinks` are as in `_softmax`.
     """
     wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
     k, v = (x.values.astype(q.dtype) if isinstance(x, Quantized) else x for x in cache)
-    flat = (q * (1.0 / d**0.5)).reshape(b, kv, g * t, d)
+    flat = q.reshape(b, kv, g * t, d)
     scores = jnp.einsum("bkqd,bksd->bkqs", flat, k, preferred_element_type=wide)
     # Scaling the scores takes fewer operations than scaling the cache's entries.
     if isinstance(cache.k, Quantized):
@@ -84,7 +88,7 @@ def _attend(
     weights = _softmax(scores, sinks).reshape(b, kv, g * t, -1)
     if isinstance(cache.v, Quantized):
         weights = weights * cache.v.scales.astype(wide).transpose(0, 1, 3, 2)
-    return jnp.einsum("bkqs,bksd->bkqd", weights.astype(q.dtype), v).reshape(b, kv, g, t, d)
+    return jnp.einsum("bkqs,bksd->bkqd", weights.astype(q.dtype), v).reshape(b, kv, g, t, -1)
 
 
 def _softmax(
@@ -112,7 +116,7 @@ def _causal(
     segments: Int[Array, "b t"] | None,
     window: int = 0,
     sinks: Float[Array, "h"] | None = None,
-) -> Float[Array, "b kv g t d"]:
+) -> Float[Array, "b kv g t v"]:
     """Computes attention within rows, or within their segments, by chunks of queries. A chunk skips
     the keys after it, nearly half of all scores, and those before its window.
     """
@@ -137,7 +141,7 @@ def _causal_unchunked(
     new: LayerCache,
     window: int = 0,
     sinks: Float[Array, "h"] | None = None,
-) -> Float[Array, "b kv g t d"]:
+) -> Float[Array, "b kv g t v"]:
     """Computes attention within rows in one piece, for queries split over devices: chunks would
     cross the split.
     """
@@ -179,37 +183,34 @@ def attention(
         table: block table of a paged cache; needs one query per row and uses the kernel.
         window: number of positions that a token sees, its own included; 0: all before it.
     """
-    q, k, v = _heads(x, params, tables, config, placement)
-    sinks = params.get("sinks")
-    shape = x.shape[0], config.heads, x.shape[1], config.head_dim
-    q = q.transpose(0, 2, 1, 3).reshape(
-        x.shape[0], config.kv_heads, -1, x.shape[1], config.head_dim
-    )
+    project = _heads if config.mla is None else _latent_heads
+    q, k, v = project(x, params, tables, config, placement)
+    sinks, (b, t) = params.get("sinks"), x.shape[:2]
+    q = q.transpose(0, 2, 1, 3).reshape(b, config.kv_heads, -1, t, config.head_dim)
+    q = q * (score_factor(config) / config.head_dim**0.5)
     keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     new = LayerCache(keys, values)
     if cache is not None:
         cache, seen = _write_both(cache, k, v, positions, table, placement)
     # 8-bit keys are read from the cache, with their rounding.
-    rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == x.shape[1])
-    if rows and kernel == "splash" and splash_fits(x.shape[1], config.head_dim, placement):
-        queries = _scaled(q).reshape(shape)
+    rows = cache is None or (not isinstance(seen.k, Quantized) and seen.k.shape[2] == t)
+    if rows and kernel == "splash" and splash_fits(t, config.value_dim, placement):
+        queries, keys = (whole_lanes(y) for y in (q.reshape(b, config.heads, t, -1), keys))
         out = splash_causal(queries, keys, values, placement, segments, window, sinks)
     elif cache is None:
-        split = placement is not None and placement.token_axis(x.shape[1]) is not None
+        split = placement is not None and placement.token_axis(t) is not None
         out = (
             _causal_unchunked(q, new, window, sinks)
             if split
             else _causal(q, new, segments, window, sinks)
         )
-    elif table is not None or (
-        kernel == "splash" and x.shape[1] == 1 and takes_kernel(cache, False)
-    ):
+    elif table is not None or (kernel == "splash" and t == 1 and takes_kernel(cache, False)):
         out = _by_kernel(q, cache, positions, table, placement, window, sinks)
     else:
         at = jnp.arange(seen.k.shape[2], dtype=positions.dtype)
         out = _attend(q, seen, _visible(positions[:, :, None], at[None, None, :], window), sinks)
-    out = out.reshape(shape)
-    out = matmul(out.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1), params["o"])
+    out = out.reshape(b, config.heads, t, config.value_dim)
+    out = matmul(out.transpose(0, 2, 1, 3).reshape(b, t, -1), params["o"])
     if config.o_bias:
         out = out + params["o_bias"].astype(x.dtype)[None, None, :]
     return out, cache
@@ -231,15 +232,42 @@ def _heads(x, params, tables, config: ModelConfig, placement: Placement | None):
     return q, k, v
 
 
+def _latent_heads(x, params, tables, config: ModelConfig, placement: Placement | None):
+    """Computes queries, keys and values `[b t heads d]` at their positions from latent vectors
+    (MLA, arXiv 2412.19437, section 2.1.1).
+    """
+    assert config.mla is not None
+    mla, unturned = config.mla, config.head_dim - config.mla.rope_dim
+    heads = *x.shape[:2], config.heads, -1
+    latent, turned = jnp.split(matmul(x, params["kv_a"]), [mla.kv_rank], axis=-1)
+    latent = rms_norm(latent, params["kv_a_norm"], LATENT_EPS)
+    latent = constrain(placement, latent, "batch", None, None)
+    k, v = jnp.split(matmul(latent, params["kv_b"]).reshape(heads), [unturned], axis=-1)
+    turned = _turned(turned[:, :, None], tables, mla)
+    k = jnp.concatenate([k, jnp.broadcast_to(turned, (*k.shape[:3], mla.rope_dim))], axis=-1)
+    queries = x
+    if mla.q_rank:
+        queries = rms_norm(matmul(x, params["q_a"]), params["q_a_norm"], LATENT_EPS)
+    q = matmul(queries, params["q_b" if mla.q_rank else "q"]).reshape(heads)
+    first, last = jnp.split(q, [unturned], axis=-1)
+    q = jnp.concatenate([first, _turned(last, tables, mla)], axis=-1)
+    q = constrain(placement, q, "batch", "tokens", "heads", None)
+    k, v = (constrain(placement, y, "batch", None, "kv_heads", None) for y in (k, v))
+    return q, k, v
+
+
+def _turned(x: Float[Array, "b t h r"], tables, mla: MLAConfig) -> Float[Array, "b t h r"]:
+    """Applies rotary embeddings. Interleaved channels are put in half-split order first, of queries
+    and of keys alike, which leaves their products as they are.
+    """
+    return apply_rope(deinterleaved(x) if mla.interleaved else x, tables)
+
+
 def _qk_norm(x: Float[Array, "b t h d"], scale, config: ModelConfig) -> Float[Array, "b t h d"]:
     """Computes the norm of queries or keys, of each head or of all heads together."""
     if config.qk_norm_scope == "head":
         return rms_norm(x, scale, config.norm_eps)
     return rms_norm(x.reshape(*x.shape[:2], -1), scale, config.norm_eps).reshape(x.shape)
-
-
-def _scaled(q: Float[Array, "b kv g t d"]) -> Float[Array, "b kv g t d"]:
-    return q * (1.0 / q.shape[-1] ** 0.5)
 
 
 def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, window: int, sinks):
@@ -252,8 +280,7 @@ def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, wind
         stack, layer = jax.tree.map(lambda y: y[None], cache), jnp.int32(0)
     k, v = _arrays(stack)
     lengths = positions[:, 0] + 1
-    scaled = _scaled(q)[:, :, :, 0]
-    out = decode_attention(scaled, k, v, lengths, table, layer, placement, window, sinks)
+    out = decode_attention(q[:, :, :, 0], k, v, lengths, table, layer, placement, window, sinks)
     return out[:, :, :, None]
 
 
@@ -264,11 +291,12 @@ def _arrays(cache: LayerCache) -> tuple[Array, Array]:
 
 
 def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
-    """Returns whether the decode kernel can read this cache: its dtype, and the size of its rows or
-    pages and heads.
+    """Returns whether the decode kernel can read this cache: its dtype, the size of its rows or
+    pages and heads, and keys and values of one width.
     """
-    k = (cache.cache if isinstance(cache, InStack) else cache).k
-    return not isinstance(k, Quantized) and decode_fits(k.shape[-2], k.shape[-1], paged)
+    k, v = cache.cache if isinstance(cache, InStack) else cache
+    alike = not isinstance(k, Quantized) and k.shape == v.shape
+    return alike and decode_fits(k.shape[-2], k.shape[-1], paged)
 
 
 def _write_both(

@@ -17,19 +17,20 @@ def flops_per_token(config: ModelConfig) -> float:
     token uses (of the experts its top k), without attention scores.
     """
     c = config
-    attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads)
     moe = 0
     if c.moe is not None:
         ffn = c.moe.top_k * c.moe.ffn + c.moe.shared_ffn
         moe = c.hidden * (c.moe.experts + 3 * ffn + c.moe.shared_gate)
     dense = (c.layers - len(c.moe_layers)) * 3 * c.hidden * c.ffn
-    return 2.0 * (c.layers * attention + len(c.moe_layers) * moe + dense + c.hidden * c.vocab_size)
+    return 2.0 * (
+        c.layers * c.attention_weights + len(c.moe_layers) * moe + dense + c.hidden * c.vocab_size
+    )
 
 
 def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> float:
     """Counts the operations of a forward pass over sequences of `lengths` tokens, with causal
-    attention's scores and sums: 2 h d t^2 a layer for t tokens, and 2 h d (2 t - w) w with a
-    sliding window of w < t.
+    attention's scores and sums: h (d + d_v) t^2 a layer for t tokens and heads of d and d_v
+    channels, and h (d + d_v) (2 t - w) w with a sliding window of w < t.
     """
     sizes = np.asarray(lengths, np.float64)
     squares = 0.0
@@ -38,7 +39,7 @@ def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> f
         squares += float(((2 * sizes - seen) * seen).sum())
     return (
         flops_per_token(config) * float(sizes.sum())
-        + 2.0 * config.heads * config.head_dim * squares
+        + float(config.heads * (config.head_dim + config.value_dim)) * squares
     )
 
 

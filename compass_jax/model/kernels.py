@@ -23,9 +23,16 @@ _LANES, _BLOCK = 128, 512  # the kernel's granularity in tokens and head size; t
 INTERPRET = False
 
 
+def whole_lanes(x: Float[Array, "*n d"]) -> Float[Array, "*n e"]:
+    """Pads heads of queries or keys with zeros, which add nothing to their products, to a multiple
+    of 128 channels.
+    """
+    return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, -x.shape[-1] % _LANES),))
+
+
 def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool:
     """Returns whether `splash_causal` takes rows of `tokens` tokens: each device's part of them,
-    and a head, must be multiples of 128.
+    and a head of values, must be multiples of 128.
     """
     axis = None if placement is None else placement.token_axis(tokens)
     local_tokens = tokens // (placement.size(axis) if placement is not None and axis else 1)
@@ -42,12 +49,12 @@ def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:
 def splash_causal(
     q: Float[Array, "b h t d"],
     k: Float[Array, "b kv t d"],
-    v: Float[Array, "b kv t d"],
+    v: Float[Array, "b kv t v"],
     placement: Placement | None,
     segments: Int[Array, "b t"] | None = None,
     window: int = 0,
     sinks: Float[Array, "h"] | None = None,
-) -> Float[Array, "b h t d"]:
+) -> Float[Array, "b h t v"]:
     """Computes causal softmax(q k^T) v, within the segments of each row where they are given, and
     within the last `window` positions (0: all); `sinks` are one more score per head in the
     softmax's denominator. q is scaled by the caller. Scores exist a block at a time, in the

@@ -7,7 +7,7 @@ structure of the parameters, with an `Adapter` for each of these matrices and No
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeGuard
@@ -23,9 +23,14 @@ from compass_jax.config.lora import LoRAConfig
 from compass_jax.model.params import Layout, ParamSpec, in_layout, is_spec, param_specs
 from compass_jax.model.precision import at_least_float32
 
-_ATTENTION = {f"attention.{name}": f"{name}_proj" for name in ("q", "k", "v", "o")}
-_MLP = {f"{mlp}.{x}": f"{x}_proj" for mlp in ("mlp", "shared") for x in ("gate", "up", "down")}
-TARGET_OF = {**_ATTENTION, **_MLP}  # parameter -> its name in `lora.targets`
+# Parameter -> the names in `lora.targets` that give it an adapter. Keys and values have their
+# matrices in common in latent attention.
+TARGETS_OF: Mapping[str, tuple[str, ...]] = {
+    **{f"attention.{name}": (f"{name}_proj",) for name in ("q", "k", "v", "o")},
+    **{f"attention.q_{part}": ("q_proj",) for part in "ab"},
+    **{f"attention.kv_{part}": ("k_proj", "v_proj") for part in "ab"},
+    **{f"{mlp}.{x}": (f"{x}_proj",) for mlp in ("mlp", "shared") for x in ("gate", "up", "down")},
+}
 
 
 class Adapter(NamedTuple):
@@ -69,8 +74,8 @@ def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stack
         raise ConfigError("lora.targets names experts: the model is dense and has none")
 
     def of(spec: ParamSpec) -> Adapter | None:
-        target = "experts" if spec.per_expert else TARGET_OF.get(spec.name)
-        if not spec.quantised or target not in lora.targets:
+        names = ("experts",) if spec.per_expert else TARGETS_OF.get(spec.name, ())
+        if not spec.quantised or not set(names) & set(lora.targets):
             return None
         *lead, rows, columns = spec.shape
         *axes, row_axis, column_axis = spec.axes

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from compass_jax.aliases import Tree
-from compass_jax.config import ComputeConfig, ModelConfig
+from compass_jax.config import ComputeConfig, MLAConfig, ModelConfig
 from compass_jax.sharding import SPLIT, STORE, Placement, move
 
 _LONGEST_PERIOD = 8
@@ -83,7 +83,7 @@ def layer_runs(config: ModelConfig) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def _matrix(name: str, shape: tuple[int, ...], *axes: str) -> ParamSpec:
+def _matrix(name: str, shape: tuple[int, ...], *axes: str | None) -> ParamSpec:
     return ParamSpec(name, shape, axes, quantised=True, per_expert=axes[0] == "expert")
 
 
@@ -92,7 +92,36 @@ def _scale(name: str, size: int, axis: str | None, init: str = "ones") -> ParamS
     return ParamSpec(name, (size,), (axis,), init, decays=False)
 
 
+def _latent_specs(c: ModelConfig, mla: MLAConfig) -> dict[str, ParamSpec]:
+    """Declares the projections of multi-head latent attention and the norms of latent vectors."""
+    q, first = c.heads * c.head_dim, ("q_a" if mla.q_rank else "q")
+    expanded = c.heads * (c.head_dim - mla.rope_dim + mla.value_dim)
+    kv_a = (c.hidden, mla.kv_rank + mla.rope_dim)
+    specs = {
+        first: _matrix(f"attention.{first}", (c.hidden, mla.q_rank or q), "embed", "heads"),
+        "kv_a": _matrix("attention.kv_a", kv_a, "embed", None),
+        "kv_a_norm": _scale("attention.kv_a_norm", mla.kv_rank, None),
+        "kv_b": _matrix("attention.kv_b", (mla.kv_rank, expanded), "latent", "heads"),
+        "o": _matrix("attention.o", (c.heads * mla.value_dim, c.hidden), "heads", "embed"),
+    }
+    if mla.q_rank:
+        specs["q_a"] = specs["q_a"]._replace(axes=("embed", None))
+        specs["q_a_norm"] = _scale("attention.q_a_norm", mla.q_rank, None)
+        specs["q_b"] = _matrix("attention.q_b", (mla.q_rank, q), "latent", "heads")
+    return specs
+
+
 def _attention_specs(c: ModelConfig) -> dict[str, ParamSpec]:
+    specs = _projection_specs(c) if c.mla is None else _latent_specs(c, c.mla)
+    if c.o_bias:
+        specs["o_bias"] = _scale("attention.o_bias", c.hidden, "embed", "zeros")
+    if c.attention_sinks:
+        specs["sinks"] = _scale("attention.sinks", c.heads, "heads", "normal")
+    return specs
+
+
+def _projection_specs(c: ModelConfig) -> dict[str, ParamSpec]:
+    """Declares the projections to queries, keys and values, their biases and norms."""
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     specs = {
         "q": _matrix("attention.q", (c.hidden, q), "embed", "heads"),
@@ -103,10 +132,6 @@ def _attention_specs(c: ModelConfig) -> dict[str, ParamSpec]:
     if c.qkv_bias:
         for name, size, axis in (("q", q, "heads"), ("k", kv, "kv_heads"), ("v", kv, "kv_heads")):
             specs[f"{name}_bias"] = _scale(f"attention.{name}_bias", size, axis, "zeros")
-    if c.o_bias:
-        specs["o_bias"] = _scale("attention.o_bias", c.hidden, "embed", "zeros")
-    if c.attention_sinks:
-        specs["sinks"] = _scale("attention.sinks", c.heads, "heads", "normal")
     if c.qk_norm:
         by_head = c.qk_norm_scope == "head"
         for name, size, axis in (("q", q, "heads"), ("k", kv, "kv_heads")):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from compass_jax.config import LinearRope, Llama3Rope, RopeScaling, YarnRope
+from compass_jax.config import LinearRope, Llama3Rope, ModelConfig, RopeScaling, YarnRope
 from compass_jax.model.precision import at_least_float32
 
 
@@ -45,6 +45,11 @@ def apply_rope(x: Float[Array, "b t h d"], tables) -> Float[Array, "b t h d"]:
         return jnp.concatenate([apply_rope(x[..., :turned], tables), x[..., turned:]], axis=-1)
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-second, first], axis=-1) * sin
+
+
+def deinterleaved(x: Float[Array, "b t h d"]) -> Float[Array, "b t h d"]:
+    """Returns the channels of even numbers before those of odd numbers."""
+    return jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
 
 
 def scaled_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
@@ -91,11 +96,22 @@ def yarn_attention_factor(scaling: YarnRope) -> float:
     terms where both mscale and mscale_all_dim are set.
     """
 
-    def term(mscale: float) -> float:
-        return 1.0 if scaling.factor <= 1 else 0.1 * mscale * math.log(scaling.factor) + 1.0
-
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        return term(scaling.mscale) / term(scaling.mscale_all_dim)
-    return term(1.0)
+        return _mscale(scaling, scaling.mscale) / _mscale(scaling, scaling.mscale_all_dim)
+    return _mscale(scaling, 1.0)
+
+
+def _mscale(scaling: YarnRope, coefficient: float) -> float:
+    return 1.0 if scaling.factor <= 1 else 0.1 * coefficient * math.log(scaling.factor) + 1.0
+
+
+def score_factor(config: ModelConfig) -> float:
+    """Computes the factor of attention's scores besides 1 / sqrt(head_dim): in latent attention the
+    square of YaRN's term of mscale_all_dim, which scales the channels that do not turn too.
+    """
+    scaling = config.rope_scaling
+    if config.mla is None or not isinstance(scaling, YarnRope) or not scaling.mscale_all_dim:
+        return 1.0
+    return _mscale(scaling, scaling.mscale_all_dim) ** 2

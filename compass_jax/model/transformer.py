@@ -427,18 +427,17 @@ def init_cache(
     a leading axis of the run's repeats.
     """
 
-    def empty(*first: int):
-        shape = (*first, batch, config.kv_heads, length, config.head_dim)
+    def empty(width: int, first: tuple[int, ...]):
+        shape = (*first, batch, config.kv_heads, length, width)
         return (
             jnp.zeros(shape, compute.dtype_of("attention"))
             if kind == "off"
             else quantized_zeros(shape, kind)
         )
 
+    def layer(*first: int) -> LayerCache:
+        return LayerCache(empty(config.head_dim, first), empty(config.value_dim, first))
+
     if is_stacked(decode_layout(compute)):
-        return tuple(
-            LayerCache(empty(run.repeats), empty(run.repeats))
-            for run in layer_runs(config)
-            for _ in run.period
-        )
-    return tuple(LayerCache(empty(), empty()) for _ in range(config.layers))
+        return tuple(layer(run.repeats) for run in layer_runs(config) for _ in run.period)
+    return tuple(layer() for _ in range(config.layers))

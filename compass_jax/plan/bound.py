@@ -39,8 +39,9 @@ def program_flops(
     kind, _, length = name.partition(" ")
     if kind == "decode":
         longest = rollout.max_length
+        heads = model.heads * (model.head_dim + model.value_dim)
         keys = sum(min(longest, model.window_of(i) or longest) for i in range(model.layers))
-        return tokens * (flops_per_token(model) + 4.0 * model.heads * model.head_dim * keys)
+        return tokens * (flops_per_token(model) + 2.0 * heads * keys)
     if kind in ("prefill", "resume"):
         bucket = rollout.prompt_buckets[-1] if kind == "prefill" else rollout.max_length
         return forward_flops(model, [bucket] * (tokens // bucket))

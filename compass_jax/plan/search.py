@@ -76,7 +76,7 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
         * (mesh.context - 1)
         * local
         * 2
-        * (d + 2 * model.kv_heads * model.head_dim / mesh.tensor)
+        * (d + model.cache_width / mesh.tensor)
         * model.layers
         / 2
     )

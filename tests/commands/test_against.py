@@ -56,6 +56,23 @@ CASES = {
             head_dim=12,
         ),
     ),
+    "deepseek_v3": (
+        None,
+        dict(
+            num_key_value_heads=4,
+            kv_lora_rank=18,
+            q_lora_rank=14,
+            qk_nope_head_dim=10,
+            qk_rope_head_dim=6,
+            v_head_dim=12,
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            first_k_dense_replace=1,
+            n_group=3,
+            topk_group=2,
+        ),
+    ),
     "cwm": (CWM, dict(head_dim=12, sliding_window=11, bos_token_id=1)),
 }
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_run import tiny_run
 
 from compass_jax.commands import cli
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, MLAConfig
 from compass_jax.families.base import TENSORS
 from compass_jax.families.find import built_in, check, find
 from compass_jax.families.raw import UnsupportedModel
@@ -111,6 +111,7 @@ def test_a_familys_file_is_kept_by_its_absolute_path(tmp_path, monkeypatch):
 
 def test_each_file_of_the_package_is_a_family_of_its_name():
     assert tuple(built_in()) == (
+        "deepseek_v3",
         "glm4_moe",
         "gpt_oss",
         "llama",
@@ -139,9 +140,12 @@ def test_the_common_table_names_every_parameter_that_a_family_can_have():
             expert_bias=True,
         ),
     )
+    latent = dataclasses.replace(
+        MODEL, mla=MLAConfig(kv_rank=8, rope_dim=4, value_dim=8, q_rank=8), qk_norm=False
+    )
     names = {
         spec.name
-        for model in (MODEL, dense, shared)
+        for model in (MODEL, dense, shared, latent)
         for spec in jax.tree.leaves(param_specs(model), is_leaf=is_spec)
     }
     assert names == set(TENSORS)

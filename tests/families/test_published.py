@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from evolve import evolve
 
-from compass_jax.config import ConfigError, YarnRope
+from compass_jax.config import ConfigError, MLAConfig, YarnRope
 from compass_jax.families.base import KEYS, MOE_KEYS, Attention, Family
 from compass_jax.families.find import built_in, find
 from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.model.flops import active_params
+from compass_jax.model.params import param_count
+from compass_jax.model.routers.sigmoid import Sigmoid
 from compass_jax.weights.hf_config import config_from_dict, write_hf_config
 
 PUBLISHED = {
@@ -51,6 +54,7 @@ READ = {
     "qwen2-57b": (PUBLISHED["Qwen2-57B-A14B"], None),
     "gpt-oss": (without(PUBLISHED["gpt-oss-20b"], "quantization_config"), None),
     "glm-4.5-air": (PUBLISHED["GLM-4.5-Air"], None),
+    "deepseek-v3": (without(PUBLISHED["DeepSeek-V3"], "quantization_config"), None),
 }
 
 
@@ -92,6 +96,43 @@ def test_glm_has_a_dense_layer_a_shared_expert_and_half_rotary_heads():
     ):
         with pytest.raises(UnsupportedModel, match=message):
             write_hf_config(evolve(config, **change))
+
+
+def test_deepseek_has_latent_attention_and_the_size_that_is_published():
+    raw = without(PUBLISHED["DeepSeek-V3"], "quantization_config")
+    config = config_from_dict(raw)
+    assert config.mla == MLAConfig(kv_rank=512, rope_dim=64, value_dim=128, q_rank=1536)
+    assert (config.head_dim, config.rotary_dim, config.cache_width) == (192, 64, 128 * 320)
+    assert config.mixture.router == Sigmoid(groups=8, top_groups=4, scale=2.5)
+    assert (param_count(config) // 10**9, active_params(config) // 10**9) == (671, 37)
+    for lacking in ("q_lora_rank", "kv_lora_rank", "v_head_dim", "scoring_func", "topk_method"):
+        assert config_from_dict(without(raw, lacking)) == config
+    direct = config_from_dict(raw | {"q_lora_rank": None})  # null is not the class's default
+    assert direct.mla == dataclasses.replace(config.mla, q_rank=0)
+    written = write_hf_config(direct)
+    assert written["q_lora_rank"] is None and written["qk_nope_head_dim"] == 128
+    assert written["topk_method"] == "noaux_tc" and "head_dim" not in written
+
+
+def test_what_differs_from_deepseek_v3_is_refused_all_at_once():
+    raw = without(PUBLISHED["DeepSeek-V3"], "quantization_config")
+    raw |= {"attention_bias": True, "scoring_func": "softmax", "topk_method": "greedy"}
+    raw |= {"moe_layer_freq": 2, "index_topk": 2048}
+    with pytest.raises(UnsupportedModel) as caught:
+        config_from_dict(raw)
+    for name in ("attention_bias = True", "scoring_func = 'softmax'", "topk_method = 'greedy'"):
+        assert name in str(caught.value)
+    assert "moe_layer_freq = 2" in str(caught.value) and "index_topk = 2048" in str(caught.value)
+    raw = without(PUBLISHED["DeepSeek-V3"], "quantization_config") | {"num_key_value_heads": 8}
+    with pytest.raises(WeightsError, match=r"model.kv_heads = 8: every head has its keys"):
+        config_from_dict(raw)
+    config = config_from_dict(raw | {"num_key_value_heads": 128})
+    for change, message in (
+        ({"mla": None}, "'deepseek_v3' needs model.mla"),
+        ({"family": "glm4_moe"}, "'glm4_moe' takes no model.mla"),
+    ):
+        with pytest.raises(UnsupportedModel, match=message):
+            write_hf_config(dataclasses.replace(config, **change))
 
 
 PLAIN = Attention(qk_norm=False, qkv_bias=False, o_bias=False)

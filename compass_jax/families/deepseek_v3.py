@@ -1,0 +1,52 @@
+"""DeepSeek-V3, DeepSeek-R1 and models of their shape: multi-head latent attention, a sigmoid router
+with a selection bias and groups of experts, shared experts and dense first layers. Layers that
+predict further tokens are ignored.
+"""
+
+from __future__ import annotations
+
+from compass_jax.families.base import KEYS, MOE_KEYS, TENSORS, Attention, Family, renamed
+from compass_jax.families.glm4_moe import SHARED_KEYS, SIGMOID_KEYS
+from compass_jax.families.mla import MLA_KEYS, UNTURNED
+
+FAMILY = Family(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    keys=KEYS | {"head_dim": UNTURNED},
+    moe_keys=MOE_KEYS | SHARED_KEYS,
+    mla_keys=MLA_KEYS,
+    tensors=renamed(TENSORS, {"mlp.shared_expert.": "mlp.shared_experts."}),
+    attention=(Attention(qk_norm=False, qkv_bias=False, o_bias=False),),
+    defaults={
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10_000.0,
+        "rope_interleave": True,
+        "num_key_value_heads": 128,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_routed_experts": 256,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+    },
+    fixed={"decoder_sparse_step": 1},
+    served={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+    # The published folders bring code with the maths of transformers' class, and settings of
+    # pretraining's losses. The class computes head_dim and qk_head_dim from other keys.
+    unread=("auto_map", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim"),
+    router="sigmoid",
+    router_keys=SIGMOID_KEYS,
+    rope=("yarn",),
+    extra_layers=True,
+)
