@@ -57,6 +57,9 @@ class PosteriorSelector(PromptSelector):
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
         """Returns `n` of the stream's next prompts, in its order."""
+        self.skipped = 0
+        if not n:  # a rollout that goes on has its prompts
+            return []
         rng = np.random.default_rng((self._seed, 18, stream.position))
         count = max(n, min(n * self._config.posterior_candidates, len(stream)))
         prompts = stream.next_batch(count)

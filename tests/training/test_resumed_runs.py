@@ -51,6 +51,8 @@ QUICK = [
     case("dynamic", stop_at_sample, 36, 1, 16, CLOSE),  # the second round of step 2
     case("stages", stop_after_step, 2, 2),  # between two stages
     case("posterior", stop_after_step, 1, 1),
+    case("posterior", stop_at_sample, 19, 1, 4, CLOSE),
+    case("screening", stop_at_sample, 17, 1, 4, CLOSE),  # step 2, before all first samples are done
     # The second rollout is finished while step 1 trains, and is saved with it.
     case("one step off", stop_after_step, 1, 1, 4),
     # A stop waits for the end of a partial rollout: its ticks decide what is cut.
@@ -72,6 +74,9 @@ SLOW = [
     case("one step off", kill_in_training, 2, 1, 4),
     case("one step off, dynamic", stop_after_step, 1, 1),
     case("one step off, growing", stop_after_step, 1, 1),
+    case("screening", stop_at_sample, 10, 0, 4, CLOSE),  # step 1, while groups continue
+    case("one step off, screening", stop_after_step, 1, 1),
+    case("one step off, screening", kill_in_training, 2, 1, 4),
     case("partial", stop_at_sample, 3, 0, 7),
     case("partial", stop_after_step, 1, 1, 3),
     case("partial, one step off", kill_in_training, 2, 1, 7),
