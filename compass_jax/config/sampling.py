@@ -88,6 +88,13 @@ class SamplingConfig(ReplayConfig):
         """The maximum number of samples of a group."""
         return max(self.group_size, self.zero_variance.grow_to)
 
+    def doublings(self, index: int) -> int:
+        """Returns how often a group has been doubled when it has sample `index`."""
+        size, count = self.group_size, 0
+        while index >= size:
+            size, count = 2 * size, count + 1
+        return count
+
     @property
     def prompts_per_round(self) -> int:
         """The number of prompts that are rolled out together: those of a step and the further ones

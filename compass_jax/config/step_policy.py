@@ -6,7 +6,7 @@ The policies themselves are in experience/step_policies/, one file each, or in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,6 +38,7 @@ class StepPolicy(Seam):
         "plain": "compass_jax.experience.step_policies.plain:Plain",
         "dynamic": "compass_jax.experience.step_policies.dynamic:DynamicSampling",
         "partial": "compass_jax.experience.step_policies.partial:PartialRollouts",
+        "screening": "compass_jax.experience.step_policies.screening:Screening",
     }
     required: ClassVar[tuple[str, ...]] = ("missing", "chosen")
     carries: ClassVar[bool] = False
@@ -69,6 +70,19 @@ class StepPolicy(Seam):
         rl.zero_variance.grow_to while the group is uniform.
         """
         return inputs.doubled_size(group)
+
+    def round_of(self, sampling: SamplingConfig, index: int) -> int:
+        """Returns the round in which sample `index` of a group runs: the samples of a round run
+        together, once those of earlier rounds are scored. A policy that carries groups has no
+        rounds. By default the number of times that the group has been doubled for the sample.
+        """
+        return sampling.doublings(index)
+
+    def counts(self, inputs: Inputs, chosen: Sequence[GroupKey]) -> Mapping[str, float]:
+        """Returns metrics of this choice by name, which are summed over a step's choices. By
+        default none.
+        """
+        return {}
 
     def next_state(self, inputs: Inputs, chosen: Sequence[GroupKey]) -> JsonMapping:
         """Returns the policy's state after this choice, a JSON object; `inputs.state` is the one

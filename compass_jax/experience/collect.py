@@ -17,11 +17,11 @@ from typing import Any
 from compass_jax.aliases import Tree
 from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
-from compass_jax.experience.growth import doublings, queued
+from compass_jax.experience.growth import queued
 from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
 from compass_jax.experience.step_policies.ask import Decision, PolicyCalls
-from compass_jax.experience.step_policies.inputs import StepInputs
+from compass_jax.experience.step_policies.inputs import StepInputs, uniform_posterior
 from compass_jax.experience.turns import Turns
 from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
@@ -57,6 +57,8 @@ class Collector:
         expected_length: returns the expected response tokens of a prompt's samples, NaN where
             unknown.
         batcher: runs requests, as Collection does.
+        posterior: returns alpha and beta of the predicted pass rate of a prompt, a Beta
+            distribution; by default Beta(1, 1) for all.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Collector:
         rewards: RewardConfig,
         seed: int,
         batcher: Callable[..., Any] = Collection,
+        posterior: Callable[[Prompt], tuple[float, float]] = uniform_posterior,
     ):
         self.engine = engine
         self.scorer = scorer
@@ -78,6 +81,7 @@ class Collector:
         self.rewards = rewards
         self.seed = seed
         self.batcher = batcher
+        self.posterior = posterior
         self.policy = sampling.policy
 
     def __call__(
@@ -110,7 +114,8 @@ class Collector:
         progress = True
         while len(buffer.kept) < self.sampling.prompts_per_step:
             # One round: draw prompts, run samples until none is missing, and let the policy decide.
-            calls = PolicyCalls(self.policy, StepInputs(buffer, self.sampling, last))
+            inputs = StepInputs(buffer, self.sampling, last, self.rewards, self.posterior)
+            calls = PolicyCalls(self.policy, inputs)
             prompts = draw(calls.missing())
             buffer.add(prompts)
             progress = progress or bool(prompts)
@@ -130,9 +135,9 @@ class Collector:
 
     def _missing(self, buffer: ExperienceBuffer, calls: PolicyCalls) -> list[SampleKey]:
         """Returns the samples to run before the policy can decide."""
-        sizes, carries = calls.sizes(), self.policy.carries
+        sizes = calls.sizes()
         enough = self._enough(buffer, sizes)()
-        return [] if enough else queued(buffer, sizes, self.sampling, carries)
+        return [] if enough else queued(buffer, sizes, self.sampling)
 
     def _enough(
         self, buffer: ExperienceBuffer, sizes: Mapping[GroupKey, int]
@@ -170,7 +175,7 @@ class Collector:
             self.seed,
             policy_version=policy_version,
             stats=stats,
-            sampler=sampler_of(self.engine, sampling, doublings(missing[0].index, sampling)),
+            sampler=sampler_of(self.engine, sampling, sampling.doublings(missing[0].index)),
             keep_routes=sampling.replay == "R3",
             buffer=buffer.routes,
             rows=[buffer.first_row(prompt.key) for prompt in prompts],
@@ -213,6 +218,7 @@ class Collector:
         kept_groups, dropped_groups = (
             [buffer.group(x) for x in part] for part in (decision.chosen, decision.dropped)
         )
+        buffer.count(decision.counts)
         buffer.count(growth_metrics([*kept_groups, *dropped_groups], self.sampling))
         buffer.keep(decision.chosen)
         for key, group in zip(decision.dropped, dropped_groups, strict=True):

@@ -27,32 +27,24 @@ def doubled_size(scores: Sequence[Score | None], config: SamplingConfig) -> int:
     return size
 
 
-def doublings(index: int, config: SamplingConfig) -> int:
-    """Returns how often a group has been doubled when it has sample `index`."""
-    size, count = config.group_size, 0
-    while index >= size:
-        size, count = 2 * size, count + 1
-    return count
-
-
 def queued(
     buffer: ExperienceBuffer,
     sizes: Mapping[GroupKey, int],
     config: SamplingConfig,
-    carries: bool,
 ) -> list[SampleKey]:
     """Returns the samples to run now: those that open groups should have, by `sizes`, and that are
     not done.
 
-    Growth runs in rounds, fewest doublings first, so that a round's samples have one temperature
-    and the same samples run together after a stop. Carried groups do not wait for each other.
+    They run in the rounds of the step policy, so that a round's samples have one temperature and
+    the same samples run together after a stop. Carried groups do not wait for each other.
     """
+    policy = config.policy
     keys = [SampleKey(*group, index) for group, size in sizes.items() for index in range(size)]
     keys = [key for key in keys if key not in buffer.samples or not buffer.samples[key].done]
-    if carries or not keys:
+    if policy.carries or not keys:
         return keys
-    first = min(doublings(key.index, config) for key in keys)
-    return [key for key in keys if doublings(key.index, config) == first]
+    rounds = [policy.round_of(config, key.index) for key in keys]
+    return [key for key, number in zip(keys, rounds, strict=True) if number == min(rounds)]
 
 
 def known_rewards(scores: Sequence[Score]) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from compass_jax.config import SamplingConfig
 from compass_jax.experience.collect import sampler_of
-from compass_jax.experience.growth import doublings
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import EngineWorkload
 
@@ -13,7 +12,7 @@ def training_use(engine: Engine, config: SamplingConfig, talks: bool) -> EngineW
     """Returns the collector's workload on the engine; `talks` is whether environments answer some
     samples.
     """
-    most_doublings = doublings(config.capacity - 1, config)
+    most_doublings = config.doublings(config.capacity - 1)
     return EngineWorkload(
         "",
         config.capacity,

@@ -146,6 +146,7 @@ class RLTrainer:
             self.rl.sampling,
             config.rewards,
             config.seed,
+            posterior=self.selector.posterior,
         )
         self.judge = PolicyJudge(config, scorer, self.engine, self.tokenizer)
         self.buffer = new_buffer(self.engine, self.rl.sampling)

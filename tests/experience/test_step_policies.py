@@ -160,6 +160,9 @@ class Wrong(StepPolicy):
     def next_state(self, inputs, chosen):
         return {"state": {"groups": set(chosen)}, "nan": {"mean": float("nan")}}.get(self.kind, {})
 
+    def counts(self, inputs, chosen):
+        return {"words": {"a": "many"}, "pairs": [1], "inf": {"a": float("inf")}}.get(self.kind, {})
+
 
 REFUSED = {
     "negative": "missing returned -1; it must be a number of prompts",
@@ -174,6 +177,9 @@ REFUSED = {
     " never end",
     "endless": f"chosen left the step without 3 of its 3 groups after {3 * MAX_DRAWN} prompts",
     "both": "which chosen returned, too",
+    "words": "counts returned {'a': 'many'}; it must be numbers by name",
+    "pairs": "counts returned [1]; it must be numbers by name",
+    "inf": "counts returned inf for 'a'",
     "state": "a checkpoint cannot hold it as JSON",
     "nan": "a checkpoint cannot hold it as JSON",
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ class Decision(NamedTuple):
     chosen: list[GroupKey]  # trained on in this step
     dropped: list[GroupKey]  # trained on in no step
     state: JsonObject  # the policy's state afterwards
+    counts: dict[str, float]  # the policy's metrics of the decision
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class PolicyCalls:
                 " would never end; draw prompts or choose other groups",
             )
         state = self._call("next_state", policy.next_state, inputs, chosen)
-        return Decision(chosen, dropped, self._json(state))
+        counts = self._call("counts", policy.counts, inputs, chosen)
+        return Decision(chosen, dropped, self._json(state), self._numbers(counts))
 
     def _size(self, key: GroupKey) -> int:
         size, most = self._call("grow", self.policy.grow, self.inputs, key), self._capacity
@@ -119,6 +122,17 @@ class PolicyCalls:
         if len(set(groups)) < len(groups):
             raise self._error(method, "returned a group twice")
         return groups
+
+    def _numbers(self, counts: Mapping[str, float]) -> dict[str, float]:
+        """Returns the metrics as floats by name."""
+        try:
+            numbers = {str(name): float(value) for name, value in counts.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            message = f"returned {counts!r:.200}; it must be numbers by name"
+            raise self._error("counts", message) from error
+        if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
+            raise self._error("counts", f"returned {numbers[wrong[0]]} for {wrong[0]!r:.200}")
+        return numbers
 
     def _json(self, state: JsonMapping) -> JsonObject:
         """Returns the state as the checkpoint will have it."""

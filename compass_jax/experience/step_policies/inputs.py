@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import NamedTuple
 
 from compass_jax.aliases import JsonMapping
-from compass_jax.config import SamplingConfig
+from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.experience import growth
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.records import Group, Prompt, Score
+
+
+def uniform_posterior(prompt: Prompt) -> tuple[float, float]:
+    """Returns alpha and beta of a pass rate of which nothing is known: Beta(1, 1)."""
+    return 1.0, 1.0
 
 
 class StepInputs(NamedTuple):
@@ -21,6 +27,8 @@ class StepInputs(NamedTuple):
     buffer: ExperienceBuffer
     sampling: SamplingConfig
     last: bool  # whether this is the run's last step
+    rewards: RewardConfig = RewardConfig()
+    posterior: Callable[[Prompt], tuple[float, float]] = uniform_posterior
 
     @property
     def open(self) -> list[GroupKey]:
@@ -55,6 +63,12 @@ class StepInputs(NamedTuple):
     def prompt(self, key: GroupKey) -> Prompt:
         """Returns a group's prompt."""
         return self.buffer.prompts[key]
+
+    def predicted_pass_rate(self, key: GroupKey) -> tuple[float, float]:
+        """Returns alpha and beta of the Beta distribution that rl.zero_variance.posterior predicts
+        for the pass rate of the group's prompt, from earlier steps; Beta(1, 1) without it.
+        """
+        return self.posterior(self.prompt(key))
 
     def scores(self, key: GroupKey) -> list[Score | None]:
         """Returns the scores of a group's samples, in order, up to the last finished one; None
