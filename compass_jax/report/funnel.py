@@ -78,10 +78,12 @@ def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[Js
     """Returns the effect of each stage: skipped and rescued groups, trained-on and spent tokens;
     None for a number that a stage does not have. Stages without effect are left out.
     """
-    zero = "zero_variance/"
 
     def groups(name: str) -> int:
-        return round(total(series, zero + name))
+        return round(total(series, f"zero_variance/{name}"))
+
+    def screened(name: str) -> int:
+        return round(total(series, f"screening/{name}"))
 
     rows = [
         ("Offline filter", None, None, None, filtered),
@@ -94,6 +96,13 @@ def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[Js
             groups("dynamic_dropped_tokens"),
         ),
         ("Growth", None, groups("grow_rescued_groups"), None, groups("grow_tokens")),
+        (
+            "Screening",
+            screened("stopped_groups"),
+            screened("rescued_groups"),
+            None,
+            screened("continued_tokens"),
+        ),
         ("Shaping", None, None, round(signals["shaping"]), 0),
         ("RL-ZVP (entropy)", None, None, round(signals["entropy"]), 0),
     ]

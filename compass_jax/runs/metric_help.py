@@ -73,6 +73,13 @@ zero_variance/dynamic_surplus_groups [groups]: Dropped groups that varied: the s
     already.
 zero_variance/dynamic_filled_groups [groups]: Uniform groups that filled a step after the last
     round.
+screening/stopped_groups [groups]: Groups that screening left at their first samples.
+screening/stopped_frac [share]: Groups that screening left at their first samples, of all.
+screening/saved_samples [samples]: Samples that the stopped groups would have got as well.
+screening/continued_tokens [tokens]: Tokens of the samples after the first ones.
+screening/continued_uniform_groups [groups]: Groups that got all samples although the first ones had
+    equal rewards.
+screening/rescued_groups [groups]: Groups whose first rewards were equal and that vary now.
 curriculum/stage: The stage of rl.stages in which the step is, from 0.
 curriculum/band_<i>_share [share]: Prompts that the step drew from band i of its stage's mix, of all
     that it drew.

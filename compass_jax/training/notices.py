@@ -34,6 +34,7 @@ from compass_jax.experience.judged import (
     unknown_reasons,
     verdicts_in_words,
 )
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group, Rollout
 from compass_jax.rewards.checks import judged_sources
@@ -93,14 +94,19 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
 
 
 def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list[str]:
-    """Returns notices about growth and shaping."""
+    """Returns notices about growth, screening and shaping."""
     notices = []
-    if rl.zero_variance.grow_to and isinstance(rewards.judge, ScalarJudgeConfig):
-        judged = judged_sources(data)
-        if all(i in judged for i in range(len(data.sources))):
+    judged = judged_sources(data)
+    if isinstance(rewards.judge, ScalarJudgeConfig) and len(judged) == len(data.sources):
+        if rl.zero_variance.grow_to:
             notices.append(
                 f"rl.zero_variance.grow_to = {rl.zero_variance.grow_to}: groups grow whose rewards"
                 " are equal, and those of a scalar reward model never are; set it to 0"
+            )
+        if isinstance(rl.policy, Screening):
+            notices.append(
+                f"rl.step_policy.name = {rl.policy.name!r}: groups stop whose rewards are equal,"
+                " and those of a scalar reward model never are; leave it out"
             )
     usual = ShapingConfig()
     for penalty, settings in _PENALTIES.items():

@@ -64,6 +64,7 @@ API = {
             "experience.step_policies.plain",
             "experience.step_policies.dynamic",
             "experience.step_policies.partial",
+            "experience.step_policies.screening",
         ),
     ),
     "tasks": (

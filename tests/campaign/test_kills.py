@@ -28,6 +28,10 @@ VARIANTS = {
         *("--rl.zero-variance.dynamic-rounds", "2"),
     ],
     "growth": ["--rl.zero-variance.grow-to", "4"],
+    "screening": [
+        *("--rl.step-policy", "screening", "--rl.step-policy.n0", "2", "--rl.group-size", "4"),
+        *("--rl.step-policy.min-chance", "1", "--rl.zero-variance.posterior", "True"),
+    ],
     "one_step_off": [*CORRECTED, "--rl.one-step-off", "True"],
 }
 SIGNALS = {  # and the exit statuses that may follow

@@ -28,6 +28,9 @@ RUN = dict(
     zero_variance__skipped_prompts=[2, 5],
     zero_variance__grow_tokens=[100, 50],
     zero_variance__grow_rescued_groups=[1, 0],
+    screening__stopped_groups=[4, 3],
+    screening__rescued_groups=[0, 2],
+    screening__continued_tokens=[60, 70],
     waste__filter_tokens=[700, 700],
 )
 
@@ -50,6 +53,7 @@ def test_each_stage_says_what_it_skipped_rescued_taught_and_cost():
         "Selection": {**none, "skipped": 7},
         "Dynamic sampling": {**none, "skipped": 3, "cost": 400},
         "Growth": {**none, "rescued": 1, "cost": 150},
+        "Screening": {**none, "skipped": 7, "rescued": 2, "cost": 130},
         "Shaping": {**none, "taught": 100},
         "RL-ZVP (entropy)": {**none, "taught": 700},
     }

@@ -20,6 +20,7 @@ PATIENCE_S = 200
 CONFIG = """
 from dataclasses import replace
 
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.config import named_correction, MeshConfig, ZeroVarianceConfig
 from tiny_run import tiny_run

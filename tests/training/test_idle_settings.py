@@ -22,6 +22,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Rl
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.training.notices import idle_settings, idle_stages
 
@@ -134,6 +135,9 @@ def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
     sources = tuple(dataclasses.replace(s, verifier="judge") for s in grown.data.sources)
     data = dataclasses.replace(grown.data, sources=sources)
     assert said(dataclasses.replace(scalar, data=data)) == ["rl.zero_variance.grow_to"]
+    screened = evolve(config_with(data={"sources": sources}, step_policy=Screening(n0=2)))
+    assert said(screened) == []
+    assert said(evolve(screened, rewards={"judge": judge})) == ["rl.step_policy.name"]
     mixed = (*sources, ProceduralSource("products"))
     data = dataclasses.replace(grown.data, sources=mixed)
     assert said(dataclasses.replace(scalar, data=data)) == []

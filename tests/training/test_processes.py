@@ -105,6 +105,13 @@ VARIANTS = {
         "group_size=2, zero_variance=ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)",
         "mesh=MeshConfig(fsdp=2, expert=2, tensor=2)",
     ),
+    "screening": (
+        (
+            "step_policy=Screening(n0=2, min_chance=1.0),"
+            " zero_variance=ZeroVarianceConfig(posterior=True)"
+        ),
+        "mesh=MeshConfig(fsdp=4, expert=2)",
+    ),
     "partial": ("partial_prompts=3", "mesh=MeshConfig(fsdp=4, expert=2)"),
     "two meshes, pages, a reference": (
         "eval_every=2, objective=Grpo(kl_coef=0.01)",

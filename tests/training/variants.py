@@ -17,6 +17,7 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rollout.collect import Collection
 
@@ -28,6 +29,7 @@ STAGES = (
     RLStage(2, ((0.0, 0.3, 0.5), (0.3, 1.0, 0.5)), 8, 6, 3e-3, Gspo()),
 )
 DYNAMIC = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=4)
+SCREENING = Screening(n0=2, min_chance=1.0, min_chance_hard=0.6)
 GROWING = {
     "zero_variance": ZeroVarianceConfig(select=True, grow_to=12),
     "shaping": ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
@@ -40,6 +42,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic": ("seldom", {"group_size": 2, "zero_variance": DYNAMIC}),
     "stages": ("seldom", {"steps": 4, "stages": STAGES, "updates_per_rollout": 2}),
     "posterior": ("coin", {"zero_variance": ZeroVarianceConfig(posterior=True)}),
+    "screening": ("coin", {"step_policy": SCREENING}),
+    "one step off, screening": (
+        "coin",
+        {**AHEAD, "step_policy": SCREENING, "zero_variance": ZeroVarianceConfig(posterior=True)},
+    ),
     "partial": ("coin", PARTIAL),
     "partial, one step off": ("coin", {**PARTIAL, "one_step_off": True}),
     "one step off": ("coin", AHEAD),

@@ -1,0 +1,170 @@
+"""Screening: which groups get all their samples, the same after any stop; and what it refuses."""
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from evolve import evolve
+from scipy import stats
+from test_in_flight import CONFIGS, World, drawn, levels, run
+from tiny_run import tiny_run
+
+from compass_jax.config import (
+    ConfigError,
+    RewardConfig,
+    RLConfig,
+    RLStage,
+    ZeroVarianceConfig,
+    named_correction,
+)
+from compass_jax.experience.step_policies.inputs import StepInputs
+from compass_jax.experience.step_policies.screening import Screening, chance_to_vary
+from compass_jax.records import Score
+
+GROUP = (1, 0)
+STRICT = Screening(n0=2, min_chance=1.0, min_chance_hard=1.0)
+
+
+def size(policy, rewards, n=8, prior=(1.0, 1.0), wrong_at=0.0):
+    """Returns the size of a group whose first rewards are these; None: unknown."""
+    scores = [Score(0.0 if x is None else x, x is not None) for x in rewards]
+    buffer = SimpleNamespace(scores=lambda key: scores, prompts={GROUP: None})
+    sampling = RLConfig(group_size=n, step_policy=policy).sampling
+    rewards_config = RewardConfig(wrong_at=wrong_at)
+    inputs = StepInputs(buffer, sampling, False, rewards_config, lambda prompt: prior)
+    return policy.grow(inputs, GROUP)
+
+
+@pytest.mark.parametrize("prior", [(1.0, 1.0), (0.3, 5.7), (12.0, 4.0)])
+@pytest.mark.parametrize(("right", "wrong"), [(0, 0), (0, 3), (4, 0), (1, 2)])
+def test_the_chance_to_vary_is_that_of_the_beta_binomial_distribution(right, wrong, prior):
+    further = 5
+    counts = stats.betabinom(further, prior[0] + right, prior[1] + wrong)
+    n, expected = right + wrong + further, 0.0
+    for more in range(further + 1):
+        expected += counts.pmf(more) * (0 < right + more < n)
+    assert chance_to_vary(right, wrong, further, prior) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_group_continues_where_it_varies_or_is_likely_to():
+    # after four equal rewards of Beta(1, 1) four more differ with probability 4/9
+    policy = Screening()
+    assert size(policy, [1, 0, 0, 0]) == 8 and size(policy, [1, 1]) == 4 == size(policy, [])
+    assert size(policy, [1, 1, 1, 1]) == 4 and size(policy, [0, 0, 0, 0]) == 8
+    assert size(replace(policy, min_chance=0.44), [1, 1, 1, 1]) == 8
+    assert size(replace(policy, min_chance_hard=0.45), [0, 0, 0, 0]) == 4
+    strict = replace(policy, min_chance=1.0, min_chance_hard=1.0)
+    assert size(strict, [0] * 4) == size(strict, [1] * 4) == 4 and size(strict, [0, 0, 1, 0]) == 8
+
+
+def test_a_predicted_pass_rate_decides_with_the_rewards():
+    policy = Screening(n0=2)
+    assert size(policy, [1, 1], prior=(16.0, 16.0)) == 8 and size(policy, [1, 1], n=4) == 2
+    assert size(policy, [1, 1], prior=(31.0, 1.0)) == 2
+    assert size(policy, [0, 0], prior=(0.5, 31.5)) == 2  # hardly ever right
+    assert size(policy, [0, 0], prior=(2.0, 30.0)) == 8  # right answers are rare
+    assert size(policy, [0, 0], prior=(2.0, 30.0), n=4) == 2  # too rare for two more
+
+
+def test_unknown_rewards_and_those_between_right_and_wrong():
+    policy = Screening()
+    assert size(policy, [None, 1, 0, None]) == 8 and size(policy, [None, 1, 1, None]) == 8
+    assert size(policy, [None] * 4, prior=(1.0, 1.0)) == 8
+    assert size(policy, [None] * 4, prior=(31.0, 0.1)) == 4
+    # all Tie: nothing is known of other verdicts, whatever the pass rate
+    for prior in ((1.0, 1.0), (16.0, 16.0)):
+        assert size(policy, [0.0] * 4, wrong_at=-1.0, prior=prior) == 4
+        assert size(policy, [-1.0] * 4, wrong_at=-1.0, prior=prior) == 8
+
+
+WORLDS = {
+    "screening": RLConfig(prompts_per_step=3, group_size=5, step_policy=STRICT),
+    "screening by chance": RLConfig(
+        prompts_per_step=8, group_size=4, step_policy=Screening(n0=2, min_chance_hard=0.3)
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def screening_configs(monkeypatch):
+    for name, config in WORLDS.items():
+        monkeypatch.setitem(CONFIGS, name, config.validate("rl"))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_stop_at_any_sample_leads_to_the_same_groups_and_rounds(name):
+    whole = World(name)
+    expected = run(whole)
+    config, n0 = CONFIGS[name], CONFIGS[name].policy.n0
+    assert {len(keys) > 0 for _, keys in whole.asked} == {True}
+    for _, keys in whole.asked:  # a round holds first samples or others
+        assert len({key.index >= n0 for key in keys}) == 1
+    sizes = Counter(x[-1] for step in expected for _, x in step[1])
+    assert set(sizes) == {n0, config.group_size}
+    for at in range(1, len(whole.ended) + 1, 3):
+        world = World(name, stop_at=at)
+        assert run(world) == expected, at
+        assert Counter(world.ended) == Counter(whole.ended)
+        assert levels(world.asked) == levels(whole.asked)
+        for _, keys in world.asked:
+            assert len({key.index >= n0 for key in keys}) == 1
+    assert run(World(name), restart=lambda step, stopped: True) == expected
+
+
+def test_every_sample_is_trained_on_and_the_metrics_count_the_groups():
+    world = World("screening by chance")
+    buffer, policy = world.room(), CONFIGS["screening by chance"].policy
+    metrics = world.collector()(buffer, None, 0, world.draw, False, world.stopped)
+    groups = buffer.step_groups()[0]
+    assert len(groups) == 8 and sum(len(x.rollouts) for x in groups) == len(world.ended)
+    stopped = [x for x in groups if len(x.rollouts) == policy.n0]
+    others = [x for x in groups if len(x.rollouts) == 4]
+    assert stopped and others and len(stopped) + len(others) == 8
+    uniform = [x for x in others if np.ptp([drawn(r.key)[1] for r in x.rollouts[:2]]) == 0]
+    rescued = [x for x in uniform if np.ptp([s.reward for s in x.scores]) > 0]
+    expected = {
+        "stopped_groups": len(stopped),
+        "stopped_frac": len(stopped) / 8,
+        "saved_samples": 2 * len(stopped),
+        "continued_tokens": sum(r.response_length for x in others for r in x.rollouts[2:]),
+        "continued_uniform_groups": len(uniform),
+        "rescued_groups": len(rescued),
+    }
+    found = {k.removeprefix("screening/"): v for k, v in metrics.items() if "screening/" in k}
+    assert found == expected and len(uniform) > 0
+
+
+def test_settings_that_screening_cannot_be_combined_with_are_refused():
+    growing = ZeroVarianceConfig(grow_to=16)
+    dynamic = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)
+    tis = named_correction("tis")
+    for policy, fields, message in (
+        (Screening(n0=8), {}, "n0 = 8: rl.group_size = 8 leaves no samples to decide on"),
+        (Screening(n0=9), {}, "n0 = 9: rl.group_size = 8 leaves no samples to decide on"),
+        (Screening(n0=1), {}, "rl.step_policy.n0 = 1: must be at least 2"),
+        (Screening(min_chance=1.5), {}, "rl.step_policy.min_chance = 1.5: must be at most 1"),
+        (
+            Screening(min_chance=0.0, min_chance_hard=0.0),
+            {},
+            "min_chance = rl.step_policy.min_chance_hard = 0: every group would get all",
+        ),
+        (Screening(), {"zero_variance": growing}, "screening gives them fewer; set grow_to to 0"),
+        (Screening(), {"zero_variance": dynamic}, "dynamic_sampling would have no effect"),
+        (Screening(), {"partial_prompts": 2, "correction": tis}, "partial_prompts would have no"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            RLConfig(step_policy=policy, **fields).validate("rl")
+    run_config = evolve(tiny_run(), rl={"step_policy": Screening(), "group_size": 6})
+    run_config.validate_for_rl()
+    stages = (RLStage(group_size=8), RLStage(2, group_size=4))
+    with pytest.raises(ConfigError, match=r"rl\.stages\[1\].*rl\.group_size = 4 leaves no samples"):
+        evolve(run_config, rl={"stages": stages}).validate_for_rl()
+    for policy, fields in itertools.product(
+        (Screening(), STRICT),
+        ({}, {"one_step_off": True, "correction": tis}, {"stages": (RLStage(group_size=6),)}),
+    ):
+        RLConfig(step_policy=policy, **fields).validate("rl")
