@@ -44,6 +44,23 @@ def randomise(model, seed):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
+def in_dtype(model, dtype):
+    """A copy of a model of transformers in `dtype`, with the parts that its classes keep in
+    float32: the bias of the choice of experts.
+    """
+    import copy
+
+    import torch
+
+    narrow = copy.deepcopy(model).to(getattr(torch, dtype))
+    for (name, buffer), (_, wide) in zip(
+        narrow.named_buffers(), model.named_buffers(), strict=True
+    ):
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = wide.clone()
+    return narrow
+
+
 def reference_logits(model, tokens):
     """The logits `[b t v]` of a model of transformers."""
     import torch

@@ -18,10 +18,12 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, MLAConfig, ModelConfig
+from compass_jax.model.precision import at_least_float32
 from compass_jax.sharding import SPLIT, STORE, Placement, move
 
 _LONGEST_PERIOD = 8
@@ -53,7 +55,11 @@ class ParamSpec(NamedTuple):
     quantised: bool = False  # in 8 bits in a quantised rollout
     stacked: bool = False  # leading axis is the run's repeats
     per_expert: bool = False  # next axis is the expert
-    exact: bool = False  # keeps its type in a rollout of a narrower one
+    exact: bool = False  # in at least float32 whatever the type of the other parameters
+
+    def dtype(self, params: str) -> np.dtype:
+        """Returns the type of this parameter among parameters of type `params`."""
+        return at_least_float32(params) if self.exact else jnp.dtype(params)
 
     def over_mesh(self, x: Tree) -> PartitionSpec:
         """Returns the partition of `x` (this parameter or its 8-bit scales) inside `shard_map`:
@@ -354,7 +360,7 @@ def _fuse(tree: Tree, tensor: int) -> Tree:
 def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Tree]:
     """Returns the parameter tree as ShapeDtypeStructs."""
     return jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype)),
+        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype(dtype)),
         param_specs(config),
         is_leaf=is_spec,
     )
@@ -428,9 +434,10 @@ def param_count(config: ModelConfig) -> int:
 
 def init_leaf(key: jax.Array, spec: ParamSpec, std: float, dtype: str) -> jax.Array:
     """Draws the initial value of one parameter in float32."""
+    kind = spec.dtype(dtype)
     if spec.init == "normal":
-        return (std * jax.random.normal(key, spec.shape, jnp.float32)).astype(dtype)
-    return jnp.ones(spec.shape, dtype) if spec.init == "ones" else jnp.zeros(spec.shape, dtype)
+        return (std * jax.random.normal(key, spec.shape, jnp.float32)).astype(kind)
+    return jnp.ones(spec.shape, kind) if spec.init == "ones" else jnp.zeros(spec.shape, kind)
 
 
 def init_tree(key: jax.Array, specs: Tree, std: float, dtype: str) -> Tree:

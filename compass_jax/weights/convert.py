@@ -49,7 +49,7 @@ def import_hf(
     config = read_hf_config(source, family)
     if tell is not None and (notice := extra_layers_notice(read_headers(source), config)):
         tell(notice)
-    params = load_params(source, config, dtype or stored_dtype(source))
+    params = load_params(source, config, dtype or stored_dtype(source, config))
     tokenizer = out / "tokenizer"
     try:
         tokenizer.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.aliases import Tree
@@ -105,7 +104,8 @@ def load_params(
     shardings: Tree = None,
     vocab_rows: int | None = None,
 ) -> Tree:
-    """Returns the parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`.
+    """Returns the parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`
+    (a router's selection bias to at least float32).
 
     Args:
         folder: the Hugging Face folder.
@@ -124,13 +124,12 @@ def load_params(
     stored = checked_headers(folder, config, vocab_rows)
     leaves, structure = _leaves(config)
     targets = [None] * len(leaves) if shardings is None else structure.flatten_up_to(shardings)
-    dtype = jnp.dtype(param_dtype)
     params = []
     for leaf, sharding in zip(leaves, targets, strict=True):
 
         def read(index: tuple[slice, ...] | None, leaf: _Leaf = leaf) -> np.ndarray:
             assert index is not None
-            return _read_block(leaf, stored, index, dtype)
+            return _read_block(leaf, stored, index, leaf.spec.dtype(param_dtype))
 
         shape = leaf.spec.shape
         if sharding is None:
@@ -334,15 +333,13 @@ def _some(names: list[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:_SHOWN])}{more}"
 
 
-def stored_dtype(folder: str | Path) -> str:
-    """Returns the float type that represents every tensor of a folder exactly."""
-    kinds = {stored.dtype for stored in read_headers(folder).values()}
-    unsupported = kinds - set(DTYPES.values())
-    if unsupported:
-        raise WeightsError(
-            f"{folder} holds weights of type {', '.join(sorted(unsupported))}; supported:"
-            f" {', '.join(DTYPES.values())}"
-        )
+def stored_dtype(folder: str | Path, config: ModelConfig, vocab_rows: int | None = None) -> str:
+    """Returns the float type that represents a folder's tensors of a model exactly, besides those
+    that always have at least float32. Raises the errors of `checked_headers`.
+    """
+    stored = checked_headers(folder, config, vocab_rows)
+    leaves = [leaf for leaf in _leaves(config)[0] if not leaf.spec.exact]
+    kinds = {stored[name].dtype for leaf in leaves for name in leaf.names.flat}
     if len(kinds) == 1:
         return kinds.pop()
     return "float64" if "float64" in kinds else "float32"
@@ -383,7 +380,7 @@ def save_params(
     if isinstance(ends := ids.get("eos_token_id"), list):  # only ids that the model can emit
         ids["eos_token_id"] = [i for i in ends if i < config.vocab_size] or None
     description = write_hf_config(config, dtype, ids)
-    total = sum(math.prod(leaf.spec.shape) for leaf in leaves) * jnp.dtype(dtype).itemsize
+    total = sum(math.prod(leaf.spec.shape) * leaf.spec.dtype(dtype).itemsize for leaf in leaves)
     with new_folder(folder, total, replace) as temporary:
         files = _files(leaves, dtype, shard_bytes)
         write_shards(temporary, files, _tensors(leaves, flat, dtype))
@@ -394,9 +391,10 @@ def save_params(
 
 def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[str]]:
     """Returns file -> names of its tensors, in shards of at most `shard_bytes`."""
-    size = jnp.dtype(dtype).itemsize
     sizes = {
-        name: math.prod(leaf.tensor_shape) * size for leaf in leaves for name in leaf.names.flat
+        name: math.prod(leaf.tensor_shape) * leaf.spec.dtype(dtype).itemsize
+        for leaf in leaves
+        for name in leaf.names.flat
     }
     shards = plan_shards(sizes, shard_bytes)
     return dict(zip(shard_names(len(shards)), shards, strict=True))
@@ -406,12 +404,11 @@ def _tensors(leaves: list[_Leaf], values: list[Tree], dtype: str) -> Iterator[np
     """Yields every tensor in its on-disk form, in order; one layer of one leaf of `values` is on
     the host at a time.
     """
-    kind = jnp.dtype(dtype)
     groups: dict[str, list[tuple[_Leaf, Tree]]] = {}  # first tensor -> the leaves in its tensors
     for leaf, value in zip(leaves, values, strict=True):
         groups.setdefault(leaf.names.flat[0], []).append((leaf, value))
     for group in groups.values():
-        leaf, value = group[0]
+        (leaf, value), kind = group[0], group[0][0].spec.dtype(dtype)
         if leaf.tensor.fused:
             yield from _fused_tensors(group, kind)
             continue

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig, PolicyConfig
@@ -20,6 +21,7 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import LORA, abstract_adapters, check_base, settings_of
 from compass_jax.weights.hf import checked_headers, load_params, stored_dtype
 from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.manifest import Manifest
 from compass_jax.weights.sound import is_one
 
 
@@ -68,7 +70,10 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
             f"{path} is a checkpoint without parameters (neither params nor state/params)"
         )
     prefix = parents[0]
-    requested = abstract_params(manifest.model, manifest.leaves["/".join((*prefix, "embed"))][1])
+    requested = jax.tree_util.tree_map_with_path(
+        lambda path, x: jax.ShapeDtypeStruct(x.shape, _saved_dtype(manifest, prefix, path, x)),
+        abstract_params(manifest.model, "float32"),
+    )
     if shardings is not None:
         requested = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), requested, shardings
@@ -79,6 +84,12 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
     for key in prefix:
         arrays = arrays[key]
     return arrays, manifest.model
+
+
+def _saved_dtype(manifest: Manifest, prefix: tuple[str, ...], path: Tree, leaf: Tree) -> np.dtype:
+    """Returns the type in which a checkpoint holds a parameter; that of `leaf` if it has none."""
+    name = "/".join((*prefix, jax.tree_util.keystr(path, simple=True, separator="/")))
+    return jnp.dtype(manifest.leaves[name][1]) if name in manifest.leaves else leaf.dtype
 
 
 def _restore_adapted(
@@ -98,7 +109,7 @@ def _restore_adapted(
         params, _ = restore_params(base, shardings)
     else:
         rows = read_hf_config(base, model.family).vocab_size
-        params = load_params(base, model, stored_dtype(base), shardings, rows)
+        params = load_params(base, model, stored_dtype(base, model, rows), shardings, rows)
     check_base(source.path, source.meta(), params)
     requested = {"state": {"params": abstract_adapters(model, lora)}}
     _, arrays, _ = checkpoint.restore(source, requested, subset=True)
@@ -161,7 +172,7 @@ def init_or_load(
         return draw(config.model, config.compute, key)
     if is_checkpoint(path):
         params, _ = restore_params(path, shardings)
-        return _cast(params, dtype)
+        return _cast(params, config.model, dtype)
     return load_params(path, config.model, dtype, shardings, rows)
 
 
@@ -202,14 +213,15 @@ def first_parameters(config: PolicyConfig, model: Transformer) -> Tree:
     return place(params, config.model, placement)
 
 
-def _cast(params: Tree, dtype: str) -> Tree:
-    """Casts `params` to another type, one leaf at a time, and releases each old leaf once it is
-    copied.
+def _cast(params: Tree, model: ModelConfig, dtype: str) -> Tree:
+    """Casts `params` to parameters of another type, one leaf at a time, and releases each old leaf
+    once it is copied.
     """
     leaves, structure = jax.tree.flatten(params)
+    types = [x.dtype for x in jax.tree.leaves(abstract_params(model, dtype))]
     params.clear()
-    for i, leaf in enumerate(leaves):
-        leaves[i] = leaf if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype)
+    for i, (leaf, kind) in enumerate(zip(leaves, types, strict=True)):
+        leaves[i] = leaf if leaf.dtype == kind else leaf.astype(kind)
         del leaf
     return jax.tree.unflatten(structure, leaves)
 

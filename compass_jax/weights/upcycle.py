@@ -75,7 +75,7 @@ def upcycle(
     dense = read_hf_config(source)
     config = sparse_config(dense, experts, top_k, str(source))
     origins = _origins(source, dense, config)
-    dtype = stored_dtype(source)
+    dtype = stored_dtype(source, dense)
     size = jnp.dtype(dtype).itemsize
     sizes = {name: math.prod(origin.shape) * size for name, origin in origins.items()}
     shards = plan_shards(sizes, _SHARD_BYTES)

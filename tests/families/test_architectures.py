@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hf_folders import assert_same_bits, tensors_of
-from hf_models import random_model, reference_greedy, reference_logits
+from hf_models import in_dtype, random_model, reference_greedy, reference_logits
 from safetensors.numpy import save_file
 
 from compass_jax.config import ComputeConfig, RolloutConfig
@@ -409,11 +409,9 @@ def test_greedy_tokens_through_the_engine_equal_those_of_transformers(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_go_in_and_out_bit_for_bit(case, tmp_path, dtype):
-    import torch
-
     model, _, config, _ = case
     folder = tmp_path / "hf"
-    copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(folder)
+    in_dtype(model, dtype).save_pretrained(folder)
     import_hf(folder, tmp_path / "run")
     out = export_hf(tmp_path / "run", tmp_path / "out")
     tensors, exported = tensors_of(folder), tensors_of(out)
@@ -498,6 +496,19 @@ def test_given_routes_are_replayed_with_gradients_through_the_live_gates(case, x
         slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: jnp.sum(g * d), grads, step)))
         assert abs(float(slope)) > 1e-6
         np.testing.assert_allclose(float(high - low) / 2, float(slope), rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3, tied"], indirect=True)
+def test_a_selection_bias_in_bfloat16_is_exported_in_float32_with_its_values(case, tmp_path):
+    import torch
+
+    folder = tmp_path / "hf"
+    copy.deepcopy(case[0]).to(torch.bfloat16).save_pretrained(folder)
+    import_hf(folder, tmp_path / "run")
+    exported = tensors_of(export_hf(tmp_path / "run", tmp_path / "out"))
+    for name, tensor in tensors_of(folder).items():
+        kind = np.float32 if name.endswith("e_score_correction_bias") else tensor.dtype
+        assert_same_bits(exported[name], tensor.astype(kind))
 
 
 @pytest.mark.parametrize("case", ["glm4_moe"], indirect=True)
