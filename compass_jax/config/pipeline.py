@@ -12,7 +12,17 @@ from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
 from compass_jax.config.model import ModelConfig
 from compass_jax.config.ranges import Name, Section, check_fields
-from compass_jax.config.stages import REFERENCE, Export, Merge, Rl, Run, Sft, Stage
+from compass_jax.config.stages import (
+    REFERENCE,
+    Evaluate,
+    Export,
+    Import,
+    Merge,
+    Rl,
+    Run,
+    Sft,
+    Stage,
+)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -50,7 +60,7 @@ class PipelineConfig(Section):
                 _check_models(stage, stages)
                 stage.validate()
                 if isinstance(stage, Run):
-                    stage.run.validate()
+                    (stage.run if isinstance(stage, Evaluate) else stage.started_run).validate()
             except ConfigError as error:
                 raise ConfigError(f"stage {stage.name}: {error}") from error
             stages.append(stage)
@@ -129,7 +139,7 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
     for name in stage.starts():
         check(done[name].WEIGHTS, f"it starts from {name}, which makes no weights")
     if isinstance(stage, Export):
-        is_folder = isinstance(done[stage.start], Merge | Export)
+        is_folder = isinstance(done[stage.start], Import | Merge | Export)
         check(
             not is_folder,
             f"{stage.start} already makes a Hugging Face folder; leave the export out",

@@ -100,6 +100,23 @@ class Prepare(BaseStage):
 
 
 @dataclass(frozen=True)
+class Import(BaseStage):
+    """A Hugging Face folder of a GGUF file's model, which later stages start from. A run takes its
+    tokenizer by data.tokenizer = "stage:NAME".
+    """
+
+    OUTPUT: ClassVar[str] = "hf"
+    WEIGHTS: ClassVar[bool] = True
+
+    file: Name
+    """GGUF file of the model."""
+
+    def reads(self) -> Reads:
+        """Yields the input files."""
+        yield "file", self.file, False
+
+
+@dataclass(frozen=True)
 class _Training(BaseStage):
     """A training run."""
 
@@ -119,6 +136,11 @@ class _Training(BaseStage):
             " the two",
         )
         _check_no_directory(self.run)
+
+    @property
+    def started_run(self) -> RunConfig:
+        """The run with the stage that it starts from as `init_from`, which adapters need."""
+        return replace(self.run, init_from=REFERENCE + self.start) if self.start else self.run
 
     def starts(self) -> tuple[str, ...]:
         """Returns the names of the stages whose weights it reads."""
@@ -162,7 +184,7 @@ class Rl(_Training):
 
     def _check(self, key: str) -> None:
         super()._check(key)
-        self.run.validate_for_rl()
+        self.started_run.validate_for_rl()
 
     def reads(self) -> Reads:
         """Yields the input files."""
@@ -257,7 +279,7 @@ class Export(BaseStage):
         return replace(self, start=self.start or weights[-1])
 
 
-Stage = Rows | Prepare | Sft | Merge | Rl | Evaluate | Export
+Stage = Rows | Prepare | Import | Sft | Merge | Rl | Evaluate | Export
 Run = Sft | Rl | Evaluate  # the stages with a run's settings
 
 

@@ -57,10 +57,23 @@ def _count_bits(entry: Entry) -> list[str]:
     return lines
 
 
+def _leg_counting(entry: Entry) -> list[str]:
+    """Returns the legs of each kind of animal, then their sum: "duck: 3 * 2 = 6", "6 + 4 = 10"."""
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS
+
+    counts = entry["metadata"]["animals"].items()
+    lines = [f"{name}: {n} * {ANIMALS[name]} = {n * ANIMALS[name]}" for name, n in counts]
+    if len(lines) > 1:
+        terms = " + ".join(str(n * ANIMALS[name]) for name, n in counts)
+        lines.append(f"{terms} = {entry['answer']}")
+    return lines
+
+
 _STEPS: dict[str, Callable[[Entry], list[str]]] = {
     "chain_sum": _chain_sum,
     "products": _products,
     "count_bits": _count_bits,
+    "leg_counting": _leg_counting,
 }
 
 

@@ -12,7 +12,17 @@ from typing import Any
 from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
-from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft, Stage
+from compass_jax.config.stages import (
+    Evaluate,
+    Export,
+    Import,
+    Merge,
+    Prepare,
+    Rl,
+    Rows,
+    Sft,
+    Stage,
+)
 from compass_jax.runs.logfile import replaced
 from compass_jax.runs.rundir import SUMMARY
 
@@ -51,6 +61,15 @@ def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
 
     tally = prepare(stage.settings, str(folder), print)
     Console(soft_wrap=True).print(summary_table(table(tally), title=f"{tally.rows:,} rows"))
+
+
+def _import(stage: Import, folder: Path, _: Output) -> None:
+    from compass_jax.weights.gguf_folder import import_gguf
+
+    out = folder / stage.OUTPUT
+    if out.exists():  # it exists only when complete
+        return
+    print(f"written: {import_gguf(stage.file, out)}")
 
 
 def _sft(stage: Sft, folder: Path, output: Output) -> int:
@@ -110,6 +129,7 @@ def _export(stage: Export, folder: Path, output: Output) -> None:
 WORK: dict[type, Callable[[Any, Path, Output], int | None]] = {
     Rows: _rows,
     Prepare: _prepare,
+    Import: _import,
     Sft: _sft,
     Rl: _rl,
     Merge: _merge,
