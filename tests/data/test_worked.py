@@ -10,6 +10,7 @@ OPTIONS = {
     "chain_sum": [{}, {"min_terms": 1, "max_terms": 8, "max_digits": 5, "allow_negation": True}],
     "products": [{}, {"min_terms": 1, "max_terms": 4, "allow_negation": True}],
     "count_bits": [{}],
+    "leg_counting": [{}, {"min_animals": 1, "max_animals": 2}],
 }
 
 
@@ -53,3 +54,13 @@ def test_other_tasks_by_hand():
         worked_solution("count_bits", {"metadata": {"number": 6}, "answer": "2"})
         == "6 0\n3 1\n1 2\n<answer>2</answer>"
     )
+
+
+def test_leg_counting_by_hand():
+    entry = {"metadata": {"animals": {"human": 8, "sea slug": 2, "ant": 1}}, "answer": "22"}
+    assert worked_solution("leg_counting", entry) == (
+        "human: 8 * 2 = 16\nsea slug: 2 * 0 = 0\nant: 1 * 6 = 6\n16 + 0 + 6 = 22\n"
+        "<answer>22</answer>"
+    )
+    single = {"metadata": {"animals": {"crab": 3}}, "answer": "30"}
+    assert worked_solution("leg_counting", single) == "crab: 3 * 10 = 30\n<answer>30</answer>"

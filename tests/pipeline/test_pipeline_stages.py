@@ -11,9 +11,10 @@ from tiny_run import tiny_run
 from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import ConfigError, FileSource, RunConfig
 from compass_jax.config.io import from_plain, to_plain
+from compass_jax.config.lora import LoRAConfig
 from compass_jax.config.pipeline import PipelineConfig, ancestors, inputs, with_texts
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft
+from compass_jax.config.stages import Evaluate, Export, Import, Merge, Prepare, Rl, Rows, Sft
 from compass_jax.pipeline.plan import check_outside
 
 RUN = tiny_run()
@@ -55,6 +56,16 @@ def test_an_empty_setting_stands_for_the_nearest_stage_before_that_makes_it():
         ("rl",),
     ]
     assert ancestors("rl", list(found.values())) == ["rl", "merged", "base"]
+
+
+def test_an_import_is_where_the_next_stage_starts_and_adapters_have_their_base():
+    adapted = dataclasses.replace(RUN, lora=LoRAConfig(rank=4))
+    given = pipeline(Import("model", "model.gguf"), Sft("sft", RUN), Rl("rl", adapted))
+    stages = given.validate().stages
+    assert stages[1].start == "model" and stages[1].started_run.init_from == "stage:model"
+    assert stages[2].start == "sft" and stages[2].run.init_from == ""
+    with pytest.raises(ConfigError, match=r"stage rl: lora\.rank = 4: adapters need a base"):
+        pipeline(Rl("rl", adapted)).validate()
 
 
 def test_a_pipeline_is_json_and_back():
@@ -126,6 +137,10 @@ WRONG = {
         (A, Export("e"), Export("f", start="e")),
         "stage f: e already makes a Hugging Face folder",
     ),
+    "an export of an import": (
+        (Import("model", "x.gguf"), Export("e")),
+        "stage e: model already makes a Hugging Face folder",
+    ),
     "a bad setting": ((Sft("a", with_sft(steps=0)),), r"run\.sft\.steps = 0: must be positive"),
     "no function's name": ((Rows("a", "rows"),), "stage a: function = 'rows': must be module:name"),
     "no conversations": ((Prepare("a", PrepareConfig(())),), "stage a: prepare.data is empty"),
@@ -154,6 +169,7 @@ AWAY = {
         Prepare("a", PrepareConfig(("no.jsonl",))),
         r"stage a: settings\.data\[0\] = 'no.jsonl': no such file",
     ),
+    "a GGUF file": (Import("a", "no.gguf"), "stage a: file = 'no.gguf': no such file"),
     "a function": (Rows("a", f"{MADE}:tought"), "stage a: function = .*did you mean taught"),
 }
 

@@ -28,7 +28,9 @@ from compass_jax.training.notices import idle_settings, idle_stages
 
 ROOT = Path(__file__).parents[2]
 PODS = sorted((ROOT / "configs").glob("*x*x*.py")) + sorted((ROOT / "configs").glob("*_16x16.py"))
-PIPELINES = [ROOT / "configs" / "compass_max_tiny_cpu.py"]
+PIPELINES = [
+    ROOT / "configs" / f"{name}.py" for name in ("compass_max_tiny_cpu", "smollm2_135m_cpu")
+]
 SHIPPED = sorted({*(ROOT / "configs").glob("*.py")} - {*PIPELINES})
 TIS = named_correction("tis")
 # what a shipped configuration says that cannot act, and why it is there
@@ -68,7 +70,7 @@ def test_each_setting_of_a_shipped_pipelines_rl_acts(file):
     stages = [
         one for one in load_config_as(str(file), PipelineConfig).stages if isinstance(one, Rl)
     ]
-    assert len(stages) == 2
+    assert len(stages) == (1 if "smollm2" in file.stem else 2)
     assert {stage.name: said(stage.run) for stage in stages} == {one.name: [] for one in stages}
 
 
