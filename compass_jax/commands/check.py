@@ -21,7 +21,8 @@ from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.errors import UserError
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights import sound
-from compass_jax.weights.hf import extra_layers_notice, tensor_problems
+from compass_jax.weights.dequantize import dequantized
+from compass_jax.weights.hf import import_notices, tensor_problems
 from compass_jax.weights.hf_config import read_hf_config, refuse_adapter
 from compass_jax.weights.safetensors_io import DTYPES, Stored, look, not_finite, open_file
 
@@ -124,10 +125,11 @@ def _hugging_face(folder: Path, family: str | None) -> Iterator[Checked]:
         yield Checked("weights", words, faults)
         if model is not None:
             words = "names, shapes and types against config.json"
-            if ignored := extra_layers_notice(stored, model):
-                words = f"{words}; {ignored}"
+            words = "; ".join([words, *import_notices(stored, model)])
             yield Checked("tensors", words, tensor_problems(folder, model, stored))
-        yield Checked("values", f"every number of {len(stored)} tensors", _not_finite(stored))
+        yield Checked(
+            "values", f"every number of {len(stored)} tensors", _not_finite(dequantized(stored))
+        )
     if (folder / "tokenizer.json").exists() or (folder / "tokenizer_config.json").exists():
         yield _tokenizer(folder, "tokenizer", model)
     else:
@@ -144,20 +146,21 @@ def _not_finite(stored: dict[str, Stored]) -> list[str]:
     for file, names in by_file.items():
         with open_file(file) as handle:
             for name in names:
-                parts = _parts(handle, name, stored[name].shape)
+                parts = _parts(handle, name, stored[name])
                 bad = sum(not_finite(np.ascontiguousarray(part)) for part in parts)
                 if bad:
                     faults.append(f"{file.name}: tensor {name}: {bad:,} numbers are not finite")
     return faults
 
 
-def _parts(handle: Any, name: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    if not shape:
+def _parts(handle: Any, name: str, stored: Stored) -> Iterator[np.ndarray]:
+    """Yields rows of a tensor, or the matrices of a stack."""
+    if not stored.shape:
         yield np.asarray(handle.get_tensor(name))
         return
-    piece = handle.get_slice(name)
-    for start in range(0, shape[0], _ROWS):
-        yield piece[start : min(start + _ROWS, shape[0])]
+    piece, rows = stored.open(handle, name), _ROWS if len(stored.shape) < 3 else 1
+    for start in range(0, stored.shape[0], rows):
+        yield piece[start : min(start + rows, stored.shape[0])]
 
 
 def _tokenizer(folder: Path, name: str, model: ModelConfig | None) -> Checked:

@@ -105,7 +105,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         work = work_in_words(counts)
     done = checkpoint.latest(config.directory) if existing_run else None
     if done is None:
-        check_weights(config.init_from, config.model)
+        check_weights(config.init_from, config.model, tell)
     stages = config.rl.stages if command == "train" else ()
     begun_after = [stage.after_steps for stage in stages if stage.after_steps < config.rl.steps]
     memory = memory_line(config, config.rl if command == "train" else config.sft)
@@ -123,7 +123,7 @@ def _reading(config: EvalRunConfig, command: str, weights: str | None, tell: Tel
     with open_scorer(config):
         pass
     if weights is not None:
-        check_weights(weights, config.model)
+        check_weights(weights, config.model, tell)
     rows = {
         "model": describe_model(config.model, param_count(config.model)),
         "weights": weights or config.init_from or "random",

@@ -12,6 +12,7 @@ from compass_jax.config.io import differences
 from compass_jax.curate.merge import MergeError
 from compass_jax.families.find import find
 from compass_jax.families.raw import WeightsError
+from compass_jax.weights.dequantize import refuse_quantized
 from compass_jax.weights.hf import FUSED, parameters_of, tensor_problems
 from compass_jax.weights.hf_config import find_token_ids, read_hf_config
 from compass_jax.weights.safetensors_io import Stored, look
@@ -65,6 +66,7 @@ def read_parents(base: Path, models: Sequence[Path], family: str | None = None) 
 def _tensors(folder: Path, config: ModelConfig) -> tuple[dict[str, Stored], list[str]]:
     """Returns the tensors of a folder, and the reasons why they do not fit the model."""
     stored, problems = look(folder)
+    refuse_quantized(folder, stored)
     has_others = config.moe is None or not find(config.family).tensor("moe.gate").fused
     if has_others and any(name.endswith(FUSED) for name in stored):
         advice = f"{folder} holds the experts of a layer in one tensor ({FUSED}): write it with a"

@@ -31,6 +31,7 @@ from compass_jax.config import ConfigError, ModelConfig, MoEConfig, Router, seam
 from compass_jax.config.ranges import describe_value
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
 from compass_jax.families.mla import MLA_KEYS, UNTURNED, read_mla, written_mla
+from compass_jax.families.quantized import quantization_problems
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.families.rope import (
     PARTIAL,
@@ -526,6 +527,8 @@ class Family:
             )
         if raw.get("architectures") not in (None, [], [self.architecture]):
             lines.append(unsupported("architectures", raw.get("architectures"), self.architecture))
+        if (quantization := raw.get("quantization_config")) is not None:
+            lines += quantization_problems(quantization)
         lines += self._other_attention(raw) + self.windows.problems(raw)
         return lines + rope_problems(declared, self.rope, self.rotary is not None)
 

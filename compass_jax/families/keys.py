@@ -21,6 +21,7 @@ ALWAYS_READ = {
     "use_sliding_window",
     "qkv_bias",
     "use_qk_norm",
+    "quantization_config",
 }
 # Ids of tokens, the files' history, versions of tools, and kernels that compute the same.
 _METADATA = re.compile(
@@ -100,7 +101,6 @@ NEUTRAL: dict[str, tuple[tuple[Json, ...], str]] = {
     "use_bidirectional_attention": ((False,), "false"),
     "router_jitter_noise": ((0,), "0; routes have no noise"),
     "first_k_dense_replace": ((0,), "0"),
-    "quantization_config": ((), "unquantised weights"),
     "num_nextn_predict_layers": ((0,), "0; no layers that predict further tokens"),
     "scoring_func": (("softmax",), "'softmax'; no sigmoid gates, no selection bias"),
     "routed_scaling_factor": ((1.0,), "1.0; gates are not scaled"),

@@ -218,7 +218,7 @@ class RLTrainer:
     ) -> None:
         config = self.config
         if newest is None:
-            params = first_parameters(config, model)
+            params = first_parameters(config, model, self.notices.print_once)
             self.learner = Learner.start(config.learner, model, params, config.directory)
             self.vocab_rows = vocab_rows(
                 config.init_from, config.model.family, self.tokenizer.vocab_size

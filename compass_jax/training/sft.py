@@ -100,7 +100,7 @@ class SFTTrainer:
         config, directory, placement = self.config, self.config.directory, self.model.placement
         saved = newest_checkpoint(directory, self.telemetry.note)
         if saved is None:
-            params = first_parameters(config, self.model)
+            params = first_parameters(config, self.model, self.telemetry.note)
             self.vocab_rows = vocab_rows(
                 config.init_from, config.model.family, self.tokenizer.vocab_size
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carried_files, carry_files
-from compass_jax.weights.hf import extra_layers_notice, load_params, save_params, stored_dtype
+from compass_jax.weights.hf import import_notices, load_params, save_params, stored_dtype
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.safetensors_io import read_headers
 from compass_jax.weights.start import (
@@ -24,7 +24,7 @@ def import_hf(
     out: str | Path,
     dtype: str | None = None,
     family: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Converts a Hugging Face folder into a checkpoint of step 0 under `out`; returns its path.
 
@@ -37,7 +37,8 @@ def import_hf(
             identical tensors bit for bit.
         family: the model family as in `model.family`, such as a custom `path/file.py:FAMILY`; None
             selects the built-in family of the folder's model type.
-        tell: receives a notice of layers that the import leaves out.
+        tell: receives notices of layers that the import leaves out, and of tensors that it
+            dequantises.
 
     Raises WeightsError for a folder that cannot be used and for an `out` that already holds a
     checkpoint.
@@ -47,7 +48,7 @@ def import_hf(
         raise WeightsError(f"{out} already holds a checkpoint: choose another folder, or remove it")
     carried_files(source)
     config = read_hf_config(source, family)
-    if tell is not None and (notice := extra_layers_notice(read_headers(source), config)):
+    for notice in import_notices(read_headers(source), config):
         tell(notice)
     params = load_params(source, config, dtype or stored_dtype(source, config))
     tokenizer = out / "tokenizer"

@@ -24,6 +24,7 @@ from compass_jax.families.find import find
 from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import ParamSpec, is_spec, layer_runs, param_specs
 from compass_jax.weights.carried import carried_files, carry_files
+from compass_jax.weights.dequantize import dequantized, dequantized_notices
 from compass_jax.weights.hf_config import find_token_ids, write_hf_config
 from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
@@ -153,13 +154,13 @@ def checked_headers(
 
 
 def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
-    """Returns the tensors under the family's names, with experts as separate tensors.
+    """Returns the tensors under the family's names, dequantised, with experts as separate tensors.
 
     transformers 5 can fuse a layer's experts (`save_original_format=False`): gate over up in
     experts.gate_up_proj [e 2f d], and experts.down_proj [e d f], under the names of its classes,
     which are those of `TENSORS`.
     """
-    stored = without_extra_layers(stored, config)
+    stored = dequantized(without_extra_layers(stored, config))
     if config.moe is None or not any(name.endswith(FUSED) for name in stored):
         return stored
     if find(config.family).tensor("moe.gate").fused:
@@ -188,12 +189,12 @@ def extra_layers(stored: Iterable[str], config: ModelConfig) -> tuple[int, ...]:
     return tuple(sorted(i for i in layers if i >= config.layers))
 
 
-def extra_layers_notice(stored: Iterable[str], config: ModelConfig) -> str:
-    """Returns a notice of the layers that are ignored; empty if there are none."""
+def import_notices(stored: dict[str, Stored], config: ModelConfig) -> list[str]:
+    """Returns notices of the layers that are ignored, and of tensors that are dequantised."""
     layers = ", ".join(map(str, extra_layers(stored, config)))
-    if not layers:
-        return ""
-    return f"layer {layers} ignored: it predicts further tokens, which no export has"
+    extra = f"layer {layers} ignored: it predicts further tokens, which no export has"
+    tensors = dequantized(without_extra_layers(stored, config))
+    return [extra] * bool(layers) + dequantized_notices(tensors.values())
 
 
 def without_extra_layers(stored: dict[str, Stored], config: ModelConfig) -> dict[str, Stored]:
@@ -219,8 +220,8 @@ def _split(
         rows = fused.shape[1] // len(parts)
         for number, leaf in enumerate(parts):
             for e in range(experts):
-                tensors[family.tensor(leaf).name.format(i=layer, e=e)] = Stored(
-                    fused.file, (rows, fused.shape[2]), fused.dtype, name, e, number * rows
+                tensors[family.tensor(leaf).name.format(i=layer, e=e)] = fused._replace(
+                    shape=(rows, fused.shape[2]), tensor=name, entry=e, row=number * rows
                 )
 
 
@@ -316,7 +317,8 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
         if tensor.dtype not in DTYPES.values():
             problems.append(
                 f"{tensor.file}: tensor {name} is stored as {tensor.dtype}; supported:"
-                f" {', '.join(DTYPES.values())}"
+                f" {', '.join(DTYPES.values())}, and F8_E4M3 with one scale in {name}_scale_inv for"
+                " each block of 128 x 128"
             )
     return problems
 

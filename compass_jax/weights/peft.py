@@ -27,6 +27,7 @@ from compass_jax.sharding import fetch
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import LORA, abstract_adapters, settings_of
 from compass_jax.weights.carried import carry_files
+from compass_jax.weights.dequantize import refuse_quantized
 from compass_jax.weights.hf_config import read_json
 from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
@@ -190,6 +191,7 @@ def merge_adapters(
         )
     base, folder = Path(base), Path(out).absolute()
     stored, parts = read_headers(base), [read_adapter(adapter) for adapter in adapters]
+    refuse_quantized(base, stored)
     for part in parts:
         _check_fits(part, stored, base)
     sizes = {

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -30,6 +30,15 @@ _FILE_NAME = re.compile(r"[\w.+-]{1,200}\.safetensors")
 _OS_ERROR = re.compile(r"os error (\d+)")
 
 
+class Encoding(Protocol):
+    """How a tensor's values are stored, if not as its floats."""
+
+    label: ClassVar[str]
+
+    def open(self, handle: Any) -> Any:
+        """Returns the tensor's values, read where they are indexed, from its open file."""
+
+
 class Stored(NamedTuple):
     """The location of a tensor on disk, with the content of its header."""
 
@@ -42,10 +51,17 @@ class Stored(NamedTuple):
     entry: int | None = None
     row: int = 0
     columns: tuple[int, int] = (0, 1)
+    encoding: Encoding | None = None
+
+    def open(self, handle: Any, name: str) -> Any:
+        """Returns the tensor called `name`, read where it is indexed, from its open file."""
+        if self.encoding is not None:
+            return self.encoding.open(handle)
+        return handle.get_slice(self.tensor or name)
 
     def read(self, handle: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Returns the entries `index` of this tensor, called `name`, from its open file."""
-        piece = handle.get_slice(self.tensor or name)
+        piece = self.open(handle, name)
         if self.entry is None:
             return piece[index]
         rows, *other_axes = index
@@ -196,6 +212,8 @@ def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) 
     """Returns whether two stored tensors are bitwise equal, comparing `rows` rows at a time."""
     (name_a, at_a), (name_b, at_b) = a, b
     if at_a[1:] != at_b[1:] or not at_a.shape or at_a.dtype not in DTYPES.values():
+        return False
+    if at_a.encoding is not None:
         return False
     with open_file(at_a.file) as one, open_file(at_b.file) as two:
         left, right = one.get_slice(name_a), two.get_slice(name_b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from compass_jax.model.params import abstract_params, in_layout, place, sharding
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import LORA, abstract_adapters, check_base, settings_of
-from compass_jax.weights.hf import checked_headers, load_params, stored_dtype
+from compass_jax.weights.hf import checked_headers, import_notices, load_params, stored_dtype
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.manifest import Manifest
+from compass_jax.weights.safetensors_io import read_headers
 from compass_jax.weights.sound import is_one
 
 
@@ -176,11 +178,17 @@ def init_or_load(
     return load_params(path, config.model, dtype, shardings, rows)
 
 
-def check_weights(init_from: str, model: ModelConfig) -> None:
-    """Raises the errors that `init_or_load` raises before it reads the values of the weights."""
+def check_weights(
+    init_from: str, model: ModelConfig, tell: Callable[[str], None] = lambda line: None
+) -> None:
+    """Raises the errors that `init_or_load` raises before it reads the values of the weights; tells
+    the notices of an import.
+    """
     path, rows = _folder(init_from, model)
     if path is not None and not is_checkpoint(path):
         checked_headers(path, model, rows)
+        for line in import_notices(read_headers(path), model):
+            tell(line)
 
 
 def _folder(init_from: str, model: ModelConfig) -> tuple[Path | None, int]:
@@ -198,10 +206,13 @@ def _folder(init_from: str, model: ModelConfig) -> tuple[Path | None, int]:
     return path, source.vocab_size
 
 
-def first_parameters(config: PolicyConfig, model: Transformer) -> Tree:
+def first_parameters(
+    config: PolicyConfig, model: Transformer, tell: Callable[[str], None] = lambda line: None
+) -> Tree:
     """Returns the parameters of `init_or_load` in the model's layout, created or read directly on
-    its mesh.
+    its mesh; tells the notices of an import.
     """
+    check_weights(config.init_from, config.model, tell)
     placement = model.placement
     shardings = (
         None

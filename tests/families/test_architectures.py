@@ -511,7 +511,7 @@ def test_a_selection_bias_in_bfloat16_is_exported_in_float32_with_its_values(cas
         assert_same_bits(exported[name], tensor.astype(kind))
 
 
-@pytest.mark.parametrize("case", ["glm4_moe"], indirect=True)
+@pytest.mark.parametrize("case", ["glm4_moe", "deepseek_v3"], indirect=True)
 def test_layers_that_predict_further_tokens_are_ignored_and_shift_no_layer(case, tmp_path):
     """Replay failure 2 of other systems: one layer more than the decoder has."""
     _, folder, config, params = case

@@ -52,9 +52,9 @@ READ = {
     "olmoe": (PUBLISHED["OLMoE-1B-7B-0924"], None),
     "qwen1.5-moe": (PUBLISHED["Qwen1.5-MoE-A2.7B"], None),
     "qwen2-57b": (PUBLISHED["Qwen2-57B-A14B"], None),
-    "gpt-oss": (without(PUBLISHED["gpt-oss-20b"], "quantization_config"), None),
+    "gpt-oss": (PUBLISHED["gpt-oss-20b"], None),
     "glm-4.5-air": (PUBLISHED["GLM-4.5-Air"], None),
-    "deepseek-v3": (without(PUBLISHED["DeepSeek-V3"], "quantization_config"), None),
+    "deepseek-v3": (PUBLISHED["DeepSeek-V3"], None),
 }
 
 
@@ -99,7 +99,7 @@ def test_glm_has_a_dense_layer_a_shared_expert_and_half_rotary_heads():
 
 
 def test_deepseek_has_latent_attention_and_the_size_that_is_published():
-    raw = without(PUBLISHED["DeepSeek-V3"], "quantization_config")
+    raw = PUBLISHED["DeepSeek-V3"]
     config = config_from_dict(raw)
     assert config.mla == MLAConfig(kv_rank=512, rope_dim=64, value_dim=128, q_rank=1536)
     assert (config.head_dim, config.rotary_dim, config.cache_width) == (192, 64, 128 * 320)
@@ -115,7 +115,7 @@ def test_deepseek_has_latent_attention_and_the_size_that_is_published():
 
 
 def test_what_differs_from_deepseek_v3_is_refused_all_at_once():
-    raw = without(PUBLISHED["DeepSeek-V3"], "quantization_config")
+    raw = dict(PUBLISHED["DeepSeek-V3"])
     raw |= {"attention_bias": True, "scoring_func": "softmax", "topk_method": "greedy"}
     raw |= {"moe_layer_freq": 2, "index_topk": 2048}
     with pytest.raises(UnsupportedModel) as caught:
@@ -123,7 +123,7 @@ def test_what_differs_from_deepseek_v3_is_refused_all_at_once():
     for name in ("attention_bias = True", "scoring_func = 'softmax'", "topk_method = 'greedy'"):
         assert name in str(caught.value)
     assert "moe_layer_freq = 2" in str(caught.value) and "index_topk = 2048" in str(caught.value)
-    raw = without(PUBLISHED["DeepSeek-V3"], "quantization_config") | {"num_key_value_heads": 8}
+    raw = PUBLISHED["DeepSeek-V3"] | {"num_key_value_heads": 8}
     with pytest.raises(WeightsError, match=r"model.kv_heads = 8: every head has its keys"):
         config_from_dict(raw)
     config = config_from_dict(raw | {"num_key_value_heads": 128})
@@ -208,7 +208,6 @@ NAMES = {  # the config, a careless family, what the error must name
         PUBLISHED["gpt-oss-20b"],
         careless("gpt_oss", "GptOssForCausalLM"),
         [
-            "quantization_config",
             "rope_scaling",
             "sliding_window = 128",
             "swiglu_limit = 7.0",
@@ -407,7 +406,7 @@ def test_the_examples_family_file_is_named_by_its_model_type():
 
 def test_gpt_oss_has_the_defaults_and_layers_of_its_class():
     """Scaled rotary embeddings too, where config.json has none: null is not none in this class."""
-    raw = without(PUBLISHED["gpt-oss-20b"], "quantization_config")
+    raw = PUBLISHED["gpt-oss-20b"]
     config = config_from_dict(raw)
     assert [config.window_of(i) for i in range(4)] == [128, 0, 128, 0] and config.attention_sinks
     assert config.rope_scaling == YarnRope(32.0, 4096, truncate=False)
@@ -420,7 +419,7 @@ def test_gpt_oss_has_the_defaults_and_layers_of_its_class():
     for change, message in (
         ({"swiglu_alpha": 1.5}, "swiglu_alpha = 1.5 .*1.702"),
         ({"layer_types": ["chunked_attention"] * 24}, "layer_types = .*chunked"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config = .*mxfp4"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config = .*awq"),
     ):
         with pytest.raises(UnsupportedModel, match=message):
             config_from_dict(raw | change)
