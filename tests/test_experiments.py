@@ -12,6 +12,7 @@ from benchmarks import (
     objectives,
     rl_runs,
     stages,
+    tokens_to_accuracy,
     turns,
     zero_variance_audit,
 )
@@ -105,6 +106,11 @@ SMOKES = {
         ["--cold-starts", "OUT/cold"],
         ("| 2 | either | no stages | 1 |", "| 4 | each turn | RL-ZVP and growth | 1 |"),
     ),
+    tokens_to_accuracy: (
+        "tokens_to_accuracy",
+        ["--seeds", "0", "--only", "grpo", "stages", "screening", "permuted"],
+        ("| grpo, 4 x 4", "| stages, growth x2", "| screening, 2 of 4", "| permuted, "),
+    ),
     inversion: ("inversion", [], tuple(f"\n| {name} |" for name in inversion.REWARDS)),
 }
 
@@ -122,8 +128,8 @@ def test_an_experiment_runs_once(experiment, tmp_path, monkeypatch):
     assert places == sorted(places)
     pictures = list(tmp_path.glob(f"{name}*.png"))
     assert pictures and all(file.stat().st_size > 10_000 for file in pictures)
-    for module in (rl_runs, inversion):
-        monkeypatch.setattr(module, "run_rl", lambda config: pytest.fail("it ran again"))
+    for module in (rl_runs, inversion, tokens_to_accuracy):
+        monkeypatch.setattr(module, "run_rl", lambda *_, **__: pytest.fail("it ran again"))
     experiment.main(arguments)
     for file in (tmp_path / f"{name}.md", tmp_path / f"{name}.jsonl"):
         assert file.read_bytes() == written[file]

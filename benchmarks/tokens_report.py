@@ -1,0 +1,195 @@
+"""The measure of benchmarks/tokens_to_accuracy.py, from its rows: tokens and minutes to a target,
+ratios paired by seed with their intervals, the table and the picture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import rl_runs
+
+Row = Mapping[str, Any]
+BASELINE, GAIN, SMOOTHED = "grpo", 0.9, 3
+MOST_RESAMPLES = 10_000  # all resamples of up to five seeds are fewer
+UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.15)  # that the task is meant to have
+
+
+class Reached(NamedTuple):
+    """The cost at which a curve stays at or above a target; the whole cost where it never does."""
+
+    cost: float
+    reached: bool
+
+
+class Interval(NamedTuple):
+    """A geometric mean and its 95% bootstrap interval; NaN without values."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def by_tokens(row: Row) -> list[list[float]]:
+    """Returns a row's curve as [tokens, accuracy]."""
+    return [[tokens, accuracy] for tokens, _, accuracy in row["curve"]]
+
+
+def by_minutes(row: Row) -> list[list[float]]:
+    """Returns a row's curve as [minutes, accuracy]."""
+    return [[minutes, accuracy] for _, minutes, accuracy in row["curve"]]
+
+
+def smoothed(curve: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Returns the curve with the mean of each accuracy and up to two before it. The start stays out
+    of the means of later points.
+    """
+    accuracy = [point[1] for point in curve]
+    means = [
+        float(np.mean(accuracy[max(1, i - SMOOTHED + 1) : i + 1])) if i else accuracy[0]
+        for i in range(len(curve))
+    ]
+    return [[cost, mean] for (cost, _), mean in zip(curve, means, strict=True)]
+
+
+def cost_to_stay(curve: Sequence[Sequence[float]], target: float) -> Reached:
+    """Returns the cost (the first column) from which the smoothed curve stays at or above `target`,
+    linear between two points.
+    """
+    points = smoothed(curve)
+    below = [i for i, (_, accuracy) in enumerate(points) if accuracy < target]
+    if not below:
+        return Reached(points[0][0], True)
+    last = below[-1]
+    if last == len(points) - 1:
+        return Reached(points[-1][0], False)
+    (c0, a0), (c1, a1) = points[last], points[last + 1]
+    return Reached(c0 + (target - a0) / (a1 - a0) * (c1 - c0), True)
+
+
+def targets(rows: Sequence[Row]) -> dict[int, float]:
+    """Returns the target accuracy of each seed whose baseline gained: a0 + 0.9 (a1 - a0), with a0
+    before RL and a1 the mean of the baseline's last three evaluations.
+    """
+    found = {}
+    for row in rows:
+        if row["variant"] == BASELINE:
+            curve = smoothed(by_tokens(row))
+            a0, a1 = curve[0][1], curve[-1][1]
+            if a1 > a0:
+                found[row["seed"]] = a0 + GAIN * (a1 - a0)
+    return found
+
+
+def ratios(rows: Sequence[Row], minutes: bool = False) -> dict[str, list[Reached]]:
+    """Returns each variant's cost over the baseline's of the same seed, and whether its run reached
+    the target, in the order of the seeds.
+    """
+    curve_of = by_minutes if minutes else by_tokens
+    base = {row["seed"]: row for row in rows if row["variant"] == BASELINE}
+    goals, out = targets(rows), dict[str, list[Reached]]()
+    for name, found in rl_runs.by_variant(rows).items():
+        for row in found:
+            if (goal := goals.get(row["seed"])) is None:
+                continue
+            cost, reached = cost_to_stay(curve_of(row), goal)
+            usual = cost_to_stay(curve_of(base[row["seed"]]), goal).cost
+            out.setdefault(name, []).append(Reached(max(cost, 1e-9) / max(usual, 1e-9), reached))
+    return out
+
+
+def interval(found: Sequence[Reached]) -> Interval:
+    """Returns the geometric mean of ratios and its percentile bootstrap interval over seeds, from
+    all resamples of up to five seeds and from MOST_RESAMPLES drawn ones of more.
+    """
+    if not found:
+        return Interval(math.nan, math.nan, math.nan)
+    logs, n = np.log([ratio for ratio, _ in found]), len(found)
+    if n**n <= MOST_RESAMPLES:
+        draws = np.array(list(itertools.product(range(n), repeat=n)))
+    else:
+        draws = np.random.default_rng(0).integers(0, n, (MOST_RESAMPLES, n))
+    means = np.exp(logs[draws].mean(axis=1))
+    low, high = np.percentile(means, (2.5, 97.5))
+    return Interval(float(np.exp(logs.mean())), float(low), float(high))
+
+
+def report(rows: Sequence[Row], tuned: str) -> str:
+    """Returns a table in Markdown: ratios of tokens and of minutes to tuned GRPO, accuracy at the
+    end, tokens, shares of uniform groups and of the verifier's signal; and whether the task was as
+    planned.
+    """
+    lines = [
+        f"Tuned GRPO: {tuned}. Ratios are geometric means over seeds with 95% intervals; > marks a"
+        " lower bound, since some runs (their number in brackets) never stayed at the target.",
+        "",
+        "| arm | seeds | tokens to the target | minutes to the target | accuracy at the end"
+        " | thousand tokens | uniform groups | verifier |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    tokens, minutes = ratios(rows), ratios(rows, minutes=True)
+    for name, found in rl_runs.by_variant(rows).items():
+        cells = [found[0]["name"], str(len(found))]
+        cells += [_ratio(of.get(name, [])) for of in (tokens, minutes)]
+        cells.append(rl_runs.spread([smoothed(by_tokens(row))[-1][1] for row in found]))
+        cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"))
+        cells.append(rl_runs.spread([100 * row["uniform_frac"] for row in found], "{:.0f}") + " %")
+        verifier = [100 * row["shares"]["verifier_signal"] for row in found]
+        cells.append(rl_runs.spread(verifier, "{:.0f}") + " %")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _conditions(rows), ""])
+
+
+def _ratio(found: Sequence[Reached]) -> str:
+    """Returns a ratio with its interval in words."""
+    if not found:
+        return "-"
+    mean, low, high = interval(found)
+    missed = sum(not one.reached for one in found)
+    text = f"{mean:.2f} ({low:.2f} to {high:.2f})"
+    return f"> {text} [{missed}]" if missed else text
+
+
+def _conditions(rows: Sequence[Row]) -> str:
+    """Returns whether the task was as planned, in a sentence."""
+    base = [row for row in rows if row["variant"] == BASELINE]
+    starts = [row["curve"][0][2] for row in base]
+    uniform = float(np.mean([row["uniform_frac"] for row in base]))
+    low, high = COLD_ACCURACY
+    kept = all(low <= x <= high for x in starts) and uniform >= UNIFORM_SHARE
+    return (
+        f"The task is {'' if kept else 'not '}as planned: accuracy before RL"
+        f" {rl_runs.spread(starts)} (planned {low} to {high}), uniform groups of tuned GRPO"
+        f" {100 * uniform:.0f} % (planned at least {100 * UNIFORM_SHARE:.0f} %)."
+    )
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Draws accuracy against tokens and against minutes: the mean over seeds of each arm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", sharey=True)
+    sides = ((by_tokens, 1e3, "thousand generated tokens"), (by_minutes, 1, "minutes"))
+    for side, (curve_of, unit, label) in zip(axes, sides, strict=True):
+        styles = itertools.product(("-", "--", ":"), rl_runs.COLOURS)
+        for (style, colour), (name, found) in zip(
+            styles, rl_runs.by_variant(rows).items(), strict=False
+        ):
+            curves = [np.array(smoothed(curve_of(row))) for row in found]
+            grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), 60)
+            mean = np.mean([np.interp(grid, c[:, 0], c[:, 1]) for c in curves], axis=0)
+            side.plot(grid / unit, mean, style, color=colour, label=f"{name} ({len(found)})")
+        side.set(xlabel=label)
+        side.spines[["top", "right"]].set_visible(False)
+    axes[0].set(ylabel="held-out accuracy, avg@2, smoothed")
+    axes[1].legend(title="arm (seeds)", frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,474 @@
+"""Experiment: generated tokens, and minutes, to 90% of the gain with which tuned GRPO ends.
+
+    python -m benchmarks.tokens_to_accuracy [--out runs/tokens_to_accuracy]
+        [--cold-starts runs/long_sums] [--seeds 0 1 2 3 4] [--only grpo screening ...] [--smoke]
+
+The plan, written before its runs:
+
+Task. Sums of 3 to 8 terms of two digits with worked answers of 65 to 260 tokens
+(benchmarks/long_sums.py). Each seed has its own files and cold start: SFT in rounds of COLD_ROUND
+updates that ends when held-out accuracy (avg@2 of 160 prompts) is at least 0.05; above 0.15 it is
+refused. The task is meant to have no ceiling within the budget, and long uniform groups: at least
+60% of tuned GRPO's. The report says whether that held.
+
+Budget. BUDGET generated tokens a run. Filter rollouts and dropped groups count; evaluations do
+not. The learning rate is constant after its warm-up, so that no schedule depends on the number of
+steps. Every step has one update.
+
+Tuning, on seeds that are not used again. Score: the mean of the accuracy curve over the tokens.
+    cells    GRPO with 4, 8, 16 or 32 prompts a step and 2, 4 or 8 samples of each, at rate 3e-4, on
+             seed 100
+    rates    the three best cells, each at 1e-4, 3e-4 and 1e-3, on seeds 101 and 102; the best one
+             is tuned GRPO
+    trials   every other arm has tuned GRPO's prompts a step and rate, its samples unless they are
+             what the arm sets, and up to six trials of its own settings, on seed 101
+
+Arms, each at its best trial, on seeds 0 to 4:
+    grpo         tuned GRPO
+    dapo         DAPO's clip, mean over tokens and dynamic sampling
+    stages       the stages of arXiv 2512.07710: filter, selection, growth, shaping, RL-ZVP
+    screening    a few samples of each prompt, the others where the group is likely to vary
+    posterior    prompts by their predicted pass rate
+    screening, posterior    both
+    rloo, maxrl  other advantages
+    permuted     the arm with the lowest ratio, with rewards shuffled within each group: a control
+Replay of groups and drafts are arms once the package has them.
+
+Measure. a0 is a seed's accuracy before RL, a1 the mean of its tuned GRPO run's last three
+evaluations. Tokens to the target: where the curve, smoothed over three evaluations, first stays at
+or above a0 + 0.9 (a1 - a0). The ratio to tuned GRPO's tokens is paired by seed; the table has the
+geometric mean over seeds and its 95% bootstrap interval. A run that never stays there counts with
+its whole budget, as a lower bound, and is marked. Minutes are those of rollouts, rewards and
+updates; the tuning leaves compiled programs in JAX's cache, so that the arms hardly compile.
+
+A line per finished run goes to OUT/tokens_to_accuracy.jsonl, so that the same command goes on where
+it was killed; at the end OUT/tokens_to_accuracy.md and OUT/tokens_to_accuracy.png.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import experiments, long_sums, rl_runs, tokens_report
+from compass_jax.commands.cli import tune_allocator
+from compass_jax.commands.configured import load_config
+from compass_jax.commands.offline_filter import run_filter
+from compass_jax.commands.options import Filter
+from compass_jax.config import (
+    DataConfig,
+    FileSource,
+    OptimConfig,
+    RLConfig,
+    RunConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+)
+from compass_jax.experience.evaluate import evaluate_weights
+from compass_jax.experience.step_policies.screening import Screening
+from compass_jax.rl.advantages.maxrl import MaxRL
+from compass_jax.rl.advantages.rloo import Rloo
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
+from compass_jax.runs.compiled import keep_programs
+from compass_jax.runs.rundir import write_atomically
+from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
+
+Change = Callable[[RLConfig], RLConfig]
+Row = dict[str, Any]
+RESULTS = "tokens_to_accuracy"
+PROMPTS, GROUPS, RATES, RATE = (4, 8, 16, 32), (2, 4, 8), (1e-4, 3e-4, 1e-3), 3e-4
+CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101, 102), (101,)
+BEST_CELLS = 3  # that are tried at other rates
+EXPECTED_TOKENS = 160  # of an answer, which sets the interval of evaluations
+FILTER_SAMPLES = 4
+COLD_ROUND, COLD_ROUNDS, COLD_ACCURACY = 50, 60, (0.05, 0.15)
+CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
+GRPO, PERMUTED = "grpo", "permuted"
+
+
+class Scale(NamedTuple):
+    """The size of the experiment."""
+
+    budget: int = 1_000_000  # generated tokens of a run
+    evaluations: int = 16  # of a run
+    cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
+    rates: tuple[float, ...] = RATES
+    trials: int = 6  # of an arm, at most
+    sizes: long_sums.Sizes = long_sums.Sizes()
+
+
+FULL = Scale()
+SMOKE = Scale(600, 2, ((4, 4),), (RATE,), 1, long_sums.Sizes((3, 4), 40, 40))
+
+
+class Cell(NamedTuple):
+    """The step size of a run: prompts a step, samples of each, learning rate."""
+
+    prompts: int
+    group: int
+    rate: float
+
+    @property
+    def name(self) -> str:
+        """The name in the results."""
+        return f"{self.prompts} x {self.group}, rate {self.rate:g}"
+
+
+def zero_variance(**changes: Any) -> Change:
+    """Returns a change of settings under rl.zero_variance."""
+    return lambda rl: dataclasses.replace(
+        rl, zero_variance=dataclasses.replace(rl.zero_variance, **changes)
+    )
+
+
+def with_fields(**changes: Any) -> Change:
+    """Returns a change of settings under rl."""
+    return lambda rl: dataclasses.replace(rl, **changes)
+
+
+def both(first: Change, second: Change) -> Change:
+    """Returns a change after another."""
+    return lambda rl: second(first(rl))
+
+
+def screening(n0: int, n: int, **thresholds: float) -> Change:
+    """Returns the change to screening with n0 of n samples."""
+    return with_fields(group_size=n, step_policy=Screening(n0=n0, **thresholds))
+
+
+def stages(grow: int, **penalties: float) -> Change:
+    """Returns the change to the paper's stages, with growth to `grow` times the samples."""
+
+    def change(rl: RLConfig) -> RLConfig:
+        zero = zero_variance(select=True, rl_zvp=True, grow_to=grow * rl.group_size)
+        return dataclasses.replace(zero(rl), shaping=ShapingConfig(**penalties))
+
+    return change
+
+
+class Arm(NamedTuple):
+    """An arm of the experiment: its trials by name, and whether it pays for an offline filter."""
+
+    trials: dict[str, Change]
+    filters: bool = False
+
+
+STRICT = {"min_chance": 1.0, "min_chance_hard": 1.0}
+PENALTIES = {"length_penalty": 0.05, "repetition_penalty": 0.02}
+POSTERIOR = zero_variance(posterior=True)
+ARMS: dict[str, Arm] = {
+    GRPO: Arm({"": lambda rl: rl}),
+    "dapo": Arm(
+        {
+            f"rounds of {n}": both(
+                with_fields(objective=dapo_surrogate()),
+                zero_variance(dynamic_sampling=True, dynamic_batch=n),
+            )
+            for n in (1, 2, 3)
+        }
+    ),
+    "stages": Arm(
+        {
+            "growth x2": stages(2, **PENALTIES),
+            "growth x4": stages(4, **PENALTIES),
+            "growth x4, no shaping": stages(4),
+        },
+        filters=True,
+    ),
+    "screening": Arm(
+        {
+            f"{n0} of {n}, {name}": screening(n0, n, **thresholds)
+            for n0, n in ((2, 4), (2, 8), (4, 8))
+            for name, thresholds in (("by chance", {}), ("strict", STRICT))
+        }
+    ),
+    "posterior": Arm(
+        {
+            f"target {target}, discount {discount}": zero_variance(
+                posterior=True, posterior_target=target, posterior_discount=discount
+            )
+            for target in (0.3, 0.5)
+            for discount in (0.7, 0.9)
+        }
+    ),
+    "screening, posterior": Arm(
+        {f"{n0} of {n}": both(screening(n0, n), POSTERIOR) for n0, n in ((2, 4), (2, 8), (4, 8))}
+    ),
+    "rloo": Arm({"": with_fields(advantage=Rloo())}),
+    "maxrl": Arm({"": with_fields(advantage=MaxRL())}),
+}
+
+
+def base_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
+    """Returns the configuration of a seed, with its task's files in `folder`, and without the step
+    size.
+    """
+    files = long_sums.write(folder, seed, (SMOKE if smoke else FULL).sizes)
+    config = load_config(str(rl_runs.CONFIG))
+    data = DataConfig(
+        tuple(FileSource(str(path), label=path.stem) for path in files.prompts.values()),
+        heldout_frac=0.2,
+        eval_prompts=8 if smoke else 160,
+        tokenizer=config.data.tokenizer,
+    )
+    sft = dataclasses.replace(
+        config.sft,
+        files=(str(files.examples),),
+        procedural=(),
+        answers=(),
+        steps=COLD_ROUND,
+        batch=32,
+        buckets=(128, 192, 320),
+        micro_batch_tokens=5120,
+        optim=OptimConfig(learning_rate=1e-3, warmup_steps=20, weight_decay=0.1),
+        save_every=0,
+    )
+    rollout = dataclasses.replace(
+        config.rollout,
+        slots=64,
+        prompt_buckets=(56,),
+        max_new_tokens=24 if smoke else 264,
+        cache_bucket=64,
+    )
+    rl = RLConfig(
+        replay="R3",
+        buckets=(96,) if smoke else (128, 192, 320),
+        micro_batch_tokens=5120,
+        objective=Grpo(),
+        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        save_every=0,
+    )
+    return dataclasses.replace(
+        config,
+        name=RESULTS,
+        seed=seed,
+        run_dir=str(folder / "sft"),
+        model=dataclasses.replace(config.model, max_positions=512, layers=1 if smoke else 4),
+        rollout=rollout,
+        data=data,
+        sft=sft,
+        rl=rl,
+        evaluation=dataclasses.replace(config.evaluation, k=2, start=False),
+    )
+
+
+def sized(config: RunConfig, cell: Cell, scale: Scale) -> RunConfig:
+    """Returns the configuration with a step size, and with evaluations and steps for the budget."""
+    per_step = cell.prompts * cell.group * EXPECTED_TOKENS
+    rl = dataclasses.replace(
+        config.rl,
+        steps=math.ceil(20 * scale.budget / per_step),  # the budget ends the run before
+        prompts_per_step=cell.prompts,
+        group_size=cell.group,
+        optim=OptimConfig(learning_rate=cell.rate, warmup_steps=2),
+        eval_every=max(1, round(scale.budget / scale.evaluations / per_step)),
+    )
+    return dataclasses.replace(config, rl=rl)
+
+
+class Experiment:
+    """The runs of the experiment in one folder."""
+
+    def __init__(self, out: Path, cold_starts: Path, smoke: bool):
+        self.out, self.cold_starts, self.smoke = out, cold_starts, smoke
+        self.scale = SMOKE if smoke else FULL
+        self.file = out / f"{RESULTS}.jsonl"
+
+    def rows(self, phase: str) -> list[Row]:
+        """Returns the finished runs of a phase."""
+        return [row for row in experiments.finished(self.file) if row["phase"] == phase]
+
+    def tuned(self) -> Cell:
+        """Runs GRPO's tuning and returns its step size."""
+        cells = [Cell(prompts, group, RATE) for prompts, group in self.scale.cells]
+        if len(cells) == 1:
+            return cells[0]
+        scores = self._scores("cells", {cell: (GRPO, "", cell) for cell in cells}, CELL_SEEDS)
+        best = sorted(cells, key=lambda cell: -scores[cell])[:BEST_CELLS]
+        tried = [cell._replace(rate=rate) for cell in best for rate in self.scale.rates]
+        scores = self._scores("rates", {cell: (GRPO, "", cell) for cell in tried}, RATE_SEEDS)
+        return max(tried, key=lambda cell: scores[cell])
+
+    def best_trial(self, arm: str, cell: Cell) -> str:
+        """Runs the trials of an arm and returns the best one's name."""
+        names = list(ARMS[arm].trials)[: self.scale.trials]
+        if len(names) == 1:
+            return names[0]
+        tried = {name: (arm, name, cell) for name in names}
+        scores = self._scores(f"trials of {arm}", tried, TRIAL_SEEDS)
+        return max(names, key=lambda name: scores[name])
+
+    def run(self, phase: str, seed: int, arm: str, trial: str, cell: Cell, permuted=False) -> Row:
+        """Returns the row of a run, which is run unless it is finished."""
+        variant = PERMUTED if permuted else arm
+        name = ", ".join(filter(None, (variant, trial, cell.name)))
+        for row in self.rows(phase):
+            if (row["name"], row["seed"]) == (name, seed):
+                return row
+        config, start = self._seed(seed)
+        config = sized(config, cell, self.scale)
+        config = dataclasses.replace(config, rl=ARMS[arm].trials[trial](config.rl))
+        if permuted:
+            config = dataclasses.replace(
+                config, rl=dataclasses.replace(config.rl, permute_rewards=True)
+            )
+        minutes = 0.0
+        if ARMS[arm].filters:
+            config, minutes = self._filtered(config)
+        folder = "".join(x if x.isalnum() or x == "." else "_" for x in f"{phase} {name}")
+        config = dataclasses.replace(config, run_dir=str(self.out / f"seed{seed}" / folder))
+        row = {"phase": phase, "variant": variant, "name": name, "seed": seed}
+        row |= _train(config, start, minutes, self.scale.budget)
+        experiments.append(self.file, row)
+        return row
+
+    def _scores(
+        self, phase: str, tried: dict[Any, tuple[str, str, Cell]], seeds: Sequence[int]
+    ) -> dict[Any, float]:
+        """Returns the mean height of the curves of what is tried, over seeds."""
+        rows = {
+            key: [self.run(phase, seed, *what) for seed in seeds] for key, what in tried.items()
+        }
+        until = min(row["tokens"] for found in rows.values() for row in found)
+        return {
+            key: float(
+                np.mean([rl_runs.mean_height(tokens_report.by_tokens(row), until) for row in found])
+            )
+            for key, found in rows.items()
+        }
+
+    def _seed(self, seed: int) -> tuple[RunConfig, float]:
+        """Returns the configuration of a seed with its cold start, trained once, and the start's
+        accuracy.
+        """
+        folder = self.cold_starts / f"seed{seed}"
+        config, file = base_config(seed, folder, self.smoke), folder / "cold_start.json"
+        if not file.exists():
+            write_atomically(file, json.dumps(_cold_start(config, self.smoke)))
+        start = json.loads(file.read_text())
+        return dataclasses.replace(config, init_from=config.directory), start["accuracy"]
+
+    def _filtered(self, config: RunConfig) -> tuple[RunConfig, float]:
+        """Returns the configuration with the offline filter's prompts, and the filter's minutes."""
+        folder, weights = self.out / f"seed{config.seed}" / "filter", config.init_from
+        file, started = folder / "minutes.json", time.perf_counter()
+        if not file.exists():
+            run_filter(config, Filter(checkpoint=weights, out=str(folder), samples=FILTER_SAMPLES))
+            if self.smoke:  # a cold start of seconds is never right
+                _keep_all(folder / "pass_rates.jsonl")
+            write_atomically(file, json.dumps((time.perf_counter() - started) / 60))
+        data = dataclasses.replace(config.data, keep_file=str(folder / "pass_rates.jsonl"))
+        return dataclasses.replace(config, data=data), json.loads(file.read_text())
+
+
+def _keep_all(file: Path) -> None:
+    rows = [{**json.loads(line), "keep": True} for line in file.read_text().splitlines()]
+    write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _cold_start(config: RunConfig, smoke: bool) -> dict[str, float]:
+    """Trains the cold start until its accuracy is in range; returns accuracy and steps.
+
+    Raises SystemExit where it never is.
+    """
+    low, high = (0.0, 1.0) if smoke else COLD_ACCURACY
+    for number in range(1, COLD_ROUNDS + 1):
+        steps = 4 if smoke else number * COLD_ROUND
+        run_sft(dataclasses.replace(config, sft=dataclasses.replace(config.sft, steps=steps)))
+        accuracy = evaluate_weights(config, config.directory).avg_at_k
+        if accuracy >= low:
+            break
+    experiments.forget_compiled()
+    if not low <= accuracy <= high:
+        raise SystemExit(
+            f"seed {config.seed}: the cold start has accuracy {accuracy:.3f} after {steps} updates,"
+            f" and must have {low} to {high}: change COLD_ROUND in benchmarks/tokens_to_accuracy.py"
+        )
+    return {"accuracy": accuracy, "steps": steps}
+
+
+def _train(config: RunConfig, start: float, minutes: float, budget: int) -> Row:
+    """Trains until the budget is spent, or goes on; returns the run's part of its row."""
+    file = Path(config.directory) / "metrics.jsonl"
+
+    def spent() -> bool:
+        steps = _metrics(file)
+        filtered = steps[0].get("waste/filter_tokens", 0.0) if steps else 0.0
+        return filtered + sum(step["waste/tokens_generated"] for step in steps) >= budget
+
+    result = run_rl(config, enough=spent)
+    if result["stopped"]:
+        raise SystemExit("stopped: the same command continues")
+    final, steps = result["evaluation"], _metrics(file)
+    row = rl_runs.accounts(steps, start, final.avg_at_k)
+    clocks = [sum(step.get(f"time/{name}_s", 0.0) for name in CLOCKS) for step in steps]
+    at = {0: minutes} | dict(enumerate(minutes + np.cumsum(clocks) / 60, 1))
+    evaluated = [i for i, step in enumerate(steps, 1) if "eval/heldout/avg_at_k" in step]
+    points = [0, *evaluated, len(steps)][: len(row["curve"])]
+    curve = [
+        [tokens, round(float(at[i]), 4), accuracy]
+        for (tokens, accuracy), i in zip(row["curve"], points, strict=True)
+    ]
+    experiments.forget_compiled()
+    return {
+        "hash": experiments.config_hash(config),
+        "commit": experiments.commit(),
+        "steps": len(steps),
+        "tokens": row["tokens"],
+        "filter_tokens": row["filter_tokens"],
+        "shares": row["shares"],
+        "uniform_frac": 1 - float(np.mean([step["groups/varied_frac"] for step in steps])),
+        "response_tokens": float(np.mean([step["response_length/mean"] for step in steps])),
+        "curve": curve,
+    }
+
+
+def _metrics(file: Path) -> list[dict[str, float]]:
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["metrics"] for line in lines]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what is not finished, then writes the table and the picture."""
+    if argv is None:
+        tune_allocator()
+        keep_programs()
+    parser = rl_runs.parser(
+        __doc__ or "",
+        RESULTS,
+        cold_starts="long_sums",
+        seeds=(0, 1, 2, 3, 4),
+        variants=(*ARMS, PERMUTED),
+    )
+    args = parser.parse_args(argv)
+    out = Path(args.out)
+    cold_starts = out / "cold_starts" if args.smoke else Path(args.cold_starts)
+    experiment = Experiment(out, cold_starts, args.smoke)
+    cell = experiment.tuned()
+    arms = [name for name in ARMS if name in (*args.only, GRPO)]  # ratios need tuned GRPO
+    trials = {arm: experiment.best_trial(arm, cell) for arm in arms}
+    for seed in args.seeds:
+        for arm in arms:
+            experiment.run("arms", seed, arm, trials[arm], cell)
+    if PERMUTED in args.only:
+        ratios = tokens_report.ratios(experiment.rows("arms"))
+        arm = min(arms, key=lambda name: tokens_report.interval(ratios.get(name, [])).mean)
+        for seed in args.seeds:
+            experiment.run("arms", seed, arm, trials[arm], cell, permuted=True)
+    rows = experiment.rows("arms")
+    table = tokens_report.report(rows, cell.name)
+    write_atomically(out / f"{RESULTS}.md", table)
+    tokens_report.plot(rows, out / f"{RESULTS}.png")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

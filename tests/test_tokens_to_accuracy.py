@@ -1,0 +1,156 @@
+"""The experiment on tokens to an accuracy: its task, its measure by hand, its plan with a stand-in
+for training, and every trial of every arm as a configuration.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import experiments, long_sums, tokens_report
+from benchmarks import tokens_to_accuracy as experiment
+from benchmarks.tokens_report import Reached
+
+
+def test_solutions_add_digit_by_digit_and_questions_are_not_shared(tmp_path):
+    text = long_sums.solution([88, 57, 20])
+    assert text.splitlines() == [
+        "88 + 57: 8 + 7 = 15, 8 + 5 + 1 = 14, 145",
+        "145 + 20: 5 + 0 = 5, 14 + 2 = 16, 165",
+        "<answer>165</answer>",
+    ]
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        terms = rng.integers(10, 100, rng.integers(3, 9)).tolist()
+        for line in long_sums.solution(terms).splitlines()[:-1]:
+            head, *steps, result = line.replace(": ", ", ").split(", ")
+            assert sum(map(int, head.split(" + "))) == int(result)
+            assert all(sum(map(int, x.split(" + "))) == int(y) for x, y in (
+                step.split(" = ") for step in steps))  # fmt: skip
+    sizes = long_sums.Sizes((3, 4), 30, 20)
+    files = [long_sums.write(tmp_path / str(i), seed, sizes) for i, seed in enumerate((0, 0, 1))]
+    texts = [x.examples.read_text() for x in files]
+    assert texts[0] == texts[1] != texts[2]
+    examples = {json.loads(x)["messages"][0]["content"] for x in texts[0].splitlines()}
+    prompts = [json.loads(x) for n in (3, 4) for x in files[0].prompts[n].read_text().splitlines()]
+    assert len(examples) == 60 and len({x["prompt"] for x in prompts}) == 40
+    assert not examples & {x["prompt"] for x in prompts}
+    assert all(eval(x["prompt"].removeprefix("Add ")) == int(x["answer"]) for x in prompts)
+
+
+def row(variant, seed, accuracies, step=100, **changes):
+    curve = [[step * i, 0.5 * i, accuracy] for i, accuracy in enumerate(accuracies)]
+    shares = {"verifier_signal": 0.25}
+    common = {"phase": "arms", "name": variant, "uniform_frac": 0.7, "shares": shares}
+    found = {"variant": variant, "seed": seed, "tokens": curve[-1][0], "curve": curve}
+    return common | found | changes
+
+
+def test_the_cost_is_that_from_which_the_smoothed_curve_stays_at_the_target():
+    # smoothed: 0.1 (the start), 0.4, 0.3, 0.4, 0.5, 0.7
+    curve = [[100 * i, a] for i, a in enumerate([0.1, 0.4, 0.2, 0.6, 0.7, 0.8])]
+    found = [accuracy for _, accuracy in tokens_report.smoothed(curve)]
+    assert found == pytest.approx([0.1, 0.4, 0.3, 0.4, 0.5, 0.7])
+    assert tokens_report.cost_to_stay(curve, 0.35) == (pytest.approx(250), True)  # not at 100
+    assert tokens_report.cost_to_stay(curve, 0.6) == (pytest.approx(450), True)
+    assert tokens_report.cost_to_stay(curve, 0.75) == (500, False)
+    assert tokens_report.cost_to_stay(curve, 0.05) == (0, True)
+
+
+def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
+    base = [0.1, 0.1, 0.3, 0.5, 0.5, 0.5]  # a1 = 0.5: the target is 0.46
+    rows = [row("grpo", 0, base), row("grpo", 1, base, step=200)]
+    rows += [row("arm", 0, base, step=50), row("arm", 1, [0.1] * 6, step=200)]
+    rows += [row("grpo", 2, [0.3, 0.2, 0.2]), row("arm", 2, base)]  # without a gain no target
+    assert tokens_report.targets(rows) == pytest.approx({0: 0.46, 1: 0.46})
+    found = tokens_report.ratios(rows)
+    assert [x.cost for x in found["grpo"]] == [1, 1]
+    usual = tokens_report.cost_to_stay(tokens_report.by_tokens(rows[1]), 0.46).cost
+    assert found["arm"] == [(pytest.approx(0.5), True), (pytest.approx(1000 / usual), False)]
+    minutes = tokens_report.ratios(rows, minutes=True)["arm"]
+    assert minutes[0] == (pytest.approx(1), True)
+    text = tokens_report.report(rows, "4 x 4")
+    assert "| arm | 3 | > " in text and "[1] |" in text and "is as planned" not in text
+    planned = tokens_report.report(rows[:4], "4 x 4")
+    assert "The task is as planned: accuracy before RL 0.100" in planned
+
+
+def test_the_interval_is_that_of_all_resamples():
+    values = [0.5, 1.0, 2.0]
+    found = tokens_report.interval([Reached(x, True) for x in values])
+    means = [math.exp(np.log(x).mean()) for x in itertools.product(values, repeat=3)]
+    assert found.mean == pytest.approx(1)
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))))
+    many = tokens_report.interval([Reached(x, True) for x in np.linspace(0.5, 2.0, 8)])
+    assert many.low < many.mean < many.high
+    assert all(math.isnan(x) for x in tokens_report.interval([]))
+
+
+TRIALS = [(arm, trial) for arm, one in experiment.ARMS.items() for trial in one.trials]
+
+
+@pytest.mark.parametrize("smoke", [True, False])
+def test_every_trial_is_a_configuration_that_may_run(smoke, tmp_path):
+    scale = experiment.SMOKE if smoke else experiment.FULL
+    base = experiment.base_config(0, tmp_path, smoke)
+    for (arm, trial), cell in itertools.product(TRIALS, scale.cells):
+        config = experiment.sized(base, experiment.Cell(*cell, experiment.RATE), scale)
+        rl = experiment.ARMS[arm].trials[trial](config.rl)
+        dataclasses.replace(config, rl=rl).validate_for_rl()
+        assert rl.prompts_per_step == cell[0] and rl.total_updates == rl.steps
+    assert max(len(one.trials) for one in experiment.ARMS.values()) <= experiment.FULL.trials
+    assert len(experiment.FULL.cells) == 12 and len(experiment.FULL.rates) == 3
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A training that ends sooner for some settings; the runs that it was called for."""
+    made = []
+
+    def train(config, start, minutes, budget):
+        rl = config.rl
+        speed = rl.group_size * (2 if rl.optim.learning_rate == 1e-3 else 1)
+        speed += 20 * (rl.step_policy is not None and rl.step_policy.n0 == 4)
+        speed *= 0.01 if rl.permute_rewards else 1
+        made.append(config.run_dir)
+        values = [start, *(min(0.9, start + 0.01 * speed * i) for i in range(1, 9))]
+        return {k: v for k, v in row("", 0, values).items() if k not in ("phase", "variant",
+                "name", "seed")}  # fmt: skip
+
+    def seed(self, number):
+        folder = self.cold_starts / f"seed{number}"
+        return experiment.base_config(number, folder, self.smoke), 0.1
+
+    monkeypatch.setattr(experiment, "_train", train)
+    monkeypatch.setattr(experiment.Experiment, "_seed", seed)
+    return made
+
+
+def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, monkeypatch, capsys):
+    sizes = experiment.FULL._replace(sizes=experiment.SMOKE.sizes)
+    monkeypatch.setattr(experiment, "FULL", sizes)
+    options = ["--out", str(tmp_path), "--cold-starts", str(tmp_path / "cold"), "--seeds", "0", "1"]
+    options += ["--only", "screening", "rloo", "permuted"]
+    experiment.main(options)
+    rows = experiments.finished(tmp_path / "tokens_to_accuracy.jsonl")
+    phases = {
+        phase: [x for x in rows if x["phase"] == phase] for phase in {x["phase"] for x in rows}
+    }
+    counts = {phase: len(found) for phase, found in phases.items()}
+    assert counts == {"cells": 12, "rates": 18, "trials of screening": 6, "arms": 8}
+    assert {x["seed"] for x in phases["cells"]} == {100}
+    assert {x["seed"] for x in phases["rates"]} == {101, 102}
+    assert all(" x 8, rate" in x["name"] for x in phases["rates"])  # the best cells
+    names = {x["variant"]: x["name"] for x in phases["arms"]}
+    assert names["grpo"].endswith("x 8, rate 0.001") and "4 of 8" in names["screening"]
+    assert names["permuted"].startswith("permuted, 4 of 8")  # the control of the best arm
+    before = len(stand_in)
+    assert before == sum(counts.values()) == len(set(stand_in))
+    table = (tmp_path / "tokens_to_accuracy.md").read_text()
+    experiment.main(options)
+    assert len(stand_in) == before and (tmp_path / "tokens_to_accuracy.md").read_text() == table
+    assert "| screening, 4 of 8" in table and table in capsys.readouterr().out
+    assert (tmp_path / "tokens_to_accuracy.png").stat().st_size > 10_000
