@@ -28,7 +28,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.token_ids import end_ids
 from compass_jax.weights.hf import load_params
-from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.hf_config import read_hf_config, read_json
 
 TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. To add 27 and 15, add the"
@@ -101,7 +101,11 @@ def _by_transformers(
     """Returns the outputs of transformers. Never runs code from the folder."""
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            **_dequantization(transformers, folder),
         ).eval()
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)
@@ -114,6 +118,15 @@ def _by_transformers(
             tokens = torch.cat([tokens, token], dim=1)
             greedy.append(int(token))
     return Outputs(logits, greedy)
+
+
+def _dequantization(transformers: Any, folder: Path) -> dict[str, Any]:
+    """Returns the argument with which transformers reads quantised weights as floats."""
+    quantization = read_json(folder / "config.json").get("quantization_config")
+    if quantization is None:
+        return {}
+    kinds = {"fp8": transformers.FineGrainedFP8Config, "mxfp4": transformers.Mxfp4Config}
+    return {"quantization_config": kinds[quantization["quant_method"]](dequantize=True)}
 
 
 def _new(rows: np.ndarray) -> int:

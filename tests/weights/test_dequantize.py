@@ -92,7 +92,8 @@ def write(folder, tensors, config, quantization):
     for n, shard in enumerate(shards):
         save_file(shard, folder / f"model-{n}.safetensors", {"format": "pt"})
         index |= dict.fromkeys(shard, f"model-{n}.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    index = {"metadata": {"total_size": 0}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 
@@ -215,6 +216,40 @@ def test_other_quantised_weights_are_refused(change):
         config_from_dict(raw)
 
 
+def test_an_fp8_folder_is_computed_as_in_transformers(tmp_path, capsys):
+    """transformers splits a matrix into equal blocks, so the sizes here are multiples of 128."""
+    raw = dict(
+        model_type="deepseek_v3",
+        vocab_size=40,
+        hidden_size=128,
+        intermediate_size=256,
+        max_position_embeddings=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=128,
+        kv_lora_rank=96,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    random_model(raw).save_pretrained(tmp_path / "plain")
+    config = read_hf_config(tmp_path / "plain")
+    stored, _ = quantised(tensors_of(tmp_path / "plain"))
+    folder = write(tmp_path / "fp8", stored, config, FP8)
+    assert cli.main(["check", str(folder), "--against", "transformers"]) == 0
+    assert "equal    logits" in capsys.readouterr().out
+
+
 GPT_OSS = dict(
     model_type="gpt_oss",
     vocab_size=37,
@@ -266,6 +301,7 @@ def test_mxfp4_weights_are_those_of_transformers(tmp_path):
     for name, x in tensors.items():
         assert_same_bits(out[name], x)
     assert not [line for x in check(packed) for line in x.faults]
+    assert cli.main(["check", str(packed), "--against", "transformers"]) == 0
 
 
 def test_a_run_from_an_fp8_folder_with_a_layer_of_further_tokens_says_so(
