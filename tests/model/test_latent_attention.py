@@ -24,6 +24,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training.step import forward
+from compass_jax.weights.peft import peft_tensors
 from compass_jax.weights.sync import sync_weights
 
 LATENT = dataclasses.replace(
@@ -132,6 +133,17 @@ def test_adapters_are_those_of_the_merged_matrices(config):
     low, full = (log_probs(model, x)[0] for x in (params, merged(params)))
     assert_close(low, full)
     assert np.abs(np.asarray(low - log_probs(model, random_params(config))[0])).max() > 0.1
+
+
+def test_adapters_are_exported_by_the_names_of_transformers():
+    lora = LoRAConfig(rank=2, targets=("q_proj", "k_proj", "o_proj"))
+    tensors = peft_tensors(init_adapters(LATENT, lora, jax.random.key(1)), LATENT, lora)
+    last = {name.rpartition(".lora_")[0] for name in tensors if ".layers.2." in name}
+    modules = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    assert last == {f"base_model.model.model.layers.2.self_attn.{x}" for x in modules}
+    name = "base_model.model.model.layers.2.self_attn.kv_b_proj.lora"
+    shapes = tensors[f"{name}_A.weight"].shape, tensors[f"{name}_B.weight"].shape
+    assert shapes == ((2, 12), (4 * (8 + 10), 2))
 
 
 @pytest.mark.parametrize("kind", ["off", "int8"])
