@@ -70,8 +70,9 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.session import load_tokenizer
 from compass_jax.training import optim, step
-from compass_jax.training.learner import Learner, device_rows, put_rows, sequences
+from compass_jax.training.learner import Learner
 from compass_jax.training.rl import run_rl
+from compass_jax.training.scored import device_rows, put_rows, sequences
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.start import init_or_load
 from compass_jax.weights.sync import sync_weights

@@ -72,13 +72,15 @@ def runs_per_step(rl: RLConfig, rollout: RolloutConfig, rows_multiple: int) -> d
     # Dynamic sampling has at least one round.
     fills = samples * (zero.dynamic_batch if zero.dynamic_sampling else 1) / rollout.slots
     micro = samples / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
+    # The first update's pass gives its old log-probs, except with R2.
+    scored = 1 - (rl.replay != "R2") / rl.updates_per_rollout
     return {
         "hand-over": 1,
         "prefill": fills,
         "insert": fills,
         "decode": max(1.0, fills) * rollout.max_new_tokens,
         # Old log-probs, the reference's, and the updates' forward passes.
-        f"forward {length}": micro * (1 + rl.uses_reference + rl.epochs),
+        f"forward {length}": micro * (scored + rl.uses_reference + rl.epochs),
         f"backward {length}": micro * rl.epochs,
         "add": micro * rl.epochs,
         "apply": rl.updates_per_rollout * rl.epochs,

@@ -157,7 +157,7 @@ time/rollout_s [s]: Time of the rollout.
 time/reward_wait_s [s]: Time that the step waited for rewards.
 time/rollout_wait_s [s]: Time that a finished update waited for the rollout beside it
     (rl.one_step_off).
-time/score_s [s]: Time of the pass that computes old log-probs.
+time/score_s [s]: Time of the pass for old log-probs, which the first update does not need.
 time/update_s [s]: Time of the updates.
 time/handover_s [s]: Time of the weight hand-over.
 # evaluation

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt
+from jaxtyping import Array
 
 from compass_jax.aliases import Tree
 from compass_jax.chips import chip_of
@@ -30,34 +29,30 @@ from compass_jax.config import LearnerConfig
 from compass_jax.model.flops import forward_flops
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import place
-from compass_jax.model.routes import put_routes, take_routes
+from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, struct
 from compass_jax.records import StepArrays, TrainState
-from compass_jax.rl.bucketing import MicroBatch, padding_frac, plan, take_rows
-from compass_jax.rl.correction import mismatch
+from compass_jax.rl.bucketing import MicroBatch, plan
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.sharding import fetch, move
 from compass_jax.training import optim, step, trained
 from compass_jax.training.programs import training_programs
+from compass_jax.training.scored import (
+    Scored,
+    device_rows,
+    put_rows,
+    same_numbers,
+    score_account,
+    sequences,
+    update_batch,
+)
 from compass_jax.training.stops import never_stop, stoppable
 from compass_jax.training.trace import TokenTrace
 
 STATE = "Learner.state"  # where the weights are for a learner without a run directory
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A rollout with log-probs and entropies at the parameters before its first update."""
-
-    arrays: StepArrays
-    routes: UInt[Array, "b n l k"] | None  # replayed in the updates; None: live routing
-    old_logp: np.ndarray  # float32 [b t]
-    old_entropy: np.ndarray  # float32 [b t], nats
-    ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference
-    diagnostics: Diagnostics
 
 
 class Learner:
@@ -91,6 +86,9 @@ class Learner:
         # mean advantage of each response `[b]` in the rollout that `train` was last given
         self.advantage = np.zeros(0)
         self._done = self._planned = 0
+        self._replay = config.algorithm.replay if model.config.moe_layers else "off"
+        # R2 replays routes that must be recorded before the forward pass of the update
+        self._one_pass = self._replay != "R2"
 
     @classmethod
     def start(
@@ -164,25 +162,35 @@ class Learner:
             TrainingStopped: `stopped()` was true before the first update; nothing has changed.
         """
         started = time.perf_counter()
-        planned = sum(len(self._plan(arrays, rows)) for rows in self.updates)
-        self._done, self._planned = 0, planned * (1 + self.update_settings.epochs)
-        scored = self.score(arrays, stopped)
+        first, *later = self.updates
+        one_pass, epochs = self._one_pass, self.update_settings.epochs
+        counts = [len(self._plan(arrays, rows)) for rows in self.updates]
+        self._done, self._planned = 0, sum(counts) * (1 + epochs) - one_pass * counts[0]
+        scored = self._unscored(arrays)
+        parts = self._score_rows(scored, later if one_pass else self.updates, stopped)
         scored_s = time.perf_counter() - started
+        # The first update begins at the scored policy, where every ratio is 1: nothing to trace.
+        ratios = trace if epochs * len(counts) > 1 else None
+        first_gradient = (
+            self._score_and_differentiate(scored, first, parts, stopped) if one_pass else None
+        )
+        self._account(scored, parts)
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
         self.advantage = np.concatenate([x.of_responses() for _, x, _ in prepared])
-        parts: list[Diagnostics] = []
-        optimizer_metrics: list[dict] = []
         if trace is not None:
             trace.begin(scored, [(rows, x) for rows, x, _ in prepared])
-        # The first update begins at the scored policy, where every ratio is 1: nothing to trace.
-        ratios = trace if self.update_settings.epochs * len(prepared) > 1 else None
-        for _ in range(self.update_settings.epochs):
-            for rows, prepared_rows, _ in prepared:
-                # After an update a stop waits for the others: no checkpoint holds half a step.
-                should_stop = never_stop if optimizer_metrics else stopped
-                diagnostics, applied = self._apply(scored, rows, prepared_rows, should_stop, ratios)
-                parts.append(diagnostics)
-                optimizer_metrics.append(applied)
+        updates: list[Diagnostics] = []
+        optimizer_metrics: list[dict] = []
+        for rows, prepared_rows, _ in prepared * epochs:
+            # After an update a stop waits for the others: no checkpoint holds half a step.
+            should_stop = never_stop if optimizer_metrics else stopped
+            total, diagnostics = first_gradient or self._differentiate(
+                scored, rows, prepared_rows, should_stop, ratios
+            )
+            first_gradient = None
+            updates.append(diagnostics)
+            optimizer_metrics.append(self._take(total))
+            del total
         if ratios is not None:
             ratios.finish(self.algorithm.objective, self.model.columns)
         accounts = [
@@ -190,7 +198,7 @@ class Learner:
             waste_of_dropped(dropped_tokens),
             *(account for _, _, account in prepared),
         ]
-        metrics = self._metrics(parts, optimizer_metrics, accounts)
+        metrics = self._metrics(updates, optimizer_metrics, accounts)
         seconds, tokens = time.perf_counter() - started, int(arrays.lengths.sum())
         metrics |= {
             "time/score_s": scored_s,
@@ -204,37 +212,9 @@ class Learner:
         routes that the updates replay: the rollout's (R3), those of this pass (R2) or none (off).
         Stops like `train`.
         """
-        mode = self.algorithm.replay if self.model.config.moe_layers else "off"
-        routes = None if mode == "off" else self.routes_on_mesh(arrays.routes)
-        if mode == "R2":
-            # Unset rows: each token chooses its experts live, in the program that the updates use.
-            routes = self.routes_on_mesh(
-                empty_routes(self.model.config, len(arrays.lengths), self.config.rollout.max_length)
-            )
-        shape = arrays.mask.shape
-        parts: list[Diagnostics] = []
-        old_logp, old_entropy = (np.zeros(shape, arrays.rollout_logp.dtype) for _ in range(2))
-        ref_logp = None if self.reference is None else np.zeros_like(old_logp)
-        micros = [micro for rows in self.updates for micro in self._plan(arrays, rows)]
-        for micro in stoppable(stopped, micros, parts):
-            tokens, lengths, micro_routes = self._sequences(arrays, micro, routes)
-            logp, entropy, used_routes, diagnostics = self._score(
-                self.params, tokens, lengths, micro_routes
-            )
-            put_rows(old_logp, micro, logp)
-            put_rows(old_entropy, micro, entropy)
-            if mode == "R2":
-                assert routes is not None
-                routes = put_routes(routes, device_rows(micro, routes), used_routes)
-                diagnostics = {
-                    k: value for k, value in diagnostics.items() if not k.startswith("replay/")
-                }
-            if ref_logp is not None:
-                put_rows(ref_logp, micro, self._score(self.reference, tokens, lengths, None)[0])
-            parts.append(diagnostics)
-            self._advance(parts)
-        parts.append(score_account(arrays, old_logp, old_entropy, micros))
-        return Scored(arrays, routes, old_logp, old_entropy, ref_logp, merge_diagnostics(parts))
+        scored = self._unscored(arrays)
+        self._account(scored, self._score_rows(scored, self.updates, stopped))
+        return scored
 
     def update(self, scored: Scored, rows: slice) -> dict[str, float]:
         """Runs one optimiser step on `rows` of a scored rollout: advantages and weights, gradients
@@ -243,8 +223,8 @@ class Learner:
         Raises TrainingDiverged like `train`, and ValueError where `rows` are not whole groups.
         """
         prepared, account = self.prepare(scored, rows)
-        diagnostics, applied = self._apply(scored, rows, prepared)
-        return self._metrics([diagnostics], [applied], [account])
+        grads, diagnostics = self._differentiate(scored, rows, prepared)
+        return self._metrics([diagnostics], [self._take(grads)], [account])
 
     def prepare(self, scored: Scored, rows: slice) -> tuple[Prepared, Diagnostics]:
         """Computes advantages and weights of one update's rows (rl/prepare.py) on the host, and the
@@ -287,13 +267,117 @@ class Learner:
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def _apply(
-        self, scored: Scored, rows: slice, prepared: Prepared, stopped=never_stop, trace=None
-    ):
-        """Runs one update and replaces `state`. Returns its diagnostics and the optimiser's
-        metrics.
+    def _unscored(self, arrays: StepArrays) -> Scored:
+        """Returns a rollout whose log-probs and entropies are 0 until its rows are scored, with the
+        routes that the forward passes take.
         """
-        tokens, total = max(int(prepared.mask.sum()), 1), None
+        mode, routes = self._replay, None
+        if mode == "R2":
+            # Unset rows: each token chooses its experts live, in the program that the updates use.
+            routes = empty_routes(
+                self.model.config, len(arrays.lengths), self.config.rollout.max_length
+            )
+        elif mode == "R3":
+            routes = arrays.routes
+        old_logp, old_entropy = (
+            np.zeros(arrays.mask.shape, arrays.rollout_logp.dtype) for _ in range(2)
+        )
+        ref_logp = None if self.reference is None else np.zeros_like(old_logp)
+        return Scored(arrays, self.routes_on_mesh(routes), old_logp, old_entropy, ref_logp)
+
+    def _score_rows(
+        self, scored: Scored, updates: Sequence[slice], stopped: Callable[[], bool]
+    ) -> list[Diagnostics]:
+        """Scores the rows of some updates; returns the router's diagnostics. For R2 the routes
+        become those of this pass.
+        """
+        parts: list[Diagnostics] = []
+        micros = [micro for rows in updates for micro in self._plan(scored.arrays, rows)]
+        for micro in stoppable(stopped, micros, parts):
+            inputs = self._sequences(scored.arrays, micro, scored.routes)
+            logp, entropy, used_routes, diagnostics = self._score(self.params, *inputs)
+            self._keep(scored, micro, inputs, logp, entropy)
+            if self._replay == "R2":
+                assert scored.routes is not None
+                rows = device_rows(micro, scored.routes)
+                scored.routes = put_routes(scored.routes, rows, used_routes)
+                diagnostics = {
+                    k: value for k, value in diagnostics.items() if not k.startswith("replay/")
+                }
+            parts.append(diagnostics)
+            self._advance(parts)
+        return parts
+
+    def _keep(self, scored: Scored, micro: MicroBatch, inputs: tuple, logp, entropy) -> None:
+        """Stores a micro-batch's scores, and computes the reference's."""
+        put_rows(scored.old_logp, micro, logp)
+        put_rows(scored.old_entropy, micro, entropy)
+        if scored.ref_logp is not None:
+            tokens, lengths, _ = inputs
+            put_rows(scored.ref_logp, micro, self._score(self.reference, tokens, lengths, None)[0])
+
+    def _account(self, scored: Scored, parts: Sequence[Diagnostics]) -> None:
+        """Completes a scored rollout's diagnostics."""
+        micros = [micro for rows in self.updates for micro in self._plan(scored.arrays, rows)]
+        account = score_account(scored.arrays, scored.old_logp, scored.old_entropy, micros)
+        scored.diagnostics = merge_diagnostics([*parts, account])
+
+    def _score_and_differentiate(
+        self,
+        scored: Scored,
+        rows: slice,
+        parts: list[Diagnostics],
+        stopped: Callable[[], bool],
+    ) -> tuple[Tree, Diagnostics] | None:
+        """Scores the rows of the first update and computes its gradient from the same forward
+        passes; appends the router's diagnostics to `parts`. Returns what `_differentiate` does for
+        scored rows, bit for bit.
+
+        Each micro-batch is prepared while the scores of later ones are 0. A response's advantages
+        and weights depend on the scores of that response alone, unless some are not finite, or an
+        objective of the user's combines responses: None, and the gradient is computed again.
+        """
+        total, batches, tokens = None, [], set()
+        diagnostics: list[Diagnostics] = []
+        for micro in stoppable(stopped, self._plan(scored.arrays, rows), diagnostics):
+            inputs = self._sequences(scored.arrays, micro, scored.routes)
+            (logp, entropy, _, aux), pullback = step.forward_and_pullback(
+                self.model, self.params, *inputs, self.config.rollout.temperature
+            )
+            self._keep(scored, micro, inputs, logp, entropy)
+            prepared, _ = self.prepare(scored, rows)
+            batch = update_batch(scored, micro, inputs, prepared, rows.start)
+            tokens.add(int(prepared.mask.sum()))
+            grads, part = step.backward(
+                self.model,
+                self.params,
+                logp,
+                aux,
+                pullback,
+                batch,
+                _share(batch, prepared),
+                self.algorithm.objective,
+            )
+            total = step.add(total, grads)
+            del grads, pullback  # frees their memory before the next forward and backward
+            batches.append((micro, batch._replace(routes=None)))
+            diagnostics.append(part)
+            parts.append(step.router_diagnostics(aux))
+            self._advance(diagnostics)
+        if len(tokens) == 1 and all(
+            same_numbers(batch, update_batch(scored, micro, batch[:3], prepared, rows.start))
+            for micro, batch in batches
+        ):
+            return total, merge_diagnostics(diagnostics)
+        finite = np.isfinite(scored.old_logp).all() and np.isfinite(scored.old_entropy).all()
+        self._one_pass = not finite
+        return None
+
+    def _differentiate(
+        self, scored: Scored, rows: slice, prepared: Prepared, stopped=never_stop, trace=None
+    ) -> tuple[Tree, Diagnostics]:
+        """Computes the gradient of one update of scored rows, and its diagnostics."""
+        total = None
         parts: list[Diagnostics] = []
         micros = iter(self._plan(scored.arrays, rows))
         for batch in stoppable(stopped, self.batches(scored, rows, prepared), parts):
@@ -301,7 +385,7 @@ class Learner:
                 self.model,
                 self.params,
                 batch,
-                jnp.float32(batch.mask.sum() / tokens),
+                _share(batch, prepared),
                 objective=self.algorithm.objective,
                 temperature=self.config.rollout.temperature,
             )
@@ -311,9 +395,13 @@ class Learner:
             self._advance(parts)
             if trace is not None:
                 trace.update(next(micros), logp)
+        return total, merge_diagnostics(parts)
+
+    def _take(self, grads: Tree) -> dict:
+        """Takes an optimiser step, which replaces `state`; returns the optimiser's metrics."""
         self.state, applied = step.apply(
             self.state,
-            total,
+            grads,
             config=self.update_settings.optim,
             total_steps=self.update_settings.total_updates,
             decays=trained.decay_mask(self.config.lora, self.model, self.state.params),
@@ -323,7 +411,7 @@ class Learner:
         optim.check_divergence(
             int(self.state.bad_steps), self.update_settings.optim.max_bad_steps, self.directory
         )
-        return merge_diagnostics(parts), applied
+        return applied
 
     def _advance(self, parts: Sequence[Tree]) -> None:
         """Counts a finished micro-batch and reports progress. It waits for all but the newest,
@@ -407,75 +495,6 @@ class Learner:
         return {"train/mfu": flops / (seconds * devices * chip.device_flops)}
 
 
-def device_rows(micro: MicroBatch, routes: Array) -> Array:
-    """Returns the micro-batch's rows of `routes`; padding rows point past their end."""
-    return jnp.asarray(np.where(micro.rows < 0, routes.shape[0], micro.rows).astype(np.int32))
-
-
-def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None):
-    """Returns (tokens, lengths, routes) of a micro-batch, from the routes of all rows
-    (None: live).
-    """
-    tokens, lengths = (
-        take_rows(x, micro.rows, micro.length) for x in (arrays.tokens, arrays.lengths)
-    )
-    if routes is None:
-        return tokens, lengths, None
-    return tokens, lengths, take_routes(routes, device_rows(micro, routes), micro.length)
-
-
-def update_batch(
-    scored: Scored, micro: MicroBatch, inputs: tuple, prepared: Prepared, offset: int
-) -> step.UpdateBatch:
-    """Returns one micro-batch of an update. `inputs` are its `sequences`; `prepared` has the
-    update's rows, which start at row `offset` of the rollout.
-    """
-
-    def take(x, rows):
-        return None if x is None else take_rows(x, rows, micro.length)
-
-    local = np.where(micro.rows < 0, -1, micro.rows - offset)
-    tokens, lengths, routes = inputs
-    return step.UpdateBatch(
-        tokens,
-        lengths,
-        routes,
-        mask=take(prepared.mask, local),
-        old_logp=take(scored.old_logp, micro.rows),
-        old_entropy=take(scored.old_entropy, micro.rows),
-        ref_logp=take(scored.ref_logp, micro.rows),
-        advantage=take(prepared.advantage, local),
-        weight=take(prepared.weight, local),
-        entropy_group=take(prepared.entropy_group, local),
-        kl_weight=take(prepared.kl_weight, local),
-    )
-
-
-def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
-    """Writes a micro-batch's values `[m n]` to their rows of `target`; padding rows are dropped."""
-    real = micro.rows >= 0
-    length = min(target.shape[1], micro.length)
-    target[micro.rows[real], :length] = fetch(values)[real, :length]
-
-
-def score_account(
-    arrays: StepArrays, old_logp: np.ndarray, old_entropy: np.ndarray, micros: Sequence[MicroBatch]
-) -> Diagnostics:
-    """Returns the mismatch to the sampler, the mean entropy and the padding of a scored rollout.
-    Rows sampled at another temperature have a separate mismatch, since they differ from training by
-    intent and would hide a fault of the others.
-    """
-    hotter = np.zeros_like(arrays.mask)
-    if arrays.hotter is not None:
-        hotter = arrays.mask & arrays.hotter[:, None]
-    logp = jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp)
-    gap = mismatch(*logp, jnp.asarray(arrays.mask & ~hotter))
-    if hotter.any():
-        hotter_gap = mismatch(*logp, jnp.asarray(hotter))
-        gap |= {f"mismatch/hotter/{name.split('/')[1]}": x for name, x in hotter_gap.items()}
-    entropy = np.float32(np.sum(old_entropy, where=arrays.mask))
-    tokens = np.float32(max(arrays.mask.sum(), 1))
-    return gap | {
-        "entropy_nats": (jnp.asarray(entropy), jnp.asarray(tokens)),
-        "padding_frac": (jnp.float32(padding_frac(micros, arrays.lengths)), jnp.float32(1)),
-    }
+def _share(batch: step.UpdateBatch, prepared: Prepared) -> Array:
+    """Returns the micro-batch's share of the update's tokens."""
+    return jnp.float32(batch.mask.sum() / max(int(prepared.mask.sum()), 1))

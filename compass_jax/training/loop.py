@@ -10,7 +10,8 @@ One step:
     score finished samples
  2. old log-probs: one pass of the training model at the step's first parameters fixes log-probs and
     entropies. Routes are replayed so that old and new log-probs are of the same experts: those of
-    the rollout (R3), or those of this pass in the updates (R2)
+    the rollout (R3), or those of this pass in the updates (R2). The rows of the first update take
+    theirs from its own forward pass
  3. update: prepare (advantages, weights over the whole update), gradients summed over
     micro-batches, apply
  4. sync the weights to the rollout

@@ -3,8 +3,9 @@
 `score` runs once per rollout at the parameters before its first update and fixes old log-probs and
 entropies. `prepare` (rl/prepare.py) turns rewards into advantages and weights over one whole
 update, so that `gradients` of its micro-batches sum to the same gradient however the rows are
-split. Routing is replayed by passing an array: the rollout's for R3, the one that `score` returned
-for R2.
+split. The first update's forward pass is that of `score`, so one pass can serve both: `gradients`
+is `forward_and_pullback`, then `backward`. Routing is replayed by passing an array: the rollout's
+for R3, the one that `score` returned for R2.
 """
 
 from __future__ import annotations
@@ -176,10 +177,24 @@ def gradients(
     (logp, _, _, aux), pullback = forward_and_pullback(
         model, params, batch.tokens, batch.lengths, batch.routes, temperature
     )
+    return *backward(model, params, logp, aux, pullback, batch, share, objective), logp
+
+
+def backward(
+    model: Transformer,
+    params: Tree,
+    logp: Float[Array, "b t"],
+    aux: RouterStats | None,
+    pullback: Pullback,
+    batch: UpdateBatch,
+    share: Float[Array, ""],
+    objective: Objective,
+) -> tuple[Tree, Diagnostics]:
+    """Computes `gradients` from the results of `forward_and_pullback` at `params`."""
     cotangents, diagnostics = _objective_gradient(
         logp, aux, batch, share, objective, model.config, model.columns
     )
-    return pull(model, params, pullback, cotangents), diagnostics, logp
+    return pull(model, params, pullback, cotangents), diagnostics
 
 
 @partial(jax.jit, static_argnames=("objective", "vocab_size"))

@@ -61,11 +61,9 @@ class TokenTrace:
             self._seen.append((micro, logp))
 
     def finish(self, objective: Objective, vocab_size: int) -> None:
-        """Adds ratio and clipped if any update was stored. Every process must call it, since it
-        gathers their parts.
+        """Adds ratio and clipped. Rows of no stored update have a ratio of 1. Every process must
+        call it, since it gathers their parts.
         """
-        if not self._seen:
-            return
         logp = self.values["logp"].copy()
         for micro, row_logp in self._seen:  # a later update overwrites an earlier one
             at = {row: i for i, row in enumerate(micro.rows) if row >= 0}

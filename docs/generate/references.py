@@ -53,7 +53,14 @@ API = {
     "learner": (
         "The learner turns a scored rollout into updates. It can be used without the rest of the"
         " package.",
-        ("training.learner", "training.step", "training.optim", "experience.assemble", "records"),
+        (
+            "training.learner",
+            "training.scored",
+            "training.step",
+            "training.optim",
+            "experience.assemble",
+            "records",
+        ),
     ),
     "step-policy": (
         "A step policy decides which prompts are rolled out next and which groups a step trains on"

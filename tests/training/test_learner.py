@@ -25,16 +25,20 @@ from compass_jax.config import (
 )
 from compass_jax.config.algorithm import RLZVPConfig
 from compass_jax.config.sampling import ResamplingConfig
+from compass_jax.model.moe import empty_routes
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch
+from compass_jax.rl.corrections.sequence import SequenceMask
+from compass_jax.rl.corrections.tis import Tis
 from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.prepare import Prepared
 from compass_jax.training import step
-from compass_jax.training.learner import (
-    Learner,
+from compass_jax.training.learner import Learner
+from compass_jax.training.scored import (
     Scored,
     device_rows,
     score_account,
@@ -188,6 +192,97 @@ def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
     assert "ratio" not in traced(range(16), updates_per_rollout=1)[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class ByBatchEntropy(Grpo):
+    """Groups tokens by the mean entropy of all responses."""
+
+    def groups(self, old_entropy, mask):
+        mean = jnp.sum(jnp.where(mask, old_entropy, 0.0)) / jnp.sum(mask).astype(old_entropy.dtype)
+        return jnp.where(mask, (old_entropy > mean).astype(jnp.int32), -1)
+
+    def weights(self, inputs):
+        return super().weights(inputs) * (1 + inputs.entropy_group.astype(inputs.dtype))
+
+
+SETTINGS = {
+    "grpo": {},
+    "espo-entropy": {"objective": Espo(), "zero_variance": ZeroVarianceConfig(rl_zvp=True)},
+    "tis": {"correction": Tis()},
+    "sequence": {"correction": SequenceMask()},
+    "reference": {"objective": Grpo(kl_coef=0.1)},
+    "balanced": {"objective": Grpo(router_aux_coef=0.1)},
+    "R3": {"replay": "R3"},
+    "two-epochs": {"epochs": 2},
+    "one-update": {"updates_per_rollout": 1},
+    "by-batch-entropy": {"objective": ByBatchEntropy()},
+}
+
+
+def trained(monkeypatch, one_pass, change=None, rows=samples, **rl):
+    """A learner that has trained on two rollouts; its metrics; its forward passes."""
+    config = evolve(CONFIG, rl={"micro_batch_tokens": 24, **rl})
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    params = params if change is None else change(params)
+    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+    learner._one_pass = one_pass
+    passes, real = [], step.forward_and_pullback
+
+    def forward(*args):
+        passes.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(step, "forward_and_pullback", forward)
+    metrics = [learner.train(rows(seed)) for seed in (0, 1)]
+    monkeypatch.undo()
+    kept = [
+        {k: v for k, v in m.items() if not k.startswith("time/") and "per_s" not in k}
+        for m in metrics
+    ]
+    return learner, kept, len(passes)
+
+
+def recorded(seed):
+    """`samples` with two groups of equal rewards, and routes, of which some are unset."""
+    arrays = samples(seed)
+    rng = np.random.default_rng(seed)
+    routes = np.array(empty_routes(MODEL, 16, 12))
+    experts = np.argsort(rng.random((*routes.shape[:-1], MODEL.mixture.experts)), axis=-1)
+    routes[:, :7] = experts[:, :7, :, : routes.shape[-1]]
+    reward = arrays.reward.copy()
+    reward[:4], reward[8:12] = 0, 1
+    return dataclasses.replace(arrays, routes=jnp.asarray(routes), reward=reward)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_pass_of_the_first_update_scores_its_rows(monkeypatch, name):
+    """Bit for bit as two passes, with as many fewer forward passes as it has micro-batches."""
+    apart, numbers, many = trained(monkeypatch, False, rows=recorded, **SETTINGS[name])
+    joined, same, few = trained(monkeypatch, True, rows=recorded, **SETTINGS[name])
+    assert same == numbers and joined._one_pass == (name != "by-batch-entropy")
+    jax.tree.map(np.testing.assert_array_equal, joined.state, apart.state)
+    np.testing.assert_array_equal(joined.advantage, apart.advantage)
+    first = len(joined._plan(recorded(0), joined.updates[0]))
+    assert first > 1 and many - few == (0 if name == "by-batch-entropy" else 2 * first)
+
+
+def test_a_response_without_finite_log_probs_is_left_out_in_one_pass_too(monkeypatch):
+    """It changes the weights of the others in its update, so their gradient is computed again."""
+
+    def change(params):
+        return {**params, "embed": params["embed"].at[41].set(jnp.nan)}
+
+    def rows(seed):
+        arrays = samples(seed)
+        arrays.tokens[5, 4] = 41
+        return arrays
+
+    apart, numbers, _ = trained(monkeypatch, False, change, rows)
+    joined, same, _ = trained(monkeypatch, True, change, rows)
+    assert joined._one_pass and same[0]["skipped_updates"] > 0
+    np.testing.assert_equal(same, numbers)
+    jax.tree.map(np.testing.assert_array_equal, joined.state, apart.state)
+
+
 def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
     config = evolve(CONFIG, rl={"epochs": 2})
     params = init_params(config.model, config.compute, jax.random.key(0))
@@ -198,7 +293,8 @@ def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
     learner.progress = lambda done, total: calls.append((done, total))
     arrays = samples(0)
     learner.train(arrays)
-    count = 3 * sum(len(learner._plan(arrays, rows)) for rows in learner.updates)
+    first, second = (len(learner._plan(arrays, rows)) for rows in learner.updates)
+    count = 2 * first + 3 * second  # the first update scores its own rows
     assert calls == [(n, count) for n in range(1, count + 1)] and count > 3
 
 

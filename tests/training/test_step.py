@@ -24,7 +24,7 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.training import optim, step
-from compass_jax.training.learner import Scored, device_rows, put_rows, sequences, update_batch
+from compass_jax.training.scored import Scored, device_rows, put_rows, sequences, update_batch
 
 TINY = evolve(MODEL, layers=2, moe={"dense_layers": (0,)})
 F64 = dataclasses.replace(COMPUTE, dtype="float64", param_dtype="float64")

@@ -1,0 +1,115 @@
+"""A scored rollout and its micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt
+
+from compass_jax.model.routes import take_routes
+from compass_jax.records import StepArrays
+from compass_jax.rl.bucketing import MicroBatch, padding_frac, take_rows
+from compass_jax.rl.correction import mismatch
+from compass_jax.rl.diagnostics import Diagnostics
+from compass_jax.rl.prepare import Prepared
+from compass_jax.sharding import fetch
+from compass_jax.training import step
+
+
+@dataclass
+class Scored:
+    """A rollout with log-probs and entropies at the parameters before its first update."""
+
+    arrays: StepArrays
+    routes: UInt[Array, "b n l k"] | None  # replayed in the updates; None: live routing
+    old_logp: np.ndarray  # float32 [b t]
+    old_entropy: np.ndarray  # float32 [b t], nats
+    ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference
+    diagnostics: Diagnostics = field(default_factory=dict)
+
+
+def device_rows(micro: MicroBatch, routes: Array) -> Array:
+    """Returns the micro-batch's rows of `routes`; padding rows point past their end."""
+    return jnp.asarray(np.where(micro.rows < 0, routes.shape[0], micro.rows).astype(np.int32))
+
+
+def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None):
+    """Returns (tokens, lengths, routes) of a micro-batch, from the routes of all rows
+    (None: live).
+    """
+    tokens, lengths = (
+        take_rows(x, micro.rows, micro.length) for x in (arrays.tokens, arrays.lengths)
+    )
+    if routes is None:
+        return tokens, lengths, None
+    return tokens, lengths, take_routes(routes, device_rows(micro, routes), micro.length)
+
+
+def update_batch(
+    scored: Scored, micro: MicroBatch, inputs: tuple, prepared: Prepared, offset: int
+) -> step.UpdateBatch:
+    """Returns one micro-batch of an update. `inputs` are its `sequences`; `prepared` has the
+    update's rows, which start at row `offset` of the rollout.
+    """
+
+    def take(x, rows):
+        return None if x is None else take_rows(x, rows, micro.length)
+
+    local = np.where(micro.rows < 0, -1, micro.rows - offset)
+    tokens, lengths, routes = inputs
+    return step.UpdateBatch(
+        tokens,
+        lengths,
+        routes,
+        mask=take(prepared.mask, local),
+        old_logp=take(scored.old_logp, micro.rows),
+        old_entropy=take(scored.old_entropy, micro.rows),
+        ref_logp=take(scored.ref_logp, micro.rows),
+        advantage=take(prepared.advantage, local),
+        weight=take(prepared.weight, local),
+        entropy_group=take(prepared.entropy_group, local),
+        kl_weight=take(prepared.kl_weight, local),
+    )
+
+
+def same_numbers(a: step.UpdateBatch, b: step.UpdateBatch) -> bool:
+    """Returns whether two batches of the same rows have the same masks, advantages and weights."""
+    names = ("mask", "advantage", "weight", "entropy_group", "kl_weight")
+    return all(
+        getattr(a, name) is getattr(b, name)  # None in both
+        or np.array_equal(getattr(a, name), getattr(b, name))
+        for name in names
+    )
+
+
+def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
+    """Writes a micro-batch's values `[m n]` to their rows of `target`; padding rows are dropped."""
+    real = micro.rows >= 0
+    length = min(target.shape[1], micro.length)
+    target[micro.rows[real], :length] = fetch(values)[real, :length]
+
+
+def score_account(
+    arrays: StepArrays, old_logp: np.ndarray, old_entropy: np.ndarray, micros: Sequence[MicroBatch]
+) -> Diagnostics:
+    """Returns the mismatch to the sampler, the mean entropy and the padding of a scored rollout.
+    Rows sampled at another temperature have a separate mismatch, since they differ from training by
+    intent and would hide a fault of the others.
+    """
+    hotter = np.zeros_like(arrays.mask)
+    if arrays.hotter is not None:
+        hotter = arrays.mask & arrays.hotter[:, None]
+    logp = jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp)
+    gap = mismatch(*logp, jnp.asarray(arrays.mask & ~hotter))
+    if hotter.any():
+        hotter_gap = mismatch(*logp, jnp.asarray(hotter))
+        gap |= {f"mismatch/hotter/{name.split('/')[1]}": x for name, x in hotter_gap.items()}
+    entropy = np.float32(np.sum(old_entropy, where=arrays.mask))
+    tokens = np.float32(max(arrays.mask.sum(), 1))
+    return gap | {
+        "entropy_nats": (jnp.asarray(entropy), jnp.asarray(tokens)),
+        "padding_frac": (jnp.float32(padding_frac(micros, arrays.lengths)), jnp.float32(1)),
+    }
