@@ -39,14 +39,14 @@ def case(variant, end, at, saved, pending=None, compare=EXACT, **rl: Any):
 
 
 def stop_in(patch, call):
-    """Stops after a call of one of the training's programs, for example ("score", 3)."""
+    """Stops after a call of one of the training's programs, for example ("pull", 3)."""
     stop_at_call(patch, step, *call)
 
 
 QUICK = [
     case("plain", stop_at_sample, 19, 1, 4, CLOSE),  # sample 3 of step 2
     # The first of step 2's two micro-batches: the rollout stays, what was computed goes.
-    case("plain", stop_in, ("gradients", 3), 1, 4),
+    case("plain", stop_in, ("pull", 3), 1, 4),
     case("growing", stop_at_sample, 18, 0, 4, CLOSE),  # step 1, while uniform groups grow
     case("dynamic", stop_at_sample, 36, 1, 16, CLOSE),  # the second round of step 2
     case("stages", stop_after_step, 2, 2),  # between two stages
@@ -61,7 +61,7 @@ QUICK = [
 ]
 SLOW = [
     case("plain", stop_at_sample, 32, 1, 4, CLOSE),  # the last sample of step 2
-    case("plain", stop_in, ("score", 3), 1, 4),
+    case("plain", stop_in, ("forward_and_pullback", 3), 1, 4),
     case("plain", stop_in, ("apply", 1), 1),
     case("plain", stop_after_step, 1, 1, save_every=0),
     case("dynamic", stop_at_sample, 3, 0, 8, CLOSE),
