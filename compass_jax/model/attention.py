@@ -295,8 +295,8 @@ def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
     pages and heads, and keys and values of one width.
     """
     k, v = cache.cache if isinstance(cache, InStack) else cache
-    alike = not isinstance(k, Quantized) and k.shape == v.shape
-    return alike and decode_fits(k.shape[-2], k.shape[-1], paged)
+    is_plain = not isinstance(k, Quantized) and k.shape == v.shape
+    return is_plain and decode_fits(k.shape[-2], k.shape[-1], paged)
 
 
 def _write_both(
