@@ -6,10 +6,10 @@
 The plan, written before its runs:
 
 Task. Sums of 3 to 8 terms of two digits with worked answers of 65 to 260 tokens
-(benchmarks/long_sums.py). Each seed has its own files and cold start: SFT in rounds of COLD_ROUND
-updates that ends when held-out accuracy (avg@2 of 160 prompts) is at least 0.05; above 0.15 it is
-refused. The task is meant to have no ceiling within the budget, and long uniform groups: at least
-60% of tuned GRPO's. The report says whether that held.
+(benchmarks/long_sums.py). Each seed has its own files and cold start: COLD_FIRST updates of SFT,
+and rounds of COLD_ROUND more until held-out accuracy (avg@2 of 160 prompts) is at least 0.05; above
+0.15 it is refused. The task is meant to have no ceiling within the budget, and long uniform groups:
+at least 60% of tuned GRPO's. The report says whether that held.
 
 Budget. BUDGET generated tokens a run. Filter rollouts and dropped groups count; evaluations do
 not. The learning rate is constant after its warm-up, so that no schedule depends on the number of
@@ -89,7 +89,8 @@ CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101, 102), (101,)
 BEST_CELLS = 3  # that are tried at other rates
 EXPECTED_TOKENS = 160  # of an answer, which sets the interval of evaluations
 FILTER_SAMPLES = 4
-COLD_ROUND, COLD_ROUNDS, COLD_ACCURACY = 50, 60, (0.05, 0.15)
+# One seed had accuracy 0.01 after 200 updates and 0.50 after 400.
+COLD_FIRST, COLD_ROUND, COLD_ROUNDS, COLD_ACCURACY = 180, 10, 60, (0.05, 0.15)
 CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
 GRPO, PERMUTED = "grpo", "permuted"
 
@@ -224,7 +225,7 @@ def base_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
         files=(str(files.examples),),
         procedural=(),
         answers=(),
-        steps=COLD_ROUND,
+        steps=COLD_FIRST,
         batch=32,
         buckets=(128, 192, 320),
         micro_batch_tokens=5120,
@@ -381,7 +382,7 @@ def _cold_start(config: RunConfig, smoke: bool) -> dict[str, float]:
     """
     low, high = (0.0, 1.0) if smoke else COLD_ACCURACY
     for number in range(1, COLD_ROUNDS + 1):
-        steps = 4 if smoke else number * COLD_ROUND
+        steps = 4 if smoke else COLD_FIRST + number * COLD_ROUND
         run_sft(dataclasses.replace(config, sft=dataclasses.replace(config.sft, steps=steps)))
         accuracy = evaluate_weights(config, config.directory).avg_at_k
         if accuracy >= low:
