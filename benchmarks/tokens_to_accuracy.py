@@ -11,7 +11,7 @@ and rounds of COLD_ROUND more until held-out accuracy (avg@2 of 160 prompts) is 
 0.15 it is refused. The task is meant to have no ceiling within the budget, and long uniform groups:
 at least 60% of tuned GRPO's. The report says whether that held.
 
-Budget. BUDGET generated tokens a run. Filter rollouts and dropped groups count; evaluations do
+Budget. A million generated tokens a run. Filter rollouts and dropped groups count; evaluations do
 not. The learning rate is constant after its warm-up, so that no schedule depends on the number of
 steps. Every step has one update.
 
