@@ -166,7 +166,8 @@ def _report_error(name: str, error: BaseException) -> int:
         traceback.print_exception(error)
         print(
             f"compass: {name}: a computation failed, as it does when another process is lost:"
-            f" {_first_line(error)}",
+            f" {_first_line(error)}; start the same command in every process to go on from the last"
+            " checkpoint",
             file=sys.stderr,
             flush=True,
         )

@@ -168,7 +168,8 @@ def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tm
     assert summary["heldout_prompts"] == 64 and 0 <= summary["rl_avg_at_4"] <= 1
     rows = {row.pop(""): row for row in summary["against_grpo"]}
     ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"].values())
-    assert 0 < ours <= theirs < 1.5 * ours  # up to the step that reaches them
+    # Up to the step that reaches them, or to the last if GRPO's answers are shorter.
+    assert 0.8 * ours < theirs < 1.5 * ours
     exported = Path(summary["hf_dir"])
     assert (
         read_hf_config(exported) == demo.demo_configs(tmp_path, 3)[1].model
@@ -176,6 +177,7 @@ def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tm
     )
     assert Path(summary["page"]).stat().st_size > 20_000
     shown = capsys.readouterr().out
+    assert ("fewer tokens" in shown) == (theirs < 0.95 * ours)
     assert summary["page"] in shown and "next:\n  compass show" in shown
     # a finished demo is only read again
     again = demo.run_demo(str(tmp_path), seed=3, quick=True)

@@ -89,8 +89,8 @@ def brief(monkeypatch):
     """The first parameters end a turn with probability 1/5 at every token."""
     real = loop.first_parameters
 
-    def first_parameters(config, model):
-        params = real(config, model)
+    def first_parameters(config, model, tell):
+        params = real(config, model, tell)
         # all hidden states have a common part, on which the end token's logit depends
         params["embed"] += 3.0
         params["head"] = params["head"].at[:, END].add(0.14)

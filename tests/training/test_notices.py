@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -236,6 +237,7 @@ class Uneven:
     """
 
     slow = False
+    workers = SimpleNamespace(tried_rows=set())
 
     def __init__(self, *_):
         self.waiting, self.first, self.turn = [], None, 0

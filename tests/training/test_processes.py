@@ -79,14 +79,10 @@ def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path):
         started = time.monotonic()
         codes = job.codes()
         assert time.monotonic() - started < 30 and codes[1] == -signal.SIGKILL and codes[0] != 0
-        for number in (0, 1):
-            assert f"process {number} of 2 (pid {job.processes[number].pid} on " in job.log(number)
-            # the last words, or where it was writing a checkpoint, that error's last words; a shell
-            # says them, which outlives the process
-            until = time.monotonic() + 20
-            while "the same command" not in job.log(number) and time.monotonic() < until:
-                time.sleep(0.1)
-            assert "the same command" in job.log(number)
+        assert f"process 0 of 2 (pid {job.processes[0].pid} on " in job.log(0)
+        # what the other one says, or jax where it ends it first
+        last = ("start the same command in every process", "another task died")
+        assert any(words in job.log(0) for words in last)
     undisturbed = run_here(tmp_path / "one", MeshConfig(fsdp=2, expert=2, tensor=2))
     run_here(tmp_path, MeshConfig(fsdp=4, context=2))
     compare(numbers(job.directory), numbers(undisturbed))
