@@ -63,6 +63,7 @@ MEANT = {
     "none": {
         "rollout_mesh",
         "model.moe",
+        "model.mla",
         "model.rope_scaling",
         "model.rope_scaling.attention_factor",
         "rewards.judge",

@@ -183,7 +183,7 @@ def test_payloads_of_any_size_come_back_whole(monkeypatch):
         (
             jax.errors.JaxRuntimeError("UNKNOWN: Gloo: reset by peer\nmore"),
             75,
-            "when another process is lost: UNKNOWN: Gloo: reset by peer\n",
+            "when another process is lost: UNKNOWN: Gloo: reset by peer; start the same command",
         ),
         (ZeroDivisionError(), 1, "ZeroDivisionError"),
         (SystemExit(143), 143, "ended from outside"),
