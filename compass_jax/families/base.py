@@ -30,7 +30,7 @@ from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig, Router, seam_class
 from compass_jax.config.ranges import describe_value
 from compass_jax.families.keys import ALWAYS_READ, NEUTRAL, says_no_maths
-from compass_jax.families.mla import MLA_KEYS, UNTURNED, read_mla, written_mla
+from compass_jax.families.mla import MLA_KEYS, NOPE_KEY, read_mla, written_mla
 from compass_jax.families.quantized import quantization_problems
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
 from compass_jax.families.rope import (
@@ -286,7 +286,7 @@ class Family:
                 layers=layers,
                 heads=heads,
                 kv_heads=raw_config.integer(key["kv_heads"]),
-                head_dim=head_dim + (mla.rope_dim if mla and key["head_dim"] == UNTURNED else 0),
+                head_dim=head_dim + (mla.rope_dim if mla and key["head_dim"] == NOPE_KEY else 0),
                 ffn=raw_config.integer(key["ffn"]),
                 moe=self._moe(raw_config),
                 mla=mla,

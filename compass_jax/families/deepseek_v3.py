@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from compass_jax.families.base import KEYS, MOE_KEYS, TENSORS, Attention, Family, renamed
 from compass_jax.families.glm4_moe import SHARED_KEYS, SIGMOID_KEYS
-from compass_jax.families.mla import MLA_KEYS, UNTURNED
+from compass_jax.families.mla import MLA_KEYS, NOPE_KEY
 
 FAMILY = Family(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
-    keys=KEYS | {"head_dim": UNTURNED},
+    keys=KEYS | {"head_dim": NOPE_KEY},
     moe_keys=MOE_KEYS | SHARED_KEYS,
     mla_keys=MLA_KEYS,
     tensors=renamed(TENSORS, {"mlp.shared_expert.": "mlp.shared_experts."}),

@@ -17,7 +17,7 @@ MLA_KEYS: Mapping[str, str] = {
     "q_rank": "q_lora_rank",
     "interleaved": "rope_interleave",
 }
-UNTURNED = "qk_nope_head_dim"  # as a key of head_dim: without the channels of rope_dim
+NOPE_KEY = "qk_nope_head_dim"  # the number of channels of a head without rotation
 
 
 def read_mla(raw: Raw, keys: Mapping[str, str]) -> MLAConfig:
@@ -39,5 +39,5 @@ def written_mla(config: ModelConfig, keys: Mapping[str, str], head_dim: str) -> 
         return {}
     values = dataclasses.asdict(config.mla)
     values["q_rank"] = config.mla.q_rank or None
-    width = config.head_dim - (config.mla.rope_dim if head_dim == UNTURNED else 0)
+    width = config.head_dim - (config.mla.rope_dim if head_dim == NOPE_KEY else 0)
     return {key: values[field] for field, key in keys.items()} | {head_dim: width}
