@@ -31,8 +31,9 @@ Arms, each at its best trial, on seeds 0 to 4:
     posterior    prompts by their predicted pass rate
     screening, posterior    both
     rloo, maxrl  other advantages
+    replay       recent varied groups in the places of uniform ones, with TIS
     permuted     the arm with the lowest ratio, with rewards shuffled within each group: a control
-Replay of groups and drafts are arms once the package has them.
+Drafts are an arm once the package has them.
 
 Measure. a0 is a seed's accuracy before RL, a1 the mean of its tuned GRPO run's last three
 evaluations. Tokens to the target: where the curve, smoothed over three evaluations, first stays at
@@ -65,6 +66,7 @@ from compass_jax.commands.options import Filter
 from compass_jax.config import (
     DataConfig,
     FileSource,
+    GroupReplayConfig,
     OptimConfig,
     RLConfig,
     RunConfig,
@@ -75,6 +77,7 @@ from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.advantages.rloo import Rloo
+from compass_jax.rl.corrections.tis import Tis
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically
@@ -155,6 +158,16 @@ def stages(grow: int, **penalties: float) -> Change:
     return change
 
 
+def replay(max_age: int, max_route_age: int) -> Change:
+    """Returns the change to a replay of all groups up to an age, in steps of one update."""
+
+    def change(rl: RLConfig) -> RLConfig:
+        kept = GroupReplayConfig(rl.prompts_per_step * max_age, max_age, max_route_age)
+        return dataclasses.replace(rl, correction=Tis(), group_replay=kept)
+
+    return change
+
+
 class Arm(NamedTuple):
     """An arm of the experiment: its trials by name, and whether it pays for an offline filter."""
 
@@ -205,6 +218,13 @@ ARMS: dict[str, Arm] = {
     ),
     "rloo": Arm({"": with_fields(advantage=Rloo())}),
     "maxrl": Arm({"": with_fields(advantage=MaxRL())}),
+    "replay": Arm(
+        {
+            f"{age} updates, {routes}": replay(age, max_route_age)
+            for age in (1, 2, 4)
+            for routes, max_route_age in (("live routes", 0), ("recorded routes at 1", 1))
+        }
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from compass_jax.config import (
     SamplingConfig,
     SFTConfig,
 )
+from compass_jax.config.errors import check
 from compass_jax.machine import available_bytes, on_cpu, peak_bytes, usable_bytes
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import combine, init_adapters, trainable
@@ -36,6 +37,7 @@ from compass_jax.model.transformer import apply as apply_model
 PROCESS_BYTES = 2.0 * 2**30
 # The forward pass of the next micro-batch overlaps the backward pass of the current one.
 MICRO_BATCHES_AT_ONCE = 2
+BYTES_PER_KEPT_TOKEN = 16  # four numbers of 32 bits
 
 Training = RLConfig | SFTConfig
 
@@ -50,6 +52,7 @@ class MemoryEstimate(NamedTuple):
     gradients: float  # the accumulated gradient, and that of the micro-batch
     activations: float  # stored for the backward passes of MICRO_BATCHES_AT_ONCE
     logits: float
+    replay: float = 0.0  # groups that are kept for replay: their routes, on a CPU their tokens too
 
     @property
     def total(self) -> float:
@@ -89,6 +92,8 @@ def memory_line(config: PolicyConfig, training: Training) -> str:
         sizes = "sft.micro_batch_tokens"
         if isinstance(training, RLConfig):
             sizes = "rl.micro_batch_tokens or rollout.slots"
+            if training.group_replay.acts:
+                sizes = "rl.group_replay.groups, " + sizes
         line += f"; {free / 2**30:.1f} GiB are free: lower {sizes}"
     return line
 
@@ -130,23 +135,28 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     weights = tree_bytes(shapes) / parts
     adapters = tree_bytes(_abstract_adapters(config)) if config.lora.acts else 0
-    rollout = 0.0
+    rollout = replay = 0.0
     if isinstance(training, RLConfig):
         rollout_mesh = config.rollout_mesh or config.mesh
         shards = config.mesh.fsdp * rollout_mesh.expert * rollout_mesh.tensor
         rollout = count * jnp.dtype(config.rollout_compute.dtype).itemsize / shards
         rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, rollout_mesh)
         rollout += route_bytes(config.model, config.rollout, training, config.mesh)
+        replay = kept_route_bytes(config.model, config.rollout, training, config.mesh)
+        if on_cpu():
+            replay += kept_token_bytes(config.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
     wide = count * max(4, jnp.dtype(config.compute.param_dtype).itemsize) / parts
     if config.lora.acts:  # in float32, the same on every device; the base is the reference
         sizes = {"weights": weights + adapters, "optimizer": 2 * adapters, "rollout": rollout}
-        return {name: float(x) for name, x in sizes.items()} | {"gradients": 2.0 * adapters}
+        sizes |= {"gradients": 2 * adapters, "replay": replay}
+        return {name: float(x) for name, x in sizes.items()}
     return {
         "weights": weights * copies,
         "optimizer": (3 * wide if master else 2 * weights),  # two moments, and a master copy
         "rollout": rollout,
         "gradients": wide + weights,
+        "replay": replay,
     }
 
 
@@ -168,8 +178,51 @@ def route_bytes(
     if not model.moe_layers:
         return 0.0
     samples = rollout.slots + 2 * sampling.prompts_per_round * sampling.capacity
-    one = jax.eval_shape(lambda: empty_routes(model, 1, rollout.max_length))
-    return samples * tree_bytes(one) / mesh.devices
+    return samples * _sample_route_bytes(model, rollout) / mesh.devices
+
+
+def kept_route_bytes(
+    model: ModelConfig, rollout: RolloutConfig, sampling: SamplingConfig, mesh: MeshConfig
+) -> float:
+    """Returns the bytes on one device of the routes of groups that are kept for replay."""
+    samples = sampling.group_replay.routed_groups * sampling.capacity
+    if not model.moe_layers or not samples:
+        return 0.0
+    return samples * _sample_route_bytes(model, rollout) / mesh.devices
+
+
+def kept_token_bytes(rollout: RolloutConfig, sampling: SamplingConfig) -> float:
+    """Returns the bytes of the host's memory that the longest samples of the groups that are kept
+    for replay need: tokens, log-probs, entropies and versions.
+    """
+    samples = sampling.group_replay.groups * sampling.capacity
+    return float(samples * rollout.max_length * BYTES_PER_KEPT_TOKEN)
+
+
+def check_kept_groups(config: PolicyConfig, sampling: SamplingConfig) -> None:
+    """Raises ConfigError if the groups that are kept for replay alone need more memory than there
+    is: their tokens the host's, their routes a device's.
+    """
+    groups = sampling.group_replay.groups
+    mesh = config.rollout_mesh or config.mesh
+    for what, need, free, remedy in (
+        ("tokens", kept_token_bytes(config.rollout, sampling), available_bytes(), ""),
+        (
+            "routes",
+            kept_route_bytes(config.model, config.rollout, sampling, mesh),
+            usable_bytes(),
+            ", or set rl.group_replay.max_route_age to 0",
+        ),
+    ):
+        check(
+            need <= free,
+            f"rl.group_replay.groups = {groups}: the {what} of so many groups need"
+            f" {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; lower it{remedy}",
+        )
+
+
+def _sample_route_bytes(model: ModelConfig, rollout: RolloutConfig) -> int:
+    return tree_bytes(jax.eval_shape(lambda: empty_routes(model, 1, rollout.max_length)))
 
 
 def _micro_batch_bytes(config: PolicyConfig, rows: int, length: int) -> dict[str, float]:

@@ -189,6 +189,8 @@ class StepArrays:
     gold: np.ndarray | None = None
     # bool [b]: whether the row was sampled at another temperature than training's; None: no row was
     hotter: np.ndarray | None = None
+    # bool [b]: whether the row is of a group of an earlier step; None: without replay of groups
+    replayed: np.ndarray | None = None
 
 
 class TrainState(NamedTuple):

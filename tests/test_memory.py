@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.config import MoEConfig
+from compass_jax.config import ConfigError, GroupReplayConfig, MoEConfig
 from compass_jax.machine import FREE_SHARE, available_bytes, peak_bytes, usable_bytes
 from compass_jax.memory import (
     MICRO_BATCHES_AT_ONCE,
     PROCESS_BYTES,
+    check_kept_groups,
     estimate,
     fitting_rows,
     memory_line,
@@ -67,6 +68,33 @@ def test_rows_fit_into_what_is_usable(monkeypatch):
     assert fitting_rows(config, config.rl, 64) == 1
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 1e12)
     assert fitting_rows(config, config.rl, 64) == 64
+
+
+def replaying(max_route_age, groups=6):
+    """A run with MoE layers that keeps groups for replay."""
+    base = config_of(moe=True)
+    kept = GroupReplayConfig(groups, 3, max_route_age)
+    return dataclasses.replace(base, rl=dataclasses.replace(base.rl, group_replay=kept))
+
+
+def test_groups_that_are_kept_for_replay_count_and_must_fit(monkeypatch):
+    samples, tokens = 6 * 4, 40 + 16  # of a prompt and its answer
+    of_tokens = samples * tokens * 4 * 4 / jax.local_device_count()
+    of_routes = samples * tokens * 3 * 2  # three layers, two experts of one byte
+    assert estimate(config_of(), config_of().rl).replay == 0
+    for age, expected in ((0, of_tokens), (1, of_tokens + of_routes)):
+        config = replaying(age)
+        assert estimate(config, config.rl).replay == expected
+        check_kept_groups(config, config.rl)
+    monkeypatch.setattr("compass_jax.memory.on_cpu", lambda: False)
+    assert estimate(config, config.rl).replay == of_routes
+    monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: of_routes - 1)
+    check_kept_groups(replaying(0), replaying(0).rl)
+    with pytest.raises(ConfigError, match="groups = 6: the routes of so many groups need"):
+        check_kept_groups(config, config.rl)
+    monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: samples * tokens * 16 - 1)
+    with pytest.raises(ConfigError, match=r"the tokens of so many groups need .*; lower it$"):
+        check_kept_groups(replaying(0), replaying(0).rl)
 
 
 def test_the_line_names_the_parts_and_what_is_missing(monkeypatch):

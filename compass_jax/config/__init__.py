@@ -43,7 +43,7 @@ from compass_jax.config.run import (
     ScoredConfig,
     SFTRunConfig,
 )
-from compass_jax.config.sampling import SamplingConfig
+from compass_jax.config.sampling import GroupReplayConfig, SamplingConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.step_policy import StepPolicy
@@ -62,6 +62,7 @@ __all__ = [
     "EvalRunConfig",
     "EvalSet",
     "FileSource",
+    "GroupReplayConfig",
     "JudgeConfig",
     "LearnerConfig",
     "LinearRope",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
 from compass_jax.aliases import Tree
-from compass_jax.records import GOLD, Group, StepArrays
+from compass_jax.records import GOLD, Group, Rollout, StepArrays
 from compass_jax.rewards.penalties import repetition_frac
 
 
@@ -19,6 +19,7 @@ def assemble(
     routes: Tree = None,
     gold: bool = False,
     hotter_from: int | None = None,
+    replayed: Container[int] | None = None,
 ) -> StepArrays:
     """Returns arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
     Repetition is of `ngram` tokens. With `gold` they hold the scores' gold labels.
@@ -28,6 +29,7 @@ def assemble(
     Args:
         hotter_from: samples of a group from this index on were drawn at another temperature than
             training's (rl.zero_variance.grow_temperature); None: none were.
+        replayed: places of groups of earlier steps (rl.group_replay); None: without replay.
     """
     rows = len(groups) * size
     shape = (rows, length)
@@ -43,6 +45,7 @@ def assemble(
         routes=routes,
         gold=np.full(rows, np.nan, np.float32) if gold else None,
         hotter=None if hotter_from is None else np.arange(rows) % size >= hotter_from,
+        replayed=None if replayed is None else np.zeros(rows, bool),
     )
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
@@ -54,5 +57,12 @@ def assemble(
             out.reward[i], out.known[i] = score.reward, score.known
             if out.gold is not None:
                 out.gold[i] = score.components.get(GOLD, np.nan)
-            out.repetition[i] = repetition_frac(rollout.response[rollout.generated], ngram)
+            out.repetition[i] = repetition(rollout, ngram)
+            if replayed is not None and out.replayed is not None:
+                out.replayed[i] = g in replayed
     return out
+
+
+def repetition(rollout: Rollout, ngram: int) -> float:
+    """Returns the share of a response's n-grams of generated tokens that repeat an earlier one."""
+    return repetition_frac(rollout.response[rollout.generated], ngram)

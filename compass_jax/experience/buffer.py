@@ -1,8 +1,9 @@
 """Samples in flight: the state between the engine and the update, by key.
 
 A prompt is drawn; its samples are queued, run, finish or pause, and are scored; its group is then
-kept for the step, dropped, or carried into a later step. A stop, partial rollouts, one step off,
-growth and dynamic sampling all leave the same state, and a checkpoint has ONE form of it.
+kept for the step, dropped, or carried into a later step. A group that was trained on may be stored
+for replay. A stop, partial rollouts, one step off, growth and dynamic sampling all leave the same
+state, and a checkpoint has ONE form of it.
 """
 
 from __future__ import annotations
@@ -35,18 +36,27 @@ class ExperienceBuffer:
     """The prompts in flight, in the order in which they were drawn, and their samples.
 
     A prompt's group is open until it is `kept` for the step that is being collected, or `dropped`
-    with its outcome. `counts` are the step's counters, by metric name.
+    with its outcome. `counts` are the step's counters, by metric name. Groups of earlier steps are
+    `stored` for replay, the oldest first.
+
+    Args:
+        routes: the rows of the groups in flight, and of stored groups that keep their routes.
+        unrouted: maximum number of groups that are stored without their routes. Their rows come
+            after those of `routes`, in a checkpoint alone. 0: stored groups keep their routes.
     """
 
-    def __init__(self, routes: RouteBuffer):
+    def __init__(self, routes: RouteBuffer, unrouted: int = 0):
         self.routes = routes
+        self.stored: dict[GroupKey, Group] = {}
         self.prompts: dict[GroupKey, Prompt] = {}
         self.samples: dict[SampleKey, Sample] = {}
         self.kept: list[GroupKey] = []  # in the order in which the step trains on them
         self.dropped: dict[GroupKey, Outcome] = {}
         self.counts: dict[str, float] = {}
         self.policy_state: JsonObject = {}  # what a step policy remembers, over all steps
-        self._first: dict[GroupKey, int] = {}  # a group's first row in `routes`
+        self._first: dict[GroupKey, int] = {}  # a group's first row
+        end = len(routes) + unrouted * routes.size
+        self._unrouted = range(len(routes), end, routes.size)  # first rows
 
     # ---- queries ---------------------------------------------------------------------------------
 
@@ -65,6 +75,11 @@ class ExperienceBuffer:
     def finished(self) -> int:
         """The number of samples that are done."""
         return sum(x.done for x in self.samples.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether no group is in flight or stored."""
+        return not self.prompts and not self.stored
 
     @property
     def dropped_tokens(self) -> int:
@@ -136,16 +151,36 @@ class ExperienceBuffer:
         self.dropped[group] = outcome
         self._forget(group)
 
-    def step_groups(self) -> tuple[list[Group], Tree]:
-        """Returns the kept groups and their routes `[groups * size t l k]` (row n * size + c is
-        sample c of group n; unset without a sample; None without router replay).
+    def step_groups(self) -> list[Group]:
+        """Returns the kept groups."""
+        return [self.group(key) for key in self.kept]
+
+    def routes_of(self, groups: Sequence[Group], live: Container[int] = ()) -> Tree:
+        """Returns the routes `[groups * size t l k]` of kept or stored groups (row n * size + c is
+        sample c of group n; unset without a sample, and for the groups at the places `live`; None
+        without router replay).
         """
-        groups = [self.group(key) for key in self.kept]
         rows = np.full((len(groups), self.routes.size), NO_ROW, np.int32)
         for n, group in enumerate(groups):
-            for rollout in group.rollouts:
+            for rollout in () if n in live else group.rollouts:
                 rows[n, rollout.sample] = rollout.row
-        return groups, self.routes.read(rows.reshape(-1))
+        return self.routes.read(rows.reshape(-1))
+
+    def store(self, groups: Iterable[GroupKey]) -> None:
+        """Stores kept groups for replay, after the groups that are stored already."""
+        for key in groups:
+            group, first = self.group(key), self._first[key]
+            if self._unrouted:
+                self.routes.free(first)
+                used = set(self._first.values())
+                self._first[key] = next(row for row in self._unrouted if row not in used)
+            self.stored[key] = _moved(group, self._first[key] - first)
+
+    def discard(self, groups: Iterable[GroupKey]) -> None:
+        """Removes stored groups."""
+        for key in groups:
+            del self.stored[key]
+            self._free(self._first.pop(key))
 
     def forget_verdicts(self) -> None:
         """Removes the verdicts on the step's groups, so that a resumed run judges them again."""
@@ -155,7 +190,9 @@ class ExperienceBuffer:
         self.kept, self.counts = [], {}
 
     def end_step(self) -> None:
-        """Removes the kept and dropped groups; open groups stay for the next step."""
+        """Removes the kept and dropped groups; open groups stay for the next step, and stored ones
+        until they are discarded.
+        """
         for key in self.kept:
             self._forget(key)
         for key in (*self.kept, *self.dropped):
@@ -165,33 +202,41 @@ class ExperienceBuffer:
     def _forget(self, group: GroupKey) -> None:
         for index in range(self.routes.size):
             self.samples.pop(SampleKey(*group, index), None)
-        self.routes.free(self._first.pop(group))
+        if group not in self.stored:
+            self._free(self._first.pop(group))
+
+    def _free(self, first: int) -> None:
+        if first < len(self.routes):
+            self.routes.free(first)
 
     # ---- checkpoint ------------------------------------------------------------------------------
 
     def state(self) -> JsonObject:
         """Returns all but tokens and routes, as JSON (which keeps rewards exactly)."""
         number = {group: n for n, group in enumerate(self.prompts)}
+        scores = {key: x.score for key, x in self.samples.items() if x.score is not None}
+        for group in self.stored.values():
+            keys = (rollout.key for rollout in group.rollouts)
+            scores |= zip(keys, group.scores, strict=True)
         return {
             "prompts": [[*group, self._first.get(group, -1)] for group in self.prompts],
+            "stored": [[*group, self._first[group]] for group in self.stored],
             "kept": [number[group] for group in self.kept],
             "dropped": [[number[group], *outcome] for group, outcome in self.dropped.items()],
-            "scores": [
-                [*key, *dataclasses.astuple(x.score)]
-                for key, x in sorted(self.samples.items())
-                if x.score is not None
-            ],
+            "scores": [[*key, *dataclasses.astuple(x)] for key, x in sorted(scores.items())],
             "counts": dict(self.counts),
         }
 
     def arrays(self, length: int) -> JsonObject:
         """Returns the samples' tokens so far in rows of `length` tokens, each sample in the row of
-        its routes. The shapes depend on the configuration only.
+        its routes; rows of stored groups without routes come last. The shapes depend on the
+        configuration only.
         """
-        rows = len(self.routes)
+        rows = len(self.routes) + len(self._unrouted) * self.routes.size
         out: JsonObject = {n: np.zeros((rows, length), dtype) for n, dtype in ARRAYS.items()}
         out |= {"lengths": np.zeros(rows, np.int32), "done": np.zeros(rows, bool)}
-        for sample in self.samples.values():
+        of_stored = (Sample(x, True) for group in self.stored.values() for x in group.rollouts)
+        for sample in (*self.samples.values(), *of_stored):
             row, n = sample.rollout.row, len(sample.rollout.tokens)
             out["lengths"][row], out["done"][row] = n, sample.done
             for name in ARRAYS:
@@ -217,18 +262,50 @@ class ExperienceBuffer:
         """Restores what `state` and `arrays` returned; `find(id, visit)` returns a prompt."""
         keys = [(int(prompt), int(visit)) for prompt, visit, _ in state["prompts"]]
         self.prompts = {key: find(*key) for key in keys}
+        stored = {(prompt, visit): first for prompt, visit, first in state.get("stored", ())}
         firsts = (first for _, _, first in state["prompts"])
         self._first = {key: first for key, first in zip(keys, firsts, strict=True) if first >= 0}
-        self.routes.adopt(list(self._first.values()), arrays.get("routes"))
+        self._first |= stored
+        routed = [first for first in self._first.values() if first < len(self.routes)]
+        self.routes.adopt(routed, arrays.get("routes"))
         self.kept = [keys[n] for n in state["kept"]]
         self.dropped = {keys[n]: Outcome(*outcome) for n, *outcome in state["dropped"]}
         self.counts = dict(state["counts"])
+        scores = {
+            SampleKey(prompt, visit, index): Score(*score)
+            for prompt, visit, index, *score in state["scores"]
+        }
         columns = {name: np.asarray(arrays[name]) for name in (*ARRAYS, "lengths", "done")}
         for group, first in self._first.items():
-            for row in first + np.flatnonzero(columns["lengths"][first : first + self.routes.size]):
-                parts = {name: columns[name][row, : columns["lengths"][row]] for name in ARRAYS}
-                cut, index = int(parts["tokens"][-1]) not in end_ids, int(row) - first
-                rollout = Rollout(self.prompts[group], index, truncated=cut, row=int(row), **parts)
-                self.put(rollout, bool(columns["done"][row]))
-        for prompt, visit, index, *score in state["scores"]:
-            self.judge(SampleKey(prompt, visit, index), Score(*score))
+            prompt = find(*group) if group in stored else self.prompts[group]
+            rollouts = _rollouts(prompt, first, self.routes.size, columns, end_ids)
+            if group in stored:
+                verdicts = tuple(scores.pop(rollout.key) for rollout in rollouts)
+                self.stored[group] = Group(prompt, rollouts, verdicts)
+                continue
+            for rollout in rollouts:
+                self.put(rollout, bool(columns["done"][rollout.row]))
+        for key, score in scores.items():
+            self.judge(key, score)
+
+
+def _moved(group: Group, rows: int) -> Group:
+    """Returns a group whose samples are `rows` rows further."""
+    moved = (dataclasses.replace(x, row=x.row + rows) for x in group.rollouts)
+    return dataclasses.replace(group, rollouts=tuple(moved))
+
+
+def _rollouts(
+    prompt: Prompt,
+    first: int,
+    size: int,
+    columns: Mapping[str, np.ndarray],
+    end_ids: Container[int],
+) -> tuple[Rollout, ...]:
+    """Returns a prompt's samples from `arrays`, whose rows begin at `first`."""
+    rollouts = []
+    for row in first + np.flatnonzero(columns["lengths"][first : first + size]):
+        parts = {name: columns[name][row, : columns["lengths"][row]] for name in ARRAYS}
+        cut, index = int(parts["tokens"][-1]) not in end_ids, int(row) - first
+        rollouts.append(Rollout(prompt, index, truncated=cut, row=int(row), **parts))
+    return tuple(rollouts)

@@ -37,8 +37,10 @@ POLL_S = 0.05  # between looks for a slow verdict, or a stop
 def new_buffer(engine: Engine, config: SamplingConfig) -> ExperienceBuffer:
     """Returns an empty buffer, sized for the configuration."""
     new = engine.new_routes if config.replay == "R3" else lambda rows: None
+    stored = config.group_replay
     return ExperienceBuffer(
-        RouteBuffer(new, engine.taken_routes, config.groups_in_flight, config.capacity)
+        RouteBuffer(new, engine.taken_routes, config.routed_groups, config.capacity),
+        unrouted=stored.groups - stored.routed_groups,
     )
 
 

@@ -17,7 +17,7 @@ def training_use(engine: Engine, config: SamplingConfig, talks: bool) -> EngineW
         "",
         config.capacity,
         tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most_doublings + 1))),
-        rows=config.groups_in_flight * config.capacity if config.replay == "R3" else 0,
+        rows=config.routed_groups * config.capacity if config.replay == "R3" else 0,
         rows_together=config.prompts_per_step * config.capacity,
         goes_on=bool(talks or config.policy.carries or engine.config.cache_pages),
     )

@@ -5,7 +5,7 @@ groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +29,7 @@ def token_rows(
     size: int,
     pieces: Callable[[np.ndarray], Sequence[str]],
     most: int,
+    untraced: Container[int] = (),
 ) -> list[JsonObject]:
     """Returns a row for each group: means of `values` over each sample's tokens under `means` (for
     logp_diff of its absolute value), and the numbers of at most `most` tokens in all.
@@ -44,12 +45,16 @@ def token_rows(
         pieces: returns the text that each token of a response adds.
         most: the best and the worst sample of each group come first; the last sample may have
             numbers for its first tokens only.
+        untraced: groups that get no row, because `values` has other rows in their places.
     """
-    rows: list[JsonObject] = [
-        {"group": g, "means": _means(group, values, g * size), "samples": []}
+    rows: dict[int, JsonObject] = {
+        g: {"group": g, "means": _means(group, values, g * size), "samples": []}
         for g, group in enumerate(groups)
-    ]
+        if g not in untraced
+    }
     for g, s in _by_interest(groups):
+        if g in untraced:
+            continue
         rollout = groups[g].rollouts[s]
         logged = min(rollout.response_length, most)
         most -= logged
@@ -69,7 +74,7 @@ def token_rows(
                 **numbers,
             }
         )
-    return rows
+    return list(rows.values())
 
 
 def _means(

@@ -103,6 +103,13 @@ def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[Js
             None,
             screened("continued_tokens"),
         ),
+        (
+            "Replay of groups",
+            None,
+            round(total(series, "group_replay/groups")),
+            round(total(series, "group_replay/tokens")),
+            0,
+        ),
         ("Shaping", None, None, round(signals["shaping"]), 0),
         ("RL-ZVP (entropy)", None, None, round(signals["entropy"]), 0),
     ]

@@ -38,6 +38,11 @@ def group_sum(x: Array, group: Int[Array, "b"], n_groups: int) -> Array:
     return jax.ops.segment_sum(x, _segment(group, n_groups), num_segments=n_groups + 1)[:n_groups]
 
 
+def group_any(x: Bool[Array, "b"], group: Int[Array, "b"], n_groups: int) -> Bool[Array, "g"]:
+    """Returns whether `x` is true for a row of each group."""
+    return group_sum(x.astype(jnp.int32), group, n_groups) > 0
+
+
 def per_row(x: Array, group: Int[Array, "b"]) -> Array:
     """Returns the value [g] of each row's group, as [b]. Mask rows of group -1: their value is
     arbitrary.

@@ -15,7 +15,7 @@ from compass_jax.config import AlgorithmConfig
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
-from compass_jax.rl.grouping import per_row
+from compass_jax.rl.grouping import group_any, per_row
 from compass_jax.rl.policy import token_weights
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.shaping import inversion, penalties
@@ -59,6 +59,7 @@ def prepare(
     rollout_logp: Float[Array, "b t"] | None = None,
     ref_logp: Float[Array, "b t"] | None = None,
     gold: Float[Array, "b"] | None = None,
+    replayed: Bool[Array, "b"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
     """Computes advantages and weights of one update's rows, in any order, and its diagnostics
     (`finalize_diagnostics` turns them into metrics). b: rows; t: tokens of a row.
@@ -77,6 +78,8 @@ def prepare(
         old_logp: log-probs of the trainer, for a correction; rollout_logp: of the sampler.
         gold: the true reward, NaN where unknown; None: `reward`. Two responses of a group are an
             inverted pair if their advantages are ordered against it.
+        replayed: rows of earlier steps, which are trained on but generated no token in this one, so
+            that the account of tokens and of uniform groups leaves them out; None: no row is.
 
     Raises:
         ValueError: a setting needs an array that is None, or shapes differ.
@@ -115,7 +118,11 @@ def prepare(
     )
     prepared = Prepared(advantage, weight, trained, entropy_group)
     prepared, corrected = _corrected(prepared, config, old_logp, rollout_logp)
-    generated, rl_zvp = mask & (group >= 0)[:, None], config.zero_variance.rl_zvp
+    sampled, rl_zvp = group >= 0, config.zero_variance.rl_zvp
+    if replayed is not None:
+        sampled = sampled & ~replayed
+        kinds = jnp.where(group_any(replayed, group, n_groups), int(GroupKind.UNDECIDED), kinds)
+    generated = mask & sampled[:, None]
     metrics = waste(
         generated, known, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
     )

@@ -4,6 +4,7 @@ rollout's tokens by training signal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.masked import masked_max
+from compass_jax.records import Outcome
 from compass_jax.rl.diagnostics import Diagnostics, share_of
 from compass_jax.rl.grouping import group_statistics
 from compass_jax.rl.shapes import require_shape
@@ -89,11 +91,12 @@ def waste(
 ) -> Diagnostics:
     """Counts the generated tokens by their training signal, and the uniform groups.
 
-    `mask` holds every generated token. Samples with an unknown reward cost as much as others: they
-    are in `frac_none`, as are undecided groups, uniform ones in between and, without `rl_zvp`, all
-    uniform ones. The four shares sum to 1. `by_shaping` marks the rows of uniform groups whose
-    advantage comes from stage 3. `rate_all_right` and `rate_all_wrong` are shares of the groups
-    with at least two known rewards.
+    `mask` holds every generated token, and so none of a group that is replayed from an earlier
+    step. Samples with an unknown reward cost as much as others: they are in `frac_none`, as are
+    undecided groups, uniform ones in between and, without `rl_zvp`, all uniform ones. The four
+    shares sum to 1. `by_shaping` marks the rows of uniform groups whose advantage comes from
+    stage 3. `rate_all_right` and `rate_all_wrong` are shares of the groups with at least two known
+    rewards.
     """
     require_shape("waste", mask.shape[:1], known=known, row_kind=row_kind, by_shaping=by_shaping)
     uniform = (row_kind == GroupKind.ALL_RIGHT) | (row_kind == GroupKind.ALL_WRONG)
@@ -120,6 +123,20 @@ def waste(
         "zero_variance/rate_all_wrong": share_of(
             group_kinds == GroupKind.ALL_WRONG, decided, dtype
         ),
+    }
+
+
+def waste_of_replaced(outcomes: Sequence[Outcome]) -> Diagnostics:
+    """Counts the tokens and the kinds of sampled groups that replayed groups replaced, to merge
+    with `waste`: they have no signal.
+    """
+    decided = jnp.float32(sum(x.known >= 2 for x in outcomes))
+    return waste_of_dropped(sum(x.response_tokens for x in outcomes)) | {
+        f"zero_variance/rate_all_{name}": (
+            jnp.float32(sum(x.kind == kind for x in outcomes)),
+            decided,
+        )
+        for name, kind in (("right", "easy"), ("wrong", "hard"))
     }
 
 

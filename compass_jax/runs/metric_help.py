@@ -80,6 +80,15 @@ screening/continued_tokens [tokens]: Tokens of the samples after the first ones.
 screening/continued_uniform_groups [groups]: Groups that got all samples although the first ones had
     equal rewards.
 screening/rescued_groups [groups]: Groups whose first rewards were equal and that vary now.
+group_replay/groups [groups]: Groups of earlier steps that the update trained on, in the places of
+    uniform ones.
+group_replay/age [updates]: Mean number of updates since the oldest weights that sampled a replayed
+    group.
+group_replay/tokens [tokens]: Tokens of the replayed groups, which an earlier step generated and
+    counted.
+group_replay/unfilled_groups [groups]: Groups without a difference of rewards that kept their places
+    in the update, for want of a kept group that is young enough.
+group_replay/stored_groups [groups]: Groups that were kept for replay before the step.
 curriculum/stage: The stage of rl.stages in which the step is, from 0.
 curriculum/band_<i>_share [share]: Prompts that the step drew from band i of its stage's mix, of all
     that it drew.
@@ -118,6 +127,8 @@ mismatch/extreme_frac [share]: Tokens whose probabilities in rollout and trainin
 mismatch/ess [share]: Effective sample size of the importance weights over the number of tokens.
 mismatch/hotter/<name>: The mismatch metric of this name over the samples that growth drew at
     another temperature (rl.zero_variance.grow_temperature), which are in no other mismatch metric.
+mismatch/replayed/<name>: The mismatch metric of this name over the samples of replayed groups
+    (rl.group_replay), which are in no other mismatch metric.
 correction/weight_mean: Mean weight that the correction gives a token.
 correction/dropped_frac [share]: Tokens to which the correction gave weight 0.
 replay/flip_frac [share]: Tokens, over all layers, whose live experts are others than the ones used.

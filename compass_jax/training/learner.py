@@ -32,11 +32,11 @@ from compass_jax.model.params import place
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, struct
-from compass_jax.records import StepArrays, TrainState
+from compass_jax.records import Outcome, StepArrays, TrainState
 from compass_jax.rl.bucketing import MicroBatch, plan
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.prepare import Prepared
-from compass_jax.rl.zero_variance import waste_of_dropped
+from compass_jax.rl.zero_variance import waste_of_dropped, waste_of_replaced
 from compass_jax.sharding import fetch, move
 from compass_jax.training import optim, step, trained
 from compass_jax.training.programs import training_programs
@@ -147,6 +147,7 @@ class Learner:
         dropped_tokens: int = 0,
         stopped: Callable[[], bool] = never_stop,
         trace: TokenTrace | None = None,
+        replaced: Sequence[Outcome] = (),
     ) -> dict[str, float]:
         """Trains on a whole rollout: scores it, then runs every update of every epoch. Returns the
         metrics.
@@ -156,6 +157,8 @@ class Learner:
                 waste.
             stopped: whether to stop; called before each micro-batch until the first update.
             trace: filled in with the numbers of its rows' tokens.
+            replaced: sampled groups whose places in `arrays` replayed groups have; their tokens and
+                kinds are counted.
 
         Raises:
             TrainingDiverged: `rl.optim.max_bad_steps` consecutive updates had no finite gradient.
@@ -196,6 +199,7 @@ class Learner:
         accounts = [
             scored.diagnostics,
             waste_of_dropped(dropped_tokens),
+            waste_of_replaced(replaced),
             *(account for _, _, account in prepared),
         ]
         metrics = self._metrics(updates, optimizer_metrics, accounts)
@@ -254,6 +258,7 @@ class Learner:
             rollout_logp=arrays.rollout_logp[rows],
             ref_logp=None if scored.ref_logp is None else scored.ref_logp[rows],
             gold=None if arrays.gold is None else arrays.gold[rows],
+            replayed=None if arrays.replayed is None else arrays.replayed[rows],
         )
         return jax.device_get(prepared), account
 

@@ -19,7 +19,8 @@ One step:
 
 With `rl.partial_prompts`, collecting ends before the longest samples are finished: they are carried
 into the next step. With `rl.one_step_off`, the rollout of step n + 1 runs during the updates of
-step n, with the weights from before them, and rl.correction compensates. A step depends on the
+step n, with the weights from before them, and rl.correction compensates. With `rl.group_replay`,
+groups of earlier steps take the places of uniform groups in an update. A step depends on the
 checkpoint only, so a killed run repeats its steps exactly.
 """
 
@@ -43,7 +44,7 @@ from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_p
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.errors import CompassError
-from compass_jax.experience.assemble import assemble
+from compass_jax.experience.assemble import assemble, repetition
 from compass_jax.experience.collect import Collector, new_buffer, results_of
 from compass_jax.experience.evaluate import Evaluation, Keep, evaluate, turns_of
 from compass_jax.experience.history import PromptHistory
@@ -57,8 +58,9 @@ from compass_jax.experience.metrics import (
     staleness,
     step_histograms,
 )
+from compass_jax.experience.replay import UpdateGroups, store_groups, update_groups
 from compass_jax.machine import peak_bytes
-from compass_jax.memory import memory_line
+from compass_jax.memory import check_kept_groups, memory_line
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
@@ -122,6 +124,7 @@ class RLTrainer:
         self.done_steps = 0 if newest is None else newest.manifest.step
         self.stage = stage_at(config.rl, self.done_steps)
         config = at_step(config, self.done_steps)
+        check_kept_groups(config, config.rl)
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
         vocab_size = self.tokenizer.vocab_size
@@ -253,7 +256,8 @@ class RLTrainer:
     def _restore_in_flight(self, state: dict, arrays: JsonObject, path: str) -> None:
         if "routes" in arrays:
             lengths, routes = (np.asarray(arrays[name]) for name in ("lengths", "routes"))
-            check_recorded_routes(lengths, routes, self.config.model, path)
+            # the last rows are of stored groups without routes
+            check_recorded_routes(lengths[: len(routes)], routes, self.config.model, path)
             arrays = {**arrays, "routes": self.engine.adopt(arrays["routes"])}
         self.buffer.restore(state, arrays, self.stream.find, self.engine.end_ids)
 
@@ -275,13 +279,13 @@ class RLTrainer:
         arrays: JsonObject = {"state": stack(self.learner.state)}
         if self.learner.reference is not None and self.learner.frozen is None:
             arrays["reference"] = stack(self.learner.reference)
-        if self.buffer.prompts:
+        if not self.buffer.empty:
             arrays["pending"] = self.buffer.arrays(self.engine.config.max_length)
         meta = {
             "kind": "rl",
             VOCAB_ROWS: self.vocab_rows,
             **adapter_meta(self.config.lora, self.config.init_from, self.learner.frozen),
-            "pending": self.buffer.state() if self.buffer.prompts else None,
+            "pending": None if self.buffer.empty else self.buffer.state(),
             "step_policy": self.buffer.policy_state,
             "stream": self.stream.state(),
             "history": self.history.state(),
@@ -309,18 +313,20 @@ class RLTrainer:
             rollout_metrics = self._collect()
             if rollout_metrics is None:
                 return self._interrupt()
-            groups, arrays = self._assemble()
+            groups = self.buffer.step_groups()
+            update = self._update_groups(groups)
+            arrays = self._assemble(update)
             # A control experiment: shuffled rewards carry no signal, so nothing should be learnt.
             if self.rl.permute_rewards:
                 permute_rewards(arrays, (self.config.seed, self.done_steps))
-            step_metrics = self._group_metrics(groups, arrays)
+            step_metrics = self._group_metrics(groups, update, arrays)
 
             # 2. and 3. Score and update. Programs that still compile ahead would compete with it.
             self.telemetry.phase("training")
             compiler.finish()
             trace = self.samples.trace(len(groups))
             try:
-                train_metrics = self._train(arrays, self.buffer.dropped_tokens, trace)
+                train_metrics = self._train(update, arrays, trace)
             except TrainingStopped:
                 # It came before the first update, so the groups are still in the buffer.
                 return self._interrupt()
@@ -334,13 +340,13 @@ class RLTrainer:
                 **rollout_metrics,
                 **step_metrics,
                 **train_metrics,
-                **label_inversion(groups, arrays, self.learner.advantage),
+                **label_inversion(update.groups, arrays, self.learner.advantage),
                 **sync_metrics,
                 "policy_version": float(self.learner.version),
                 "memory/peak_gib": peak_bytes() / 2**30,
             }
             self.notices.of_update(metrics)
-            self.samples.write(self.done_steps, groups, trace)
+            self.samples.write(self.done_steps, groups, trace, update.ages)
             self.histograms = step_histograms(groups)
             self.callbacks(self.done_steps, groups, metrics)
             yield self.done_steps, metrics
@@ -372,22 +378,34 @@ class RLTrainer:
         stopped = self.collect.policy.carries and self.stop.requested
         return None if stopped or self.notices.ended else metrics
 
-    def _group_metrics(self, groups: list[Group], arrays: StepArrays) -> dict[str, float]:
+    def _group_metrics(
+        self, groups: list[Group], update: UpdateGroups, arrays: StepArrays
+    ) -> dict[str, float]:
         """Returns the metrics of a step's groups before the update, and prints notices on them."""
         metrics = {
             **self.notices.of_groups(groups),
             **group_metrics(groups),
-            **staleness(groups, self.learner.version),
+            **staleness(update.groups, self.learner.version),
             **self._label_metrics(groups),
-            "repetition_frac": float(arrays.repetition[arrays.group >= 0].mean()),
+            "repetition_frac": self._repetition(update, arrays),
             "epoch": self.stream.epoch,
         }
+        if self.rl.group_replay.acts:
+            metrics |= update.metrics(len(self.buffer.stored))
         self.notices.of_lengths(arrays.lengths)
         if self.filter_tokens:
             metrics["waste/filter_tokens"] = float(self.filter_tokens)
         if self.stage.total:
             metrics["curriculum/stage"] = float(self.stage.number)
         return metrics
+
+    def _repetition(self, update: UpdateGroups, arrays: StepArrays) -> float:
+        """Returns the mean share of repeated n-grams in the responses that the step sampled."""
+        sampled, ngram = arrays.group >= 0, self.rl.shaping.repetition_ngram
+        if arrays.replayed is not None:
+            sampled &= ~arrays.replayed
+        replaced = [repetition(x, ngram) for group in update.replaced for x in group.rollouts]
+        return float(np.append(arrays.repetition[sampled], np.float32(replaced)).mean())
 
     def _label_metrics(self, groups: list[Group]) -> dict[str, float]:
         """Returns the metrics of each label, if the data have several labels and at most
@@ -420,37 +438,53 @@ class RLTrainer:
         self.telemetry.phase("rollout", self.buffer.finished, max(expected, self.buffer.finished))
         return not self.collect.policy.carries and self.stop.requested
 
-    def _assemble(self) -> tuple[list[Group], StepArrays]:
-        """Returns the step's groups, and their arrays with routes copied to the training devices,
-        so that the next rollout may overwrite the engine's buffer of routes.
+    def _update_groups(self, groups: list[Group]) -> UpdateGroups:
+        """Returns the groups that the step trains on: those that it sampled, with stored groups in
+        the places of uniform ones (rl.group_replay).
         """
-        groups, routes = self.buffer.step_groups()
+        if not self.rl.group_replay.acts:
+            return UpdateGroups(groups)
+        stored, key = list(self.buffer.stored.values()), (self.config.seed, self.done_steps)
+        return update_groups(groups, stored, self.learner.version, self.rl.group_replay, key)
+
+    def _assemble(self, update: UpdateGroups) -> StepArrays:
+        """Returns the arrays of an update's groups, with routes copied to the training devices, so
+        that the next rollout may overwrite the engine's buffer of routes.
+        """
+        routes = self.buffer.routes_of(
+            update.groups, update.live(self.rl.group_replay.max_route_age)
+        )
         heats = self.rl.zero_variance.grow_temperature != 1
-        arrays = assemble(
-            groups,
+        return assemble(
+            update.groups,
             size=self.rl.capacity,
             length=self.rl.buckets[-1],
             ngram=self.rl.shaping.repetition_ngram,
             routes=self.learner.routes_on_mesh(routes),
             gold=self.config.data.labelled,
             hotter_from=self.rl.group_size if heats else None,
+            replayed=update.ages if self.rl.group_replay.acts else None,
         )
-        return groups, arrays
 
     def _end_step(self) -> None:
         """Updates prompt history and selector by the step's groups, and removes these from the
-        buffer.
+        buffer, but for those that are stored for replay. The next stage samples by other settings,
+        so that the last step of a stage stores none.
         """
         results = results_of(self.buffer, self.config.rewards)
         self.history.update(results)
         self.selector.update(results, self.stream.epoch)
+        if self.done_steps + 1 >= self.stage.end:
+            self.buffer.discard(list(self.buffer.stored))
+        elif self.rl.group_replay.acts:
+            store_groups(self.buffer, self.learner.version, self.rl.group_replay)
         self.buffer.end_step()
 
     def _train(
-        self, arrays: StepArrays, dropped: int, trace: TokenTrace | None
+        self, update: UpdateGroups, arrays: StepArrays, trace: TokenTrace | None
     ) -> dict[str, float]:
-        """Trains on the step's arrays. The groups stay in the buffer until training ends, so that a
-        stopped step can be saved.
+        """Trains on the update's arrays. The step's groups stay in the buffer until training ends,
+        so that a stopped step can be saved.
 
         With `rl.one_step_off` they are removed first, and a thread collects the next step's groups
         during the updates. The thread reads only state that training does not change: the prompts'
@@ -459,8 +493,15 @@ class RLTrainer:
         runs during the last step of a stage: the next stage samples by other settings.
         """
         self.learner.progress = partial(self.telemetry.phase, "training")
+        train = partial(
+            self.learner.train,
+            arrays,
+            self.buffer.dropped_tokens,
+            trace=trace,
+            replaced=update.replaced_outcomes(self.config.rewards),
+        )
         if not self.rl.one_step_off or self.done_steps + 1 >= self.stage.end:
-            metrics = self.learner.train(arrays, dropped, lambda: self.stop.requested, trace)
+            metrics = train(stopped=lambda: self.stop.requested)
             self._end_step()
             return metrics
         self._end_step()
@@ -469,7 +510,7 @@ class RLTrainer:
         with ThreadPoolExecutor(1, "rollout") as thread:
             future = thread.submit(rollout)
             try:
-                metrics = self.learner.train(arrays, dropped, trace=trace)
+                metrics = train()
             except BaseException:
                 abandoned.set()  # leaving the thread waits for it
                 raise
@@ -506,7 +547,9 @@ class RLTrainer:
     def first_rollout(self) -> StepArrays | None:
         """Runs the next step's rollout without training on it; None where a stop came first."""
         collected = self._rollout(self.done_steps + 1, self._stopped)()
-        return None if collected is None else self._assemble()[1]
+        return (
+            None if collected is None else self._assemble(UpdateGroups(self.buffer.step_groups()))
+        )
 
     def header(self) -> list[str]:
         """Returns the run's first lines."""

@@ -94,7 +94,7 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
 
 
 def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list[str]:
-    """Returns notices about growth, screening and shaping."""
+    """Returns notices about growth, screening, replay of groups and shaping."""
     notices = []
     judged = judged_sources(data)
     if isinstance(rewards.judge, ScalarJudgeConfig) and len(judged) == len(data.sources):
@@ -107,6 +107,11 @@ def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list
             notices.append(
                 f"rl.step_policy.name = {rl.policy.name!r}: groups stop whose rewards are equal,"
                 " and those of a scalar reward model never are; leave it out"
+            )
+        if rl.group_replay.acts:
+            notices.append(
+                f"rl.group_replay.groups = {rl.group_replay.groups}: groups are replaced whose"
+                " rewards are equal, and those of a scalar reward model never are; set it to 0"
             )
     usual = ShapingConfig()
     for penalty, settings in _PENALTIES.items():
@@ -143,11 +148,13 @@ def _idle_training(config: RLRunConfig) -> list[str]:
     rounded = _eight_bit(config.rollout) != "off" or config.rollout.kv_quantize != "off"
     # Samples come from an older policy or from another temperature.
     off_policy = rl.one_step_off or rl.policy.carries or rl.zero_variance.grow_temperature != 1
+    off_policy = off_policy or rl.group_replay.acts
     if rl.correction.acts and exact and not rounded and not off_policy:
         notices.append(
             f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"
             " policy in float32, so that every weight is 1 but for rounding; it is for 8-bit or"
-            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts and grow_temperature"
+            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts, rl.group_replay and"
+            " grow_temperature"
         )
     if rl.optim.warmup_steps >= rl.total_updates:
         notices.append(

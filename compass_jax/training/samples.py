@@ -4,6 +4,7 @@ tokens.jsonl, a few of them on the screen.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 
 from compass_jax.config import LogConfig, RolloutConfig
@@ -42,15 +43,25 @@ class SampleLog:
             return None
         return TokenTrace([g * size + i for g in logged for i in range(size)])
 
-    def write(self, step: int, groups: list[Group], trace: TokenTrace | None) -> None:
-        """Writes the groups of a finished step with the numbers in `trace`."""
+    def write(
+        self,
+        step: int,
+        groups: list[Group],
+        trace: TokenTrace | None,
+        replaced: Container[int] = (),
+    ) -> None:
+        """Writes the groups that a finished step sampled with the numbers in `trace`, which has
+        none of the groups at the places `replaced`.
+        """
         telemetry = self._telemetry
-        logged = [groups[g] for g in evenly_spaced(len(groups), self._log.groups)]
+        places = evenly_spaced(len(groups), self._log.groups)
+        logged = [groups[place] for place in places]
         rows = sample_rows(logged, self._text_of)
         telemetry.log_rollouts(step, rows)
         if trace is not None and telemetry.writes:
             pieces, most = partial(text_pieces, self._tokenizer), self._log.tokens
-            tokens = token_rows(logged, trace.values, self._capacity, pieces, most)
+            untraced = {g for g, place in enumerate(places) if place in replaced}
+            tokens = token_rows(logged, trace.values, self._capacity, pieces, most, untraced)
             telemetry.log_tokens(step, tokens)
         if self._every and (step == 1 or step % self._every == 0):
             telemetry.show_samples(step, rows)

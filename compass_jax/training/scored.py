@@ -96,17 +96,18 @@ def score_account(
     arrays: StepArrays, old_logp: np.ndarray, old_entropy: np.ndarray, micros: Sequence[MicroBatch]
 ) -> Diagnostics:
     """Returns the mismatch to the sampler, the mean entropy and the padding of a scored rollout.
-    Rows sampled at another temperature have a separate mismatch, since they differ from training by
-    intent and would hide a fault of the others.
+    Rows sampled at another temperature, and rows of earlier steps, have separate mismatches, since
+    they differ from training by intent and would hide a fault of the others.
     """
-    hotter = np.zeros_like(arrays.mask)
-    if arrays.hotter is not None:
-        hotter = arrays.mask & arrays.hotter[:, None]
     logp = jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp)
-    gap = mismatch(*logp, jnp.asarray(arrays.mask & ~hotter))
-    if hotter.any():
-        hotter_gap = mismatch(*logp, jnp.asarray(hotter))
-        gap |= {f"mismatch/hotter/{name.split('/')[1]}": x for name, x in hotter_gap.items()}
+    rest, gap = arrays.mask, {}
+    for name, rows in (("replayed", arrays.replayed), ("hotter", arrays.hotter)):
+        part = np.zeros_like(rest) if rows is None else rest & rows[:, None]
+        if part.any():
+            apart = mismatch(*logp, jnp.asarray(part))
+            gap |= {f"mismatch/{name}/{metric.split('/')[1]}": x for metric, x in apart.items()}
+        rest = rest & ~part
+    gap |= mismatch(*logp, jnp.asarray(rest))
     entropy = np.float32(np.sum(old_entropy, where=arrays.mask))
     tokens = np.float32(max(arrays.mask.sum(), 1))
     return gap | {

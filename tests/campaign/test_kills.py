@@ -33,6 +33,10 @@ VARIANTS = {
         *("--rl.step-policy.min-chance", "1", "--rl.zero-variance.posterior", "True"),
     ],
     "one_step_off": [*CORRECTED, "--rl.one-step-off", "True"],
+    "replay": [
+        *(*CORRECTED, "--rl.group-replay.groups", "4", "--rl.group-replay.max-age", "3"),
+        *("--rl.group-replay.max-route-age", "1", "--rl.zero-variance.rl-zvp", "False"),
+    ],
 }
 SIGNALS = {  # and the exit statuses that may follow
     signal.SIGKILL: (-9,),

@@ -12,10 +12,17 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt
 
-from compass_jax.config import RewardConfig, RLConfig, ZeroVarianceConfig, named_correction
+from compass_jax.config import (
+    GroupReplayConfig,
+    RewardConfig,
+    RLConfig,
+    ZeroVarianceConfig,
+    named_correction,
+)
 from compass_jax.experience import collect
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
+from compass_jax.experience.replay import UpdateGroups, store_groups, update_groups
 from compass_jax.experience.turns import Turns
 from compass_jax.model.routes import take_routes
 from compass_jax.records import Rollout, Score
@@ -24,6 +31,17 @@ from compass_jax.rollout.sampling import Sampler
 
 LENGTH, SLOTS, STEPS = 12, 5, 3
 DYNAMIC = {"rl_zvp": False, "dynamic_sampling": True, "dynamic_batch": 2, "dynamic_rounds": 3}
+
+
+def replaying(max_route_age=0, grow_to=0):
+    """Settings of a run that replays groups."""
+    return {
+        "group_replay": GroupReplayConfig(groups=4, max_age=2, max_route_age=max_route_age),
+        "zero_variance": ZeroVarianceConfig(rl_zvp=False, grow_to=grow_to),
+        "correction": named_correction("tis"),
+    }
+
+
 CONFIGS = {
     "plain": RLConfig(prompts_per_step=3, group_size=2),
     "growth": RLConfig(
@@ -38,6 +56,9 @@ CONFIGS = {
     "dynamic growth": RLConfig(
         prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC, grow_to=4)
     ),
+    "replay": RLConfig(prompts_per_step=3, group_size=2, **replaying(max_route_age=1)),
+    "replay, live": RLConfig(prompts_per_step=3, group_size=2, **replaying()),
+    "replay, growth": RLConfig(prompts_per_step=3, group_size=2, **replaying(grow_to=4)),
     "partial": RLConfig(
         prompts_per_step=3, group_size=2, partial_prompts=2, correction=named_correction("tis")
     ),
@@ -77,7 +98,11 @@ class World:
 
     def room(self):
         rl = self.config
-        return ExperienceBuffer(RouteBuffer(*ROUTES, rl.groups_in_flight, rl.capacity))
+        stored = rl.group_replay
+        return ExperienceBuffer(
+            RouteBuffer(*ROUTES, rl.routed_groups, rl.capacity),
+            unrouted=stored.groups - stored.routed_groups,
+        )
 
     def find(self, prompt_id, visit):
         return make_prompt(prompt_id - 1000, 3, visit)
@@ -203,6 +228,24 @@ def saved(world, buffer):
     return fresh
 
 
+def trained(config, buffer, step):
+    """The groups that a step trains on, after which the step ends; checks their routes."""
+    groups, replay, size = buffer.step_groups(), config.group_replay, config.capacity
+    update = UpdateGroups(groups)
+    if replay.acts:
+        update = update_groups(groups, list(buffer.stored.values()), step, replay, (0, step))
+    live = update.live(replay.max_route_age)
+    flat = np.asarray(buffer.routes_of(update.groups, live)).ravel()
+    for n, group in enumerate(update.groups):
+        own = [255 if n in live else drawn(r.key)[2] for r in group.rollouts]
+        unset = [255] * (size - len(own))
+        np.testing.assert_array_equal(flat[n * size : (n + 1) * size], own + unset)
+    if replay.acts:
+        store_groups(buffer, step + 1, replay)
+    buffer.end_step()
+    return update
+
+
 def run(world, restart=lambda step, stopped: False):
     """Every step's decisions; the buffer goes through a checkpoint after each stop, and where
     `restart` says so.
@@ -219,15 +262,8 @@ def run(world, restart=lambda step, stopped: False):
             world.stop_at = None
         counts = {k: v for k, v in found.items() if k.startswith(("zero", "rollout/carried"))}
         results = [(p.key, tuple(o)) for p, o in results_of(buffer, RewardConfig())]
-        groups, routes = buffer.step_groups()
-        buffer.end_step()
-        samples = [r for group in groups for r in group.rollouts]
-        flat = np.asarray(routes).ravel()
-        size = world.config.capacity
-        for n, group in enumerate(groups):
-            own = [drawn(r.key)[2] for r in group.rollouts]
-            unset = [255] * (size - len(own))
-            np.testing.assert_array_equal(flat[n * size : (n + 1) * size], own + unset)
+        update = trained(world.config, buffer, step)
+        samples = [r for group in update.groups for r in group.rollouts]
         versions = [r.versions.tolist() for r in samples]
         out.append(([r.key for r in samples], results, counts, versions))
         if restart(step, stopped):
@@ -286,6 +322,13 @@ def test_a_stop_at_any_sample_of_partial_rollouts_loses_nothing(undisturbed, nam
         found = run(world)
         assert {k for step in found for k in step[0]} == {k for step in expected for k in step[0]}
         assert Counter(world.ended) == Counter(whole.ended)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "replay" in name])
+def test_groups_of_earlier_steps_are_trained_on_again(undisturbed, name):
+    steps, _ = undisturbed[name]
+    of_step = [{key[:2] for key in step[0]} for step in steps]
+    assert of_step[0] & (of_step[1] | of_step[2]) or of_step[1] & of_step[2]
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))

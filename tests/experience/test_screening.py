@@ -119,7 +119,7 @@ def test_every_sample_is_trained_on_and_the_metrics_count_the_groups():
     world = World("screening by chance")
     buffer, policy = world.room(), CONFIGS["screening by chance"].policy
     metrics = world.collector()(buffer, None, 0, world.draw, False, world.stopped)
-    groups = buffer.step_groups()[0]
+    groups = buffer.step_groups()
     assert len(groups) == 8 and sum(len(x.rollouts) for x in groups) == len(world.ended)
     stopped = [x for x in groups if len(x.rollouts) == policy.n0]
     others = [x for x in groups if len(x.rollouts) == 4]

@@ -101,7 +101,7 @@ class World:
 
     def found(self):
         """By key: what was sampled, its verdict, and its routes."""
-        groups, _ = self.buffer.step_groups()
+        groups = self.buffer.step_groups()
         rows = np.asarray(self.buffer.routes.rows)
         return {
             r.key: (r.tokens, r.logp, r.entropy, r.versions, score, rows[r.row])
@@ -125,7 +125,7 @@ def undisturbed():
 
 
 def test_a_conversation_is_what_was_sampled_and_what_the_environment_said(undisturbed):
-    groups, _ = undisturbed.buffer.step_groups()
+    groups = undisturbed.buffer.step_groups()
     lengths = set()
     for rollout in (r for group in groups for r in group.rollouts):
         given = ~rollout.generated
@@ -152,7 +152,8 @@ def test_a_hanging_environment_costs_its_samples_alone(undisturbed):
 
 def test_what_the_environment_said_has_routes_and_no_gradient(undisturbed):
     """The mask is that of the sampled tokens, and no other token has a weight."""
-    groups, routes = undisturbed.buffer.step_groups()
+    groups = undisturbed.buffer.step_groups()
+    routes = undisturbed.buffer.routes_of(groups)
     arrays = assemble(groups, 4, LENGTH, 2, routes)
     rows = np.arange(16)
     prepared, _ = step.prepare(

@@ -31,6 +31,8 @@ RUN = dict(
     screening__stopped_groups=[4, 3],
     screening__rescued_groups=[0, 2],
     screening__continued_tokens=[60, 70],
+    group_replay__groups=[0, 2],
+    group_replay__tokens=[0, 90],
     waste__filter_tokens=[700, 700],
 )
 
@@ -54,6 +56,7 @@ def test_each_stage_says_what_it_skipped_rescued_taught_and_cost():
         "Dynamic sampling": {**none, "skipped": 3, "cost": 400},
         "Growth": {**none, "rescued": 1, "cost": 150},
         "Screening": {**none, "skipped": 7, "rescued": 2, "cost": 130},
+        "Replay of groups": {**none, "rescued": 2, "taught": 90},
         "Shaping": {**none, "taught": 100},
         "RL-ZVP (entropy)": {**none, "taught": 700},
     }

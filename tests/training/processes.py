@@ -22,7 +22,8 @@ from dataclasses import replace
 
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.grpo import Grpo
-from compass_jax.config import named_correction, MeshConfig, ZeroVarianceConfig
+from compass_jax.config import GroupReplayConfig, MeshConfig, ZeroVarianceConfig
+from compass_jax.config import named_correction
 from tiny_run import tiny_run
 
 

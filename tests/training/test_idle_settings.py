@@ -13,6 +13,7 @@ from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import (
     EvalConfig,
     EvalSet,
+    GroupReplayConfig,
     ProceduralSource,
     RLStage,
     ScalarJudgeConfig,
@@ -33,6 +34,10 @@ PIPELINES = [
 ]
 SHIPPED = sorted({*(ROOT / "configs").glob("*.py")} - {*PIPELINES})
 TIS = named_correction("tis")
+REPLAYING = {
+    "group_replay": GroupReplayConfig(groups=4),
+    "zero_variance": ZeroVarianceConfig(rl_zvp=False),
+}
 # what a shipped configuration says that cannot act, and why it is there
 REASONS = {
     "router_replay_cpu": {
@@ -104,6 +109,7 @@ def test_a_pod_configuration_has_the_whole_recipe(file):
         (dict(correction=TIS, rollout={"dtype": "bfloat16"}), dict(correction=TIS)),
         (dict(correction=TIS, partial_prompts=1), dict(correction=TIS)),
         (dict(correction=TIS, one_step_off=True), dict(correction=TIS)),
+        (dict(correction=TIS, **REPLAYING), dict(correction=TIS)),
         (
             dict(correction=TIS, zero_variance=ZeroVarianceConfig(grow_to=8, grow_temperature=1.5)),
             dict(correction=TIS, zero_variance=ZeroVarianceConfig(grow_to=8)),
@@ -140,6 +146,8 @@ def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
     screened = evolve(config_with(data={"sources": sources}, step_policy=Screening(n0=2)))
     assert said(screened) == []
     assert said(evolve(screened, rewards={"judge": judge})) == ["rl.step_policy.name"]
+    replaying = config_with(data={"sources": sources}, correction=TIS, **REPLAYING)
+    assert said(evolve(replaying, rewards={"judge": judge})) == ["rl.group_replay.groups"]
     mixed = (*sources, ProceduralSource("products"))
     data = dataclasses.replace(grown.data, sources=mixed)
     assert said(dataclasses.replace(scalar, data=data)) == []

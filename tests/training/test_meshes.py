@@ -16,6 +16,7 @@ from variants import SCREENING
 
 from compass_jax.config import (
     ConfigError,
+    GroupReplayConfig,
     MeshConfig,
     ZeroVarianceConfig,
     named_correction,
@@ -115,6 +116,12 @@ def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
     compare(numbers(tmp_path), expected)
 
 
+REPLAY = {
+    "steps": 3,
+    "group_size": 2,
+    "group_replay": GroupReplayConfig(groups=4, max_age=2, max_route_age=1),
+    "zero_variance": ZeroVarianceConfig(rl_zvp=False),
+}
 STOPS = {
     "plain": {"steps": 3},
     "partial": {"steps": 3, "partial_prompts": 3},
@@ -125,6 +132,8 @@ STOPS = {
     },
     "screening": {"steps": 2, "step_policy": SCREENING},
     "R2": {"steps": 2, "replay": "R2", "updates_per_rollout": 2},
+    "replay": REPLAY,
+    "replay, live": REPLAY | {"group_replay": GroupReplayConfig(groups=4, max_age=2)},
 }
 
 

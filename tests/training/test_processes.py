@@ -108,6 +108,13 @@ VARIANTS = {
         ),
         "mesh=MeshConfig(fsdp=4, expert=2)",
     ),
+    "replay": (
+        (
+            "group_size=2, group_replay=GroupReplayConfig(groups=4, max_age=2, max_route_age=1),"
+            " zero_variance=ZeroVarianceConfig(rl_zvp=False)"
+        ),
+        "mesh=MeshConfig(fsdp=4, expert=2)",
+    ),
     "partial": ("partial_prompts=3", "mesh=MeshConfig(fsdp=4, expert=2)"),
     "two meshes, pages, a reference": (
         "eval_every=2, objective=Grpo(kl_coef=0.01)",

@@ -58,6 +58,7 @@ QUICK = [
     # A stop waits for the end of a partial rollout: its ticks decide what is cut.
     case("partial", stop_at_sample, 20, 1, 7),
     case("partial", kill_in_training, 2, 1, 3),
+    case("replay", kill_in_training, 3, 2, 0),
 ]
 SLOW = [
     case("plain", stop_at_sample, 32, 1, 4, CLOSE),  # the last sample of step 2
@@ -77,6 +78,13 @@ SLOW = [
     case("screening", stop_at_sample, 10, 0, 4, CLOSE),  # step 1, while groups continue
     case("one step off, screening", stop_after_step, 1, 1),
     case("one step off, screening", kill_in_training, 2, 1, 4),
+    case("replay", stop_in, ("pull", 5), 2, 4),  # within the update of step 3
+    case("replay", stop_after_step, 2, 2, 0),
+    case("replay, live", stop_at_sample, 40, 2, 4, CLOSE),
+    case("replay, R2", kill_after_step, 3, 2, 0),
+    case("replay, one step off", kill_in_training, 3, 2, 4),
+    case("replay, one step off", stop_after_step, 2, 2, 4),
+    case("partial, replay", kill_in_training, 3, 2, 3),
     case("partial", stop_at_sample, 3, 0, 7),
     case("partial", stop_after_step, 1, 1, 3),
     case("partial, one step off", kill_in_training, 2, 1, 7),

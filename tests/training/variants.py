@@ -11,6 +11,7 @@ from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.config import (
+    GroupReplayConfig,
     RLStage,
     RunConfig,
     ShapingConfig,
@@ -29,6 +30,7 @@ STAGES = (
     RLStage(2, ((0.0, 0.3, 0.5), (0.3, 1.0, 0.5)), 8, 6, 3e-3, Gspo()),
 )
 DYNAMIC = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=4)
+VERIFIED = ZeroVarianceConfig(rl_zvp=False)
 SCREENING = Screening(n0=2, min_chance=1.0, min_chance_hard=0.6)
 GROWING = {
     "zero_variance": ZeroVarianceConfig(select=True, grow_to=12),
@@ -65,6 +67,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+VARIANTS |= {
+    name: ("seldom", {"steps": 4, "correction": TIS, "zero_variance": VERIFIED} | settings)
+    for name, settings in {
+        "replay": {"group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=1)},
+        "replay, live": {"group_replay": GroupReplayConfig(groups=8, max_age=3)},
+        "replay, R2": {
+            "group_replay": GroupReplayConfig(groups=8, max_age=4),
+            "replay": "R2",
+            "updates_per_rollout": 2,
+        },
+        "replay, one step off": {
+            "group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=2),
+            "one_step_off": True,
+        },
+    }.items()
+}
+VARIANTS["partial, replay"] = (
+    "seldom",
+    PARTIAL | {"zero_variance": VERIFIED, "group_replay": GroupReplayConfig(groups=8, max_age=3)},
+)
 EVALUATED = ("plain", "growing", "one step off", "one step off, dynamic", "one step off, growing")
 
 

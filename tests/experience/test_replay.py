@@ -1,0 +1,169 @@
+"""Replay of groups: which groups replace which, against the rule written out in numpy; what is
+kept; and the metrics of a step by hand.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from tiny import make_prompt
+
+from compass_jax.config import GroupReplayConfig, RewardConfig
+from compass_jax.experience.buffer import ExperienceBuffer
+from compass_jax.experience.replay import UpdateGroups, age_of, store_groups, update_groups
+from compass_jax.records import GIVEN, Group, Rollout, Score
+from compass_jax.rollout.routes import RouteBuffer
+
+CONFIG = GroupReplayConfig(groups=8, max_age=3)
+SIZE = 3
+
+
+def group(number, rewards, version, tokens=4, row=0):
+    """A group of prompt `number`; a reward of None is unknown. Its samples have `tokens` generated
+    tokens, the first of which has the given version, and an environment's token between them.
+    """
+    prompt = make_prompt(number, 3)
+    versions = np.array([0] * 3 + [version, GIVEN] + [version + 1] * (tokens - 1), np.int32)
+    zeros = np.zeros(len(versions), np.float32)
+    rollouts = tuple(
+        Rollout(prompt, i, np.full(len(zeros), 7, np.int32), zeros, zeros, False, versions, row + i)
+        for i in range(len(rewards))
+    )
+    scores = tuple(Score(0.0 if x is None else x, x is not None) for x in rewards)
+    return Group(prompt, rollouts, scores)
+
+
+def reference(groups, stored, version, max_age, seed, step):
+    """place -> index of the stored group there: one drawing after the other of the groups that are
+    left, by the first of exponential clocks whose rates are the weights.
+    """
+    clocks = {}
+    for i, (rewards, sampled) in enumerate(stored):
+        if version - sampled <= max_age:
+            known = np.array([x for x in rewards if x is not None], np.float64)
+            variance = np.mean((known - known.mean()) ** 2)
+            clocks[i] = variance * (max_age + 1 - (version - sampled))
+    draws = np.random.default_rng((seed, 19, step)).exponential(size=len(clocks))
+    times = dict(zip(clocks, draws, strict=True))
+    out = {}
+    for place, rewards in enumerate(groups):
+        known = [x for x in rewards if x is not None]
+        if (len(known) >= 2 and max(known) - min(known) > 1e-6) or not clocks:
+            continue
+        out[place] = min(clocks, key=lambda i: times[i] / clocks[i])
+        del clocks[out[place]]
+    return out
+
+
+SAMPLED = [(1, 1, 1), (1, 0, 1), (0, 0, None), (None, None, 1), (0.5, 0.5, 0.5), (0, 0.2, 0)]
+STORED = [((1, 0, 0), 4), ((1, 0, None), 6), ((0.5, 1, 1), 7), ((0, 1, 1), 3), ((0.9, 0, 0), 5)]
+
+
+def replaced(seed, step, count, version=8):
+    groups = [group(i, rewards, version) for i, rewards in enumerate(SAMPLED)]
+    stored = [group(10 + i, *one) for i, one in enumerate(STORED[:count])]
+    return groups, stored, update_groups(groups, stored, version, CONFIG, (seed, step))
+
+
+@pytest.mark.parametrize("count", [0, 2, 5])
+def test_uniform_groups_are_replaced_as_the_rule_says(count):
+    seen = set()
+    for seed, step in itertools.product(range(3), range(20)):
+        groups, stored, update = replaced(seed, step, count)
+        expected = reference(SAMPLED, STORED[:count], 8, CONFIG.max_age, seed, step)
+        for place, one in enumerate(update.groups):
+            if place in expected:
+                assert one is stored[expected[place]]
+                assert update.ages[place] == 8 - STORED[expected[place]][1]
+            else:
+                assert one is groups[place]
+        assert list(update.ages) == list(expected)
+        assert [x.prompt.id for x in update.replaced] == [groups[n].prompt.id for n in expected]
+        # of the five, one is four updates old and one five
+        assert len(expected) == min(4, sum(version >= 5 for _, version in STORED[:count]))
+        seen.add(tuple(expected.items()))
+    assert len(seen) == 1 if count < 3 else len(seen) > 3
+
+
+def test_groups_are_drawn_by_variance_and_age():
+    """The frequency with which each group is the first, and among the first two, of 20,000 draws
+    against the probabilities of drawing without replacement.
+    """
+    rewards = [(1, 0), (1, 0.5), (0.8, 0)]
+    weights = np.array([0.25 * 1, 0.0625 * 3, 0.16 * 2])  # at ages 3, 1 and 2
+    stored = [group(i, x, 9 - age) for i, (x, age) in enumerate(zip(rewards, (3, 1, 2)))]
+    uniform = [group(10 + i, (0, 0), 9) for i in range(2)]
+    first, either = np.zeros(3), np.zeros(3)
+    for step in range(20_000):
+        update = update_groups(uniform, stored, 9, CONFIG, (5, step))
+        drawn = [x.prompt.id - 1000 for x in update.groups]
+        first[drawn[0]] += 1
+        either[drawn] += 1
+    share = weights / weights.sum()
+    second = [
+        sum(share[j] * share[i] / (1 - share[j]) for j in range(3) if j != i) for i in range(3)
+    ]
+    np.testing.assert_allclose(first / 20_000, share, atol=0.015)
+    np.testing.assert_allclose(either / 20_000, share + second, atol=0.015)
+
+
+def test_the_age_counts_from_the_oldest_generated_token():
+    assert age_of(group(0, (1, 0), 5), 8) == 3  # neither a prompt's token nor an environment's
+
+
+def filled(stored_routes=False):
+    """A buffer whose rows hold nothing but indices."""
+    routes = RouteBuffer(lambda rows: None, lambda rows, at: None, 5, SIZE)
+    return ExperienceBuffer(routes, unrouted=0 if stored_routes else 3)
+
+
+def ended(buffer, rewards_of, version, config):
+    """Keeps groups of these rewards for a step, which ends; returns the stored prompts."""
+    for number, rewards in rewards_of.items():
+        buffer.add([make_prompt(number, 3)])
+        one = group(number, rewards, version - 1, row=buffer.first_row((1000 + number, 0)))
+        for rollout, score in zip(one.rollouts, one.scores, strict=True):
+            buffer.put(rollout, done=True)
+            buffer.judge(rollout.key, score)
+    buffer.keep([(1000 + number, 0) for number in rewards_of])
+    store_groups(buffer, version, config)
+    buffer.end_step()
+    return [prompt - 1000 for prompt, _ in buffer.stored]
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_the_newest_varied_groups_are_kept_and_their_rows_come_back(routed):
+    config, buffer = GroupReplayConfig(groups=3, max_age=2), filled(routed)
+    assert ended(buffer, {0: (0, 1, 1), 1: (0, 0, 0)}, 1, config) == [0]
+    assert ended(buffer, {2: (1, 0), 3: (0, 1)}, 2, config) == [0, 2, 3]
+    assert ended(buffer, {4: (1, 0)}, 2, config) == [2, 3, 4]  # three are kept
+    assert ended(buffer, {5: (1, 1)}, 4, config) == []  # those of version 1 are three updates old
+    assert buffer.empty and not buffer.samples
+    # every row can be used again
+    assert ended(buffer, {n: (1, 0) for n in range(6, 11)}, 5, config) == [8, 9, 10]
+    rows = [x.row for one in buffer.stored.values() for x in one.rollouts]
+    assert len(set(rows)) == 6 and (min(rows) < 15) == (max(rows) < 15) == routed
+    assert [x.rollouts[0].row for x in buffer.stored.values()] == [
+        buffer.first_row(key) for key in buffer.stored
+    ]
+
+
+def test_the_metrics_of_a_step_by_hand():
+    """Two of three uniform groups are replaced, by groups of 8 and 6 tokens, one and three updates
+    old.
+    """
+    groups = [group(0, (1, 1), 8), group(1, (1, 0), 8), group(2, (0, 0), 8), group(3, (0, 0), 8)]
+    young, old = group(4, (1, 0), 7), group(5, (0, 1), 5, tokens=3)
+    update = UpdateGroups([old, groups[1], groups[2], young], {0: 3, 3: 1}, [groups[0], groups[3]])
+    assert update.metrics(stored=5) == {
+        "group_replay/groups": 2,
+        "group_replay/tokens": 14,
+        "group_replay/unfilled_groups": 1,
+        "group_replay/stored_groups": 5,
+        "group_replay/age": 2,
+    }
+    assert "group_replay/age" not in UpdateGroups(groups).metrics(stored=0)
+    assert update.live(max_route_age=0) == [0, 3] and update.live(max_route_age=2) == [0]
+    right, wrong = update.replaced_outcomes(RewardConfig())
+    assert (right.kind, wrong.kind, right.known) == ("easy", "hard", 2)
+    assert right.response_tokens == 8  # without an environment's

@@ -1,0 +1,273 @@
+"""Updates with replayed groups: their gradient against a float64 reference, the account of a step
+by hand, and whole runs.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from evolve import evolve
+from logged import lines, numbers
+from test_learner import CONFIG, recorded, samples
+from test_step import F64
+from tiny_run import tiny_run
+from variants import VERIFIED
+
+from compass_jax.config import (
+    ConfigError,
+    GroupReplayConfig,
+    ZeroVarianceConfig,
+    named_correction,
+)
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.records import Outcome
+from compass_jax.rl.advantages.rloo import Rloo
+from compass_jax.rl.corrections.tis import Tis
+from compass_jax.rl.objectives.cispo import Cispo
+from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
+from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.training import step
+from compass_jax.training.learner import Learner
+from compass_jax.training.stops import never_stop
+
+STALE = np.repeat([False, True, False, True], 4)  # groups 1 and 3 are replayed
+WHOLE = slice(0, 16)
+
+
+def replayed(seed=0):
+    """`recorded`, but groups 1 and 3, which vary, come from earlier steps: their behaviour's
+    log-probs are of other policies, and the routes of group 1 are live.
+    """
+    arrays, rng = recorded(seed), np.random.default_rng([seed, 5])
+    behaviour = np.where(STALE[:, None], -3 + rng.normal(0, 0.7, arrays.mask.shape), -3.0)
+    routes = arrays.routes.at[4:8].set(255)
+    return dataclasses.replace(
+        arrays,
+        rollout_logp=np.where(arrays.mask, behaviour, 0.0).astype(np.float32),
+        routes=routes,
+        replayed=STALE,
+    )
+
+
+def learner_of(config=CONFIG, **rl):
+    rl = {"correction": Tis(), "zero_variance": VERIFIED, "updates_per_rollout": 1} | rl
+    config = evolve(config, rl=rl)
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    return Learner.start(config.learner, Transformer(config.model, config.compute), params)
+
+
+def decoupled(arrays, logp, old_logp):
+    """The derivative of GRPO's decoupled objective with respect to each token's log-prob (arXiv
+    2505.24298): per token min(r A, clip(r) A) with r = pi / pi_old, times the truncated weight
+    min(pi_old / behaviour, 2), averaged over a response's tokens, the responses and the groups.
+    """
+    out = np.zeros(logp.shape)
+    for g in range(4):
+        rows = np.flatnonzero(arrays.group == g)
+        reward = arrays.reward[rows].astype(np.float64)
+        advantages = (reward - reward.mean()) / (reward.std() + 1e-6)
+        for row, advantage in zip(rows, advantages, strict=True):
+            tokens = np.flatnonzero(arrays.mask[row])
+            for t in tokens:
+                ratio = np.exp(logp[row, t] - old_logp[row, t])
+                clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
+                weight = min(np.exp(old_logp[row, t] - arrays.rollout_logp[row, t]), 2.0)
+                share = 4 * len(rows) * len(tokens)
+                out[row, t] = 0.0 if clipped else weight * ratio * advantage / share
+    return out
+
+
+def expected_gradient(learner, params, arrays, old_logp):
+    """(gradient of minus the decoupled objective at `params`, log-probs there)."""
+    tokens, lengths = jnp.asarray(arrays.tokens), jnp.asarray(arrays.lengths)
+
+    def logp_of(params):
+        return step.forward(learner.model, params, tokens, lengths, arrays.routes, 1.0)[0]
+
+    logp, pull = jax.vjp(logp_of, params)
+    logp = np.asarray(logp)
+    cotangent = decoupled(arrays, logp, logp if old_logp is None else old_logp)
+    return pull(jnp.asarray(-cotangent))[0], logp
+
+
+def test_the_gradient_is_that_of_the_decoupled_objective(x64, monkeypatch):
+    """In float64: of the first update, whose passes score the rows, too, and of a second one on the
+    same rows, where ratios differ from one.
+    """
+    learner, taken = learner_of(evolve(CONFIG, compute=F64), replay="R3"), []
+    arrays = replayed()
+    for name in ("rollout_logp", "reward", "repetition"):
+        setattr(arrays, name, getattr(arrays, name).astype(np.float64))
+    take = learner._take
+
+    def taking(grads):
+        taken.append((grads, jax.tree.map(jnp.copy, learner.params)))
+        return take(grads)
+
+    monkeypatch.setattr(learner, "_take", taking)
+    first = learner._unscored(arrays)
+    joined, _ = learner._score_and_differentiate(first, WHOLE, [], never_stop)
+    scored = learner.score(arrays)
+    np.testing.assert_array_equal(first.old_logp, scored.old_logp)
+    for _ in range(2):
+        found = learner.update(scored, WHOLE)
+    assert found["policy/ratio_dev_max"] > 0.2 and 0 < found["policy/clip_frac"] < 1
+    weights = np.exp(scored.old_logp - arrays.rollout_logp)[arrays.mask & STALE[:, None]]
+    assert weights.min() < 0.7 and weights.max() > 2  # some are cut
+    old_logp = None
+    for grads, params in taken:
+        expected, logp = expected_gradient(learner, params, arrays, old_logp)
+        old_logp = logp if old_logp is None else old_logp
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), grads, expected
+        )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), joined, taken[0][0]
+    )
+
+
+def test_a_replayed_row_is_trained_on_and_generates_nothing():
+    """Three sampled groups of a step, one replayed, one replaced (all wrong, 30 tokens), and 5
+    tokens of dropped groups.
+    """
+    arrays, flags = samples(0), np.repeat([False, False, True, False], 4)
+    marked = dataclasses.replace(arrays, replayed=flags)
+    learner, unmarked = learner_of(replay="off"), learner_of(replay="off")
+    replaced = [Outcome(4, 0.0, 30, "hard", 4)]
+    metrics = learner.train(marked, dropped_tokens=5, replaced=replaced)
+    plain = unmarked.train(arrays)
+    own = arrays.mask[~flags].sum()
+    assert metrics["waste/tokens_generated"] == own + 35
+    assert metrics["waste/frac_verifier_signal"] == pytest.approx(own / (own + 35))
+    assert metrics["waste/frac_none"] == pytest.approx(35 / (own + 35))
+    assert metrics["zero_variance/rate_all_wrong"] == 0.25
+    assert metrics["zero_variance/rate_all_right"] == 0
+    jax.tree.map(np.testing.assert_array_equal, learner.state, unmarked.state)
+    apart = {name for name in metrics if name.startswith("mismatch/replayed/")}
+    assert {name.rpartition("/")[2] for name in apart} == {
+        "logp_abs_diff",
+        "kl_k3",
+        "extreme_frac",
+        "ess",
+    }
+    gaps = np.array([metrics[f"mismatch/{part}logp_abs_diff"] for part in ("", "replayed/")])
+    counts = np.array([own, arrays.mask[flags].sum()])
+    mean = (gaps * counts).sum() / counts.sum()
+    assert mean == pytest.approx(plain["mismatch/logp_abs_diff"], rel=1e-5)
+
+
+OBJECTIVES = {
+    "grpo": {},
+    "dapo": {"objective": dapo_surrogate()},
+    "dr_grpo": {"objective": dr_grpo()},
+    "gspo": {"objective": Gspo()},
+    "cispo": {"objective": Cispo()},
+    "espo": {"objective": Espo()},
+    "reference": {"objective": Grpo(kl_coef=0.1)},
+    "rloo": {"advantage": Rloo()},
+    "icepop": {"correction": named_correction("icepop")},
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_trains_on_replayed_rows(name):
+    learner = learner_of(replay="R3", updates_per_rollout=2, **OBJECTIVES[name])
+    before = jax.tree.map(np.asarray, learner.params)
+    for seed in range(2):
+        metrics = learner.train(replayed(seed))
+        assert all(np.isfinite(x) for x in metrics.values()) and metrics["grad_norm"] > 0
+    after = jax.tree.map(np.asarray, learner.params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
+    same = jax.tree.map(np.array_equal, before, after)
+    assert not all(jax.tree.leaves(same)) and int(learner.state.step) == 4
+
+
+def test_a_run_replays_groups_and_counts_the_tokens_that_it_sampled(undisturbed):
+    directory, _ = undisturbed("replay")
+    rows, groups = numbers(directory), lines(directory, "rollouts")
+    assert rows[0]["group_replay/groups"] == 0
+    assert sum(row["group_replay/groups"] for row in rows) >= 3
+    traced = {(row["step"], row["group"]) for row in lines(directory, "tokens")}
+    for step_number, row in enumerate(rows, 1):
+        sampled = [x for x in groups if x["step"] == step_number]
+        rewards = [{sample["reward"] for sample in x["samples"]} for x in sampled]
+        tokens = sum(sample["tokens"] for x in sampled for sample in x["samples"])
+        uniform = sum(len(of_group) == 1 for of_group in rewards)
+        assert len(sampled) == 4 and row["waste/tokens_generated"] == tokens
+        assert row["group_replay/groups"] + row["group_replay/unfilled_groups"] == uniform
+        assert row["zero_variance/rate_all_wrong"] == rewards.count({0.0}) / 4
+        assert (
+            sum(of_step == step_number for of_step, _ in traced) == 4 - row["group_replay/groups"]
+        )
+        if row["group_replay/groups"]:
+            assert row["staleness_max"] >= row["group_replay/age"] >= 1
+            assert row["mismatch/replayed/logp_abs_diff"] > 1e-4 > row["mismatch/logp_abs_diff"]
+            # the log-probs of young groups are of their recorded routes, those of others live
+            assert (row["replay/unset_frac"] > 0) == (row["staleness_max"] > 1)
+
+
+def test_all_groups_are_routed_live_where_no_routes_are_kept(undisturbed):
+    rows = numbers(undisturbed("replay, live")[0])
+    unset = [row["replay/unset_frac"] for row in rows]
+    assert [x > 0 for x in unset] == [row["group_replay/groups"] > 0 for row in rows]
+
+
+REFUSED = {
+    "no correction": (
+        {"correction": named_correction("off")},
+        r"rl\.group_replay\.groups = 8 trains on tokens that older weights sampled: set rl\.corr",
+    ),
+    "rl_zvp": (
+        {"zero_variance": ZeroVarianceConfig(rl_zvp=True)},
+        r"rl\.group_replay\.groups = 8 replaces the uniform groups that rl\.zero_variance\.rl_zvp",
+    ),
+    "too young": (
+        {"updates_per_rollout": 4},
+        r"max_age = 3: a step has 4 updates, so that no kept group is younger than 4; raise it",
+    ),
+    "one step off": (
+        {"one_step_off": True, "group_replay": GroupReplayConfig(groups=8, max_age=1)},
+        r"max_age = 1: a step has 1 update, so that no kept group is younger than 2",
+    ),
+    "routes too young": (
+        {
+            "updates_per_rollout": 2,
+            "group_replay": GroupReplayConfig(groups=4, max_age=4, max_route_age=1),
+        },
+        r"max_route_age = 1: a step has 2 updates, so that no kept group is younger than 2",
+    ),
+    "too many": (
+        {"group_replay": GroupReplayConfig(groups=13, max_age=3)},
+        r"groups = 13: only the groups of 3 steps, 12, are young enough for rl\.group_replay\.max_",
+    ),
+    "no routes": (
+        {"replay": "R2", "group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=1)},
+        r"max_route_age = 1: with rl\.replay = 'R2' the rollout records no routes; set it to 0",
+    ),
+    "older routes": (
+        {"group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=4)},
+        r"max_route_age = 4 exceeds rl\.group_replay\.max_age = 3",
+    ),
+    "off": (
+        {"group_replay": GroupReplayConfig(max_age=3)},
+        r"max_age = 3: no group is kept for replay; set rl\.group_replay\.groups, or max_age to 4",
+    ),
+    "zero": ({"group_replay": GroupReplayConfig(groups=8, max_age=0)}, "max_age = 0: must be posi"),
+    "negative": ({"group_replay": GroupReplayConfig(groups=-1)}, "groups = -1: must be >= 0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_cannot_act_are_refused(name):
+    changes, message = REFUSED[name]
+    settings = {
+        "group_replay": GroupReplayConfig(groups=8, max_age=3),
+        "zero_variance": VERIFIED,
+        "correction": named_correction("tis"),
+    }
+    assert evolve(tiny_run().rl, **settings).validate()
+    with pytest.raises(ConfigError, match=message):
+        evolve(tiny_run().rl, **(settings | changes)).validate()
