@@ -155,7 +155,7 @@ class ExperienceBuffer:
         """Returns the kept groups."""
         return [self.group(key) for key in self.kept]
 
-    def routes_of(self, groups: Sequence[Group], live: Container[int] = ()) -> Tree:
+    def routes_of(self, groups: Sequence[Group], live: Sequence[int] = ()) -> Tree:
         """Returns the routes `[groups * size t l k]` of kept or stored groups (row n * size + c is
         sample c of group n; unset without a sample, and for the groups at the places `live`; None
         without router replay).
@@ -164,7 +164,7 @@ class ExperienceBuffer:
         for n, group in enumerate(groups):
             for rollout in () if n in live else group.rollouts:
                 rows[n, rollout.sample] = rollout.row
-        return self.routes.read(rows.reshape(-1))
+        return self.routes.read(rows.reshape(-1), copies=bool(live))
 
     def store(self, groups: Iterable[GroupKey]) -> None:
         """Stores kept groups for replay, after the groups that are stored already."""

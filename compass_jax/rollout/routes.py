@@ -61,16 +61,19 @@ class RouteBuffer:
         if not self._firsts:
             self.rows = None
 
-    def read(self, rows: Int[np.ndarray, "n"]) -> UInt[Array, "n t l k"] | None:
+    def read(
+        self, rows: Int[np.ndarray, "n"], copies: bool = False
+    ) -> UInt[Array, "n t l k"] | None:
         """Returns the routes of these rows, unset for rows out of range, or None if none are kept.
 
-        For all rows in order, returns the buffer's array without a copy.
+        For all rows in order, returns the buffer's array without a copy, unless it `copies`: it
+        must where a row out of range is at the place of a row with routes.
         """
         if self.rows is None:
             return None
         every = np.arange(len(self))
         ordered = len(rows) == len(every) and np.all((rows == every) | (rows >= len(every)))
-        if self._fresh and ordered:
+        if self._fresh and ordered and not copies:
             return self.rows
         return self._take(self.rows, jnp.asarray(rows, jnp.int32))
 
