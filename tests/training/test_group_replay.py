@@ -42,7 +42,7 @@ def replayed(seed=0):
     log-probs are of other policies, and the routes of group 1 are live.
     """
     arrays, rng = recorded(seed), np.random.default_rng([seed, 5])
-    behaviour = np.where(STALE[:, None], -3 + rng.normal(0, 0.7, arrays.mask.shape), -3.0)
+    behaviour = np.where(STALE[:, None], -4 + rng.normal(0, 0.7, arrays.mask.shape), -3.0)
     routes = arrays.routes.at[4:8].set(255)
     return dataclasses.replace(
         arrays,
