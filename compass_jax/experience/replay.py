@@ -111,12 +111,12 @@ def store_groups(buffer: ExperienceBuffer, version: int, config: GroupReplayConf
     """Stores the step's own groups that vary, and discards the oldest groups beyond
     `config.groups` and those that are too old at `version`.
     """
-    kept = {key: buffer.group(key) for key in buffer.kept}
-    candidates = buffer.stored | {key: group for key, group in kept.items() if varies(group)}
+    of_step = {key: buffer.group(key) for key in buffer.kept}
+    candidates = buffer.stored | {key: group for key, group in of_step.items() if varies(group)}
     young = [key for key, group in candidates.items() if age_of(group, version) <= config.max_age]
     newest = set(young[-config.groups :])
     buffer.discard([key for key in buffer.stored if key not in newest])
-    buffer.store([key for key in kept if key in newest])
+    buffer.store([key for key in of_step if key in newest])
 
 
 def _generated_tokens(group: Group) -> int:

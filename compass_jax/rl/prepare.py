@@ -118,10 +118,7 @@ def prepare(
     )
     prepared = Prepared(advantage, weight, trained, entropy_group)
     prepared, corrected = _corrected(prepared, config, old_logp, rollout_logp)
-    sampled, rl_zvp = group >= 0, config.zero_variance.rl_zvp
-    if replayed is not None:
-        sampled = sampled & ~replayed
-        kinds = jnp.where(group_any(replayed, group, n_groups), int(GroupKind.UNDECIDED), kinds)
+    (sampled, kinds), rl_zvp = _sampled(group, kinds, replayed), config.zero_variance.rl_zvp
     generated = mask & sampled[:, None]
     metrics = waste(
         generated, known, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
@@ -129,6 +126,16 @@ def prepare(
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(*_labels(reward, known, gold), advantage, trained, group)
     return prepared, metrics
+
+
+def _sampled(
+    group: Int[Array, "b"], kinds: Int[Array, "g"], replayed: Bool[Array, "b"] | None
+) -> tuple[Bool[Array, "b"], Int[Array, "g"]]:
+    """Returns the rows that the step sampled, and the groups' kinds (UNDECIDED if replayed)."""
+    if replayed is None:
+        return group >= 0, kinds
+    is_replayed = group_any(replayed, group, len(kinds))
+    return (group >= 0) & ~replayed, jnp.where(is_replayed, int(GroupKind.UNDECIDED), kinds)
 
 
 def _labels(

@@ -405,7 +405,7 @@ class RLTrainer:
         if arrays.replayed is not None:
             sampled &= ~arrays.replayed
         replaced = [repetition(x, ngram) for group in update.replaced for x in group.rollouts]
-        return float(np.append(arrays.repetition[sampled], np.float32(replaced)).mean())
+        return float(np.append(arrays.repetition[sampled], np.asarray(replaced, np.float32)).mean())
 
     def _label_metrics(self, groups: list[Group]) -> dict[str, float]:
         """Returns the metrics of each label, if the data have several labels and at most

@@ -100,12 +100,13 @@ def score_account(
     they differ from training by intent and would hide a fault of the others.
     """
     logp = jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp)
-    rest, gap = arrays.mask, {}
+    gap: Diagnostics = {}
+    rest = arrays.mask
     for name, rows in (("replayed", arrays.replayed), ("hotter", arrays.hotter)):
         part = np.zeros_like(rest) if rows is None else rest & rows[:, None]
         if part.any():
-            apart = mismatch(*logp, jnp.asarray(part))
-            gap |= {f"mismatch/{name}/{metric.split('/')[1]}": x for metric, x in apart.items()}
+            of_part = mismatch(*logp, jnp.asarray(part))
+            gap |= {f"mismatch/{name}/{metric.split('/')[1]}": x for metric, x in of_part.items()}
         rest = rest & ~part
     gap |= mismatch(*logp, jnp.asarray(rest))
     entropy = np.float32(np.sum(old_entropy, where=arrays.mask))

@@ -122,6 +122,8 @@ def test_a_run_goes_on(
     assert len(found) == len(wanted)
     for mine, theirs in zip(found, wanted, strict=True):
         assert_same(mine, theirs, compare)
+    if "replay" in variant:
+        assert any(row["group_replay/groups"] for row in found[saved:])
 
 
 def check_pending(pending, prompts):
