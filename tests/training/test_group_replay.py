@@ -29,6 +29,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.runs.metric_help import metric_help
 from compass_jax.training import step
 from compass_jax.training.learner import Learner
 from compass_jax.training.stops import never_stop
@@ -188,6 +189,7 @@ def test_every_objective_trains_on_replayed_rows(name):
 def test_a_run_replays_groups_and_counts_the_tokens_that_it_sampled(undisturbed):
     directory, _ = undisturbed("replay")
     rows, groups = numbers(directory), lines(directory, "rollouts")
+    assert all(metric_help(name) for row in rows for name in row)
     assert rows[0]["group_replay/groups"] == 0
     assert sum(row["group_replay/groups"] for row in rows) >= 3
     traced = {(row["step"], row["group"]) for row in lines(directory, "tokens")}
