@@ -1,7 +1,7 @@
 """Experiment: what router replay is worth between a low-precision rollout and float32 training.
 
     python -m benchmarks.router_replay [--out runs/router_replay] [--seeds 0 1 2] [--only bf16
-        causes ...] [--smoke]
+        causes ...] [--smollm2 | --smoke]
 
 Cold start, recorded rollouts, causes of the gap, RL curves; a line per finished run in
 OUT/router_replay.jsonl, so that the same command goes on where it was killed; at the end
@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,7 +48,7 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs
 from benchmarks.router_replay_report import write_report
-from benchmarks.router_replay_setup import Setup, full, smoke
+from benchmarks.router_replay_setup import Setup, full, smoke, smollm2
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
@@ -78,8 +77,8 @@ from compass_jax.weights.start import init_or_load
 from compass_jax.weights.sync import sync_weights
 
 PRECISIONS = {"bf16": "off", "e4m3": "e4m3", "int8": "int8", "bf16_slow": "off"}
-VARIANTS = (*PRECISIONS, "causes", "curve_off", "curve_R3")
-UPDATES = (0, 1, 4, 8)
+CURVES = ("curve_off", "curve_R3")
+VARIANTS = (*PRECISIONS, "causes", *CURVES)
 PARTS = ("attention", "gate", "mlp", "stream")
 _forward = jax.jit(step.forward, static_argnums=(0, 5))
 
@@ -159,14 +158,18 @@ def gap(logp: np.ndarray, other: np.ndarray, mask: np.ndarray) -> dict[str, floa
     return {name.removeprefix("mismatch/"): float(x) for name, x in found.items()}
 
 
-def flips_between(a: jax.Array, b: jax.Array) -> tuple[float, float]:
-    """Shares of (token, layer), and of tokens in any layer, whose sets of experts differ; over
-    tokens that both have a route for.
+def flips_between(a: jax.Array, b: jax.Array) -> dict[str, Any]:
+    """Shares of (token, layer), of tokens in any layer, and of tokens in each layer whose sets of
+    experts differ; over tokens that both have a route for.
     """
     a, b = (np.sort(np.asarray(x), axis=-1) for x in (a, b))
     both = (a[:, :, 0, -1] != unset_id(a.dtype)) & (b[:, :, 0, -1] != unset_id(b.dtype))
     differ = np.any(a != b, axis=-1)[both]
-    return float(differ.mean()), float(differ.any(axis=-1).mean())
+    return {
+        "flip_frac": float(differ.mean()),
+        "flip_any_frac": float(differ.any(axis=-1).mean()),
+        "flip_by_layer": [round(float(x), 5) for x in differ.mean(axis=0)],
+    }
 
 
 def distance(params: Any, first: Any) -> float:
@@ -176,25 +179,27 @@ def distance(params: Any, first: Any) -> float:
     )
 
 
-def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
-    """The points of one precision: after each of UPDATES, for off, R2 and R3."""
+def measure(
+    config: RunConfig, params: Any, recording: Recording, after: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    """The points of one precision: after each of these numbers of updates, for off, R2 and R3."""
     arrays, temperature = recording.arrays, config.rollout.temperature
     model, sampler = (
         Transformer(config.model, compute, known=recording.known)
         for compute in (config.compute, config.rollout_compute)
     )
-    rl = dataclasses.replace(config.rl, steps=1, epochs=1, replay="R3")
-    learner = Learner.start(
-        dataclasses.replace(config, rl=rl).learner, model, jax.tree.map(jnp.copy, params)
-    )
-    scored = learner.score(arrays)
+    trained, learner = params, None
+    if max(after):
+        rl = dataclasses.replace(config.rl, steps=1, epochs=1, replay="R3")
+        learner = Learner.start(
+            dataclasses.replace(config, rl=rl).learner, model, jax.tree.map(jnp.copy, params)
+        )
+        scored, trained = learner.score(arrays), learner.state.params
     specs = param_specs(config.model)
     routes, first, points = {"off": None, "R2": None, "R3": arrays.routes}, {}, []
-    for updates in range(max(UPDATES) + 1):
-        if updates in UPDATES:
-            low = emulate(
-                learner.state.params, specs, config.rollout.quantize, sampler.compute.dtype
-            )
+    for updates in range(max(after) + 1):
+        if updates in after:
+            low = emulate(trained, specs, config.rollout.quantize, sampler.compute.dtype)
             sampled, _, _ = whole_pass(sampler, low, recording, None, temperature)
             for mode in ("off", "R2", "R3"):
                 # recorded while routing live: the same pass as off, whose routes are R2's from now
@@ -203,20 +208,16 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
                     points.append({**points[-1], "mode": "R2", "flip_frac": 0.0})
                     first["R2"] = first["off"]
                     continue
-                logp, used, flips = whole_pass(
-                    model, learner.state.params, recording, routes[mode], temperature
-                )
+                logp, used, flips = whole_pass(model, trained, recording, routes[mode], temperature)
                 first.setdefault(mode, logp)
                 point = {
                     "updates": updates,
                     "mode": mode,
-                    "distance": distance(learner.state.params, params),
+                    "distance": distance(trained, params),
                     "flip_frac": flips,
                 }
                 if mode == "off":
-                    point["flip_frac"], point["flip_any_frac"] = flips_between(
-                        used, recording.arrays.routes
-                    )
+                    point |= flips_between(used, recording.arrays.routes)
                     routes["R2"] = used if not updates else routes["R2"]
                 point |= {
                     "now": gap(logp, sampled, arrays.mask),
@@ -225,8 +226,9 @@ def measure(config: RunConfig, params: Any, recording: Recording) -> list[dict[s
                 points.append(
                     {**point, "drift": gap(logp, first[mode], arrays.mask)["logp_abs_diff"]}
                 )
-        if updates < max(UPDATES):
+        if learner is not None and updates < max(after):
             learner.update(scored, learner.updates[updates])
+            trained = learner.state.params
     return points
 
 
@@ -236,6 +238,8 @@ def cause_rows() -> list[tuple[str, tuple[str, ...], str]]:
     """
     rows = [("all in bfloat16", (), "none"), ("weights in float32", (), "all")]
     rows += [(f"{part} in float32", (part,), "none") for part in PARTS]
+    rows += [("attention, gate and stream in float32, equal weights", PARTS[:2] + PARTS[3:], "all")]
+    rows += [("attention and stream in float32, equal weights", ("attention", "stream"), "all")]
     rows += [
         ("gate and router's weights in float32", ("gate",), "router"),
         ("only the weights in bfloat16", PARTS, "none"),
@@ -276,7 +280,6 @@ def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[st
             temperature,
         )
         replayed, _, _ = whole_pass(model, trained, recording, routes, temperature)
-        flips, _ = flips_between(live[exact][1], routes)
         off, r3 = gap(live[exact][0], sampled, mask), gap(replayed, sampled, mask)
         points.append(
             {
@@ -285,7 +288,7 @@ def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[st
                 "weights_equal": exact,
                 "off": off,
                 "R3": r3,
-                "flip_frac": flips,
+                **flips_between(live[exact][1], routes),
             }
         )
     return points
@@ -322,13 +325,14 @@ class Runs:
         if variant.startswith("curve_"):
             return self._curve(config)
         recording, params = self.recorded(config.rollout.quantize, seed), self.trained(seed)
-        work: Callable = causes if variant == "causes" else measure
         arrays = recording.arrays
         facts = {
             "response_tokens": int(arrays.mask.sum()),
             "reward_mean": float(arrays.reward.mean()),
         }
-        return {**facts, "points": work(config, params, recording)}
+        if variant == "causes":
+            return {**facts, "points": causes(config, params, recording)}
+        return {**facts, "points": measure(config, params, recording, self.setup.updates)}
 
     def _curve(self, config: RunConfig) -> dict[str, Any]:
         if self.cold_starts is not None:
@@ -363,14 +367,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = rl_runs.parser(
         __doc__, "router_replay", cold_starts="cold_starts", seeds=(0, 1, 2), variants=VARIANTS
     )
+    parser.add_argument("--smollm2", action="store_true", help="an upcycled pretrained model")
     args = parser.parse_args(argv)
     out = Path(args.out)
-    runs, path = (
-        Runs(
-            smoke() if args.smoke else full(), out, None if args.smoke else Path(args.cold_starts)
-        ),
-        out / "router_replay.jsonl",
-    )
+    if args.smollm2:
+        args.only = [x for x in args.only if x not in (*CURVES, "bf16_slow")]
+    setup = smollm2(out) if args.smollm2 else smoke() if args.smoke else full()
+    runs = Runs(setup, out, None if args.smoke else Path(args.cold_starts))
+    path = out / "router_replay.jsonl"
     done = {(row["variant"], row["seed"], row["config"]) for row in experiments.finished(path)}
     chosen = [
         (seed, variant) for seed in args.seeds for variant in VARIANTS if variant in args.only

@@ -1,5 +1,5 @@
-"""Settings of the router replay experiment: the full one, and one of toy sizes that shows that it
-runs.
+"""Settings of the router replay experiment: the full one, one on a pretrained model, and one of toy
+sizes that shows that it runs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ from compass_jax.config import (
     RunConfig,
     named_correction,
 )
+from compass_jax.config.stages import Import, Sft
+from compass_jax.configs import smollm2_135m_cpu
+from compass_jax.weights.gguf_folder import import_gguf
+from compass_jax.weights.hf_config import read_hf_config
+from compass_jax.weights.upcycle import upcycle
 
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """`deep`: the model of the recorded rollouts; `small`: that of the RL curves."""
+    """`deep`: the model of the recorded rollouts; `small`: that of the RL curves; `updates`: the
+    numbers of updates after which the gap is measured.
+    """
 
     deep: RunConfig
     small: RunConfig
+    updates: tuple[int, ...] = (0, 1, 4, 8)
 
     def cold_start(self, seed: int, out: Path) -> RunConfig:
         """SFT of the deep model; settings that it does not use are the defaults, so that changing
@@ -98,6 +106,40 @@ def full() -> Setup:
         ),
     )
     return Setup(load_config(str(_CONFIGS / "router_replay_cpu.py")), small)
+
+
+def smollm2(out: Path) -> Setup:
+    """SmolLM2-135M-Instruct, upcycled to four experts of which two are used (373M parameters, with
+    noise on the copies), after the worked solutions of configs/smollm2_135m_cpu.py. The gap is
+    measured before the first update.
+    """
+    imported, taught = smollm2_135m_cpu.pipeline().stages[:2]
+    assert isinstance(imported, Import) and isinstance(taught, Sft)
+    dense, sparse = out / "dense", out / "sparse"
+    if not sparse.exists():
+        if not dense.exists():
+            import_gguf(imported.file, dense)
+        upcycle(dense, sparse, experts=4, top_k=2, noise=0.05)
+    run, sft = taught.run, taught.run.sft
+    return Setup(
+        dataclasses.replace(
+            run,
+            name="router_replay_smollm2",
+            model=read_hf_config(sparse),
+            init_from=str(sparse),
+            data=dataclasses.replace(run.data, tokenizer=str(sparse)),
+            sft=dataclasses.replace(sft, steps=24, procedural=(("legs", 384, 1),)),
+            rl=RLConfig(
+                steps=1,
+                prompts_per_step=16,
+                group_size=4,
+                buckets=(112, 128),
+                micro_batch_tokens=2048,
+            ),
+        ),
+        full().small,
+        updates=(0,),
+    )
 
 
 def smoke() -> Setup:
