@@ -294,7 +294,7 @@ def _rollout(
 
 def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig) -> int:
     """Returns the tokens of the largest micro-batch that fits, at least a row per device."""
-    longest, mesh = training.buckets[-1], config.mesh
+    longest, mesh = training.longest_row, config.mesh
     max_rows = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
     return fitting_rows(config, training, max_rows) * longest * mesh.devices
 

@@ -73,11 +73,11 @@ def estimate(config: PolicyConfig, training: Training) -> MemoryEstimate:
         config: the run's configuration.
         training: its `rl`, or its `sft` for a command that trains without a rollout.
     """
-    rows = rows_of(training.micro_batch_tokens, training.buckets[-1], config.mesh)
+    rows = rows_of(training.micro_batch_tokens, training.longest_row, config.mesh)
     return MemoryEstimate(
         process=process_bytes(),
         **_fixed_bytes(config, training),
-        **_micro_batch_bytes(config, rows, training.buckets[-1]),
+        **_micro_batch_bytes(config, rows, training.longest_row),
     )
 
 
@@ -120,7 +120,7 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
     `training` is as in `estimate`.
     """
     room = usable_bytes() - process_bytes() - sum(_fixed_bytes(config, training).values())
-    length = training.buckets[-1]
+    length = training.longest_row
     one, two = (sum(_micro_batch_bytes(config, rows, length).values()) for rows in (1, 2))
     fitting = max(1, 1 + int((room - one) // max(two - one, 1)))
     return most if fitting >= most else 2 ** int(math.log2(fitting))

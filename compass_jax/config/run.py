@@ -112,6 +112,12 @@ class RLRunConfig(EvalRunConfig):
             " would start programs from two threads, which can hang in their collectives; set"
             " rollout_apart",
         )
+        check(
+            not self.rl.packed_row_tokens or self.mesh.context == 1,
+            f"rl.packed_row_tokens with mesh.context = {self.mesh.context}: sequences that share a"
+            " row are not told apart where its tokens are split over devices; set mesh.context to 1"
+            " and give its devices to mesh.fsdp, or set rl.packed_row_tokens to 0",
+        )
 
     def _check_scalar_judge(self) -> None:
         check(

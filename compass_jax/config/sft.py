@@ -80,6 +80,11 @@ class SFTConfig(Section):
     save_every: CountOrOff = 0
     """Checkpoint interval in steps; 0: only at the end."""
 
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest training row."""
+        return self.buckets[-1]
+
     def _check(self, key: str) -> None:
         super()._check(key)
         for name, rows in (("procedural", self.procedural), ("answers", self.answers)):

@@ -92,10 +92,27 @@ class UpdatesConfig(Section):
     """Number of times (epochs) that a rollout is trained on."""
     buckets: LongBuckets = (64, 128, 256)
     """Padded lengths of a training sequence in tokens."""
+    packed_row_tokens: CountOrOff = 0
+    """Length in tokens of rows that several sequences share, at most packed_row_tokens / buckets[0]
+    of them; attention stays within each sequence. 0: each sequence has a row of its own.
+    """
     micro_batch_tokens: BatchTokens = 16_384
     """Maximum number of tokens of a micro-batch, padding included."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """The optimiser of reinforcement learning."""
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        check(
+            not self.packed_row_tokens or self.packed_row_tokens >= self.buckets[-1],
+            f"rl.packed_row_tokens = {self.packed_row_tokens} is less than the longest sequence"
+            f" (rl.buckets end at {self.buckets[-1]}); set a multiple of it, or 0",
+        )
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest training row."""
+        return self.packed_row_tokens or self.buckets[-1]
 
     @property
     def total_updates(self) -> int:

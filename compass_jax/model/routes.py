@@ -31,3 +31,23 @@ def put_routes(
     """Writes `new` to `rows` of `routes`, which are donated; rows out of range are dropped."""
     length = min(routes.shape[1], new.shape[1])
     return routes.at[rows, :length].set(new[:, :length], mode="drop")
+
+
+@jax.jit
+def take_tokens(
+    routes: UInt[Array, "b t l k"], rows: Int[Array, "m n"], positions: Int[Array, "m n"]
+) -> UInt[Array, "m n l k"]:
+    """Returns the routes of tokens by row and position; unset for those out of range."""
+    unset = unset_id(routes.dtype)
+    return routes.at[rows, positions].get(mode="fill", fill_value=unset)
+
+
+@partial(jax.jit, donate_argnums=0)
+def put_tokens(
+    routes: UInt[Array, "b t l k"],
+    rows: Int[Array, "m n"],
+    positions: Int[Array, "m n"],
+    new: UInt[Array, "m n l k"],
+) -> UInt[Array, "b t l k"]:
+    """Writes `new` to tokens of `routes`, which are donated; those out of range are dropped."""
+    return routes.at[rows, positions].set(new, mode="drop")

@@ -67,11 +67,12 @@ def bound_of(
 
 def runs_per_step(rl: RLConfig, rollout: RolloutConfig, rows_multiple: int) -> dict[str, float]:
     """Returns how often each program runs in a step whose answers have the largest length."""
-    samples, length = rl.prompts_per_step * rl.group_size, rl.buckets[-1]
+    samples, length = rl.prompts_per_step * rl.group_size, rl.longest_row
     zero = rl.zero_variance
     # Dynamic sampling has at least one round.
     fills = samples * (zero.dynamic_batch if zero.dynamic_sampling else 1) / rollout.slots
-    micro = samples / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
+    rows = samples / (length // rl.buckets[-1])
+    micro = rows / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
     # The first update's pass gives its old log-probs, except with R2.
     scored = 1 - (rl.replay != "R2") / rl.updates_per_rollout
     return {

@@ -56,7 +56,7 @@ def resident(step: Step) -> dict[str, int]:
     sizes = {"state": params + moments, "moments": moments}
     if step.config.rl.uses_reference and not step.config.lora.acts:
         sizes["reference"] = params
-    longest = step.config.rl.buckets[-1]
+    longest = step.config.rl.longest_row
     sources = {
         "store": "store",
         "decode": "hand-over",
@@ -163,7 +163,7 @@ def _of_training(config: RLRunConfig, sizes: dict[str, int]) -> list[tuple[float
 def _fewer_tokens(rl: UpdatesConfig, mesh: MeshConfig) -> Change | None:
     """Returns the change that halves a device's tokens: fewer rows, or a part of each row."""
     half = str(rl.micro_batch_tokens // 2)
-    if rl.micro_batch_tokens >= 2 * mesh.replica * mesh.fsdp * mesh.expert * rl.buckets[-1]:
+    if rl.micro_batch_tokens >= 2 * mesh.replica * mesh.fsdp * mesh.expert * rl.longest_row:
         return Change("rl.micro_batch_tokens", half, "half the tokens of a micro-batch")
     lower = next((axis for axis in ("replica", "fsdp") if getattr(mesh, axis) % 2 == 0), None)
     if lower is None:

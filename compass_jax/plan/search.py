@@ -39,7 +39,7 @@ def layouts(config: RLRunConfig, devices: int) -> Iterator[RLRunConfig]:
     with and without remat; one row of the longest bucket on each group of context devices.
     """
     sizes = [n for n in range(1, devices + 1) if devices % n == 0]
-    longest = config.rl.buckets[-1]
+    longest = config.rl.longest_row
     for replica, expert, tensor, context in itertools.product(sizes, sizes, sizes, sizes):
         if devices % (used := replica * expert * tensor * context) or longest % (128 * context):
             continue
@@ -61,7 +61,7 @@ def layouts(config: RLRunConfig, devices: int) -> Iterator[RLRunConfig]:
 def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
     """Estimates memory and time of one layout, to decide which ones to compile."""
     model, mesh = config.model, config.mesh
-    length, total = config.rl.buckets[-1], param_count(model)
+    length, total = config.rl.longest_row, param_count(model)
     moe = model.moe
     experts = 0 if moe is None else len(model.moe_layers) * 3 * moe.experts * model.hidden * moe.ffn
     store, d, local = mesh.fsdp * mesh.context, model.hidden, length / mesh.context
@@ -131,7 +131,7 @@ def _named(config: RLRunConfig) -> str:
 
 
 def _compiled(config: RLRunConfig, devices: list[Tree], limit: float) -> JsonObject:
-    step, length = Step(config, devices), config.rl.buckets[-1]
+    step, length = Step(config, devices), config.rl.longest_row
     row: JsonObject = {"layout": _named(config)}
     row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
     worst, seconds, by = 0.0, 0.0, []

@@ -13,11 +13,38 @@ import numpy as np
 from jaxtyping import Array, Int, Shaped
 
 
+class Packing(NamedTuple):
+    """Where the sequences of a micro-batch are when several share a row."""
+
+    length: int  # tokens per row
+    n_rows: int
+    row: Int[np.ndarray, "n"]  # row of each sequence
+    start: Int[np.ndarray, "n"]  # its first token in that row
+    size: Int[np.ndarray, "n"]  # its tokens; 0 for padding
+
+    def sources(self) -> tuple[Int[np.ndarray, "p m"], Int[np.ndarray, "p m"]]:
+        """Returns (sequence, position in it) of each token of the rows; -1 and 0 for padding."""
+        sequence = np.full((self.n_rows, self.length), -1, np.int32)
+        position = np.zeros_like(sequence)
+        for i, (row, start, size) in enumerate(zip(self.row, self.start, self.size, strict=True)):
+            sequence[row, start : start + size] = i
+            position[row, start : start + size] = np.arange(size)
+        return sequence, position
+
+
 class MicroBatch(NamedTuple):
     """Rows that are padded to one length and computed together."""
 
     length: int  # the bucket: tokens per row
     rows: Int[np.ndarray, "n"]  # indices into the lengths that were planned; -1 is a padding row
+    packing: Packing | None = None  # None: each in a row of its own
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes, padding included."""
+        if self.packing is not None:
+            return self.packing.n_rows * self.packing.length
+        return self.length * len(self.rows)
 
 
 def plan(
@@ -26,6 +53,7 @@ def plan(
     micro_batch_tokens: int,
     *,
     rows_multiple: int = 1,
+    packed_row_tokens: int = 0,
 ) -> list[MicroBatch]:
     """Returns micro-batches that hold every row exactly once, in a bucket at least as long as the
     row, with the fewest padded tokens.
@@ -37,9 +65,40 @@ def plan(
     number of padded tokens. The longest bucket comes first, so that a shape that does not fit in
     memory fails at once.
 
+    With `packed_row_tokens` several sequences share a row of so many tokens: first fit, longest
+    first, at most packed_row_tokens // buckets[0] of them. A micro-batch then has the numbers of
+    rows of a bucket of that length: three shapes at most.
+
     Raises:
-        ValueError: a row is longer than the last bucket, or has a negative length; names the first.
+        ValueError: a row is longer than the last bucket, or has a negative length (names the
+            first); or packed rows are shorter than the last bucket.
     """
+    sizes = _checked(lengths, buckets, micro_batch_tokens, rows_multiple)
+    if packed_row_tokens:
+        counts = row_counts(packed_row_tokens, micro_batch_tokens, rows_multiple)
+        return _pack(sizes, buckets, packed_row_tokens, counts)
+    order = np.argsort(sizes, kind="stable")
+    bucket = np.searchsorted(np.asarray(buckets), sizes[order])
+    queue = [order[bucket == k] for k in range(len(buckets))]
+    shapes = [row_counts(length, micro_batch_tokens, rows_multiple) for length in buckets]
+    moved = _rides(tuple(len(q) for q in queue), tuple(buckets), tuple(shapes))
+    batches: list[MicroBatch] = []
+    riders = order[:0]
+    for k, length in enumerate(buckets):
+        waiting = np.concatenate([riders, queue[k]])
+        stay = len(waiting) - moved[k]
+        riders = waiting[stay:]  # the longest
+        batches = _cut(waiting[:stay], length, shapes[k]) + batches
+    return batches
+
+
+def _checked(
+    lengths: Sequence[int] | np.ndarray,
+    buckets: Sequence[int],
+    micro_batch_tokens: int,
+    rows_multiple: int,
+) -> Int[np.ndarray, "n"]:
+    """Returns the lengths as an array. Raises the errors of `plan`."""
     sizes = np.asarray(lengths, dtype=np.int64)
     if sizes.ndim != 1:
         raise ValueError(
@@ -65,24 +124,12 @@ def plan(
     negative = np.flatnonzero(sizes < 0)
     if negative.size:
         raise ValueError(f"plan: row {int(negative[0])} has {sizes[negative[0]]} tokens")
-    order = np.argsort(sizes, kind="stable")
-    bucket = np.searchsorted(np.asarray(buckets), sizes[order])
-    queue = [order[bucket == k] for k in range(len(buckets))]
-    shapes = [row_counts(length, micro_batch_tokens, rows_multiple) for length in buckets]
-    moved = _rides(tuple(len(q) for q in queue), tuple(buckets), tuple(shapes))
-    batches: list[MicroBatch] = []
-    riders = order[:0]
-    for k, length in enumerate(buckets):
-        waiting = np.concatenate([riders, queue[k]])
-        stay = len(waiting) - moved[k]
-        riders = waiting[stay:]  # the longest
-        batches = _cut(waiting[:stay], length, shapes[k]) + batches
-    return batches
+    return sizes
 
 
 def padding_frac(batches: Sequence[MicroBatch], lengths: Sequence[int] | np.ndarray) -> float:
     """Returns the share of padding in planned tokens, padding rows included; 0 for no plan."""
-    area = sum(b.length * len(b.rows) for b in batches)
+    area = sum(batch.tokens for batch in batches)
     return 1.0 - float(np.sum(np.asarray(lengths, dtype=np.int64))) / area if area else 0.0
 
 
@@ -120,6 +167,50 @@ def row_counts(length: int, micro_batch_tokens: int, multiple: int) -> tuple[int
     """
     full = max(1, micro_batch_tokens // length // multiple)
     return tuple(sorted({max(1, full // part) * multiple for part in (1, 2, 4)}, reverse=True))
+
+
+def _pack(
+    sizes: Int[np.ndarray, "n"], buckets: Sequence[int], row_tokens: int, counts: Sequence[int]
+) -> list[MicroBatch]:
+    """Returns the micro-batches of sequences that share rows of `row_tokens` tokens."""
+    if row_tokens < buckets[-1]:
+        raise ValueError(f"plan: rows of {row_tokens} tokens are shorter than {buckets[-1]}")
+    most = row_tokens // buckets[0]
+    free, contents = np.zeros(0, np.int64), list[list[int]]()
+    for i in np.argsort(-sizes, kind="stable"):
+        fits = np.flatnonzero(free >= sizes[i])
+        if not fits.size:
+            free, fits = np.append(free, row_tokens), np.array([len(contents)])
+            contents.append([])
+        row = int(fits[0])
+        contents[row].append(int(i))
+        free[row] = free[row] - sizes[i] if len(contents[row]) < most else -1
+    batches, first = [], 0
+    for count in _cover(len(contents), counts):
+        rows = contents[first : first + count]
+        batches.append(_packed(rows, sizes, buckets[-1], row_tokens, count, most))
+        first += count
+    return batches
+
+
+def _packed(
+    contents: Sequence[Sequence[int]],
+    sizes: Int[np.ndarray, "n"],
+    length: int,
+    row_tokens: int,
+    count: int,
+    most: int,
+) -> MicroBatch:
+    """Returns the micro-batch of the sequences that each row holds, with count * most of them."""
+    size = np.zeros((count, most), np.int32)
+    indices = np.full((count, most), -1, np.int64)
+    for i, sequences in enumerate(contents):
+        indices[i, : len(sequences)] = sequences
+        size[i, : len(sequences)] = sizes[sequences]
+    start = np.cumsum(size, axis=1, dtype=np.int32) - size
+    row = np.repeat(np.arange(count, dtype=np.int32), most)
+    packing = Packing(row_tokens, count, row, start.ravel(), size.ravel())
+    return MicroBatch(length, indices.ravel(), packing)
 
 
 def _cover(n: int, counts: Sequence[int]) -> list[int]:

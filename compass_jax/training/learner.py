@@ -29,7 +29,6 @@ from compass_jax.config import LearnerConfig
 from compass_jax.model.flops import forward_flops
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import place
-from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, struct
 from compass_jax.records import Outcome, StepArrays, TrainState
@@ -42,8 +41,9 @@ from compass_jax.training import optim, step, trained
 from compass_jax.training.programs import training_programs
 from compass_jax.training.scored import (
     Scored,
-    device_rows,
+    Sequences,
     put_rows,
+    record_routes,
     same_numbers,
     score_account,
     sequences,
@@ -267,8 +267,8 @@ class Learner:
     ) -> Iterator[step.UpdateBatch]:
         """Yields the micro-batches of one update while they are transferred to the devices."""
         for micro in self._plan(scored.arrays, rows):
-            sequences = self._sequences(scored.arrays, micro, scored.routes)
-            yield update_batch(scored, micro, sequences, prepared, rows.start)
+            inputs = self._sequences(scored.arrays, micro, scored.routes)
+            yield update_batch(scored, micro, inputs, prepared, rows.start)
 
     # ---- parts -----------------------------------------------------------------------------------
 
@@ -300,12 +300,11 @@ class Learner:
         micros = [micro for rows in updates for micro in self._plan(scored.arrays, rows)]
         for micro in stoppable(stopped, micros, parts):
             inputs = self._sequences(scored.arrays, micro, scored.routes)
-            logp, entropy, used_routes, diagnostics = self._score(self.params, *inputs)
+            logp, entropy, used_routes, diagnostics = self._score(self.params, inputs)
             self._keep(scored, micro, inputs, logp, entropy)
             if self._replay == "R2":
                 assert scored.routes is not None
-                rows = device_rows(micro, scored.routes)
-                scored.routes = put_routes(scored.routes, rows, used_routes)
+                scored.routes = record_routes(scored.routes, micro, used_routes)
                 diagnostics = {
                     k: value for k, value in diagnostics.items() if not k.startswith("replay/")
                 }
@@ -313,13 +312,13 @@ class Learner:
             self._advance(parts)
         return parts
 
-    def _keep(self, scored: Scored, micro: MicroBatch, inputs: tuple, logp, entropy) -> None:
+    def _keep(self, scored: Scored, micro: MicroBatch, inputs: Sequences, logp, entropy) -> None:
         """Stores a micro-batch's scores, and computes the reference's."""
         put_rows(scored.old_logp, micro, logp)
         put_rows(scored.old_entropy, micro, entropy)
         if scored.ref_logp is not None:
-            tokens, lengths, _ = inputs
-            put_rows(scored.ref_logp, micro, self._score(self.reference, tokens, lengths, None)[0])
+            live = inputs._replace(routes=None)
+            put_rows(scored.ref_logp, micro, self._score(self.reference, live)[0])
 
     def _account(self, scored: Scored, parts: Sequence[Diagnostics]) -> None:
         """Completes a scored rollout's diagnostics."""
@@ -347,7 +346,11 @@ class Learner:
         for micro in stoppable(stopped, self._plan(scored.arrays, rows), diagnostics):
             inputs = self._sequences(scored.arrays, micro, scored.routes)
             (logp, entropy, _, aux), pullback = step.forward_and_pullback(
-                self.model, self.params, *inputs, self.config.rollout.temperature
+                self.model,
+                self.params,
+                *inputs[:3],
+                self.config.rollout.temperature,
+                inputs.segments,
             )
             self._keep(scored, micro, inputs, logp, entropy)
             prepared, _ = self.prepare(scored, rows)
@@ -365,13 +368,13 @@ class Learner:
             )
             total = step.add(total, grads)
             del grads, pullback  # frees their memory before the next forward and backward
-            batches.append((micro, batch._replace(routes=None)))
+            batches.append((micro, inputs._replace(routes=None), batch._replace(routes=None)))
             diagnostics.append(part)
             parts.append(step.router_diagnostics(aux))
             self._advance(diagnostics)
         if len(tokens) == 1 and all(
-            same_numbers(batch, update_batch(scored, micro, batch[:3], prepared, rows.start))
-            for micro, batch in batches
+            same_numbers(batch, update_batch(scored, micro, inputs, prepared, rows.start))
+            for micro, inputs, batch in batches
         ):
             return total, merge_diagnostics(diagnostics)
         finite = np.isfinite(scored.old_logp).all() and np.isfinite(scored.old_entropy).all()
@@ -440,10 +443,8 @@ class Learner:
             metrics[name] = float(np.mean([float(one[name]) for one in optimizer_metrics]))
         return {**metrics, "skipped_updates": float(self.state.skipped)}
 
-    def _score(self, params: Tree, tokens, lengths, routes):
-        return step.score(
-            self.model, params, tokens, lengths, routes, temperature=self.config.rollout.temperature
-        )
+    def _score(self, params: Tree, inputs: Sequences):
+        return step.score(self.model, params, *inputs, temperature=self.config.rollout.temperature)
 
     def _plan(self, arrays: StepArrays, rows: slice) -> list[MicroBatch]:
         """Returns the micro-batches of one update, without the empty rows of groups that did not
@@ -456,22 +457,22 @@ class Learner:
             self.update_settings.buckets,
             self.update_settings.micro_batch_tokens,
             rows_multiple=multiple,
+            packed_row_tokens=self.update_settings.packed_row_tokens,
         )
         return [
             micro._replace(rows=np.where(micro.rows < 0, -1, filled[micro.rows]))
             for micro in micros
         ]
 
-    def _sequences(self, arrays: StepArrays, micro: MicroBatch, routes):
+    def _sequences(self, arrays: StepArrays, micro: MicroBatch, routes) -> Sequences:
         """Returns `sequences` with the routes on the devices of their rows: scoring and updates
         then run one program, whatever the routes' sharding was.
         """
-        tokens, lengths, routes = sequences(arrays, micro, routes)
-        placement = self.model.placement
-        if placement is not None and routes is not None:
-            spec = placement.spec(routes.shape, ("batch", "tokens", None, None))
-            routes = move(routes, placement.sharding(*spec))
-        return tokens, lengths, routes
+        inputs, placement = sequences(arrays, micro, routes), self.model.placement
+        if placement is None or inputs.routes is None:
+            return inputs
+        spec = placement.spec(inputs.routes.shape, ("batch", "tokens", None, None))
+        return inputs._replace(routes=move(inputs.routes, placement.sharding(*spec)))
 
     def _on_mesh(self, tree: Tree) -> Tree:
         """Moves parameters, or a state that contains them, to the mesh's storage layout."""

@@ -340,7 +340,7 @@ class Notices:
         """Collects the lengths of a step's rows (0 without a row). After the first few steps prints
         the buckets that would have padded less, if they save enough.
         """
-        if "buckets" in self._printed:
+        if "buckets" in self._printed or self._config.rl.packed_row_tokens:
             return
         self._lengths.append(lengths[lengths > 0])
         if len(self._lengths) < WATCHED_STEPS:

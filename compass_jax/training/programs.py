@@ -15,7 +15,7 @@ from compass_jax.aliases import Tree
 from compass_jax.config import LearnerConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.precision import at_least_float32
-from compass_jax.model.routes import put_routes, take_routes
+from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, Result, struct
 from compass_jax.records import TrainState
@@ -36,7 +36,8 @@ def training_programs(
     prepare = lister.prepare()
     yield prepare
     backward = None
-    for length in reversed(config.updates.buckets):
+    packed = config.updates.packed_row_tokens
+    for length in [packed] if packed else reversed(config.updates.buckets):
         counts = row_counts(length, config.updates.micro_batch_tokens, lister.multiple)
         for count in counts[:1] if full else reversed(counts):
             *programs, backward = lister.micro_batch(length, count, prepare)
@@ -91,17 +92,20 @@ class _Lister:
         )
 
     def micro_batch(self, length: int, count: int, prepare: Program) -> Iterator[Program]:
-        """Yields the programs that `count` rows of one bucket run through."""
+        """Yields the programs that `count` rows of one bucket, or packed ones, run through."""
         model, tokens = self.model, self._host((count, length), jnp.int32)
         lengths, mode = self._host((count,), jnp.int32), self.config.algorithm.replay
+        segments = tokens if self.config.updates.packed_row_tokens else None
         all_routes = self._all_routes() if mode != "off" else None
         routes = None if all_routes is None else self._routes(all_routes, (count, length))
-        if all_routes is not None:
+        if all_routes is not None and segments is not None:
+            yield Program(f"replayed {length}", take_tokens, (all_routes, tokens, tokens))
+        elif all_routes is not None:
             yield Program(f"replayed {length}", take_routes, (all_routes, lengths, length))
 
         def forward(name: str, routes: Tree) -> Program:
             temperature, n = self.config.rollout.temperature, count * length
-            arguments = (model, self.params, tokens, lengths, routes, temperature)
+            arguments = (model, self.params, tokens, lengths, routes, temperature, segments)
             return Program(f"{name} {length}", step.forward_and_pullback, arguments, tokens=n)
 
         scored = forward("forward", routes)
@@ -110,7 +114,11 @@ class _Lister:
             yield forward("reference", None)
         if all_routes is not None and mode == "R2":
             used = Result(scored, lambda out: out[0][2])
-            yield Program(f"recorded {length}", put_routes, (all_routes, lengths, used))
+            if segments is not None:
+                places = (all_routes, tokens, tokens, used)
+                yield Program(f"recorded {length}", put_tokens, places)
+            else:
+                yield Program(f"recorded {length}", put_routes, (all_routes, lengths, used))
 
         def batch(out: Tree) -> step.UpdateBatch:
             return self._batch(out[0], (tokens, lengths, routes))
@@ -126,7 +134,11 @@ class _Lister:
         yield Program(f"backward {length}", step.pull, pulled, tokens=count * length)
 
     def _batch(self, prepared: Tree, sequences: tuple[Tree, Any, Any]) -> step.UpdateBatch:
-        shape = sequences[0].shape
+        shape, places, updates = sequences[0].shape, None, self.config.updates
+        if updates.packed_row_tokens:
+            count = shape[0] * (updates.packed_row_tokens // updates.buckets[0])
+            shape = (count, updates.buckets[-1])
+            places = step.Places(*[self._host((count,), jnp.int32)] * 3)
 
         def rows_of(x: Tree) -> Tree:
             return None if x is None else self._host(shape, x.dtype)
@@ -142,6 +154,8 @@ class _Lister:
             weight=rows_of(prepared.weight),
             entropy_group=rows_of(prepared.entropy_group),
             kl_weight=rows_of(prepared.kl_weight),
+            segments=None if places is None else sequences[0],
+            places=places,
         )
 
     def _all_routes(self) -> Tree:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt
+from jaxtyping import Array, Int, UInt
 
-from compass_jax.model.routes import take_routes
+from compass_jax.aliases import Tree
+from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
 from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, take_rows
 from compass_jax.rl.correction import mismatch
@@ -31,25 +33,62 @@ class Scored:
     diagnostics: Diagnostics = field(default_factory=dict)
 
 
+class Sequences(NamedTuple):
+    """The model's inputs for a micro-batch."""
+
+    tokens: Int[Array, "b t"]
+    lengths: Int[Array, "b"]
+    routes: UInt[Array, "b t l k"] | None  # None: live
+    segments: Int[Array, "b t"] | None = None  # see step.forward
+
+
 def device_rows(micro: MicroBatch, routes: Array) -> Array:
     """Returns the micro-batch's rows of `routes`; padding rows point past their end."""
     return jnp.asarray(np.where(micro.rows < 0, routes.shape[0], micro.rows).astype(np.int32))
 
 
-def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None):
-    """Returns (tokens, lengths, routes) of a micro-batch, from the routes of all rows
-    (None: live).
-    """
+def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None) -> Sequences:
+    """Returns the model's inputs for a micro-batch, from the routes of all rows (None: live)."""
+    if micro.packing is not None:
+        return _packed_sequences(arrays, micro, routes)
     tokens, lengths = (
         take_rows(x, micro.rows, micro.length) for x in (arrays.tokens, arrays.lengths)
     )
     if routes is None:
-        return tokens, lengths, None
-    return tokens, lengths, take_routes(routes, device_rows(micro, routes), micro.length)
+        return Sequences(tokens, lengths, None)
+    return Sequences(tokens, lengths, take_routes(routes, device_rows(micro, routes), micro.length))
+
+
+def _packed_sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None) -> Sequences:
+    assert micro.packing is not None
+    sequence, position = micro.packing.sources()
+    real = sequence >= 0
+    tokens = cast(Tree, np.where(real, arrays.tokens[micro.rows[sequence], position], 0))
+    lengths, segments = real.sum(axis=1, dtype=np.int32), cast(Tree, sequence + 1)
+    if routes is not None:
+        routes = take_tokens(routes, *_places(micro, routes))
+    return Sequences(tokens, lengths, routes, segments)
+
+
+def _places(micro: MicroBatch, routes: Array) -> tuple[Array, Array]:
+    """Returns the rows and positions in `routes` of a packed micro-batch's tokens; padding points
+    past their end.
+    """
+    assert micro.packing is not None
+    sequence, position = micro.packing.sources()
+    rows = np.where(sequence < 0, routes.shape[0], micro.rows[sequence]).astype(np.int32)
+    return jnp.asarray(rows), jnp.asarray(position)
+
+
+def record_routes(routes: Array, micro: MicroBatch, used: Array) -> Array:
+    """Writes the routes that a micro-batch used to their rows of `routes`, which are donated."""
+    if micro.packing is not None:
+        return put_tokens(routes, *_places(micro, routes), used)
+    return put_routes(routes, device_rows(micro, routes), used)
 
 
 def update_batch(
-    scored: Scored, micro: MicroBatch, inputs: tuple, prepared: Prepared, offset: int
+    scored: Scored, micro: MicroBatch, inputs: Sequences, prepared: Prepared, offset: int
 ) -> step.UpdateBatch:
     """Returns one micro-batch of an update. `inputs` are its `sequences`; `prepared` has the
     update's rows, which start at row `offset` of the rollout.
@@ -58,12 +97,13 @@ def update_batch(
     def take(x, rows):
         return None if x is None else take_rows(x, rows, micro.length)
 
-    local = np.where(micro.rows < 0, -1, micro.rows - offset)
-    tokens, lengths, routes = inputs
+    local, packing = np.where(micro.rows < 0, -1, micro.rows - offset), micro.packing
     return step.UpdateBatch(
-        tokens,
-        lengths,
-        routes,
+        inputs.tokens,
+        inputs.lengths,
+        inputs.routes,
+        segments=inputs.segments,
+        places=None if packing is None else step.Places(packing.row, packing.start, packing.size),
         mask=take(prepared.mask, local),
         old_logp=take(scored.old_logp, micro.rows),
         old_entropy=take(scored.old_entropy, micro.rows),
@@ -85,11 +125,26 @@ def same_numbers(a: step.UpdateBatch, b: step.UpdateBatch) -> bool:
     )
 
 
+def by_sequence(micro: MicroBatch, values: Array) -> np.ndarray:
+    """Returns a micro-batch's values, a row for each of `micro.rows`; of a packed one [n length],
+    with zeros past a sequence's end.
+    """
+    numbers, packing = fetch(values), micro.packing
+    if packing is None:
+        return numbers
+    out = np.zeros((len(micro.rows), micro.length), numbers.dtype)
+    for i, (row, start, size) in enumerate(
+        zip(packing.row, packing.start, packing.size, strict=True)
+    ):
+        out[i, :size] = numbers[row, start : start + size]
+    return out
+
+
 def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
     """Writes a micro-batch's values `[m n]` to their rows of `target`; padding rows are dropped."""
     real = micro.rows >= 0
     length = min(target.shape[1], micro.length)
-    target[micro.rows[real], :length] = fetch(values)[real, :length]
+    target[micro.rows[real], :length] = by_sequence(micro, values)[real, :length]
 
 
 def score_account(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.aliases import Tree
@@ -33,14 +34,22 @@ from compass_jax.training import optim
 from compass_jax.training.pullback import Pullback
 
 
+class Places(NamedTuple):
+    """Where sequences are that share rows."""
+
+    row: Int[Array | np.ndarray, "b"]
+    start: Int[Array | np.ndarray, "b"]  # the first token in that row
+    size: Int[Array | np.ndarray, "b"]  # tokens
+
+
 class UpdateBatch(NamedTuple):
-    """One micro-batch of an update: sequences, the old parameters' log-probs and entropies,
-    advantages and weights.
+    """One micro-batch of an update: rows, and for each sequence the old parameters' log-probs and
+    entropies, advantages and weights. A row `p` is a sequence `b` unless `places` says otherwise.
     """
 
-    tokens: Int[Array, "b t"]
-    lengths: Int[Array, "b"]  # tokens of each sequence; 0 for a padding row
-    routes: UInt[Array, "b t l k"] | None  # None: live; an unset row falls back to live routing
+    tokens: Int[Array, "p m"]
+    lengths: Int[Array, "p"]  # tokens of each row; 0 for a padding row
+    routes: UInt[Array, "p m l k"] | None  # None: live; an unset row falls back to live routing
     mask: Bool[Array, "b t"]  # generated tokens of samples with a known reward
     old_logp: Float[Array, "b t"]
     old_entropy: Float[Array, "b t"]
@@ -49,6 +58,8 @@ class UpdateBatch(NamedTuple):
     weight: Float[Array, "b t"]  # the normaliser over the whole update; 0 outside the mask
     entropy_group: Int[Array, "b t"] | None  # ESPO's tau of each token
     kl_weight: Float[Array, "b t"] | None = None  # of the KL penalty; None: `weight`
+    segments: Int[Array, "p m"] | None = None  # see `forward`
+    places: Places | None = None  # of sequences that share rows
 
 
 prepare = partial(
@@ -96,7 +107,7 @@ def _within(
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
 def forward_and_pullback(
-    model: Transformer, params: Tree, tokens, lengths, routes, temperature: float
+    model: Transformer, params: Tree, tokens, lengths, routes, temperature: float, segments=None
 ):
     """Computes ((logp, entropy, routes used, aux), pullback of (logp, mean router probabilities) to
     the trained part of the parameters).
@@ -110,7 +121,7 @@ def forward_and_pullback(
 
     def run(trained):
         logp, entropy, used_routes, aux = forward(
-            model, in_params(trained), tokens, lengths, routes, temperature
+            model, in_params(trained), tokens, lengths, routes, temperature, segments
         )
         return (logp, None if aux is None else aux.probs), (entropy, used_routes, aux)
 
@@ -118,6 +129,13 @@ def forward_and_pullback(
     return (logp, entropy, used_routes, jax.lax.stop_gradient(aux)), Pullback.without(
         pullback, params
     )
+
+
+def unpack(values: Float[Array, "p m"], places: Places, length: int) -> Float[Array, "b {length}"]:
+    """Returns the values of each sequence from rows that several share, with zeros past its end."""
+    token = jnp.arange(length, dtype=jnp.int32)[None]
+    of_tokens = values.at[places.row[:, None], places.start[:, None] + token].get(mode="clip")
+    return jnp.where(token < places.size[:, None], of_tokens, jnp.zeros_like(of_tokens))
 
 
 @partial(jax.jit, static_argnames=("model",))
@@ -146,6 +164,7 @@ def score(
     tokens: Int[Array, "b t"],
     lengths: Int[Array, "b"],
     routes: UInt[Array, "b t l k"] | None,
+    segments: Int[Array, "b t"] | None = None,
     *,
     temperature: float,
 ):
@@ -153,7 +172,7 @@ def score(
     (None: live). The values equal bit for bit those of `gradients` at the same parameters and rows.
     """
     (logp, entropy, used_routes, aux), _ = forward_and_pullback(
-        model, params, tokens, lengths, routes, temperature
+        model, params, tokens, lengths, routes, temperature, segments
     )
     return logp, entropy, used_routes, router_diagnostics(aux)
 
@@ -166,7 +185,7 @@ def gradients(
     *,
     objective: Objective,
     temperature: float,
-) -> tuple[Tree, Diagnostics, Float[Array, "b t"]]:
+) -> tuple[Tree, Diagnostics, Float[Array, "p m"]]:
     """Computes the gradient of -objective of one micro-batch and its diagnostics, which both sum
     over the micro-batches of an update; and the log-probs at `params`.
 
@@ -175,7 +194,7 @@ def gradients(
     default).
     """
     (logp, _, _, aux), pullback = forward_and_pullback(
-        model, params, batch.tokens, batch.lengths, batch.routes, temperature
+        model, params, batch.tokens, batch.lengths, batch.routes, temperature, batch.segments
     )
     return *backward(model, params, logp, aux, pullback, batch, share, objective), logp
 
@@ -183,7 +202,7 @@ def gradients(
 def backward(
     model: Transformer,
     params: Tree,
-    logp: Float[Array, "b t"],
+    logp: Float[Array, "p m"],
     aux: RouterStats | None,
     pullback: Pullback,
     batch: UpdateBatch,
@@ -233,6 +252,8 @@ def _objective_gradient(
 
     def loss(of):
         logp, probs = of
+        if batch.places is not None:
+            logp = unpack(logp, batch.places, batch.mask.shape[1])
         per_token, diagnostics = policy_objective(
             logp,
             batch.old_logp,

@@ -13,7 +13,7 @@ from compass_jax.config import Objective
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.objectives.inputs import PolicyInputs
 from compass_jax.rl.prepare import Prepared
-from compass_jax.sharding import fetch
+from compass_jax.training.scored import by_sequence
 
 
 class TokenTrace:
@@ -67,7 +67,7 @@ class TokenTrace:
         logp = self.values["logp"].copy()
         for micro, row_logp in self._seen:  # a later update overwrites an earlier one
             at = {row: i for i, row in enumerate(micro.rows) if row >= 0}
-            numbers, length = fetch(row_logp), min(micro.length, logp.shape[1])
+            numbers, length = by_sequence(micro, row_logp), min(micro.length, logp.shape[1])
             for i, row in enumerate(self.rows):
                 if row in at:
                     logp[i, :length] = numbers[at[row], :length]

@@ -87,6 +87,7 @@ VARIANTS = {
         "data": {"eval_prompts": 0},
     },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
+    "R2, packed rows": {"rl": {"replay": "R2", "packed_row_tokens": 112}},
     "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True, rl_zvp=False)}},
 }
 QUICK = list(VARIANTS)[:1]

@@ -60,6 +60,44 @@ def test_riding_along_never_costs_tokens(lengths, tokens, multiple):
     assert padding_frac(batches, lengths) == pytest.approx(1 - sum(lengths) / area if area else 0)
 
 
+@fast
+@cases
+def test_sequences_share_rows_without_a_gap_or_an_overlap(lengths, tokens, multiple):
+    """Of 512 tokens, with at most 8 sequences each, in the shapes of that bucket."""
+    batches = plan(lengths, (64, 256), tokens, rows_multiple=multiple, packed_row_tokens=512)
+    rows = np.concatenate([b.rows for b in batches]) if batches else np.zeros(0, int)
+    assert sorted(rows[rows >= 0]) == list(range(len(lengths)))
+    held = []
+    for b in batches:
+        packing, sizes = b.packing, np.where(b.rows < 0, 0, np.array([*lengths, 0])[b.rows])
+        assert packing.n_rows in allowed(512, tokens, multiple) and packing.length == 512
+        assert b.length == 256 and len(b.rows) == 8 * packing.n_rows
+        np.testing.assert_array_equal(packing.size, sizes)
+        sequence, position = packing.sources()
+        for row in range(packing.n_rows):
+            mine = np.flatnonzero((packing.row == row) & (packing.size > 0))
+            ends = packing.start[mine] + packing.size[mine]
+            np.testing.assert_array_equal(packing.start[mine], [0, *ends[:-1]][: len(mine)])
+            held.append(int(sum(packing.size[mine])))
+            expected = np.concatenate([np.full(packing.size[i], i) for i in mine] or [[]])
+            np.testing.assert_array_equal(sequence[row][: held[-1]], expected)
+            assert (sequence[row][held[-1] :] == -1).all() and held[-1] <= 512
+            for i in mine:
+                np.testing.assert_array_equal(position[row][sequence[row] == i], range(sizes[i]))
+    area = sum(b.packing.n_rows * 512 for b in batches)
+    assert padding_frac(batches, lengths) == pytest.approx(1 - sum(lengths) / area if area else 0)
+
+
+def test_packed_rows_hold_long_tails_with_little_padding():
+    """Less than half the padding of three buckets; the count of sequences in a row is limited."""
+    lengths = np.minimum(np.random.default_rng(1).lognormal(3.5, 0.7, 256).astype(int) + 1, 256)
+    apart = plan(lengths, (64, 128, 256), 2048)
+    shared = plan(lengths, (16, 256), 2048, packed_row_tokens=512)
+    assert padding_frac(shared, lengths) < 0.5 * padding_frac(apart, lengths)
+    (crowded,) = plan([3] * 8, (64, 256), 2048, packed_row_tokens=256)
+    assert np.bincount(crowded.packing.row[crowded.packing.size > 0]).tolist() == [4, 4]
+
+
 def as_lists(batches):
     return [(b.length, b.rows.tolist()) for b in batches]
 
@@ -117,12 +155,15 @@ def test_long_tails_are_packed_well():
         (([1], (64, 32), 512), r"buckets \(64, 32\) must increase"),
         (([1], (), 512), r"buckets \(\) must increase"),
         (([1], (64,), 0), "micro_batch_tokens 0"),
+        (([1], (64,), 64, 1, 32), "rows of 32 tokens are shorter than 64"),
     ],
 )
 def test_bad_input_is_named(arguments, message, unchecked):
     with pytest.raises(ValueError, match=message):
         # without the annotations' own check, which is there in tests alone
-        inspect.unwrap(plan)(*arguments)
+        lengths, buckets, tokens, *rest = arguments
+        names = ("rows_multiple", "packed_row_tokens")
+        inspect.unwrap(plan)(lengths, buckets, tokens, **dict(zip(names, rest, strict=False)))
 
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])

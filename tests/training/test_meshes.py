@@ -93,6 +93,23 @@ def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(fsdp=2, expert=2, tensor=2)], ids=str)
+def test_sequences_that_share_rows_train_as_in_rows_of_their_own(one_device, tmp_path, mesh):
+    """Two to a row at least; padding and the experts' load are of other micro-batches."""
+    buckets = configured(tmp_path).rl.buckets
+    packed = {"steps": 3, "packed_row_tokens": 2 * buckets[-1]}
+    run_rl(configured(tmp_path, packed, mesh=mesh))
+    found, expected = (
+        [
+            {k: v for k, v in step.items() if k not in ("padding_frac", "moe/load_max_over_mean")}
+            for step in numbers(directory)
+        ]
+        for directory in (tmp_path, one_device(False))
+    )
+    compare(found, expected)
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
     """Stopped after each step, on eight devices, on one, and on four with the rollout on the
     others.
@@ -205,6 +222,14 @@ BAD = {
     "two threads": (
         {"mesh": MeshConfig(fsdp=2), "rl": {"one_step_off": True}},
         "rl.one_step_off on one mesh of 2 devices",
+    ),
+    "packed rows in parts": (
+        {"mesh": MeshConfig(context=2), "rl": {"packed_row_tokens": 112}},
+        r"rl\.packed_row_tokens with mesh\.context = 2: .*; set mesh\.context to 1",
+    ),
+    "short rows": (
+        {"rl": {"packed_row_tokens": 55}},
+        r"rl\.packed_row_tokens = 55 is less than the longest sequence \(rl\.buckets end at 56\)",
     ),
     "too many": ({"mesh": MeshConfig(fsdp=16)}, "needs 16 devices, there are 8"),
     "too many apart": (

@@ -15,7 +15,6 @@ from tiny import COMPUTE, MODEL, UNSET, random_params
 from compass_jax.config import OptimConfig, RLConfig
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import decays
-from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch, plan
@@ -24,7 +23,7 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.training import optim, step
-from compass_jax.training.scored import Scored, device_rows, put_rows, sequences, update_batch
+from compass_jax.training.scored import Scored, put_rows, record_routes, sequences, update_batch
 
 TINY = evolve(MODEL, layers=2, moe={"dense_layers": (0,)})
 F64 = dataclasses.replace(COMPUTE, dtype="float64", param_dtype="float64")
@@ -73,13 +72,13 @@ def score(model, params, arrays, routes, split=WHOLE, temperature=1.0):
     """(the scored rollout, the routes used, per row, and the diagnostics)."""
     used, parts = jnp.full((len(arrays.lengths), 32, 1, 2), UNSET, jnp.uint8), []
     old_logp, old_entropy = np.zeros((2, *arrays.mask.shape), arrays.reward.dtype)
-    for micro in plan(arrays.lengths, *split):
+    for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):
         logp, entropy, recorded, found = step.score(
             model, params, *sequences(arrays, micro, routes), temperature=temperature
         )
         put_rows(old_logp, micro, logp)
         put_rows(old_entropy, micro, entropy)
-        used = put_routes(used, device_rows(micro, used), recorded)
+        used = record_routes(used, micro, recorded)
         parts.append(found)
     scored = Scored(arrays, routes, old_logp, old_entropy, None, {})
     return scored, used, finalize_diagnostics(merge_diagnostics(parts))
@@ -168,6 +167,30 @@ def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(
     for name in found:
         np.testing.assert_allclose(same[name], found[name], rtol=1e-4, atol=1e-6, err_msg=name)
     print(f"gradient split {dtype} {objective}: {difference:.2e}")
+
+
+@pytest.mark.parametrize("objective", list(OBJECTIVES))
+@pytest.mark.parametrize("replay", ["R3", "off"])
+def test_sequences_that_share_rows_have_the_gradient_of_rows_of_their_own(x64, objective, replay):
+    """And the same scores, routes and metrics: each is computed as if it were alone."""
+    model, params = Transformer(TINY, F64), random_params(TINY, "float64")
+    arrays, routes = rollout("float64")
+    packed = plan(arrays.lengths, (4, LONGEST), 96, packed_row_tokens=48)
+    assert max(np.bincount(b.packing.row[b.packing.size > 0]).max() for b in packed) > 2
+    given = routes if replay == "R3" else None
+    scored, used, _ = score(model, params, arrays, given)
+    together, used_together, _ = score(model, params, arrays, given, packed)
+    np.testing.assert_array_equal(used_together, used)
+    for name in ("old_logp", "old_entropy"):
+        one, other = (getattr(x, name)[arrays.mask] for x in (scored, together))
+        np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12, err_msg=name)
+    config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
+    one, found = gradient(model, moved(params, 0.02), scored, config, WHOLE)
+    many, same = gradient(model, moved(params, 0.02), scored, config, packed)
+    assert norm(jax.tree.map(jnp.subtract, one, many)) <= 1e-12 * norm(one)
+    assert float(found["policy/ratio_dev_max"]) > 1e-3
+    for name in found.keys() - {"moe/load_max_over_mean"}:  # of each micro-batch
+        np.testing.assert_allclose(same[name], found[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_replay_uses_the_recorded_routes_in_every_pass_whatever_the_weights_have_become():
