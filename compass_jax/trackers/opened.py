@@ -44,9 +44,7 @@ def open_trackers(
         if name in SERVICES:
             trackers.append(Remote(SERVICES[name], run_dir, stage, settings, tell))
         else:
-            board = Board(run_dir / "tb" / stage, tell, 1)
-            board.prepare()
-            trackers.append(board)
+            trackers.append(Board(run_dir / "tb" / stage, tell, 1))
     return trackers
 
 
