@@ -8,6 +8,7 @@ two and compiles nothing. The logits of `compute.logprob_chunk` tokens are added
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -25,12 +26,13 @@ from compass_jax.config import (
     SFTConfig,
 )
 from compass_jax.config.errors import check
+from compass_jax.config.lora import LoRAConfig
 from compass_jax.machine import available_bytes, on_cpu, peak_bytes, usable_bytes
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import combine, init_adapters, trainable
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import in_layout, training_layout
-from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.model.params import abstract_params, training_layout
+from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
 
 # Python, JAX, the compiler and its programs, and the tokenizer, on a CPU (docs/measurements.md)
@@ -120,8 +122,13 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
     `training` is as in `estimate`.
     """
     room = usable_bytes() - process_bytes() - sum(_fixed_bytes(config, training).values())
-    length = training.longest_row
-    one, two = (sum(_micro_batch_bytes(config, rows, length).values()) for rows in (1, 2))
+
+    def needed(rows: int) -> float:
+        return sum(_micro_batch_bytes(config, rows, training.longest_row).values())
+
+    if needed(most) <= room:  # usual for small models; the run's estimate has the same trace
+        return most
+    one, two = needed(1), needed(2)
     fitting = max(1, 1 + int((room - one) // max(two - one, 1)))
     return most if fitting >= most else 2 ** int(math.log2(fitting))
 
@@ -134,7 +141,9 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
     parts = config.mesh.fsdp * config.mesh.expert * config.mesh.tensor
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     weights = tree_bytes(shapes) / parts
-    adapters = tree_bytes(_abstract_adapters(config)) if config.lora.acts else 0
+    adapters = 0
+    if config.lora.acts:
+        adapters = tree_bytes(_abstract_adapters(config.model, config.compute, config.lora))
     rollout = replay = 0.0
     if isinstance(training, RLConfig):
         rollout_mesh = config.rollout_mesh or config.mesh
@@ -229,18 +238,21 @@ def _micro_batch_bytes(config: PolicyConfig, rows: int, length: int) -> dict[str
     """Returns the bytes of activations and logits of one micro-batch on one device."""
     model, compute = config.model, config.compute
     chunk = min(compute.logprob_chunk, rows * length)
+    residuals = _residual_bytes(model, compute, config.lora, rows, length)
     return {
-        "activations": MICRO_BATCHES_AT_ONCE * float(_residual_bytes(config, rows, length)),
+        "activations": MICRO_BATCHES_AT_ONCE * float(residuals),
         # the logits and their log-softmax
         "logits": 2.0 * chunk * model.vocab_size * 4,
     }
 
 
-def _residual_bytes(config: PolicyConfig, rows: int, length: int) -> int:
+@lru_cache(maxsize=8)
+def _residual_bytes(
+    model: ModelConfig, compute: ComputeConfig, lora: LoRAConfig, rows: int, length: int
+) -> int:
     """Returns the bytes stored for the backward pass of a micro-batch's log-probs, without the
     parameters. The computation matches training/step.py.
     """
-    model, compute = config.model, config.compute
     network = Transformer(model, compute, training_layout(compute))
 
     def residuals(params: Tree, tokens: Tree, routes: Tree) -> list[Tree]:
@@ -260,8 +272,8 @@ def _residual_bytes(config: PolicyConfig, rows: int, length: int) -> int:
         return [x for x in jax.tree.leaves(pullback) if id(x) not in param_ids]
 
     params = _abstract_params(model, compute)
-    if config.lora.acts:
-        params = combine(params, _abstract_adapters(config), config.lora.scale)
+    if lora.acts:
+        params = combine(params, _abstract_adapters(model, compute, lora), lora.scale)
     shapes = (
         params,
         jax.ShapeDtypeStruct((rows, length), jnp.int32),
@@ -271,13 +283,12 @@ def _residual_bytes(config: PolicyConfig, rows: int, length: int) -> int:
 
 
 def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Tree:
-    layout = training_layout(compute)
-    return jax.eval_shape(lambda: in_layout(init_params(model, compute, jax.random.key(0)), layout))
+    return abstract_params(model, compute.param_dtype, training_layout(compute))
 
 
-def _abstract_adapters(config: PolicyConfig) -> Tree:
-    key, layout = jax.random.key(0), training_layout(config.compute)
-    return jax.eval_shape(lambda: init_adapters(config.model, config.lora, key, layout))
+def _abstract_adapters(model: ModelConfig, compute: ComputeConfig, lora: LoRAConfig) -> Tree:
+    key, layout = jax.random.key(0), training_layout(compute)
+    return jax.eval_shape(lambda: init_adapters(model, lora, key, layout))
 
 
 def tree_bytes(tree: Tree) -> int:

@@ -12,6 +12,7 @@ from compass_jax.machine import FREE_SHARE, available_bytes, peak_bytes, usable_
 from compass_jax.memory import (
     MICRO_BATCHES_AT_ONCE,
     PROCESS_BYTES,
+    _residual_bytes,
     check_kept_groups,
     estimate,
     fitting_rows,
@@ -95,6 +96,16 @@ def test_groups_that_are_kept_for_replay_count_and_must_fit(monkeypatch):
     monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: samples * tokens * 16 - 1)
     with pytest.raises(ConfigError, match=r"the tokens of so many groups need .*; lower it$"):
         check_kept_groups(replaying(0), replaying(0).rl)
+
+
+def test_a_configuration_and_its_estimate_trace_a_micro_batch_once(monkeypatch):
+    config = config_of()
+    monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 1e12)
+    _residual_bytes.cache_clear()
+    rows = fitting_rows(config, config.rl, 4)
+    assert rows == 4 == config.rl.micro_batch_tokens // config.rl.buckets[-1]
+    memory_line(config, config.rl)
+    assert _residual_bytes.cache_info().misses == 1
 
 
 def test_the_line_names_the_parts_and_what_is_missing(monkeypatch):
