@@ -283,25 +283,26 @@ def _stack_gradients(_, layers: tuple[Tree, ...]) -> tuple[Tree]:
 
 
 unstack_run.defvjp(lambda run: (unstack_run(run), None), _stack_gradients)
+_unstacked = jax.jit(unstack_run)  # one program, not two for each shape
+
+
+@jax.jit
+def _stacked(run: tuple[Tree, ...]) -> Tree:
+    return jax.tree.map(lambda *layers: jnp.stack(layers), *run)
 
 
 def unroll(tree: Tree) -> Tree:
     """Converts every stacked parameter tree in `tree` (an optimiser's state has several) to the
     unrolled layout; unrolled ones are unchanged.
     """
-    return _each_run(lambda run: run if isinstance(run, tuple) else unstack_run(run), tree)
+    return _each_run(lambda run: run if isinstance(run, tuple) else _unstacked(run), tree)
 
 
 def stack(tree: Tree) -> Tree:
     """Converts every unrolled parameter tree in `tree` to the stacked layout; stacked ones are
     unchanged.
     """
-    return _each_run(
-        lambda run: (
-            jax.tree.map(lambda *layers: jnp.stack(layers), *run) if isinstance(run, tuple) else run
-        ),
-        tree,
-    )
+    return _each_run(lambda run: _stacked(run) if isinstance(run, tuple) else run, tree)
 
 
 def in_layout(tree: Tree, layout: Layout) -> Tree:
@@ -357,11 +358,11 @@ def _fuse(tree: Tree, tensor: int) -> Tree:
     return result
 
 
-def abstract_params(config: ModelConfig, dtype: str) -> dict[str, Tree]:
+def abstract_params(config: ModelConfig, dtype: str, layout: Layout = "stacked") -> dict[str, Tree]:
     """Returns the parameter tree as ShapeDtypeStructs."""
     return jax.tree.map(
         lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype(dtype)),
-        param_specs(config),
+        param_specs(config, layout),
         is_leaf=is_spec,
     )
 

@@ -11,6 +11,7 @@ row: a token attends within its own segment.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -21,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm
-from compass_jax.model.experts.build import Experts, build
+from compass_jax.model.experts.build import build
 from compass_jax.model.lora import any_low_rank, merged
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
 from compass_jax.model.params import (
@@ -29,6 +30,7 @@ from compass_jax.model.params import (
     Run,
     decode_layout,
     init_tree,
+    is_spec,
     is_stacked,
     layer_runs,
     param_specs,
@@ -110,10 +112,8 @@ class Transformer(nn.Module):
             compute.dtype_of("attention"),
             config.rope_scaling,
         )
-        experts = build(config, compute, self.placement, self.layout)
-        block = _Block(
-            config, compute, tables, positions, mask, self.placement, table, experts, segments
-        )
+        settings = _Settings(config, compute, self.layout, self.placement)
+        block = _Block(settings, _Shared(tables, positions, mask, table, segments))
         by_layer = None if routes is None else jnp.moveaxis(routes, 2, 0)
         ids, stats, first = [], [], 0
         caches: list[LayerCache] = []
@@ -148,79 +148,103 @@ class Transformer(nn.Module):
         return ModelOutput(hidden, used_routes, tuple(caches) if cache is not None else None, aux)
 
     def _declared(self, name: str, spec: Tree) -> Tree:
-        """Returns the parameters of `spec`. 8-bit matrices and those with adapters are returned
-        without a check: flax compares every leaf with the initialiser's, which has no scales.
+        """Returns the parameters of `spec`, initialised if they do not exist.
+
+        flax would trace the initialiser in every trace of the model to compare the shapes.
         """
-        value: Tree = (
-            self.get_variable("params", name) if self.has_variable("params", name) else None
-        )
-        if any_quantized(value) or any_low_rank(value):
-            return value
-        return self.param(
-            name, lambda key: init_tree(key, spec, self.config.init_std, self.compute.param_dtype)
-        )
+        if not self.has_variable("params", name):
+            config, dtype = self.config, self.compute.param_dtype
+            return self.param(name, lambda key: init_tree(key, spec, config.init_std, dtype))
+        value: Tree = self.get_variable("params", name)
+        _require_shapes(name, value, spec)
+        return value
+
+
+def _require_shapes(name: str, params: Tree, spec: Tree) -> None:
+    """Raises ValueError for parameters whose shapes are not those of `spec`. 8-bit matrices and
+    those with adapters are not compared.
+    """
+    if any_quantized(params) or any_low_rank(params):
+        return
+    specs = jax.tree_util.tree_leaves_with_path(spec, is_leaf=is_spec)
+    for (path, leaf_spec), leaf in zip(specs, jax.tree.leaves(params), strict=True):
+        if leaf.shape != tuple(leaf_spec.shape):
+            where = f"{name}{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{where} has shape {leaf.shape}, the model has {leaf_spec.shape}")
+
+
+class _Settings(NamedTuple):
+    """The settings of a forward pass, static in its compiled programs."""
+
+    config: ModelConfig
+    compute: ComputeConfig
+    layout: Layout
+    placement: Placement | None
+
+
+class _Shared(NamedTuple):
+    """The arrays that all layers of a forward pass take."""
+
+    tables: Tree
+    positions: Int[Array, "b t"]
+    mask: Bool[Array, "b t"]
+    table: Int[Array, "b n"] | None
+    segments: Int[Array, "b t"] | None
 
 
 class _Block(NamedTuple):
     """The arguments shared by all layers of a forward pass."""
 
-    config: ModelConfig
-    compute: ComputeConfig
-    tables: Tree
-    positions: Int[Array, "b t"]
-    mask: Bool[Array, "b t"]
-    placement: Placement | None
-    table: Int[Array, "b n"] | None
-    experts: Experts | None
-    segments: Int[Array, "b t"] | None
+    settings: _Settings
+    shared: _Shared
 
-    def layer(self, x, params, is_moe: bool, routes, cache, window: int):
-        """Runs one decoder layer; returns (x, cache, ids or None, stats or None)."""
-        config = self.config
-        with jax.named_scope("attention"):
-            y = self._normed(x, params["attention_norm"], "attention")
-            y, cache = attention(
-                y,
-                params["attention"],
-                self.tables,
-                self.positions,
-                config,
-                cache,
-                self.placement,
-                attention_kernel(self.compute),
-                self.table,
-                self.segments,
-                window,
-            )
-            x = constrain(self.placement, x + y.astype(x.dtype), "batch", "tokens", None)
-        y = self._normed(x, params["mlp_norm"], "mlp")
-        if not is_moe:
-            with jax.named_scope("mlp"):
-                out = _swiglu(y, params["mlp"])
-                return (
-                    constrain(self.placement, x + out.astype(x.dtype), "batch", "tokens", None),
-                    cache,
-                    None,
-                    None,
-                )
-        with jax.named_scope("moe"):
-            assert self.experts is not None
-            separate_gate = self.compute.dtype_of("gate") != self.compute.dtype_of("mlp")
-            gate_input = self._normed(x, params["mlp_norm"], "gate") if separate_gate else y
-            # a grouped product takes one matrix an expert: adapters are merged before it
-            weights = merged(params["mlp"])
-            out, ids, stats = moe_layer(
-                y, gate_input, weights, routes, self.mask, config.mixture, self.experts
-            )
-            if "shared" in params:
-                out = out + _shared_expert(y, params["shared"])
-            return x + out.astype(x.dtype), cache, ids, stats
 
-    def _normed(self, x, scale, part: str):
-        """Computes the RMS norm in the dtype of `part`, or of the stream where that is wider."""
-        dtype = jnp.dtype(self.compute.dtype_of(part))
-        x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
-        return rms_norm(x, scale, self.config.norm_eps).astype(dtype)
+# Compiled within the program that calls it; equal layers are then traced and lowered once.
+@partial(jax.jit, static_argnames=("settings", "is_moe", "window"))
+def _layer(settings: _Settings, shared: _Shared, x, params, is_moe: bool, routes, cache, window):
+    """Runs one decoder layer; returns (x, cache, ids or None, stats or None)."""
+    config, compute, layout, placement = settings
+    tables, positions, mask, table, segments = shared
+    with jax.named_scope("attention"):
+        y = _normed(settings, x, params["attention_norm"], "attention")
+        y, cache = attention(
+            y,
+            params["attention"],
+            tables,
+            positions,
+            config,
+            cache,
+            placement,
+            attention_kernel(compute),
+            table,
+            segments,
+            window,
+        )
+        x = constrain(placement, x + y.astype(x.dtype), "batch", "tokens", None)
+    y = _normed(settings, x, params["mlp_norm"], "mlp")
+    if not is_moe:
+        with jax.named_scope("mlp"):
+            out = _swiglu(y, params["mlp"])
+            x = constrain(placement, x + out.astype(x.dtype), "batch", "tokens", None)
+            return x, cache, None, None
+    with jax.named_scope("moe"):
+        experts = build(config, compute, placement, layout)
+        assert experts is not None
+        separate_gate = compute.dtype_of("gate") != compute.dtype_of("mlp")
+        gate_input = _normed(settings, x, params["mlp_norm"], "gate") if separate_gate else y
+        # a grouped product takes one matrix an expert: adapters are merged before it
+        weights = merged(params["mlp"])
+        out, ids, stats = moe_layer(y, gate_input, weights, routes, mask, config.mixture, experts)
+        if "shared" in params:
+            out = out + _shared_expert(y, params["shared"])
+        return x + out.astype(x.dtype), cache, ids, stats
+
+
+def _normed(settings: _Settings, x, scale, part: str):
+    """Computes the RMS norm in the dtype of `part`, or of the stream where that is wider."""
+    dtype = jnp.dtype(settings.compute.dtype_of(part))
+    x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
+    return rms_norm(x, scale, settings.config.norm_eps).astype(dtype)
 
 
 def _swiglu(y, params):
@@ -291,13 +315,14 @@ def _period(block: _Block, run: Run, params, x, routes, caches):
     ids, stats, new, at = [], [], [], 0
     for j, is_moe in enumerate(run.period):
         layer_routes = routes[at] if is_moe and routes is not None else None
-        x, cache, used, stat = block.layer(
+        x, cache, used, stat = _layer(
+            *block,
             x,
             params[f"layer_{j}"],
             is_moe,
             layer_routes,
             None if caches is None else caches[j],
-            block.config.window_of(run.layer(0, j)),
+            block.settings.config.window_of(run.layer(0, j)),
         )
         at += is_moe
         new.append(cache)
@@ -318,7 +343,7 @@ def _scan_run(block: _Block, run, params, x, routes):
         y, out, _ = _period(block, run, layer_params, carry, period_routes, None)
         return y, out
 
-    if block.compute.remat:
+    if block.settings.compute.remat:
         body = jax.checkpoint(body, prevent_cse=False)
     per_period = sum(run.period)
     if routes is not None and per_period:
@@ -361,7 +386,7 @@ def _unroll_run(block: _Block, run, params, x, routes, cache):
     def period(params, x, period_routes, part):
         return _period(block, run, params, x, period_routes, part)
 
-    if block.compute.remat and cache is None:
+    if block.settings.compute.remat and cache is None:
         period = jax.checkpoint(period)
     for r in range(run.repeats):
         period_routes = None if routes is None else routes[r * per_period : (r + 1) * per_period]
@@ -376,10 +401,9 @@ def _unroll_run(block: _Block, run, params, x, routes, cache):
 def _drop_empty(out, block: _Block):
     """Gives a run without MoE layers routes of zero layers, so that runs can be concatenated."""
     ids, stats = out
-    if ids is None and block.config.moe is not None:
-        ids = jnp.zeros(
-            (0, *block.mask.shape, block.config.moe.top_k), routing_dtype(block.config.moe.experts)
-        )
+    moe = block.settings.config.moe
+    if ids is None and moe is not None:
+        ids = jnp.zeros((0, *block.shared.mask.shape, moe.top_k), routing_dtype(moe.experts))
     return ids, stats
 
 

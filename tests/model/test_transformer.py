@@ -14,6 +14,7 @@ import pytest
 from evolve import evolve
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.model import transformer
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.params import abstract_params, layer_runs, to_decode, unroll
 from compass_jax.model.transformer import Transformer, apply, init_cache
@@ -364,3 +365,28 @@ def test_a_cache_with_stacked_parameters_is_refused():
             mask=jnp.asarray(MASK),
             cache=cache,
         )
+
+
+@pytest.mark.parametrize("layout", ["unrolled", "decode"])
+def test_equal_layers_are_traced_once(monkeypatch, layout):
+    calls = []
+
+    def attention(*arguments):
+        calls.append(arguments)
+        return attention_of_model(*arguments)
+
+    attention_of_model = transformer.attention
+    monkeypatch.setattr(transformer, "attention", attention)
+    config = evolve(SPREAD, norm_eps=7e-4)  # in no other test: a trace is cached
+    compute = ComputeConfig(scan_layers=False)
+    params = random_params(config)
+    out = forward(params, config, compute, random_routing(config), layout=layout)
+    assert len(calls) == 2 and out.aux.load.shape[0] == 3  # a dense layer and an MoE layer
+
+
+@pytest.mark.parametrize("name", ["embed", "run_0"])
+def test_parameters_of_another_shape_are_refused(name):
+    params = random_params(CONFIG)
+    params[name] = jax.tree.map(lambda x: x[..., :-1], params[name])
+    with pytest.raises(ValueError, match=rf"^{name}.* has shape \(.*\), the model has \("):
+        forward(params, CONFIG)
