@@ -292,11 +292,23 @@ def _rollout(
     return replace(config, slots=2 ** int(math.log2(slots)))
 
 
-def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig) -> int:
-    """Returns the tokens of the largest micro-batch that fits, at least a row per device."""
+def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig, rows: int = 0) -> int:
+    """Returns the tokens of the largest micro-batch that fits, at least a row per device. rows: the
+    rows of a device that micro-batches of one shape are to share; 0: any.
+    """
     longest, mesh = training.longest_row, config.mesh
     max_rows = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
+    if rows:
+        max_rows = _whole_share(rows, max_rows)
     return fitting_rows(config, training, max_rows) * longest * mesh.devices
+
+
+def _whole_share(rows: int, most: int) -> int:
+    """Returns the largest divisor of `rows` up to `most`; `most` if all divisors are below a half
+    of it.
+    """
+    divisor = max(n for n in range(1, most + 1) if rows % n == 0)
+    return divisor if 2 * divisor >= min(most, rows) else most
 
 
 def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:
@@ -314,11 +326,9 @@ def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:
         ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
     rl = replace(rl, buckets=buckets, save_every=10, eval_every=10)
-    micro = _micro_batch(config, rl)
-    if on_cpu():
-        # one shape that holds an update; three shapes would compile three times as long
-        micro = min(micro, longest * rl.group_size * rows // updates)
-    return replace(rl, micro_batch_tokens=micro)
+    # a CPU compiles each shape of a micro-batch longer than it saves: one divides an update's rows
+    update = max(1, rl.group_size * rows // updates // config.mesh.devices) if on_cpu() else 0
+    return replace(rl, micro_batch_tokens=_micro_batch(config, rl, update))
 
 
 def _round_up(tokens: int) -> int:

@@ -10,14 +10,14 @@ import pytest
 from logged import lines
 
 import compass_jax
-from compass_jax import library
+from compass_jax import from_files, library
 from compass_jax.commands.cli import main
 from compass_jax.commands.configured import config_from_options, load_config
 from compass_jax.commands.options import Train
 from compass_jax.commands.settings import field_docs
-from compass_jax.config import ConfigError, FileSource, RunConfig, TaskSource
+from compass_jax.config import ConfigError, FileSource, MeshConfig, RunConfig, TaskSource
 from compass_jax.config.io import read_config
-from compass_jax.from_files import rl_config, sft_config
+from compass_jax.from_files import _whole_share, rl_config, sft_config
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
@@ -100,6 +100,23 @@ def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(
     ):
         assert config_from_options(words, given) == config
     assert config_from_options(words, ["--rollout.max-new-tokens", "many"]) == asked(folder)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "share"),
+    [(16, 6, 4), (16, 16, 16), (3, 64, 3), (12, 5, 4), (48, 7, 6), (13, 4, 4), (1, 1, 1)],
+)
+def test_the_micro_batches_of_an_update_have_one_shape_if_that_halves_none(rows, most, share):
+    assert _whole_share(rows, most) == share
+
+
+def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch):
+    monkeypatch.setitem(from_files.MICRO_BATCH_TOKENS, "cpu", 7 * 160)
+    monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig())
+    rl = asked(folder, answer=128, method="gspo").rl
+    rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
+    size = rl.micro_batch_tokens // rl.buckets[-1]
+    assert 1 < size < rows and rows % size == 0
 
 
 def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
