@@ -89,20 +89,40 @@ def plot_curves(
     if not panels:
         raise ReportError(f"{metrics_jsonl} has no metrics of stage {stage!r} to draw")
     rows, columns = -(-len(panels) // 4), min(4, len(panels))
-    figure = Figure(figsize=(3.6 * columns, 3.5 * rows), dpi=110, layout="constrained")
+    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + HEAD), dpi=110)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False).flat
+    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw=_grid(rows, columns)).flat
     for panel, place in zip(panels, axes):
         _draw(panel, place, series)
     for place in axes[len(panels) :]:
         place.set_axis_off()
     figure.suptitle(
         title or f"{Path(metrics_jsonl).absolute().parent.name}: {stage}",
+        y=1 - 0.1 / figure.get_figheight(),
         fontsize=14,
         fontweight="bold",
     )
     with replaced(Path(png)) as temporary:
         figure.savefig(temporary, format="png")
+
+
+# Inches of a panel with its labels, of the parts beside its axes, and of the picture's title. A
+# layout that measures every label takes half of the time of a picture.
+WIDTH, HEIGHT, HEAD = 4.0, 3.5, 0.3
+LEFT, RIGHT, BOTTOM, TOP = 1.25, 0.1, 0.6, 0.4
+
+
+def _grid(rows: int, columns: int) -> dict[str, float]:
+    """Returns the places of `rows` x `columns` panels, as matplotlib's GridSpec takes them."""
+    width, height = WIDTH * columns, HEIGHT * rows + HEAD
+    return {
+        "left": LEFT / width,
+        "right": 1 - RIGHT / width,
+        "bottom": BOTTOM / height,
+        "top": 1 - (TOP + HEAD) / height,
+        "wspace": (LEFT + RIGHT) / (WIDTH - LEFT - RIGHT),
+        "hspace": (BOTTOM + TOP) / (HEIGHT - BOTTOM - TOP),
+    }
 
 
 def _mean(values: np.ndarray) -> float:
