@@ -209,12 +209,12 @@ def _empty(path: str) -> DataError:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    import pyarrow
-
     if not path.endswith(CODECS):
         with open(path, "rb") as lines:
             yield from lines
         return
+    import pyarrow
+
     with io.BufferedReader(pyarrow.input_stream(path, "detect"), 2**20) as lines:
         yield from lines
 

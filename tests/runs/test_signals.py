@@ -108,3 +108,25 @@ def test_a_signal_while_the_command_is_loaded_is_one_line(tmp_path):
     found = run(code, tmp_path)
     assert (found.returncode, found.stdout) == (130, "")
     assert found.stderr == "compass: ended by SIGINT\n"
+
+
+def test_a_command_that_ends_waits_for_threads_calls_exit_functions_and_flushes(tmp_path):
+    body = """
+        import atexit, threading
+
+        class Odd:
+            def __del__(self):
+                print("torn down")
+
+        cli.kept = Odd()
+        atexit.register(lambda: print("exit function"))
+        threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    """
+    found = run(ROOM.format(body=body), tmp_path)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout == "thread\nexit function\n"
+
+
+def test_output_that_cannot_be_written_is_an_error_at_the_end(tmp_path):
+    found = run(ROOM.format(body="sys.stdout = open('/dev/full', 'w'); print(1)"), tmp_path)
+    assert found.returncode == 120 and "No space left on device" in found.stderr
