@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from compass_jax.aliases import Tree
 from compass_jax.config import (
     ComputeConfig,
+    ConfigError,
     MeshConfig,
     ModelConfig,
     PolicyConfig,
@@ -25,6 +26,7 @@ from compass_jax.config import (
     SamplingConfig,
     SFTConfig,
 )
+from compass_jax.config.drafts import BYTES_PER_TOKEN
 from compass_jax.config.errors import check
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.machine import available_bytes, on_cpu, peak_bytes, usable_bytes
@@ -40,6 +42,7 @@ PROCESS_BYTES = 2.0 * 2**30
 # The forward pass of the next micro-batch overlaps the backward pass of the current one.
 MICRO_BATCHES_AT_ONCE = 2
 BYTES_PER_KEPT_TOKEN = 16  # four numbers of 32 bits
+DRAFT_COPIES = 2  # of the kept drafts, one of them for a checkpoint
 
 Training = RLConfig | SFTConfig
 
@@ -77,7 +80,7 @@ def estimate(config: PolicyConfig, training: Training) -> MemoryEstimate:
     """
     rows = rows_of(training.micro_batch_tokens, training.longest_row, config.mesh)
     return MemoryEstimate(
-        process=process_bytes(),
+        process=process_bytes() + _host_bytes(training),
         **_fixed_bytes(config, training),
         **_micro_batch_bytes(config, rows, training.longest_row),
     )
@@ -107,6 +110,30 @@ def process_bytes() -> float:
     return PROCESS_BYTES / jax.local_device_count() if on_cpu() else 0.0
 
 
+def draft_bytes(training: Training) -> float:
+    """Returns the bytes of the host's memory that the kept drafts of `rl.drafts` take at most."""
+    if not isinstance(training, RLConfig) or training.drafts is None:
+        return 0.0
+    return float(DRAFT_COPIES * BYTES_PER_TOKEN * training.drafts.kept_tokens)
+
+
+def check_drafts(training: Training) -> None:
+    """Raises ConfigError if the drafts that may be kept exceed the host's available memory."""
+    need, free = draft_bytes(training), available_bytes()
+    if need > free:
+        raise ConfigError(
+            f"rl.drafts.kept_tokens: these drafts take {need / 2**30:.1f} GiB of the host's memory"
+            f" at the most and {free / 2**30:.1f} GiB are free; lower it"
+        )
+
+
+def _host_bytes(training: Training) -> float:
+    """Returns a device's share of the bytes in the host's memory besides the process: on a CPU the
+    devices share it, an accelerator holds none of it.
+    """
+    return draft_bytes(training) / jax.local_device_count() if on_cpu() else 0.0
+
+
 def rows_of(tokens: int, length: int, mesh: MeshConfig) -> int:
     """Returns the number of rows per device in a full micro-batch."""
     return max(1, tokens // length // _shards_of_rows(mesh))
@@ -121,7 +148,8 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
     `most`, or a power of two, so that small changes of the free memory do not change the result.
     `training` is as in `estimate`.
     """
-    room = usable_bytes() - process_bytes() - sum(_fixed_bytes(config, training).values())
+    room = usable_bytes() - process_bytes() - _host_bytes(training)
+    room -= sum(_fixed_bytes(config, training).values())
 
     def needed(rows: int) -> float:
         return sum(_micro_batch_bytes(config, rows, training.longest_row).values())

@@ -83,6 +83,13 @@ class Prompt:
         return dataclasses.replace(self, visit=visit)
 
 
+class Draft(NamedTuple):
+    """An earlier answer to a prompt, or its first tokens."""
+
+    tokens: np.ndarray  # int32 [n]
+    logp: np.ndarray  # float32 [n], of the policy that answered
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One sample, finished or paused. Its routes are in row `row` of the RouteBuffer."""
@@ -97,6 +104,8 @@ class Rollout:
     # unused on the prompt
     versions: np.ndarray
     row: int
+    drafted: int = 0  # number of tokens after the prompt that a draft gave; they were not sampled
+    draft_tokens: int = 0  # number of tokens of that draft
 
     @property
     def key(self) -> SampleKey:
@@ -107,6 +116,11 @@ class Rollout:
     def response_length(self) -> int:
         """The number of tokens after the prompt: generated ones, and an environment's."""
         return len(self.tokens) - len(self.prompt.tokens)
+
+    @property
+    def sampled_length(self) -> int:
+        """The number of tokens after the prompt without those that a draft gave."""
+        return self.response_length - self.drafted
 
     @property
     def response(self) -> np.ndarray:
@@ -165,6 +179,12 @@ class Outcome(NamedTuple):
     response_tokens: int  # of all samples
     kind: str  # "easy": all right, "hard": all wrong, "": any other
     samples: int
+    drafted_tokens: int = 0  # of the response tokens, those that drafts gave
+
+    @property
+    def sampled_tokens(self) -> int:
+        """The number of response tokens that were sampled."""
+        return self.response_tokens - self.drafted_tokens
 
 
 @dataclass
@@ -191,6 +211,8 @@ class StepArrays:
     hotter: np.ndarray | None = None
     # bool [b]: whether the row is of a group of an earlier step; None: without replay of groups
     replayed: np.ndarray | None = None
+    # bool [b t]: tokens of the mask that were sampled, not accepted from a draft; None: all
+    sampled: np.ndarray | None = None
 
 
 class TrainState(NamedTuple):

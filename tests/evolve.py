@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, TypeVar
 
+from compass_jax.config import DataConfig
+
 T = TypeVar("T")
 
 
@@ -15,3 +17,9 @@ def evolve(config: T, **changes: Any) -> T:
         for name, value in changes.items()
     }
     return dataclasses.replace(config, **parts)
+
+
+def with_size(data: DataConfig, size: int) -> DataConfig:
+    """Returns the data with so many prompts of each source, of which some may be held out."""
+    sources = tuple(dataclasses.replace(x, size=size) for x in data.sources)
+    return dataclasses.replace(data, sources=sources)

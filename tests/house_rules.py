@@ -95,6 +95,7 @@ ENGINE = (
     "prefill",
     "insert",
     "logprobs",
+    "drafts",
     "decode",
     "kv_cache",
     "sampling",

@@ -21,6 +21,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.io import config_from_json, config_to_json, from_plain, to_plain
 from compass_jax.config.ranges import Characters, Range, field_hints, options
+from compass_jax.rollout.drafts import Lenient
 
 NONSENSE = {
     "nan": float("nan"),
@@ -70,6 +71,7 @@ MEANT = {
         "rewards.smallest_gap",
         "rewards.conversation_s",
         "rl.step_policy",
+        "rl.drafts",
     },
     "2^31": {
         "seed",
@@ -78,6 +80,7 @@ MEANT = {
         "sft.optim.clip_grad_norm",
         "rewards.right_at",
         "rewards.smallest_gap",
+        "rl.drafts.kept_tokens",
     },
     "-1": {"rewards.wrong_at"},
 }
@@ -101,6 +104,7 @@ def whole_run():
         data={"sources": sources},
         rewards={"judge": judge},
         sft=sft,
+        rl={"drafts": Lenient()},
     )
 
 

@@ -17,6 +17,7 @@ from compass_jax.config import (
     Advantage,
     ConfigError,
     Correction,
+    Drafts,
     Objective,
     RLRunConfig,
     Router,
@@ -77,6 +78,10 @@ def _about(config: RLRunConfig) -> str:
     if config.rl.step_policy is None:
         about = "your own file.py:Class. (default: by other settings)"
         lines.append(f"--rl.step-policy NAME: Class: {about}")
+    if config.rl.drafts is None:
+        names = ", ".join(Drafts.classes)
+        about = f"{names}, or your own file.py:Class. (default: none)"
+        lines.append(f"--rl.drafts NAME: Class: {about}")
     return "\n".join(lines)
 
 
@@ -97,8 +102,8 @@ def _refuse_unknown(config: Section, arguments: Sequence[str]) -> None:
 
 def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]]:
     """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME`,
-    `--rl.correction NAME`, `--rl.step-policy NAME` and `--model.moe.router NAME`, and the remaining
-    arguments.
+    `--rl.correction NAME`, `--rl.step-policy NAME`, `--rl.drafts NAME` and `--model.moe.router
+    NAME`, and the remaining arguments.
 
     The class decides which settings exist, so it is applied first.
     """
@@ -113,7 +118,7 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
         config = replace(config, rl=replace(config.rl, objective=dr_grpo()))
     elif name:
         config = replace(config, rl=replace(config.rl, objective=seam_class(Objective, name)()))
-    for base in (Advantage, Correction, StepPolicy):
+    for base in (Advantage, Correction, StepPolicy, Drafts):
         name, arguments = _take(arguments, base)
         if name:
             field = base.key.rpartition(".")[2]
@@ -132,8 +137,8 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
 def _seams(config: RLRunConfig) -> list[Seam]:
     """Returns the settings whose class is chosen by name."""
     rl, moe = config.rl, config.model.moe
-    parts = rl.objective, rl.advantage, rl.correction, rl.step_policy, moe and moe.router
-    return [part for part in parts if part]
+    parts = rl.objective, rl.advantage, rl.correction, rl.step_policy, rl.drafts
+    return [part for part in (*parts, moe and moe.router) if part]
 
 
 def _take(arguments: Sequence[str], base: type[Seam]) -> tuple[str, list[str]]:

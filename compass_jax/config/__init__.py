@@ -24,6 +24,7 @@ from compass_jax.config.data import (
     RolloutConfig,
     TaskSource,
 )
+from compass_jax.config.drafts import Drafts
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
 from compass_jax.config.learner import LearnerConfig
@@ -57,6 +58,7 @@ __all__ = [
     "ConfigError",
     "Correction",
     "DataConfig",
+    "Drafts",
     "EngineJudgeConfig",
     "EvalConfig",
     "EvalRunConfig",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from compass_jax.config.drafts import Drafts
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Count, CountOrOff, Range, Repeat, Section
 from compass_jax.config.step_policy import StepPolicy, built_in_policy
@@ -126,6 +127,10 @@ class SamplingConfig(ReplayConfig):
     """Step policy of your own, which decides which prompts are rolled out next and which groups a
     step trains on (docs/howto/step_policy.md); none: by the other settings.
     """
+    drafts: Drafts | None = None
+    """Drafts: accept the first tokens of a prompt's last answers at its next visit, and sample only
+    the rest (docs/concepts/drafts.md); none: sample every token.
+    """
 
     @property
     def policy(self) -> StepPolicy:
@@ -181,6 +186,8 @@ class SamplingConfig(ReplayConfig):
             f" {self.group_size}: no group could grow; raise it, or set 0",
         )
         self._check_policy()
+        if self.drafts is not None:
+            self.drafts.validate()
         samples = self.prompts_per_round * self.capacity
         check(
             samples <= MAX_SAMPLES,

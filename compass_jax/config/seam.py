@@ -1,10 +1,9 @@
 """Settings whose value is an object of a class that a user can define.
 
-`rl.objective`, `rl.advantage`, `rl.correction`, `rl.step_policy` and `model.moe.router` are such
-settings. Each has a
-base class derived from `Seam`. A subclass is a frozen dataclass whose fields are its settings. The
-configuration names it by `name`: a short name of this package (`espo`), or a user's class as
-`module:Class` or `path/to/file.py:Class`.
+`rl.objective`, `rl.advantage`, `rl.correction`, `rl.step_policy`, `rl.drafts` and
+`model.moe.router` are such settings. Each has a base class derived from `Seam`. A subclass is a
+frozen dataclass whose fields are its settings. The configuration names it by `name`: a short name
+of this package (`espo`), or a user's class as `module:Class` or `path/to/file.py:Class`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ def assemble(
     gold: bool = False,
     hotter_from: int | None = None,
     replayed: Container[int] | None = None,
+    drafts: bool = False,
 ) -> StepArrays:
     """Returns arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
     Repetition is of `ngram` tokens. With `gold` they hold the scores' gold labels.
@@ -30,6 +31,7 @@ def assemble(
         hotter_from: samples of a group from this index on were drawn at another temperature than
             training's (rl.zero_variance.grow_temperature); None: none were.
         replayed: places of groups of earlier steps (rl.group_replay); None: without replay.
+        drafts: whether samples may begin with a draft, so that `sampled` is needed.
     """
     rows = len(groups) * size
     shape = (rows, length)
@@ -46,6 +48,7 @@ def assemble(
         gold=np.full(rows, np.nan, np.float32) if gold else None,
         hotter=None if hotter_from is None else np.arange(rows) % size >= hotter_from,
         replayed=None if replayed is None else np.zeros(rows, bool),
+        sampled=np.zeros(shape, bool) if drafts else None,
     )
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
@@ -53,6 +56,8 @@ def assemble(
             n, start = len(rollout.tokens), len(rollout.prompt.tokens)
             out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
             out.mask[i, start:n] = rollout.generated
+            if out.sampled is not None:
+                out.sampled[i, start + rollout.drafted : n] = True
             out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i] = score.reward, score.known
             if out.gold is not None:

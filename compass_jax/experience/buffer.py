@@ -21,6 +21,7 @@ from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Scor
 from compass_jax.rollout.routes import RouteBuffer
 
 ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}
+COUNTS = ("drafted", "draft_tokens")
 NO_ROW = np.iinfo(np.int32).max  # a row outside every route buffer
 
 
@@ -83,8 +84,8 @@ class ExperienceBuffer:
 
     @property
     def dropped_tokens(self) -> int:
-        """The number of tokens in the samples of the step's dropped groups."""
-        return sum(outcome.response_tokens for outcome in self.dropped.values())
+        """The number of tokens that were sampled for the step's dropped groups."""
+        return sum(x.sampled_tokens for x in self.dropped.values())
 
     def first_row(self, group: GroupKey) -> int:
         """Returns the row of the group's routes; those of sample c are in row `first_row + c`."""
@@ -215,15 +216,18 @@ class ExperienceBuffer:
         """Returns all but tokens and routes, as JSON (which keeps rewards exactly)."""
         number = {group: n for n, group in enumerate(self.prompts)}
         scores = {key: x.score for key, x in self.samples.items() if x.score is not None}
+        rollouts = [x.rollout for _, x in sorted(self.samples.items())]
         for group in self.stored.values():
             keys = (rollout.key for rollout in group.rollouts)
             scores |= zip(keys, group.scores, strict=True)
+            rollouts += group.rollouts
         return {
             "prompts": [[*group, self._first.get(group, -1)] for group in self.prompts],
             "stored": [[*group, self._first[group]] for group in self.stored],
             "kept": [number[group] for group in self.kept],
             "dropped": [[number[group], *outcome] for group, outcome in self.dropped.items()],
             "scores": [[*key, *dataclasses.astuple(x)] for key, x in sorted(scores.items())],
+            "drafted": [[*x.key, x.drafted, x.draft_tokens] for x in rollouts if x.draft_tokens],
             "counts": dict(self.counts),
         }
 
@@ -275,10 +279,11 @@ class ExperienceBuffer:
             SampleKey(prompt, visit, index): Score(*score)
             for prompt, visit, index, *score in state["scores"]
         }
+        drafted = {SampleKey(*x[:3]): (x[3], x[4]) for x in state.get("drafted", ())}
         columns = {name: np.asarray(arrays[name]) for name in (*ARRAYS, "lengths", "done")}
         for group, first in self._first.items():
             prompt = find(*group) if group in stored else self.prompts[group]
-            rollouts = _rollouts(prompt, first, self.routes.size, columns, end_ids)
+            rollouts = _rollouts(prompt, first, self.routes.size, columns, end_ids, drafted)
             if group in stored:
                 verdicts = tuple(scores.pop(rollout.key) for rollout in rollouts)
                 self.stored[group] = Group(prompt, rollouts, verdicts)
@@ -301,11 +306,13 @@ def _rollouts(
     size: int,
     columns: Mapping[str, np.ndarray],
     end_ids: Container[int],
+    drafted: Mapping[SampleKey, tuple[int, int]],
 ) -> tuple[Rollout, ...]:
     """Returns a prompt's samples from `arrays`, whose rows begin at `first`."""
     rollouts = []
     for row in first + np.flatnonzero(columns["lengths"][first : first + size]):
-        parts = {name: columns[name][row, : columns["lengths"][row]] for name in ARRAYS}
+        parts: JsonObject = {name: columns[name][row, : columns["lengths"][row]] for name in ARRAYS}
         cut, index = int(parts["tokens"][-1]) not in end_ids, int(row) - first
+        parts |= zip(COUNTS, drafted.get(prompt.sample(index), (0, 0)), strict=True)
         rollouts.append(Rollout(prompt, index, truncated=cut, row=int(row), **parts))
     return tuple(rollouts)

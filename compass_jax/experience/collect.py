@@ -17,6 +17,7 @@ from typing import Any
 from compass_jax.aliases import Tree
 from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
+from compass_jax.experience.drafts import DraftStore, accepted_frac, draft_metrics
 from compass_jax.experience.growth import queued
 from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
@@ -85,6 +86,7 @@ class Collector:
         self.batcher = batcher
         self.posterior = posterior
         self.policy = sampling.policy
+        self.drafts = DraftStore(sampling.drafts)
 
     def __call__(
         self,
@@ -133,6 +135,7 @@ class Collector:
             self._apply(buffer, calls.decision(progress))
             progress = False
         metrics = {**stats.metrics(), "time/reward_wait_s": waited_s, **buffer.counts}
+        metrics |= accepted_frac(buffer.counts)
         return metrics | (carried_metrics(buffer) if self.policy.carries else {})
 
     def _missing(self, buffer: ExperienceBuffer, calls: PolicyCalls) -> list[SampleKey]:
@@ -185,6 +188,8 @@ class Collector:
             carried=paused,
             enough=lambda: stopped() or enough(),
             expected=[self.expected_length(prompt) for prompt in prompts],
+            drafts=sampling.drafts,
+            answers=self.drafts.find(missing),
         )
         for rollout in collection:
             buffer.put(rollout, done=True)
@@ -221,7 +226,10 @@ class Collector:
             [buffer.group(x) for x in part] for part in (decision.chosen, decision.dropped)
         )
         buffer.count(decision.counts)
-        buffer.count(growth_metrics([*kept_groups, *dropped_groups], self.sampling))
+        groups = [*kept_groups, *dropped_groups]
+        buffer.count(growth_metrics(groups, self.sampling))
+        buffer.count(draft_metrics(groups, self.sampling.drafts))
+        self.drafts.add(groups)
         buffer.keep(decision.chosen)
         for key, group in zip(decision.dropped, dropped_groups, strict=True):
             buffer.drop(key, outcome(group, self.rewards))

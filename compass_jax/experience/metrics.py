@@ -146,6 +146,7 @@ def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> l
                     "outcome": s.outcome,
                     "tokens": r.response_length,
                     "truncated": r.truncated,
+                    **({"drafted": r.drafted} if r.drafted else {}),
                     **({"components": s.components} if s.components else {}),
                     **({} if s.known or not s.detail else {"error": summary(s.detail)}),
                 }
@@ -170,7 +171,7 @@ def growth_metrics(groups: Sequence[Group], config: SamplingConfig) -> dict[str,
             sum(not is_uniform(group.scores) for group in grown)
         ),
         "zero_variance/grow_tokens": float(
-            sum(r.response_length for group in grown for r in group.rollouts[first:])
+            sum(r.sampled_length for group in grown for r in group.rollouts[first:])
         ),
     }
 
@@ -181,7 +182,7 @@ def round_metrics(
     """Returns the metrics of a round of dynamic sampling. Without it: the groups that a policy of
     the user's dropped; empty for one of this package's, which drops none.
     """
-    tokens = sum(r.response_length for group in dropped for r in group.rollouts)
+    tokens = sum(r.sampled_length for group in dropped for r in group.rollouts)
     if not config.zero_variance.dynamic_sampling:
         if config.step_policy is None:
             return {}

@@ -17,7 +17,8 @@ def token_funnel(series: Series) -> JsonObject | None:
 
     generated = dropped (by dynamic sampling) + unknown (no verdict) + verifier + shaping + entropy
     + silent (a verdict, but no signal). The metrics count tokens without a verdict by samples, so
-    unknown is an estimate: the share of the step's samples times its tokens.
+    unknown is an estimate: the share of the step's samples times its tokens. Tokens that drafts
+    gave are drafted, and not among the generated ones.
     """
     if "waste/tokens_generated" not in series:
         return None
@@ -39,6 +40,7 @@ def token_funnel(series: Series) -> JsonObject | None:
     filtered = series.get("waste/filter_tokens")
     return {
         "filter": _last(filtered[1]) if filtered else 0,
+        "drafted": round(float(at_steps(series, "waste/tokens_drafted", steps).sum())),
         "generated": round(total),
         "dropped": round(dropped),
         "unknown": round(without_verdict),

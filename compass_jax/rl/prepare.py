@@ -60,6 +60,7 @@ def prepare(
     ref_logp: Float[Array, "b t"] | None = None,
     gold: Float[Array, "b"] | None = None,
     replayed: Bool[Array, "b"] | None = None,
+    sampled: Bool[Array, "b t"] | None = None,
 ) -> tuple[Prepared, Diagnostics]:
     """Computes advantages and weights of one update's rows, in any order, and its diagnostics
     (`finalize_diagnostics` turns them into metrics). b: rows; t: tokens of a row.
@@ -80,6 +81,7 @@ def prepare(
             inverted pair if their advantages are ordered against it.
         replayed: rows of earlier steps, which are trained on but generated no token in this one, so
             that the account of tokens and of uniform groups leaves them out; None: no row is.
+        sampled: tokens of the mask that the step generated, for the account; None: all of them.
 
     Raises:
         ValueError: a setting needs an array that is None, or shapes differ.
@@ -118,8 +120,8 @@ def prepare(
     )
     prepared = Prepared(advantage, weight, trained, entropy_group)
     prepared, corrected = _corrected(prepared, config, old_logp, rollout_logp)
-    (sampled, kinds), rl_zvp = _sampled(group, kinds, replayed), config.zero_variance.rl_zvp
-    generated = mask & sampled[:, None]
+    (sampled_rows, kinds), rl_zvp = _sampled(group, kinds, replayed), config.zero_variance.rl_zvp
+    generated = (mask if sampled is None else sampled) & sampled_rows[:, None]
     metrics = waste(
         generated, known, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
     )

@@ -131,7 +131,7 @@ def waste_of_replaced(outcomes: Sequence[Outcome]) -> Diagnostics:
     with `waste`: they have no signal.
     """
     decided = jnp.float32(sum(x.known >= 2 for x in outcomes))
-    return waste_of_dropped(sum(x.response_tokens for x in outcomes)) | {
+    return waste_of_dropped(sum(x.sampled_tokens for x in outcomes)) | {
         f"zero_variance/rate_all_{name}": (
             jnp.float32(sum(x.kind == kind for x in outcomes)),
             decided,

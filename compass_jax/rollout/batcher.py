@@ -15,9 +15,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt
+from jaxtyping import Array, UInt, UInt32
 
 from compass_jax.aliases import Tree
+from compass_jax.config import Drafts
+from compass_jax.rollout.drafts import DraftRows, DraftScores
 from compass_jax.rollout.engine_api import ResultTokens, RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
@@ -56,6 +58,8 @@ class Batcher:
         stats: counters to add to.
         streams: whether prompts are prefilled one by one, so that no first token waits for another
             prompt's.
+        drafts: how much of a request's draft is accepted; it also keys the draws of all requests
+            (None: requests have no drafts).
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Batcher:
         routes: RouteBuffer | None = None,
         stats: RolloutStats | None = None,
         streams: bool = False,
+        drafts: Drafts | None = None,
     ):
         self.engine = engine
         self.params = params
@@ -80,6 +85,7 @@ class Batcher:
         self.routes = routes
         self.stats = RolloutStats() if stats is None else stats
         self.streams = streams
+        self.drafts = drafts
         self.slots = Slots(engine.config, engine.slot_groups)
         self._state: Tree = engine.init_decode_state(self.sampler.top_logprobs)
         self._waiting = Waiting()
@@ -89,7 +95,7 @@ class Batcher:
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
         """Queues samples of one prompt. Samples that already have tokens are prefilled singly,
-        before all new ones.
+        before all new ones, and so are samples with a draft.
 
         columns: sample indices for which the prefill of the new ones draws (None: one each).
         """
@@ -109,7 +115,7 @@ class Batcher:
         """
         finished = self._leave_cancelled()
         self._make_room()
-        self._fill()
+        finished += self._fill()
         if self.slots.entered:
             live = self._decode()
             done = [x for x in self.slots.entered if not live[x.slot]]
@@ -122,7 +128,7 @@ class Batcher:
         """Returns the unfinished requests that have tokens, with the routes of each in its row."""
         entered = self.slots.entered
         self._harvest([(request.slot, request) for request in entered])
-        return [*entered, *self._waiting.resumable]
+        return [*entered, *(x for x in self._waiting.resumable if x.has_tokens)]
 
     @property
     def busy(self) -> bool:
@@ -174,14 +180,18 @@ class Batcher:
 
     # ---- into slots ------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
-        """Puts waiting samples into free slots: first samples that have tokens, then new ones. Runs
-        a prefill when the open prefix is used up.
+    def _fill(self) -> list[Request]:
+        """Puts waiting samples into free slots: first samples that have tokens, then those with a
+        draft, then new ones. Runs a prefill when the open prefix is used up. Returns the samples
+        that their drafts finish.
         """
         free, waiting = self.slots.free(), self._waiting
+        finished: list[Request] = []
         while free and waiting.resumable:
             if not self._resume(free):
-                return
+                return finished
+        while free and waiting.with_drafts:
+            finished += self._accept_drafts(free)
         while free and (waiting.groups or waiting.opened):
             if waiting.opened is None:
                 waiting.opened = self._prefill(len(free))
@@ -190,6 +200,7 @@ class Batcher:
                 waiting.opened = None
             if not entered:
                 break
+        return finished
 
     def _insert(self, opened: OpenPrefix, free: deque[int]) -> int:
         """Puts samples of `opened` into slots and returns their number."""
@@ -255,6 +266,94 @@ class Batcher:
         self._bulk_insert(prefix, slots, most)
         return len(entered)
 
+    def _accept_drafts(self, free: deque[int]) -> list[Request]:
+        """Scores drafts of one length bucket and puts the samples into slots that they leave
+        unfinished; those that get no pages continue later. Returns the finished ones.
+        """
+        config, end_ids = self.engine.config, self.engine.end_ids
+        sizes = resume_rows(config)
+        requests = self._waiting.take_drafts(
+            partial(resume_bucket, config), min(len(free), sizes[-1])
+        )
+        bucket = resume_bucket(config, requests[0].length_with_draft)
+        size = next(size for size in sizes if size >= len(requests))
+        prefix, scores = self._run_draft_pass(requests, (size, bucket))
+        lengths, logp, entropy = fetch(scores)
+        slots, most = np.full((size, 1), -1, np.int32), np.ones(size, np.int32)
+        finished = []
+        for i, sample in enumerate(requests):
+            new = slice(len(sample.tokens), int(lengths[i]))
+            sample.accept(logp[i, new], entropy[i, new], self.version)
+            at_end = sample.has_tokens and int(sample.tokens[-1]) in end_ids
+            if at_end or len(sample.tokens) == sample.limit:
+                sample.is_finished = True
+                finished.append(sample)
+            elif self.slots.enter(sample, free):
+                slots[i, 0], most[i] = sample.slot, sample.limit - len(sample.tokens)
+            else:
+                self._waiting.resumable.append(sample)
+        if self.routes is not None and self.routes.rows is not None:
+            rows = self._rows(requests, size - len(requests))
+            self.routes.rows = self.engine.store_prefix_routes(prefix, self.routes.rows, rows)
+        self._bulk_insert(prefix, slots, most)
+        return finished
+
+    def _run_draft_pass(
+        self, requests: Sequence[Request], shape: tuple[int, int]
+    ) -> tuple[Prefix, DraftScores]:
+        """Scores the drafts of `requests`, padded to `shape`."""
+        assert self.drafts is not None
+        tokens, logp = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        lengths, prompts = np.zeros((2, shape[0]), np.int32)
+        for r, x in enumerate(requests):
+            assert x.draft is not None
+            prompts[r], lengths[r] = len(x.tokens), x.length_with_draft
+            tokens[r, : prompts[r]] = x.tokens
+            answer = slice(prompts[r], lengths[r])
+            tokens[r, answer], logp[r, answer] = x.draft
+        columns = [range(x.column, x.column + 1) for x in requests]
+        rows = DraftRows(
+            jnp.asarray(tokens),
+            jnp.asarray(lengths),
+            jnp.asarray(prompts),
+            jnp.asarray(logp),
+            self._keys(requests, columns, shape[0])[:, 0],
+            self._keys(requests, columns, shape[0], Purpose.ACCEPT)[:, 0],
+        )
+        self.stats.prefills += 1
+        return self.engine.prefill_drafts(self.params, rows, self.sampler, self.drafts)
+
+    def _keys(
+        self,
+        requests: Sequence[Request],
+        columns: Sequence[range],
+        rows: int,
+        purpose: Purpose | None = None,
+    ) -> UInt32[Array, "rows s 2"]:
+        """Returns the keys of the samples `columns` of each request, padded to `rows`.
+
+        purpose: keys of another purpose than the sampler's draws, for the visit itself.
+        """
+        s = len(columns[0])
+        ids, visits = np.zeros((2, rows), np.uint32)
+        each = np.zeros((rows, s), np.uint32)
+        for r, x in enumerate(requests):
+            ids[r], visits[r], each[r] = x.prompt.id, x.prompt.visit, columns[r]
+            noise = None if self.drafts is None else self.drafts.noise_visit(x.prompt.visit)
+            if purpose is None and noise is not None:
+                visits[r] = noise
+        if purpose is None:
+            shared = self.drafts is not None and self.drafts.noise_visit(0) is not None
+            purpose = Purpose.COUPLED if shared else self.purpose
+        keys = _jitted_keys(
+            self.seed,
+            purpose,
+            jnp.asarray(np.repeat(ids, s)),
+            jnp.asarray(np.repeat(visits, s)),
+            jnp.asarray(each.reshape(-1)),
+        )
+        return keys.reshape(rows, s, 2)
+
     def _stored_routes(
         self, requests: Sequence[Request], size: int, length: int
     ) -> UInt[Array, "n t l k"] | None:
@@ -276,21 +375,11 @@ class Batcher:
         """Runs the tokens of `requests`, padded to `shape`, for the samples `columns` of each."""
         s = len(columns[0])
         tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
-        ids, visits = np.zeros(shape[0], np.uint32), np.zeros(shape[0], np.uint32)
-        each = np.zeros((shape[0], s), np.uint32)
         temperature, top_p = np.zeros((2, shape[0]), np.float32)
         top_k = np.zeros(shape[0], np.int32)
         for r, x in enumerate(requests):
             tokens[r, : len(x.tokens)], lengths[r] = x.tokens, len(x.tokens)
-            ids[r], visits[r], each[r] = x.prompt.id, x.prompt.visit, columns[r]
             temperature[r], top_k[r], top_p[r] = x.temperature, x.top_k, x.top_p
-        keys = _jitted_keys(
-            self.seed,
-            self.purpose,
-            jnp.asarray(np.repeat(ids, s)),
-            jnp.asarray(np.repeat(visits, s)),
-            jnp.asarray(each.reshape(-1)),
-        )
         sampling = RowSampling(*map(jnp.asarray, (temperature, top_k, top_p)))
         self.stats.prefills += 1
         return self.engine.prefill_multisampling(
@@ -298,7 +387,7 @@ class Batcher:
             padded_tokens=jnp.asarray(tokens),
             true_length=jnp.asarray(lengths),
             sampler=self.sampler,
-            rng=keys.reshape(shape[0], s, 2),
+            rng=self._keys(requests, columns, shape[0]),
             num_samples=s,
             sampling=sampling if self.sampler.per_request else None,
             routes=routes,

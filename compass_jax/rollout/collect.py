@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Array, UInt
 
 from compass_jax.aliases import Tree
-from compass_jax.records import Prompt, Rollout, SampleKey
+from compass_jax.config import Drafts
+from compass_jax.records import Draft, Prompt, Rollout, SampleKey
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.request import Request
@@ -53,6 +54,8 @@ class Collection:
     expected: Sequence[float] | None = None
     # limits of each prompt's samples, at most the configuration's
     max_new_tokens: Sequence[int] | None = None
+    drafts: Drafts | None = None  # how much of a draft is accepted, with the draws' keys
+    answers: Mapping[SampleKey, Draft] = field(default_factory=dict)  # drafts of new samples
 
     def __iter__(self) -> Iterator[Rollout]:
         # the counters may be those of an earlier collection
@@ -67,6 +70,7 @@ class Collection:
             version=self.policy_version,
             routes=self._held,
             stats=self.stats,
+            drafts=self.drafts,
         )
         self._add_carried()
         self._add_new()
@@ -119,14 +123,16 @@ class Collection:
             )
             first = n * self.samples if self.rows is None else self.rows[n]
             limit = self._limit(n)
-            self.batcher.add(
-                [
-                    Request.of(prompt, key.index, first + key.index, limit, self.policy_version)
-                    for key in keys
-                    if key in new_keys and key not in carried_keys
-                ],
-                columns,
-            )
+            requests = [
+                Request.of(prompt, key.index, first + key.index, limit, self.policy_version)
+                for key in keys
+                if key in new_keys and key not in carried_keys
+            ]
+            for request in requests:
+                if draft := self.answers.get(prompt.sample(request.column)):
+                    most = limit - len(prompt.tokens)
+                    request.draft = Draft(draft.tokens[:most], draft.logp[:most])
+            self.batcher.add(requests, columns)
 
     def _limit(self, n: int) -> int:
         """Returns the maximum length of prompt n's samples in tokens, prompt included."""

@@ -6,12 +6,14 @@ log-probs of a prompt and of its answer belong to one distribution.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.aliases import Tree
 from compass_jax.model.logprobs import known_columns
 from compass_jax.model.precision import at_least_float32
 
@@ -60,14 +62,14 @@ def top_logprobs_if(
     return jax.lax.cond(requested, lambda: top_logprobs(logits, tokens, most, known), lambda: zeros)
 
 
-def in_rows(function, hidden: Float[Array, "n d"], tokens: Int[Array, "n"]) -> TopLogprobs:
-    """Returns `function(hidden, tokens)`, computed a few rows at a time."""
-    n = tokens.shape[0]
+def in_rows(function: Callable[..., Tree], *arrays: Array) -> Tree:
+    """Returns `function(*arrays)`, arrays of `n` rows, computed a few rows at a time."""
+    n = arrays[0].shape[0]
     size = min(ROWS, n)
 
     def pieces(x):
         x = jnp.pad(x, ((0, -n % size), *((0, 0),) * (x.ndim - 1)))
         return x.reshape(-1, size, *x.shape[1:])
 
-    results = jax.lax.map(lambda xs: function(*xs), (pieces(hidden), pieces(tokens)))
-    return jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[:n], results)
+    results = jax.lax.map(lambda xs: function(*xs), tuple(map(pieces, arrays)))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], results)

@@ -1,4 +1,4 @@
-"""The prefill: runs prompts through the model, once for all their samples."""
+"""The prefill: runs prompts through the model, once for all their samples, or each with a draft."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt, UInt32
 
-from compass_jax.config import RolloutConfig
+from compass_jax.aliases import Tree
+from compass_jax.config import Drafts, RolloutConfig
+from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply, init_cache
+from compass_jax.rollout.drafts import DraftInputs, DraftRows, DraftScores
 from compass_jax.rollout.logprobs import TopLogprobs, in_rows, top_logprobs
-from compass_jax.rollout.sampling import RowSampling, Sampler, sample
+from compass_jax.rollout.sampling import RowSampling, Sampler, draw_uniform, sample, scaled_logits
 from compass_jax.rollout.state import Prefix, lay_cache, next_logits
 
 
@@ -46,6 +49,56 @@ def prefilled(
     return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, sampling, top)
 
 
+def prefilled_drafts(
+    model: Transformer,
+    rollout: RolloutConfig,
+    params,
+    rows: DraftRows,
+    sampler: Sampler,
+    drafts: Drafts,
+) -> tuple[Prefix, DraftScores]:
+    """Runs prompts with a draft each. Returns the accepted prefixes as a Prefix, with the token
+    that is drawn after each, and their scores. See `Engine.prefill_drafts`.
+    """
+    t = rows.tokens.shape[1]
+    position = jnp.broadcast_to(jnp.arange(1, t + 1, dtype=jnp.int32)[None], rows.tokens.shape)
+
+    def of_tokens(hidden, token, draft_logp, position, key, accept_key):
+        """The hidden states before `n` tokens -> (accepted, logp, drawn, its logp, entropy)."""
+        logits = next_logits(model, params, hidden, sampler)
+        drawn, drawn_logp, entropy = sample(logits, key, position, sampler, None, model.known)
+        logp = jax.nn.log_softmax(scaled_logits(logits, sampler, None, model.known), axis=-1)
+        logp = jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]
+        uniform = draw_uniform(accept_key, position, logp.dtype)
+        inputs = DraftInputs(token, drawn, logp, draft_logp.astype(logp.dtype), uniform)
+        return drafts.accepted(inputs), logp, drawn, drawn_logp, entropy
+
+    def of_piece(hidden, following):
+        p, size = hidden.shape[:2]
+        keys = (for_samples(x, size) for x in (rows.keys, rows.accept_keys))
+        flat = (x.reshape(p * size, *x.shape[2:]) for x in (hidden, *following))
+        return jax.tree.map(lambda x: x.reshape(p, size), in_rows(of_tokens, *flat, *keys))
+
+    following = *(jnp.roll(x, -1, axis=1) for x in (rows.tokens, rows.draft_logp)), position
+    inputs = params, rows.tokens, rows.lengths, None
+    (_, cache, routes), results = _encode(model, rollout, *inputs, of_piece, following)
+    accepted, logp, drawn, drawn_logp, entropy = results
+    passes = accepted | (position < rows.prompts[:, None])
+    leading = jnp.sum(jnp.cumprod(passes.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+    lengths = jnp.minimum(1 + leading, rows.lengths)
+    if routes is not None:
+        is_input = (position <= lengths[:, None])[..., None, None]
+        routes = jnp.where(is_input, routes, jnp.array(unset_id(routes.dtype), routes.dtype))
+    last = jnp.maximum(lengths - 1, 0)[:, None]
+    first, first_logp, first_entropy = (
+        jnp.take_along_axis(x, last, axis=1) for x in (drawn, drawn_logp, entropy)
+    )
+    keys = rows.keys[:, None]
+    prefix = Prefix(cache, rows.tokens, lengths, routes, keys, first, first_logp, first_entropy)
+    scores = (jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in (logp, entropy))
+    return prefix, DraftScores(lengths, *scores)
+
+
 def prompt_logprobs(
     model: Transformer,
     rollout: RolloutConfig,
@@ -63,23 +116,30 @@ def prompt_logprobs(
         return top_logprobs(logits, following, most, model.known)
 
     def of_piece(hidden, following):
-        return in_rows(of_rows, hidden[0], following[0])
+        return jax.tree.map(lambda x: x[None], in_rows(of_rows, hidden[0], following[0]))
 
-    _, rows = _encode(model, rollout, params, tokens, lengths, None, of_piece)
+    following = jnp.roll(tokens, -1, axis=1)
+    _, rows = _encode(model, rollout, params, tokens, lengths, None, of_piece, following)
     # the last row belongs to the token after the prompt
-    last = tokens.shape[1] - 1
-    ids, logp = (jnp.pad(x[:last], ((1, 0), (0, 0))) for x in rows)
+    ids, logp = (jnp.pad(x[0, :-1], ((1, 0), (0, 0))) for x in rows)
     return TopLogprobs(ids.at[0, 0].set(tokens[0, 0]), logp)
 
 
 def _encode(
-    model: Transformer, rollout: RolloutConfig, params, tokens, lengths, routes, of_piece=None
+    model: Transformer,
+    rollout: RolloutConfig,
+    params,
+    tokens,
+    lengths,
+    routes,
+    of_piece=None,
+    following: Tree = None,
 ):
     """Returns ((hidden state of each prompt's last token, cache, routes), rows), computed in pieces
     of `prefill_chunk` tokens, which bounds the attention scores.
 
-    rows: the results of `of_piece` for the hidden states of each piece and the tokens that follow,
-    or None without it.
+    rows: the results `[p t ...]` of `of_piece` for the hidden states `[p n d]` of each piece and
+    its part of `following`, a tree of arrays `[p t]`; None without it.
     """
     p, t = tokens.shape
     size = min(t, rollout.prefill_chunk)
@@ -89,6 +149,10 @@ def _encode(
         """[p t ...] -> [n p size ...]"""
         x = jnp.pad(x, ((0, 0), (0, n * size - t), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(x.reshape(p, n, size, *x.shape[2:]), 1, 0)
+
+    def joined(x):
+        """[n p size ...] -> [p t ...]"""
+        return jnp.moveaxis(x, 0, 1).reshape(p, n * size, *x.shape[3:])[:, :t]
 
     def piece(carry, inputs):
         cache, last = carry
@@ -123,18 +187,13 @@ def _encode(
         jnp.arange(n, dtype=jnp.int32),
         pieces(tokens),
         None if routes is None else pieces(routes),
-        None if of_piece is None else pieces(jnp.roll(tokens, -1, axis=1)),
+        jax.tree.map(pieces, following),
     )
     if n == 1:  # no scan, which would be compiled as a loop
         (cache, last), (used, rows) = piece(start, jax.tree.map(lambda x: x[0], inputs))
         return (last, lay_cache(model.placement, cache, p), used), rows
     (cache, last), (used, rows) = jax.lax.scan(piece, start, inputs)
-    rows = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), rows)
-    used = (
-        None
-        if used is None
-        else jnp.moveaxis(used, 0, 1).reshape(p, n * size, *used.shape[3:])[:, :t]
-    )
+    used, rows = jax.tree.map(joined, (used, rows))
     cache = lay_cache(model.placement, jax.tree.map(lambda x: x[..., :t, :], cache), p)
     return (last, cache, used), rows
 

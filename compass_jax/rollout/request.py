@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from compass_jax.records import Prompt, Rollout
+from compass_jax.records import Draft, Prompt, Rollout
 from compass_jax.rollout.logprobs import TopLogprobs
 
 
@@ -32,6 +32,9 @@ class Request:
     versions: np.ndarray  # int32 [t]
     length: int = 0  # number of tokens so far, including those in the slot
     slot: int = -1
+    draft: Draft | None = None  # an earlier answer that was not scored yet, within the limit
+    drafted: int = 0  # as in Rollout, like the next one
+    draft_tokens: int = 0
     temperature: float = 0.0  # for a `per_request` sampler, like the next two
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
@@ -54,12 +57,19 @@ class Request:
     def resumed(cls, was: Rollout, limit: int) -> Request:
         """Returns the request that continues a sample."""
         arrays = (was.tokens, was.logp, was.entropy, was.versions)
-        return cls(was.prompt, was.sample, was.row, limit, *arrays, length=len(was.tokens))
+        request = cls(was.prompt, was.sample, was.row, limit, *arrays, length=len(was.tokens))
+        request.drafted, request.draft_tokens = was.drafted, was.draft_tokens
+        return request
 
     @property
     def has_tokens(self) -> bool:
         """Whether it has tokens after the prompt."""
         return len(self.tokens) > len(self.prompt.tokens)
+
+    @property
+    def length_with_draft(self) -> int:
+        """The number of its tokens and those of its draft."""
+        return len(self.tokens) + (0 if self.draft is None else len(self.draft.tokens))
 
     def take(self, tokens: np.ndarray, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
         """Appends new tokens with their log-probs, entropies and policy version."""
@@ -68,6 +78,15 @@ class Request:
         self.entropy = np.concatenate([self.entropy, entropy])
         self.versions = np.concatenate([self.versions, np.full(len(tokens), version, np.int32)])
         self.length = len(self.tokens)
+
+    def accept(self, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
+        """Appends the first `n` tokens of the draft, with their log-probs and entropies `[n]` under
+        the policy of this version, and removes the draft.
+        """
+        assert self.draft is not None
+        self.drafted, self.draft_tokens = len(logp), len(self.draft.tokens)
+        self.take(self.draft.tokens[: self.drafted], logp, entropy, version)
+        self.draft = None
 
     def take_top(self, top: TopLogprobs) -> None:
         """Appends the top log-probs `[n k]` of its newest tokens."""
@@ -80,4 +99,5 @@ class Request:
         """
         truncated = int(self.tokens[-1]) not in end_ids
         arrays = (self.tokens, self.logp, self.entropy, truncated, self.versions)
-        return Rollout(self.prompt, self.column, *arrays, self.row)
+        counts = (self.drafted, self.draft_tokens)
+        return Rollout(self.prompt, self.column, *arrays, self.row, *counts)

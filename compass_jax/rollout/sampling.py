@@ -26,6 +26,8 @@ class Purpose(enum.IntEnum):
     FILTER = 2
     JUDGE = 3
     SERVE = 4
+    COUPLED = 5  # training with the noise of coupled drafts
+    ACCEPT = 6  # which tokens of a draft are accepted
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,24 @@ def _truncated(
     )
 
 
+def scaled_logits(
+    logits: Float[Array, "n v"],
+    sampler: Sampler,
+    rows: RowSampling | None = None,
+    known: int | None = None,
+) -> Float[Array, "n v"]:
+    """Returns logits / T, with logits at T = 0. Ids from `known` on have no probability."""
+    logits = known_columns(logits, known)
+    if rows is None:
+        scaled = logits / (sampler.temperature or 1.0)
+    else:
+        each = rows.temperature
+        positive = jnp.where(each > 0, each, jnp.ones_like(each))
+        scaled = logits / positive.astype(logits.dtype)[:, None]
+    # masked again, since the lowest logits overflow when divided by a small temperature
+    return known_columns(scaled, known)
+
+
 def sample(
     logits: Float[Array, "n v"],
     keys: UInt32[Array, "n 2"],
@@ -164,17 +184,9 @@ def sample(
     """
     if sampler.per_request != (rows is not None):
         raise ValueError("a per_request sampler needs the parameters of each sequence")
-    each = None if rows is None else rows.temperature
     v = logits.shape[-1]
     last = (v if known is None else min(known, v)) - 1
-    logits = known_columns(logits, known)
-    if each is not None:
-        positive = jnp.where(each > 0, each, jnp.ones_like(each))
-        scaled = logits / positive.astype(logits.dtype)[:, None]
-    else:
-        scaled = logits / (sampler.temperature or 1.0)
-    # masked again, since the lowest logits overflow when divided by a small temperature
-    scaled = known_columns(scaled, known)
+    logits, scaled = known_columns(logits, known), scaled_logits(logits, sampler, rows, known)
     logp, entropy = log_softmax_entropy(scaled)
     if sampler.temperature == 0 and not sampler.per_request:
         token = _argmax(logits, last)
@@ -186,9 +198,21 @@ def sample(
 
         truncated = _truncated(scaled, sampler, rows)
         token = _argmax(truncated + jax.vmap(noise)(keys, positions), last)
-        if each is not None:
-            token = jnp.where(each > 0, token, _argmax(logits, last))
+        if rows is not None:
+            token = jnp.where(rows.temperature > 0, token, _argmax(logits, last))
     return token, jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0], entropy
+
+
+def draw_uniform(
+    keys: UInt32[Array, "n 2"], positions: Int[Array, "n"], dtype
+) -> Float[Array, "n"]:
+    """Returns a number in [0, 1) for each sequence at its position."""
+
+    def one(key, position):
+        key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
+        return jax.random.uniform(key, (), dtype)
+
+    return jax.vmap(one)(keys, positions)
 
 
 def is_end(token: Int[Array, "n"], end_ids: tuple[int, ...]) -> Bool[Array, "n"]:

@@ -54,6 +54,8 @@ waste/frac_shaping_signal [share]: Generated tokens whose advantage comes from p
 waste/frac_entropy_signal [share]: Generated tokens whose advantage is RL-ZVP's, which is much
     smaller.
 waste/frac_none [share]: Generated tokens without any advantage.
+waste/tokens_drafted [tokens]: Tokens that drafts gave (rl.drafts); they were not generated and are
+    in no other number of waste/.
 waste/filter_tokens [tokens]: Tokens that the offline filter generated before the run, once for all
     steps.
 # the stages
@@ -89,6 +91,9 @@ group_replay/tokens [tokens]: Tokens of the replayed groups, which an earlier st
 group_replay/unfilled_groups [groups]: Groups without a difference of rewards that kept their places
     in the update, for want of a kept group that is young enough.
 group_replay/stored_groups [groups]: Groups that were kept for replay before the step.
+drafts/used [samples]: Samples that began with a draft (rl.drafts).
+drafts/scored_tokens [tokens]: Tokens of these drafts.
+drafts/accepted_frac [share]: Accepted tokens of the drafts, of all their tokens; 0 without a draft.
 curriculum/stage: The stage of rl.stages in which the step is, from 0.
 curriculum/band_<i>_share [share]: Prompts that the step drew from band i of its stage's mix, of all
     that it drew.

@@ -259,6 +259,7 @@ class Learner:
             ref_logp=None if scored.ref_logp is None else scored.ref_logp[rows],
             gold=None if arrays.gold is None else arrays.gold[rows],
             replayed=None if arrays.replayed is None else arrays.replayed[rows],
+            sampled=None if arrays.sampled is None else arrays.sampled[rows],
         )
         return jax.device_get(prepared), account
 

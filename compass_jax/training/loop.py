@@ -46,6 +46,7 @@ from compass_jax.data.stream import PromptStream
 from compass_jax.errors import CompassError
 from compass_jax.experience.assemble import assemble, repetition
 from compass_jax.experience.collect import Collector, new_buffer, results_of
+from compass_jax.experience.drafts import abstract_drafts, check_turns
 from compass_jax.experience.evaluate import Evaluation, Keep, evaluate, turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.experience.judged import failure_of
@@ -60,7 +61,7 @@ from compass_jax.experience.metrics import (
 )
 from compass_jax.experience.replay import UpdateGroups, store_groups, update_groups
 from compass_jax.machine import peak_bytes
-from compass_jax.memory import check_kept_groups, memory_line
+from compass_jax.memory import check_drafts, check_kept_groups, memory_line
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Group, Prompt, StepArrays
@@ -123,6 +124,7 @@ class RLTrainer:
         newest = newest_checkpoint(config.directory, telemetry.note)
         self.done_steps = 0 if newest is None else newest.manifest.step
         self.stage = stage_at(config.rl, self.done_steps)
+        check_drafts(config.rl)
         config = at_step(config, self.done_steps)
         check_kept_groups(config, config.rl)
         train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
@@ -185,6 +187,7 @@ class RLTrainer:
         self.evaluated = evaluation_sets(config, self.tokenizer, tell_once)
         evaluated = (prompt for one in self.evaluated for prompt in one.prompts)
         check_rows(self.scorer, config.data, [*prompts, *evaluated])
+        check_turns(self.rl.drafts, prompts)
         self.stream = PromptStream(
             prompts, config.seed, [source.repeat for source in config.data.sources]
         )
@@ -235,6 +238,9 @@ class RLTrainer:
             abstract["pending"] = jax.eval_shape(
                 lambda: self.buffer.arrays(self.engine.config.max_length)
             )
+        drafts = newest.meta().get("drafts")
+        if drafts:
+            abstract["drafts"] = abstract_drafts(drafts)
         # a checkpoint of adapters does not have their base
         frozen = first_parameters(config, model) if config.lora.acts else None
         if frozen is not None:
@@ -250,6 +256,8 @@ class RLTrainer:
         self.selector.restore(meta["selector"])
         self.buffer.policy_state = meta.get("step_policy", {})
         self.telemetry.restore(meta["telemetry"])
+        if drafts:
+            self.collect.drafts.restore(drafts, arrays["drafts"])
         if "pending" in arrays:
             self._restore_in_flight(meta["pending"], arrays["pending"], str(newest.path))
 
@@ -281,12 +289,15 @@ class RLTrainer:
             arrays["reference"] = stack(self.learner.reference)
         if not self.buffer.empty:
             arrays["pending"] = self.buffer.arrays(self.engine.config.max_length)
+        if drafts := self.collect.drafts.state():
+            arrays["drafts"] = self.collect.drafts.arrays()
         meta = {
             "kind": "rl",
             VOCAB_ROWS: self.vocab_rows,
             **adapter_meta(self.config.lora, self.config.init_from, self.learner.frozen),
             "pending": None if self.buffer.empty else self.buffer.state(),
             "step_policy": self.buffer.policy_state,
+            "drafts": drafts,
             "stream": self.stream.state(),
             "history": self.history.state(),
             "selector": self.selector.state(),
@@ -464,6 +475,7 @@ class RLTrainer:
             gold=self.config.data.labelled,
             hotter_from=self.rl.group_size if heats else None,
             replayed=update.ages if self.rl.group_replay.acts else None,
+            drafts=self.rl.drafts is not None,
         )
 
     def _end_step(self) -> None:

@@ -79,6 +79,13 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
             f" rollouts are not more than one pass over {prompts} prompts: it will skip none; raise"
             " rl.steps"
         )
+    repeated = any(source.repeat > 1 for source in config.data.sources)
+    if rl.drafts is not None and rollouts <= prompts and not repeated:
+        notices.append(
+            f"rl.drafts.name = {rl.drafts.name!r}: drafts are answers of a prompt's last visit, and"
+            f" {rollouts} rollouts are not more than one pass over {prompts} prompts: no draft will"
+            " be used; raise rl.steps"
+        )
     if rl.zero_variance.curriculum and labels == 1:
         notices.append(
             "rl.zero_variance.curriculum: all prompts have the same label, so that only a prompt's"

@@ -86,6 +86,7 @@ class _Lister:
             "rollout_logp": per_token,
             "ref_logp": per_token if algorithm.uses_reference else None,
             "gold": per_response if config.labelled else None,
+            "sampled": None if config.sampling.drafts is None else mask,
         }
         return Program(
             "prepare", step.prepare, (mask, per_token, per_response, known, group), keywords

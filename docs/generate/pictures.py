@@ -183,6 +183,22 @@ def partial_rollouts() -> Picture:
     return p
 
 
+def drafts() -> Picture:
+    """An answer of the last visit, its accepted prefix, and what is sampled after it."""
+    p = Picture(860, 210, "Drafts")
+    p.text(20, 30, "One answer to a prompt, at two visits", at="start", bold=True)
+    for y, name in ((50, "last visit"), (130, "this visit")):
+        p.text(20, y + 22, name, at="start", small=True)
+        p.box(110, y, 110, 36, ("prompt",), "plain")
+    p.box(220, 50, 520, 36, ("answer, sampled: the draft",), "rollout")
+    p.box(220, 130, 340, 36, ("accepted prefix: one pass",), "train")
+    p.box(560, 130, 250, 36, ("sampled anew",), "rollout")
+    p.line([(560, 44), (560, 172)])
+    p.text(568, 108, "first token that is not accepted", at="start", small=True)
+    p.text(220, 194, "log-probs, routes: of the present policy", at="start", small=True)
+    return p
+
+
 # From the top: a room imports from the rows below it alone (tests/test_house_rules.py).
 ROOMS = (
     (("commands, library", "what a person calls"),),
@@ -224,6 +240,7 @@ PICTURES = {
     "corrections": corrections,
     "one_step_off": one_step_off,
     "partial_rollouts": partial_rollouts,
+    "drafts": drafts,
     "architecture": architecture,
 }
 

@@ -32,6 +32,7 @@ VARIANTS = {
         *("--rl.step-policy", "screening", "--rl.step-policy.n0", "2", "--rl.group-size", "4"),
         *("--rl.step-policy.min-chance", "1", "--rl.zero-variance.posterior", "True"),
     ],
+    "drafts": ["--rl.drafts", "coupled"],
     "one_step_off": [*CORRECTED, "--rl.one-step-off", "True"],
     "replay": [
         *(*CORRECTED, "--rl.group-replay.groups", "4", "--rl.group-replay.max-age", "3"),

@@ -19,12 +19,14 @@ from compass_jax.commands.overrides import override, settings_help
 from compass_jax.commands.settings import FIRST, field_docs, first_settings, settings
 from compass_jax.commands.table import BY_NAME, overview
 from compass_jax.config import ConfigError, Objective, TaskSource
+from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.config.ranges import field_hints, type_name
 from compass_jax.config.verifiers import Options
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs import signals
 
 # what a number counts or measures; the last line is of those that have no unit
@@ -62,6 +64,20 @@ def test_every_setting_has_a_sentence_and_a_unit(objective):
     config = whole_config(objective)
     assert faults_of_settings(config) == []
     assert len(list(settings(config))) > 180
+
+
+@pytest.mark.parametrize("drafts", [Lenient(), Coupled()], ids=lambda x: x.name)
+def test_drafts_are_chosen_by_name_and_set_by_their_fields(drafts):
+    (field,) = {x.name for x in dataclasses.fields(drafts)} - {"kept_tokens"}
+    words = ["--rl.drafts", drafts.name, "--rl.drafts.kept-tokens", "500", f"--rl.drafts.{field}"]
+    config = override(whole_config(Espo()), [*words, "7"])
+    assert config.rl.drafts == dataclasses.replace(drafts, kept_tokens=500, **{field: 7})
+    assert faults_of_settings(config) == []
+    assert config_from_json(config_to_json(config)) == config
+    with pytest.raises(ConfigError, match=r"rl\.drafts\.name = 'greedy': no such drafts"):
+        override(config, ["--rl.drafts", "greedy"])
+    text = " ".join(settings_help(tiny_run(), "compass train x.py").split())
+    assert "--rl.drafts NAME: Class: lenient, coupled, or your own file.py:Class." in text
 
 
 def test_the_help_of_a_configuration_lists_every_setting_within_80_columns():

@@ -23,7 +23,7 @@ from compass_jax.config import (
 )
 from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.step_policies.screening import Screening, chance_to_vary
-from compass_jax.records import Score
+from compass_jax.records import Outcome, Score
 
 GROUP = (1, 0)
 STRICT = Screening(n0=2, min_chance=1.0, min_chance_hard=1.0)
@@ -103,7 +103,7 @@ def test_a_stop_at_any_sample_leads_to_the_same_groups_and_rounds(name):
     assert {len(keys) > 0 for _, keys in whole.asked} == {True}
     for _, keys in whole.asked:  # a round holds first samples or others
         assert len({key.index >= n0 for key in keys}) == 1
-    sizes = Counter(x[-1] for step in expected for _, x in step[1])
+    sizes = Counter(Outcome(*x).samples for step in expected for _, x in step[1])
     assert set(sizes) == {n0, config.group_size}
     for at in range(1, len(whole.ended) + 1, 3):
         world = World(name, stop_at=at)

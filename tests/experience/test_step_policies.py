@@ -21,6 +21,7 @@ from compass_jax.config import (
 from compass_jax.experience.step_policies.ask import MAX_DRAWN, StepPolicyFailed
 from compass_jax.experience.step_policies.dynamic import DynamicSampling
 from compass_jax.experience.step_policies.partial import PartialRollouts
+from compass_jax.records import Outcome
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ def own_configs(monkeypatch):
 def test_a_users_policy_decides_the_same_after_a_stop_at_any_sample():
     whole = World("screening")
     expected = run(whole)
-    outcomes = [outcome for step in expected for _, outcome in step[1]]
-    assert {samples for *_, samples in outcomes} == {2, 4}
-    assert all(total in (0, 2) for _, total, _, _, samples in outcomes if samples == 2)
+    outcomes = [Outcome(*outcome) for step in expected for _, outcome in step[1]]
+    assert {x.samples for x in outcomes} == {2, 4}
+    assert all(x.reward_sum in (0, 2) for x in outcomes if x.samples == 2)
     drawn = [len(step[1]) for step in expected]
     assert drawn[0] == 3 and max(drawn) > 3  # the state permits more rounds in later steps
     for at in range(1, len(whole.ended) + 1, 3):

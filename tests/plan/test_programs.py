@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import jax
 import pytest
+from evolve import with_size
 from tiny_run import tiny_run
 
 from compass_jax.config import ZeroVarianceConfig, named_correction
@@ -18,6 +19,7 @@ from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.plan.programs import fresh_state, planned, run_programs
 from compass_jax.rl.objectives.grpo import grpo
+from compass_jax.rollout.drafts import Coupled
 from compass_jax.rollout.engine import Engine
 from compass_jax.session import load_tokenizer
 from compass_jax.training import loop, step
@@ -85,6 +87,11 @@ VARIANTS = {
         "rl": {"partial_prompts": 3, "correction": TIS, "buckets": (40, 56)},
         "rollout": {"cache_pages": 24, "page_tokens": 8, "slots": 6},
         "data": {"eval_prompts": 0},
+    },
+    "drafts": {
+        "rl": {"drafts": Coupled(), "steps": 3},
+        "rollout": {"cache_pages": 24, "page_tokens": 8, "slots": 6},
+        "data": {"eval_prompts": 0, "sources": with_size(tiny_run().data, 6).sources},
     },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
     "R2, packed rows": {"rl": {"replay": "R2", "packed_row_tokens": 112}},

@@ -34,12 +34,13 @@ RUN = dict(
     group_replay__groups=[0, 2],
     group_replay__tokens=[0, 90],
     waste__filter_tokens=[700, 700],
+    waste__tokens_drafted={2: 300},
 )
 
 
 def test_the_parts_are_the_tokens_that_the_metrics_say():
     found = token_funnel(series(**RUN))
-    assert found["generated"] == 3000 and found["filter"] == 700
+    assert found["generated"] == 3000 and found["filter"] == 700 and found["drafted"] == 300
     assert (found["verifier"], found["shaping"], found["entropy"]) == (1000, 100, 700)
     assert found["dropped"] == 400 and found["unknown"] == 100
     assert found["silent"] == 3000 - 1000 - 100 - 700 - 400 - 100

@@ -23,7 +23,9 @@ from compass_jax.config import (
 from compass_jax.model.params import place
 from compass_jax.model.quantize import Quantized
 from compass_jax.plan.collectives import collectives, total_bytes
+from compass_jax.records import Draft
 from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.drafts import Coupled
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.sharding import AXES, Placement, make_mesh
@@ -63,7 +65,7 @@ def named(mesh):
     return "-".join(f"{axis}{n}" for axis, n in mesh.items())
 
 
-def collect(mesh, options="plain", devices=None):
+def collect(mesh, options="plain", devices=None, prompts=PROMPTS, **more):
     """(rollouts by row, the store on the host)."""
     changes, quantize = OPTIONS[options]
     rollout, compute = dataclasses.replace(ROLLOUT, **changes), ComputeConfig(scan_layers=False)
@@ -79,9 +81,8 @@ def collect(mesh, options="plain", devices=None):
             stored=True,
             placement=placement,
         )[0]
-    job = Collection(
-        Engine(MODEL, compute, rollout, EOS, placement), decode, PROMPTS, SAMPLES, Purpose.TRAIN, 0
-    )
+    engine = Engine(MODEL, compute, rollout, EOS, placement)
+    job = Collection(engine, decode, prompts, SAMPLES, Purpose.TRAIN, 0, **more)
     rollouts = {r.row: r for r in job}
     return rollouts, np.asarray(job.routes), decode, job
 
@@ -111,6 +112,24 @@ def test_the_rollout_is_that_of_one_device(one_device, mesh):
     down = decode["run_0"][0]["layer_0"]["mlp"]["down"]
     shard = down.addressable_shards[0].data.shape
     assert shard == (8 // mesh.get("expert", 1), 16 // mesh.get("tensor", 1), 32)
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 2, "tensor": 4}], ids=named)
+def test_drafts_over_a_mesh_are_accepted_as_on_one_device(mesh):
+    """A token of every draft is wrong, each in another place."""
+    drafts, again, answers = Coupled(), [x.at_visit(1) for x in PROMPTS], {}
+    for row, r in collect(None, drafts=drafts)[0].items():
+        tokens = r.response.copy()
+        tokens[row % len(tokens)] ^= 1
+        answers[r.prompt.at_visit(1).sample(r.sample)] = Draft(tokens, r.logp[-len(tokens) :])
+    options = {"prompts": again, "drafts": drafts, "answers": answers}
+    expected, routes, *_ = collect(None, **options)
+    found, store, *_ = collect(mesh, **options)
+    for row, rollout in found.items():
+        np.testing.assert_array_equal(rollout.tokens, expected[row].tokens)
+        np.testing.assert_allclose(rollout.logp, expected[row].logp, atol=1e-5)
+        assert rollout.drafted == expected[row].drafted == row % rollout.draft_tokens
+    np.testing.assert_array_equal(store, routes)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import Rl
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rollout.drafts import Lenient
 from compass_jax.training.notices import idle_settings, idle_stages
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +152,14 @@ def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
     mixed = (*sources, ProceduralSource("products"))
     data = dataclasses.replace(grown.data, sources=mixed)
     assert said(dataclasses.replace(scalar, data=data)) == []
+
+
+def test_drafts_of_prompts_that_are_never_visited_again_are_told():
+    config = config_with(steps=10, drafts=Lenient())
+    assert [x.split(" = ")[0] for x in idle_settings(config, 40, 5)] == ["rl.drafts.name"]
+    assert idle_settings(config, 39, 5) == []
+    sources = tuple(dataclasses.replace(x, repeat=2) for x in config.data.sources)
+    assert idle_settings(evolve(config, data={"sources": sources}), 80, 5) == []
 
 
 def test_a_warm_up_longer_than_the_run_and_an_evaluation_of_nothing_are_told():

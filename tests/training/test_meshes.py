@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from evolve import with_size
 from logged import lines, numbers
 from stops import stop_at_sample
 from tiny_run import tiny_run
@@ -23,6 +24,7 @@ from compass_jax.config import (
 )
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rollout.drafts import Lenient
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
@@ -151,16 +153,19 @@ STOPS = {
     "R2": {"steps": 2, "replay": "R2", "updates_per_rollout": 2},
     "replay": REPLAY,
     "replay, live": REPLAY | {"group_replay": GroupReplayConfig(groups=4, max_age=2)},
+    "drafts": {"steps": 3, "drafts": Lenient()},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STOPS)
 def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, name):
-    """SIGTERM at sample 11: the samples and their routes come back from the checkpoint onto the
+    """SIGTERM within a rollout: the samples and their routes come back from the checkpoint onto the
     mesh; the groups are those of a whole run.
     """
     still = {"optim": dataclasses.replace(tiny_run().rl.optim, learning_rate=1e-12), **STOPS[name]}
+    data = with_size(tiny_run().data, 6) if name == "drafts" else tiny_run().data
+    number = 40 if name == "drafts" else 11  # of step 3, whose samples have drafts
     for mesh, here in (
         ({}, "whole"),
         (
@@ -169,9 +174,10 @@ def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, na
         ),
     ):
         if mesh:
-            stop_at_sample(monkeypatch, 11)
-            assert run_rl(configured(tmp_path / here, still, **mesh))["stopped"]
-        assert run_rl(configured(tmp_path / here, still, **mesh))["steps"] == still["steps"]
+            stop_at_sample(monkeypatch, number)
+            assert run_rl(configured(tmp_path / here, still, data=data, **mesh))["stopped"]
+        config = configured(tmp_path / here, still, data=data, **mesh)
+        assert run_rl(config)["steps"] == still["steps"]
     found, expected = (
         sorted(str(row["samples"]) for row in lines(tmp_path / here, "rollouts"))
         for here in ("stopped", "whole")

@@ -59,6 +59,8 @@ QUICK = [
     case("partial", stop_at_sample, 20, 1, 7),
     case("partial", kill_in_training, 2, 1, 3),
     case("replay", kill_in_training, 3, 2, 0),
+    case("drafts", stop_at_sample, 40, 2, 4, CLOSE),  # step 3, most of whose samples have drafts
+    case("drafts", kill_after_step, 3, 2),
 ]
 SLOW = [
     case("plain", stop_at_sample, 32, 1, 4, CLOSE),  # the last sample of step 2
@@ -88,6 +90,11 @@ SLOW = [
     case("partial", stop_at_sample, 3, 0, 7),
     case("partial", stop_after_step, 1, 1, 3),
     case("partial, one step off", kill_in_training, 2, 1, 7),
+    case("drafts", stop_at_sample, 50, 3, 4, CLOSE),
+    case("one step off, drafts", stop_after_step, 2, 2, 4),
+    case("one step off, drafts", kill_in_training, 3, 2, 4),
+    case("partial, drafts", stop_after_step, 2, 2, 3),
+    case("partial, drafts", kill_in_training, 3, 2, 3),
 ]
 CASES = [*QUICK, *(pytest.param(*x.values, id=x.id, marks=pytest.mark.slow) for x in SLOW)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evolve import evolve
+from evolve import evolve, with_size
 from tiny_run import tiny_run
 
 from compass_jax.config import (
@@ -21,6 +21,7 @@ from compass_jax.config import (
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.drafts import Coupled, Lenient
 
 TIS = named_correction("tis")
 AHEAD = {"steps": 3, "correction": TIS, "one_step_off": True, "eval_every": 2}
@@ -52,6 +53,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "partial": ("coin", PARTIAL),
     "partial, one step off": ("coin", {**PARTIAL, "one_step_off": True}),
     "one step off": ("coin", AHEAD),
+    "drafts": ("coin", {"steps": 4, "drafts": Lenient()}),
+    "one step off, drafts": ("coin", {**AHEAD, "steps": 4, "drafts": Lenient()}),
+    "partial, drafts": ("coin", {**PARTIAL, "steps": 4, "drafts": Coupled()}),
     "one step off, dynamic": (
         "coin",
         {**AHEAD, "zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
@@ -101,6 +105,8 @@ def configured(
     data, rollout = config.data, config.rollout
     if variant not in EVALUATED:
         data = dataclasses.replace(data, eval_prompts=0)
+    if "drafts" in variant:  # so few prompts that each is visited again
+        data = with_size(data, 6)
     if variant.startswith("partial"):  # slots for a group and a half
         rollout = dataclasses.replace(rollout, slots=6)
     return evolve(config, run_dir=str(directory), data=data, rollout=rollout, rl={**settings | rl})

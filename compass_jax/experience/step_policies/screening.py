@@ -87,7 +87,7 @@ class Screening(StepPolicy):
         continued = [group for group in groups if len(group.rollouts) > self.n0]
         stopped = len(groups) - len(continued)
         uniform = [group for group in continued if not _differ(group.scores[: self.n0])]
-        tokens = sum(r.response_length for x in continued for r in x.rollouts[self.n0 :])
+        tokens = sum(r.sampled_length for x in continued for r in x.rollouts[self.n0 :])
         return {
             "screening/stopped_groups": stopped,
             "screening/stopped_frac": stopped / inputs.sampling.prompts_per_step,

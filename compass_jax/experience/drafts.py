@@ -1,0 +1,137 @@
+"""The last answers to each prompt, which are drafts at its next visit (rollout/drafts.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.config import ConfigError, Drafts
+from compass_jax.records import Draft, Group, Prompt, SampleKey
+
+ARRAYS = {"tokens": np.int32, "logp": np.float32}
+
+
+class DraftStore:
+    """The answers of each prompt's last visit, by prompt and sample index, on the host.
+
+    It holds at most `drafts.kept_tokens` tokens: the prompts that were visited longest ago are
+    forgotten first. Without drafts (None) it holds nothing.
+    """
+
+    def __init__(self, drafts: Drafts | None):
+        self.drafts = drafts
+        self.tokens = 0  # number of tokens of all drafts
+        # prompt id -> (visit, sample index -> draft), the prompt visited last at the end
+        self._answers: dict[int, tuple[int, dict[int, Draft]]] = {}
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """Replaces the drafts of the groups' prompts by the groups' answers."""
+        for group in groups if self.drafts is not None else ():
+            answers = {}
+            for x in group.rollouts:
+                start = len(x.prompt.tokens)
+                answers[x.sample] = Draft(x.tokens[start:], x.logp[start:].astype(np.float32))
+            self._put(group.prompt.id, group.prompt.visit, answers)
+
+    def find(self, keys: Iterable[SampleKey]) -> dict[SampleKey, Draft]:
+        """Returns the drafts of these samples, without those that have none."""
+        drafts = {}
+        for key in keys if self.drafts is not None else ():
+            visit, answers = self._answers.get(key.prompt, (key.visit, {}))
+            if key.index in answers and self._shares_noise(visit, key.visit):
+                drafts[key] = answers[key.index]
+        return drafts
+
+    def state(self) -> JsonObject | None:
+        """Returns the prompts with their visits and the lengths of their drafts, as JSON; None if
+        there are none.
+        """
+        if not self._answers:
+            return None
+        prompts = [
+            [prompt, visit, [[index, len(draft.tokens)] for index, draft in answers.items()]]
+            for prompt, (visit, answers) in self._answers.items()
+        ]
+        return {"tokens": self.tokens, "prompts": prompts}
+
+    def arrays(self) -> dict[str, Array]:
+        """Returns the drafts' tokens and log-probs `[tokens]`, in the order of `state`."""
+        drafts = [x for _, answers in self._answers.values() for x in answers.values()]
+        return {
+            name: jnp.asarray(np.concatenate([getattr(x, name) for x in drafts]), dtype)
+            for name, dtype in ARRAYS.items()
+        }
+
+    def restore(self, state: JsonMapping, arrays: JsonMapping) -> None:
+        """Restores what `state` and `arrays` returned, up to `drafts.kept_tokens`."""
+        if self.drafts is None:
+            return
+        columns, start = [np.asarray(arrays[name]) for name in ARRAYS], 0
+        for prompt, visit, lengths in state["prompts"]:
+            answers = {}
+            for index, length in lengths:
+                part = slice(start, start + length)
+                answers[index] = Draft(*(column[part] for column in columns))
+                start += length
+            self._put(prompt, visit, answers)
+
+    def _put(self, prompt: int, visit: int, answers: dict[int, Draft]) -> None:
+        self._forget(prompt)
+        self._answers[prompt] = visit, answers
+        self.tokens += sum(len(x.tokens) for x in answers.values())
+        assert self.drafts is not None
+        while self.tokens > self.drafts.kept_tokens:
+            self._forget(next(iter(self._answers)))
+
+    def _forget(self, prompt: int) -> None:
+        _, answers = self._answers.pop(prompt, (0, {}))
+        self.tokens -= sum(len(x.tokens) for x in answers.values())
+
+    def _shares_noise(self, first: int, second: int) -> bool:
+        assert self.drafts is not None
+        return self.drafts.noise_visit(first) == self.drafts.noise_visit(second)
+
+
+def check_turns(drafts: Drafts | None, prompts: Iterable[Prompt]) -> None:
+    """Raises ConfigError for drafts with prompts whose answers are conversations."""
+    label = next((x.label for x in prompts if x.turns), None)
+    if drafts is not None and label is not None:
+        raise ConfigError(
+            f"{drafts.key}.name = {drafts.name!r}: the prompts of {label!r} have an environment,"
+            " whose answers to other turns than the draft's would differ; leave out one of the two"
+        )
+
+
+def abstract_drafts(state: JsonMapping) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of the arrays that belong to a `DraftStore.state`."""
+    shape = (int(state["tokens"]),)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in ARRAYS.items()}
+
+
+def draft_metrics(groups: Sequence[Group], drafts: Drafts | None) -> dict[str, float]:
+    """Returns the number of answers that began with a draft, the tokens of these drafts, and the
+    accepted ones; empty without drafts.
+    """
+    if drafts is None:
+        return {}
+    rollouts = [x for group in groups for x in group.rollouts]
+    return {
+        "drafts/used": float(sum(x.draft_tokens > 0 for x in rollouts)),
+        "drafts/scored_tokens": float(sum(x.draft_tokens for x in rollouts)),
+        "waste/tokens_drafted": float(sum(x.drafted for x in rollouts)),
+    }
+
+
+def accepted_frac(counts: JsonMapping) -> dict[str, float]:
+    """Returns the accepted share of the drafts' tokens in a step's `draft_metrics`, 0 without a
+    draft; empty without these metrics.
+    """
+    if "drafts/used" not in counts:
+        return {}
+    share = counts["waste/tokens_drafted"] / max(counts["drafts/scored_tokens"], 1.0)
+    return {"drafts/accepted_frac": share}

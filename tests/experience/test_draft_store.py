@@ -1,0 +1,153 @@
+"""The store of drafts: what it keeps, forgets and restores; the account of drafted tokens; what
+drafts refuse.
+"""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from evolve import evolve
+from tiny import make_prompt
+from tiny_run import tiny_run
+
+from compass_jax import memory
+from compass_jax.config import ConfigError, RLConfig
+from compass_jax.experience.assemble import assemble
+from compass_jax.experience.drafts import (
+    DraftStore,
+    abstract_drafts,
+    accepted_frac,
+    check_turns,
+    draft_metrics,
+)
+from compass_jax.experience.history import outcome
+from compass_jax.records import Draft, Group, Rollout, Score
+from compass_jax.rollout.drafts import Coupled, Lenient
+
+
+def group(number, visit, lengths=(3, 5), drafted=(0, 0), draft_tokens=(0, 0)):
+    """A group whose answers have so many tokens."""
+    prompt = make_prompt(number, 4, visit)
+    rollouts = []
+    for i, n in enumerate(lengths):
+        new = np.arange(n, dtype=np.int32) + 10 * i + visit
+        tokens = np.concatenate([prompt.tokens, new])
+        logp = np.concatenate([np.zeros(4), -0.5 - new]).astype(np.float32)
+        versions = np.zeros(4 + n, np.int32)
+        counts = drafted[i], draft_tokens[i]
+        rollouts.append(Rollout(prompt, i, tokens, logp, logp, False, versions, i, *counts))
+    return Group(prompt, tuple(rollouts), tuple(Score(float(i), True) for i in range(len(lengths))))
+
+
+def keys(number, visit, n=2):
+    return [make_prompt(number, 4, visit).sample(i) for i in range(n)]
+
+
+def test_the_last_visits_answers_are_found_by_their_index():
+    store = DraftStore(Lenient())
+    store.add([group(0, 0), group(1, 0)])
+    store.add([group(0, 1, (2,))])
+    found = store.find([*keys(0, 2), *keys(1, 1), *keys(2, 0)])
+    assert set(found) == {keys(0, 2)[0], *keys(1, 1)}  # sample 1 was not drawn at the last visit
+    assert found[keys(0, 2)[0]].tokens.tolist() == [1, 2]
+    np.testing.assert_array_equal(found[keys(1, 1)[1]].logp, -0.5 - np.arange(10, 15))
+    assert store.tokens == 2 + 8
+    nothing = DraftStore(None)
+    nothing.add([group(0, 0)])
+    assert nothing.find(keys(0, 1)) == {} and nothing.state() is None
+
+
+def test_coupled_drafts_are_of_visits_that_share_noise():
+    store = DraftStore(Coupled(refresh=3))
+    store.add([group(0, 1)])
+    assert set(store.find(keys(0, 2))) == set(keys(0, 2)) and store.find(keys(0, 3)) == {}
+
+
+def test_the_prompts_visited_longest_ago_are_forgotten():
+    store = DraftStore(Lenient(kept_tokens=20))
+    store.add([group(0, 0), group(1, 0)])
+    store.add([group(0, 1)])  # now prompt 1 is the oldest
+    store.add([group(2, 0)])
+    assert store.tokens == 16 and not store.find(keys(1, 1))
+    assert store.find(keys(0, 2)) and store.find(keys(2, 1))
+    store.add([group(3, 0, (15, 15))])  # more than may be kept
+    assert store.tokens == 0 and store.state() is None
+
+
+def test_a_checkpoint_holds_the_drafts_in_order():
+    store = DraftStore(Lenient(kept_tokens=20))
+    store.add([group(0, 0), group(1, 0, (4,))])
+    state, arrays = json.loads(json.dumps(store.state())), store.arrays()
+    shapes = {name: (x.shape, x.dtype) for name, x in arrays.items()}
+    assert shapes == {name: (x.shape, x.dtype) for name, x in abstract_drafts(state).items()}
+    again = DraftStore(Lenient(kept_tokens=20))
+    again.restore(state, arrays)
+    for made in (store, again):
+        made.add([group(2, 0, (9,))])  # the oldest goes
+    assert again.state() == store.state() and again.tokens == store.tokens == 13
+    jax.tree.map(np.testing.assert_array_equal, again.arrays(), store.arrays())
+    fewer = DraftStore(Lenient(kept_tokens=5))
+    fewer.restore(state, arrays)
+    assert fewer.tokens == 4 and fewer.find(keys(1, 1, 1))
+    found = fewer.find(keys(1, 1, 1))[keys(1, 1, 1)[0]]
+    assert isinstance(found, Draft) and found.tokens.dtype == np.int32
+    off = DraftStore(None)
+    off.restore(state, arrays)
+    assert off.state() is None
+
+
+def test_drafted_tokens_are_in_a_column_of_their_own():
+    groups = [group(0, 1, (3, 5), (2, 0), (3, 4)), group(1, 0, (4, 4))]
+    metrics = draft_metrics(groups, Lenient())
+    assert metrics == {"drafts/used": 2, "drafts/scored_tokens": 7, "waste/tokens_drafted": 2}
+    assert accepted_frac(metrics) == {"drafts/accepted_frac": 2 / 7}
+    assert accepted_frac(draft_metrics(groups[1:], Lenient())) == {"drafts/accepted_frac": 0}
+    assert draft_metrics(groups, None) == {} == accepted_frac({})
+    assert [r.sampled_length for r in groups[0].rollouts] == [1, 5]
+    of_group = outcome(groups[0], tiny_run().rewards)
+    assert (of_group.response_tokens, of_group.drafted_tokens) == (8, 2)
+    arrays = assemble(groups, 2, 12, 2, drafts=True)
+    np.testing.assert_array_equal(arrays.sampled[0], arrays.mask[0] & (np.arange(12) >= 6))
+    np.testing.assert_array_equal(arrays.sampled[1:], arrays.mask[1:])
+    assert assemble(groups, 2, 12, 2).sampled is None
+
+
+REFUSED = {
+    "lenience": (Lenient(lenience=0.9), "rl.drafts.lenience = 0.9: must be at least 1"),
+    "refresh": (Coupled(refresh=0), "rl.drafts.refresh = 0: must be at least 2"),
+    "no refresh": (Coupled(refresh=1), "at 1 no two visits share noise"),
+    "no store": (Lenient(kept_tokens=0), "rl.drafts.kept_tokens = 0: must be positive"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_drafts_that_mean_nothing_are_refused(name):
+    drafts, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        RLConfig(drafts=drafts).validate("rl")
+    RLConfig(drafts=dataclasses.replace(Lenient(), lenience=1.0)).validate("rl")
+
+
+def test_drafts_of_conversations_are_refused():
+    prompts = [make_prompt(0, 4), dataclasses.replace(make_prompt(1, 4), turns=3, label="shop")]
+    with pytest.raises(ConfigError, match=r"rl\.drafts\.name = 'coupled'.*'shop'.*environment"):
+        check_turns(Coupled(), prompts)
+    check_turns(None, prompts)
+    check_turns(Coupled(), prompts[:1])
+
+
+def test_memory_of_the_drafts_is_estimated_and_too_much_is_refused(monkeypatch):
+    config = tiny_run()
+    drafting = evolve(config, rl={"drafts": Lenient(kept_tokens=2**20)})
+    with_drafts, without = (memory.estimate(x, x.rl).process for x in (drafting, config))
+    more = with_drafts - without
+    assert more * jax.local_device_count() == pytest.approx(2 * 8 * 2**20)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2.0**24)
+    memory.check_drafts(drafting.rl)
+    memory.check_drafts(config.sft)
+    large = dataclasses.replace(drafting.rl, drafts=Coupled(kept_tokens=2**20 + 1))
+    with pytest.raises(ConfigError, match=r"rl\.drafts\.kept_tokens.*are free; lower it"):
+        memory.check_drafts(large)
