@@ -30,10 +30,11 @@ Arms, each at its best trial, on seeds 0 to 4:
     screening    a few samples of each prompt, the others where the group is likely to vary
     posterior    prompts by their predicted pass rate
     screening, posterior    both
+    drafts       drafts of a prompt's last visit, with FEW_PROMPTS prompts of each length, so that
+                 the budget visits each about eight times; a trial of these prompts without drafts
     rloo, maxrl  other advantages
     replay       recent varied groups in the places of uniform ones, with TIS
     permuted     the arm with the lowest ratio, with rewards shuffled within each group: a control
-Drafts are an arm once the package has them.
 
 Measure. a0 is a seed's accuracy before RL, a1 the mean of its tuned GRPO run's last three
 evaluations. Tokens to the target: where the curve, smoothed over three evaluations, first stays at
@@ -52,6 +53,7 @@ import dataclasses
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,14 +75,18 @@ from compass_jax.config import (
     ShapingConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.data.keep import PassRate
+from compass_jax.data.prompts import train_prompts
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.advantages.rloo import Rloo
 from compass_jax.rl.corrections.tis import Tis
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
+from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically
+from compass_jax.session import load_tokenizer
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 
@@ -92,6 +98,7 @@ CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101, 102), (101,)
 BEST_CELLS = 3  # that are tried at other rates
 EXPECTED_TOKENS = 160  # of an answer, which sets the interval of evaluations
 FILTER_SAMPLES = 4
+FEW_PROMPTS = 16  # training prompts of each length, for drafts
 # One seed had accuracy 0.01 after 200 updates and 0.50 after 400.
 COLD_FIRST, COLD_ROUND, COLD_ROUNDS, COLD_ACCURACY = 180, 10, 60, (0.05, 0.15)
 CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
@@ -169,10 +176,13 @@ def replay(max_age: int, max_route_age: int) -> Change:
 
 
 class Arm(NamedTuple):
-    """An arm of the experiment: its trials by name, and whether it pays for an offline filter."""
+    """An arm of the experiment: its trials by name, whether it pays for an offline filter, and the
+    number of training prompts of each length (0: all).
+    """
 
     trials: dict[str, Change]
     filters: bool = False
+    prompts: int = 0
 
 
 STRICT = {"min_chance": 1.0, "min_chance_hard": 1.0}
@@ -215,6 +225,14 @@ ARMS: dict[str, Arm] = {
     ),
     "screening, posterior": Arm(
         {f"{n0} of {n}": both(screening(n0, n), POSTERIOR) for n0, n in ((2, 4), (2, 8), (4, 8))}
+    ),
+    "drafts": Arm(
+        {
+            "no drafts": with_fields(drafts=None),
+            **{f"lenience {x:g}": with_fields(drafts=Lenient(lenience=x)) for x in (1.0, 1.65)},
+            **{f"coupled, refresh {n}": with_fields(drafts=Coupled(refresh=n)) for n in (2, 4, 16)},
+        },
+        prompts=FEW_PROMPTS,
     ),
     "rloo": Arm({"": with_fields(advantage=Rloo())}),
     "maxrl": Arm({"": with_fields(advantage=MaxRL())}),
@@ -344,6 +362,8 @@ class Experiment:
         minutes = 0.0
         if ARMS[arm].filters:
             config, minutes = self._filtered(config)
+        if ARMS[arm].prompts:
+            config = self._with_prompts(config, ARMS[arm].prompts)
         folder = "".join(x if x.isalnum() or x == "." else "_" for x in f"{phase} {name}")
         config = dataclasses.replace(config, run_dir=str(self.out / f"seed{seed}" / folder))
         row = {"phase": phase, "variant": variant, "name": name, "seed": seed}
@@ -388,6 +408,32 @@ class Experiment:
             write_atomically(file, json.dumps((time.perf_counter() - started) / 60))
         data = dataclasses.replace(config.data, keep_file=str(folder / "pass_rates.jsonl"))
         return dataclasses.replace(config, data=data), json.loads(file.read_text())
+
+    def _with_prompts(self, config: RunConfig, count: int) -> RunConfig:
+        """Returns the configuration with `count` training prompts of each length. The held-out
+        prompts stay.
+        """
+        file = self.out / f"seed{config.seed}" / f"prompts_{count}.jsonl"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, first_prompts(config, count))
+        return dataclasses.replace(
+            config, data=dataclasses.replace(config.data, keep_file=str(file))
+        )
+
+
+def first_prompts(config: RunConfig, count: int) -> str:
+    """Returns the lines of a `data.keep_file` that keeps the first `count` training prompts of each
+    label, and that has no cost.
+    """
+    seen: Counter[str] = Counter()
+    lines = []
+    for prompt in train_prompts(config.data, load_tokenizer(config), config.seed, print):
+        seen[prompt.label] += 1
+        keep = seen[prompt.label] <= count
+        row = PassRate(prompt.id, prompt.label, prompt.question, 0.0, 0, 1, 0, 0.0, 1.0, keep)
+        lines.append(json.dumps(row._asdict()) + "\n")
+    return "".join(lines)
 
 
 def _keep_all(file: Path) -> None:

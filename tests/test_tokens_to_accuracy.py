@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ import pytest
 from benchmarks import experiments, long_sums, tokens_report
 from benchmarks import tokens_to_accuracy as experiment
 from benchmarks.tokens_report import Reached
+from compass_jax.data.keep import kept_prompts
+from compass_jax.data.prompts import train_prompts
+from compass_jax.session import load_tokenizer
 
 
 def test_solutions_add_digit_by_digit_and_questions_are_not_shared(tmp_path):
@@ -103,6 +107,17 @@ def test_every_trial_is_a_configuration_that_may_run(smoke, tmp_path):
         assert rl.prompts_per_step == cell[0] and rl.total_updates == rl.steps
     assert max(len(one.trials) for one in experiment.ARMS.values()) <= experiment.FULL.trials
     assert len(experiment.FULL.cells) == 12 and len(experiment.FULL.rates) == 3
+
+
+def test_drafts_have_a_few_prompts_of_each_length_and_the_same_held_out_ones(tmp_path):
+    base = experiment.base_config(0, tmp_path / "cold", smoke=True)
+    config = experiment.Experiment(tmp_path, tmp_path, smoke=True)._with_prompts(base, 5)
+    every = train_prompts(base.data, load_tokenizer(base), 0, print)
+    chosen = kept_prompts(every, config.data.keep_file)
+    assert len(every) > 40 and chosen.tokens == 0
+    assert Counter(x.label for x in chosen.prompts) == {"sum_3": 5, "sum_4": 5}
+    assert experiment.ARMS["drafts"].prompts == experiment.FEW_PROMPTS
+    config.validate_for_rl()
 
 
 @pytest.fixture
