@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from test_in_flight import ROUTES
 from tiny import make_prompt
 
 from compass_jax.config import GroupReplayConfig, RewardConfig
@@ -167,3 +168,18 @@ def test_the_metrics_of_a_step_by_hand():
     right, wrong = update.replaced_outcomes(RewardConfig())
     assert (right.kind, wrong.kind, right.known) == ("easy", "hard", 2)
     assert right.response_tokens == 8  # without an environment's
+
+
+def test_a_group_that_is_routed_live_has_no_routes_of_the_group_that_it_replaces():
+    """All rows are in order and hold routes of this step, which then are read without a copy."""
+    buffer = ExperienceBuffer(RouteBuffer(*ROUTES, 2, SIZE), unrouted=1)
+    groups = []
+    for number in range(2):
+        buffer.add([make_prompt(number, 3)])
+        first = buffer.first_row((1000 + number, 0))
+        groups.append(group(number, (0, 0, 0), 3, row=first))
+    buffer.routes.rows = buffer.routes.rows.at[:].set(4)
+    assert buffer.routes_of(groups) is buffer.routes.rows
+    old = group(5, (1, 0, 0), 2, row=2 * SIZE)
+    routes = np.asarray(buffer.routes_of([old, groups[1]], live=[0])).ravel()
+    np.testing.assert_array_equal(routes, [255] * SIZE + [4] * SIZE)
