@@ -238,7 +238,7 @@ ARMS: dict[str, Arm] = {
     "maxrl": Arm({"": with_fields(advantage=MaxRL())}),
     "replay": Arm(
         {
-            f"{age} updates, {routes}": replay(age, max_route_age)
+            f"age {age}, {routes}": replay(age, max_route_age)
             for age in (1, 2, 4)
             for routes, max_route_age in (("live routes", 0), ("recorded routes at 1", 1))
         }

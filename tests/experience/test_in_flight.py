@@ -23,6 +23,7 @@ from compass_jax.experience import collect
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
 from compass_jax.experience.replay import UpdateGroups, store_groups, update_groups
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.experience.turns import Turns
 from compass_jax.model.routes import take_routes
 from compass_jax.records import Rollout, Score
@@ -33,13 +34,15 @@ LENGTH, SLOTS, STEPS = 12, 5, 3
 DYNAMIC = {"rl_zvp": False, "dynamic_sampling": True, "dynamic_batch": 2, "dynamic_rounds": 3}
 
 
-def replaying(max_route_age=0, grow_to=0):
-    """Settings of a run that replays groups."""
-    return {
-        "group_replay": GroupReplayConfig(groups=4, max_age=2, max_route_age=max_route_age),
-        "zero_variance": ZeroVarianceConfig(rl_zvp=False, grow_to=grow_to),
-        "correction": named_correction("tis"),
-    }
+def replaying(max_route_age=0, stages=None, **settings):
+    """A run that replays groups, with `stages` against zero variance and other settings of RL."""
+    return RLConfig(
+        prompts_per_step=3,
+        group_replay=GroupReplayConfig(groups=4, max_age=2, max_route_age=max_route_age),
+        zero_variance=ZeroVarianceConfig(**{"rl_zvp": False, **(stages or {})}),
+        correction=named_correction("tis"),
+        **{"group_size": 2, **settings},
+    )
 
 
 CONFIGS = {
@@ -56,9 +59,12 @@ CONFIGS = {
     "dynamic growth": RLConfig(
         prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC, grow_to=4)
     ),
-    "replay": RLConfig(prompts_per_step=3, group_size=2, **replaying(max_route_age=1)),
-    "replay, live": RLConfig(prompts_per_step=3, group_size=2, **replaying()),
-    "replay, growth": RLConfig(prompts_per_step=3, group_size=2, **replaying(grow_to=4)),
+    "replay": replaying(max_route_age=1),
+    "replay, live": replaying(),
+    "replay, growth": replaying(stages={"grow_to": 4}),
+    "replay, dynamic": replaying(1, stages=DYNAMIC | {"dynamic_batch": 1, "dynamic_rounds": 1}),
+    "replay, screening": replaying(1, group_size=4, step_policy=Screening(n0=2, min_chance=1.0)),
+    "partial replay": replaying(1, partial_prompts=2),
     "partial": RLConfig(
         prompts_per_step=3, group_size=2, partial_prompts=2, correction=named_correction("tis")
     ),
