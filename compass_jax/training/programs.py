@@ -87,6 +87,7 @@ class _Lister:
             "ref_logp": per_token if algorithm.uses_reference else None,
             "gold": per_response if config.labelled else None,
             "sampled": None if config.sampling.drafts is None else mask,
+            "replayed": known if config.sampling.group_replay.acts else None,
         }
         return Program(
             "prepare", step.prepare, (mask, per_token, per_response, known, group), keywords

@@ -13,7 +13,7 @@ import pytest
 from evolve import with_size
 from tiny_run import tiny_run
 
-from compass_jax.config import ZeroVarianceConfig, named_correction
+from compass_jax.config import GroupReplayConfig, ZeroVarianceConfig, named_correction
 from compass_jax.model import routes
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
@@ -93,6 +93,14 @@ VARIANTS = {
         "rollout": {"cache_pages": 24, "page_tokens": 8, "slots": 6},
         "data": {"eval_prompts": 0, "sources": with_size(tiny_run().data, 6).sources},
     },
+    "replay of groups": {
+        "rl": {
+            "steps": 3,
+            "correction": TIS,
+            "zero_variance": ZeroVarianceConfig(rl_zvp=False),
+            "group_replay": GroupReplayConfig(groups=8, max_age=2, max_route_age=1),
+        }
+    },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
     "R2, packed rows": {"rl": {"replay": "R2", "packed_row_tokens": 112}},
     "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True, rl_zvp=False)}},
@@ -144,6 +152,8 @@ def test_grown_groups_are_prefilled_at_their_largest_size():
     for rl, groups in (
         ({"zero_variance": later}, 3 * 4 + 4),
         ({"partial_prompts": 2, "correction": TIS}, 4 + 2),
+        ({"group_replay": GroupReplayConfig(groups=8, max_route_age=1)}, 4 + 8),
+        ({"group_replay": GroupReplayConfig(groups=8)}, 4),
     ):
         found = {x.name: x for x in planned(listed(changed(tiny_run(), rl=rl)))}
         assert found["store"].arguments[1] == groups * 4
