@@ -211,6 +211,17 @@ def test_a_run_replays_groups_and_counts_the_tokens_that_it_sampled(undisturbed)
             assert (row["replay/unset_frac"] > 0) == (row["staleness_max"] > 1)
 
 
+@pytest.mark.slow
+def test_tokens_that_drafts_gave_are_no_tokens_of_a_replaced_group(undisturbed):
+    directory, _ = undisturbed("replay, drafts")
+    rows, groups = numbers(directory), lines(directory, "rollouts")
+    assert any(row["waste/tokens_drafted"] and row["group_replay/groups"] for row in rows)
+    for step_number, row in enumerate(rows, 1):
+        samples = [x for one in groups if one["step"] == step_number for x in one["samples"]]
+        sampled = sum(x["tokens"] for x in samples) - row["waste/tokens_drafted"]
+        assert row["waste/tokens_generated"] == sampled
+
+
 def test_all_groups_are_routed_live_where_no_routes_are_kept(undisturbed):
     rows = numbers(undisturbed("replay, live")[0])
     unset = [row["replay/unset_frac"] for row in rows]

@@ -84,6 +84,7 @@ SLOW = [
     case("replay", stop_after_step, 2, 2, 0),
     case("replay, live", stop_at_sample, 40, 2, 4, CLOSE),
     case("replay, R2", kill_after_step, 3, 2, 0),
+    case("replay, drafts", kill_in_training, 4, 3, 0),
     case("replay, one step off", kill_in_training, 3, 2, 4),
     case("replay, one step off", stop_after_step, 2, 2, 4),
     case("partial, replay", kill_in_training, 3, 2, 3),

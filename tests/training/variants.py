@@ -81,6 +81,10 @@ VARIANTS |= {
             "replay": "R2",
             "updates_per_rollout": 2,
         },
+        "replay, drafts": {
+            "group_replay": GroupReplayConfig(groups=8, max_age=3),
+            "drafts": Lenient(),
+        },
         "replay, one step off": {
             "group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=2),
             "one_step_off": True,
