@@ -61,10 +61,16 @@ def test_advantages_are_the_verifiers_or_entropys(rl_zvp, normalize_std, x64):
     np.testing.assert_array_equal(np.asarray(p.entropy_group) >= 0, trained)
 
 
-def test_account_of_the_tokens(x64):
+@pytest.mark.parametrize("drafted", [0, 1])
+def test_account_of_the_tokens(x64, drafted):
+    """Without the first tokens of each response, which a draft gave."""
     toy = ref.make_toy(seed=9)
-    metrics = {k: float(v) for k, v in finalize_diagnostics(run(toy, RLConfig())[1]).items()}
-    tokens = toy.mask.sum(1)
+    sampled = toy.mask & (np.cumsum(toy.mask, axis=1) > drafted)
+    function = functools.partial(prepare, sampled=jnp.asarray(sampled) if drafted else None)
+    prepared, diagnostics = run(toy, RLConfig(), function=function)
+    jax.tree.map(np.testing.assert_array_equal, prepared, run(toy, RLConfig())[0])
+    metrics = {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()}
+    tokens = sampled.sum(1)
     total = tokens.sum()
     kind = {}
     for g in range(toy.n_groups):

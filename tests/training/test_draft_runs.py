@@ -8,6 +8,7 @@ from evolve import with_size
 from logged import lines, numbers
 from tiny_run import tiny_run
 
+from compass_jax.config import GroupReplayConfig, ZeroVarianceConfig, named_correction
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.training.rl import run_rl
 
@@ -67,3 +68,32 @@ def test_where_the_policy_moves_the_second_pass_samples_less(tmp_path, drafts, r
     sampled = [m["waste/tokens_generated"] for m in metrics]
     assert 0 < sum(sampled[2:]) < 0.6 * sum(sampled[:2])
     assert 0 < np.mean([m["drafts/accepted_frac"] for m in metrics[2:]]) < 1
+
+
+TIS, UNIFORM = named_correction("tis"), ZeroVarianceConfig(rl_zvp=False)
+GROWTH = ZeroVarianceConfig(grow_to=8, grow_temperature=1.3)
+SETTINGS = {
+    "replay": {
+        "group_size": 2,
+        "correction": TIS,
+        "zero_variance": UNIFORM,
+        "group_replay": GroupReplayConfig(groups=4, max_age=4),
+    },
+    "growth": {"group_size": 2, "correction": TIS, "zero_variance": GROWTH},
+    "packed rows": {"packed_row_tokens": 112},
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["replay", *(pytest.param(x, marks=pytest.mark.slow) for x in list(SETTINGS)[1:])]
+)
+def test_the_account_is_of_sampled_tokens_with_other_settings_too(tmp_path, name):
+    metrics, groups = two_passes(tmp_path, 1e-2, drafts=Coupled(), **SETTINGS[name])
+    for step, m in enumerate(metrics, 1):
+        tokens, drafted = counted(groups[step])
+        assert m["waste/tokens_generated"] == tokens - drafted
+        assert m["waste/tokens_drafted"] == drafted and (drafted > 0) == (step > 2)
+    if name == "replay":
+        assert sum(m["group_replay/groups"] for m in metrics) > 0
+    if name == "growth":
+        assert sum(m["zero_variance/grow_tokens"] for m in metrics[2:]) > 0

@@ -164,8 +164,9 @@ def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, na
     mesh; the groups are those of a whole run.
     """
     still = {"optim": dataclasses.replace(tiny_run().rl.optim, learning_rate=1e-12), **STOPS[name]}
-    data = with_size(tiny_run().data, 6) if name == "drafts" else tiny_run().data
-    number = 40 if name == "drafts" else 11  # of step 3, whose samples have drafts
+    data, number = tiny_run().data, 11
+    if name == "drafts":  # sample 40 is of step 3, whose samples have drafts
+        data, number = dataclasses.replace(with_size(data, 6), eval_prompts=0), 40
     for mesh, here in (
         ({}, "whole"),
         (
