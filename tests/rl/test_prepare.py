@@ -87,11 +87,8 @@ def test_account_of_the_tokens(x64, drafted):
         if g >= 0:
             expected[kind[g] if toy.known[i] else "none"] += tokens[i] / total
     assert {k: metrics[f"waste/frac_{k}"] for k in expected} == pytest.approx(expected)
-    assert (
-        metrics["waste/tokens_generated"] == total
-        and expected["entropy_signal"] > 0
-        and expected["none"] > 0
-    )
+    assert metrics["waste/tokens_generated"] == total and expected["entropy_signal"] > 0
+    assert drafted or expected["none"] > 0
     assert (
         0 < metrics["zero_variance/rate_all_right"] < 1
         and 0 < metrics["zero_variance/rate_all_wrong"] < 1
