@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import resource
 import sys
@@ -39,6 +41,16 @@ def available_bytes(root: Path = Path("/")) -> float:
     """
     system = _meminfo(root) or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return float(min([system, *_cgroup_room(root)]))
+
+
+def return_freed_memory() -> None:
+    """Returns this process's freed memory to the operating system, where the C library is glibc.
+
+    Threads that compile or run a program each have an arena, whose freed memory no other thread
+    reuses (and commands/cli.py has the allocator keep it).
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _meminfo(root: Path) -> int:

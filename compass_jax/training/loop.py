@@ -60,7 +60,7 @@ from compass_jax.experience.metrics import (
     step_histograms,
 )
 from compass_jax.experience.replay import UpdateGroups, store_groups, update_groups
-from compass_jax.machine import peak_bytes
+from compass_jax.machine import peak_bytes, return_freed_memory
 from compass_jax.memory import check_drafts, check_kept_groups, memory_line
 from compass_jax.model.params import in_layout, placed_structs, stack, training_layout
 from compass_jax.model.transformer import Transformer
@@ -335,6 +335,7 @@ class RLTrainer:
             # 2. and 3. Score and update. Programs that still compile ahead would compete with it.
             self.telemetry.phase("training")
             compiler.finish()
+            return_freed_memory()
             trace = self.samples.trace(len(groups))
             try:
                 train_metrics = self._train(update, arrays, trace)
