@@ -1,14 +1,20 @@
-"""TensorBoard as a tracker: event files, written by the calling thread."""
+"""TensorBoard's event files, written by the calling thread.
+
+tensorboardX's writer has a thread that sleeps by the wall clock. A clock that is set back ends the
+thread, and the next flush waits for ever.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from compass_jax.trackers import events
+from typing import Any
 
 
 class Board:
@@ -23,20 +29,25 @@ class Board:
         self.tell = tell
         self.purge_step = purge_step
         self.failed = False
-        self._file: Path | None = None
+        self._writer: Any = None
 
     def go_on(self, step: int) -> None:
         """Resumes after `step` steps: TensorBoard hides the events of later ones."""
         self.close()
         self.purge_step = step + 1
 
+    def prepare(self) -> None:
+        """Imports the writer in a thread: it imports torch, if installed, which takes seconds."""
+        threading.Thread(target=_import_writers, name="board-imports").start()
+
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Records the numbers of `step`."""
+        """Records the numbers of `step`; they are flushed to the operating system."""
         if self.failed:
             return
         try:
             self._write(step, numbers)
-        except Exception as error:  # a full disk, a missing folder
+        # a full disk, a missing folder, a missing library
+        except Exception as error:
             self.failed = True
             self.close()
             self.tell(
@@ -45,16 +56,32 @@ class Board:
             )
 
     def close(self) -> None:
-        """Ends the file; the next `log` begins another."""
-        self._file = None
+        """Closes the file; the next `log` opens another."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # every event was flushed when it was logged
+                self._writer.close()
+            self._writer = None
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
-        now, data = time.time(), b""
-        if self._file is None:
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # here: slow to import
+        from tensorboardX.record_writer import RecordWriter
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        events = [Event(wall_time=now, step=step, summary=scalar(*x)) for x in numbers.items()]
+        if self._writer is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             unique = f"{os.getpid()}.{time.monotonic_ns()}"  # unique among files of one second
             name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{unique}"
-            self._file = self.folder / name
-            data = events.head(now, self.purge_step)
-        with open(self._file, "ab") as file:
-            file.write(data + events.scalars(now, step, numbers))
+            self._writer = RecordWriter(str(self.folder / name))
+            start = SessionLog(status=SessionLog.START)
+            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+            events.insert(1, Event(wall_time=now, step=self.purge_step, session_log=start))
+        for event in events:
+            self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+def _import_writers() -> None:
+    with contextlib.suppress(Exception):  # the first `log` reports it
+        importlib.import_module("tensorboardX.summary")

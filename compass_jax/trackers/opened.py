@@ -44,7 +44,9 @@ def open_trackers(
         if name in SERVICES:
             trackers.append(Remote(SERVICES[name], run_dir, stage, settings, tell))
         else:
-            trackers.append(Board(run_dir / "tb" / stage, tell, 1))
+            board = Board(run_dir / "tb" / stage, tell, 1)
+            board.prepare()
+            trackers.append(board)
     return trackers
 
 

@@ -12,7 +12,7 @@ from test_telemetry import lines, read_events
 
 from compass_jax.runs.logfile import LogError
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.trackers import board, events
+from compass_jax.trackers import board
 
 
 def quiet():
@@ -127,10 +127,10 @@ def test_tensorboard_that_cannot_be_written_is_said_once_and_the_run_goes_on(
         telemetry.log(1, {"x": 1})
         if fault == "full":
 
-            def refuse(*_):
+            def refuse(self):
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-            monkeypatch.setattr(events, "scalars", refuse)
+            monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.flush", refuse)
         for step in (2, 3):
             telemetry.log(step, {"x": step})
         told = telemetry.console.file.getvalue()
