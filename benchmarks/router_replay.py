@@ -143,7 +143,8 @@ def whole_pass(
     routes = jnp.full_like(arrays.routes, unset_id(arrays.routes.dtype))
     flips = counted = 0.0
     for micro in recording.micros:
-        found, _, used, aux = _forward(model, params, *sequences(arrays, micro, store), temperature)
+        inputs = sequences(arrays, micro, store)
+        found, _, used, aux = _forward(model, params, *inputs[:3], temperature)
         put_rows(logp, micro, found)
         routes = put_routes(routes, device_rows(micro, routes), used)
         flips, counted = flips + float(jnp.sum(aux.flips)), counted + float(jnp.sum(aux.tokens))

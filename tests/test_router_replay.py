@@ -63,7 +63,7 @@ def test_the_configurations_are_what_the_experiment_says(tmp_path):
             config.compute.dtype,
             config.seed,
         ) == ("bfloat16", quantize, "float32", 2)
-        assert config.rl.updates_per_rollout == max(router_replay.UPDATES) == 8
+        assert config.rl.updates_per_rollout == max(setup.updates) == 8
     slow, fast = (setup.replay(v, "off", 0).rl.optim.learning_rate for v in ("bf16_slow", "bf16"))
     assert slow == pytest.approx(fast / 10)
     off, r3 = (setup.curve(mode, 1, tmp_path).validate_for_rl() for mode in ("off", "R3"))
@@ -93,8 +93,10 @@ def test_flips_are_of_sets_and_leave_out_what_either_side_lacks():
     b = np.array(
         [[[[2, 1], [3, 4]], [[1, 3], [3, 5]], [[5, 6], [0, 2]], [[1, 2], [3, 4]]]], np.uint8
     )
-    per_layer, any_layer = router_replay.flips_between(jnp.asarray(a), jnp.asarray(b))
-    assert per_layer == pytest.approx(3 / 6) and any_layer == pytest.approx(2 / 3)
+    flips = router_replay.flips_between(jnp.asarray(a), jnp.asarray(b))
+    assert flips["flip_frac"] == pytest.approx(3 / 6)
+    assert flips["flip_any_frac"] == pytest.approx(2 / 3)
+    assert flips["flip_by_layer"] == pytest.approx([1 / 3, 2 / 3], abs=1e-5)
 
 
 def test_distance_and_rounding_of_chosen_weights():
