@@ -1,6 +1,9 @@
 """The estimate of a run's memory, and what this machine has."""
 
 import dataclasses
+import platform
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -178,3 +181,28 @@ def test_a_container_s_limit_counts(tmp_path, groups, cgroup, left):
 def test_this_machine_has_memory_and_the_process_uses_some():
     assert usable_bytes() * jax.local_device_count() / FREE_SHARE > 0
     assert peak_bytes() > 50 * MIB
+
+
+FREED = """
+import os
+from compass_jax.machine import return_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+blocks = [b"x" * 2**16 for _ in range(1600)]  # 100 MiB, each below the size that has its own pages
+top = b"x" * 2**16  # the allocator returns the end of its memory anyway
+before = resident()
+del blocks
+freed = resident()
+return_freed_memory()
+print(before - freed, freed - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_returned_to_the_system():
+    """100 MiB that the allocator would keep below a block that is still used."""
+    output = subprocess.check_output([sys.executable, "-c", FREED], text=True)
+    by_itself, returned = map(int, output.split())
+    assert by_itself < 10 * 2**20 and returned > 80 * 2**20

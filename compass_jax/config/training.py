@@ -157,7 +157,7 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             " rl.zero_variance.rl_zvp learns from: switch one of them off",
         )
         updates = self.updates_per_rollout * self.epochs
-        # one step off, a group is sampled before the updates of the step ahead of its own
+        # one step off, a group is sampled before the updates of the previous step, too
         youngest = updates * (2 if self.one_step_off else 1)
         of_step = f"a step has {updates} update{'s' if updates > 1 else ''}"
         for name in ("max_age", "max_route_age"):

@@ -93,8 +93,9 @@ class UpdatesConfig(Section):
     buckets: LongBuckets = (64, 128, 256)
     """Padded lengths of a training sequence in tokens."""
     packed_row_tokens: CountOrOff = 0
-    """Length in tokens of rows that several sequences share, at most packed_row_tokens / buckets[0]
-    of them; attention stays within each sequence. 0: each sequence has a row of its own.
+    """Length in tokens of rows that several sequences share; attention stays within each sequence.
+    A row has space for packed_row_tokens / buckets[0] sequences, and for each the objective
+    computes buckets[-1] tokens, so a short first bucket takes memory. 0: one sequence a row.
     """
     micro_batch_tokens: BatchTokens = 16_384
     """Maximum number of tokens of a micro-batch, padding included."""

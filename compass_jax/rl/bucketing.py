@@ -37,7 +37,7 @@ class MicroBatch(NamedTuple):
 
     length: int  # the bucket: tokens per row
     rows: Int[np.ndarray, "n"]  # indices into the lengths that were planned; -1 is a padding row
-    packing: Packing | None = None  # None: each in a row of its own
+    packing: Packing | None = None  # None: one sequence a row
 
     @property
     def tokens(self) -> int:
@@ -65,9 +65,9 @@ def plan(
     number of padded tokens. The longest bucket comes first, so that a shape that does not fit in
     memory fails at once.
 
-    With `packed_row_tokens` several sequences share a row of so many tokens: first fit, longest
-    first, at most packed_row_tokens // buckets[0] of them. A micro-batch then has the numbers of
-    rows of a bucket of that length: three shapes at most.
+    With `packed_row_tokens` several sequences share a row of this length in tokens: first fit,
+    longest first, at most packed_row_tokens // buckets[0] of them. A micro-batch then has as many
+    rows as one of a bucket of this length: three shapes at most.
 
     Raises:
         ValueError: a row is longer than the last bucket, or has a negative length (names the
