@@ -135,6 +135,7 @@ def smollm2(out: Path) -> Setup:
                 group_size=4,
                 buckets=(112, 128),
                 micro_batch_tokens=2048,
+                correction=named_correction("tis"),
             ),
         ),
         full().small,
