@@ -11,19 +11,19 @@ and rounds of COLD_ROUND more until held-out accuracy (avg@2 of 160 prompts) is 
 0.15 it is refused. The task is meant to have no ceiling within the budget, and long uniform groups:
 at least 60% of tuned GRPO's. The report says whether that held.
 
-Budget. A million generated tokens a run. Filter rollouts and dropped groups count; evaluations do
-not. The learning rate is constant after its warm-up, so that no schedule depends on the number of
-steps. Every step has one update.
+Budget. Half a million generated tokens a run. Filter rollouts and dropped groups count; evaluations
+do not. The learning rate is constant after its warm-up, so that no schedule depends on the number
+of steps. Every step has one update.
 
 Tuning, on seeds that are not used again. Score: the mean of the accuracy curve over the tokens.
     cells    GRPO with 4, 8, 16 or 32 prompts a step and 2, 4 or 8 samples of each, at rate 3e-4, on
              seed 100
-    rates    the three best cells, each at 1e-4, 3e-4 and 1e-3, on seeds 101 and 102; the best one
-             is tuned GRPO
+    rates    the three best cells, each at 1e-4, 3e-4 and 1e-3, on seed 101; the best one is tuned
+             GRPO
     trials   every other arm has tuned GRPO's prompts a step and rate, its samples unless they are
-             what the arm sets, and up to six trials of its own settings, on seed 101
+             what the arm sets, and up to three trials of its own settings, on seed 101
 
-Arms, each at its best trial, on seeds 0 to 4:
+Arms, each at its best trial, on seeds 0 to 2:
     grpo         tuned GRPO
     dapo         DAPO's clip, mean over tokens and dynamic sampling
     stages       the stages of arXiv 2512.07710: filter, selection, growth, shaping, RL-ZVP
@@ -44,7 +44,8 @@ its whole budget, as a lower bound, and is marked. Minutes are those of rollouts
 updates; the tuning leaves compiled programs in JAX's cache, so that the arms hardly compile.
 
 A line per finished run goes to OUT/tokens_to_accuracy.jsonl, so that the same command goes on where
-it was killed; at the end OUT/tokens_to_accuracy.md and OUT/tokens_to_accuracy.png.
+it was killed; at the end OUT/tokens_to_accuracy.md and OUT/tokens_to_accuracy.png. The same command
+in several processes shares the runs among them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from benchmarks import experiments, long_sums, rl_runs, tokens_report
 from compass_jax.commands.cli import tune_allocator
@@ -94,13 +96,14 @@ Change = Callable[[RLConfig], RLConfig]
 Row = dict[str, Any]
 RESULTS = "tokens_to_accuracy"
 PROMPTS, GROUPS, RATES, RATE = (4, 8, 16, 32), (2, 4, 8), (1e-4, 3e-4, 1e-3), 3e-4
-CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101, 102), (101,)
+CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101,), (101,)
 BEST_CELLS = 3  # that are tried at other rates
 EXPECTED_TOKENS = 160  # of an answer, which sets the interval of evaluations
 FILTER_SAMPLES = 4
 FEW_PROMPTS = 16  # training prompts of each length, for drafts
 # One seed had accuracy 0.01 after 200 updates and 0.50 after 400.
 COLD_FIRST, COLD_ROUND, COLD_ROUNDS, COLD_ACCURACY = 180, 10, 60, (0.05, 0.15)
+WAIT_S = 5.0  # before the runs of other processes are looked for again
 CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
 GRPO, PERMUTED = "grpo", "permuted"
 
@@ -108,11 +111,11 @@ GRPO, PERMUTED = "grpo", "permuted"
 class Scale(NamedTuple):
     """The size of the experiment."""
 
-    budget: int = 1_000_000  # generated tokens of a run
-    evaluations: int = 16  # of a run
+    budget: int = 500_000  # generated tokens of a run
+    evaluations: int = 10  # of a run
     cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
     rates: tuple[float, ...] = RATES
-    trials: int = 6  # of an arm, at most
+    trials: int = 3  # of an arm, at most
     sizes: long_sums.Sizes = long_sums.Sizes()
 
 
@@ -185,7 +188,6 @@ class Arm(NamedTuple):
     prompts: int = 0
 
 
-STRICT = {"min_chance": 1.0, "min_chance_hard": 1.0}
 PENALTIES = {"length_penalty": 0.05, "repetition_penalty": 0.02}
 POSTERIOR = zero_variance(posterior=True)
 ARMS: dict[str, Arm] = {
@@ -209,9 +211,9 @@ ARMS: dict[str, Arm] = {
     ),
     "screening": Arm(
         {
-            f"{n0} of {n}, {name}": screening(n0, n, **thresholds)
-            for n0, n in ((2, 4), (2, 8), (4, 8))
-            for name, thresholds in (("by chance", {}), ("strict", STRICT))
+            "2 of 4": screening(2, 4),
+            "2 of 8": screening(2, 8),
+            "4 of 8, strict": screening(4, 8, min_chance=1.0, min_chance_hard=1.0),
         }
     ),
     "posterior": Arm(
@@ -219,8 +221,7 @@ ARMS: dict[str, Arm] = {
             f"target {target}, discount {discount}": zero_variance(
                 posterior=True, posterior_target=target, posterior_discount=discount
             )
-            for target in (0.3, 0.5)
-            for discount in (0.7, 0.9)
+            for target, discount in ((0.3, 0.9), (0.5, 0.9), (0.5, 0.7))
         }
     ),
     "screening, posterior": Arm(
@@ -229,8 +230,8 @@ ARMS: dict[str, Arm] = {
     "drafts": Arm(
         {
             "no drafts": with_fields(drafts=None),
-            **{f"lenience {x:g}": with_fields(drafts=Lenient(lenience=x)) for x in (1.0, 1.65)},
-            **{f"coupled, refresh {n}": with_fields(drafts=Coupled(refresh=n)) for n in (2, 4, 16)},
+            "lenience 1.65": with_fields(drafts=Lenient(lenience=1.65)),
+            "coupled, refresh 4": with_fields(drafts=Coupled(refresh=4)),
         },
         prompts=FEW_PROMPTS,
     ),
@@ -238,9 +239,9 @@ ARMS: dict[str, Arm] = {
     "maxrl": Arm({"": with_fields(advantage=MaxRL())}),
     "replay": Arm(
         {
-            f"age {age}, {routes}": replay(age, max_route_age)
-            for age in (1, 2, 4)
-            for routes, max_route_age in (("live routes", 0), ("recorded routes at 1", 1))
+            "age 1, recorded routes": replay(1, 1),
+            "age 2, live routes": replay(2, 0),
+            "age 4, live routes": replay(4, 0),
         }
     ),
 }
@@ -336,48 +337,90 @@ class Experiment:
         scores = self._scores("rates", {cell: (GRPO, "", cell) for cell in tried}, RATE_SEEDS)
         return max(tried, key=lambda cell: scores[cell])
 
-    def best_trial(self, arm: str, cell: Cell) -> str:
-        """Runs the trials of an arm and returns the best one's name."""
-        names = list(ARMS[arm].trials)[: self.scale.trials]
-        if len(names) == 1:
-            return names[0]
-        tried = {name: (arm, name, cell) for name in names}
-        scores = self._scores(f"trials of {arm}", tried, TRIAL_SEEDS)
-        return max(names, key=lambda name: scores[name])
+    def best_trials(self, arms: Sequence[str], cell: Cell) -> dict[str, str]:
+        """Runs the trials of the arms and returns the best one's name of each."""
+        names = {arm: list(ARMS[arm].trials)[: self.scale.trials] for arm in arms}
+        several = [arm for arm in arms if len(names[arm]) > 1]
+        tried = {arm: {name: (arm, name, cell) for name in names[arm]} for arm in several}
+        self.all(
+            [
+                (f"trials of {arm}", seed, *what)
+                for arm in several
+                for what in tried[arm].values()
+                for seed in TRIAL_SEEDS
+            ]
+        )
+        best = {arm: names[arm][0] for arm in arms}
+        for arm in several:
+            scores = self._scores(f"trials of {arm}", tried[arm], TRIAL_SEEDS)
+            best[arm] = max(names[arm], key=lambda name, scores=scores: scores[name])
+        return best
 
-    def run(self, phase: str, seed: int, arm: str, trial: str, cell: Cell, permuted=False) -> Row:
-        """Returns the row of a run, which is run unless it is finished."""
+    def all(self, runs: Sequence[tuple[Any, ...]]) -> list[Row]:
+        """Returns the rows of runs, each the arguments of `run`. Those that another process runs
+        are waited for.
+        """
+        rows: dict[int, Row] = {}
+        while len(rows) < len(runs):
+            before = len(rows)
+            for i, arguments in enumerate(runs):
+                row = None if i in rows else self.run(*arguments)
+                if row is not None:
+                    rows[i] = row
+            if len(rows) == before:
+                time.sleep(WAIT_S)
+        return [rows[i] for i in range(len(runs))]
+
+    def run(
+        self, phase: str, seed: int, arm: str, trial: str, cell: Cell, permuted=False
+    ) -> Row | None:
+        """Returns the row of a run, which is run unless it is finished; None while another process
+        runs it or prepares its seed.
+        """
         variant = PERMUTED if permuted else arm
         name = ", ".join(filter(None, (variant, trial, cell.name)))
         for row in self.rows(phase):
             if (row["name"], row["seed"]) == (name, seed):
                 return row
+        folder = "".join(x if x.isalnum() or x == "." else "_" for x in f"{phase} {name}")
+        directory = self.out / f"seed{seed}" / folder
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with _lock(self.out / f"seed{seed}"):
+                config, start, minutes = self._configured(seed, arm, trial, cell)
+            with _lock(directory):
+                rl = dataclasses.replace(config.rl, permute_rewards=permuted)
+                config = dataclasses.replace(config, rl=rl, run_dir=str(directory))
+                row = {"phase": phase, "variant": variant, "name": name, "seed": seed}
+                row |= _train(config, start, minutes, self.scale.budget)
+                with _lock(self.out, wait_s=60):
+                    experiments.append(self.file, row)
+        except Timeout:
+            return None
+        return row
+
+    def _configured(
+        self, seed: int, arm: str, trial: str, cell: Cell
+    ) -> tuple[RunConfig, float, float]:
+        """Returns the configuration of a run, its cold start's accuracy and its filter's
+        minutes.
+        """
         config, start = self._seed(seed)
         config = sized(config, cell, self.scale)
         config = dataclasses.replace(config, rl=ARMS[arm].trials[trial](config.rl))
-        if permuted:
-            config = dataclasses.replace(
-                config, rl=dataclasses.replace(config.rl, permute_rewards=True)
-            )
         minutes = 0.0
         if ARMS[arm].filters:
             config, minutes = self._filtered(config)
         if ARMS[arm].prompts:
             config = self._with_prompts(config, ARMS[arm].prompts)
-        folder = "".join(x if x.isalnum() or x == "." else "_" for x in f"{phase} {name}")
-        config = dataclasses.replace(config, run_dir=str(self.out / f"seed{seed}" / folder))
-        row = {"phase": phase, "variant": variant, "name": name, "seed": seed}
-        row |= _train(config, start, minutes, self.scale.budget)
-        experiments.append(self.file, row)
-        return row
+        return config, start, minutes
 
     def _scores(
         self, phase: str, tried: dict[Any, tuple[str, str, Cell]], seeds: Sequence[int]
     ) -> dict[Any, float]:
         """Returns the mean height of the curves of what is tried, over seeds."""
-        rows = {
-            key: [self.run(phase, seed, *what) for seed in seeds] for key, what in tried.items()
-        }
+        found = iter(self.all([(phase, seed, *what) for what in tried.values() for seed in seeds]))
+        rows = {key: [next(found) for _ in seeds] for key in tried}
         until = min(row["tokens"] for found in rows.values() for row in found)
         return {
             key: float(
@@ -420,6 +463,12 @@ class Experiment:
         return dataclasses.replace(
             config, data=dataclasses.replace(config.data, keep_file=str(file))
         )
+
+
+def _lock(folder: Path, wait_s: float = 0) -> FileLock:
+    """Returns the lock of a folder among processes; filelock's Timeout if another holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / ".lock", timeout=wait_s)
 
 
 def first_prompts(config: RunConfig, count: int) -> str:
@@ -512,7 +561,7 @@ def main(argv: list[str] | None = None) -> None:
         __doc__ or "",
         RESULTS,
         cold_starts="long_sums",
-        seeds=(0, 1, 2, 3, 4),
+        seeds=(0, 1, 2),
         variants=(*ARMS, PERMUTED),
     )
     args = parser.parse_args(argv)
@@ -521,15 +570,13 @@ def main(argv: list[str] | None = None) -> None:
     experiment = Experiment(out, cold_starts, args.smoke)
     cell = experiment.tuned()
     arms = [name for name in ARMS if name in (*args.only, GRPO)]  # ratios need tuned GRPO
-    trials = {arm: experiment.best_trial(arm, cell) for arm in arms}
-    for seed in args.seeds:
-        for arm in arms:
-            experiment.run("arms", seed, arm, trials[arm], cell)
+    trials = experiment.best_trials(arms, cell)
+    experiment.all([("arms", seed, arm, trials[arm], cell) for seed in args.seeds for arm in arms])
     if PERMUTED in args.only:
         ratios = tokens_report.ratios(experiment.rows("arms"))
         arm = min(arms, key=lambda name: tokens_report.interval(ratios.get(name, [])).mean)
-        for seed in args.seeds:
-            experiment.run("arms", seed, arm, trials[arm], cell, permuted=True)
+        control = "arms", arm, trials[arm], cell, True
+        experiment.all([(control[0], seed, *control[1:]) for seed in args.seeds])
     rows = experiment.rows("arms")
     table = tokens_report.report(rows, cell.name)
     write_atomically(out / f"{RESULTS}.md", table)

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import json
 import math
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -155,9 +157,9 @@ def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, monkeypatch,
         phase: [x for x in rows if x["phase"] == phase] for phase in {x["phase"] for x in rows}
     }
     counts = {phase: len(found) for phase, found in phases.items()}
-    assert counts == {"cells": 12, "rates": 18, "trials of screening": 6, "arms": 8}
+    assert counts == {"cells": 12, "rates": 9, "trials of screening": 3, "arms": 8}
     assert {x["seed"] for x in phases["cells"]} == {100}
-    assert {x["seed"] for x in phases["rates"]} == {101, 102}
+    assert {x["seed"] for x in phases["rates"]} == {101}
     assert all(" x 8, rate" in x["name"] for x in phases["rates"])  # the best cells
     names = {x["variant"]: x["name"] for x in phases["arms"]}
     assert names["grpo"].endswith("x 8, rate 0.001") and "4 of 8" in names["screening"]
@@ -169,3 +171,26 @@ def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, monkeypatch,
     assert len(stand_in) == before and (tmp_path / "tokens_to_accuracy.md").read_text() == table
     assert "| screening, 4 of 8" in table and table in capsys.readouterr().out
     assert (tmp_path / "tokens_to_accuracy.png").stat().st_size > 10_000
+
+
+def test_a_run_of_another_process_is_waited_for_and_not_repeated(stand_in, tmp_path, monkeypatch):
+    """A lock of the run's folder stands for the other process, which has written its row when the
+    lock is free.
+    """
+    monkeypatch.setattr(experiment, "WAIT_S", 0.05)
+    shared = experiment.Experiment(tmp_path, tmp_path / "cold", smoke=True)
+    cell = experiment.Cell(4, 4, experiment.RATE)
+    runs = [("arms", seed, "grpo", "", cell) for seed in (0, 1)]
+    other = tmp_path / "seed0" / "arms_grpo__4_x_4__rate_0.0003"
+    with experiment._lock(other):
+        assert shared.run(*runs[0]) is None and not stand_in
+        worker = threading.Thread(target=lambda: results.extend(shared.all(runs)))
+        results: list[dict] = []
+        worker.start()
+        while len(stand_in) < 1:
+            time.sleep(0.01)
+        line = {"phase": "arms", "variant": "grpo", "seed": 0, "tokens": 7}
+        experiments.append(shared.file, line | {"name": "grpo, 4 x 4, rate 0.0003"})
+    worker.join()
+    assert [x["seed"] for x in results] == [0, 1] and results[0]["tokens"] == 7
+    assert len(stand_in) == 1 and "seed1" in stand_in[0]
