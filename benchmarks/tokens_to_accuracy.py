@@ -379,9 +379,13 @@ class Experiment:
         """
         variant = PERMUTED if permuted else arm
         name = ", ".join(filter(None, (variant, trial, cell.name)))
-        for row in self.rows(phase):
-            if (row["name"], row["seed"]) == (name, seed):
-                return row
+
+        def finished() -> Row | None:
+            rows = (row for row in self.rows(phase) if (row["name"], row["seed"]) == (name, seed))
+            return next(rows, None)
+
+        if row := finished():
+            return row
         folder = "".join(x if x.isalnum() or x == "." else "_" for x in f"{phase} {name}")
         directory = self.out / f"seed{seed}" / folder
         directory.mkdir(parents=True, exist_ok=True)
@@ -389,6 +393,8 @@ class Experiment:
             with _lock(self.out / f"seed{seed}"):
                 config, start, minutes = self._configured(seed, arm, trial, cell)
             with _lock(directory):
+                if row := finished():  # by a process that held the lock
+                    return row
                 rl = dataclasses.replace(config.rl, permute_rewards=permuted)
                 config = dataclasses.replace(config, rl=rl, run_dir=str(directory))
                 row = {"phase": phase, "variant": variant, "name": name, "seed": seed}
