@@ -472,9 +472,11 @@ class Experiment:
 
 
 def _lock(folder: Path, wait_s: float = 0) -> FileLock:
-    """Returns the lock of a folder among processes; filelock's Timeout if another holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / ".lock", timeout=wait_s)
+    """Returns the lock of a folder among processes, in a file beside it: a run has a lock of its
+    own inside. filelock's Timeout if another process holds it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder.with_name(f"{folder.name}.shared"), timeout=wait_s)
 
 
 def first_prompts(config: RunConfig, count: int) -> str:
