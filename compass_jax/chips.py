@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """Peaks per chip as published (TPUs: https://docs.cloud.google.com/tpu/docs/tpu7x)."""
+    """Peaks per chip as published (TPUs: https://docs.cloud.google.com/tpu/docs/tpu7x; GPUs: SXM
+    boards, dense products, https://www.nvidia.com/en-us/data-center/h200).
+    """
 
     name: str
     pattern: str  # of jax.Device.device_kind, in lower case
@@ -28,7 +30,9 @@ CHIPS = (
     Chip("v5p", r"tpu v5p?$", 1, 459, 95, 2765, 600),
     Chip("v6e", r"tpu v6( lite|e)?$", 1, 918, 32, 1638, 400),
     Chip("tpu7x", r"tpu ?v?7x?$", 2, 2307, 192, 7380, 600),
+    Chip("A100", r"a100", 1, 312, 80, 2039, 300),
     Chip("H100", r"h100", 1, 989, 80, 3350, 450),
+    Chip("H200", r"h200", 1, 989, 141, 4800, 450),
 )
 
 

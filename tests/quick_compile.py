@@ -4,8 +4,10 @@ No import of JAX: what is said here must be said before it.
 """
 
 from collections.abc import Mapping
+from importlib.metadata import version
 
 # Fusions that LLVM compiles one by one take two thirds of it; without them XLA emits plain loops.
+# An unknown flag ends the process, and jaxlib 0.11 no longer knows this one.
 FLAG = "--xla_cpu_use_fusion_emitters=false"
 
 
@@ -17,6 +19,7 @@ def asked(environment: Mapping[str, str], devices: int | None = None) -> dict[st
     if devices is not None:
         flags.append(f"--xla_force_host_platform_device_count={devices}")
     few = environment.get("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    if few == "1" and FLAG not in flags:
+    is_known = version("jaxlib").startswith("0.10.")
+    if few == "1" and is_known and FLAG not in flags:
         flags.append(FLAG)
     return {"JAX_DISABLE_MOST_OPTIMIZATIONS": few, "XLA_FLAGS": " ".join(flags)}

@@ -100,7 +100,17 @@ class OfCheckpoint(Configured, Compiling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sft(Configured, FromModel, Compiling):
+class Traced:
+    """Options of a command that trains in steps."""
+
+    profile_steps: Annotated[tuple[int, ...], arg(metavar="FIRST LAST")] = ()
+    """First and last step of a trace by JAX's profiler, in the folder profile of the run's
+    directory.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft(Configured, FromModel, Compiling, Traced):
     """Options of `compass sft`."""
 
     lost_log: bool = False
@@ -108,7 +118,7 @@ class Sft(Configured, FromModel, Compiling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Configured, FromPrompts, Compiling):
+class Train(Configured, FromPrompts, Compiling, Traced):
     """Options of `compass train`."""
 
     lost_log: bool = False

@@ -54,7 +54,7 @@ def _finish_run(directory: str, result: JsonObject) -> int:
 
 
 def _flags(options: Json, *names: str) -> JsonObject:
-    return {name: True for name in names if getattr(options, name)}
+    return {name: value for name in names if (value := getattr(options, name))}
 
 
 def demo(options: commands.Demo) -> int:
@@ -69,14 +69,17 @@ def sft(options: commands.Sft, config: RunConfig) -> int:
     """Trains by supervised fine-tuning."""
     from compass_jax.training.sft import run_sft
 
-    return _finish_run(config.directory, run_sft(config, **_flags(options, "lost_log")))
+    return _finish_run(
+        config.directory, run_sft(config, **_flags(options, "lost_log", "profile_steps"))
+    )
 
 
 def train(options: commands.Train, config: RunConfig) -> int:
     """Trains by reinforcement learning."""
     from compass_jax.training.rl import run_rl
 
-    return _finish_run(config.directory, run_rl(config, **_flags(options, "lost_log", "strict")))
+    flags = _flags(options, "lost_log", "strict", "profile_steps")
+    return _finish_run(config.directory, run_rl(config, **flags))
 
 
 def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:

@@ -266,11 +266,13 @@ class ComputeConfig(Section):
     """
     scan_decode: bool = False
     """Compile one body in prefill and decoding too; a TPU compiles a hundred layers for minutes."""
-    experts: Literal["auto", "ragged", "padded"] = "auto"
-    """Grouped matrix product of the experts; auto: padded on a CPU, ragged elsewhere."""
-    attention: Literal["auto", "splash", "portable"] = "auto"
-    """Attention of training and prefill; splash: the TPU's kernel; auto: splash on a TPU if lengths
-    fit.
+    experts: Literal["auto", "ragged", "padded", "tokamax"] = "auto"
+    """Grouped matrix product of the experts; auto: padded on a CPU, tokamax's kernels on a GPU if
+    the package is installed, ragged elsewhere.
+    """
+    attention: Literal["auto", "splash", "cudnn", "portable"] = "auto"
+    """Attention of training and prefill; splash: the TPU's kernel; cudnn: cuDNN's flash attention;
+    auto: splash on a TPU and cudnn on a GPU, where shapes and types fit.
     """
     exchange: Literal["gather", "all_to_all"] = "gather"
     """Exchange of tokens between experts' devices in training; prefill and decoding gather."""

@@ -15,7 +15,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.aliases import Tree
 from compass_jax.config import MLAConfig, ModelConfig
-from compass_jax.model.kernels import decode_fits, splash_causal, splash_fits, whole_lanes
+from compass_jax.model.kernels import (
+    cudnn_causal,
+    cudnn_fits,
+    decode_fits,
+    splash_causal,
+    splash_fits,
+    whole_lanes,
+)
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
 from compass_jax.model.rope import apply_rope, deinterleaved, score_factor
@@ -178,8 +185,9 @@ def attention(
     cache are dropped.
 
     Args:
-        kernel: "splash" for rows without a cache, or that fill it (their positions then count from
-            0), and for one query per row, at lengths that the kernels accept.
+        kernel: "splash" or "cudnn" for rows without a cache, or that fill it (their positions then
+            count from 0), at lengths that the kernels accept; "splash" for one query per row too.
+            cuDNN takes neither segments nor sinks.
         table: block table of a paged cache; needs one query per row and uses the kernel.
         window: number of positions that a token sees, its own included; 0: all before it.
     """
@@ -197,6 +205,8 @@ def attention(
     if rows and kernel == "splash" and splash_fits(t, config.value_dim, placement):
         queries, keys = (whole_lanes(y) for y in (q.reshape(b, config.heads, t, -1), keys))
         out = splash_causal(queries, keys, values, placement, segments, window, sinks)
+    elif rows and kernel == "cudnn" and _cudnn_takes(config, t, x.dtype, placement, segments):
+        out = cudnn_causal(q.reshape(b, config.heads, t, -1), keys, values, placement, window)
     elif cache is None:
         split = placement is not None and placement.token_axis(t) is not None
         out = (
@@ -214,6 +224,13 @@ def attention(
     if config.o_bias:
         out = out + params["o_bias"].astype(x.dtype)[None, None, :]
     return out, cache
+
+
+def _cudnn_takes(config: ModelConfig, t: int, dtype, placement, segments) -> bool:
+    """Returns whether `cudnn_causal` computes attention of this model over such rows."""
+    is_plain = segments is None and not config.attention_sinks
+    same_width = config.head_dim == config.value_dim
+    return is_plain and same_width and cudnn_fits(t, config.head_dim, dtype, placement)
 
 
 def _heads(x, params, tables, config: ModelConfig, placement: Placement | None):

@@ -1,11 +1,12 @@
-"""The TPU's attention kernels (Pallas), called by model/attention.py. They compute the same as its
-portable code.
+"""Attention kernels of accelerators, called by model/attention.py: Pallas' on TPUs, cuDNN's on
+NVIDIA GPUs. They compute the same as its portable code.
 
 Pallas is imported where a kernel is used: on other chips its import would only cost time.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ from compass_jax.aliases import Tree
 from compass_jax.sharding import Placement
 
 _LANES, _BLOCK = 128, 512  # the kernel's granularity in tokens and head size; tokens of a block
-# Set by tests without a TPU. It is not read from the backend, because programs for a TPU are also
-# compiled on other machines.
+# Set by tests without an accelerator: Pallas interprets its kernels, XLA takes the place of cuDNN.
+# It is not read from the backend, because programs for a TPU are also compiled on other machines.
 INTERPRET = False
 
 
@@ -44,6 +45,47 @@ def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:
     positions: heads of whole lanes, blocks of whole tiles.
     """
     return head_dim % _LANES == 0 and (positions % 16 == 0 if paged else positions % _LANES == 0)
+
+
+def cudnn_fits(tokens: int, head_dim: int, dtype, placement: Placement | None) -> bool:
+    """Returns whether `cudnn_causal` takes such heads: 16 bits, a multiple of 8 channels and at
+    most 128, rows whole on a device.
+    """
+    is_split = placement is not None and placement.token_axis(tokens) is not None
+    is_half = dtype in (jnp.bfloat16, jnp.float16) or INTERPRET
+    return is_half and head_dim % 8 == 0 and head_dim <= 128 and not is_split
+
+
+def cudnn_causal(
+    q: Float[Array, "b h t d"],
+    k: Float[Array, "b kv t d"],
+    v: Float[Array, "b kv t d"],
+    placement: Placement | None,
+    window: int = 0,
+) -> Float[Array, "b h t d"]:
+    """Computes causal softmax(q k^T) v with cuDNN's flash attention, within the last `window`
+    positions (0: all). q is scaled by the caller.
+
+    Over a mesh each device has its rows and its heads.
+    """
+    run = partial(_cudnn, window=window)
+    if placement is None:
+        return run(q, k, v)
+    heads = P(placement.batch_axes(q.shape[0]) or None, "tensor")
+    return jax.shard_map(
+        run, mesh=placement.mesh, in_specs=(heads,) * 3, out_specs=heads, check_vma=False
+    )(q, k, v)
+
+
+def _cudnn(q, k, v, window: int):
+    out = jax.nn.dot_product_attention(
+        *(x.transpose(0, 2, 1, 3) for x in (q, k, v)),
+        scale=1.0,
+        is_causal=True,
+        local_window_size=(window - 1, 0) if window else None,
+        implementation="xla" if INTERPRET else "cudnn",
+    )
+    return out.transpose(0, 2, 1, 3)
 
 
 def splash_causal(

@@ -13,6 +13,7 @@ values that 8 bits can hold (in bfloat16 value * scale is rounded once more).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeGuard
 
 import jax
@@ -153,16 +154,18 @@ def matmul(
 
 
 def ragged_matmul(
-    x: Float[Array, "m i"], w: Float[Array, "e i o"] | Quantized, sizes: Int[Array, "e"]
+    x: Float[Array, "m i"],
+    w: Float[Array, "e i o"] | Quantized,
+    sizes: Int[Array, "e"],
+    dot: Callable[..., Float[Array, "m o"]] = jax.lax.ragged_dot,
 ) -> Float[Array, "m o"]:
-    """Computes `jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on. Rows after the
-    last group are undefined.
+    """Computes `dot`, by default `jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on.
+    Rows after the last group are undefined.
     """
     if not isinstance(w, Quantized):
-        return jax.lax.ragged_dot(x, w, sizes)
-    out = jax.lax.ragged_dot(
-        x, w.values.astype(x.dtype), sizes, preferred_element_type=at_least_float32(x.dtype)
-    )
+        return dot(x, w, sizes)
+    wide = at_least_float32(x.dtype)
+    out = dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=wide)
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     expert = jnp.sum(
         jnp.arange(x.shape[0], dtype=jnp.int32)[:, None] >= ends[None, :], axis=1, dtype=jnp.int32

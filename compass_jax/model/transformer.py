@@ -302,12 +302,12 @@ def _require_own_routes(
 
 
 def attention_kernel(compute: ComputeConfig) -> str:
-    """Returns the attention kernel: the configured one, else 'splash' on a TPU and 'portable'
-    elsewhere.
+    """Returns the attention kernel: the configured one, else 'splash' on a TPU, 'cudnn' on a GPU
+    and 'portable' on a CPU.
     """
     if compute.attention != "auto":
         return compute.attention
-    return "splash" if jax.default_backend() == "tpu" else "portable"
+    return {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend(), "portable")
 
 
 def _period(block: _Block, run: Run, params, x, routes, caches):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from compass_jax.rewards.detect import notice
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.joined import AnyScorer
 from compass_jax.runs.machine import record_machine
+from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import (
     EVALUATION,
     EVALUATION_FOLDER,
@@ -47,6 +48,7 @@ def run_rl(
     lost_log: bool = False,
     strict: bool = False,
     enough: Callable[[], bool] = never_stop,
+    profile_steps: tuple[int, ...] = (),
 ) -> JsonObject:
     """Trains until `rl.steps`, resuming the run directory; returns the last metrics and the
     evaluations.
@@ -56,8 +58,10 @@ def run_rl(
         strict: whether to end, with the state saved and exit status STRICT, if rewards carry no
             information.
         enough: whether to end before the next step, as if `rl.steps` were reached.
+        profile_steps: the first and the last step of a profiler trace; empty: none.
     """
     config.validate_for_rl()
+    check_steps(profile_steps)
     with (
         open_scorer(config, config.directory) as scorer,
         open_run(config) as run,
@@ -82,7 +86,9 @@ def run_rl(
         result: JsonObject = {"stopped": False, "steps": -1}
         # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
         while not result["stopped"] and "evaluation" not in result:
-            result = _run_stage(config, scorer, stop, telemetry, strict, printed, enough)
+            result = _run_stage(
+                config, scorer, stop, telemetry, strict, printed, enough, profile_steps
+            )
         return result | {"status": stop.status}
 
 
@@ -94,6 +100,7 @@ def _run_stage(
     strict: bool,
     printed: set[str],
     enough: Callable[[], bool],
+    profile_steps: tuple[int, ...],
 ) -> JsonObject:
     """Trains to the end of the run's current stage. Its trainer, with its arrays on the devices, is
     released afterwards.
@@ -109,7 +116,7 @@ def _run_stage(
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.rl, trainer.config.rollout, trainer.stage))
     with trainer.checkpoints:
-        return _run(trainer, telemetry, stop, enough)
+        return _run(trainer, telemetry, stop, enough, profile_steps)
 
 
 def _run(
@@ -117,9 +124,17 @@ def _run(
     telemetry: Telemetry,
     stop: StopSignal,
     enough: Callable[[], bool],
+    profile_steps: tuple[int, ...],
 ) -> JsonObject:
+    steps = traced(
+        trainer.steps(),
+        trainer.done_steps,
+        profile_steps,
+        trainer.config.directory,
+        telemetry.note,
+    )
     try:
-        return _run_steps(trainer, telemetry, stop, enough)
+        return _run_steps(trainer, steps, telemetry, stop, enough)
     except VerifierError:  # once it is mended the same command goes on
         trainer.save()
         raise
@@ -127,6 +142,7 @@ def _run(
 
 def _run_steps(
     trainer: RLTrainer,
+    steps: Iterator[tuple[int, dict[str, float]]],
     telemetry: Telemetry,
     stop: StopSignal,
     enough: Callable[[], bool],
@@ -140,7 +156,7 @@ def _run_steps(
         telemetry.note(f"before the first step, {evaluated.result.line()}")
         _keep_evaluation(trainer, evaluated, EVALUATION_START)
     finished, began = enough(), time.perf_counter()
-    for step, metrics in () if finished else trainer.steps():
+    for step, metrics in () if finished else steps:
         every = config.rl.eval_every
         due = step in config.evaluation.at or (every and step % every == 0)
         if trainer.evaluated and due:

@@ -41,6 +41,7 @@ from compass_jax.records import TrainState
 from compass_jax.rl.bucketing import MicroBatch, plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.runs.machine import record_machine
+from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (
     StopSignal,
@@ -238,13 +239,20 @@ class SFTTrainer:
 
 
 def run_sft(
-    config: RunConfig, lost_log: bool = False, kind: type[SFTTrainer] = SFTTrainer
+    config: RunConfig,
+    lost_log: bool = False,
+    kind: type[SFTTrainer] = SFTTrainer,
+    profile_steps: tuple[int, ...] = (),
 ) -> JsonObject:
     """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics.
 
-    lost_log: go on where lines of the logs are missing that the checkpoint counts.
+    Args:
+        lost_log: whether to continue if the logs lack lines that the checkpoint counts.
+        kind: the trainer.
+        profile_steps: the first and the last step of a profiler trace; empty: none.
     """
     config.validate()
+    check_steps(profile_steps)
     with (
         open_run(config) as run,
         StopSignal() as stop,
@@ -266,14 +274,19 @@ def run_sft(
             telemetry.note(line)
         carry_tokenizer(config.directory, config.data.tokenizer)
         with trainer.checkpoints, closing(trainer.stream):
-            return _run(trainer, telemetry, stop) | {"status": stop.status}
+            return _run(trainer, telemetry, stop, profile_steps) | {"status": stop.status}
 
 
-def _run(trainer: SFTTrainer, log: Telemetry, stop: StopSignal) -> JsonObject:
+def _run(
+    trainer: SFTTrainer, log: Telemetry, stop: StopSignal, profile_steps: tuple[int, ...]
+) -> JsonObject:
     sft, saved = trainer.sft, trainer.done_steps
     last: dict[str, float] = {}
     every = sft.save_every
-    for number, last in trainer.steps():
+    directory = trainer.config.directory
+    for number, last in traced(
+        trainer.steps(), trainer.done_steps, profile_steps, directory, log.note
+    ):
         log.log(number, last)
         if (every and number % every == 0) or number == sft.steps or stop.requested:
             trainer.save(wait=False)

@@ -1,5 +1,5 @@
-"""The TPU's attention kernel, interpreted: what it computes is what the portable code computes,
-alone and over a mesh.
+"""The attention kernels, the TPU's interpreted and cuDNN's replaced by XLA: what they compute is
+what the portable code computes, alone and over a mesh.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import pytest
 
 from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig
 from compass_jax.model import kernels
-from compass_jax.model.kernels import splash_causal, splash_fits
+from compass_jax.model.kernels import cudnn_causal, cudnn_fits, splash_causal, splash_fits
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache, init_params
 from compass_jax.sharding import Placement, make_mesh
@@ -66,6 +66,30 @@ def test_the_kernel_is_causal_attention(mesh, window):
 @pytest.mark.parametrize(
     "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "rows and heads"]
 )
+@pytest.mark.parametrize("window", [0, 1, 30])
+def test_cudnn_gets_causal_attention(mesh, window):
+    """A head of 24 channels and a row of 50 tokens, which Pallas' kernel would not take."""
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((2, heads, 50, 24)), jnp.float32) for heads in (4, 2, 2)
+    )
+    placement = Placement(make_mesh(MeshConfig(**mesh))) if mesh else None
+    out = jax.jit(lambda *x: cudnn_causal(*x, placement, window))(q / 24**0.5, k, v)
+    np.testing.assert_allclose(out, reference(q / 24**0.5, k, v, window=window), atol=2e-6)
+
+
+def test_what_cudnn_does_not_take_is_known(monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", False)
+    placement = Placement(make_mesh(MeshConfig(context=2)))
+    half, wide = jnp.dtype("bfloat16"), jnp.dtype("float32")
+    assert cudnn_fits(50, 24, half, None) and cudnn_fits(50, 128, jnp.dtype("float16"), None)
+    assert not cudnn_fits(50, 24, wide, None) and not cudnn_fits(50, 20, half, None)
+    assert not cudnn_fits(50, 136, half, None) and not cudnn_fits(64, 24, half, placement)
+
+
+@pytest.mark.parametrize(
+    "mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "rows and heads"]
+)
 @pytest.mark.parametrize("window", [0, 40])
 def test_the_kernel_sees_a_segment_alone(mesh, window):
     rng = np.random.default_rng(0)
@@ -99,7 +123,8 @@ def test_lengths_that_the_kernel_does_not_take_are_known():
         *(pytest.param(x, marks=pytest.mark.slow) for x in ("packed", "another length")),
     ],
 )
-def test_a_model_with_the_kernel_is_the_model_without(what):
+@pytest.mark.parametrize("fast", ["splash", "cudnn"])
+def test_a_model_with_the_kernel_is_the_model_without(what, fast):
     """Hidden states and, in training, gradients; a length that the kernel does not take runs as
     without it.
     """
@@ -114,7 +139,7 @@ def test_a_model_with_the_kernel_is_the_model_without(what):
     positions = jnp.broadcast_to(jnp.arange(t, dtype=jnp.int32)[None], tokens.shape)
     segments = (positions >= 70).astype(jnp.int32) if what == "packed" else None
     results = []
-    for kernel in ("splash", "portable"):
+    for kernel in (fast, "portable"):
         compute = dataclasses.replace(ComputeConfig(), attention=kernel)
         layout = "decode" if what == "prefill" else "stacked"
         model, cache = (

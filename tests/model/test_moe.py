@@ -3,13 +3,14 @@ both grouped matmuls.
 """
 
 from functools import partial
+from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.config import MoEConfig
+from compass_jax.config import ConfigError, MoEConfig
 from compass_jax.model.experts.build import Experts, grouped_matmul, moe_ffn
 from compass_jax.model.experts.dispatch import counted_dispatch, sorted_dispatch
 from compass_jax.model.moe import (
@@ -22,7 +23,24 @@ from compass_jax.model.moe import (
 )
 
 CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
+NO_TOKAMAX = find_spec("tokamax") is None
+IMPLEMENTATIONS = [
+    "padded",
+    "ragged",
+    pytest.param(
+        "tokamax", marks=pytest.mark.skipif(NO_TOKAMAX, reason="tokamax needs Python 3.12")
+    ),
+]
 N, D = 19, 6
+
+
+@pytest.fixture(autouse=True)
+def promotion(request):
+    """tokamax promotes types implicitly, in its gradient too."""
+    parameters = getattr(request.node, "callspec", None)
+    name = parameters.params.get("implementation") if parameters else None
+    with jax.numpy_dtype_promotion("standard" if name == "tokamax" else "strict"):
+        yield
 
 
 # ---- arrays of routes ---------------------------------------------------------------------------
@@ -211,7 +229,7 @@ CASES = [
 LIMIT = {"biased": 1.5}  # gpt-oss's activation
 
 
-@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("kind", "n"), CASES)
 def test_values_equal_a_dense_reference(x64, implementation, kind, n):
     x, ids, gates, mask, weights = problem(kind, n)
@@ -235,7 +253,7 @@ def test_values_equal_a_dense_reference(x64, implementation, kind, n):
     np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("kind", "n"), [("skewed", N), ("masked", 5), ("skewed", 900), ("biased", N), ("biased", 900)]
 )
@@ -277,7 +295,53 @@ def test_gradients_equal_differences_of_the_dense_reference(x64, implementation,
     np.testing.assert_array_equal(np.asarray(dgates)[~mask], 0)
 
 
-@pytest.mark.parametrize("implementation", ["padded", "ragged"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bfloat16_values_and_gradients_are_near_the_dense_reference(implementation):
+    """At sizes that a GPU's kernels take, which take no float64; some rows are masked, one expert
+    has none and one has most.
+    """
+    rng, (n, d, f, e) = np.random.default_rng(0), (300, 128, 64, 6)
+    ids = np.stack([np.full(n, 3), rng.choice([0, 1, 4, 5], n)], axis=1)
+    mask = rng.random(n) < 0.7
+    shapes = {"gate": (e, d, f), "up": (e, d, f), "down": (e, f, d)}
+    exact = {name: rng.standard_normal(shape) / 8 for name, shape in shapes.items()}
+    half = {name: jnp.asarray(w, jnp.bfloat16) for name, w in exact.items()}
+    x, gates = jnp.asarray(rng.standard_normal((n, d)), jnp.bfloat16), rng.random((n, 2))
+    probe = rng.standard_normal((n, d))
+    grouped = grouped_matmul(implementation)
+
+    def f_half(x, weights):
+        out = moe_ffn(
+            x, jnp.asarray(ids, jnp.int32), jnp.asarray(gates), jnp.asarray(mask), weights, grouped
+        )
+        return jnp.sum(out.astype(jnp.float32) * jnp.asarray(probe, jnp.float32)), out
+
+    (_, out), grads = jax.jit(jax.value_and_grad(f_half, (0, 1), has_aux=True))(x, half)
+    wide = {name: np.asarray(w, np.float64) for name, w in half.items()}
+    x = np.asarray(x, np.float64)
+    expected = dense_moe(x, ids, gates, mask, wide)
+    assert np.abs(np.asarray(out, np.float64) - expected).max() < 0.02 * np.abs(expected).max()
+    assert expected[mask].std() > 0.5 and not np.asarray(out)[~mask].any()
+    # one entry of each weight, of the expert with most rows, and of a token, by differences
+    for name, grad in {"x": grads[0], **grads[1]}.items():
+        at, step = ((int(np.flatnonzero(mask)[0]), 5) if name == "x" else (3, 7, 11)), 1e-5
+        ends = []
+        for sign in (1, -1):
+            moved = {"x": x.copy(), **{k: w.copy() for k, w in wide.items()}}
+            moved[name][at] += sign * step
+            ends.append(np.sum(dense_moe(moved.pop("x"), ids, gates, mask, moved) * probe))
+        numeric, largest = (ends[0] - ends[1]) / (2 * step), np.abs(np.asarray(grad)).max()
+        assert abs(float(grad[at]) - numeric) < 0.02 * float(largest), (name, grad[at], numeric)
+    assert not np.asarray(grads[1]["down"])[2].any()
+
+
+@pytest.mark.skipif(not NO_TOKAMAX, reason="tokamax is installed")
+def test_tokamax_that_is_not_installed_is_told():
+    with pytest.raises(ConfigError, match=r"compute.experts = 'tokamax': No module.*tokamax"):
+        grouped_matmul("tokamax")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_garbage_in_masked_tokens_reaches_nobody(implementation):
     """NaN in masked rows: the others' values and every weight's gradient stay as they were, bit for
     bit.
@@ -326,7 +390,7 @@ def test_counting_puts_pairs_where_sorting_does(pairs, experts):
         np.testing.assert_array_equal(sorted_.order, np.argsort(draw, kind="stable"))
 
 
-@pytest.mark.parametrize("implementation", ["ragged", "padded"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("chunk", [5, *(pytest.param(x, marks=pytest.mark.slow) for x in (4, 16))])
 def test_tokens_may_go_through_the_experts_in_chunks(implementation, chunk):
     """compute.moe_chunk changes what is computed at once, neither outputs nor gradients; 15 tokens,

@@ -151,8 +151,10 @@ def test_chips_are_known_by_what_jax_calls_them():
         "TPU7x",
         "TPU v7x",
         "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200",
+        "NVIDIA A100-SXM4-80GB",
     ]
-    names = ["v5p", "v5p", "v6e", "v6e", "tpu7x", "tpu7x", "H100"]
+    names = ["v5p", "v5p", "v6e", "v6e", "tpu7x", "tpu7x", "H100", "H200", "A100"]
     assert [chip_of(kind).name for kind in kinds] == names
     assert chip_of("cpu") is None and chip_of("TPU v5 lite") is None
     assert all(chip.device_flops * chip.devices == chip.bf16_tflops * 1e12 for chip in CHIPS)

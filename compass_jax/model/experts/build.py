@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.experts.cpu import grouped_swiglu
 from compass_jax.model.experts.dispatch import Dispatch, counted_dispatch, sorted_dispatch
 from compass_jax.model.experts.parallel import Share
-from compass_jax.model.experts.ragged import ragged_swiglu
+from compass_jax.model.experts.ragged import ragged_swiglu, tokamax_dot
 from compass_jax.model.params import Layout, moe_specs
 from compass_jax.model.quantize import Quantized
 from compass_jax.sharding import Placement
@@ -88,20 +89,24 @@ def build(
 
 
 def grouped_matmul(name: str, parts: int = 1, limit: float = 0.0) -> Grouped:
-    """Returns the grouped matmul of CPU ("padded") or of TPU and GPU ("ragged"). `parts` is the
-    number of devices that share the experts, so that about 1 / parts of the pairs are local; it
-    only changes block sizes. `limit` is MoEConfig.swiglu_limit.
+    """Returns the grouped matmul of CPU ("padded"), of TPU ("ragged") or of GPU ("tokamax").
+    `parts` is the number of devices that share the experts, so that about 1 / parts of the pairs
+    are local; it only changes block sizes. `limit` is MoEConfig.swiglu_limit. ConfigError if the
+    package of "tokamax" is not installed.
     """
-    if name == "ragged":
-        return Grouped(counted_dispatch, partial(ragged_swiglu, limit=limit))
+    if name in ("ragged", "tokamax"):
+        dot = jax.lax.ragged_dot if name == "ragged" else tokamax_dot()
+        return Grouped(counted_dispatch, partial(ragged_swiglu, limit=limit, dot=dot))
     return Grouped(sorted_dispatch, partial(grouped_swiglu, parts=parts, limit=limit))
 
 
 def _matmul_for(compute: ComputeConfig) -> str:
-    """Returns the configured grouped matmul; by default padded on CPU and ragged elsewhere."""
+    """Returns the configured grouped matmul; by default that of the chip."""
     if compute.experts != "auto":
         return compute.experts
-    return "padded" if jax.default_backend() == "cpu" else "ragged"
+    has_tokamax = find_spec("tokamax") is not None
+    on_gpu = "tokamax" if has_tokamax else "ragged"
+    return {"cpu": "padded", "gpu": on_gpu}.get(jax.default_backend(), "ragged")
 
 
 def moe_ffn(

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compass_jax.aliases import Tree
+from compass_jax.config import ConfigError
+from compass_jax.extras import how_to_install
 from compass_jax.model.experts.activation import swiglu
 from compass_jax.model.experts.dispatch import Dispatch, permute, repeat_tokens
 from compass_jax.model.quantize import Quantized, ragged_matmul
+
+
+def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
+    """Returns tokamax's `ragged_dot`, whose kernels read an expert's rows alone; XLA's takes the
+    place of those that this chip or type has no kernel for. XLA's own on GPUs computes every expert
+    on every row (docs/measurements.md). ConfigError if tokamax is not installed.
+    """
+    try:
+        import tokamax
+    except ImportError as error:
+        raise ConfigError(
+            f"compute.experts = 'tokamax': {error}; {how_to_install('cuda', 'tokamax')}"
+        ) from error
+    return partial(tokamax.ragged_dot, implementation=("mosaic", "xla"))
 
 
 def ragged_swiglu(
@@ -17,9 +37,10 @@ def ragged_swiglu(
     weights: dict[str, Float[Array, "e ..."] | Quantized],
     dispatch: Dispatch,
     limit: float = 0.0,
+    dot: Callable[..., Float[Array, "m o"]] = jax.lax.ragged_dot,
 ) -> Float[Array, "n d"]:
-    """Computes sum_k gates_k * SwiGLU of a token's k-th expert with `jax.lax.ragged_dot`; masked
-    tokens give 0.
+    """Computes sum_k gates_k * SwiGLU of a token's k-th expert with `dot`, which has the signature
+    of `jax.lax.ragged_dot`; masked tokens give 0.
 
     `weights` are gate and up `[e d f]`, or their concatenation gate_up `[e d 2f]`, and down `[e f
     d]`; each may be 8-bit, and have a bias (`gate_bias`). `limit` is that of `activation.swiglu`.
@@ -33,7 +54,7 @@ def ragged_swiglu(
     rows = jnp.where(dispatched, rows, zero)
 
     def product(rows, name):
-        out = ragged_matmul(rows, weights[name], sizes)
+        out = ragged_matmul(rows, weights[name], sizes, dot)
         bias: Tree = weights.get(f"{name}_bias")
         return out if bias is None else out + jnp.take(bias, dispatch.expert_of_row(), axis=0)
 

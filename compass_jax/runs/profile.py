@@ -1,0 +1,60 @@
+"""A profiler trace of some steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+
+from compass_jax.config import ConfigError
+
+FOLDER = "profile"
+T = TypeVar("T")
+
+
+def check_steps(wanted: tuple[int, ...]) -> None:
+    """Raises ConfigError unless `wanted` is empty or (first step, last step)."""
+    if wanted and not (len(wanted) == 2 and 1 <= wanted[0] <= wanted[1]):
+        raise ConfigError(
+            f"--profile-steps {' '.join(map(str, wanted))}: two numbers are needed, the first and"
+            " the last step of the trace, from 1"
+        )
+
+
+def traced(
+    steps: Iterator[tuple[int, T]],
+    done: int,
+    wanted: tuple[int, ...],
+    directory: str,
+    note: Callable[[str], None],
+) -> Iterator[tuple[int, T]]:
+    """Yields from `steps`, of which step `done` + 1 is the first, and writes a trace of the steps
+    `wanted` (first and last; empty: none) to the folder `profile` of the run's directory.
+
+    A run that ends before the last one writes what it has. Another run in the same directory adds
+    its own trace.
+    """
+    if not wanted:
+        yield from steps
+        return
+    (first, last), step, tracing, folder = wanted, done, False, Path(directory) / FOLDER
+    try:
+        while True:
+            if not tracing and first <= step + 1 <= last:
+                jax.profiler.start_trace(folder)
+                tracing = True
+            item = next(steps, None)
+            if item is None:
+                return
+            step = item[0]
+            if tracing and step >= last:
+                jax.profiler.stop_trace()
+                tracing = False
+                note(f"trace of the steps up to {step}: {folder} (TensorBoard's profile plugin)")
+            yield item
+    finally:
+        if tracing:
+            jax.profiler.stop_trace()
+            note(f"trace of the steps up to {step}: {folder} (TensorBoard's profile plugin)")
