@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,14 @@ def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
         raise ConfigError(
             f"compute.experts = 'tokamax': {error}; {how_to_install('cuda', 'tokamax')}"
         ) from error
-    return partial(tokamax.ragged_dot, implementation=("mosaic", "xla"))
+
+    def dot(x, w, sizes, **options):
+        # The sizes may be a part of a larger array, whose address the GPU's kernel refuses; XLA
+        # cannot tell that this changes nothing, and gives the result a buffer of its own.
+        sizes = jnp.maximum(sizes, jnp.int32(0))
+        return tokamax.ragged_dot(x, w, sizes, implementation=("mosaic", "xla"), **options)
+
+    return dot
 
 
 def ragged_swiglu(
