@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks import common, long_tail, rollout
+from benchmarks import common, gpu, long_tail, rollout
 from compass_jax.config import ModelConfig, MoEConfig
 from compass_jax.model.flops import flops_per_token
 from compass_jax.model.params import is_spec, param_specs
@@ -207,6 +207,30 @@ def test_the_long_tail_ends_with_one_line_of_json(capsys):
         and found["ratio"] > 0
     )
     assert 0 < found["slot_occupancy"] <= 1 and found["arrival_over_longest_first"]["steps"] > 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_the_gpu_benchmark_measure(tmp_path, capsys):
+    gpu.main(["--smoke", "--trace", str(tmp_path)])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    sizes = gpu.SMOKE
+    losses, decoded = found["train"]["losses"], found["decode"][f"{sizes.slots[0]} slots"]
+    assert losses[0] == pytest.approx(np.log(sizes.model.vocab_size), rel=0.1)
+    assert losses[-1] < losses[0] and found["train"]["gradient_repeats_bit_for_bit"]
+    # in bfloat16 on a CPU the same routes are chosen, or replay brings the sides closer
+    replay = found["replay"]
+    assert replay["tokens"] == sizes.slots[0] * sizes.new_tokens
+    assert replay["replayed"]["tokens_routed_otherwise"] == 0
+    assert replay["replayed"]["mean_abs_gap"] <= replay["live"]["mean_abs_gap"] < 0.01
+    share = sizes.model.mixture.top_k / sizes.model.mixture.experts
+    assert share <= decoded["experts_read"] <= 1 and decoded["token_ms"] > 0
+    rows = sizes.rows * sizes.length
+    assert found["products"][f"experts ragged, {sizes.slots[0]} tokens"]["ms"] > 0
+    assert f"experts tokamax, {rows} tokens" in found["products"]
+    assert {file.parents[3].name for file in tmp_path.rglob("*.xplane.pb")} == {
+        "train",
+        f"decode_{sizes.slots[0]}_slots",
+    }
 
 
 def test_the_mix_is_log_normal_and_expectations_are_off_by_their_factor():
