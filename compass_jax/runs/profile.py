@@ -14,11 +14,11 @@ FOLDER = "profile"
 T = TypeVar("T")
 
 
-def check_steps(wanted: tuple[int, ...]) -> None:
-    """Raises ConfigError unless `wanted` is empty or (first step, last step)."""
-    if wanted and not (len(wanted) == 2 and 1 <= wanted[0] <= wanted[1]):
+def check_steps(span: tuple[int, ...]) -> None:
+    """Raises ConfigError unless `span` is empty or (first step, last step)."""
+    if span and not (len(span) == 2 and 1 <= span[0] <= span[1]):
         raise ConfigError(
-            f"--profile-steps {' '.join(map(str, wanted))}: two numbers are needed, the first and"
+            f"--profile-steps {' '.join(map(str, span))}: two numbers are needed, the first and"
             " the last step of the trace, from 1"
         )
 
@@ -26,20 +26,20 @@ def check_steps(wanted: tuple[int, ...]) -> None:
 def traced(
     steps: Iterator[tuple[int, T]],
     done: int,
-    wanted: tuple[int, ...],
+    span: tuple[int, ...],
     directory: str,
     note: Callable[[str], None],
 ) -> Iterator[tuple[int, T]]:
     """Yields from `steps`, of which step `done` + 1 is the first, and writes a trace of the steps
-    `wanted` (first and last; empty: none) to the folder `profile` of the run's directory.
+    `span` (first and last; empty: none) to the folder `profile` of the run's directory.
 
     A run that ends before the last one writes what it has. Another run in the same directory adds
     its own trace.
     """
-    if not wanted:
+    if not span:
         yield from steps
         return
-    (first, last), step, tracing, folder = wanted, done, False, Path(directory) / FOLDER
+    (first, last), step, tracing, folder = span, done, False, Path(directory) / FOLDER
     try:
         while True:
             if not tracing and first <= step + 1 <= last:
