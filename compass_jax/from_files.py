@@ -55,8 +55,11 @@ CACHE_LENGTHS = {"cpu": 2}  # few: a small model compiles longer than it decodes
 CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}
 MOST_SLOTS_ELSEWHERE = 512
-MICRO_BATCH_TOKENS = {"cpu": 2048}  # maximum: more is no faster on a CPU; others: 16,384
+# Maximum; others: 16,384. On a CPU twice as many save 3% of a step of a small model and need a
+# fifth more memory; a model of MANY parameters is faster with half as many (docs/measurements.md).
+MICRO_BATCH_TOKENS, MANY = {"cpu": 1024}, 50_000_000
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
+MOST_LOGITS_CPU, MOST_LOGITS = 2**25, 2**28  # that exist at once, in float32
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
 
@@ -239,10 +242,14 @@ def _parameters(model: ModelConfig) -> int:
 
 
 def _compute(model: ModelConfig) -> ComputeConfig:
-    """Returns bfloat16 on accelerators, remat for large and a scan for deep models."""
+    """Returns bfloat16 on accelerators, remat for large and a scan for deep models, and few tokens
+    whose logits exist at once where the vocabulary is large.
+    """
     narrow = jax.devices()[0].platform != "cpu"
     deep, large = model.layers > 8, _parameters(model) > 1e9
+    chunk = (MOST_LOGITS if narrow else MOST_LOGITS_CPU) // model.vocab_size
     return ComputeConfig(
+        logprob_chunk=min(max(2 ** int(math.log2(max(chunk, 1))), 128), 4096),
         dtype="bfloat16" if narrow else "float32",
         remat=large,
         scan_layers=deep,
@@ -297,7 +304,10 @@ def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig, rows: int
     rows of a device that micro-batches of one shape are to share; 0: any.
     """
     longest, mesh = training.longest_row, config.mesh
-    max_rows = max(MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384) // longest, 1)
+    most = MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384)
+    if on_cpu() and _parameters(config.model) > MANY:
+        most //= 2
+    max_rows = max(most // longest, 1)
     if rows:
         max_rows = _whole_share(rows, max_rows)
     return fitting_rows(config, training, max_rows) * longest * mesh.devices

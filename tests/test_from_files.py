@@ -119,6 +119,26 @@ def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch)
     assert 1 < size < rows and rows % size == 0
 
 
+def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, monkeypatch):
+    """Half the tokens of a micro-batch; logits of 2^25 columns in all, in a power of two tokens."""
+    monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig())
+    usual = asked(folder, answer=128)
+    vocabulary = usual.model.vocab_size
+    assert usual.compute.logprob_chunk == 4096
+    monkeypatch.setattr(from_files, "MANY", 1)
+    monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", 700 * vocabulary)
+    large = asked(folder, answer=128)
+    rl, longest = usual.rl, usual.rl.buckets[-1]
+    rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
+    for tokens, run in ((1024, usual), (512, large)):
+        shared = _whole_share(rows, tokens // longest)
+        assert run.rl.micro_batch_tokens == shared * longest
+    assert large.rl.micro_batch_tokens < rl.micro_batch_tokens
+    assert large.compute.logprob_chunk == 512
+    monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", vocabulary)
+    assert asked(folder, answer=128).compute.logprob_chunk == 128
+
+
 def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
     (folder / "my_task.py").write_text(
         "from compass_jax.tasks import Task\n"
