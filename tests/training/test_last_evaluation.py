@@ -43,7 +43,7 @@ def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, asked):
     trainer, lines = Trainer(config), []
     telemetry = SimpleNamespace(note=lines.append, log=lambda *_: None)
     stop = SimpleNamespace(requested=False)
-    result = rl._run_steps(trainer, telemetry, stop, never_stop)
+    result = rl._run_steps(trainer, trainer.steps(), telemetry, stop, never_stop)
     assert trainer.asked == asked and result["evaluation"].metrics() == {"eval/x": 0.5}
     assert sum("avg@4" in line for line in lines) == len(asked)
     assert (tmp_path / EVALUATION).is_file() and (tmp_path / EVALUATION_FOLDER).is_dir()
