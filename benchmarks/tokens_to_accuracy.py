@@ -583,8 +583,7 @@ def main(argv: list[str] | None = None) -> None:
     if PERMUTED in args.only:
         ratios = tokens_report.ratios(experiment.rows("arms"))
         arm = min(arms, key=lambda name: tokens_report.interval(ratios.get(name, [])).mean)
-        control = "arms", arm, trials[arm], cell, True
-        experiment.all([(control[0], seed, *control[1:]) for seed in args.seeds])
+        experiment.all([("arms", seed, arm, trials[arm], cell, True) for seed in args.seeds])
     rows = experiment.rows("arms")
     table = tokens_report.report(rows, cell.name)
     write_atomically(out / f"{RESULTS}.md", table)

@@ -303,11 +303,14 @@ def _require_own_routes(
 
 def attention_kernel(compute: ComputeConfig) -> str:
     """Returns the attention kernel: the configured one, else 'splash' on a TPU, 'cudnn' on a GPU
-    and 'portable' on a CPU.
+    of NVIDIA and 'portable' elsewhere.
     """
     if compute.attention != "auto":
         return compute.attention
-    return {"tpu": "splash", "gpu": "cudnn"}.get(jax.default_backend(), "portable")
+    if jax.default_backend() == "tpu":
+        return "splash"
+    is_nvidia = "nvidia" in jax.devices()[0].device_kind.lower()
+    return "cudnn" if is_nvidia else "portable"
 
 
 def _period(block: _Block, run: Run, params, x, routes, caches):

@@ -25,7 +25,8 @@ def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
         import tokamax
     except ImportError as error:
         raise ConfigError(
-            f"compute.experts = 'tokamax': {error}; {how_to_install('cuda', 'tokamax')}"
+            f"compute.experts = 'tokamax': {error}; it needs Python 3.12:"
+            f" {how_to_install('cuda', 'tokamax')}"
         ) from error
 
     def dot(x, w, sizes, **options):
