@@ -56,8 +56,8 @@ CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}
 MOST_SLOTS_ELSEWHERE = 512
 # Maximum; others: 16,384. On a CPU twice as many save 3% of a step of a small model and need a
-# fifth more memory; a model of MANY parameters is faster with half as many (docs/measurements.md).
-MICRO_BATCH_TOKENS, MANY = {"cpu": 1024}, 50_000_000
+# fifth more memory; above MANY_PARAMETERS half as many are faster (docs/measurements.md).
+MICRO_BATCH_TOKENS, MANY_PARAMETERS = {"cpu": 1024}, 50_000_000
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
 MOST_LOGITS_CPU, MOST_LOGITS = 2**25, 2**28  # that exist at once, in float32
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
@@ -305,7 +305,7 @@ def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig, rows: int
     """
     longest, mesh = training.longest_row, config.mesh
     most = MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384)
-    if on_cpu() and _parameters(config.model) > MANY:
+    if on_cpu() and _parameters(config.model) > MANY_PARAMETERS:
         most //= 2
     max_rows = max(most // longest, 1)
     if rows:

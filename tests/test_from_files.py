@@ -125,7 +125,7 @@ def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, 
     usual = asked(folder, answer=128)
     vocabulary = usual.model.vocab_size
     assert usual.compute.logprob_chunk == 4096
-    monkeypatch.setattr(from_files, "MANY", 1)
+    monkeypatch.setattr(from_files, "MANY_PARAMETERS", 1)
     monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", 700 * vocabulary)
     large = asked(folder, answer=128)
     rl, longest = usual.rl, usual.rl.buckets[-1]

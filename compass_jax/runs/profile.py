@@ -40,6 +40,11 @@ def traced(
         yield from steps
         return
     (first, last), step, tracing, folder = span, done, False, Path(directory) / FOLDER
+
+    def end() -> None:
+        jax.profiler.stop_trace()
+        note(f"trace of the steps up to {step}: {folder} (TensorBoard's profile plugin)")
+
     try:
         while True:
             if not tracing and first <= step + 1 <= last:
@@ -50,11 +55,9 @@ def traced(
                 return
             step = item[0]
             if tracing and step >= last:
-                jax.profiler.stop_trace()
                 tracing = False
-                note(f"trace of the steps up to {step}: {folder} (TensorBoard's profile plugin)")
+                end()
             yield item
     finally:
         if tracing:
-            jax.profiler.stop_trace()
-            note(f"trace of the steps up to {step}: {folder} (TensorBoard's profile plugin)")
+            end()

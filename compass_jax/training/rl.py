@@ -84,7 +84,7 @@ def run_rl(
             telemetry.note(line)
         printed: set[str] = set()
         result: JsonObject = {"stopped": False, "steps": -1}
-        # a stage ends in a checkpoint, and the next one begins like a run that goes on from it
+        # a stage ends in a checkpoint, and the next one begins like a resumed run
         while not result["stopped"] and "evaluation" not in result:
             result = _run_stage(
                 config, scorer, stop, telemetry, strict, printed, enough, profile_steps

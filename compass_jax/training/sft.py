@@ -244,7 +244,7 @@ def run_sft(
     kind: type[SFTTrainer] = SFTTrainer,
     profile_steps: tuple[int, ...] = (),
 ) -> JsonObject:
-    """Trains until `sft.steps`, resuming what the run directory holds; returns the last metrics.
+    """Trains until `sft.steps`, resuming the run directory; returns the last metrics.
 
     Args:
         lost_log: whether to continue if the logs lack lines that the checkpoint counts.
