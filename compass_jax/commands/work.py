@@ -260,7 +260,7 @@ def report(options: commands.Report) -> int:
 
 
 def _printer() -> tuple[Console, Any]:
-    """Returns a console, and its function that prints a line as it is."""
+    """Returns a console, and its function that prints a line unchanged."""
     console = Console(soft_wrap=True)
     return console, partial(console.print, highlight=False, markup=False)
 

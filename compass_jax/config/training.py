@@ -1,4 +1,4 @@
-"""Settings of RL: what it samples, what an update computes, and how many updates there are.
+"""Settings of RL: sampling, the computation of an update, and the number of updates.
 
 `RLConfig` inherits the settings of its three consumers. `rl.sampling`, `rl.algorithm` and
 `rl.updates` return each consumer's settings alone: a jitted function that takes one of them as a
@@ -102,7 +102,7 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
 
     @property
     def sampling(self) -> SamplingConfig:
-        """The settings of what a step samples."""
+        """The settings of sampling."""
         return self.part(SamplingConfig)
 
     @property

@@ -275,7 +275,7 @@ def _latent_heads(x, params, tables, config: ModelConfig, placement: Placement |
 
 def _turned(x: Float[Array, "b t h r"], tables, mla: MLAConfig) -> Float[Array, "b t h r"]:
     """Applies rotary embeddings. Interleaved channels are put in half-split order first, of queries
-    and of keys alike, which leaves their products as they are.
+    and of keys alike, which leaves their products unchanged.
     """
     return apply_rope(deinterleaved(x) if mla.interleaved else x, tables)
 
