@@ -29,13 +29,13 @@ import numpy as np
 
 from benchmarks import experiments, inversion_task, rl_runs
 from compass_jax.commands.cli import tune_allocator
-from compass_jax.commands.train_judge import run_train_judge
 from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig
 from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.from_files import judge_config, rl_config, sft_config
 from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
+from compass_jax.pipeline.train_judge import run_train_judge
 from compass_jax.rewards.agreement import Agreement
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.rl import run_rl

@@ -65,8 +65,6 @@ from filelock import FileLock, Timeout
 from benchmarks import experiments, long_sums, rl_runs, tokens_report
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
-from compass_jax.commands.offline_filter import run_filter
-from compass_jax.commands.options import Filter
 from compass_jax.config import (
     DataConfig,
     FileSource,
@@ -81,6 +79,7 @@ from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.experience.step_policies.screening import Screening
+from compass_jax.pipeline.offline_filter import Bounds, run_filter
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.advantages.rloo import Rloo
 from compass_jax.rl.corrections.tis import Tis
@@ -451,7 +450,7 @@ class Experiment:
         folder, weights = self.out / f"seed{config.seed}" / "filter", config.init_from
         file, started = folder / "minutes.json", time.perf_counter()
         if not file.exists():
-            run_filter(config, Filter(checkpoint=weights, out=str(folder), samples=FILTER_SAMPLES))
+            run_filter(config, weights, str(folder), Bounds(FILTER_SAMPLES))
             if self.smoke:  # a cold start of seconds is never right
                 _keep_all(folder / "pass_rates.jsonl")
             write_atomically(file, json.dumps((time.perf_counter() - started) / 60))

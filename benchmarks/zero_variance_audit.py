@@ -30,8 +30,6 @@ import numpy as np
 from benchmarks import experiments, rl_runs
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
-from compass_jax.commands.offline_filter import run_filter
-from compass_jax.commands.options import Filter
 from compass_jax.config import (
     OptimConfig,
     RLConfig,
@@ -43,6 +41,7 @@ from compass_jax.config import (
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
 from compass_jax.experience.evaluate import answers, decoder_of
+from compass_jax.pipeline.offline_filter import Bounds, run_filter
 from compass_jax.records import Prompt
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
@@ -258,7 +257,7 @@ def prepare(
         config, init_from=weights, data=dataclasses.replace(config.data, keep_file=str(chosen_file))
     )
     if not (filtered / "summary.json").exists():
-        run_filter(config, Filter(checkpoint=weights, out=str(filtered), samples=FILTER_SAMPLES))
+        run_filter(config, weights, str(filtered), Bounds(FILTER_SAMPLES))
     _complete(filtered / "pass_rates.jsonl", chosen_file)
     return (
         config,

@@ -118,7 +118,7 @@ IMPURE_MODULES |= {"os", "io", "pathlib", "shutil", "tempfile"}
 LIGHT = PURE
 # Rooms whose functions may take or return a RunConfig, and the number of these functions.
 WHOLE_RUN = ("commands", "config", "from_files", "session")
-WHOLE_RUN += ("training.loop", "training.rl", "training.sft")
+WHOLE_RUN += ("pipeline.train_judge", "training.loop", "training.rl", "training.sft")
 MOST_RUN_CONFIGS = 30
 HEAVY = (
     "grain",

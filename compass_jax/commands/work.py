@@ -84,7 +84,7 @@ def train(options: commands.Train, config: RunConfig) -> int:
 
 def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:
     """Trains a judge on preferences."""
-    from compass_jax.commands.train_judge import run_train_judge
+    from compass_jax.pipeline.train_judge import run_train_judge
 
     return _status(run_train_judge(config, options.scalar))
 
@@ -122,9 +122,10 @@ def calibrate_alpha(options: commands.CalibrateAlpha, config: RunConfig) -> int:
 
 def filter_prompts(options: commands.Filter, config: ScoredConfig) -> int:
     """Estimates pass rates and selects prompts."""
-    from compass_jax.commands.offline_filter import run_filter
+    from compass_jax.pipeline.offline_filter import Bounds, run_filter
 
-    run_filter(config, options)
+    bounds = Bounds(options.samples, options.low, options.high)
+    run_filter(config, options.checkpoint, options.out, bounds)
     return 0
 
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.commands import offline_filter
-from compass_jax.commands.offline_filter import run_filter, summarise
-from compass_jax.commands.options import Filter
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import train_prompts
+from compass_jax.pipeline import offline_filter
+from compass_jax.pipeline.offline_filter import Bounds, run_filter, summarise
 from compass_jax.records import Score
 from compass_jax.runs.rundir import RunDirectoryGone, RunDirectoryInUse
 from compass_jax.session import load_tokenizer
@@ -51,7 +50,7 @@ class Verdicts:
 
 
 def filtered(config, out, **options):
-    return run_filter(config, Filter(checkpoint=config.run_dir, out=out, **options))
+    return run_filter(config, config.run_dir, out, Bounds(**options))
 
 
 @pytest.fixture(scope="module")

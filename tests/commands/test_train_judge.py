@@ -13,9 +13,8 @@ from logged import lines, numbers
 from tiny import random_params
 from tiny_run import tiny_run
 
-from compass_jax.commands import eval_judge, train_judge
+from compass_jax.commands import eval_judge
 from compass_jax.commands.cli import main
-from compass_jax.commands.train_judge import balance
 from compass_jax.config import ConfigError, DataConfig, FileSource, MoEConfig
 from compass_jax.config.io import read_config
 from compass_jax.data.pairs import split_pairs
@@ -26,6 +25,8 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.from_files import judge_config
 from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
+from compass_jax.pipeline import train_judge
+from compass_jax.pipeline.train_judge import balance
 from compass_jax.rewards.endpoint import Reply
 from compass_jax.weights.hf import save_params
 

@@ -17,7 +17,6 @@ from tiny import COMPUTE, MODEL, make_prompt, random_params
 from tiny_run import tiny_run
 
 from compass_jax.commands.cli import main
-from compass_jax.commands.train_judge import Rated, run_train_judge
 from compass_jax.config import ConfigError, FileSource, LogConfig, ScalarJudgeConfig, ShapingConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
@@ -25,6 +24,7 @@ from compass_jax.data.preferences import Preference
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.transformer import Transformer, apply
+from compass_jax.pipeline.train_judge import Rated, run_train_judge
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.scalar import ScalarJudge, tie_margin, verdicts
 from compass_jax.runs.telemetry import Telemetry

@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject
-from compass_jax.commands.eval_judge import Ruled, judged, number, own_judge, report
 from compass_jax.config import PolicyConfig, RunConfig
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import SAID, Preference
+from compass_jax.pipeline.agreement import Ruled, judged, number, own_judge, report
 from compass_jax.report import summary_table
 from compass_jax.rewards.agreement import Agreement
 from compass_jax.rewards.endpoint import REFUSED

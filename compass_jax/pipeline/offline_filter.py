@@ -14,13 +14,12 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject
-from compass_jax.commands.options import Filter
 from compass_jax.config import ConfigError, ScoredConfig
 from compass_jax.curate.pass_rates import uniform_shares
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
@@ -36,27 +35,38 @@ from compass_jax.session import open_scorer
 FILE = "pass_rates.jsonl"
 
 
-def run_filter(config: ScoredConfig, options: Filter) -> JsonObject:
-    """Estimates the pass rate of every training prompt from `samples` rollouts, and returns the
-    content of summary.json.
+class Bounds(NamedTuple):
+    """The number of samples per prompt, and the pass rates between which a prompt is selected."""
+
+    samples: int = 8
+    low: float = 0.0
+    high: float = 1.0
+
+
+def run_filter(config: ScoredConfig, checkpoint: str, out: str, bounds: Bounds) -> JsonObject:
+    """Estimates the pass rate of every training prompt, and returns the content of summary.json.
 
     A prompt is selected if low < pass rate < high. Unknown scores do not count in the rate; a
     prompt without any known score is selected.
+
+    Args:
+        checkpoint: weights of a run, a checkpoint or a Hugging Face folder.
+        out: folder for the results, where an interrupted estimate continues.
     """
-    samples, low, high = options.samples, options.low, options.high
+    samples, low, high = bounds
     if samples < 2:
         raise ConfigError(
             f"--samples {samples}: one answer cannot tell an uncertain prompt; give at least 2"
         )
     if not 0 <= low < high <= 1:
         raise ConfigError(f"--low {low} --high {high}: must be 0 <= low < high <= 1")
-    with FolderLock(options.out) as lock:
-        rows = _rates(config, options, lock)
+    with FolderLock(out) as lock:
+        rows = _rates(config, checkpoint, bounds, lock)
         summary = summarise(rows, samples)
         write_atomically(lock.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         rates = [row.pass_rate for row in rows if row.known]
         plot_histogram(rates, samples, lock.path / "histogram.png")
-    console, checkpoint = Console(soft_wrap=True), options.checkpoint
+    console = Console(soft_wrap=True)
     title = f"{checkpoint}: pass rates of the training prompts, {samples} samples each"
     console.print(summary_table(_table(rows), title=title))
     if summary["kept"]:
@@ -66,17 +76,19 @@ def run_filter(config: ScoredConfig, options: Filter) -> JsonObject:
     return summary
 
 
-def _rates(config: ScoredConfig, options: Filter, lock: FolderLock) -> list[PassRate]:
+def _rates(
+    config: ScoredConfig, checkpoint: str, bounds: Bounds, lock: FolderLock
+) -> list[PassRate]:
     """Returns the pass rate of each prompt; appends those that FILE lacks to it."""
-    path, samples = lock.path / FILE, options.samples
+    path, samples = lock.path / FILE, bounds.samples
     tell = partial(Console(soft_wrap=True).print, highlight=False, markup=False)
-    engine, decode, tokenizer = decoder_of(config, options.checkpoint)
+    engine, decode, tokenizer = decoder_of(config, checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed, tell)
     prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
     # continues from the rows that an earlier filter wrote
     prompts = kept_prompts(prompts, config.data.keep_file).prompts
     done = read_pass_rates(path, complete=False, prompts=prompts) if path.exists() else {}
-    _check_same(done, options, path)
+    _check_same(done, bounds, path)
     remaining = [p for p in prompts if p.id not in done]
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     part = max(1, 8 * config.rollout.slots // samples)
@@ -96,7 +108,7 @@ def _rates(config: ScoredConfig, options: Filter, lock: FolderLock) -> list[Pass
                 purpose=Purpose.FILTER,
             )
             rows = [
-                _rate(*entry, config.rewards.right_at, options.low, options.high)
+                _rate(*entry, config.rewards.right_at, bounds.low, bounds.high)
                 for entry in zip(chosen, rollouts, scores, strict=True)
             ]
             lock.check()
@@ -118,9 +130,9 @@ def _rate(
     return PassRate(*about, rate, len(right), len(samples), tokens, low, high, keep)
 
 
-def _check_same(done: dict[int, PassRate], options: Filter, path: Path) -> None:
+def _check_same(done: dict[int, PassRate], bounds: Bounds, path: Path) -> None:
     for row in done.values():
-        if (row.samples, row.low, row.high) != (options.samples, options.low, options.high):
+        if (row.samples, row.low, row.high) != bounds:
             raise ConfigError(
                 f"{path} was begun with --samples {row.samples} --low {row.low} --high {row.high};"
                 " go on with these, or give another --out"
