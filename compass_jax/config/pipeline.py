@@ -10,18 +10,21 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from compass_jax.aliases import Json, Settings
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
+from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.model import ModelConfig
 from compass_jax.config.ranges import Name, Section, check_fields
 from compass_jax.config.stages import (
     REFERENCE,
     Evaluate,
     Export,
+    Filter,
     Import,
     Merge,
     Rl,
     Run,
     Sft,
     Stage,
+    TrainJudge,
 )
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -57,6 +60,7 @@ class PipelineConfig(Section):
             try:
                 stage = _with_explicit_inputs(stage, stages, names)
                 _check_order(stage, stages, self.stages)
+                _check_outputs(stage, stages)
                 _check_models(stage, stages)
                 stage.validate()
                 if isinstance(stage, Run):
@@ -151,6 +155,41 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
                 f"{parent} did not start from {stage.base}: a merge counts what its parents changed"
                 " from one base",
             )
+
+
+def _check_outputs(stage: Stage, before: list[Stage]) -> None:
+    """Raises ConfigError if a setting names the output of a stage of another kind: rows where it
+    needs weights, weights where it needs rows, or anything but pass rates and a judge.
+    """
+    done = {one.name: one for one in before}
+    for key, path, is_folder in stage.reads():
+        name, _, file = path.removeprefix(REFERENCE).partition("/")
+        if not path.startswith(REFERENCE) or file:
+            continue
+        source = done[name]
+        makes, what = (source.WEIGHTS, "weights") if is_folder else (source.ROWS, "rows")
+        if key == "run.data.keep_file":
+            makes, what = isinstance(source, Filter), "pass rates: name a stage Filter"
+        if key == "run.rewards.judge.weights" and isinstance(source, TrainJudge):
+            assert isinstance(stage, Run)
+            _check_judge(stage, source)
+            continue
+        check(makes, f"{key} = {path!r:.200}: {name} makes no {what}")
+
+
+def _check_judge(stage: Run, source: TrainJudge) -> None:
+    kind = "ScalarJudgeConfig" if source.scalar else "EngineJudgeConfig"
+    judge = stage.run.rewards.judge
+    check(
+        isinstance(judge, ScalarJudgeConfig if source.scalar else EngineJudgeConfig),
+        f"run.rewards.judge is a {type(judge).__name__}, and {source.name} trains for a {kind}",
+    )
+    for key, (value, expected) in differences(source.run.model, stage.run.model).items():
+        check(
+            key == "init_std",  # irrelevant to existing weights
+            f"run.model.{key} = {expected!r}: the judge {source.name} has {value!r}, and must have"
+            " the policy's model",
+        )
 
 
 def ancestors(name: str, stages: list[Stage]) -> list[str]:

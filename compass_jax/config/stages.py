@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from compass_jax.config.data import FileSource
+from compass_jax.config.distil import DistilConfig
 from compass_jax.config.errors import check
-from compass_jax.config.named import check_name
-from compass_jax.config.policy import PolicyConfig
+from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
+from compass_jax.config.named import check_name, is_name
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.ranges import Name, Section
-from compass_jax.config.run import RunConfig
-from compass_jax.config.verifiers import Options
+from compass_jax.config.ranges import Fraction, Name, Range, Section
+from compass_jax.config.run import RunConfig, ScoredConfig
+from compass_jax.config.verifiers import VERDICT, Options
 
 REFERENCE = "stage:"
 Reads = Iterator[tuple[str, str, bool]]
@@ -38,6 +39,11 @@ class BaseStage(Section):
 
     name: Name
     """Name of the stage, of small letters, digits, - and _."""
+
+    @property
+    def output(self) -> str:
+        """The output file or folder in the stage's folder; empty: the folder itself."""
+        return self.OUTPUT
 
     def starts(self) -> tuple[str, ...]:
         """Returns the names of the stages whose weights it reads."""
@@ -97,6 +103,32 @@ class Prepare(BaseStage):
                 yield f"settings.{key}[{i}]", path, False
         if self.settings.tokenizer:
             yield "settings.tokenizer", self.settings.tokenizer, True
+
+
+@dataclass(frozen=True)
+class Distil(BaseStage):
+    """Conversations with a teacher's answers that a verifier accepts (`compass distil`). The
+    teacher's weights are those of a stage: settings.model = "stage:NAME".
+    """
+
+    OUTPUT: ClassVar[str] = "train.jsonl"
+    ROWS: ClassVar[bool] = True
+
+    settings: DistilConfig
+    """Settings of `compass distil`."""
+
+    def _check(self, key: str) -> None:
+        # "stage:rows" has the form of a function's name, module:name
+        paths = tuple(path.removeprefix(REFERENCE) for path in self.settings.data)
+        replace(self.settings, data=paths).validate()
+
+    def reads(self) -> Reads:
+        """Yields the input files."""
+        for i, path in enumerate(self.settings.data):
+            if path.startswith(REFERENCE) or not is_name(path):
+                yield f"settings.data[{i}]", path, False
+        if not self.settings.endpoint:
+            yield "settings.model", self.settings.model, True
 
 
 @dataclass(frozen=True)
@@ -194,6 +226,85 @@ class Rl(_Training):
 
 
 @dataclass(frozen=True)
+class Filter(_Training):
+    """Pass rates of the training prompts under a stage's weights (`compass filter`), which RL reads
+    by data.keep_file = "stage:NAME". Its run has the data and the seed of the RL run.
+    """
+
+    OUTPUT: ClassVar[str] = "pass_rates.jsonl"
+    WEIGHTS: ClassVar[bool] = False
+
+    samples: Annotated[int, Range(2, 4096, note="one answer cannot tell an uncertain prompt")] = 8
+    """Number of sampled answers per prompt."""
+    low: Fraction = 0.0
+    """Lower bound of the pass rate; prompts above it are kept."""
+    high: Fraction = 1.0
+    """Upper bound of the pass rate; prompts below it are kept."""
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        check(self.low < self.high, f"low = {self.low} must be below high = {self.high}")
+        check(
+            bool(self.start or self.run.init_from),
+            "no stage before it makes weights: set start or run.init_from",
+        )
+        check(bool(self.run.data.sources), "run.data.sources is empty: there are no prompts")
+
+
+@dataclass(frozen=True)
+class TrainJudge(_Training):
+    """A judge, trained on preferences by SFT and RL (`compass train-judge`). A later run is judged
+    by it with rewards.judge = EngineJudgeConfig("stage:NAME").
+    """
+
+    WEIGHTS: ClassVar[bool] = False  # of a judge: no policy starts from them
+
+    pairs: tuple[Name, ...] = ()
+    """Files of preferences (docs/howto/judge.md), from which run.sft.preferences and
+    run.data.sources are filled.
+    """
+    scalar: bool = False
+    """Train a scalar reward model instead, by the sft settings alone; a later run has
+    ScalarJudgeConfig("stage:NAME").
+    """
+
+    @property
+    def output(self) -> str:
+        """The folder of the judge's run."""
+        return "scalar" if self.scalar else "rl"
+
+    def _check(self, key: str) -> None:
+        super()._check(key)
+        check(
+            bool(self.pairs),
+            "pairs is empty: a judge learns from preferences; name a file of them, or a stage of"
+            ' rows as "stage:NAME"',
+        )
+        self.started_run.validate_for_rl()
+
+    def reads(self) -> Reads:
+        """Yields the input files."""
+        for i, path in enumerate(self.pairs):
+            yield f"pairs[{i}]", path, False
+        yield from super().reads()
+
+    def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
+        """Returns the stage with its empty settings filled, and its pairs in the run."""
+        run, sources = self.run, tuple(FileSource(path, verifier=VERDICT) for path in self.pairs)
+        for key, current, filled in (
+            ("run.data.sources", run.data.sources, sources),
+            ("run.sft.preferences", run.sft.preferences, self.pairs),
+        ):
+            check(
+                not current or current == filled,
+                f"{key} is set, and a judge's pairs are named in `pairs` alone; leave it out",
+            )
+        sft = replace(run.sft, preferences=self.pairs)
+        run = replace(run, data=replace(run.data, sources=sources), sft=sft)
+        return replace(super().filled(weights, rows), run=run)
+
+
+@dataclass(frozen=True)
 class Merge(BaseStage):
     """A merge of several models that were trained from one base (docs/howto/merge.md)."""
 
@@ -279,13 +390,17 @@ class Export(BaseStage):
         return replace(self, start=self.start or weights[-1])
 
 
-Stage = Rows | Prepare | Import | Sft | Merge | Rl | Evaluate | Export
-Run = Sft | Rl | Evaluate  # the stages with a run's settings
+Stage = (
+    Rows | Prepare | Distil | Import | Sft | Merge | Filter | TrainJudge | Rl | Evaluate | Export
+)
+Run = Sft | Filter | TrainJudge | Rl | Evaluate  # the stages with a run's settings
 
 
-def _files_of(run: PolicyConfig) -> Reads:
+def _files_of(run: ScoredConfig) -> Reads:
     """Yields the files that every run reads."""
     folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
+    if isinstance(run.rewards.judge, EngineJudgeConfig | ScalarJudgeConfig):
+        folders["run.rewards.judge.weights"] = run.rewards.judge.weights
     for key, path in folders.items():
         if path:
             yield key, path, True
@@ -294,7 +409,7 @@ def _files_of(run: PolicyConfig) -> Reads:
             yield f"run.{key}.path", source.path, False
 
 
-def _check_no_directory(run: PolicyConfig) -> None:
+def _check_no_directory(run: ScoredConfig) -> None:
     check(
         not run.run_dir,
         f"run.run_dir = {run.run_dir!r:.200}: the pipeline gives each stage its folder; leave it"

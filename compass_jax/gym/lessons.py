@@ -7,9 +7,10 @@ Each function yields rows, which the seed determines.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 
-from compass_jax.aliases import JsonObject
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.gym import prices
 from compass_jax.tasks.task import Task
 
@@ -120,3 +121,41 @@ def asked_prices(seed: int = 1000, each: int = 27) -> Iterator[JsonObject]:
     """Yields the shop's evaluation questions with their answers."""
     for row in prices.rows(seed, each):
         yield {key: row[key] for key in ("prompt", "answer", "domain", "language")}
+
+
+ANSWER = re.compile(r"<answer>(-?\d+)</answer>")
+
+
+def _candidate(random_: random.Random, row: JsonMapping) -> str:
+    """Returns an answer to a row of gym/prices.py as a policy in training gives it: careful,
+    careless, without its steps, with a stray number, or broken off.
+    """
+    text = prices.response(row, careless=random_.random() < 0.4)
+    kind = random_.random()
+    if kind < 0.25:
+        return ANSWER.sub(f"<answer>{random_.randint(1, 30)}</answer>", text)
+    if kind < 0.35:
+        return text.splitlines()[-1]
+    if kind < 0.45:
+        start = random_.randrange(len(text))
+        return text[:start] + text[start + random_.randint(1, 6) :]
+    return text
+
+
+def pairs(seed: int = 2, each: int = 400, copies: int = 4) -> Iterator[JsonObject]:
+    """Yields preferences for a judge (docs/howto/judge.md): `copies` answers to each of the shop's
+    questions against the right number. An answer with this number is a Tie, any other is Worse; the
+    reasoning reads both numbers.
+    """
+    random_ = random.Random(f"{seed} pairs")
+    for row in prices.rows(seed, each):
+        for _ in range(copies):
+            candidate = _candidate(random_, row)
+            numbers = ANSWER.findall(candidate) or ["none"]
+            yield {
+                "prompt": row["prompt"],
+                "candidate": candidate,
+                "anchor": row["answer"],
+                "verdict": "Tie" if numbers[-1] == row["answer"] else "Worse",
+                "reasoning": f"candidate {numbers[-1]}, anchor {row['answer']}",
+            }

@@ -89,3 +89,4 @@ def prompts(seed: int) -> Iterator[JsonObject]:
 
 
 task = Task(prompts, "exact")
+judged = Task(prompts, "judge")  # the same questions, for a judge (rewards.judge)

@@ -19,7 +19,7 @@ from compass_jax.config import ConfigError
 from compass_jax.config.io import differences, from_plain, to_plain
 from compass_jax.config.named import file_of
 from compass_jax.config.pipeline import PipelineConfig, inputs, texts, with_texts
-from compass_jax.config.stages import REFERENCE, Rl, Rows, Sft, Stage
+from compass_jax.config.stages import REFERENCE, Rl, Rows, Sft, Stage, TrainJudge
 from compass_jax.data.files import files_of
 from compass_jax.runs.rundir import MAY_CHANGE, MESHES, write_atomically
 from compass_jax.untrusted import read_json
@@ -76,7 +76,7 @@ class Record:
     def output(self, name: str) -> Path:
         """Returns the path of a stage's rows or weights."""
         stage = self.stage(name)
-        return self.place(stage) / stage.OUTPUT
+        return self.place(stage) / stage.output
 
     def placed(self, stage: Stage) -> Stage:
         """Returns `stage` with paths instead of "stage:NAME" and "stage:NAME/FILE"."""
@@ -143,7 +143,8 @@ class Record:
         reports are written into the same folder.
         """
         output = self.output(stage.name)
-        folder = output / "checkpoints" if isinstance(stage, Sft | Rl) else output
+        is_run = isinstance(stage, Sft | Rl | TrainJudge)
+        folder = output / "checkpoints" if is_run else output
         return hash_of(folder)
 
     def set_aside(self, name: str) -> list[tuple[Path, Path]]:

@@ -13,8 +13,10 @@ from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.named import load
 from compass_jax.config.stages import (
+    Distil,
     Evaluate,
     Export,
+    Filter,
     Import,
     Merge,
     Prepare,
@@ -22,6 +24,7 @@ from compass_jax.config.stages import (
     Rows,
     Sft,
     Stage,
+    TrainJudge,
 )
 from compass_jax.runs.logfile import replaced
 from compass_jax.runs.rundir import SUMMARY
@@ -40,7 +43,7 @@ def work(stage: Stage, folder: Path, output: Output) -> int:
 def _rows(stage: Rows, folder: Path, _: Output) -> None:
     rows = load(stage.function, "function")(**dict(stage.arguments))
     count = 0
-    with replaced(folder / stage.OUTPUT) as temporary:
+    with replaced(folder / stage.output) as temporary:
         with open(temporary, "w", encoding="utf-8") as out:
             for row in rows:
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -49,7 +52,7 @@ def _rows(stage: Rows, folder: Path, _: Output) -> None:
             os.fsync(out.fileno())
         if not count:
             raise ConfigError(f"function = {stage.function!r}: it gave no row")
-    print(f"{count} rows: {folder / stage.OUTPUT}")
+    print(f"{count} rows: {folder / stage.output}")
 
 
 def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
@@ -63,10 +66,18 @@ def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
     Console(soft_wrap=True).print(summary_table(table(tally), title=f"{tally.rows:,} rows"))
 
 
+def _distil(stage: Distil, folder: Path, _: Output) -> None:
+    from compass_jax.curate.distil import distil
+
+    report = distil(stage.settings, str(folder), print)
+    counts = f"{report['right']} of {report['answers']} answers are right"
+    print(f"{counts}; kept {report['kept']}: {folder / stage.output}")
+
+
 def _import(stage: Import, folder: Path, _: Output) -> None:
     from compass_jax.weights.gguf_folder import import_gguf
 
-    out = folder / stage.OUTPUT
+    out = folder / stage.output
     if out.exists():  # it exists only when complete
         return
     print(f"written: {import_gguf(stage.file, out)}")
@@ -84,7 +95,20 @@ def _rl(stage: Rl, folder: Path, output: Output) -> int:
     return _status(run_rl(_started(stage, folder, output)))
 
 
-def _started(stage: Sft | Rl, folder: Path, output: Output) -> Any:
+def _filter(stage: Filter, folder: Path, output: Output) -> None:
+    from compass_jax.pipeline.offline_filter import Bounds, run_filter
+
+    run = _started(stage, folder, output)
+    run_filter(run, run.init_from, str(folder), Bounds(stage.samples, stage.low, stage.high))
+
+
+def _train_judge(stage: TrainJudge, folder: Path, output: Output) -> int:
+    from compass_jax.pipeline.train_judge import run_train_judge
+
+    return _status(run_train_judge(_started(stage, folder, output), stage.scalar))
+
+
+def _started(stage: Sft | Filter | TrainJudge | Rl, folder: Path, output: Output) -> Any:
     start = str(output(stage.start)) if stage.start else stage.run.init_from
     return replace(stage.run, run_dir=str(folder), init_from=start)
 
@@ -97,7 +121,7 @@ def _merge(stage: Merge, folder: Path, output: Output) -> None:
     from compass_jax.curate.merge import method_of, routers_from
     from compass_jax.curate.merge_folders import merge_folders
 
-    out = folder / stage.OUTPUT
+    out = folder / stage.output
     if out.exists():  # it exists only when complete
         return
     weights, density = stage.weights or None, stage.density or None
@@ -122,17 +146,20 @@ def _evaluate(stage: Evaluate, folder: Path, output: Output) -> None:
 def _export(stage: Export, folder: Path, output: Output) -> None:
     from compass_jax.weights.convert import export_hf
 
-    path = export_hf(output(stage.start), folder / stage.OUTPUT, replace=True)
+    path = export_hf(output(stage.start), folder / stage.output, replace=True)
     print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
 
 
 WORK: dict[type, Callable[[Any, Path, Output], int | None]] = {
     Rows: _rows,
     Prepare: _prepare,
+    Distil: _distil,
     Import: _import,
     Sft: _sft,
-    Rl: _rl,
     Merge: _merge,
+    Filter: _filter,
+    TrainJudge: _train_judge,
+    Rl: _rl,
     Evaluate: _evaluate,
     Export: _export,
 }

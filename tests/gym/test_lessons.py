@@ -152,3 +152,18 @@ def test_hasty_answers_leave_the_last_term_out_and_show_no_steps():
         question = re.fullmatch(r"Sum: (.+) [+-] \d =", asked(row))[1]
         assert said(row) == f"<answer>{value(question)}</answer>"
         assert row["answer"] == str(answer_of(asked(row)))
+
+
+def test_a_pair_is_a_tie_where_the_verifier_finds_the_answer_right():
+    """And Worse elsewhere; the reasoning has the number that the verifier compared."""
+    rows = list(lessons.pairs(each=40, copies=3))
+    assert rows == list(lessons.pairs(each=40, copies=3)) != list(lessons.pairs(3, 40, 3))
+    for row in rows:
+        graded = JUDGE({"answer": row["anchor"]}, row["candidate"], row["prompt"])
+        assert row["verdict"] == ("Tie" if graded.reward == 1 else "Worse")
+        number, anchor = re.fullmatch(r"candidate (\S+), anchor (\d+)", row["reasoning"]).groups()
+        assert (number == anchor) == (row["verdict"] == "Tie") and anchor == row["anchor"]
+    said = Counter(row["verdict"] for row in rows)
+    assert 0.35 < said["Tie"] / len(rows) < 0.55
+    assert any("none" in row["reasoning"] for row in rows)
+    assert any("\n" not in row["candidate"] for row in rows)  # without its steps

@@ -14,3 +14,17 @@ def taught(count):
 
 def none(count):
     return []
+
+
+def pairs(count):
+    """Preferences: the larger of two digits is the better answer."""
+    for n in range(count):
+        one, two = n % 7, n % 5
+        said = "Tie" if one == two else "Better" if one > two else "Worse"
+        row = {"prompt": f"{n}: a digit?", "candidate": str(one), "anchor": str(two)}
+        yield {**row, "verdict": said}
+
+
+def odd(prompt, response, **row):
+    """Accepts about every second answer of a random model, and no empty one."""
+    return float(len(response.strip()) % 2)

@@ -5,16 +5,36 @@ before the first stage starts.
 import dataclasses
 
 import pytest
-from tiny_pipeline import MADE, tiny_pipeline
+from evolve import evolve
+from tiny_pipeline import MADE, judge_run, judged_pipeline, judged_run, tiny_pipeline
 from tiny_run import tiny_run
 
 from compass_jax.commands.configured import load_config, load_config_as
-from compass_jax.config import ConfigError, FileSource, RunConfig
+from compass_jax.config import (
+    ConfigError,
+    EngineJudgeConfig,
+    FileSource,
+    RunConfig,
+    ScalarJudgeConfig,
+)
+from compass_jax.config.distil import DistilConfig
 from compass_jax.config.io import from_plain, to_plain
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.config.pipeline import PipelineConfig, ancestors, inputs, with_texts
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.stages import Evaluate, Export, Import, Merge, Prepare, Rl, Rows, Sft
+from compass_jax.config.stages import (
+    Distil,
+    Evaluate,
+    Export,
+    Filter,
+    Import,
+    Merge,
+    Prepare,
+    Rl,
+    Rows,
+    Sft,
+    TrainJudge,
+)
 from compass_jax.pipeline.plan import check_outside
 
 RUN = tiny_run()
@@ -68,9 +88,26 @@ def test_an_import_is_where_the_next_stage_starts_and_adapters_have_their_base()
         pipeline(Rl("rl", adapted)).validate()
 
 
-def test_a_pipeline_is_json_and_back():
-    whole = tiny_pipeline().validate()
-    assert from_plain(PipelineConfig, to_plain(whole)) == whole
+@pytest.mark.parametrize("make", [tiny_pipeline, judged_pipeline])
+def test_a_pipeline_is_json_and_back(make):
+    whole = make().validate()
+    assert from_plain(PipelineConfig, to_plain(whole)) == whole == whole.validate()
+
+
+def test_a_judge_learns_its_pairs_and_is_where_no_policy_starts():
+    stages = {stage.name: stage for stage in judged_pipeline().validate().stages}
+    judge, rl = stages["judge"], stages["rl"]
+    assert judge.run.sft.preferences == ("stage:pairs",)
+    assert judge.run.data.sources == (FileSource("stage:pairs", verifier="verdict"),)
+    assert rl.start == "tuned" and stages["kept"].start == "tuned"
+    assert inputs(rl) == ("tuned", "asked", "kept", "judge")
+    assert inputs(stages["answered"]) == ("asked", "base")
+    assert judge.output == "rl" and dataclasses.replace(judge, scalar=True).output == "scalar"
+    none = Evaluate("measured", judge_run())
+    assert pipeline(*judged_pipeline().stages[:8], none).validate().stages[8].of == (
+        "base",
+        "tuned",
+    )
 
 
 def test_only_texts_that_name_a_stage_are_changed():
@@ -91,7 +128,86 @@ def with_run(**changes):
     return dataclasses.replace(RUN, **changes)
 
 
+SHORT = {"prompt_buckets": (9,), "max_tokens": 8}
+ASKED = Rows("asked", f"{MADE}:asked", {"count": 2})
+PAIRS = Rows("pairs", f"{MADE}:pairs", {"count": 2})
+JUDGE = TrainJudge("judge", judge_run(), pairs=("stage:pairs",))
+JUDGED = evolve(judged_run(), data={"keep_file": ""})
+SCALAR = evolve(JUDGED, rewards={"judge": ScalarJudgeConfig("stage:judge", buckets=(64,))})
+OF_ROWS = evolve(JUDGED, rewards={"judge": EngineJudgeConfig("stage:pairs", **SHORT)})
+LARGER = evolve(JUDGED, model={"hidden": 64})
+BASE = Sft("base", evolve(judge_run(), sft={"files": ("stage:asked",)}))
+FILTERED = evolve(BARE, data={"eval_prompts": 0})
+
+
+def teacher(**settings):
+    return Distil(
+        "d", DistilConfig(**{"data": ("stage:asked",), "model": "stage:base", **settings})
+    )
+
+
 WRONG = {
+    "a judge without pairs": (
+        (TrainJudge("judge", judge_run()),),
+        "stage judge: pairs is empty: a judge learns from preferences; name a file of them",
+    ),
+    "a judge of two sets of pairs": (
+        (PAIRS, TrainJudge("judge", with_sft(preferences=("x",)), pairs=("stage:pairs",))),
+        "stage judge: run.data.sources is set, and a judge's pairs are named in `pairs` alone",
+    ),
+    "a judge's pairs of no rows": (
+        (A, TrainJudge("judge", judge_run(), pairs=("stage:a",))),
+        r"stage judge: pairs\[0\] = 'stage:a': a makes no rows",
+    ),
+    "a policy that starts from a judge": (
+        (PAIRS, JUDGE, Rl("rl", judge_run(), start="judge")),
+        "stage rl: it starts from judge, which makes no weights",
+    ),
+    "rows as a judge": (
+        (ASKED, PAIRS, Rl("rl", OF_ROWS)),
+        "stage rl: run.rewards.judge.weights = 'stage:pairs': pairs makes no weights",
+    ),
+    "a judge of another kind": (
+        (ASKED, PAIRS, JUDGE, Rl("rl", SCALAR)),
+        "stage rl: run.rewards.judge is a ScalarJudgeConfig, and judge trains for a EngineJudgeCo",
+    ),
+    "a judge of another model": (
+        (ASKED, PAIRS, JUDGE, Rl("rl", LARGER)),
+        "stage rl: run.model.hidden = 64: the judge judge has 32, and must have the policy's model",
+    ),
+    "a filter without weights": (
+        (ASKED, Filter("kept", FILTERED)),
+        "stage kept: no stage before it makes weights: set start or run.init_from",
+    ),
+    "a filter that keeps nothing": (
+        (A, Filter("kept", FILTERED, low=0.5, high=0.5)),
+        "stage kept: low = 0.5 must be below high = 0.5",
+    ),
+    "a filter of one answer": ((A, Filter("kept", FILTERED, samples=1)), "samples = 1: must be at"),
+    "a filter of nothing": (
+        (A, Filter("kept", evolve(FILTERED, data={"sources": ()}))),
+        "stage kept: run.data.sources is empty: there are no prompts",
+    ),
+    "rows as pass rates": (
+        (ASKED, PAIRS, JUDGE, Rl("rl", evolve(JUDGED, data={"keep_file": "stage:asked"}))),
+        "run.data.keep_file = 'stage:asked': asked makes no pass rates: name a stage Filter",
+    ),
+    "pass rates as rows": (
+        (A, Filter("kept", FILTERED), Prepare("p", PrepareConfig(("stage:kept",)))),
+        r"stage p: settings.data\[0\] = 'stage:kept': kept makes no rows",
+    ),
+    "a teacher of rows": (
+        (ASKED, teacher(model="stage:asked")),
+        "stage d: settings.model = 'stage:asked': asked makes no weights",
+    ),
+    "a teacher's questions of weights": (
+        (ASKED, BASE, teacher(data=("stage:base",))),
+        r"stage d: settings.data\[0\] = 'stage:base': base makes no rows",
+    ),
+    "a teacher without questions": (
+        (ASKED, BASE, teacher(data=())),
+        "stage d: distil.data is empty: name a file of prompts",
+    ),
     "no stages": ((), "stages is empty"),
     "a name that would leave the folder": ((Sft("../a", RUN),), "a name has small letters"),
     "a name twice": ((A, A), "stage a: two stages have this name"),
@@ -170,6 +286,22 @@ AWAY = {
         r"stage a: settings\.data\[0\] = 'no.jsonl': no such file",
     ),
     "a GGUF file": (Import("a", "no.gguf"), "stage a: file = 'no.gguf': no such file"),
+    "a judge's pairs": (
+        TrainJudge("a", judge_run(), pairs=("no.jsonl",)),
+        r"stage a: pairs\[0\] = 'no.jsonl': no such file",
+    ),
+    "a judge's weights": (
+        Rl("a", evolve(RUN, rewards={"judge": EngineJudgeConfig("no", **SHORT)})),
+        r"run\.rewards\.judge\.weights = 'no': no such folder",
+    ),
+    "a teacher": (
+        Distil("a", DistilConfig((f"{MADE}:asked",), "no")),
+        "stage a: settings.model = 'no': no such folder",
+    ),
+    "a teacher's questions": (
+        Distil("a", DistilConfig(("no.jsonl",), "m", endpoint="http://127.0.0.1:1/v1")),
+        r"stage a: settings.data\[0\] = 'no.jsonl': no such file",
+    ),
     "a function": (Rows("a", f"{MADE}:tought"), "stage a: function = .*did you mean taught"),
 }
 

@@ -5,13 +5,13 @@ import json
 import signal
 
 import pytest
-from tiny_pipeline import MADE
+from tiny_pipeline import MADE, judged_pipeline
 from tiny_run import tiny_run
 
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Rl, Rows, Sft
+from compass_jax.config.stages import Rl, Rows, Sft, TrainJudge
 from compass_jax.pipeline import run as pipeline_run
 from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.run import OwnProcess, StageEnded, run_pipeline
@@ -48,7 +48,7 @@ class Doer:
     def __call__(self, record, stage):
         self.done.append(stage.name)
         output = record.output(stage.name)
-        if stage.WEIGHTS:
+        if stage.WEIGHTS or isinstance(stage, TrainJudge):
             output = output / "checkpoints" / "step_3" / "weights"
             output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(stage.name)
@@ -163,6 +163,38 @@ def test_rows_are_stale_where_their_functions_file_changed(tmp_path):
     assert not Record(given).stale()
     file.write_text("def mine():\n    yield {'prompt': 'y'}\n")
     assert Record(given).stale() == {"rows": f"{file} holds something else"}
+
+
+def test_a_judge_is_stale_with_its_pairs_and_so_is_the_run_that_it_rewards(tmp_path):
+    given = judged_pipeline(str(tmp_path)).validate()
+    run_pipeline(given, do=Doer())
+    assert not Record(given).stale()
+    (tmp_path / "08-judge" / "judged_rl").mkdir()  # a report beside the weights
+    assert not Record(given).stale()
+    weights = tmp_path / "08-judge" / "rl" / "checkpoints" / "step_3" / "weights"
+    weights.write_text("others")
+    told = Record(given).stale()
+    assert list(told) == ["judge", "rl", "exported"] and told["rl"] == "it takes from judge"
+    assert told["judge"] == f"{tmp_path}/08-judge/rl is not what the stage left there"
+    weights.write_text("judge")
+    (tmp_path / "02-pairs" / "rows.jsonl").write_text("others")
+    assert list(Record(given).stale()) == ["pairs", "judge", "rl", "exported"]
+
+
+def test_the_settings_of_a_filter_and_a_teacher_make_them_stale(tmp_path):
+    given = judged_pipeline(str(tmp_path)).validate()
+    run_pipeline(given, do=Doer())
+    by_name = {stage.name: stage for stage in given.stages}
+    by_name["kept"] = dataclasses.replace(by_name["kept"], low=0.25)
+    teacher = dataclasses.replace(by_name["answered"].settings, samples=3)
+    by_name["answered"] = dataclasses.replace(by_name["answered"], settings=teacher)
+    changed = dataclasses.replace(given, stages=tuple(by_name.values()))
+    told = Record(changed).stale()
+    assert (
+        told["kept"].startswith("low was 0.0, and is 0.25")
+        and "settings.samples" in (told["answered"])
+    )
+    assert told["rl"] == told["tuned"].replace("answered", "tuned") == "it takes from tuned"
 
 
 def test_another_kind_of_stage_under_the_name_is_told(tmp_path):

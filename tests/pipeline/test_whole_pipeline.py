@@ -117,16 +117,16 @@ import sys
 sys.path[:0] = {path!r}
 import tiny_pipeline as tiny
 def pipeline():
-    return tiny.tiny_pipeline()
+    return tiny.{name}()
 """
 
 
 class Command:
-    """`compass pipeline` on the tiny pipeline, in a process of its own."""
+    """`compass pipeline` on a tiny pipeline, in a process of its own."""
 
-    def __init__(self, out):
+    def __init__(self, out, name="tiny_pipeline"):
         file = out.parent / "tiny.py"
-        file.write_text(FILE.format(path=[str(HERE), str(HERE.parent)]))
+        file.write_text(FILE.format(path=[str(HERE), str(HERE.parent)], name=name))
         command = [sys.executable, "-m", "compass_jax", "pipeline", str(file), "--out", str(out)]
         environment = os.environ | {"XLA_FLAGS": quick_compile.FLAG}  # one device
         self.process = subprocess.Popen(
@@ -150,8 +150,9 @@ class Command:
 def answers(out):
     """What two runs must agree on: every answer, every metric but those of clocks."""
     found = {}
-    for file in sorted(out.rglob("answers.jsonl")):
-        found[str(file.relative_to(out))] = file.read_text()
+    for file in sorted(out.rglob("*.jsonl")):
+        if file.name in ("answers.jsonl", "train.jsonl", "pass_rates.jsonl", "rulings.jsonl"):
+            found[str(file.relative_to(out))] = file.read_text().replace(str(out), "")
     for file in sorted(out.rglob("metrics.jsonl")):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         clocks = ("_s", "_per_s", "_bytes", "mfu", "peak_gib")
@@ -184,3 +185,32 @@ def test_a_pipeline_that_is_killed_goes_on_and_ends_as_an_undisturbed_one(tmp_pa
     mine, theirs = (json.loads((x / "results.json").read_text()) for x in (out, left))
     assert mine == theirs and list(mine["stages"]) == ["base", "rl"]
     assert (out / "06-exported" / "hf" / "config.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_killed_pipeline_with_a_judge_goes_on_and_ends_as_an_undisturbed_one(tmp_path):
+    """Killed while it filters, while its judge is fine-tuned, and in the RL that the judge
+    rewards.
+    """
+    (tmp_path / "left").mkdir()
+    (tmp_path / "killed").mkdir()
+    left, out = tmp_path / "left" / "out", tmp_path / "killed" / "out"
+    name = "judged_pipeline"
+    assert Command(left, name).end() == 0
+    rates = out / "07-kept" / "pass_rates.jsonl"
+    assert Command(out, name).when(rates.is_file, signal.SIGKILL) == -9
+    tuned = out / "08-judge" / "sft" / "checkpoints"
+    assert Command(out, name).when(lambda: any(tuned.glob("step_*10")), signal.SIGTERM) == 143
+    log = out / "09-rl" / "metrics.jsonl"
+    assert Command(out, name).when(lambda: log.is_file() and log.stat().st_size, 9) == -9
+    assert Command(out, name).end() == 0
+    found = answers(out)
+    assert found == answers(left)
+    judged = [line for line in found["09-rl/metrics.jsonl"] if line["reward/unknown_frac"] < 1]
+    assert judged and {"05-answered/train.jsonl", "07-kept/pass_rates.jsonl"} <= found.keys()
+    shares = json.loads((out / "08-judge" / "judged_rl" / "summary.json").read_text())
+    assert shares["judge"] == str(out / "08-judge" / "rl") and shares["judged"] > 0
+    begun = json.loads((out / "09-rl" / "config.json").read_text())
+    assert begun["rewards"]["judge"]["weights"] == str(out / "08-judge" / "rl")
+    assert begun["data"]["keep_file"] == str(rates)
+    assert (out / "10-exported" / "hf" / "config.json").is_file()

@@ -1,13 +1,26 @@
-"""A pipeline of seconds: rows, SFT on them, RL, evaluation and export of the tiny run's model."""
+"""Pipelines of seconds with the tiny run's model: rows, SFT on them, RL, evaluation and export; and
+one with a teacher's answers, filtered prompts, and a judge that is trained for the RL.
+"""
 
 import dataclasses
 from pathlib import Path
 
+from evolve import evolve
 from tiny_run import tiny_run
 
-from compass_jax.config import FileSource
+from compass_jax.config import EngineJudgeConfig, FileSource, RunConfig
+from compass_jax.config.distil import DistilConfig
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Evaluate, Export, Rl, Rows, Sft
+from compass_jax.config.stages import (
+    Distil,
+    Evaluate,
+    Export,
+    Filter,
+    Rl,
+    Rows,
+    Sft,
+    TrainJudge,
+)
 
 MADE = str(Path(__file__).with_name("made_rows.py"))
 
@@ -28,6 +41,64 @@ def tiny_pipeline(run_dir: str = "runs/tiny_pipeline") -> PipelineConfig:
             Rl("rl", run),
             Evaluate("measured", dataclasses.replace(run, data=sets), of=("base", "rl")),
             Export("exported", start="rl"),
+        ),
+        run_dir=run_dir,
+    )
+
+
+# in which a question to a judge has about 100 tokens, and its verdict one
+JUDGE_TOKENIZER = str(Path(MADE).parents[2] / "configs" / "tiny_judge_tokenizer")
+
+
+def judge_run() -> RunConfig:
+    """A judge that learns in 30 steps to say one of the three words."""
+    run = evolve(tiny_run(), trackers=(), show_samples_every=0)
+    return evolve(
+        run,
+        model={"max_positions": 256},
+        data={"sources": (), "tokenizer": JUDGE_TOKENIZER},
+        rollout={"prompt_buckets": (112,), "max_new_tokens": 8, "cache_bucket": 60},
+        sft={"procedural": (), "steps": 30, "buckets": (120,), "micro_batch_tokens": 960}
+        | {"save_every": 10},
+        rl={"steps": 1, "buckets": (120,), "micro_batch_tokens": 960},
+    )
+
+
+def judged_run() -> RunConfig:
+    """RL on a stage's rows that a filter kept, with a stage's judge as the reward."""
+    judge = EngineJudgeConfig("stage:judge", prompt_buckets=(136,), max_tokens=8, slots=8)
+    source = FileSource("stage:asked/rows.jsonl", label="asked", verifier="judge")
+    return evolve(
+        judge_run(),
+        data={"sources": (source,), "heldout_frac": 0.0, "eval_prompts": 0}
+        | {"keep_file": "stage:kept"},
+        rollout=tiny_run().rollout,
+        rewards={"judge": judge},
+        rl=tiny_run().rl,
+    )
+
+
+def judged_pipeline(run_dir: str = "runs/judged_pipeline") -> PipelineConfig:
+    """Ten stages: a teacher's answers, a filter and a judge among them."""
+    tuned = evolve(judged_run(), data={"sources": (), "keep_file": ""}, rewards={"judge": None})
+    tuned = evolve(tuned, sft={"steps": 2, "save_every": 1})
+    asked = FileSource("stage:asked/rows.jsonl", label="asked", verifier=f"{MADE}:odd")
+    filtered = evolve(tuned, data={"sources": (asked,)})
+    teacher = DistilConfig(
+        ("stage:asked",), "stage:base", f"{MADE}:odd", samples=2, max_tokens=16, answer_tag=""
+    )
+    return PipelineConfig(
+        stages=(
+            Rows("asked", f"{MADE}:asked", {"count": 24}),
+            Rows("pairs", f"{MADE}:pairs", {"count": 60}),
+            Rows("taught", f"{MADE}:taught", {"count": 12}),
+            Sft("base", tuned),
+            Distil("answered", teacher),
+            Sft("tuned", tuned),
+            Filter("kept", filtered, samples=4),
+            TrainJudge("judge", judge_run(), pairs=("stage:pairs",), start="base"),
+            Rl("rl", judged_run()),
+            Export("exported"),
         ),
         run_dir=run_dir,
     )

@@ -1,10 +1,21 @@
 """A judge's verdict is what its last word on the matter says, or nothing."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
-from compass_jax.verifiers.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
+from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.verifiers.judge import (
+    BETTER,
+    SYSTEM,
+    TASK,
+    TIE,
+    WORSE,
+    both_orders,
+    messages,
+    verdict,
+)
 
 SAID = [
     ("Better", BETTER),
@@ -63,3 +74,20 @@ def test_ordinary_texts_reach_the_judge_as_they_are():
     assert "\n".join(f"> {line}" for line in text.split("\n")) in asked
     assert "Anchor:\n> \n\nCandidate:\n> if" in asked
     assert verdict(asked) is None, "what the judge is asked is no verdict"
+
+
+def test_the_tiny_judges_tokenizer_has_the_instructions_as_single_tokens():
+    """Its other ids are those of the tiny tokenizer, so that what one of them wrote the other
+    reads.
+    """
+    configs = Path(__file__).parents[2] / "configs"
+    tiny, tokenizer = (
+        Tokenizer.load(configs / name) for name in ("tiny_tokenizer", "tiny_judge_tokenizer")
+    )
+    asked = messages("How much are 4?", "4 * 3 = 12\n<answer>12</answer>", "14")
+    assert len(tokenizer.encode_chat(asked)) < 80 < 400 < len(tiny.encode_chat(asked))
+    for text in (SYSTEM, TASK, "Better", "Tie", "Worse"):
+        assert len(tokenizer.ids(text)) == 1, f"{text!r} is no token of tiny_judge_tokenizer"
+    talk = [{"role": "user", "content": "A kopi costs 3. How much are 4? <answer>12</answer>"}]
+    assert tokenizer.encode_chat(talk) == tiny.encode_chat(talk)
+    assert tokenizer.render(asked) == tiny.render(asked)
