@@ -1,24 +1,25 @@
 """Experiment: generated tokens, and minutes, to 90% of the gain with which tuned GRPO ends.
 
     python -m benchmarks.tokens_to_accuracy [--out runs/tokens_to_accuracy]
-        [--cold-starts runs/long_sums] [--seeds 0 1 2 3 4] [--only grpo screening ...] [--smoke]
+        [--cold-starts runs/mostly_hard] [--seeds 0 1 2] [--only grpo screening ...] [--smoke]
 
 The plan, written before its runs:
 
-Task. Sums of 3 to 8 terms of two digits with worked answers of 65 to 260 tokens
-(benchmarks/long_sums.py). Each seed has its own files and cold start: COLD_FIRST updates of SFT,
-and rounds of COLD_ROUND more until held-out accuracy (avg@2 of 160 prompts) is at least 0.05; above
-0.15 it is refused. The task is meant to have no ceiling within the budget, and long uniform groups:
-at least 60% of tuned GRPO's. The report says whether that held.
+Task. The demo's, of which most prompts are too hard: its sums and products, and TOO_HARD sums of 7
+and 8 numbers and of two digits. The model is the demo's too, and each seed has the demo's cold
+start, which mixes bare answers with worked ones. So three prompts of five teach nothing at first,
+and their answers are the longest. Held-out prompts are of the same mix. The report says whether the
+task is as planned: accuracy of the cold start between 0.05 and 0.2, and at least 60% of tuned
+GRPO's groups uniform.
 
-Budget. Half a million generated tokens a run. Filter rollouts and dropped groups count; evaluations
+Budget. 150 thousand generated tokens a run. Filter rollouts and dropped groups count; evaluations
 do not. The learning rate is constant after its warm-up, so that no schedule depends on the number
 of steps. Every step has one update.
 
 Tuning, on seeds that are not used again. Score: the mean of the accuracy curve over the tokens.
     cells    GRPO with 4, 8, 16 or 32 prompts a step and 2, 4 or 8 samples of each, at rate 3e-4, on
              seed 100
-    rates    the three best cells, each at 1e-4, 3e-4 and 1e-3, on seed 101; the best one is tuned
+    rates    the three best cells, each at 1.5e-4, 3e-4 and 6e-4, on seed 101; the best one is tuned
              GRPO
     trials   every other arm has tuned GRPO's prompts a step and rate, its samples unless they are
              what the arm sets, and up to three trials of its own settings, on seed 101
@@ -62,14 +63,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from benchmarks import experiments, long_sums, rl_runs, tokens_report
+from benchmarks import experiments, rl_runs, tokens_report
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
-    DataConfig,
-    FileSource,
     GroupReplayConfig,
     OptimConfig,
+    ProceduralSource,
     RLConfig,
     RunConfig,
     ShapingConfig,
@@ -94,14 +94,15 @@ from compass_jax.training.sft import run_sft
 Change = Callable[[RLConfig], RLConfig]
 Row = dict[str, Any]
 RESULTS = "tokens_to_accuracy"
-PROMPTS, GROUPS, RATES, RATE = (4, 8, 16, 32), (2, 4, 8), (1e-4, 3e-4, 1e-3), 3e-4
+PROMPT, MOST_TOKENS, EVAL_PROMPTS = 56, 80, 240
+PROMPTS, GROUPS, RATES, RATE = (4, 8, 16, 32), (2, 4, 8), (1.5e-4, 3e-4, 6e-4), 3e-4
 CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101,), (101,)
 BEST_CELLS = 3  # that are tried at other rates
-EXPECTED_TOKENS = 160  # of an answer, which sets the interval of evaluations
+EXPECTED_TOKENS = 25  # of an answer, which sets the interval of evaluations
 FILTER_SAMPLES = 4
 FEW_PROMPTS = 16  # training prompts of each length, for drafts
-# One seed had accuracy 0.01 after 200 updates and 0.50 after 400.
-COLD_FIRST, COLD_ROUND, COLD_ROUNDS, COLD_ACCURACY = 180, 10, 60, (0.05, 0.15)
+TOO_HARD = ((7, 1), (8, 1), (4, 2))  # terms and digits of the sums added to the demo's
+TOO_HARD_PROMPTS = 3000  # of each
 WAIT_S = 5.0  # before the runs of other processes are looked for again
 CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
 GRPO, PERMUTED = "grpo", "permuted"
@@ -110,16 +111,15 @@ GRPO, PERMUTED = "grpo", "permuted"
 class Scale(NamedTuple):
     """The size of the experiment."""
 
-    budget: int = 500_000  # generated tokens of a run
-    evaluations: int = 10  # of a run
+    budget: int = 150_000  # generated tokens of a run
+    evaluations: int = 6  # of a run
     cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
     rates: tuple[float, ...] = RATES
     trials: int = 3  # of an arm, at most
-    sizes: long_sums.Sizes = long_sums.Sizes()
 
 
 FULL = Scale()
-SMOKE = Scale(600, 2, ((4, 4),), (RATE,), 1, long_sums.Sizes((3, 4), 40, 40))
+SMOKE = Scale(600, 2, ((4, 4),), (RATE,), 1)
 
 
 class Cell(NamedTuple):
@@ -246,41 +246,28 @@ ARMS: dict[str, Arm] = {
 }
 
 
+def too_hard(terms: int, digits: int, count: int) -> ProceduralSource:
+    """Returns `count` sums that the cold start has seen no solution of."""
+    names = ("min_terms", "max_terms", "min_digits", "max_digits")
+    options = tuple(zip(names, (terms, terms, digits, digits), strict=True))
+    return ProceduralSource("chain_sum", options, count, f"sum_{terms}x{digits}")
+
+
 def base_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """Returns the configuration of a seed, with its task's files in `folder`, and without the step
+    """Returns the configuration of a seed, whose cold start is in `folder`, without the step
     size.
     """
-    files = long_sums.write(folder, seed, (SMOKE if smoke else FULL).sizes)
     config = load_config(str(rl_runs.CONFIG))
-    data = DataConfig(
-        tuple(FileSource(str(path), label=path.stem) for path in files.prompts.values()),
-        heldout_frac=0.2,
-        eval_prompts=8 if smoke else 160,
-        tokenizer=config.data.tokenizer,
+    count = 30 if smoke else TOO_HARD_PROMPTS
+    sources = (*config.data.sources, *(too_hard(*sum_, count) for sum_ in TOO_HARD))
+    data = dataclasses.replace(
+        config.data, sources=sources, eval_prompts=8 if smoke else EVAL_PROMPTS
     )
-    sft = dataclasses.replace(
-        config.sft,
-        files=(str(files.examples),),
-        procedural=(),
-        answers=(),
-        steps=COLD_FIRST,
-        batch=32,
-        buckets=(128, 192, 320),
-        micro_batch_tokens=5120,
-        optim=OptimConfig(learning_rate=1e-3, warmup_steps=20, weight_decay=0.1),
-        save_every=0,
-    )
-    rollout = dataclasses.replace(
-        config.rollout,
-        slots=64,
-        prompt_buckets=(56,),
-        max_new_tokens=24 if smoke else 264,
-        cache_bucket=64,
-    )
+    tokens = 24 if smoke else MOST_TOKENS
     rl = RLConfig(
         replay="R3",
-        buckets=(96,) if smoke else (128, 192, 320),
-        micro_batch_tokens=5120,
+        buckets=(PROMPT + tokens,) if smoke else (64, 88, PROMPT + tokens),
+        micro_batch_tokens=4096,
         objective=Grpo(),
         zero_variance=ZeroVarianceConfig(rl_zvp=False),
         save_every=0,
@@ -290,10 +277,12 @@ def base_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
         name=RESULTS,
         seed=seed,
         run_dir=str(folder / "sft"),
-        model=dataclasses.replace(config.model, max_positions=512, layers=1 if smoke else 4),
-        rollout=rollout,
+        model=dataclasses.replace(config.model, layers=1 if smoke else config.model.layers),
+        rollout=dataclasses.replace(
+            config.rollout, slots=64, prompt_buckets=(PROMPT,), max_new_tokens=tokens
+        ),
         data=data,
-        sft=sft,
+        sft=dataclasses.replace(config.sft, steps=4 if smoke else config.sft.steps, save_every=0),
         rl=rl,
         evaluation=dataclasses.replace(config.evaluation, k=2, start=False),
     )
@@ -441,7 +430,7 @@ class Experiment:
         folder = self.cold_starts / f"seed{seed}"
         config, file = base_config(seed, folder, self.smoke), folder / "cold_start.json"
         if not file.exists():
-            write_atomically(file, json.dumps(_cold_start(config, self.smoke)))
+            write_atomically(file, json.dumps(_cold_start(config)))
         start = json.loads(file.read_text())
         return dataclasses.replace(config, init_from=config.directory), start["accuracy"]
 
@@ -497,25 +486,12 @@ def _keep_all(file: Path) -> None:
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _cold_start(config: RunConfig, smoke: bool) -> dict[str, float]:
-    """Trains the cold start until its accuracy is in range; returns accuracy and steps.
-
-    Raises SystemExit where it never is.
-    """
-    low, high = (0.0, 1.0) if smoke else COLD_ACCURACY
-    for number in range(1, COLD_ROUNDS + 1):
-        steps = 4 if smoke else COLD_FIRST + number * COLD_ROUND
-        run_sft(dataclasses.replace(config, sft=dataclasses.replace(config.sft, steps=steps)))
-        accuracy = evaluate_weights(config, config.directory).avg_at_k
-        if accuracy >= low:
-            break
+def _cold_start(config: RunConfig) -> dict[str, float]:
+    """Trains the cold start; returns its accuracy."""
+    run_sft(config)
+    accuracy = evaluate_weights(config, config.directory).avg_at_k
     experiments.forget_compiled()
-    if not low <= accuracy <= high:
-        raise SystemExit(
-            f"seed {config.seed}: the cold start has accuracy {accuracy:.3f} after {steps} updates,"
-            f" and must have {low} to {high}: change COLD_ROUND in benchmarks/tokens_to_accuracy.py"
-        )
-    return {"accuracy": accuracy, "steps": steps}
+    return {"accuracy": accuracy}
 
 
 def _train(config: RunConfig, start: float, minutes: float, budget: int) -> Row:
@@ -567,7 +543,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = rl_runs.parser(
         __doc__ or "",
         RESULTS,
-        cold_starts="long_sums",
+        cold_starts="mostly_hard",
         seeds=(0, 1, 2),
         variants=(*ARMS, PERMUTED),
     )

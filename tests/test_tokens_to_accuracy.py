@@ -4,7 +4,6 @@ for training, and every trial of every arm as a configuration.
 
 import dataclasses
 import itertools
-import json
 import math
 import threading
 import time
@@ -13,38 +12,30 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks import experiments, long_sums, tokens_report
+from benchmarks import experiments, tokens_report
 from benchmarks import tokens_to_accuracy as experiment
 from benchmarks.tokens_report import Reached
 from compass_jax.data.keep import kept_prompts
-from compass_jax.data.prompts import train_prompts
+from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.session import load_tokenizer
 
 
-def test_solutions_add_digit_by_digit_and_questions_are_not_shared(tmp_path):
-    text = long_sums.solution([88, 57, 20])
-    assert text.splitlines() == [
-        "88 + 57: 8 + 7 = 15, 8 + 5 + 1 = 14, 145",
-        "145 + 20: 5 + 0 = 5, 14 + 2 = 16, 165",
-        "<answer>165</answer>",
-    ]
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        terms = rng.integers(10, 100, rng.integers(3, 9)).tolist()
-        for line in long_sums.solution(terms).splitlines()[:-1]:
-            head, *steps, result = line.replace(": ", ", ").split(", ")
-            assert sum(map(int, head.split(" + "))) == int(result)
-            assert all(sum(map(int, x.split(" + "))) == int(y) for x, y in (
-                step.split(" = ") for step in steps))  # fmt: skip
-    sizes = long_sums.Sizes((3, 4), 30, 20)
-    files = [long_sums.write(tmp_path / str(i), seed, sizes) for i, seed in enumerate((0, 0, 1))]
-    texts = [x.examples.read_text() for x in files]
-    assert texts[0] == texts[1] != texts[2]
-    examples = {json.loads(x)["messages"][0]["content"] for x in texts[0].splitlines()}
-    prompts = [json.loads(x) for n in (3, 4) for x in files[0].prompts[n].read_text().splitlines()]
-    assert len(examples) == 60 and len({x["prompt"] for x in prompts}) == 40
-    assert not examples & {x["prompt"] for x in prompts}
-    assert all(eval(x["prompt"].removeprefix("Add ")) == int(x["answer"]) for x in prompts)
+def test_most_prompts_are_too_hard_and_held_out_ones_are_of_the_same_mix(tmp_path):
+    config = experiment.sized(
+        experiment.base_config(0, tmp_path, smoke=False),
+        experiment.Cell(8, 8, 3e-4),
+        experiment.FULL,
+    )
+    config.validate_for_rl()
+    tokenizer, shares = load_tokenizer(config), []
+    for prompts in (train_prompts, heldout_prompts):
+        every = prompts(config.data, tokenizer, 0, print)
+        assert max(len(x.tokens) for x in every) <= experiment.PROMPT
+        hard = [x for x in every if x.label not in ("sum_2x1", "sum_3x1", "sum_4x1", "sum_5x1")]
+        shares.append(len(hard) / len(every))
+    assert 0.55 < shares[0] < 0.7 and abs(shares[0] - shares[1]) < 0.1
+    taught = {name for name, *_ in (*config.sft.procedural, *config.sft.answers)}
+    assert not taught & {f"sum_{terms}x{digits}" for terms, digits in experiment.TOO_HARD}
 
 
 def row(variant, seed, accuracies, step=100, **changes):
@@ -117,7 +108,7 @@ def test_drafts_have_a_few_prompts_of_each_length_and_the_same_held_out_ones(tmp
     every = train_prompts(base.data, load_tokenizer(base), 0, print)
     chosen = kept_prompts(every, config.data.keep_file)
     assert len(every) > 40 and chosen.tokens == 0
-    assert Counter(x.label for x in chosen.prompts) == {"sum_3": 5, "sum_4": 5}
+    assert set(Counter(x.label for x in chosen.prompts).values()) == {5}
     assert experiment.ARMS["drafts"].prompts == experiment.FEW_PROMPTS
     config.validate_for_rl()
 
@@ -129,7 +120,7 @@ def stand_in(monkeypatch):
 
     def train(config, start, minutes, budget):
         rl = config.rl
-        speed = rl.group_size * (2 if rl.optim.learning_rate == 1e-3 else 1)
+        speed = rl.group_size * (2 if rl.optim.learning_rate == 6e-4 else 1)
         speed += 20 * (rl.step_policy is not None and rl.step_policy.n0 == 4)
         speed *= 0.01 if rl.permute_rewards else 1
         made.append(config.run_dir)
@@ -146,9 +137,7 @@ def stand_in(monkeypatch):
     return made
 
 
-def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, monkeypatch, capsys):
-    sizes = experiment.FULL._replace(sizes=experiment.SMOKE.sizes)
-    monkeypatch.setattr(experiment, "FULL", sizes)
+def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, capsys):
     options = ["--out", str(tmp_path), "--cold-starts", str(tmp_path / "cold"), "--seeds", "0", "1"]
     options += ["--only", "screening", "rloo", "permuted"]
     experiment.main(options)
@@ -162,7 +151,7 @@ def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, monkeypatch,
     assert {x["seed"] for x in phases["rates"]} == {101}
     assert all(" x 8, rate" in x["name"] for x in phases["rates"])  # the best cells
     names = {x["variant"]: x["name"] for x in phases["arms"]}
-    assert names["grpo"].endswith("x 8, rate 0.001") and "4 of 8" in names["screening"]
+    assert names["grpo"].endswith("x 8, rate 0.0006") and "4 of 8" in names["screening"]
     assert names["permuted"].startswith("permuted, 4 of 8")  # the control of the best arm
     before = len(stand_in)
     assert before == sum(counts.values()) == len(set(stand_in))
