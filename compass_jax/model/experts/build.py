@@ -91,12 +91,13 @@ def build(
 def grouped_matmul(name: str, parts: int = 1, limit: float = 0.0) -> Grouped:
     """Returns the grouped matmul of CPU ("padded"), of TPU ("ragged") or of GPU ("tokamax").
     `parts` is the number of devices that share the experts, so that about 1 / parts of the pairs
-    are local; it only changes block sizes. `limit` is MoEConfig.swiglu_limit. ConfigError if the
-    package of "tokamax" is not installed.
+    are local; it only changes the sizes of blocks and windows. `limit` is MoEConfig.swiglu_limit.
+    ConfigError if the package of "tokamax" is not installed.
     """
     if name in ("ragged", "tokamax"):
         dot = jax.lax.ragged_dot if name == "ragged" else tokamax_dot()
-        return Grouped(counted_dispatch, partial(ragged_swiglu, limit=limit, dot=dot))
+        swiglu = partial(ragged_swiglu, parts=parts, limit=limit, dot=dot)
+        return Grouped(counted_dispatch, swiglu)
     return Grouped(sorted_dispatch, partial(grouped_swiglu, parts=parts, limit=limit))
 
 

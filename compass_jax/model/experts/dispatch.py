@@ -37,13 +37,14 @@ class Dispatch(NamedTuple):
             len(self.sizes) - 1,
         )
 
-    def expert_of_row(self) -> Int[Array, "m"]:
-        """Returns the expert of each sorted row; the last one for rows of masked tokens."""
-        ends = jnp.cumsum(self.sizes, dtype=jnp.int32)
-        row = jnp.arange(self.order.shape[0], dtype=jnp.int32)
-        return jnp.minimum(
-            jnp.sum(row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(self.sizes) - 1
-        )
+
+def expert_of_row(sizes: Int[Array, "e"], rows: int) -> Int[Array, "m"]:
+    """Returns the expert of each of `rows` sorted rows; the last one after the last group."""
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
+    row = jnp.arange(rows, dtype=jnp.int32)
+    return jnp.minimum(
+        jnp.sum(row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(sizes) - 1
+    )
 
 
 def sorted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:

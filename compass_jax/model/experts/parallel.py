@@ -139,7 +139,8 @@ def through_experts(
     got = send(repeat_tokens(choices, dispatch.order, dispatch.row))
     local_ids = got[:, :k].astype(jnp.int32) - jax.lax.axis_index(AXIS) * experts
     local_ids = jnp.where((local_ids >= 0) & (local_ids < experts), local_ids, experts)
-    filled = jnp.arange(n * devices, dtype=jnp.int32) < jnp.sum(sizes[:, jax.lax.axis_index(AXIS)])
+    received = jnp.sum(sizes[:, jax.lax.axis_index(AXIS)], dtype=jnp.int32)
+    filled = jnp.arange(n * devices, dtype=jnp.int32) < received
     out = work(rows, local_ids, got[:, k:].astype(gates.dtype), filled)
     # Rows after the received ones are zero: the pairs that were not sent.
     back = exchange(out, sizes=sizes.T, room=n * k, native=native)
