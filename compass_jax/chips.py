@@ -19,6 +19,7 @@ class Chip(NamedTuple):
     hbm_gb_s: float
     # out of a chip over all its links: half the published figure, which counts both directions
     ici_gb_s: float
+    clock_ghz: float = 0.0  # of a TPU's core, where its peak and its matrix units tell it
 
     @property
     def device_flops(self) -> float:
@@ -27,7 +28,7 @@ class Chip(NamedTuple):
 
 
 CHIPS = (
-    Chip("v5p", r"tpu v5p?$", 1, 459, 95, 2765, 600),
+    Chip("v5p", r"tpu v5p?$", 1, 459, 95, 2765, 600, 1.75),
     Chip("v6e", r"tpu v6( lite|e)?$", 1, 918, 32, 1638, 400),
     Chip("tpu7x", r"tpu ?v?7x?$", 2, 2307, 192, 7380, 600),
     Chip("A100", r"a100", 1, 312, 80, 2039, 300),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from compass_jax.plan.hlo import Op, called, computations, times
 
 KINDS = (
     "all-gather",
@@ -18,29 +19,17 @@ KINDS = (
 )
 # Other types have the bits in their name, except f8e4m3fn and similar (8).
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16}
-_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
-_OP = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
-_CALLED = re.compile(
-    r"\b(?:body|condition|calls|to_apply|branch_computations|called_computations)"
-    r"=(?:\{([^}]*)\}|(%?[\w.\-]+))"
-)
 
 
 class Sent(NamedTuple):
-    """One kind of collective: how many run, and the bytes that each device sends."""
+    """One kind of collective: how many run, the bytes that each device sends, and how many run
+    beside other work.
+    """
 
     count: float  # type: ignore[assignment]  # hides tuple.count
     bytes: float
-
-
-class _Op(NamedTuple):
-    name: str
-    kind: str
-    out: str  # the result's type
-    rest: str  # operands and attributes
+    asynchronous: float
 
 
 def collectives(hlo: str) -> dict[str, Sent]:
@@ -53,14 +42,14 @@ def collectives(hlo: str) -> dict[str, Sent]:
     count is a share of the smaller of its operand and its result buffer, the most that even routing
     sends.
     """
-    programs = _computations(hlo)
-    times = _times(programs)
-    counts: dict[str, float] = defaultdict(float)
-    sent: dict[str, float] = defaultdict(float)
+    programs = computations(hlo)
+    runs = times(programs)
+    elsewhere = _on_other_threads(programs)
+    total = {kind: Sent(0.0, 0.0, 0.0) for kind in KINDS}
     for name, ops in programs.items():
         for op in ops:
             kind = op.kind.removesuffix("-start")
-            if kind not in KINDS or not times[name]:
+            if kind not in KINDS or not runs[name]:
                 continue
             size = _bytes_sent(kind, op)
             if kind == "ragged-all-to-all":
@@ -68,9 +57,12 @@ def collectives(hlo: str) -> dict[str, Sent]:
             # The TPU's compiler fuses all-reduce and slice: a device keeps a part of the sum.
             if name.startswith("all-reduce-scatter"):
                 kind, size = "reduce-scatter", size / 2
-            counts[kind] += times[name]
-            sent[kind] += times[name] * size
-    return {kind: Sent(counts[kind], sent[kind]) for kind in KINDS if counts[kind]}
+            overlaps = op.kind.endswith("-start") or name in elsewhere
+            so_far, n = total[kind], runs[name]
+            total[kind] = Sent(
+                so_far.count + n, so_far.bytes + n * size, so_far.asynchronous + n * overlaps
+            )
+    return {kind: sent for kind, sent in total.items() if sent.count}
 
 
 def total_bytes(collectives: Iterable[Sent]) -> float:
@@ -78,61 +70,23 @@ def total_bytes(collectives: Iterable[Sent]) -> float:
     return sum(x.bytes for x in collectives)
 
 
-def _computations(hlo: str) -> dict[str, list[_Op]]:
-    computations: dict[str, list[_Op]] = {}
-    ops: list[_Op] | None = None
-    for line in hlo.splitlines():
-        if line and not line[0].isspace() and (head := _HEAD.match(line)):
-            ops = computations.setdefault(
-                ("ENTRY " if line.startswith("ENTRY") else "") + head[1], []
-            )
-        elif ops is not None and (op := _OP.match(line)):
-            ops.append(_Op(op[1], op[3], op[2], op[4]))
-    return computations
+def _on_other_threads(programs: dict[str, list[Op]]) -> set[str]:
+    """Returns the computations that run beside the others, such as those of the SparseCore."""
+    names: list[str] = []
+    for ops in programs.values():
+        for op in ops:
+            if op.kind in ("call-start", "async-start"):
+                names += called(op, programs)
+    reached = set(names)
+    while names:
+        for op in programs[names.pop()]:
+            more = set(called(op, programs)) - reached
+            reached |= more
+            names += more
+    return reached
 
 
-def _times(programs: dict[str, list[_Op]]) -> dict[str, float]:
-    """Returns how often each computation runs in one run of the entry."""
-    times: dict[str, float] = defaultdict(float)
-
-    def visit(name: str, n: float) -> None:
-        times[name] += n
-        for op in programs.get(name, []):
-            trips = _trips(op, programs) if op.kind == "while" else 1.0
-            for many, single in _CALLED.findall(op.rest):
-                for one in (many or single).replace("%", "").replace(" ", "").split(","):
-                    if one in programs:
-                        visit(one, n * trips)
-
-    for name in [x for x in programs if x.startswith("ENTRY ")]:
-        visit(name, 1.0)
-    return times
-
-
-def _trips(loop: _Op, programs: dict[str, list[_Op]]) -> float:
-    """Returns how often a loop runs: the compiler's trip count, else the bound of a condition that
-    only compares a counter from 0 with a constant.
-    """
-    if known := _TRIPS.search(loop.rest):
-        return float(known[1])
-    named = _CONDITION.search(loop.rest)
-    condition = programs.get(named[1], []) if named else []
-    bounds = [
-        int(op.rest.split(")")[0])
-        for op in condition
-        if op.kind == "constant" and op.out.startswith("s32[]")
-    ]
-    plain = {op.kind for op in condition} <= {
-        "parameter",
-        "get-tuple-element",
-        "constant",
-        "compare",
-    }
-    counts = any("direction=LT" in op.rest for op in condition)
-    return float(bounds[0]) if plain and counts and len(bounds) == 1 else 1.0
-
-
-def _bytes_sent(kind: str, op: _Op) -> float:
+def _bytes_sent(kind: str, op: Op) -> float:
     sizes = [_size(*shape) for shape in _SHAPE.findall(op.out)]
     largest, total, n = max(sizes, default=0.0), sum(sizes), _group_size(op.rest)
     if kind == "collective-permute":
@@ -151,7 +105,7 @@ def _bytes_sent(kind: str, op: _Op) -> float:
     return total * share
 
 
-def _operand_size(op: _Op, ops: list[_Op]) -> float:
+def _operand_size(op: Op, ops: list[Op]) -> float:
     """Returns the bytes of the first operand; infinity if it is not in the computation."""
     first = op.rest.split(",")[0].split(")")[0].strip().lstrip("%")
     operand = next((x for x in ops if x.name == first), None)

@@ -10,10 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject
+from compass_jax.chips import Chip
 from compass_jax.plan.bound import Bound
 from compass_jax.plan.run import GIB, CompiledProgram, Plan
 from compass_jax.report import summary_table
 
+SLOWER = 1.5  # times the formula, above which a program's estimate is a warning
 _KINDS = ("arguments", "results", "temporary", "live")
 
 
@@ -28,9 +30,13 @@ def print_plan(plan: Plan, console: Console) -> None:
     what += f" of {per_chip} devices each" if per_chip > 1 else ""
     rows = [_memory_row(x, gib) for x in plan.programs]
     console.print(summary_table(rows, f"GiB per chip, {plan.topology}: {what}"))
-    if rows := [_work_row(x, x.bound, per_chip) for x in plan.programs if x.bound]:
-        title = "One run of each program (decode: one token of every slot); seconds are bounds from"
-        console.print(summary_table(rows, f"{title} published peaks"))
+    if rows := [_work_row(x, x.bound, plan.chip) for x in plan.programs if x.bound]:
+        title = "One run of each program (decode: one token of every slot); seconds from published"
+        title += " peaks, and the compiler's estimate without kernels, scatters and collectives"
+        console.print(summary_table(rows, title))
+    for x in plan.programs:
+        if warning := _slower(x, plan):
+            console.print(warning)
     parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.parts.items())
     console.print(f"between programs, GiB per chip: {parts}")
     if not math.isnan(plan.step_s):
@@ -54,14 +60,30 @@ def _memory_row(x: CompiledProgram, gib: Callable[[float], str]) -> JsonObject:
     return {"program": x.name, **sizes, "all": gib(x.needs), "compiled in": f"{x.compile_s:.0f} s"}
 
 
-def _work_row(x: CompiledProgram, bound: Bound, per_chip: int) -> JsonObject:
+def _slower(x: CompiledProgram, plan: Plan) -> str:
+    """Returns a warning if a program of the step takes much longer than the formula by the
+    compiler's estimate, else "".
+    """
+    estimated = x.estimated_s(plan.chip)
+    if not estimated or not x.bound or x.name not in plan.runs:
+        return ""
+    ratio = estimated / x.bound.seconds
+    warning = f"warning: {x.name}: the compiler estimates {estimated:.3g} s, {ratio:.1f} times the"
+    return f"{warning} {x.bound.seconds:.3g} s from published peaks" if ratio > SLOWER else ""
+
+
+def _work_row(x: CompiledProgram, bound: Bound, chip: Chip) -> JsonObject:
+    per_chip = chip.devices
     sent = ", ".join(
-        f"{kind} {one.bytes * per_chip / GIB:.3g} GiB ({one.count:.0f})"
+        f"{kind} {one.bytes * per_chip / GIB:.3g} GiB"
+        f" ({one.count:.0f}, {one.asynchronous:.0f} asynchronous)"
         for kind, one in x.sent.items()
     )
+    estimated = x.estimated_s(chip)
     seconds = dict(zip(("FLOPs s", "HBM s", "ICI s"), (f"{s:.3g}" for s in bound), strict=True))
     sent_per_chip = sent or "nothing"
-    return {"program": x.name, "sent per chip": sent_per_chip, **seconds, "bound by": bound.by}
+    seconds |= {"limited by": bound.by, "compiler s": f"{estimated:.3g}" if estimated else ""}
+    return {"program": x.name, "sent per chip": sent_per_chip, **seconds}
 
 
 def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:

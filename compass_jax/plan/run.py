@@ -12,6 +12,7 @@ from compass_jax.chips import Chip
 from compass_jax.config import RLRunConfig
 from compass_jax.plan.bound import Bound, bound_of, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
+from compass_jax.plan.cycles import estimated_cycles
 from compass_jax.plan.memory import (
     USABLE,
     Change,
@@ -38,6 +39,13 @@ class CompiledProgram(NamedTuple):
     sent: dict[str, Sent]
     bound: Bound | None
     compile_s: float
+    cycles: float = 0.0  # estimated by the compiler
+
+    def estimated_s(self, chip: Chip) -> float | None:
+        """Returns the compiler's estimate of one run in seconds; None without one, or if the
+        chip's clock is not known.
+        """
+        return self.cycles / (chip.clock_ghz * 1e9) if self.cycles and chip.clock_ghz else None
 
 
 class Plan(NamedTuple):
@@ -67,6 +75,13 @@ class Plan(NamedTuple):
         return all(x.memory is not None and x.needs <= self.limit for x in self.programs)
 
     @property
+    def runs(self) -> dict[str, float]:
+        """How often each program runs in a step whose answers have the largest length."""
+        mesh = self.config.mesh
+        rows = mesh.replica * mesh.fsdp * mesh.expert
+        return runs_per_step(self.config.rl, self.config.rollout, rows)
+
+    @property
     def step_s(self) -> float:
         """The bound on an RL step in which all answers have the largest length; NaN where a program
         did not compile.
@@ -74,12 +89,8 @@ class Plan(NamedTuple):
         One step off, the rollout runs beside training: the longer of the two counts, with weight
         sync between them.
         """
-        mesh = self.config.mesh
-        runs = runs_per_step(
-            self.config.rl, self.config.rollout, mesh.replica * mesh.fsdp * mesh.expert
-        )
         took = {
-            x.name: runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
+            x.name: self.runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
             for x in self.programs
         }
         rollout = sum(s for name, s in took.items() if name.split()[0] in ROLLOUT)
@@ -104,24 +115,30 @@ class Plan(NamedTuple):
             "parts_gib_per_chip": {
                 name: round(size * per_chip / GIB, 3) for name, size in self.parts.items()
             },
-            "programs": {x.name: _row(x, per_chip) for x in self.programs},
+            "programs": {x.name: _row(x, self.chip) for x in self.programs},
             "step_bound_s": None if math.isnan(self.step_s) else round(self.step_s, 2),
             "compile_s": round(sum(x.compile_s for x in self.programs), 1),
             "changes": [str(x) for x in self.changes],
         }
 
 
-def _row(x: CompiledProgram, per_chip: int) -> JsonObject:
+def _row(x: CompiledProgram, chip: Chip) -> JsonObject:
     def gib(size: float, digits: int = 3) -> float:
-        return round(size * per_chip / GIB, digits)
+        return round(size * chip.devices / GIB, digits)
 
     return {
         "gib_per_chip": None if x.needs < 0 else gib(x.needs),
         "memory_gib_per_chip": x.memory and {k: gib(v) for k, v in x.memory._asdict().items()},
         "collectives": {
-            kind: {"count": sent.count, "gib_per_chip": gib(sent.bytes, 4)}
+            kind: {
+                "count": sent.count,
+                "asynchronous": sent.asynchronous,
+                "gib_per_chip": gib(sent.bytes, 4),
+            }
             for kind, sent in x.sent.items()
         },
+        "estimated_cycles": x.cycles,
+        "estimated_s": x.estimated_s(chip),
         "bound_s": x.bound and {"seconds": x.bound.seconds, "by": x.bound.by, **x.bound._asdict()},
         "compile_s": round(x.compile_s, 1),
     }
@@ -168,7 +185,8 @@ def _compiled_program(
         needs = needs + bytes_beside(step, program, parts) if needs > 0 else -1
         return CompiledProgram(program.name, None, needs, {}, None, seconds)
     memory = memory_of(step, program, compiled, parts)
-    sent = collectives(compiled.as_text() or "")
+    hlo = compiled.as_text() or ""
+    sent, cycles = collectives(hlo), estimated_cycles(hlo)
     bytes_sent = total_bytes(sent.values())
     bound = bound_of(step.config, step.chip, program.name, program.tokens, memory, bytes_sent)
-    return CompiledProgram(program.name, memory, memory.total, sent, bound, seconds)
+    return CompiledProgram(program.name, memory, memory.total, sent, bound, seconds, cycles)

@@ -91,7 +91,7 @@ def test_a_ragged_all_to_all_counts_what_even_routing_sends_at_most(rows, room, 
             " replica_groups={{0,1,2,3}}"
         ),
     ]
-    assert collectives(entry(*lines)) == {"ragged-all-to-all": (1, mib * MIB)}
+    assert collectives(entry(*lines)) == {"ragged-all-to-all": (1, mib * MIB, 0)}
 
 
 LOOP = """%cond (p: (s32[], f32[4])) -> pred[] {
@@ -155,5 +155,5 @@ def test_a_compiled_program_of_a_known_sum():
         )
     )
     found = collectives(run.lower(jnp.ones(8 * 1024, jnp.float32)).compile().as_text())
-    assert found["all-reduce"] == (12, 12 * 2 * 4096 * 3 / 4)
-    assert found["all-gather"] == (1, 32768 * 7 / 8)
+    assert found["all-reduce"] == (12, 12 * 2 * 4096 * 3 / 4, 0)
+    assert found["all-gather"] == (1, 32768 * 7 / 8, 0)

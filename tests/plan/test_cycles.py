@@ -1,0 +1,82 @@
+"""The compiler's estimated cycles are summed as often as their operations run."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from compass_jax.chips import CHIPS
+from compass_jax.commands.configured import load_config
+from compass_jax.plan.bound import Bound
+from compass_jax.plan.cycles import estimated_cycles
+from compass_jax.plan.memory import Memory
+from compass_jax.plan.report import print_plan
+from compass_jax.plan.run import CompiledProgram, Plan
+
+
+def op(name, cycles, scope="moe"):
+    return (
+        f"  %{name} = f32[4]{{0}} fusion(%p), kind=kLoop, calls=%fused,"
+        f' metadata={{op_name="jit(f)/{scope}/mul"}},'
+        f' backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
+    )
+
+
+HLO = f"""
+%fused (q: f32[4]) -> f32[4] {{
+  ROOT %mul = f32[4]{{0}} multiply(%q, %q)
+}}
+
+%body (p: f32[4]) -> f32[4] {{
+{op("inside", 100)}
+}}
+
+%first (p: f32[4]) -> f32[4] {{
+{op("balanced", 3)}
+}}
+
+%others (p: f32[4]) -> f32[4] {{
+{op("more", 7_000_000, "branch_1_fun/overflow")}
+  %loop = f32[4]{{0}} while(%p), condition=%condition, body=%body
+}}
+
+%condition (p: f32[4]) -> pred[] {{
+  ROOT %less = pred[] custom-call(%p), custom_call_target="unknown"
+}}
+
+ENTRY %main (p: f32[4]) -> f32[4] {{
+  %p = f32[4]{{0}} parameter(0)
+{op("once", 20)}
+{op("no_estimate", 2**63 - 1)}
+  %known = f32[4]{{0}} while(%p), condition=%condition, body=%body, LAYERS
+  %c = f32[4]{{0}} conditional(%i, %p, %p), branch_computations={{%first, %others}}
+  ROOT %unknown = f32[4]{{0}} while(%known), condition=%condition, body=%body
+}}
+"""
+
+
+def test_cycles_of_loops_count_as_often_as_they_run():
+    """48 turns, and one of the loop of unknown length; the overflow of experts counts nowhere."""
+    hlo = HLO.replace("LAYERS", 'backend_config={"known_trip_count":{"n":"48"}}')
+    assert estimated_cycles(hlo) == 20 + 49 * 100 + 3
+
+
+@pytest.mark.parametrize(("formula_s", "warns"), [(1.0, True), (1.4, False)])
+def test_a_program_far_above_the_formula_is_a_warning(formula_s, warns):
+    config, chip = load_config("qwen3_30b_a3b_v5p_4x4x4"), CHIPS[0]
+    bound, memory = Bound(formula_s, 0.0, 0.0), Memory(1, 1, 1, 1)
+    programs = [
+        CompiledProgram(name, memory, 4, {}, bound, 0.0, 2 * chip.clock_ghz * 1e9)
+        for name in ("forward 32768", "prepare")
+    ]
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_plan(Plan("v5p:4x4x4", chip, 64, config, {}, programs, []), console)
+    text = console.export_text()
+    warning = "forward 32768: the compiler estimates 2 s, 2.0 times the 1 s from published peaks"
+    assert (warning in text) == warns and "prepare: the compiler" not in text
+
+
+def test_an_estimate_needs_a_clock():
+    program = CompiledProgram("add", None, 0, {}, None, 0.0, 3.5e9)
+    assert program.estimated_s(CHIPS[0]) == 2.0
+    assert program.estimated_s(CHIPS[0]._replace(clock_ghz=0.0)) is None
