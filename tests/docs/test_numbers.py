@@ -173,6 +173,14 @@ def test_plans():
     assert "needs 38.9 GiB of 92.2" in README
 
 
+def test_pod_programs():
+    found = rows("pod_programs.jsonl")
+    for change in {row["change"] for row in found}:
+        forward, backward = (row for row in found if row["change"] == change)
+        ms = f"{forward['estimated_ms']:,.0f} | {backward['estimated_ms']:,.0f} |"
+        assert f"| {change} | {forward['commit']} | {ms}" in PAGE
+
+
 def test_measures():
     for row in json.loads((RESULTS / "measures.json").read_text())["rows"][:7]:
         assert f"| {row['step_s']:.2f} |" in PAGE, row["variant"]

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from benchmarks.pod_programs import with_predecessors
 from compass_jax.chips import CHIPS
 from compass_jax.commands.configured import load_config
 from compass_jax.plan.bound import Bound
@@ -80,3 +81,9 @@ def test_an_estimate_needs_a_clock():
     program = CompiledProgram("add", None, 0, {}, None, 0.0, 3.5e9)
     assert program.estimated_s(CHIPS[0]) == 2.0
     assert program.estimated_s(CHIPS[0]._replace(clock_ghz=0.0)) is None
+
+
+def test_a_program_is_compiled_behind_those_whose_results_it_takes():
+    before = {"prepare", "replayed 8192", "forward 8192", "objective 8192"}
+    assert with_predecessors(["backward 8192"]) == before | {"backward 8192"}
+    assert with_predecessors(["decode", "add"]) == {"hand-over", "slots", "decode", "add"}
