@@ -195,8 +195,9 @@ def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer
             scorer.close()
             raise
     labelled = any(source.gold for _, source in config.data.keyed_sources())
-    joined = labelled or judge is not None
-    return shared(JoinedScorer(scorer, config.data, judge) if joined else scorer)
+    if not labelled and judge is None:
+        return shared(scorer)
+    return shared(JoinedScorer(scorer, config.data, judge, config.rewards.gold_share))
 
 
 def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> AnyJudge | None:

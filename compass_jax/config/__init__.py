@@ -26,6 +26,7 @@ from compass_jax.config.data import (
 )
 from compass_jax.config.drafts import Drafts
 from compass_jax.config.errors import ConfigError
+from compass_jax.config.guard import GuardConfig
 from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
 from compass_jax.config.learner import LearnerConfig
 from compass_jax.config.log import LogConfig
@@ -65,6 +66,7 @@ __all__ = [
     "EvalSet",
     "FileSource",
     "GroupReplayConfig",
+    "GuardConfig",
     "JudgeConfig",
     "LearnerConfig",
     "LinearRope",

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
-from compass_jax.config.ranges import Processes, Range, Seconds, Section
+from compass_jax.config.ranges import Processes, Range, Seconds, Section, Share
 from compass_jax.verifiers.base import USUAL_PACKAGES
 
 NO_FILE = "no file"  # in `code`, for a name without a Python file
@@ -46,6 +46,8 @@ class RewardConfig(Section):
     """Smallest difference between two rewards (one test of ten: 0.1); none: as the verifiers
     declare.
     """
+    gold_share: Share = 1.0
+    """Share of the groups whose answers get a gold label, where a source has `gold`."""
     answer_tag: str = "answer"
     """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
     judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None = None

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 from compass_jax.config.algorithm import AlgorithmConfig, RLZVPConfig
 from compass_jax.config.errors import check
+from compass_jax.config.guard import GuardConfig
 from compass_jax.config.ranges import CountOrOff, Fraction, Range, Repeat, Section
 from compass_jax.config.rl_stage import RLStage, check_order
 from compass_jax.config.sampling import GroupReplayConfig, ResamplingConfig, SamplingConfig
@@ -90,6 +91,8 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     """Checkpoint interval in steps; 0: only at the end."""
     eval_every: CountOrOff = 0
     """Evaluation interval in steps, with another evaluation at the end; 0: only at the end."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    """Watch for failure signatures."""
     stages: tuple[RLStage, ...] = ()
     """Stages that change settings from a step on (docs/concepts/curriculum.md); a stage's objective
     is written like rl.objective.
@@ -114,6 +117,11 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
         super()._check(key)
         self.check_whole_groups(self.prompts_per_step)
         self._check_correction()
+        check(
+            self.guard.action != "restore" or bool(self.save_every),
+            "rl.guard.action = 'restore' with rl.save_every = 0: there would be no checkpoint to"
+            " go back to; set rl.save_every",
+        )
         if self.group_replay.acts:
             self._check_group_replay()
         self._check_stages()

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import JUDGE
-from compass_jax.records import GOLD, Prompt, Score
+from compass_jax.records import GOLD, Prompt, Score, stable_id
 from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources, sources_with
 from compass_jax.rewards.endpoint import Asker, Pooled
 from compass_jax.rewards.faults import VerifierError
@@ -62,8 +62,15 @@ class JoinedScorer(_ScorerWrapper):
     collected when its last part is known.
     """
 
-    def __init__(self, scorer: Scorer, data: DataConfig, judge: AnyJudge | None = None):
+    def __init__(
+        self,
+        scorer: Scorer,
+        data: DataConfig,
+        judge: AnyJudge | None = None,
+        gold_share: float = 1.0,
+    ):
         super().__init__(scorer)
+        self._gold_share = gold_share
         self.judge = judge
         self._judged = judged_sources(data) if judge is not None else {}
         self._gold = gold_places(data)
@@ -83,7 +90,7 @@ class JoinedScorer(_ScorerWrapper):
         if judged is None or not judged.alone:
             self._scorer.submit((key, WORKERS), prompt, text)
             parts[WORKERS] = None
-        if source in self._gold:
+        if source in self._gold and is_audited(prompt, self._gold_share):
             columns = decode_row(prompt.row)
             row = encode_row({**columns, "answer": columns.get(GOLD, columns.get("answer"))})
             gold_prompt = dataclasses.replace(prompt, source=self._gold[source], row=row)
@@ -142,6 +149,13 @@ class JoinedScorer(_ScorerWrapper):
         super().close()
         if self.judge is not None:
             self.judge.close()
+
+
+def is_audited(prompt: Prompt, share: float) -> bool:
+    """Returns whether the answers of a group get gold labels, where a `share` of all groups does. A
+    hash of the prompt and its visit decides, so that a resumed run has the same labels.
+    """
+    return stable_id(f"gold {prompt.id} {prompt.visit}") < share * 2**32
 
 
 def _sum_scores(workers: Score | None, judge: Score, weight: float) -> Score:

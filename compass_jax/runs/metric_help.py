@@ -123,6 +123,15 @@ espo/group_<i>/token_frac [share]: Tokens that belong to entropy group i.
 espo/group_<i>/epsilon: Mean clip range of entropy group i over responses.
 espo/group_<i>/floor_frac [share]: Responses in which the clip range of entropy group i is the
     floor.
+# failure signatures
+guard/parting_p: The p-value of "reward up, gold down" over the last rl.guard.window audited steps:
+    of a falling gold label where the reward rises, else 1.
+guard/reward_slope: The slope per step of the audited answers' reward over these steps.
+guard/gold_slope: The slope per step of their gold labels.
+guard/reward_rise_bound: The upper 95% bound of what reward/mean rose over the last rl.guard.window
+    steps.
+guard/loss_spike: Distance of the loss from the median of the earlier steps in the window, in their
+    median distance from it.
 # rollout against training
 mismatch/logp_abs_diff [nats]: Mean distance of a token's log-prob in the rollout and in training,
     of samples drawn at the training's temperature.

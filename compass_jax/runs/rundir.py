@@ -49,6 +49,7 @@ MAY_CHANGE = frozenset(
         "rl.steps",
         "rl.save_every",
         "rl.eval_every",
+        *(f"rl.guard.{name}" for name in ("window", "false_alarms", "action")),
         "evaluation.at",
         "evaluation.start",
         "sft.steps",

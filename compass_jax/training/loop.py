@@ -78,6 +78,7 @@ from compass_jax.sharding import placements
 from compass_jax.training import optim, trained
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.callbacks import Callbacks
+from compass_jax.training.guard import Guard
 from compass_jax.training.header import header
 from compass_jax.training.learner import Learner
 from compass_jax.training.notices import Notices
@@ -132,7 +133,11 @@ class RLTrainer:
         vocab_size = self.tokenizer.vocab_size
         self.config, self.rl = config, config.rl
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
-        self.checkpoints = Checkpoints(config.directory, config.model, config.keep_checkpoints)
+        guard = config.rl.guard
+        reach = guard.window if guard.action == "restore" else 0
+        self.checkpoints = Checkpoints(
+            config.directory, config.model, config.keep_checkpoints, reach
+        )
         self.engine = Engine(
             config.model,
             config.rollout_compute,
@@ -142,6 +147,7 @@ class RLTrainer:
             vocab_size,
         )
         self.notices = Notices(config, telemetry.note, printed, self.done_steps)
+        self.guard = Guard(guard, self.rl.steps, config.rewards, self.notices.print_of_kind)
         self._open_prompts()
         self.history = PromptHistory()
         self.collect = Collector(
@@ -256,6 +262,7 @@ class RLTrainer:
         self.selector.restore(meta["selector"])
         self.buffer.policy_state = meta.get("step_policy", {})
         self.telemetry.restore(meta["telemetry"])
+        self.guard.restore(meta.get("guard", {}))
         if drafts:
             self.collect.drafts.restore(drafts, arrays["drafts"])
         if "pending" in arrays:
@@ -302,6 +309,7 @@ class RLTrainer:
             "history": self.history.state(),
             "selector": self.selector.state(),
             "telemetry": self.telemetry.state(),
+            "guard": self.guard.state(),
         }
         self.checkpoints.save(self.done_steps, arrays, meta, wait=wait)
 
@@ -311,7 +319,7 @@ class RLTrainer:
         """Runs the remaining steps of the stage; yields (step, metrics) after each. After a stop
         within a step it is `interrupted`, with the unfinished step saved.
         """
-        left = self.done_steps < self.stage.end
+        left = self.done_steps < self.stage.end and not self.guard.ended
         compiler = CompileAhead(self.learner.programs() if left else ())
         try:
             yield from self._steps(compiler)
@@ -319,7 +327,7 @@ class RLTrainer:
             compiler.finish()
 
     def _steps(self, compiler: CompileAhead) -> Iterator[tuple[int, dict[str, float]]]:
-        while self.done_steps < self.stage.end and not self.stop.requested:
+        while self._continues():
             # 1. Collect: rollout and rewards, unless they ran during the last step's updates.
             rollout_metrics = self._collect()
             if rollout_metrics is None:
@@ -358,10 +366,15 @@ class RLTrainer:
                 "memory/peak_gib": peak_bytes() / 2**30,
             }
             self.notices.of_update(metrics)
+            metrics |= self.guard.of_step(self.done_steps, groups, metrics)
             self.samples.write(self.done_steps, groups, trace, update.ages)
             self.histograms = step_histograms(groups)
             self.callbacks(self.done_steps, groups, metrics)
             yield self.done_steps, metrics
+
+    def _continues(self) -> bool:
+        left = self.done_steps < self.stage.end and not self.guard.ended
+        return left and not self.stop.requested
 
     def _interrupt(self) -> None:
         """Saves the step's finished rollouts, with which the same command continues."""
@@ -563,6 +576,35 @@ class RLTrainer:
         return (
             None if collected is None else self._assemble(UpdateGroups(self.buffer.step_groups()))
         )
+
+    def fall_back(self) -> int:
+        """Ends the run with the policy of its newest checkpoint from before the window in which
+        reward and gold label parted, or with the policy that it started from; returns its step.
+        """
+        config, model = self.config, self.learner.model
+        self.checkpoints.wait()
+        step = checkpoint.latest(config.directory, self.guard.last_sound)
+        if step is None:
+            params = first_parameters(config, model)
+            self.learner = Learner.start(config.learner, model, params, config.directory)
+        else:
+            fresh = placed_structs(
+                jax.eval_shape(self._fresh_arrays), config.model, model.placement
+            )
+            abstract = {"state": fresh["state"]}
+            path = checkpoint.find(config.directory, step)
+            arrays = checkpoint.restore(path, abstract, model=config.model, subset=True)[1]
+            self.learner = Learner(
+                config.learner,
+                model,
+                in_layout(arrays["state"], model.layout),
+                self.learner.reference,
+                self.learner.frozen,
+                config.directory,
+            )
+        self.guard.ended = True
+        self._sync_weights()
+        return step or 0
 
     def header(self) -> list[str]:
         """Returns the run's first lines."""

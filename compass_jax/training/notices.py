@@ -250,14 +250,14 @@ class Notices:
 
     def warn(self, text: str) -> None:
         """Prints a warning about uninformative rewards once; it may end the run."""
-        self._print_once(text, text)
+        self.print_of_kind(text, text)
         if self.end is not None:
             self.ended = True
             self.end()
 
     def print_once(self, text: str) -> None:
         """Prints a line once."""
-        self._print_once(text, text)
+        self.print_of_kind(text, text)
 
     def at_start(self, prompts: int, labels: int) -> None:
         """Prints notices about settings that cannot act with this number of prompts and labels."""
@@ -287,7 +287,7 @@ class Notices:
         }
         if not any(known):
             outcomes = Counter(s.outcome for group in groups for s in group.scores)
-            self._print_once(
+            self.print_of_kind(
                 "unverified",
                 f"no verifier gave a reward in a whole step ({counts_in_words(outcomes)}): nothing"
                 f" was trained on{unknown_reasons([s for group in groups for s in group.scores])}",
@@ -306,7 +306,7 @@ class Notices:
             if gap is not None:
                 relied_on = f"rewards.smallest_gap = {gap}"
                 advice = "set it to the smallest difference that the verifier gives"
-            self._print_once(
+            self.print_of_kind(
                 "gap",
                 f"{relied_on}, but answers to one prompt got {low:g} and {high:g}"
                 f" ({question!r:.60}): a penalty of rl.shaping may put the better below the other;"
@@ -374,14 +374,15 @@ class Notices:
         if share < MIN_FLOOR_SHARE or rl.updates_per_rollout == rl.epochs == 1:
             return
         floor = getattr(rl.objective, "floor", 0.0)
-        self._print_once(
+        self.print_of_kind(
             "floor",
             f"about {share:.0%} of the tokens have ESPO's narrowest clip range, rl.objective.floor"
             f" = {floor:g}: their entropy is low. The floor is this project's number, not the"
             " paper's; what other values do is measured by compass calibrate-alpha",
         )
 
-    def _print_once(self, kind: str, text: str) -> None:
+    def print_of_kind(self, kind: str, text: str) -> None:
+        """Prints the first line of a kind."""
         if kind not in self._printed:
             self._printed.add(kind)
             self._tell(text)

@@ -155,6 +155,7 @@ def _run_steps(
         evaluated = _evaluate(trainer, warns=False)
         telemetry.note(f"before the first step, {evaluated.result.line()}")
         _keep_evaluation(trainer, evaluated, EVALUATION_START)
+    trainer.guard.refuse_parted(config.directory)
     finished, began = enough(), time.perf_counter()
     for step, metrics in () if finished else steps:
         every = config.rl.eval_every
@@ -171,7 +172,10 @@ def _run_steps(
         metrics["time/step_s"], began = now - began, now
         # the same line wherever the run ends: the final evaluation is not in it
         telemetry.log(step, metrics, trainer.histograms)
-        finished = enough()
+        _act_on_parting(trainer, telemetry)
+        if trainer.guard.ended:
+            evaluated = None  # it was of another policy
+        finished = enough() or trainer.guard.ended
         if (
             step == trainer.stage.end
             or finished
@@ -191,7 +195,7 @@ def _run_steps(
         return {"steps": trainer.done_steps, "stopped": True, **metrics}
     if trainer.done_steps != saved:
         trainer.save(wait=False)
-    finished = finished or trainer.done_steps >= config.rl.steps
+    finished = finished or trainer.guard.ended or trainer.done_steps >= config.rl.steps
     if stop.requested and not finished:
         telemetry.note(
             f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
@@ -202,6 +206,21 @@ def _run_steps(
         return {"steps": trainer.done_steps, "stopped": False, **metrics}
     result = _last_evaluation(trainer, telemetry, evaluated) if trainer.evaluated else None
     return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **metrics}
+
+
+def _act_on_parting(trainer: RLTrainer, telemetry: Telemetry) -> None:
+    """Does what rl.guard.action says where reward and gold label parted in the last step."""
+    guard = trainer.guard
+    if guard.parted != trainer.done_steps:
+        return
+    if guard.config.action == "stop":
+        trainer.save()
+        guard.refuse_parted(trainer.config.directory)
+    if guard.config.action == "restore":
+        telemetry.note(
+            f"rl.guard.action = 'restore': the run ends after step {trainer.done_steps} with the"
+            f" policy of step {trainer.fall_back()}"
+        )
 
 
 @dataclass(frozen=True)

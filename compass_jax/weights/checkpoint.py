@@ -133,9 +133,12 @@ def restore(
     return checkpoint.manifest.step, arrays, checkpoint.meta()
 
 
-def latest(run_dir: str | os.PathLike) -> int | None:
-    """Returns the step of the newest checkpoint, which may be damaged, or None."""
-    return max(sound.steps(Path(run_dir)), default=None)
+def latest(run_dir: str | os.PathLike, until: int | None = None) -> int | None:
+    """Returns the step of the newest checkpoint (of step `until` at most), which may be damaged, or
+    None.
+    """
+    steps = sound.steps(Path(run_dir))
+    return max((step for step in steps if until is None or step <= until), default=None)
 
 
 def locate(path: str | os.PathLike, step: int | None = None) -> Path:

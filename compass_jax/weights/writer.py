@@ -45,11 +45,14 @@ class Checkpoints:
         run_dir: the run directory; the first save creates checkpoints/ in it.
         model: the configuration recorded in the manifests.
         keep: number of sound checkpoints to keep; older ones are removed.
+        reach: also keep what is needed to go back at least so many steps from the newest one.
     """
 
-    def __init__(self, run_dir: str | os.PathLike, model: ModelConfig, keep: int = 2):
+    def __init__(
+        self, run_dir: str | os.PathLike, model: ModelConfig, keep: int = 2, reach: int = 0
+    ):
         self.root = Path(run_dir).absolute() / "checkpoints"
-        self.model, self.keep = model, keep
+        self.model, self.keep, self.reach = model, keep, reach
         self._manager: ocp.CheckpointManager | None = None
         self._step = self._bytes = 0  # step and bytes of the last save
 
@@ -128,7 +131,7 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(
                 step_prefix="step",
                 step_format_fixed_length=8,
-                preservation_policy=_NewestSound(self.root, self.keep),
+                preservation_policy=_NewestSound(self.root, self.keep, self.reach),
                 async_options=ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_S),
                 save_root_metadata=False,
                 lightweight_initialize=True,
@@ -226,21 +229,25 @@ class _Handler(ocp.PyTreeCheckpointHandler):
 
 class _NewestSound(NamedTuple):
     """A preservation policy that keeps the newest `keep` sound checkpoints, including the one just
-    written. Older ones are removed; damaged ones are not counted.
+    written, and those since the newest one that is at least `reach` steps older. Older ones are
+    removed; damaged ones are not counted.
     """
 
     root: Path
     keep: int
+    reach: int = 0
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns whether to keep each checkpoint; the last one was just written."""
         steps = [info.step for info in checkpoints]
         older = sorted(steps[:-1], reverse=True)
-        sound_count = 1
+        sound_count, reaches = 1, self.reach == 0
         for step in older:
-            if sound_count >= self.keep:
+            if sound_count >= self.keep and reaches:
                 return [x == steps[-1] or x > step for x in steps]
-            sound_count += not sound.examine(self.root / f"step_{step:08d}", contents=False).faults
+            if not sound.examine(self.root / f"step_{step:08d}", contents=False).faults:
+                sound_count += 1
+                reaches = reaches or steps[-1] - step >= self.reach
         return [True] * len(steps)
 
 

@@ -2,12 +2,14 @@
 place.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, RewardConfig
 from compass_jax.records import Prompt, Score
-from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.joined import JoinedScorer, is_audited
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import encode_row
 
@@ -55,6 +57,27 @@ def test_the_reward_is_of_the_reference_and_gold_of_the_column_gold():
         "no label": (1, None),
         "label fails": (1, None),
     }
+
+
+def test_a_share_of_the_groups_has_gold_labels_always_the_same():
+    groups = [(n, visit) for n in range(300) for visit in range(2)]
+    asked = {
+        key: dataclasses.replace(prompt(0, answer="4"), id=key[0], visit=key[1]) for key in groups
+    }
+    audited = {key for key, one in asked.items() if is_audited(one, 0.3)}
+    assert 0.2 < len(audited) / len(groups) < 0.4
+    assert audited < {key for key, one in asked.items() if is_audited(one, 0.5)}
+    assert all(is_audited(one, 1.0) for one in asked.values())
+    assert {visit for n, visit in audited} == {0, 1} and (0, 0) in groups
+    some = groups[:8]
+    with JoinedScorer(Scorer(RewardConfig(), DATA), DATA, gold_share=0.3) as scorer:
+        for key in some:
+            scorer.submit(key, asked[key], answered(4))
+        got = {}
+        while scorer.outstanding:
+            got |= dict(scorer.collect(block=True))
+    assert {key for key in some if "gold" in got[key].components} == audited & set(some) != set()
+    assert all(score == Score(1.0, True, components=score.components) for score in got.values())
 
 
 class Late:

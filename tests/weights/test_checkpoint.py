@@ -252,6 +252,19 @@ def test_no_checkpoint_and_a_damaged_one_are_named(tmp_path):
         restore(where, arrays=one)
 
 
+def test_a_run_that_may_go_back_keeps_one_checkpoint_that_is_old_enough(tmp_path):
+    with checkpoint.Checkpoints(tmp_path, MODEL, keep=2, reach=4) as checkpoints:
+        kept = []
+        for step in (3, 6, 9, 12, 13):
+            checkpoints.save(step, tree(step), META, wait=True)
+            kept.append(
+                [int(path.name[5:]) for path in sorted(tmp_path.glob("checkpoints/step_*"))]
+            )
+    # from 12 on, 6 is the newest that is 4 steps older or more; 13 may go back to 9
+    assert kept == [[3], [3, 6], [3, 6, 9], [6, 9, 12], [9, 12, 13]]
+    assert [checkpoint.latest(tmp_path, until) for until in (8, 9, 12, None)] == [None, 9, 12, 13]
+
+
 def test_arrays_that_cannot_be_written_keep_what_was_there(tmp_path):
     save(tmp_path, 1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

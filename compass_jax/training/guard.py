@@ -1,0 +1,172 @@
+"""The guard of a run: it watches each step's numbers for failure signatures (rl/signatures.py)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from compass_jax.aliases import JsonObject
+from compass_jax.config import GuardConfig, RewardConfig
+from compass_jax.errors import CompassError
+from compass_jax.records import GOLD, Group, Score
+from compass_jax.rl.signatures import (
+    SPIKE,
+    STAGNANT,
+    parting_p,
+    rise_bound,
+    spike_size,
+    trend,
+)
+
+T = TypeVar("T")
+PAGE = "docs/howto/failures.md says what to look at and what to change"
+
+
+class RewardExploited(CompassError, RuntimeError):
+    """The reward rises while the gold label falls, and rl.guard.action is stop."""
+
+
+class Audit(NamedTuple):
+    """Mean reward and mean gold label of the same answers of a step: means over groups of the
+    means over their answers that have both. NaN without such an answer.
+    """
+
+    reward: float
+    gold: float
+
+
+def audit(groups: Sequence[Group]) -> Audit:
+    """Returns the audit of a step's groups."""
+    means = []
+    for group in groups:
+        pairs = [(s.reward, s.components[GOLD]) for s in group.scores if _is_audited(s)]
+        means += [np.mean(pairs, 0, dtype=np.float64)] if pairs else []
+    reward, gold = np.mean(means, 0) if means else (math.nan, math.nan)
+    return Audit(float(reward), float(gold))
+
+
+def _is_audited(score: Score) -> bool:
+    return score.known and GOLD in score.components
+
+
+class Guard:
+    """The numbers of the latest steps, and what the guard has seen in them; all of it is in the
+    checkpoint.
+
+    `level` is that of one test (rl.guard.false_alarms over the number of tests of the run).
+    `parted` is the step after which reward and gold label were seen to part, 0 before; `ended` says
+    that the run ended there with an earlier policy.
+    """
+
+    def __init__(
+        self,
+        config: GuardConfig,
+        steps: int,
+        rewards: RewardConfig,
+        tell: Callable[[str, str], None],
+    ):
+        """Creates a guard of a run of `steps` steps. `tell` prints the first notice of a kind."""
+        self.config, self._rewards, self._tell = config, rewards, tell
+        self.level = config.false_alarms / max(steps - config.window + 1, 1)
+        self._means: list[float] = []
+        self._audits: list[Audit] = []
+        self._losses: list[float] = []
+        self.parted, self.ended = 0, False
+
+    def of_step(
+        self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Adds a step's groups and metrics; returns the guard's metrics, and prints notices."""
+        audited, size = audit(groups), self.config.window
+        self._audits = _appended(self._audits, audited, math.isfinite(audited.gold), size)
+        mean, loss = (float(metrics.get(name, math.nan)) for name in ("reward/mean", "loss"))
+        self._means = _appended(self._means, mean, math.isfinite(mean), size)
+        self._losses = _appended(self._losses, loss, math.isfinite(loss), size)
+        return self._of_loss() | self._of_mean() | self._of_audits(step)
+
+    def _of_loss(self) -> dict[str, float]:
+        if len(self._losses) < self.config.window:
+            return {}
+        size = spike_size(np.array(self._losses))
+        if size >= SPIKE:
+            self._tell(
+                "loss spike",
+                f"loss spike: the loss of this step is {size:.0f} median distances from the median"
+                f" of the {self.config.window - 1} steps before it; {PAGE}",
+            )
+        return {"guard/loss_spike": size}
+
+    def _of_mean(self) -> dict[str, float]:
+        if len(self._means) < self.config.window:
+            return {}
+        window, rewards = np.array(self._means), self._rewards
+        bound, least = float(rise_bound(window)), STAGNANT * (rewards.right_at - rewards.wrong_at)
+        if bound < least and window.mean() < rewards.right_at - least:
+            self._tell(
+                "stagnant reward",
+                f"stagnant reward: over the last {self.config.window} steps reward/mean rose by"
+                f" {max(bound, 0):.3g} at most, and is {window.mean():.3g}; {PAGE}",
+            )
+        return {"guard/reward_rise_bound": bound}
+
+    def _of_audits(self, step: int) -> dict[str, float]:
+        if len(self._audits) < self.config.window:
+            return {}
+        reward, gold = np.array(self._audits).T
+        p, span = float(parting_p(reward, gold)), self.config.window - 1
+        slopes = float(trend(reward).slope), float(trend(gold).slope)
+        if p <= self.level:
+            self.parted = self.parted or step
+            self._tell(
+                "reward up, gold down",
+                f"reward up, gold down: over the last {self.config.window} audited steps the reward"
+                f" rose by {slopes[0] * span:.3g} and the gold label of the same answers fell by"
+                f" {-slopes[1] * span:.3g} (p = {p:.2g}): the policy exploits its reward; {PAGE}",
+            )
+        return {
+            "guard/reward_slope": slopes[0],
+            "guard/gold_slope": slopes[1],
+            "guard/parting_p": p,
+        }
+
+    @property
+    def last_sound(self) -> int:
+        """The last step before the window in which reward and gold label parted."""
+        return max(self.parted - self.config.window, 0)
+
+    def refuse_parted(self, directory: str) -> None:
+        """Raises RewardExploited if reward and gold label parted and the action is stop."""
+        if self.parted and self.config.action == "stop":
+            raise RewardExploited(
+                f"reward up, gold down: the run stopped after step {self.parted} and was saved in"
+                f" {directory}; the last step before they parted is {self.last_sound}. {PAGE}. With"
+                " rl.guard.action = 'warn' the same command goes on"
+            )
+
+    def state(self) -> JsonObject:
+        """Returns the guard's state for a checkpoint."""
+        return {
+            "means": self._means,
+            "audits": [list(one) for one in self._audits],
+            "losses": self._losses,
+            "parted": self.parted,
+            "ended": self.ended,
+        }
+
+    def restore(self, state: JsonObject) -> None:
+        """Returns to a checkpoint's state; an empty one is a guard's at the start."""
+        size = self.config.window
+        self._means = state.get("means", [])[-size:]
+        self._audits = [Audit(*one) for one in state.get("audits", [])[-size:]]
+        self._losses = state.get("losses", [])[-size:]
+        self.ended = state.get("ended", False)
+        # parted before the action became restore: the next test decides
+        is_over = self.config.action == "restore" and not self.ended
+        self.parted = 0 if is_over else state.get("parted", 0)
+
+
+def _appended(values: list[T], value: T, is_known: bool, size: int) -> list[T]:
+    return [*values, value][-size:] if is_known else values

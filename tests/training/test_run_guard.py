@@ -1,0 +1,235 @@
+"""The guard of a run: what it counts, says and does, and that a resumed run has the same guard."""
+
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from evolve import evolve
+from logged import lines, numbers
+from tiny_run import tiny_run
+
+from compass_jax.config import ConfigError, GuardConfig, RewardConfig, RLConfig
+from compass_jax.records import Group, Prompt, Score
+from compass_jax.training.guard import Audit, Guard, RewardExploited, audit
+from compass_jax.training.notices import Notices
+from compass_jax.training.rl import run_rl
+from compass_jax.weights import checkpoint
+
+PROMPT = Prompt(1, 0, "x", "how much?", np.zeros(1, np.int32), "")
+
+
+def group(*pairs):
+    """A group with these (reward, gold label); None: neither known nor labelled."""
+    scores = tuple(
+        Score(reward or 0.0, reward is not None, components={} if gold is None else {"gold": gold})
+        for reward, gold in pairs
+    )
+    return Group(PROMPT, (), scores)
+
+
+def test_an_audit_is_of_answers_with_both_numbers_and_of_groups_alike():
+    several = group((1.0, 0.0), (0.0, 1.0), (1.0, None), (None, 1.0), (1.0, 0.5))
+    assert audit([several, group((0.0, 1.0))]) == Audit(1 / 3, 0.75)
+    assert audit([several, group((1.0, None))]) == audit([several])
+    assert all(map(math.isnan, audit([group((1.0, None))]))) and math.isnan(audit([]).gold)
+
+
+def steps_of(guard, first, last, seed=0):
+    """Feeds the guard steps of a run whose reward rises while gold falls from step 10 on; every
+    fifth step has no label. Returns the guard's metrics of each step.
+    """
+    found = []
+    for step in range(first, last):
+        draw = np.random.default_rng((seed, step))
+        reward, noise, loss = 0.02 * step, *draw.standard_normal(2)
+        gold = None if step % 5 == 0 else 0.6 - 0.03 * max(step - 10, 0) + 0.002 * noise
+        metrics = {"reward/mean": reward + 0.01 * noise, "loss": loss}
+        groups = [group((reward + 0.01 * noise, gold), (reward, gold))]
+        found.append(guard.of_step(step, groups, metrics))
+    return found
+
+
+def new_guard(told, **settings):
+    config = evolve(tiny_run(), rl={"guard": GuardConfig(window=6, **settings), "steps": 30})
+    notices = Notices(config, told.append)
+    return Guard(config.rl.guard, 30, config.rewards, notices.print_of_kind)
+
+
+def test_it_says_once_when_they_part_and_after_which_step():
+    told, guard = [], None
+    guard = new_guard(told)
+    found = steps_of(guard, 1, 30)
+    parted = next(i for i, one in enumerate(found, 1) if one.get("guard/parting_p", 1) <= 0.05 / 25)
+    assert guard.parted == parted and 12 <= parted <= 20
+    assert guard.last_sound == parted - 6
+    (line,) = [text for text in told if text.startswith("reward up, gold down: ")]
+    assert "over the last 6 audited steps" in line and "docs/howto/failures.md" in line
+    # six labelled steps come by step 7, and every step has a reward and a loss
+    assert [one.keys() for one in found[4:7]] == [
+        set(),
+        {"guard/loss_spike", "guard/reward_rise_bound"},
+        {"guard/loss_spike", "guard/reward_rise_bound"}
+        | {"guard/parting_p", "guard/reward_slope", "guard/gold_slope"},
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 4, 12, 16, 25])
+def test_a_guard_that_is_restored_goes_on_as_one_left_alone(cut):
+    whole, begun, resumed = (new_guard([]) for _ in range(3))
+    expected = steps_of(whole, 1, 30)
+    found = steps_of(begun, 1, cut)
+    resumed.restore(json.loads(json.dumps(begun.state())))
+    assert found + steps_of(resumed, cut, 30) == expected
+    assert resumed.state() == whole.state() and whole.parted
+
+
+def test_a_restored_guard_of_a_smaller_window_keeps_the_latest_steps():
+    guard = new_guard([])
+    steps_of(guard, 1, 9)
+    smaller = Guard(GuardConfig(window=4), 30, RewardConfig(), lambda kind, text: None)
+    smaller.restore(guard.state())
+    assert smaller.state() == {
+        name: value[-4:] if isinstance(value, list) else value
+        for name, value in guard.state().items()
+    }
+    smaller.restore({})
+    assert not smaller.state()["means"]
+
+
+def test_where_the_action_becomes_restore_the_next_test_decides():
+    begun, restoring = new_guard([]), new_guard([], action="restore")
+    steps_of(begun, 1, 25)
+    restoring.restore(begun.state())
+    assert begun.parted and not restoring.parted
+    steps_of(restoring, 26, 27)
+    assert restoring.parted == 26
+    ended = new_guard([], action="restore")
+    ended.restore(begun.state() | {"ended": True})
+    assert ended.ended and ended.parted == begun.parted
+
+
+@pytest.mark.parametrize(
+    "means, losses, begins",
+    [
+        (np.linspace(0.1, 0.9, 8), [1, 2, 3, 4, 5, 4, 3, 2], ""),
+        (np.linspace(0.1, 0.9, 8), [1, 2, 3, 4, 5, 4, 3, 90], "loss spike: the loss of this step"),
+        (np.full(8, 0.3), [1, 2, 3, 4, 5, 4, 3, 2], "stagnant reward: over the last 8 steps"),
+        (np.full(8, 0.99), [1, 2, 3, 4, 5, 4, 3, 2], ""),  # there is no room above
+        ([0.3, 0.6, 0.1, 0.5, 0.2, 0.4, 0.5, 0.3], [1, 2, 3, 4, 5, 4, 3, 2], ""),  # noise
+    ],
+)
+def test_a_spike_and_a_stagnant_reward_are_said(means, losses, begins):
+    told = []
+    guard = Guard(GuardConfig(window=8), 50, RewardConfig(), lambda kind, text: told.append(text))
+    for step, (mean, loss) in enumerate(zip(means, losses, strict=True), 1):
+        found = guard.of_step(step, [], {"reward/mean": mean, "loss": float(loss)})
+    assert found.keys() == {"guard/loss_spike", "guard/reward_rise_bound"}
+    assert [text[: len(begins)] for text in told] == ([begins] if begins else [])
+
+
+def test_what_the_guard_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match=r"rl.guard.action = 'restore' with rl.save_every = 0"):
+        RLConfig(guard=GuardConfig(action="restore"), save_every=0).validate()
+    with pytest.raises(ConfigError, match=r"rl.guard.window = 3: must be at least 4"):
+        GuardConfig(window=3).validate()
+    guard = new_guard([], action="stop")
+    guard.refuse_parted("runs/x")  # nothing has happened
+    steps_of(guard, 1, 30)
+    with pytest.raises(RewardExploited, match="saved in runs/x; the last step before"):
+        guard.refuse_parted("runs/x")
+
+
+REWARDS = """
+def short(prompt, response, **row):
+    return 1.0 / (1 + len(response))
+def long(prompt, response, **row):
+    return 1 - 1.0 / (1 + len(response))
+short.range = long.range = (0.0, 1.0)
+short.gap = long.gap = 0.001
+"""
+
+
+def exploited_run(folder, action):
+    """A reward for short answers, whose gold label is for long ones. With a false alarm allowed in
+    every second run they part soon.
+    """
+    file = folder / "rewards.py"
+    file.write_text(REWARDS)
+    base = tiny_run(f"{file}:short")
+    (source,) = base.data.sources
+    guard = GuardConfig(window=4, false_alarms=0.5, action=action)
+    return evolve(
+        base,
+        run_dir=str(folder / "run"),
+        trackers=(),
+        data={"sources": (evolve(source, gold=f"{file}:long"),), "eval_prompts": 2},
+        rl={"steps": 20, "save_every": 1, "guard": guard},
+    )
+
+
+def weights_at(config, step):
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf[0], leaf[1]),
+        dict(checkpoint.read_manifest(config.run_dir, step).leaves),
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    arrays = checkpoint.restore(
+        checkpoint.find(config.run_dir, step),
+        {"state": {"params": nested(abstract, "state/params/")}},
+        subset=True,
+    )[1]
+    return jax.tree.leaves(arrays)
+
+
+def nested(flat, prefix):
+    """The tree of the leaves whose paths begin with `prefix`."""
+    tree = {}
+    for path, leaf in flat.items():
+        if path.startswith(prefix):
+            *parents, name = path.removeprefix(prefix).split("/")
+            place = tree
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[name] = leaf
+    return tree
+
+
+@pytest.mark.slow
+def test_a_run_goes_back_to_the_policy_from_before_they_parted(tmp_path, capsys):
+    config = evolve(exploited_run(tmp_path, "restore"), rl={"eval_every": 1})
+    result = run_rl(config)
+    metrics = lines(tmp_path / "run")
+    ended = len(metrics)
+    assert 4 < ended < 20 and not result["stopped"] and result["evaluation"] is not None
+    sound = ended - 4
+    assert f"ends after step {ended} with the policy of step {sound}" in capsys.readouterr().out
+    assert checkpoint.latest(config.run_dir) == ended
+    for was, now in zip(weights_at(config, sound), weights_at(config, ended), strict=True):
+        np.testing.assert_array_equal(was, now)
+    meta = checkpoint.read_meta(config.run_dir)
+    assert meta["guard"]["ended"] and meta["guard"]["parted"] == ended
+    run_rl(config)  # it has ended: nothing is done again
+    assert lines(tmp_path / "run") == metrics
+    before = numbers(tmp_path / "run"), weights_at(config, ended)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{ended:08d}")
+    run_rl(config)  # as after a kill in the last step
+    assert numbers(tmp_path / "run") == before[0]
+    for was, now in zip(before[1], weights_at(config, ended), strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_goes_on_with_another_action(tmp_path):
+    config = exploited_run(tmp_path, "stop")
+    with pytest.raises(RewardExploited, match=r"stopped after step \d"):
+        run_rl(config)
+    ended = len(lines(tmp_path / "run"))
+    assert ended < 20 and checkpoint.latest(config.run_dir) == ended
+    with pytest.raises(RewardExploited):
+        run_rl(config)
+    assert len(lines(tmp_path / "run")) == ended
+    run_rl(evolve(config, rl={"guard": GuardConfig(window=4, false_alarms=0.5)}))
+    assert len(lines(tmp_path / "run")) == 20
