@@ -197,7 +197,9 @@ def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer
     labelled = any(source.gold for _, source in config.data.keyed_sources())
     if not labelled and judge is None:
         return shared(scorer)
-    return shared(JoinedScorer(scorer, config.data, judge, config.rewards.gold_share))
+    rewards = config.rewards
+    settings = rewards.gold_share, rewards.judge_needs_form
+    return shared(JoinedScorer(scorer, config.data, judge, *settings))
 
 
 def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> AnyJudge | None:

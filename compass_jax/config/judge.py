@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import (
     Buckets,
+    Coefficient,
     CountOrOff,
     Name,
     Range,
@@ -112,6 +113,10 @@ class EngineJudgeConfig(Section):
     """Number of questions decoded together (slots)."""
     temperature: Temperature = 0.0
     """Sampling temperature of the judge (a factor); 0 is greedy."""
+    unsure_nats: Coefficient = 0.0
+    """Entropy in nats of a token in the line of the verdict from which on the verdict is a Tie; 0:
+    never.
+    """
 
 
 @dataclass(frozen=True)

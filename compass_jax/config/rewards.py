@@ -52,6 +52,10 @@ class RewardConfig(Section):
     """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
     judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None = None
     """Judge for verifier="judge": at an endpoint, in our own engine, or a scalar reward model."""
+    judge_needs_form: bool = False
+    """Whether a judge's verdict is Worse for an answer to which the source's other verifiers give 0
+    or less, such as `format` in verifier={"judge": 1.0, "format": 0.2}.
+    """
     code: tuple[tuple[str, str], ...] = ()
     """Hashes of the files of own verifiers, by name; written by the run."""
 
@@ -68,6 +72,11 @@ class RewardConfig(Section):
                 f"{key}.program_packages: {name!r:.80} must be the name of a package, as in"
                 " `import NAME`",
             )
+        check(
+            not self.judge_needs_form or self.judge is not None,
+            f"{key}.judge_needs_form: there is no judge whose verdicts it could change; set"
+            f" {key}.judge, or leave it out",
+        )
         check(
             self.wrong_at < self.right_at,
             f"{key}.wrong_at = {self.wrong_at} must be below {key}.right_at = {self.right_at}",

@@ -41,6 +41,8 @@ class Reply(NamedTuple):
     thought: str = ""  # chain of thought, if the endpoint returns it separately
     tokens: int = 0  # tokens of thought and text; 0 if the endpoint reports none
     complete: bool = True  # whether the answer ended before the token limit
+    # largest entropy of a token in its last line; None: the judge's tokens are not known
+    entropy_nats: float | None = None
 
 
 Messages = Sequence[dict[str, str]]
@@ -162,6 +164,8 @@ class Pooled:
     same answers.
     """
 
+    unsure_nats = 0.0  # the entropies of an endpoint's verdicts are not known
+
     def __init__(
         self,
         config: JudgeConfig,
@@ -204,9 +208,17 @@ class Batched:
 
     @property
     def name(self) -> str:
-        """The weights, their version and the sampling parameters."""
+        """The weights, their version, the sampling parameters and the limit of an unsure
+        verdict.
+        """
         config = self._config
-        return json.dumps([config.weights, self.version, config.max_tokens, config.temperature])
+        settings = [config.weights, self.version, config.max_tokens, config.temperature]
+        return json.dumps(settings + ([config.unsure_nats] if config.unsure_nats else []))
+
+    @property
+    def unsure_nats(self) -> float:
+        """The entropy from which on a verdict is a Tie; 0: never."""
+        return self._config.unsure_nats
 
     def submit(self, messages: Messages) -> Future[Reply]:
         """Stores a question until `run`."""

@@ -68,9 +68,13 @@ class JoinedScorer(_ScorerWrapper):
         data: DataConfig,
         judge: AnyJudge | None = None,
         gold_share: float = 1.0,
+        needs_form: bool = False,
     ):
+        """Joins the scores of `scorer` with the judge's and the gold labels; `gold_share` and
+        `needs_form` are rewards.gold_share and rewards.judge_needs_form.
+        """
         super().__init__(scorer)
-        self._gold_share = gold_share
+        self._gold_share, self._needs_form = gold_share, needs_form
         self.judge = judge
         self._judged = judged_sources(data) if judge is not None else {}
         self._gold = gold_places(data)
@@ -136,6 +140,8 @@ class JoinedScorer(_ScorerWrapper):
     def _join(self, source: int, parts: dict[str, Score | None]) -> Score:
         score, verdict, gold = (parts.get(name) for name in (WORKERS, JUDGE, GOLD))
         if verdict is not None:
+            if self._needs_form and score is not None:
+                verdict = _needing_form(verdict, score)
             score = _sum_scores(score, verdict, self._judged[source].weight)
         assert score is not None
         if gold is not None:
@@ -156,6 +162,19 @@ def is_audited(prompt: Prompt, share: float) -> bool:
     hash of the prompt and its visit decides, so that a resumed run has the same labels.
     """
     return stable_id(f"gold {prompt.id} {prompt.visit}") < share * 2**32
+
+
+def _needing_form(judge: Score, workers: Score) -> Score:
+    """Returns the judge's score, of an answer that breaks the form that of Worse. The component
+    "judge_form" is 1 where the form decided.
+    """
+    if not workers.known:
+        return judge
+    broken = workers.reward <= 0
+    components = {**judge.components, "judge_form": float(broken)}
+    if not broken:
+        return dataclasses.replace(judge, components=components)
+    return Score(0.0, True, components=components)
 
 
 def _sum_scores(workers: Score | None, judge: Score, weight: float) -> Score:

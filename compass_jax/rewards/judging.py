@@ -22,6 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compass_jax.aliases import JsonObject
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.endpoint import (
     LATE,
@@ -57,6 +58,7 @@ class Ruling(NamedTuple):
     verdict: int | None
     failure: str = ""
     detail: str = ""
+    entropy_nats: float | None = None  # of an own engine's verdict
 
 
 class Verdicts:
@@ -66,24 +68,30 @@ class Verdicts:
 
     def __init__(self, folder: str | os.PathLike | None = None, process: int = 0):
         self._path = None if folder is None else Path(folder) / f"verdicts{process or ''}.jsonl"
-        self._known: dict[bytes, int] = {}
+        self._known: dict[bytes, Ruling] = {}
         self._lock = threading.Lock()
         for path in sorted(Path(folder).glob("verdicts*.jsonl")) if folder is not None else ():
             for where, line in read_lines(path):
                 # the last line may be truncated
                 with contextlib.suppress(UntrustedError, LookupError, TypeError, ValueError):
                     row = parse_json(line, where)
-                    self._known[bytes.fromhex(row["asked"])] = {1: 1, 0: 0, -1: -1}[row["verdict"]]
+                    value, entropy = {1: 1, 0: 0, -1: -1}[row["verdict"]], row.get("entropy_nats")
+                    entropy = None if entropy is None else float(entropy)
+                    ruling = Ruling(value, entropy_nats=entropy)
+                    self._known[bytes.fromhex(row["asked"])] = ruling
 
-    def get(self, question: bytes) -> int | None:
-        """Returns the verdict on a question, or None if it is unknown."""
+    def get(self, question: bytes) -> Ruling | None:
+        """Returns the ruling on a question, or None if it is unknown."""
         return self._known.get(question)
 
-    def put(self, question: bytes, verdict: int) -> None:
-        """Stores a verdict."""
-        line = json.dumps({"asked": question.hex(), "verdict": verdict}).encode() + b"\n"
+    def put(self, question: bytes, ruling: Ruling) -> None:
+        """Stores a ruling that has a verdict."""
+        row: JsonObject = {"asked": question.hex(), "verdict": ruling.verdict}
+        if ruling.entropy_nats is not None:
+            row["entropy_nats"] = ruling.entropy_nats
+        line = json.dumps(row).encode() + b"\n"
         with self._lock:
-            self._known[question] = verdict
+            self._known[question] = ruling
             if self._path is None:
                 return
             with open(self._path, "ab+") as file:
@@ -195,7 +203,7 @@ class Judge:
         with self._lock:
             known = self._verdicts.get(name)
             if known is not None:
-                return _completed_future(Ruling(known))
+                return _completed_future(known)
             if name in self._under_way:
                 return self._under_way[name]
             ruling = self._under_way[name] = Future[Ruling]()
@@ -211,9 +219,12 @@ class Judge:
             end = f"it ended: {answer.text[-200:].strip()!r}"
             result = Ruling(value, answer.failure or UNPARSABLE, answer.detail or end)
             if value is not None:
-                self._verdicts.put(name, value)
+                entropy = answer.entropy_nats
+                if entropy is not None and 0 < self.asker.unsure_nats <= entropy:
+                    value = TIE
+                result = Ruling(value, entropy_nats=entropy)
+                self._verdicts.put(name, result)
                 self._answered = True
-                result = Ruling(value)
         except BaseException as error:
             ruling.set_exception(error)
         else:
@@ -261,13 +272,15 @@ def score_of(first: Ruling, swapped: Ruling) -> Score:
 
     Components: for each of FAILURES a "judge_<name>" of 0 or 1, whose mean is the share of judged
     samples. A sample with a verdict also has "judge_tie" and "judge_disagreed" (the orders
-    disagree).
+    disagree), and of an own engine "judge_entropy_nats", the mean over the orders.
     """
-    _, failure, detail = first if first.failure else swapped
+    _, failure, detail, _ = first if first.failure else swapped
     counts = {f"judge_{name}": float(failure == name) for name in FAILURES}
     joint = both_orders(first.verdict, swapped.verdict)
     if joint is None:
         return Score(0.0, False, FAILURES[failure], detail, counts)
     disagreed = (first.verdict or 0) != -(swapped.verdict or 0)
     counts |= {"judge_tie": float(joint == TIE), "judge_disagreed": float(disagreed)}
+    if first.entropy_nats is not None and swapped.entropy_nats is not None:
+        counts["judge_entropy_nats"] = (first.entropy_nats + swapped.entropy_nats) / 2
     return Score((joint + 1) / 2, True, components=counts)  # Better, Tie and Worse are 1, 0 and -1

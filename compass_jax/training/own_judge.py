@@ -14,7 +14,7 @@ from compass_jax.aliases import Tree
 from compass_jax.config import EngineJudgeConfig, RolloutConfig, ScalarJudgeConfig, ScoredConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of, turns_of
-from compass_jax.records import Prompt, stable_id
+from compass_jax.records import Prompt, Rollout, stable_id
 from compass_jax.rewards.endpoint import REFUSED, Batched, Messages, Reply
 from compass_jax.rewards.joined import AnyScorer, JoinedScorer
 from compass_jax.rewards.scalar import ScalarJudge
@@ -22,6 +22,8 @@ from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.training.scalar import ScalarModel
+
+VERDICT_TOKENS = 16  # of the end of a reply, in which its last line is looked for
 
 
 class OwnJudge:
@@ -62,8 +64,20 @@ class OwnJudge:
             self._seed,
             keep_routes=False,
         ):
-            replies[place[rollout.prompt.id]] = Reply(self._text_of(rollout))
+            reply = Reply(self._text_of(rollout), entropy_nats=self._verdict_entropy(rollout))
+            replies[place[rollout.prompt.id]] = reply
         return replies
+
+    def _verdict_entropy(self, rollout: Rollout) -> float:
+        """Returns the largest entropy of the tokens of a reply's last line, its end token among
+        them, at temperature 1.
+        """
+        tokens = rollout.response[-VERDICT_TOKENS:]
+        starts = range(len(tokens))
+        lines = ((i, self._tokenizer.decode(tokens[i:]).rstrip()) for i in starts)
+        start = next((i for i, text in lines if "\n" not in text), 0)
+        # rounded: it differs by rounding errors with what is asked beside it
+        return round(float(rollout.entropy[-len(tokens) :][start:].max()), 4)
 
 
 class PolicyJudge:

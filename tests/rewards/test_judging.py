@@ -334,6 +334,59 @@ def test_judge_and_workers_make_one_score_whoever_is_first():
     assert got[1, "away"].outcome == "error" and got[1, "away"].components["judge_unreachable"] == 1
 
 
+def sure(messages):
+    """A verdict, and an entropy of a tenth of the candidate's number."""
+    reply = larger(messages)
+    return reply._replace(entropy_nats=int(quoted(messages[-1]["content"], "Candidate")) / 10)
+
+
+@pytest.mark.parametrize("limit, rewards", [(0.0, (1, 0)), (0.6, (0.5, 0)), (0.4, (0.5, 0.5))])
+def test_an_unsure_verdict_is_a_tie_also_after_a_kill(tmp_path, limit, rewards):
+    """Against the anchor 5: the orders of 7 have entropies of 0.7 and 0.5, those of 3 of 0.3 and
+    0.5. An order that is unsure is a Tie, which the other does not agree with.
+    """
+    settings_of = EngineJudgeConfig(unsure_nats=limit)
+    found = []
+    for again in (False, True):
+        asker = Batched(settings_of)
+        asker.generate = (lambda asked: 1 / 0) if again else (lambda asked: list(map(sure, asked)))
+        judge = Judge("answer", asker, Verdicts(tmp_path))
+        for text in ("7", "3"):
+            judge.submit(text, PROMPT, text)
+        found.append(collected(judge))
+        judge.close()
+    assert found[0] == found[1]
+    assert tuple(found[0][text].reward for text in ("7", "3")) == rewards
+    entropies = [found[0][text].components["judge_entropy_nats"] for text in ("7", "3")]
+    assert entropies == pytest.approx([0.6, 0.4])
+    assert "judge_entropy_nats" not in judged(["6"])["6"].components  # of an endpoint
+
+
+def test_an_answer_that_breaks_the_form_is_worse_whatever_the_judge_says():
+    """The judge prefers the larger number; the form is that of an integer of two digits."""
+    form = {"judge": 1.0, "regex": 0.25}
+    source = FileSource("a.jsonl", verifier=form, verifier_args=(("pattern", r"\d\d"),))
+    data = DataConfig(sources=(source,))
+    prompt = Prompt(1, 0, "x", "q", np.zeros(1, np.int32), "5", ROW)
+    rewards, components = {}, {}
+    for needs_form in (False, True):
+        judge = Judge("answer", Pooled(settings(ANYWHERE), larger))
+        scorer = Scorer(RewardConfig(answer_tag=""), data)
+        with JoinedScorer(scorer, data, judge, needs_form=needs_form) as joined:
+            for text in ("66", "6", "04", "many"):
+                joined.submit(text, prompt, text)
+            got = collected(joined, True)
+        rewards[needs_form] = {key: x.reward if x.known else None for key, x in got.items()}
+        components[needs_form] = {key: x.components.get("judge_form") for key, x in got.items()}
+    # a judge of what it cannot read has no verdict, and the form has one
+    assert rewards[False] == {"66": 1.25, "6": 1.0, "04": 0.25, "many": None}
+    assert rewards[True] == {"66": 1.25, "6": 0.0, "04": 0.25, "many": 0.0}
+    assert set(components[False].values()) == {None}
+    assert components[True] == {"66": 0, "6": 1, "04": 0, "many": 1}
+    with pytest.raises(ConfigError, match="judge_needs_form: there is no judge"):
+        RewardConfig(judge_needs_form=True).validate()
+
+
 def test_the_judge_of_a_task_has_its_weight(tmp_path):
     (tmp_path / "judged_task.py").write_text(
         "from compass_jax.tasks import Task\n"

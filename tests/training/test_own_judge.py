@@ -5,6 +5,7 @@ import json
 import shutil
 
 import jax
+import numpy as np
 import pytest
 from evolve import evolve
 from logged import lines, numbers
@@ -13,7 +14,7 @@ from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, EngineJudgeConfig, FileSource, LogConfig
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.records import stable_id
+from compass_jax.records import Prompt, Rollout, stable_id
 from compass_jax.rewards import judging
 from compass_jax.rewards.endpoint import REFUSED
 from compass_jax.rollout.engine import Engine
@@ -50,6 +51,30 @@ def test_each_question_gets_its_own_answer_whatever_was_asked_beside_it(judge):
     alone = [judge([question])[0] for question in QUESTIONS]
     assert alone == together and len({x.text for x in together}) == 5
     assert judge([]) == []
+
+
+def test_a_verdicts_entropy_is_the_largest_of_its_last_line(judge):
+    tokenizer = Tokenizer.load(tiny_run().data.tokenizer)
+    prompt = Prompt.of_tokens([5, 6, 7], id=1)
+
+    def entropy_of(text, entropies):
+        ids = [*tokenizer.ids(text), tokenizer.eos_id]
+        tokens = np.array([*prompt.tokens, *ids], np.int32)
+        values = np.zeros(len(tokens), np.float32)
+        values[-len(entropies) :] = entropies
+        zeros = np.zeros(len(tokens), np.int32)
+        rollout = Rollout(prompt, 0, tokens, values, values, False, zeros, 0)
+        return judge._verdict_entropy(rollout)
+
+    last = tokenizer.ids("12")
+    assert len(last) == 2
+    assert entropy_of("7\n12", [9, 8, 0.5, 0.25, 0.125]) == 0.5
+    assert entropy_of("7\n12", [9, 8, 0.25, 0.5, 0.75]) == 0.75  # whether it ends there
+    assert entropy_of("7\n12\n", [9, 8, 0.25, 0.5, 1, 2]) == 2
+    assert entropy_of("1" * 20, [7, *[0.25] * 16]) == 0.25  # the latest 16 tokens
+    replies = judge(QUESTIONS)
+    assert all((x.entropy_nats is None) == bool(x.failure) for x in replies)
+    assert all(0 <= x.entropy_nats < np.log(384) for x in replies if not x.failure)
 
 
 def test_the_answers_are_of_the_weights_that_it_has_now(judge):
