@@ -1,6 +1,8 @@
 """Failure signatures: lines, p-values and bounds against numpy, and the rate of false alarms."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +123,27 @@ def test_the_rate_of_false_alarms_is_estimated_from_ten_sound_runs():
     assert false_alarm_rate(*rising, window=16, level=0.05, draws=20_000) < rate
     again = false_alarm_rate(*flat, window=16, level=0.05, draws=20_000)
     assert again == rate != false_alarm_rate(*flat, 16, 0.05, 20_000, seed=1)
+
+
+@pytest.mark.parametrize("window, expected", [(12, {0: 23, 2: 15}), (8, {2: 14})])
+def test_stored_runs_in_which_a_judge_was_exploited_are_seen_and_sound_ones_are_not(
+    window, expected
+):
+    """The step of the first alarm in 24 steps, of docs/howto/failures.md."""
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / "inversion.jsonl"
+    found = {}
+    for row in map(json.loads, file.read_text().splitlines()):
+        if row["variant"] == "gold":
+            continue
+        reward, gold = (np.array(row["series"][f"reward/{x}mean"]) for x in ("", "gold/"))
+        tests = len(gold) - window + 1
+        starts = (slice(i, i + window) for i in range(tests))
+        alarms = [parting_p(reward[s], gold[s]) <= 0.05 / tests for s in starts]
+        found[row["variant"], row["seed"]] = alarms.index(True) + window if any(alarms) else None
+    assert len(found) == 6
+    assert {key: step for key, step in found.items() if step} == {
+        ("judge", seed): step for seed, step in expected.items()
+    }
 
 
 def test_an_exploited_reward_is_seen_while_most_of_the_harm_is_to_come():
