@@ -1,12 +1,15 @@
-"""The whole recipe on a laptop CPU: data, cold starts, merge, RL on reasoning, RL on the shop's
-questions, evaluation, export.
+"""The whole recipe on a laptop CPU: data, cold starts, merge, RL on reasoning, a judge, RL on the
+shop's questions with this judge, evaluation, export.
 
     compass pipeline configs/compass_max_tiny_cpu.py
 
 The base knows single steps, chains of sums and a shop's questions in three languages, but three of
 four answers are hasty: they leave the last term out, or are a careless clerk's. One parent shows
 its work on chains more often, the other is more often careful with customers; the merge keeps both.
-RL finds out that showing the work is right.
+RL finds out that showing the work is right: in the first phase an exact verifier says so, in the
+second a judge, which compares answers with the right number and learnt it from preferences. Its
+instructions are single tokens of its tokenizer. The verifier then only measures: its gold labels
+are reward/gold/mean.
 docs/measurements.md has what came out, stage by stage.
 """
 
@@ -16,6 +19,7 @@ from pathlib import Path
 from compass_jax.config import (
     ComputeConfig,
     DataConfig,
+    EngineJudgeConfig,
     EvalConfig,
     EvalSet,
     FileSource,
@@ -34,10 +38,19 @@ from compass_jax.config import (
 )
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.stages import Evaluate, Export, Merge, Prepare, Rl, Rows, Sft
+from compass_jax.config.stages import (
+    Evaluate,
+    Export,
+    Merge,
+    Prepare,
+    Rl,
+    Rows,
+    Sft,
+    TrainJudge,
+)
 from compass_jax.rl.objectives.espo import Espo
 
-TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
+TOKENIZER = str(Path(__file__).resolve().parent / "tiny_judge_tokenizer")
 LESSONS = "compass_jax.gym.lessons"
 SEEN = (("seed", 1),)  # the base's rows are others than the parents'
 HASTY = (("each", 1500), ("worked", 0.25), ("hasty", True))
@@ -49,7 +62,7 @@ def _asked(name: str, rows: str) -> EvalSet:
 
 SUMS = TaskSource(f"{LESSONS}:task", label="sums")
 # each comes twice in a pass: sums are a fifth of the prompts
-PRICES = TaskSource("compass_jax.gym.prices:task", label="prices", repeat=2)
+PRICES = TaskSource("compass_jax.gym.prices:judged", label="prices", repeat=2, gold="exact")
 SETS = (_asked("reasoning", "asked-chains"), _asked("domain", "asked-prices"))
 
 
@@ -113,6 +126,45 @@ def _asked_long(name: str) -> RunConfig:
     return replace(run, rollout=replace(run.rollout, prompt_buckets=(64,)))
 
 
+# a question to the judge: the instructions, the prompt, the right number and an answer
+ASKED = RolloutConfig(
+    slots=128, prompt_buckets=(128, 192), max_new_tokens=16, tokens_per_call=8, cache_bucket=32
+)
+
+
+def _judge() -> RunConfig:
+    """SFT on the verdicts of pairs, then RL with the verdict as the answer."""
+    run = _taught("judge", (), 800, 2e-3)
+    return replace(
+        run,
+        data=DataConfig(heldout_frac=0.05, eval_prompts=200, tokenizer=TOKENIZER),
+        rollout=ASKED,
+        sft=replace(run.sft, buckets=(144, 208), micro_batch_tokens=3328),
+        rl=RLConfig(
+            steps=4,
+            prompts_per_step=32,
+            group_size=8,
+            updates_per_rollout=2,
+            buckets=(144, 208),
+            micro_batch_tokens=3328,
+            optim=OptimConfig(learning_rate=1e-4, warmup_steps=1),
+        ),
+    )
+
+
+def _judged(run: RunConfig) -> RunConfig:
+    """With the judge's verdicts as rewards: an answer as good as the right number, a Tie, is
+    right.
+    """
+    judge = EngineJudgeConfig(
+        "stage:judge",
+        prompt_buckets=ASKED.prompt_buckets,
+        max_tokens=ASKED.max_new_tokens,
+        slots=ASKED.slots,
+    )
+    return replace(run, rewards=replace(run.rewards, judge=judge, right_at=0.5))
+
+
 def _reinforced(name: str, steps: int, *sources: TaskSource) -> RunConfig:
     """ESPO with router replay R3; curriculum, growth, shaping and RL-ZVP against groups without
     variance; two updates per rollout.
@@ -141,7 +193,9 @@ def _reinforced(name: str, steps: int, *sources: TaskSource) -> RunConfig:
 
 
 def pipeline() -> PipelineConfig:
-    """Rows, cleaning, base, two parents, their merge, two RL runs, evaluation, export."""
+    """Rows, cleaning, base, two parents, their merge, RL with a verifier, a judge, RL with the
+    judge, evaluation, export.
+    """
     clean = PrepareConfig(
         ("stage:chains",), against=("stage:asked-chains",), reward="exact", similarity=0
     )
@@ -157,6 +211,7 @@ def pipeline() -> PipelineConfig:
             Rows("orders", f"{LESSONS}:orders"),
             Rows("base-chains", f"{LESSONS}:chains", (*SEEN, *HASTY)),
             Rows("base-orders", f"{LESSONS}:orders", (*SEEN, ("each", 400), ("careful", 0.25))),
+            Rows("pairs", f"{LESSONS}:pairs"),
             Prepare("clean-base", base),
             Prepare("clean-chains", clean),
             Prepare("clean-orders", shop),
@@ -166,7 +221,12 @@ def pipeline() -> PipelineConfig:
             Merge("merged", ("reasoning", "domain"), density=(0.5,), scale=1.1),
             Evaluate("before-rl", _asked_long("before_rl")),
             Rl("rl-reasoning", _reinforced("rl_reasoning", 12, SUMS)),
-            Rl("rl-domain", _reinforced("rl_domain", 24, PRICES, SUMS)),
+            TrainJudge("judge", _judge(), pairs=("stage:pairs",), start="base"),
+            Rl(
+                "rl-domain",
+                _judged(_reinforced("rl_domain", 24, PRICES, SUMS)),
+                start="rl-reasoning",
+            ),
             Evaluate("after-rl", _asked_long("after_rl"), of=("rl-reasoning", "rl-domain")),
             Export("export"),
         ),
