@@ -292,7 +292,7 @@ def _residual_bytes(
             params, mask = in_params(trained), positions >= 0
             out = apply_model(network, params, tokens, positions, mask=mask, routes=routes)
             head, chunk = head_weights(params), compute.logprob_chunk
-            logp, entropy = token_logprobs(out.hidden, head, tokens, 1.0, chunk)
+            logp, entropy = token_logprobs(out.hidden, head, tokens, 1.0, chunk, predicted=mask)
             return (logp, None if out.aux is None else out.aux.probs), (entropy, out.routes)
 
         _, pullback, _ = jax.vjp(run, trained, has_aux=True)

@@ -68,29 +68,33 @@ def test_log_probs_and_entropies_are_those_of_the_known_columns(x64, known, chun
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
+@pytest.mark.parametrize("share", [0.4, 1.0])
 @pytest.mark.parametrize("mesh", [None, {"tensor": 8}, {"fsdp": 2, "tensor": 4}])
-def test_gradients_are_those_of_the_known_columns_and_exactly_zero_elsewhere(x64, mesh):
-    """Over eight devices two hold no known column at all."""
-    known, probe = 11, np.random.default_rng(1).standard_normal((4, T))
+def test_gradients_are_those_of_the_known_columns_and_exactly_zero_elsewhere(x64, mesh, share):
+    """Over eight devices two hold no known column at all. Of tokens that are not predicted nothing
+    is computed.
+    """
+    rng, known = np.random.default_rng(1), 11
+    probe, predicted = rng.standard_normal((4, T)), rng.random((4, T)) < share
     hidden, head, tokens = (
         jnp.asarray(np.concatenate([x, x[:1]]) if x.shape[0] == B else x) for x in problem(known)
     )
     placement = None if mesh is None else Placement(make_mesh(MeshConfig(**mesh)))
 
-    def total(hidden, head, known, placement=None):
-        return jnp.sum(token_logprobs(hidden, head, tokens, 0.7, 5, placement, known)[0] * probe)
+    def total(hidden, head, predicted, known=None, placement=None):
+        options = (placement, known, predicted)
+        return jnp.sum(probe * token_logprobs(hidden, head, tokens, 0.7, 5, *options)[0])
 
-    grads = jax.jit(jax.grad(total, argnums=(0, 1)), static_argnums=(2, 3))(
-        hidden, head, known, placement
-    )
+    differentiated = jax.jit(jax.grad(total, argnums=(0, 1)), static_argnums=(3, 4))
+    grads = differentiated(hidden, head, jnp.asarray(predicted), known, placement)
+    probe = np.where(predicted, probe, 0)
     expected = jax.grad(total, argnums=(0, 1))(hidden, head[:, :known], None)
     np.testing.assert_allclose(grads[0], expected[0], atol=1e-12)
     np.testing.assert_allclose(grads[1][:, :known], expected[1], atol=1e-12)
     np.testing.assert_array_equal(grads[1][:, known:], 0.0)
-    found = token_logprobs(hidden, head, tokens, 0.7, 5, placement, known)
-    np.testing.assert_allclose(
-        found, reference(*map(np.asarray, (hidden, head, tokens)), 0.7, known), atol=1e-12
-    )
+    numbers = token_logprobs(hidden, head, tokens, 0.7, 5, placement, known, jnp.asarray(predicted))
+    expected = reference(*map(np.asarray, (hidden, head, tokens)), 0.7, known)
+    np.testing.assert_allclose(numbers, np.where(predicted, expected, 0), atol=1e-12)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.aliases import Tree
+from compass_jax.model.experts.dispatch import counted_dispatch, permute
 from compass_jax.model.precision import at_least_float32
 from compass_jax.sharding import Placement
 
@@ -71,6 +74,7 @@ def token_logprobs(
     chunk: int,
     placement: Placement | None = None,
     known: int | None = None,
+    predicted: Bool[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
     """Computes (logp, entropy) of token t under log_softmax(logits / T) of the hidden state at t-1;
     index 0 is 0 in both.
@@ -78,77 +82,152 @@ def token_logprobs(
     The entropy is of the same distribution and carries no gradient. A device holds the logits of
     `chunk` tokens at a time, in the backward pass too (which recomputes each chunk). The head's
     columns from `known` on are ignored (`known_columns`).
+
+    Args:
+        predicted: the tokens whose numbers are needed; those of others are 0, and chunks without
+            any of them are not computed. None: all.
     """
-    targets, run = (
-        jnp.roll(tokens, -1, axis=1),
-        partial(_chunked, temperature=temperature, chunk=chunk, known=known),
-    )
+    head_of = _Head(temperature, chunk, known, None)
+    targets = jnp.roll(tokens, -1, axis=1)
+    if predicted is not None:
+        predicted = jnp.roll(predicted, -1, axis=1).at[:, -1].set(False)
     if placement is None:
-        logp, entropy = run(hidden, head, targets)
+        logp, entropy = _chunked(hidden, head, targets, predicted, head_of)
     else:
-        logp, entropy = _over_tokens(placement, run, hidden, head, targets)
+        logp, entropy = _over_tokens(placement, hidden, head, targets, predicted, head_of)
     front = ((0, 0), (1, 0))
     return jnp.pad(logp[:, :-1], front), jnp.pad(entropy[:, :-1], front)
 
 
+class _Head(NamedTuple):
+    """The static settings of log-probs."""
+
+    temperature: float
+    chunk: int
+    known: int | None
+    axis: str | None  # the mesh axis over which the vocabulary is split
+
+    def __call__(self, logits, targets):
+        """Computes (logp, entropy) of `targets` `[n]`."""
+        logits = known_columns(logits / self.temperature, self.known, self.axis)
+        if self.axis is not None:
+            return _split_logprobs(logits, targets, self.axis)
+        logp, entropy = log_softmax_entropy(logits)
+        return jnp.take_along_axis(logp, targets[:, None], axis=-1)[:, 0], entropy
+
+
 def _over_tokens(
     placement: Placement,
-    chunked: Callable,
     hidden: Float[Array, "b t d"],
     head: Float[Array, "d v"],
     targets: Int[Array, "b t"],
+    predicted: Bool[Array, "b t"] | None,
+    head_of: _Head,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
-    """Computes (logp, entropy) of `targets` by `chunked(hidden, head, targets, axis)` on each
-    device's tokens and part of the vocabulary.
-    """
+    """Computes (logp, entropy) of `targets` on each device's tokens and part of the vocabulary."""
     by_token = P(
         placement.batch_axes(hidden.shape[0]) or None, placement.token_axis(hidden.shape[1])
     )
     axis = "tensor" if placement.size("tensor") > 1 else None
-    local = partial(chunked, axis=axis)
     return jax.shard_map(
-        local,
+        partial(_chunked, head_of=head_of._replace(axis=axis)),
         mesh=placement.mesh,
-        in_specs=(by_token, P(None, axis), by_token),
+        in_specs=(by_token, P(None, axis), by_token, None if predicted is None else by_token),
         out_specs=(by_token, by_token),
         check_vma=False,
-    )(hidden, head, targets)
+    )(hidden, head, targets, predicted)
 
 
-def _chunked(
-    hidden,
-    head,
-    targets,
-    temperature: float,
-    chunk: int,
-    axis: str | None = None,
-    known: int | None = None,
-):
-    """Computes (logp, entropy) of `targets` `[b t]` from the hidden states at the same index.
-    `axis` is the mesh axis over which the vocabulary is split.
+def _chunked(hidden, head, targets, predicted, head_of: _Head):
+    """Computes (logp, entropy) of `targets` `[b t]` from the hidden states at the same index, a
+    chunk of the predicted ones at a time.
     """
     b, t, d = hidden.shape
     n = b * t
-    size = min(chunk, n)
+    size = min(head_of.chunk, n)
+    rows, targets, count, first = hidden.reshape(n, d), targets.reshape(n), n, None
+    if predicted is not None and size < n:
+        first = counted_dispatch(jnp.where(predicted.reshape(n), 0, 1), 1)
+        rows, targets = permute(rows, first.order, first.row), jnp.take(targets, first.order)
+        count = first.sizes[0]
     pad = -n % size
-    flat = jnp.pad(hidden.reshape(n, d), ((0, pad), (0, 0))).reshape(-1, size, d)
-    targets = jnp.pad(targets.reshape(n), (0, pad)).reshape(-1, size)
+    rows, targets = jnp.pad(rows, ((0, pad), (0, 0))), jnp.pad(targets, (0, pad))
+    out = jnp.stack(_logprobs(rows, head, targets, count, size, head_of), axis=1)[:n]
+    out = (out if first is None else permute(out, first.row, first.order)).reshape(b, t, 2)
+    if predicted is not None:
+        out = jnp.where(predicted[:, :, None], out, jnp.zeros_like(out))
+    return out[:, :, 0], out[:, :, 1]
 
-    @jax.checkpoint
-    def one(h, target):
-        logits = known_columns(logits_of(h, head) / temperature, known, axis)
-        if axis is not None:
-            return _split_logprobs(logits, target, axis)
-        logp, entropy = log_softmax_entropy(logits)
-        return jnp.take_along_axis(logp, target[:, None], axis=-1)[:, 0], jax.lax.stop_gradient(
-            entropy
-        )
 
-    if flat.shape[0] == 1:
-        out = one(flat[0], targets[0])
-    else:
-        out = jax.lax.map(lambda xs: one(*xs), (flat, targets))
-    return tuple(x.reshape(-1)[:n].reshape(b, t) for x in out)
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _logprobs(
+    rows: Float[Array, "m d"],
+    head: Float[Array, "d v"],
+    targets: Int[Array, "m"],
+    count: Int[Array, ""] | int,
+    size: int,
+    head_of: _Head,
+) -> tuple[Float[Array, "m"], Float[Array, "m"]]:
+    """Computes (logp, entropy) of the first `count` rows, `size` at a time. Others are 0, or what
+    the last chunk has for them.
+    """
+    wide = at_least_float32(rows.dtype)
+
+    def one(i, out):
+        numbers = head_of(logits_of(_part(rows, i, size), head), _part(targets, i, size))
+        return tuple(_put(x, y, i, size) for x, y in zip(out, numbers, strict=True))
+
+    zeros = jnp.zeros(rows.shape[:1], wide)
+    return _over_chunks(one, (zeros, zeros), count, size, rows.shape[0])
+
+
+def _logprobs_fwd(rows, head, targets, count, size: int, head_of: _Head):
+    return _logprobs(rows, head, targets, count, size, head_of), (rows, head, targets, count)
+
+
+def _logprobs_bwd(size: int, head_of: _Head, saved, cotangents):
+    """Accumulates the head's gradient in at least float32. The logits' gradient is rounded to the
+    type of the hidden states, so that both products have operands of that type.
+    """
+    rows, head, targets, count = saved
+    wide = at_least_float32(rows.dtype)
+    exact = jax.lax.Precision.HIGHEST if rows.dtype == wide else None
+    product = partial(jnp.matmul, preferred_element_type=wide, precision=exact)
+    matrix = head.astype(rows.dtype)
+
+    def one(i, grads):
+        d_rows, d_head = grads
+        h, target, g = (_part(x, i, size) for x in (rows, targets, cotangents[0]))
+        _, pull = jax.vjp(lambda logits: head_of(logits, target)[0], logits_of(h, head))
+        d_logits = pull(g)[0].astype(rows.dtype)
+        d_rows = _put(d_rows, product(d_logits, matrix.T).astype(rows.dtype), i, size)
+        return d_rows, d_head + product(h.T, d_logits)
+
+    start = jnp.zeros_like(rows), jnp.zeros(head.shape, wide)
+    d_rows, d_head = _over_chunks(one, start, count, size, rows.shape[0])
+    return d_rows, d_head.astype(head.dtype), None, None
+
+
+_logprobs.defvjp(_logprobs_fwd, _logprobs_bwd)
+
+
+def _over_chunks(
+    one: Callable, start: Tree, count: Int[Array, ""] | int, size: int, rows: int
+) -> Tree:
+    """Runs `one(i, carry) -> carry` for each chunk of `size` of the first `count` of `rows`. A
+    single chunk has no loop around it.
+    """
+    if rows == size:
+        return one(0, start)
+    return jax.lax.fori_loop(0, -(-count // size), one, start)
+
+
+def _part(x: Array, i, size: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, i * size, size)
+
+
+def _put(x: Array, part: Array, i, size: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part, i * size, 0)
 
 
 def _split_logprobs(

@@ -352,6 +352,7 @@ class Learner:
                 *inputs[:3],
                 self.config.rollout.temperature,
                 inputs.segments,
+                inputs.predicted,
             )
             self._keep(scored, micro, inputs, logp, entropy)
             prepared, _ = self.prepare(scored, rows)

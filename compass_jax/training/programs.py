@@ -98,6 +98,7 @@ class _Lister:
         model, tokens = self.model, self._host((count, length), jnp.int32)
         lengths, mode = self._host((count,), jnp.int32), self.config.algorithm.replay
         segments = tokens if self.config.updates.packed_row_tokens else None
+        predicted = self._host((count, length), jnp.bool_)
         all_routes = self._all_routes() if mode != "off" else None
         routes = None if all_routes is None else self._routes(all_routes, (count, length))
         if all_routes is not None and segments is not None:
@@ -107,7 +108,8 @@ class _Lister:
 
         def forward(name: str, routes: Tree) -> Program:
             temperature, n = self.config.rollout.temperature, count * length
-            arguments = (model, self.params, tokens, lengths, routes, temperature, segments)
+            sequences = (tokens, lengths, routes, temperature, segments, predicted)
+            arguments = (model, self.params, *sequences)
             return Program(f"{name} {length}", step.forward_and_pullback, arguments, tokens=n)
 
         scored = forward("forward", routes)
@@ -157,6 +159,7 @@ class _Lister:
             entropy_group=rows_of(prepared.entropy_group),
             kl_weight=rows_of(prepared.kl_weight),
             segments=None if places is None else sequences[0],
+            predicted=self._host(sequences[0].shape, jnp.bool_),
             places=places,
         )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt
+from jaxtyping import Array, Bool, Int, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
@@ -39,7 +39,8 @@ class Sequences(NamedTuple):
     tokens: Int[Array, "b t"]
     lengths: Int[Array, "b"]
     routes: UInt[Array, "b t l k"] | None  # None: live
-    segments: Int[Array, "b t"] | None = None  # see step.forward
+    segments: Int[Array, "b t"] | None  # see step.forward
+    predicted: Bool[Array, "b t"]  # generated tokens
 
 
 def device_rows(micro: MicroBatch, routes: Array) -> Array:
@@ -51,23 +52,25 @@ def sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None) -> Se
     """Returns the model's inputs for a micro-batch, from the routes of all rows (None: live)."""
     if micro.packing is not None:
         return _packed_sequences(arrays, micro, routes)
-    tokens, lengths = (
-        take_rows(x, micro.rows, micro.length) for x in (arrays.tokens, arrays.lengths)
+    tokens, lengths, predicted = (
+        take_rows(x, micro.rows, micro.length) for x in (arrays.tokens, arrays.lengths, arrays.mask)
     )
-    if routes is None:
-        return Sequences(tokens, lengths, None)
-    return Sequences(tokens, lengths, take_routes(routes, device_rows(micro, routes), micro.length))
+    if routes is not None:
+        routes = take_routes(routes, device_rows(micro, routes), micro.length)
+    return Sequences(tokens, lengths, routes, None, predicted)
 
 
 def _packed_sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | None) -> Sequences:
     assert micro.packing is not None
     sequence, position = micro.packing.sources()
     real = sequence >= 0
-    tokens = cast(Tree, np.where(real, arrays.tokens[micro.rows[sequence], position], 0))
+    rows = micro.rows[sequence]
+    tokens: Tree = np.where(real, arrays.tokens[rows, position], 0)
+    predicted: Tree = real & arrays.mask[rows, position]
     lengths, segments = real.sum(axis=1, dtype=np.int32), cast(Tree, sequence + 1)
     if routes is not None:
         routes = take_tokens(routes, *_places(micro, routes))
-    return Sequences(tokens, lengths, routes, segments)
+    return Sequences(tokens, lengths, routes, segments, predicted)
 
 
 def _places(micro: MicroBatch, routes: Array) -> tuple[Array, Array]:
@@ -103,6 +106,7 @@ def update_batch(
         inputs.lengths,
         inputs.routes,
         segments=inputs.segments,
+        predicted=inputs.predicted,
         places=None if packing is None else step.Places(packing.row, packing.start, packing.size),
         mask=take(prepared.mask, local),
         old_logp=take(scored.old_logp, micro.rows),

@@ -59,6 +59,7 @@ class UpdateBatch(NamedTuple):
     entropy_group: Int[Array, "b t"] | None  # ESPO's tau of each token
     kl_weight: Float[Array, "b t"] | None = None  # of the KL penalty; None: `weight`
     segments: Int[Array, "p m"] | None = None  # see `forward`
+    predicted: Bool[Array, "p m"] | None = None  # see `forward`
     places: Places | None = None  # of sequences that share rows
 
 
@@ -75,10 +76,12 @@ def forward(
     routes: UInt[Array, "b t l k"] | None,
     temperature: float,
     segments: Int[Array, "b t"] | None = None,
+    predicted: Bool[Array, "b t"] | None = None,
 ):
     """Computes (logp, entropy, routes used, aux) of whole sequences. The last token of a sequence
     is not an input, so it is masked like padding. `segments` numbers the sequences that share a
     row, each of which gives the same result as in its own row; `lengths` are then the rows'.
+    `predicted` are the tokens whose logp and entropy are needed, others have 0 (None: all).
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     mask = positions < lengths[:, None] - 1
@@ -87,7 +90,7 @@ def forward(
     out = apply_model(model, params, tokens, positions, mask=mask, routes=routes, segments=segments)
     head, chunk = head_weights(params), model.compute.logprob_chunk
     logp, entropy = token_logprobs(
-        out.hidden, head, tokens, temperature, chunk, model.placement, model.known
+        out.hidden, head, tokens, temperature, chunk, model.placement, model.known, predicted
     )
     if segments is not None:  # a sequence's first token is not predicted
         logp, entropy = (jnp.where(positions > 0, x, jnp.zeros_like(x)) for x in (logp, entropy))
@@ -107,7 +110,14 @@ def _within(
 
 @partial(jax.jit, static_argnames=("model", "temperature"))
 def forward_and_pullback(
-    model: Transformer, params: Tree, tokens, lengths, routes, temperature: float, segments=None
+    model: Transformer,
+    params: Tree,
+    tokens,
+    lengths,
+    routes,
+    temperature: float,
+    segments=None,
+    predicted=None,
 ):
     """Computes ((logp, entropy, routes used, aux), pullback of (logp, mean router probabilities) to
     the trained part of the parameters).
@@ -121,7 +131,7 @@ def forward_and_pullback(
 
     def run(trained):
         logp, entropy, used_routes, aux = forward(
-            model, in_params(trained), tokens, lengths, routes, temperature, segments
+            model, in_params(trained), tokens, lengths, routes, temperature, segments, predicted
         )
         return (logp, None if aux is None else aux.probs), (entropy, used_routes, aux)
 
@@ -165,6 +175,7 @@ def score(
     lengths: Int[Array, "b"],
     routes: UInt[Array, "b t l k"] | None,
     segments: Int[Array, "b t"] | None = None,
+    predicted: Bool[Array, "b t"] | None = None,
     *,
     temperature: float,
 ):
@@ -172,7 +183,7 @@ def score(
     (None: live). The values equal bit for bit those of `gradients` at the same parameters and rows.
     """
     (logp, entropy, used_routes, aux), _ = forward_and_pullback(
-        model, params, tokens, lengths, routes, temperature, segments
+        model, params, tokens, lengths, routes, temperature, segments, predicted
     )
     return logp, entropy, used_routes, router_diagnostics(aux)
 
@@ -194,7 +205,14 @@ def gradients(
     default).
     """
     (logp, _, _, aux), pullback = forward_and_pullback(
-        model, params, batch.tokens, batch.lengths, batch.routes, temperature, batch.segments
+        model,
+        params,
+        batch.tokens,
+        batch.lengths,
+        batch.routes,
+        temperature,
+        batch.segments,
+        batch.predicted,
     )
     return *backward(model, params, logp, aux, pullback, batch, share, objective), logp
 
@@ -299,7 +317,9 @@ def sft_gradients(
 
     def loss(trained):
         params = in_params(trained)
-        logp, entropy, _, aux = forward(model, params, tokens, lengths, None, 1.0, segments)
+        logp, entropy, _, aux = forward(
+            model, params, tokens, lengths, None, 1.0, segments, weight != 0
+        )
         nll = -jnp.sum(weight * logp)
         balance = (
             jnp.zeros((), nll.dtype)

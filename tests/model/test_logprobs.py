@@ -80,6 +80,50 @@ def test_gradients_against_differences_and_none_through_the_entropy(x64, chunk):
         )
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_tokens_that_are_not_predicted_are_zero_and_leave_the_others_alone(x64, chunk, share):
+    hidden, head, tokens = problem()
+    rng = np.random.default_rng(2)
+    predicted, probe = rng.random((B, T)) < share, rng.standard_normal((B, T))
+    predicted[:, 0] = True  # the first token is never predicted
+
+    def f(hidden, head, predicted):
+        out = token_logprobs(hidden, head, jnp.asarray(tokens), 0.7, chunk, predicted=predicted)
+        return jnp.sum(out[0] * probe), out
+
+    def computed(predicted):
+        arrays = (jnp.asarray(hidden), jnp.asarray(head))
+        return jax.grad(f, argnums=(0, 1), has_aux=True)(*arrays, predicted)
+
+    grads, out = computed(jnp.asarray(predicted))
+    numbers = plain(hidden, head, tokens, 0.7)
+    np.testing.assert_allclose(np.stack(out), np.where(predicted, numbers, 0), atol=1e-12)
+    probe = np.where(predicted, probe, 0)
+    expected, _ = computed(None)
+    for got, right in zip(grads, expected, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-12)
+
+
+def test_chunks_without_a_predicted_token_are_not_computed():
+    """Their hidden states may be NaN."""
+    hidden, head, tokens = problem()
+    predicted = np.zeros((B, T), bool)
+    predicted[1, 2:4] = True
+    hidden[~np.roll(predicted, -1, axis=1)] = np.nan
+
+    def f(hidden, head):
+        out = token_logprobs(hidden, head, jnp.asarray(tokens), 1.0, 1, predicted=mask)
+        return jnp.sum(out[0])
+
+    mask = jnp.asarray(predicted)
+    arrays = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
+    total, (d_hidden, d_head) = jax.value_and_grad(f, argnums=(0, 1))(*arrays)
+    assert np.isfinite(total) and np.isfinite(d_hidden).all() and np.isfinite(d_head).all()
+    assert np.any(d_head)
+    np.testing.assert_allclose(total, plain(hidden, head, tokens, 1.0)[0][predicted].sum(), 1e-5)
+
+
 def test_the_last_hidden_state_and_the_first_token_are_not_used():
     hidden, head, tokens = problem()
     other_hidden, other_tokens = hidden.copy(), tokens.copy()
