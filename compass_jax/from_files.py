@@ -59,7 +59,7 @@ MOST_SLOTS_ELSEWHERE = 512
 # fifth more memory; above MANY_PARAMETERS half as many are faster (docs/measurements.md).
 MICRO_BATCH_TOKENS, MANY_PARAMETERS = {"cpu": 1024}, 50_000_000
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
-MOST_LOGITS_CPU, MOST_LOGITS = 2**25, 2**28  # that exist at once, in float32
+MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
 
