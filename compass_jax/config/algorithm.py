@@ -83,6 +83,12 @@ class AlgorithmConfig(ReplayConfig):
         """Whether the run keeps a reference policy and scores with it."""
         return self.objective.kl_coef > 0
 
+    @property
+    def needs_advantage(self) -> bool:
+        """Whether rows without any advantage have no gradient, as far as rewards alone tell."""
+        terms = self.objective.kl_coef or self.objective.router_aux_coef
+        return self.objective.needs_advantage and not terms and not self.zero_variance.rl_zvp
+
     def _check(self, key: str) -> None:
         super()._check(key)
         self.advantage.validate()

@@ -30,6 +30,10 @@ class Objective(Seam):
         "espo": "compass_jax.rl.objectives.espo:Espo",
     }
     required: ClassVar[tuple[str, ...]] = ("surrogate", "weights")
+    needs_advantage: ClassVar[bool] = False
+    """Whether the surrogate's gradient is 0 at tokens whose advantage is 0, so that rows without
+    any advantage need no backward pass.
+    """
 
     kl_coef: Coefficient = 0.0
     """KL penalty (k3) from the initial policy (a factor); 0: not computed."""

@@ -167,9 +167,10 @@ class Learner:
         started = time.perf_counter()
         first, *later = self.updates
         one_pass, epochs = self._one_pass, self.update_settings.epochs
-        counts = [len(self._plan(arrays, rows)) for rows in self.updates]
-        self._done, self._planned = 0, sum(counts) * (1 + epochs) - one_pass * counts[0]
         scored = self._unscored(arrays)
+        counts = [len(self._trained(scored, rows)) for rows in self.updates]
+        total = sum(len(self._all(scored, rows)) for rows in self.updates)
+        self._done, self._planned = 0, total + sum(counts) * epochs - one_pass * counts[0]
         parts = self._score_rows(scored, later if one_pass else self.updates, stopped)
         scored_s = time.perf_counter() - started
         # The first update begins at the scored policy, where every ratio is 1: nothing to trace.
@@ -209,7 +210,7 @@ class Learner:
             "time/update_s": seconds - scored_s,
             "train/tokens_per_s": tokens / seconds,
         }
-        return metrics | self._mfu(arrays.lengths, seconds)
+        return metrics | self._mfu(scored, seconds)
 
     def score(self, arrays: StepArrays, stopped: Callable[[], bool] = never_stop) -> Scored:
         """Computes old log-probs and entropies of every row, the reference's log-probs, and the
@@ -266,8 +267,10 @@ class Learner:
     def batches(
         self, scored: Scored, rows: slice, prepared: Prepared
     ) -> Iterator[step.UpdateBatch]:
-        """Yields the micro-batches of one update while they are transferred to the devices."""
-        for micro in self._plan(scored.arrays, rows):
+        """Yields the micro-batches of one update, without idle rows, while they are transferred to
+        the devices.
+        """
+        for micro in self._trained(scored, rows):
             inputs = self._sequences(scored.arrays, micro, scored.routes)
             yield update_batch(scored, micro, inputs, prepared, rows.start)
 
@@ -289,7 +292,19 @@ class Learner:
             np.zeros(arrays.mask.shape, arrays.rollout_logp.dtype) for _ in range(2)
         )
         ref_logp = None if self.reference is None else np.zeros_like(old_logp)
-        return Scored(arrays, self.routes_on_mesh(routes), old_logp, old_entropy, ref_logp)
+        scored = Scored(arrays, self.routes_on_mesh(routes), old_logp, old_entropy, ref_logp)
+        if self.algorithm.needs_advantage:
+            scored.idle = np.concatenate([self._without_gradient(scored, x) for x in self.updates])
+        return scored
+
+    def _without_gradient(self, scored: Scored, rows: slice) -> np.ndarray:
+        """Returns which rows of an update have no gradient: no token has an advantage, or their
+        reward is unknown. If that is all of them none is left out, so that the optimiser takes its
+        step.
+        """
+        prepared, _ = self.prepare(scored, rows)
+        idle = ~np.any(prepared.mask & (prepared.advantage != 0), axis=1)
+        return idle & ~idle.all()
 
     def _score_rows(
         self, scored: Scored, updates: Sequence[slice], stopped: Callable[[], bool]
@@ -298,7 +313,18 @@ class Learner:
         become those of this pass.
         """
         parts: list[Diagnostics] = []
-        micros = [micro for rows in updates for micro in self._plan(scored.arrays, rows)]
+        micros = [micro for rows in updates for micro in self._all(scored, rows)]
+        self._score_micros(scored, micros, stopped, parts)
+        return parts
+
+    def _score_micros(
+        self,
+        scored: Scored,
+        micros: Sequence[MicroBatch],
+        stopped: Callable[[], bool],
+        parts: list[Diagnostics],
+    ) -> None:
+        """Scores micro-batches; appends the router's diagnostics to `parts`."""
         for micro in stoppable(stopped, micros, parts):
             inputs = self._sequences(scored.arrays, micro, scored.routes)
             logp, entropy, used_routes, diagnostics = self._score(self.params, inputs)
@@ -311,7 +337,6 @@ class Learner:
                 }
             parts.append(diagnostics)
             self._advance(parts)
-        return parts
 
     def _keep(self, scored: Scored, micro: MicroBatch, inputs: Sequences, logp, entropy) -> None:
         """Stores a micro-batch's scores, and computes the reference's."""
@@ -323,8 +348,12 @@ class Learner:
 
     def _account(self, scored: Scored, parts: Sequence[Diagnostics]) -> None:
         """Completes a scored rollout's diagnostics."""
-        micros = [micro for rows in self.updates for micro in self._plan(scored.arrays, rows)]
+        micros = [micro for rows in self.updates for micro in self._all(scored, rows)]
         account = score_account(scored.arrays, scored.old_logp, scored.old_entropy, micros)
+        if scored.idle is not None:
+            tokens = scored.arrays.lengths.astype(np.float32)
+            idle = np.sum(tokens, where=scored.idle)
+            account["train/idle_frac"] = (jnp.asarray(idle), jnp.asarray(np.sum(tokens)))
         scored.diagnostics = merge_diagnostics([*parts, account])
 
     def _score_and_differentiate(
@@ -340,11 +369,13 @@ class Learner:
 
         Each micro-batch is prepared while the scores of later ones are 0. A response's advantages
         and weights depend on the scores of that response alone, unless some are not finite, or an
-        objective of the user's combines responses: None, and the gradient is computed again.
+        objective of the user's combines responses: None, and the gradient is computed again. Idle
+        rows come first, so that all others see their scores.
         """
+        self._score_micros(scored, self._idle(scored, rows), stopped, parts)
         total, batches, tokens = None, [], set()
         diagnostics: list[Diagnostics] = []
-        for micro in stoppable(stopped, self._plan(scored.arrays, rows), diagnostics):
+        for micro in stoppable(stopped, self._trained(scored, rows), diagnostics):
             inputs = self._sequences(scored.arrays, micro, scored.routes)
             (logp, entropy, _, aux), pullback = step.forward_and_pullback(
                 self.model,
@@ -389,7 +420,7 @@ class Learner:
         """Computes the gradient of one update of scored rows, and its diagnostics."""
         total = None
         parts: list[Diagnostics] = []
-        micros = iter(self._plan(scored.arrays, rows))
+        micros = iter(self._trained(scored, rows))
         for batch in stoppable(stopped, self.batches(scored, rows, prepared), parts):
             grads, diagnostics, logp = step.gradients(
                 self.model,
@@ -448,11 +479,28 @@ class Learner:
     def _score(self, params: Tree, inputs: Sequences):
         return step.score(self.model, params, *inputs, temperature=self.config.rollout.temperature)
 
-    def _plan(self, arrays: StepArrays, rows: slice) -> list[MicroBatch]:
-        """Returns the micro-batches of one update, without the empty rows of groups that did not
-        grow.
+    def _all(self, scored: Scored, rows: slice) -> list[MicroBatch]:
+        """Returns the micro-batches of one update."""
+        return [*self._trained(scored, rows), *self._idle(scored, rows)]
+
+    def _trained(self, scored: Scored, rows: slice) -> list[MicroBatch]:
+        """Returns the micro-batches of one update that have a gradient."""
+        return self._plan(scored.arrays, rows, None if scored.idle is None else ~scored.idle)
+
+    def _idle(self, scored: Scored, rows: slice) -> list[MicroBatch]:
+        """Returns the micro-batches of the update's rows without a gradient."""
+        return [] if scored.idle is None else self._plan(scored.arrays, rows, scored.idle)
+
+    def _plan(
+        self, arrays: StepArrays, rows: slice, chosen: np.ndarray | None = None
+    ) -> list[MicroBatch]:
+        """Returns the micro-batches of the chosen rows of one update, without the empty rows of
+        groups that did not grow.
         """
-        filled = rows.start + np.flatnonzero(arrays.lengths[rows])
+        is_filled = arrays.lengths[rows] > 0
+        if chosen is not None:
+            is_filled &= chosen[rows]
+        filled = rows.start + np.flatnonzero(is_filled)
         multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
         micros = plan(
             arrays.lengths[filled],
@@ -489,9 +537,9 @@ class Learner:
             return routes
         return move(routes, placement.rows(routes.shape[0]))
 
-    def _mfu(self, lengths: np.ndarray, seconds: float) -> dict[str, float]:
-        """Returns train/mfu: the operations of forward and backward of these rows over the devices'
-        peak; the pass for old log-probs counts as overhead.
+    def _mfu(self, scored: Scored, seconds: float) -> dict[str, float]:
+        """Returns train/mfu: the operations of forward and backward of the rows with a gradient
+        over the devices' peak; passes for old log-probs count as overhead.
 
         Empty on a chip whose peak is unknown (compass_jax/chips.py).
         """
@@ -499,6 +547,8 @@ class Learner:
         if chip is None:
             return {}
         devices = 1 if self.model.placement is None else self.model.placement.mesh.size
+        lengths = scored.arrays.lengths
+        lengths = lengths if scored.idle is None else lengths[~scored.idle]
         flops = 3 * self.update_settings.epochs * forward_flops(self.model.config, lengths)
         return {"train/mfu": flops / (seconds * devices * chip.device_flops)}
 

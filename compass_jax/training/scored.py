@@ -31,6 +31,7 @@ class Scored:
     old_entropy: np.ndarray  # float32 [b t], nats
     ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference
     diagnostics: Diagnostics = field(default_factory=dict)
+    idle: np.ndarray | None = None  # bool [b]: rows without a gradient; None: no row
 
 
 class Sequences(NamedTuple):

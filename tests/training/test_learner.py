@@ -204,6 +204,7 @@ class ByBatchEntropy(Grpo):
         return super().weights(inputs) * (1 + inputs.entropy_group.astype(inputs.dtype))
 
 
+WITHOUT_ENTROPY = ZeroVarianceConfig(rl_zvp=False)  # groups of equal rewards have no gradient
 SETTINGS = {
     "grpo": {},
     "espo-entropy": {"objective": Espo(), "zero_variance": ZeroVarianceConfig(rl_zvp=True)},
@@ -215,6 +216,8 @@ SETTINGS = {
     "two-epochs": {"epochs": 2},
     "one-update": {"updates_per_rollout": 1},
     "by-batch-entropy": {"objective": ByBatchEntropy()},
+    "idle": {"zero_variance": WITHOUT_ENTROPY},
+    "idle-R3-two-epochs": {"zero_variance": WITHOUT_ENTROPY, "replay": "R3", "epochs": 2},
 }
 
 
@@ -261,8 +264,73 @@ def test_the_pass_of_the_first_update_scores_its_rows(monkeypatch, name):
     assert same == numbers and joined._one_pass == (name != "by-batch-entropy")
     jax.tree.map(np.testing.assert_array_equal, joined.state, apart.state)
     np.testing.assert_array_equal(joined.advantage, apart.advantage)
-    first = len(joined._plan(recorded(0), joined.updates[0]))
+    first = len(joined._trained(joined._unscored(recorded(0)), joined.updates[0]))
     assert first > 1 and many - few == (0 if name == "by-batch-entropy" else 2 * first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cautious(Grpo):
+    """GRPO that does not say that its gradient needs an advantage."""
+
+    needs_advantage = False
+
+
+@pytest.mark.parametrize("settings", [{}, {"replay": "R2"}, {"packed_row_tokens": 24}], ids=str)
+@pytest.mark.parametrize("one_pass", [True, False])
+def test_groups_of_equal_rewards_have_no_backward_pass(monkeypatch, settings, one_pass):
+    """And the parameters are those of an update that has one. Two of the four groups vary."""
+    common = {"zero_variance": WITHOUT_ENTROPY, "updates_per_rollout": 1, **settings}
+    common["optim"] = OptimConfig(name="optax:sgd", learning_rate=0.1)
+    backward, pull = [], step.pull
+    monkeypatch.setattr(step, "pull", lambda *args: backward.append(1) or pull(*args))
+    results = []
+    for objective in (Cautious(), Grpo()):
+        backward.clear()
+        config = evolve(CONFIG, rl={"micro_batch_tokens": 24, "objective": objective, **common})
+        params = init_params(config.model, config.compute, jax.random.key(0))
+        model = Transformer(config.model, config.compute)
+        learner = Learner.start(config.learner, model, params)
+        learner._one_pass &= one_pass
+        metrics = learner.train(recorded(0))
+        results.append((learner.params, len(backward), metrics))
+    (expected, every, before), (params, few, metrics) = results
+    assert few <= every // 2 + 1 and few < every
+    lengths = recorded(0).lengths
+    assert metrics["train/idle_frac"] == pytest.approx(
+        (lengths[:4].sum() + lengths[8:12].sum()) / lengths.sum()
+    )
+    assert "train/idle_frac" not in before
+    assert metrics["loss"] == pytest.approx(before["loss"], abs=1e-7)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), params, expected)
+    moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), params, init_params(
+        config.model, config.compute, jax.random.key(0)))  # fmt: skip
+    assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+def test_where_all_groups_are_equal_the_optimiser_still_takes_its_step():
+    config = evolve(CONFIG, rl={"zero_variance": WITHOUT_ENTROPY})
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+    arrays = dataclasses.replace(samples(0), reward=np.zeros(16, np.float32))
+    metrics = learner.train(arrays)
+    assert learner.version == 2 and metrics["grad_norm"] == 0 and metrics["train/idle_frac"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"zero_variance": ZeroVarianceConfig(rl_zvp=True)},
+        {"objective": Grpo(kl_coef=0.1)},
+        {"objective": Grpo(router_aux_coef=0.1)},
+        {"objective": Cautious()},
+    ],
+    ids=str,
+)
+def test_rows_with_another_gradient_are_not_idle(changes):
+    config = evolve(CONFIG, rl={"zero_variance": WITHOUT_ENTROPY, **changes})
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+    assert learner._unscored(recorded(0)).idle is None
 
 
 def test_a_response_without_finite_log_probs_is_left_out_in_one_pass_too(monkeypatch):

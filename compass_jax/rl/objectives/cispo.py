@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ class Cispo(Objective):
 
     sg[min(r_t, ratio_max)] A_t log pi(t)
     """
+
+    needs_advantage: ClassVar[bool] = True
 
     ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0
     """Cap of a token's weight, which is its ratio (1.2 is published too)."""

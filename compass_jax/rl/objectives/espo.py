@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,8 @@ class Espo(Objective):
     clip this is GSPO. `every_token` is the paper's ablation "without grouping": each token is its
     group, s = pi / pi_old, and its clip range follows its entropy.
     """
+
+    needs_advantage: ClassVar[bool] = True
 
     alpha: FromZero = 0.02
     """Clip range of a group: this factor times its mean entropy over the entropy of a uniform

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -33,6 +33,8 @@ class Grpo(Objective):
     "constant" is the mean over responses of a response's sum divided by the largest number of new
     tokens, with advantages that are not divided by a standard deviation (Dr.GRPO, section 3.2).
     """
+
+    needs_advantage: ClassVar[bool] = True
 
     clip_low: Clip = 0.2
     """Lower clip: the ratio is clipped at 1 minus this number."""

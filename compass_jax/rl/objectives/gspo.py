@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Array, Float
 
@@ -25,6 +26,8 @@ class Gspo(Objective):
     min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t)
     s_t = sg[s] * pi(t) / sg[pi(t)],    s = exp(mean over the response of log(pi / pi_old))
     """
+
+    needs_advantage: ClassVar[bool] = True
 
     clip_low: Clip = 3e-4
     """Lower clip: the ratio is clipped at 1 minus this number."""
