@@ -71,9 +71,12 @@ def pod(args: argparse.Namespace) -> dict[str, Any]:
 
 def environment(args: argparse.Namespace) -> dict[str, str]:
     """Variables of every worker; GKE adds TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, from which JAX
-    finds the others.
+    finds the others. On a bucket, restarted workers find the programs that were compiled before.
     """
-    return {"COMPASS_DISTRIBUTED": "auto"} | dict(each.split("=", 1) for each in args.env)
+    variables = {"COMPASS_DISTRIBUTED": "auto"}
+    if args.bucket or args.storage:
+        variables["JAX_COMPILATION_CACHE_DIR"] = "/gcs/compass-programs"
+    return variables | dict(each.split("=", 1) for each in args.env)
 
 
 def manifest(args: argparse.Namespace) -> dict[str, Any]:

@@ -65,6 +65,8 @@ job() {
   trap : TERM INT
   cd "$code"
   export PATH="$venv/bin:$PATH" COMPASS_DISTRIBUTED=auto
+  # A new slice finds the programs that an earlier one compiled.
+  if mountpoint -q /gcs; then export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/gcs/compass-programs}; fi
   echo "$(hostname) $(date -u +%FT%TZ): $*"
   "$@" || status=$?
   echo "$status" >"$state/status"

@@ -76,6 +76,7 @@ def test_xpk(fakes):
                 "--spot",
                 "--storage=bkt",
                 "--env=COMPASS_DISTRIBUTED=auto",
+                "--env=JAX_COMPILATION_CACHE_DIR=/gcs/compass-programs",
                 "--env=A=b",
             ),
             r"""--command=compass train configs/x.py --run-dir '/gcs/it'"'"'s r1'""",

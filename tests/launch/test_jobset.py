@@ -40,7 +40,8 @@ def test_manifest(fakes, topology, accelerator, hosts):
         map(int, shape.split("x"))
     )
     assert container["command"] == list(COMMAND[1:]) and container["env"] == [
-        {"name": "COMPASS_DISTRIBUTED", "value": "auto"}
+        {"name": "COMPASS_DISTRIBUTED", "value": "auto"},
+        {"name": "JAX_COMPILATION_CACHE_DIR", "value": "/gcs/compass-programs"},
     ]
     assert manifest["spec"]["network"] == {
         "enableDNSHostnames": True,
@@ -84,7 +85,7 @@ def test_options_of_the_pod(fakes):
         and pod["serviceAccountName"] == "trainer"
     )
     assert {t["key"] for t in pod["tolerations"]} == {"google.com/tpu", "cloud.google.com/gke-spot"}
-    assert pod["containers"][0]["env"][1:] == [
+    assert pod["containers"][0]["env"][2:] == [
         {"name": "A", "value": "b=c"},
         {"name": "D", "value": ""},
     ]

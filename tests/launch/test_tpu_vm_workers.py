@@ -87,6 +87,25 @@ def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
     assert workers.vm("status", *SLICE).stdout.count(": ended with status 5") == 2
 
 
+@pytest.mark.parametrize(
+    "mounted,own,folder",
+    [(True, "", "/gcs/compass-programs"), (True, "/mine", "/mine"), (False, "", "none")],
+)
+def test_compiled_programs_are_kept_on_a_mounted_bucket(workers, monkeypatch, mounted, own, folder):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    workers.add("mountpoint")
+    workers.answer("mountpoint", status=0 if mounted else 1, times=9)
+    for number in (0, 1):
+        compass = workers.worker(number) / "compass-venv" / "bin" / "compass"
+        compass.write_text('#!/bin/sh\necho "kept in ${JAX_COMPILATION_CACHE_DIR-none}"\n')
+    command = ["env", f"JAX_COMPILATION_CACHE_DIR={own}", "compass"] if own else ["compass"]
+    assert workers.vm("run", *SLICE, "--", *command).returncode == 0
+    for number in (0, 1):
+        log = workers.worker(number) / "compass-run" / "log"
+        wait_for(lambda log=log: "kept in" in log.read_text())
+        assert f"kept in {folder}\n" in log.read_text()
+
+
 def test_stop_lets_the_command_save(workers):
     workers.vm("run", *SLICE, "--", "compass", "run", "5")
     wait_for(lambda: "auto" in (workers.worker(1) / "compass-run" / "log").read_text())
