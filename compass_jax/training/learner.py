@@ -32,7 +32,7 @@ from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, struct
 from compass_jax.records import Outcome, StepArrays, TrainState
-from compass_jax.rl.bucketing import MicroBatch, plan
+from compass_jax.rl.bucketing import MicroBatch, plan, row_counts
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.zero_variance import waste_of_dropped, waste_of_replaced
@@ -303,8 +303,17 @@ class Learner:
         step.
         """
         prepared, _ = self.prepare(scored, rows)
-        idle = ~np.any(prepared.mask & (prepared.advantage != 0), axis=1)
-        return idle & ~idle.all()
+        is_filled = scored.arrays.lengths[rows] > 0
+        idle = is_filled & ~np.any(prepared.mask & (prepared.advantage != 0), axis=1)
+        if not np.any(is_filled & ~idle):
+            return np.zeros_like(idle)
+        # Some fill the last micro-batch with a gradient, which else would be padded or have a
+        # shape of its own to compile.
+        updates = self.update_settings
+        shape = updates.longest_row, updates.micro_batch_tokens
+        spare = -int(np.sum(is_filled & ~idle)) % row_counts(*shape, self._rows_multiple)[0]
+        idle[np.flatnonzero(idle)[:spare]] = False
+        return idle
 
     def _score_rows(
         self, scored: Scored, updates: Sequence[slice], stopped: Callable[[], bool]
@@ -479,6 +488,10 @@ class Learner:
     def _score(self, params: Tree, inputs: Sequences):
         return step.score(self.model, params, *inputs, temperature=self.config.rollout.temperature)
 
+    @property
+    def _rows_multiple(self) -> int:
+        return 1 if self.model.placement is None else self.model.placement.rows_multiple
+
     def _all(self, scored: Scored, rows: slice) -> list[MicroBatch]:
         """Returns the micro-batches of one update."""
         return [*self._trained(scored, rows), *self._idle(scored, rows)]
@@ -501,12 +514,11 @@ class Learner:
         if chosen is not None:
             is_filled &= chosen[rows]
         filled = rows.start + np.flatnonzero(is_filled)
-        multiple = 1 if self.model.placement is None else self.model.placement.rows_multiple
         micros = plan(
             arrays.lengths[filled],
             self.update_settings.buckets,
             self.update_settings.micro_batch_tokens,
-            rows_multiple=multiple,
+            rows_multiple=self._rows_multiple,
             packed_row_tokens=self.update_settings.packed_row_tokens,
         )
         return [

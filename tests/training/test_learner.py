@@ -307,6 +307,29 @@ def test_groups_of_equal_rewards_have_no_backward_pass(monkeypatch, settings, on
     assert max(jax.tree.leaves(moved)) > 1e-4
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_idle_rows_fill_the_last_micro_batch_with_a_gradient(groups):
+    """Micro-batches have 8 rows, or 4 or 2: no new shape has to be compiled."""
+    config = evolve(
+        CONFIG,
+        rl={
+            "zero_variance": WITHOUT_ENTROPY,
+            "updates_per_rollout": 1,
+            "micro_batch_tokens": 8 * 12,
+        },
+    )
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+    arrays = samples(0)
+    reward = np.where(np.arange(16) < 4 * groups, arrays.reward, 0).astype(np.float32)
+    scored = learner._unscored(dataclasses.replace(arrays, reward=reward))
+    trained, idle = (f(scored, slice(0, 16)) for f in (learner._trained, learner._idle))
+    assert [len(micro.rows) for micro in [*trained, *idle]] == [8, 8]
+    assert len(trained) == (1 if groups < 3 else 2)
+    rows = np.concatenate([micro.rows for micro in trained])
+    assert set(range(4 * groups)) <= set(rows.tolist()) and np.all(rows >= 0)
+
+
 def test_where_all_groups_are_equal_the_optimiser_still_takes_its_step():
     config = evolve(CONFIG, rl={"zero_variance": WITHOUT_ENTROPY})
     params = init_params(config.model, config.compute, jax.random.key(0))
