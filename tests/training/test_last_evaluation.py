@@ -17,6 +17,7 @@ class Trainer:
     evaluated, interrupted, histograms = True, False, None
     stage = SimpleNamespace(end=2)
     collect = SimpleNamespace(turns=SimpleNamespace(response=str))
+    guard = SimpleNamespace(parted=0, ended=False, refuse_parted=lambda directory: None)
 
     def __init__(self, config):
         self.config, self.done_steps, self.asked = config, 0, []
