@@ -210,7 +210,8 @@ class Learner:
             "time/update_s": seconds - scored_s,
             "train/tokens_per_s": tokens / seconds,
         }
-        return metrics | self._mfu(scored, seconds)
+        trained_rows = slice(None) if scored.idle is None else ~scored.idle
+        return metrics | self._mfu(arrays.lengths[trained_rows], seconds)
 
     def score(self, arrays: StepArrays, stopped: Callable[[], bool] = never_stop) -> Scored:
         """Computes old log-probs and entropies of every row, the reference's log-probs, and the
@@ -549,9 +550,9 @@ class Learner:
             return routes
         return move(routes, placement.rows(routes.shape[0]))
 
-    def _mfu(self, scored: Scored, seconds: float) -> dict[str, float]:
-        """Returns train/mfu: the operations of forward and backward of the rows with a gradient
-        over the devices' peak; passes for old log-probs count as overhead.
+    def _mfu(self, lengths: np.ndarray, seconds: float) -> dict[str, float]:
+        """Returns train/mfu: the operations of forward and backward of these rows, which have a
+        gradient, over the devices' peak; passes for old log-probs count as overhead.
 
         Empty on a chip whose peak is unknown (compass_jax/chips.py).
         """
@@ -559,8 +560,6 @@ class Learner:
         if chip is None:
             return {}
         devices = 1 if self.model.placement is None else self.model.placement.mesh.size
-        lengths = scored.arrays.lengths
-        lengths = lengths if scored.idle is None else lengths[~scored.idle]
         flops = 3 * self.update_settings.epochs * forward_flops(self.model.config, lengths)
         return {"train/mfu": flops / (seconds * devices * chip.device_flops)}
 
