@@ -20,8 +20,8 @@ class GuardConfig(Section):
     window: Annotated[int, Range(4, 10_000)] = 16
     """Window of the tests in steps."""
     false_alarms: Annotated[float, Range(0, 0.5, above=True)] = 0.05
-    """Probability of at most one or more false alarms of "reward up, gold down" in the whole run,
-    for independent noise; a test has this level over the number of tests.
+    """Largest probability of any false alarm of "reward up, gold down" in the whole run, for
+    independent noise; a test has this level over the number of tests.
     """
     action: Literal["warn", "stop", "restore"] = "warn"
     """Action on "reward up, gold down": warn, stop with an error, or end the run with the policy

@@ -172,7 +172,7 @@ rollout/tokens_per_s [tokens/s]: Tokens generated per second of the rollout.
 rollout/slot_occupancy [share]: Decoding steps of slots that had a live sample.
 rollout/preempted [samples]: Times that a sample gave up its slot for want of pages.
 train/tokens_per_s [tokens/s]: Tokens trained on per second of scoring and updates.
-train/idle_frac [share]: Tokens of responses without any advantage, which have no backward pass.
+train/idle_frac [share]: Tokens of responses without a backward pass: they have no advantage.
 train/mfu [share]: Operations that the model needs over the chip's peak; on known chips alone.
 memory/peak_gib [GiB]: The most memory so far: of the device, or on a CPU what was resident of the
     main process.

@@ -52,7 +52,7 @@ def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
 def window_rows(pairs: int, experts: int, parts: int) -> int:
     """Returns the rows of a window on a device with `experts` experts, one of `parts` parts: twice
     the mean load, at most three quarters of the pairs, in multiples of 256. All `pairs` where
-    nobody else has experts, or where an expert has few rows.
+    one device has all experts, or where an expert has few rows.
     """
     if parts == 1 or pairs < MANY_ROWS * experts * parts:
         return pairs
