@@ -17,7 +17,8 @@ _UNKNOWN = 2**60  # the compiler's number for "no estimate" is near 2**63
 
 def estimated_cycles(hlo: str) -> float:
     """Returns the cycles of one run of a compiled program on one device. Work of experts with more
-    rows than a balanced load has is left out; a loop of unknown length (decode) counts once.
+    rows than a balanced load has is left out. A loop whose length depends on the data counts once:
+    decode, and the LM head's chunks of predicted tokens.
     """
     programs = computations(hlo)
     for branch in _overflows(programs):
