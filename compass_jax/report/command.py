@@ -13,8 +13,8 @@ from compass_jax.report.curves import plot_curves, run_rows, summary_table, with
 from compass_jax.report.embed import page
 from compass_jax.report.metrics import ReportError, Series, read_stages
 from compass_jax.report.page_data import page_data
-from compass_jax.report.panels import panels_of
 from compass_jax.runs.logfile import replaced
+from compass_jax.runs.metric_table import panels_of
 from compass_jax.runs.rundir import is_locked
 
 WATCH_S = 20.0  # interval of `watch_report`

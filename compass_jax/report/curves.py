@@ -12,8 +12,19 @@ from rich.table import Table
 
 from compass_jax.aliases import JsonMapping
 from compass_jax.report.metrics import ReportError, read_metrics
-from compass_jax.report.panels import COLOURS, Panel, panels_of
 from compass_jax.runs.logfile import replaced
+from compass_jax.runs.metric_table import Panel, panels_of
+
+# Colours that colour-blind readers can tell apart (Okabe and Ito); the page has separate values.
+COLOURS = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "red": "#D55E00",
+    "sky": "#56B4E9",
+    "grey": "#B8B8B8",
+    "purple": "#8D5FA8",
+}
 
 # Rows of the run table: label, metric, format.
 _ROWS = (
@@ -74,8 +85,8 @@ def without_verdict(series: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
 def plot_curves(
     metrics_jsonl: str | os.PathLike, png: str | os.PathLike, stage: str = "rl", title: str = ""
 ) -> None:
-    """Draws the panels of a stage (panels.py) into a picture, which replaces an earlier one
-    atomically.
+    """Draws the panels of a stage (runs/metric_table.py) into a picture, which replaces an earlier
+    one atomically.
 
     Panels without a logged metric are left out. Raises ReportError if the file has no metric of the
     stage to draw.

@@ -22,10 +22,9 @@ from compass_jax.report.metrics import (
     read_object,
     thinned,
 )
-from compass_jax.report.panels import PANELS
 from compass_jax.report.samples import read_samples
 from compass_jax.runs.machine import read_machine
-from compass_jax.runs.metric_help import metric_help
+from compass_jax.runs.metric_table import PANELS, metric_help
 
 MOST_BYTES = 9_600_000  # maximum bytes of a page, its code included
 CODE_BYTES = 150_000
@@ -61,10 +60,7 @@ def page_data(
     ]
     logged = sorted({name for _, _, series in stages for name in series})
     sentences = {name: metric for name in logged if (metric := metric_help(name))}
-    panels = {
-        section: [dataclasses.asdict(panel) for panel in panels]
-        for section, panels in PANELS.items()
-    }
+    panels = {name: [panel._asdict() for panel in section] for name, section in PANELS.items()}
     data = {
         "made": written_at,
         "help": sentences,

@@ -16,7 +16,7 @@ from compass_jax.config import RunConfig, Seam, seam_class
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import Range, field_hints, options, type_name
 from compass_jax.config.stages import Stage
-from compass_jax.runs.metric_help import METRICS
+from compass_jax.runs.metric_table import METRICS
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 PACKAGE = "compass_jax"
@@ -193,7 +193,7 @@ def metrics() -> str:
         'A line of `metrics.jsonl` is `{"stage": ..., "step": ..., "metrics": {name: number}}`.',
         "A number that is not finite is null. Shares lie between 0 and 1.",
         "A part in angle brackets is a name of the run: a label, a verifier's part, a number.",
-        "This page is generated from `compass_jax/runs/metric_help.py` by `make docs`.",
+        "This page is generated from `compass_jax/runs/metric_table.py` by `make docs`.",
         "",
         "| metric | unit | meaning |",
         "|---|---|---|",

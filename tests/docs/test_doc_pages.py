@@ -15,7 +15,7 @@ from pages import NEEDS, ROOT, blocks, words
 
 from compass_jax import library
 from compass_jax.commands.cli import main, parse
-from compass_jax.runs.metric_help import metric_help
+from compass_jax.runs.metric_table import metric_help
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ROOT / "docs" / "reference"

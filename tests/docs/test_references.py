@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.runs.metric_help import METRICS, metric_help
+from compass_jax.report.curves import COLOURS
+from compass_jax.runs.metric_table import METRICS, PANELS, metric_help
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -50,7 +51,7 @@ def written():
                 yield file.name, "".join(any_)
 
 
-FOUND = dict.fromkeys(x for x in written() if x[0] != "metric_help.py")
+FOUND = dict.fromkeys(x for x in written() if x[0] != "metric_table.py")
 
 
 def test_every_metric_in_the_code_has_its_sentence():
@@ -61,11 +62,11 @@ def test_every_metric_in_the_code_has_its_sentence():
         if metric_help(pattern) is None
         and not any(re.fullmatch(pattern, shape) for shape in METRICS)
     ]
-    assert not unsaid, f"say what they mean in compass_jax/runs/metric_help.py: {unsaid}"
+    assert not unsaid, f"say what they mean in compass_jax/runs/metric_table.py: {unsaid}"
 
 
 def test_every_sentence_is_of_a_metric_in_the_code():
-    files = [x for x in (ROOT / "compass_jax").rglob("*.py") if x.name != "metric_help.py"]
+    files = [x for x in (ROOT / "compass_jax").rglob("*.py") if x.name != "metric_table.py"]
     text = "".join(file.read_text() for file in files)
     for shape, said in METRICS.items():
         assert said.text.endswith(".") and said.text[0].isupper()
@@ -91,3 +92,11 @@ def test_every_sentence_is_of_a_metric_in_the_code():
 )
 def test_a_name_is_found_by_its_shape(name, shape):
     assert metric_help(name) is (METRICS[shape] if shape else None)
+
+
+def test_each_panel_draws_described_metrics_in_known_colours_and_scales():
+    panels = [panel for section in PANELS.values() for panel in section]
+    assert {panel.scale for panel in panels} == {"linear", "log", "share", "stacked", "time"}
+    lines = [line for panel in panels for line in panel.lines]
+    assert [line for line in lines if metric_help(line.metric) is None] == []
+    assert {line.colour for line in lines} <= set(COLOURS)

@@ -9,7 +9,7 @@ from benchmarks.browser import NAMES, Browser, find_browser
 from benchmarks.report_page import synthetic_run
 from compass_jax.report.command import write_page
 from compass_jax.report.metrics import read_stages
-from compass_jax.runs.metric_help import METRICS
+from compass_jax.runs.metric_table import METRICS
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"

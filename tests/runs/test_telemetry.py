@@ -25,8 +25,7 @@ from compass_jax.report import (
     smooth,
     summary_table,
 )
-from compass_jax.report.panels import panels_of
-from compass_jax.runs.metric_help import metric_help
+from compass_jax.runs.metric_table import metric_help, panels_of
 from compass_jax.runs.progress import duration, progress_text
 from compass_jax.runs.screen import Screen
 from compass_jax.runs.telemetry import Telemetry

@@ -14,7 +14,7 @@ from tiny_run import tiny_run
 from compass_jax.commands import cli
 from compass_jax.config import ConfigError, EvalSet
 from compass_jax.experience.evaluate import evaluate_weights, run_eval
-from compass_jax.runs.metric_help import metric_help
+from compass_jax.runs.metric_table import metric_help
 from compass_jax.training.rl import run_rl
 
 

@@ -29,7 +29,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.runs.metric_help import metric_help
+from compass_jax.runs.metric_table import metric_help
 from compass_jax.training import step
 from compass_jax.training.learner import Learner
 from compass_jax.training.stops import never_stop

@@ -10,7 +10,7 @@ from tiny_run import tiny_run
 
 from compass_jax.config import named_correction
 from compass_jax.runs import machine
-from compass_jax.runs.metric_help import metric_help
+from compass_jax.runs.metric_table import metric_help
 from compass_jax.training.rl import run_rl
 
 

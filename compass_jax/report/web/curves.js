@@ -2,7 +2,7 @@
 
 const panel = (title, unit, lines, scale) => ({ title, unit, lines, scale });
 
-// The panels of a section (compass_jax/report/panels.py), with the page's own colours.
+// The panels of a section (compass_jax/runs/metric_table.py), with the page's own colours.
 const panelsOf = (section) => data.panels[section].map((p) =>
   ({ ...p, lines: p.lines.map(([metric, name, colour]) => [metric, name, `var(--${colour})`]) }));
 

@@ -1,5 +1,5 @@
-"""The meaning of each number of metrics.jsonl: one sentence and a unit for every name that a run
-logs.
+"""The table of the metrics: one sentence and a unit for every name that a run logs, and the panels
+in which the report's page and the pictures of the curves draw them.
 
 A part in angle brackets stands for a name from the run: a task's label, a component of a verifier.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from compass_jax.aliases import JsonMapping
+
 
 class Metric(NamedTuple):
     """The unit of a metric (empty for a number without one) and its description."""
@@ -16,6 +18,102 @@ class Metric(NamedTuple):
     unit: str
     text: str
 
+
+class Line(NamedTuple):
+    """A line of a panel. `colour`: blue, orange, green, red, sky, grey or purple, of which the
+    picture and the page have values of their own.
+    """
+
+    metric: str
+    label: str
+    colour: str
+
+
+class Panel(NamedTuple):
+    """One chart.
+
+    `scale`: linear; log; share (a part of 1); stacked (shares that sum to 1); time (cut if a few
+    values are far above all others).
+    """
+
+    title: str
+    unit: str
+    scale: str
+    lines: tuple[Line, ...]
+
+
+# `# section of the page`; `title | unit | scale` of a panel; `metric | label | colour` of its lines
+PANEL_TABLE = """
+# curves
+Reward | mean of known raw rewards | linear
+    reward/mean | reward | blue
+    reward/gold/mean | gold label | orange
+Reward up, gold down | p-value of the guard's test | log
+    guard/parting_p | p | red
+Groups by reward | share of groups | share
+    groups/varied_frac | varied | blue
+    groups/all_right_frac | all right | green
+    groups/all_wrong_frac | all wrong | red
+    groups/between_frac | between | orange
+What the tokens taught | share of generated tokens | stacked
+    waste/frac_verifier_signal | verifier | blue
+    waste/frac_shaping_signal | shaping | sky
+    waste/frac_entropy_signal | entropy (RL-ZVP) | green
+    waste/frac_none | none | grey
+Predicted pass rates | share in the 90% interval; mean error | share
+    posterior/coverage_90 | in the interval | blue
+    posterior/abs_error | error | orange
+Entropy of the policy | nats per token | linear
+    entropy_nats | entropy | orange
+Response length | tokens | linear
+    response_length/mean | mean | blue
+    response_length/max | longest | sky
+Truncated and repeated | share | share
+    truncated_frac | responses truncated | red
+    repetition_frac | n-grams repeated | purple
+Clipped tokens | share of tokens | share
+    policy/clip_frac | clipped | red
+KL to the old policy | k3, nats per token | log
+    policy/kl_k3 | kl | purple
+Gradient norm | before clipping | log
+    grad_norm | norm | green
+Loss | nats per token | linear
+    sft/loss | SFT loss | blue
+Learning rate | per update | linear
+    lr | lr | grey
+Time of a step | seconds | time
+    time/rollout_s | rollout | blue
+    time/score_s | old log-probs | sky
+    time/update_s | updates | orange
+    time/step_s | whole step | grey
+Speed | tokens per second | linear
+    rollout/tokens_per_s | rollout | blue
+    train/tokens_per_s | training | orange
+# mismatch
+Log-prob difference | |training - rollout|, nats | log
+    mismatch/logp_abs_diff | difference | red
+KL of rollout and training | k3, nats per token | log
+    mismatch/kl_k3 | kl | orange
+Effective sample size | share of the samples | share
+    mismatch/ess | ess | blue
+Tokens far apart | share of tokens | share
+    mismatch/extreme_frac | extreme | red
+Hotter samples of growth | log-prob difference, nats; they differ by intent | log
+    mismatch/hotter/logp_abs_diff | difference | grey
+Samples of replayed groups | log-prob difference, nats; they are of older weights | log
+    mismatch/replayed/logp_abs_diff | difference | grey
+Router replay | share of routed tokens | share
+    replay/flip_frac | live routing differs | purple
+    replay/unset_frac | without a route | grey
+Load of the fullest expert | over the mean | linear
+    moe/load_max_over_mean | load | green
+Staleness | updates since a token was sampled | linear
+    staleness | mean | blue
+    staleness_max | most | sky
+Correction | mean weight and share dropped | linear
+    correction/weight_mean | weight | blue
+    correction/dropped_frac | dropped | red
+"""
 
 # name [unit]: description
 TABLE = """
@@ -222,6 +320,23 @@ def _read(table: str) -> dict[str, Metric]:
 METRICS = _read(TABLE)
 
 
+def _read_panels(table: str) -> dict[str, list[Panel]]:
+    panels: dict[str, list[Panel]] = {}
+    for section in table.strip().removeprefix("# ").split("\n# "):
+        name, *entries = re.split(r"\n(?! )", section)
+        panels[name] = [_panel(*entry.split("\n")) for entry in entries]
+    return panels
+
+
+def _panel(head: str, *lines: str) -> Panel:
+    title, unit, scale = head.split(" | ")
+    return Panel(title, unit, scale, tuple(Line(*line.strip().split(" | ")) for line in lines))
+
+
+# section of the page -> its panels
+PANELS = _read_panels(PANEL_TABLE)
+
+
 def metric_help(name: str) -> Metric | None:
     """Returns the unit and the description of a metric; None for a name that no run of this package
     logs.
@@ -234,3 +349,9 @@ def metric_help(name: str) -> Metric | None:
 def _fits(shape: str, name: str) -> bool:
     pattern = re.escape(shape).replace("<i>", r"\d+").replace("<set>", "[^/]+")
     return re.fullmatch(re.sub(r"<[a-z]+>", ".+", pattern), name) is not None
+
+
+def panels_of(series: JsonMapping) -> list[Panel]:
+    """Returns the panels that have a logged metric."""
+    panels = (panel for section in PANELS.values() for panel in section)
+    return [panel for panel in panels if any(line.metric in series for line in panel.lines)]
