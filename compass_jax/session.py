@@ -44,6 +44,8 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carry_files
 
 S = TypeVar("S", bound=ScoredConfig)
+Own = TypeVar("Own", Scorer, JoinedScorer)
+SHARED_FOLDER = "a run directory must be on a file system that all processes share"
 
 
 class RunRefused(CompassError, RuntimeError):
@@ -167,9 +169,8 @@ def newest_checkpoint(
     checkpoints are damaged, and ConfigError if the processes see different ones.
     """
     newest = checkpoint.latest(directory)
-    remedy = "a run directory must be on a file system that all processes share"
     distributed.require_equal_across_processes(
-        {f"the newest checkpoint in {directory}": newest}, remedy
+        {f"the newest checkpoint in {directory}": newest}, SHARED_FOLDER
     )
     if newest is None:
         return None
@@ -199,7 +200,14 @@ def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer
         return shared(scorer)
     rewards = config.rewards
     settings = rewards.gold_share, rewards.judge_needs_form
+    if on_devices(rewards.judge):  # all processes run the judge's programs, on the same samples
+        return JoinedScorer(shared(scorer), config.data, judge, *settings)
     return shared(JoinedScorer(scorer, config.data, judge, *settings))
+
+
+def on_devices(judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None) -> bool:
+    """Returns whether the run's own devices compute the judge's verdicts."""
+    return isinstance(judge, EngineJudgeConfig | ScalarJudgeConfig)
 
 
 def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> AnyJudge | None:
@@ -212,18 +220,21 @@ def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> An
             f"{data.keyed_sources()[min(judged)][0]} is judged by 'judge', and rewards.judge"
             " is None: name an endpoint and a model, JudgeConfig('http://127.0.0.1:8000/v1', ...)"
         )
-    if not isinstance(judge, JudgeConfig) and jax.process_count() > 1:
-        raise ConfigError(
-            "rewards.judge: a judge that is not at an endpoint is for runs of one process; serve it"
-            " (compass serve --openai) and name its endpoint in JudgeConfig"
-        )
     if isinstance(judge, ScalarJudgeConfig):
         return ScalarJudge(judge.anchor_field)
-    asker = Batched(judge) if isinstance(judge, EngineJudgeConfig) else Pooled(judge)
-    return Judge(judge.anchor_field, asker, Verdicts(directory, jax.process_index()))
+    if isinstance(judge, JudgeConfig):
+        return Judge(
+            judge.anchor_field, Pooled(judge), Verdicts(directory, str(jax.process_index() or ""))
+        )
+    # every process knows every verdict
+    verdicts = Verdicts(directory, "" if distributed.is_main_process() else None)
+    distributed.require_equal_across_processes(
+        {f"the judge's verdicts in {directory}": verdicts.digest}, SHARED_FOLDER
+    )
+    return Judge(judge.anchor_field, Batched(judge), verdicts)
 
 
-def shared(scorer: Scorer | JoinedScorer) -> AnyScorer:
+def shared(scorer: Own) -> Own | SharedScorer:
     """Returns `scorer`, or with several processes a SharedScorer of this one's share."""
     if jax.process_count() == 1:
         return scorer

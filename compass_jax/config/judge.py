@@ -92,9 +92,9 @@ class JudgeConfig(Section):
 
 @dataclass(frozen=True)
 class EngineJudgeConfig(Section):
-    """A generative judge in this process's engine, on the rollout's devices, between rollouts.
+    """A generative judge in the run's own engine, on the rollout's devices, between rollouts.
 
-    It compares like a judge at an endpoint. It needs a run of one process.
+    It compares like a judge at an endpoint.
     """
 
     KEY: ClassVar[str] = "rewards.judge"
@@ -125,7 +125,7 @@ class ScalarJudgeConfig(Section):
     rollouts.
 
     A reward is sigmoid(r(answer) - r(anchor)), the probability that the answer is better than the
-    anchor. It needs a run of one process.
+    anchor.
     """
 
     KEY: ClassVar[str] = "rewards.judge"

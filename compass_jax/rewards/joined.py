@@ -60,11 +60,14 @@ class _ScorerWrapper:
 class JoinedScorer(_ScorerWrapper):
     """A `Scorer` that joins the workers' verdicts, the judge's and the gold labels. A sample is
     collected when its last part is known.
+
+    Around a SharedScorer it is the same in every process: the judge sees all samples in all of
+    them, and nothing is collected without `block`, because clocks differ.
     """
 
     def __init__(
         self,
-        scorer: Scorer,
+        scorer: Scorer | SharedScorer,
         data: DataConfig,
         judge: AnyJudge | None = None,
         gold_share: float = 1.0,
@@ -121,7 +124,9 @@ class JoinedScorer(_ScorerWrapper):
         """Returns the samples whose last part arrived since the last call. `block` and errors are
         those of `Scorer.collect` and `Judge.collect`.
         """
-        complete = []
+        complete: list[tuple[Any, Score]] = []
+        if not block and isinstance(self._scorer, SharedScorer):
+            return complete
         while True:
             judging = self.judge is not None and self.judge.outstanding > 0
             known = self._scorer.collect(block and not judging)

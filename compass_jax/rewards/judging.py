@@ -62,12 +62,14 @@ class Ruling(NamedTuple):
 
 
 class Verdicts:
-    """A cache of verdicts by question. With a run's folder it persists: each process appends to its
-    own file, and reads all files at its start.
+    """A cache of verdicts by question. With a run's folder it persists: new ones are appended to
+    the file verdicts<suffix>.jsonl (suffix None: to none), and all files are read at the start.
     """
 
-    def __init__(self, folder: str | os.PathLike | None = None, process: int = 0):
-        self._path = None if folder is None else Path(folder) / f"verdicts{process or ''}.jsonl"
+    def __init__(self, folder: str | os.PathLike | None = None, suffix: str | None = ""):
+        self._path = None
+        if folder is not None and suffix is not None:
+            self._path = Path(folder) / f"verdicts{suffix}.jsonl"
         self._known: dict[bytes, Ruling] = {}
         self._lock = threading.Lock()
         for path in sorted(Path(folder).glob("verdicts*.jsonl")) if folder is not None else ():
@@ -79,6 +81,12 @@ class Verdicts:
                     entropy = None if entropy is None else float(entropy)
                     ruling = Ruling(value, entropy_nats=entropy)
                     self._known[bytes.fromhex(row["asked"])] = ruling
+
+    @property
+    def digest(self) -> str:
+        """A hash of the questions that have a verdict."""
+        questions = b"".join(sorted(self._known))
+        return hashlib.blake2b(questions, digest_size=KEY_BYTES).hexdigest()
 
     def get(self, question: bytes) -> Ruling | None:
         """Returns the ruling on a question, or None if it is unknown."""

@@ -4,6 +4,7 @@ configuration file for them.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -20,11 +21,29 @@ PATIENCE_S = 200
 CONFIG = """
 from dataclasses import replace
 
+from compass_jax.records import stable_id
+from compass_jax.rewards import judging
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.grpo import Grpo
-from compass_jax.config import GroupReplayConfig, MeshConfig, ZeroVarianceConfig
-from compass_jax.config import named_correction
+from compass_jax.config import (
+    EngineJudgeConfig, FileSource, GroupReplayConfig, MeshConfig, ScalarJudgeConfig,
+    ZeroVarianceConfig, named_correction,
+)
 from tiny_run import tiny_run
+
+
+_REWARD_MODEL = {judge!r}
+
+
+def _judged(config, judge):
+    # The tiny model's words are no verdicts: their hash stands in.
+    judging.verdict = lambda text: stable_id(text) % 3 - 1
+    source = FileSource({rows!r}, verifier="judge")
+    return {{
+        "model": replace(config.model, max_positions=4096),
+        "data": replace(config.data, sources=(source,), heldout_frac=0.0, eval_prompts=0),
+        "rewards": replace(config.rewards, judge=judge),
+    }}
 
 
 def processes():
@@ -60,7 +79,12 @@ def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
     dataclasses.replace.
     """
     file = folder / "processes.py"
-    file.write_text(CONFIG.format(rl=rl, run=run))
+    rows = folder / "open.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"Say {n}.", "answer": "No."}) + "\n" for n in range(8))
+    )
+    judge = str(folder.parent / "judge")
+    file.write_text(CONFIG.format(rl=rl, run=run, rows=str(rows), judge=judge))
     return file
 
 

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from logged import lines, numbers
 from processes import Job, write_config
+from tiny import random_params
+from tiny_run import tiny_run
 
 from compass_jax.commands.configured import load_config
 from compass_jax.config import MeshConfig
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
+from compass_jax.weights.hf import save_params
 
 MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")
 
@@ -35,10 +38,15 @@ def run(folder, count, *options, **settings):
     return job.directory
 
 
+def samples(directory):
+    rows = [sample for row in lines(directory, "rollouts") for sample in row["samples"]]
+    for sample in rows:
+        sample["components"].pop("judge_entropy_nats", None)  # rounded; its mean is a metric
+    return rows
+
+
 def same_samples(first, second):
-    return [row["samples"] for row in lines(first, "rollouts")] == [
-        row["samples"] for row in lines(second, "rollouts")
-    ]
+    return samples(first) == samples(second)
 
 
 def run_here(folder, mesh):
@@ -116,6 +124,20 @@ VARIANTS = {
         "mesh=MeshConfig(fsdp=4, expert=2)",
     ),
     "partial": ("partial_prompts=3", "mesh=MeshConfig(fsdp=4, expert=2)"),
+    "the policy as its judge": (
+        "zero_variance=ZeroVarianceConfig(rl_zvp=False)",
+        (
+            "mesh=MeshConfig(fsdp=4, expert=2), **_judged(config, EngineJudgeConfig("
+            "prompt_buckets=(2048,), max_tokens=8, slots=8, temperature=1.0))"
+        ),
+    ),
+    "a reward model": (
+        "zero_variance=ZeroVarianceConfig(rl_zvp=False)",
+        (
+            "mesh=MeshConfig(fsdp=2, expert=2, tensor=2),"
+            " **_judged(config, ScalarJudgeConfig(_REWARD_MODEL))"
+        ),
+    ),
     "two meshes, pages, a reference": (
         "eval_every=2, objective=Grpo(kl_coef=0.01)",
         (
@@ -131,6 +153,11 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_two_processes_give_the_numbers_of_one(tmp_path, variant):
     rl, changes = VARIANTS[variant]
+    if variant == "a reward model":
+        base = tiny_run()
+        model = dataclasses.replace(base.model, layers=1, max_positions=4096)
+        weights = random_params(model, seed=3), model, tmp_path / "judge", "float32"
+        save_params(*weights, tokenizer_from=base.data.tokenizer)
     one, two = (run(tmp_path / str(count), count, rl=rl, run=changes) for count in (1, 2))
     compare(numbers(two), numbers(one))
     assert same_samples(two, one)
