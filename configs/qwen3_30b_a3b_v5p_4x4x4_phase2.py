@@ -1,11 +1,11 @@
 """The second phase of RL of Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4): a judge rewards answers
 of a domain beside the first phase's verifiers (arXiv 2512.07710).
 
-It starts from what the first phase left, exported (`compass export-hf`), and asks a judge that is
-served elsewhere:
+It starts from what the first phase left, exported (`compass export-hf`). The judge is a folder of
+`compass train-judge`, whose answers the same devices generate between rollouts:
 
     compass train configs/qwen3_30b_a3b_v5p_4x4x4_phase2.py --run-dir /gcs/RUN2
-        --rewards.judge.endpoint http://JUDGE:8000/v1                        on every host (launch/)
+        --rewards.judge.weights weights/judge                                on every host (launch/)
 """
 
 from pathlib import Path

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from compass_jax.config.algorithm import ShapingConfig
 from compass_jax.config.correction import named_correction
 from compass_jax.config.data import DataConfig, FileSource, RolloutConfig
-from compass_jax.config.judge import JudgeConfig
+from compass_jax.config.judge import EngineJudgeConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import default_objective
@@ -170,14 +170,19 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
     )
 
 
+# a question holds both answers, without their thoughts
+JUDGE = EngineJudgeConfig("weights/judge", prompt_buckets=(2048, 8192), max_tokens=512, slots=128)
+
+
 def phase_two(config: S, weights: str) -> S:
     """Returns the second phase of arXiv 2512.07710 ("domain expansion"), which starts from the
     first phase's `weights`.
 
     It adds questions of the domain, which a generative judge compares with a reference, to the
-    prompts of the first phase. The judge runs on separate devices at `rewards.judge.endpoint`. Its
-    verdicts are 0.5 apart (docs/howto/judge.md), still more than the penalties. Questions of the
-    domain are repeated three times; this number is this package's.
+    prompts of the first phase. The judge, which `compass train-judge` made of the policy's model,
+    runs on the rollout's devices between rollouts. Its verdicts are 0.5 apart
+    (docs/howto/judge.md), still more than the penalties. Questions of the domain are repeated three
+    times; this number is this package's.
     """
     domain = FileSource("data/domain.jsonl", verifier="judge", label="domain", repeat=3)
     return replace(
@@ -185,5 +190,5 @@ def phase_two(config: S, weights: str) -> S:
         name=f"{config.name}_phase2",
         init_from=weights,
         data=replace(config.data, sources=(*config.data.sources, domain)),
-        rewards=replace(config.rewards, judge=JudgeConfig("http://127.0.0.1:8000/v1", "judge")),
+        rewards=replace(config.rewards, judge=JUDGE),
     )
