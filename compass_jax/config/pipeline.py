@@ -20,6 +20,7 @@ from compass_jax.config.stages import (
     Filter,
     Import,
     Merge,
+    Mine,
     Rl,
     Run,
     Sft,
@@ -141,7 +142,7 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
             why = f"a circle: {name} takes from {stage.name}, too" if circle else "move it up"
             raise ConfigError(f"it takes from {name}, which does not come before it: {why}")
     for name in stage.starts():
-        check(done[name].WEIGHTS, f"it starts from {name}, which makes no weights")
+        check(_may_start(stage, done[name]), f"it starts from {name}, which makes no weights")
     if isinstance(stage, Export):
         is_folder = isinstance(done[stage.start], Import | Merge | Export)
         check(
@@ -157,6 +158,12 @@ def _check_order(stage: Stage, before: list[Stage], stages: tuple[Stage, ...]) -
             )
 
 
+def _may_start(stage: Stage, source: Stage) -> bool:
+    if isinstance(stage, TrainJudge) and isinstance(source, TrainJudge):
+        return stage.scalar == source.scalar
+    return source.WEIGHTS
+
+
 def _check_outputs(stage: Stage, before: list[Stage]) -> None:
     """Raises ConfigError if a setting names the output of a stage of another kind: rows where it
     needs weights, weights where it needs rows, or anything but pass rates and a judge.
@@ -168,6 +175,10 @@ def _check_outputs(stage: Stage, before: list[Stage]) -> None:
             continue
         source = done[name]
         makes, what = (source.WEIGHTS, "weights") if is_folder else (source.ROWS, "rows")
+        if isinstance(stage, TrainJudge) and isinstance(source, Mine):
+            makes = not is_folder
+        if key == "rollouts":
+            makes, what = False, f"groups: name its file, {path}/rollouts.jsonl"
         if key == "run.data.keep_file":
             makes, what = isinstance(source, Filter), "pass rates: name a stage Filter"
         if key == "run.rewards.judge.weights" and isinstance(source, TrainJudge):

@@ -17,7 +17,7 @@ from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.named import check_name, is_name
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.ranges import Fraction, Name, Range, Section
+from compass_jax.config.ranges import CountOrOff, Fraction, Name, Range, Section
 from compass_jax.config.run import RunConfig, ScoredConfig
 from compass_jax.config.verifiers import VERDICT, Options
 
@@ -254,7 +254,7 @@ class Filter(_Training):
 @dataclass(frozen=True)
 class TrainJudge(_Training):
     """A judge, trained on preferences by SFT and RL (`compass train-judge`). A later run is judged
-    by it with rewards.judge = EngineJudgeConfig("stage:NAME").
+    by it with rewards.judge = EngineJudgeConfig("stage:NAME"). It may start from another judge.
     """
 
     WEIGHTS: ClassVar[bool] = False  # of a judge: no policy starts from them
@@ -302,6 +302,28 @@ class TrainJudge(_Training):
         sft = replace(run.sft, preferences=self.pairs)
         run = replace(run, data=replace(run.data, sources=sources), sft=sft)
         return replace(super().filled(weights, rows), run=run)
+
+
+@dataclass(frozen=True)
+class Mine(BaseStage):
+    """Preferences on the answers that a policy's rewards were highest for, by their gold labels
+    (pipeline/mine.py). A `TrainJudge` after it learns them from pairs = ("stage:NAME", ...).
+    """
+
+    OUTPUT: ClassVar[str] = "pairs.jsonl"
+
+    rollouts: Name
+    """The file of the policy's groups, "stage:RL/rollouts.jsonl", of which its run.log.groups a
+    step are logged.
+    """
+    per_group: Annotated[int, Range(1, 4096)] = 2
+    """Number of answers of each group, those with the highest rewards."""
+    last_steps: CountOrOff = 0
+    """Number of the last steps that are read; 0: all."""
+
+    def reads(self) -> Reads:
+        """Yields the input files."""
+        yield "rollouts", self.rollouts, False
 
 
 @dataclass(frozen=True)
@@ -391,7 +413,18 @@ class Export(BaseStage):
 
 
 Stage = (
-    Rows | Prepare | Distil | Import | Sft | Merge | Filter | TrainJudge | Rl | Evaluate | Export
+    Rows
+    | Prepare
+    | Distil
+    | Import
+    | Sft
+    | Merge
+    | Filter
+    | TrainJudge
+    | Mine
+    | Rl
+    | Evaluate
+    | Export
 )
 Run = Sft | Filter | TrainJudge | Rl | Evaluate  # the stages with a run's settings
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from compass_jax.config.stages import (
     Filter,
     Import,
     Merge,
+    Mine,
     Prepare,
     Rl,
     Rows,
@@ -42,8 +44,25 @@ def work(stage: Stage, folder: Path, output: Output) -> int:
 
 def _rows(stage: Rows, folder: Path, _: Output) -> None:
     rows = load(stage.function, "function")(**dict(stage.arguments))
+    _write(rows, folder / stage.output, f"function = {stage.function!r}: it gave no row")
+
+
+def _mine(stage: Mine, folder: Path, _: Output) -> None:
+    from compass_jax.pipeline.mine import mine_file
+
+    rows = mine_file(stage.rollouts, stage.per_group, stage.last_steps)
+    none = (
+        f"rollouts = {stage.rollouts!r}: no answer has a gold label, is truncated or breaks its"
+        " form, so that no verdict is known; give the judged source a `gold` verifier"
+    )
+    _write(rows, folder / stage.output, none)
+    print(", ".join(f"{n} {name}" for name, n in Counter(x["verdict"] for x in rows).items()))
+
+
+def _write(rows: Iterable[JsonObject], file: Path, none: str) -> None:
+    """Writes rows as JSON lines. Raises ConfigError with the text `none` if there are none."""
     count = 0
-    with replaced(folder / stage.output) as temporary:
+    with replaced(file) as temporary:
         with open(temporary, "w", encoding="utf-8") as out:
             for row in rows:
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -51,8 +70,8 @@ def _rows(stage: Rows, folder: Path, _: Output) -> None:
             out.flush()
             os.fsync(out.fileno())
         if not count:
-            raise ConfigError(f"function = {stage.function!r}: it gave no row")
-    print(f"{count} rows: {folder / stage.output}")
+            raise ConfigError(none)
+    print(f"{count} rows: {file}")
 
 
 def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
@@ -159,6 +178,7 @@ WORK: dict[type, Callable[[Any, Path, Output], int | None]] = {
     Merge: _merge,
     Filter: _filter,
     TrainJudge: _train_judge,
+    Mine: _mine,
     Rl: _rl,
     Evaluate: _evaluate,
     Export: _export,

@@ -26,6 +26,7 @@ from compass_jax.tasks.rows import decode_row, encode_row
 
 AnyJudge = Judge | ScalarJudge
 WORKERS = "workers"
+FORM = "judge_form"  # component: 1 where a broken form decided
 ROWS_AT_ONCE = 16
 MOST_NAMED = 3
 TURN_S = 0.05  # timeout of each wait while workers and judge are polled in turn
@@ -170,13 +171,11 @@ def is_audited(prompt: Prompt, share: float) -> bool:
 
 
 def _needing_form(judge: Score, workers: Score) -> Score:
-    """Returns the judge's score, of an answer that breaks the form that of Worse. The component
-    "judge_form" is 1 where the form decided.
-    """
+    """Returns the judge's score, of an answer that breaks the form that of Worse."""
     if not workers.known:
         return judge
     broken = workers.reward <= 0
-    components = {**judge.components, "judge_form": float(broken)}
+    components = {**judge.components, FORM: float(broken)}
     if not broken:
         return dataclasses.replace(judge, components=components)
     return Score(0.0, True, components=components)

@@ -29,6 +29,7 @@ from compass_jax.config.stages import (
     Filter,
     Import,
     Merge,
+    Mine,
     Prepare,
     Rl,
     Rows,
@@ -102,6 +103,8 @@ def test_a_judge_learns_its_pairs_and_is_where_no_policy_starts():
     assert rl.start == "tuned" and stages["kept"].start == "tuned"
     assert inputs(rl) == ("tuned", "asked", "kept", "judge")
     assert inputs(stages["answered"]) == ("asked", "base")
+    again = stages["again"]
+    assert inputs(again) == ("judge", "pairs", "mined") and inputs(stages["mined"]) == ("rl",)
     assert judge.output == "rl" and dataclasses.replace(judge, scalar=True).output == "scalar"
     none = Evaluate("measured", judge_run())
     assert pipeline(*judged_pipeline().stages[:8], none).validate().stages[8].of == (
@@ -162,6 +165,18 @@ WRONG = {
     "a policy that starts from a judge": (
         (PAIRS, JUDGE, Rl("rl", judge_run(), start="judge")),
         "stage rl: it starts from judge, which makes no weights",
+    ),
+    "a judge that starts from one of another kind": (
+        (PAIRS, JUDGE, dataclasses.replace(JUDGE, name="s", scalar=True, start="judge")),
+        "stage s: it starts from judge, which makes no weights",
+    ),
+    "mining without a file": (
+        (A, Rl("rl", RUN), Mine("mined", "stage:rl")),
+        "stage mined: rollouts = 'stage:rl': rl makes no groups: name its file, stage:rl/rollouts",
+    ),
+    "mined pairs as rows": (
+        (Mine("mined", "rollouts.jsonl"), Prepare("p", PrepareConfig(("stage:mined",)))),
+        r"stage p: settings.data\[0\] = 'stage:mined': mined makes no rows",
     ),
     "rows as a judge": (
         (ASKED, PAIRS, Rl("rl", OF_ROWS)),
@@ -286,6 +301,7 @@ AWAY = {
         r"stage a: settings\.data\[0\] = 'no.jsonl': no such file",
     ),
     "a GGUF file": (Import("a", "no.gguf"), "stage a: file = 'no.gguf': no such file"),
+    "a run's groups": (Mine("a", "no.jsonl"), "stage a: rollouts = 'no.jsonl': no such file"),
     "a judge's pairs": (
         TrainJudge("a", judge_run(), pairs=("no.jsonl",)),
         r"stage a: pairs\[0\] = 'no.jsonl': no such file",

@@ -20,6 +20,7 @@ from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.stages import Evaluate, Merge, Prepare, Rows, Sft
 from compass_jax.curate.merge_folders import RECORD
+from compass_jax.data.preferences import read_preferences
 from compass_jax.pipeline import results as pipeline_results
 from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.results import markdown, results, rows
@@ -213,4 +214,13 @@ def test_a_killed_pipeline_with_a_judge_goes_on_and_ends_as_an_undisturbed_one(t
     begun = json.loads((out / "09-rl" / "config.json").read_text())
     assert begun["rewards"]["judge"]["weights"] == str(out / "08-judge" / "rl")
     assert begun["data"]["keep_file"] == str(rates)
-    assert (out / "10-exported" / "hf" / "config.json").is_file()
+    mined = {
+        pair.candidate: pair for pair in read_preferences(str(out / "10-mined" / "pairs.jsonl"))
+    }
+    groups = [json.loads(x) for x in (out / "09-rl" / "rollouts.jsonl").read_text().splitlines()]
+    given = {sample["response"] for group in groups for sample in group["samples"]}
+    assert mined.keys() <= given and {pair.gold for pair in mined.values()} <= {0, -1}
+    again = json.loads((out / "11-again" / "sft" / "config.json").read_text())
+    assert again["init_from"] == str(out / "08-judge" / "rl")
+    assert again["sft"]["preferences"][1] == str(out / "10-mined" / "pairs.jsonl")
+    assert (out / "12-exported" / "hf" / "config.json").is_file()

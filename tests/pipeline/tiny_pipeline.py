@@ -16,6 +16,7 @@ from compass_jax.config.stages import (
     Evaluate,
     Export,
     Filter,
+    Mine,
     Rl,
     Rows,
     Sft,
@@ -67,7 +68,9 @@ def judge_run() -> RunConfig:
 def judged_run() -> RunConfig:
     """RL on a stage's rows that a filter kept, with a stage's judge as the reward."""
     judge = EngineJudgeConfig("stage:judge", prompt_buckets=(136,), max_tokens=8, slots=8)
-    source = FileSource("stage:asked/rows.jsonl", label="asked", verifier="judge")
+    source = FileSource(
+        "stage:asked/rows.jsonl", label="asked", verifier="judge", gold=f"{MADE}:odd"
+    )
     return evolve(
         judge_run(),
         data={"sources": (source,), "heldout_frac": 0.0, "eval_prompts": 0}
@@ -79,7 +82,7 @@ def judged_run() -> RunConfig:
 
 
 def judged_pipeline(run_dir: str = "runs/judged_pipeline") -> PipelineConfig:
-    """Ten stages: a teacher's answers, a filter and a judge among them."""
+    """Twelve stages: a teacher's answers, a filter, and a judge that is trained on among them."""
     tuned = evolve(judged_run(), data={"sources": (), "keep_file": ""}, rewards={"judge": None})
     tuned = evolve(tuned, sft={"steps": 2, "save_every": 1})
     asked = FileSource("stage:asked/rows.jsonl", label="asked", verifier=f"{MADE}:odd")
@@ -98,6 +101,8 @@ def judged_pipeline(run_dir: str = "runs/judged_pipeline") -> PipelineConfig:
             Filter("kept", filtered, samples=4),
             TrainJudge("judge", judge_run(), pairs=("stage:pairs",), start="base"),
             Rl("rl", judged_run()),
+            Mine("mined", "stage:rl/rollouts.jsonl"),
+            TrainJudge("again", judge_run(), pairs=("stage:pairs", "stage:mined"), start="judge"),
             Export("exported"),
         ),
         run_dir=run_dir,
