@@ -1,13 +1,17 @@
 """Experiment: how often advantages are inverted under a scalar reward model and under a judge with
 three verdicts, both trained on the same preferences with 25% noise (benchmarks/inversion_task.py).
 
-    python -m benchmarks.inversion [--out runs/inversion] [--seeds 0 1 2] [--only REWARD ...]
+    python -m benchmarks.inversion [--out runs/inversion] [--seeds 0 1 2 3 4] [--only REWARD ...]
         [--smoke]
 
 A seed is a cold start of the policy, both reward models from the same random weights, and RL from
 the cold start with the gold label, the scalar model and the judge as the reward; the anchor is the
-right answer. Agreement and ties are of held-out pairs without noise, inverted advantages of the
-training samples against their gold labels, accuracy of held-out questions by the gold label.
+right answer. A refreshed model goes on learning after each third of the RL: the same preferences,
+and those mined from the policy's answers of that third (pipeline/mine.py), each MINED times; the
+next third starts from the policy's weights with a new optimiser. Agreement and ties are of held-out
+pairs without noise, inverted advantages of the training samples against their gold labels, accuracy
+of held-out questions by the gold label. `alarm` is the first step at which the guard sees "reward
+up, gold down" in its window of WINDOW steps; it only warns.
 A line per finished run goes to OUT/inversion.jsonl; at the end OUT/inversion.md and
 OUT/inversion.png.
 """
@@ -35,6 +39,7 @@ from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.from_files import judge_config, rl_config, sft_config
 from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
+from compass_jax.pipeline.mine import mine_file
 from compass_jax.pipeline.train_judge import run_train_judge
 from compass_jax.rewards.agreement import Agreement
 from compass_jax.runs.rundir import write_atomically
@@ -42,13 +47,15 @@ from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.hf import save_params
 
-REWARDS = ("gold", "scalar", "judge")
-SEEDS = (0, 1, 2)
+REFRESHED = " refreshed"
+REWARDS = ("gold", "scalar", "judge", "scalar" + REFRESHED, "judge" + REFRESHED)
+SEEDS = (0, 1, 2, 3, 4)
+MINED, WINDOW = 5, 12
 NOISE = 0.25  # of the verdicts in the training pairs
 HELD = 144  # of 720 questions
 VOCABULARY = 512  # in which what a judge is asked has 134 tokens, not 700
 GOLD = f"{inversion_task.__file__}:gold"
-SERIES = ("reward/gold/mean", "advantage/inversion_frac", "reward/mean")
+SERIES = ("reward/gold/mean", "advantage/inversion_frac", "reward/mean", "guard/parting_p")
 SHARES = ("agreement", "preference", "tie_recall", "tie_precision")
 
 
@@ -65,9 +72,10 @@ class Sizes:
     judge_rl: int = 4
     steps: int = 24
     prompts: int = 16
+    parts: int = 3  # of the RL with a refreshed reward model
 
 
-SMOKE = Sizes(60, 60, 6, cold=2, scalar=2, judge=2, judge_rl=1, steps=2, prompts=2)
+SMOKE = Sizes(60, 60, 6, cold=2, scalar=2, judge=2, judge_rl=1, steps=2, prompts=2, parts=2)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -136,13 +144,18 @@ class Trial:
         run_sft(config)
         return config.directory
 
-    def judge(self, reward: str) -> tuple[str, Agreement]:
-        """(weights, agreement on held-out pairs) of the scalar model or the judge."""
-        sizes, scalar, run = self.sizes, reward == "scalar", self.folder / f"{reward}_model"
+    def judge(self, kind: str, mined: str = "", start: str = "") -> tuple[str, Agreement]:
+        """(weights, agreement on held-out pairs) of the scalar model or the judge; of one that
+        learns the file `mined`, too, from the weights `start`.
+        """
+        sizes, scalar = self.sizes, kind == "scalar"
+        run = Path(mined).parent / "model" if mined else self.folder / f"{kind}_model"
+        pairs = [self.pairs, mined] if mined else [self.pairs]
         config = judge_config(
-            self.model, [self.pairs], self.held_pairs, "grpo", answer=24, scalar=scalar
+            start or self.model, pairs, self.held_pairs, "grpo", answer=24, scalar=scalar
         )
-        settings = fine_tuned(sizes.scalar if scalar else sizes.judge, min(32, sizes.pairs))
+        steps = sizes.scalar if scalar else sizes.judge
+        settings = fine_tuned(-(-steps // sizes.parts) if mined else steps, min(32, sizes.pairs))
         settings |= {"rl.steps": sizes.judge_rl, "rl.eval_every": 0, "rl.save_every": 0}
         settings |= {"rl.prompts_per_step": sizes.prompts, "rl.updates_per_rollout": 1}
         settings |= {"rl.optim.learning_rate": 1e-4, "data.eval_prompts": sizes.held}
@@ -151,8 +164,21 @@ class Trial:
         stage = "scalar" if scalar else "rl"
         return f"{run}/{stage}", out[stage]
 
-    def policy(self, reward: str, judge: str = "", start: str = "") -> RunConfig:
-        """RL from `start` with a reward of REWARDS, whose model's weights are `judge`."""
+    def mined(self, rollouts: Path, out: Path) -> str:
+        """The file of preferences on the answers of an RL run, with their reasons."""
+        rows = mine_file(str(rollouts), 2)
+        for row in rows:
+            worth = (inversion_task.gold(row["prompt"], row[x]) for x in ("candidate", "anchor"))
+            row["reasoning"] = inversion_task.reason(row, *worth)
+        out.mkdir(parents=True, exist_ok=True)
+        return write_rows(out / "mined.jsonl", rows * MINED)
+
+    def policy(
+        self, reward: str, folder: str, steps: int, judge: str = "", start: str = ""
+    ) -> RunConfig:
+        """RL of `steps` from `start` with gold, scalar or judge as the reward, whose model's
+        weights are `judge`.
+        """
         config = rl_config(self.model, [self.questions], GOLD, self.held, "grpo", answer=4)
         data, rewards = config.data, config.rewards
         if reward != "gold":
@@ -168,38 +194,59 @@ class Trial:
                 model = EngineJudgeConfig(judge, prompt_buckets=(160,), max_tokens=24, slots=64)
             rewards = dataclasses.replace(rewards, judge=model)
         config = dataclasses.replace(config, data=data, rewards=rewards, init_from=start)
-        settings = {"rl.steps": self.sizes.steps, "rl.prompts_per_step": self.sizes.prompts}
+        settings = {"rl.steps": steps, "rl.prompts_per_step": self.sizes.prompts}
+        settings |= {"rl.guard.window": WINDOW, "log.tokens": 0, "log.groups": self.sizes.prompts}
         settings |= {"rl.group_size": 8, "rl.updates_per_rollout": 1, "rl.save_every": 0}
         settings |= {"rl.eval_every": 0, "rl.optim.learning_rate": 3e-4, "evaluation.k": 8}
         settings |= {"data.eval_prompts": HELD if reward == "gold" else 0, "mesh.fsdp": 1}
         settings |= {"data.heldout_frac": 0.0, "rewards.workers": 1, "seed": self.seed}
-        return with_settings(config, settings | {"run_dir": str(self.folder / reward / "rl")})
+        return with_settings(config, settings | {"run_dir": str(self.folder / folder)})
 
     def accuracy(self, weights: str) -> float:
         """Share of held-out answers that are the largest digit, by the gold label."""
-        return evaluate_weights(self.policy("gold"), weights).avg_at_k
+        return evaluate_weights(self.policy("gold", "gold", 1), weights).avg_at_k
 
     def measure(self, reward: str) -> dict[str, Any]:
         """The row of a reward: its model is trained, then the policy, which the gold label
         judges.
         """
-        began, start = time.perf_counter(), self.cold_start()
-        weights, shares = "", {}
-        if reward != "gold":
-            weights, found = self.judge(reward)
-            shares = {name: known(getattr(found, name)) for name in SHARES}
-        config = self.policy(reward, weights, start)
-        run_rl(config)
-        lines = (Path(config.directory) / "metrics.jsonl").read_text().splitlines()
-        steps = [json.loads(line)["metrics"] for line in lines]
+        began, cold = time.perf_counter(), self.cold_start()
+        kind = reward.removesuffix(REFRESHED)
+        parts = self.sizes.parts if reward.endswith(REFRESHED) else 1
+        weights, shares, start = "", {}, cold
+        steps: list[dict[str, float]] = []
+        for part in range(parts):
+            folder = f"{reward.replace(' ', '_')}/{part}"
+            if kind != "gold":
+                mined = ""
+                if part:
+                    rollouts = Path(start) / "rollouts.jsonl"
+                    mined = self.mined(rollouts, self.folder / folder / "judge")
+                weights, found = self.judge(kind, mined, weights)
+                shares = {name: known(getattr(found, name)) for name in SHARES}
+            most = max(1, self.sizes.steps // parts)
+            config = self.policy(kind, f"{folder}/rl", most, weights, start)
+            run_rl(config)
+            start = config.directory
+            lines = (Path(start) / "metrics.jsonl").read_text().splitlines()
+            steps += [json.loads(line)["metrics"] for line in lines]
         series = {name: [known(step.get(name)) for step in steps] for name in SERIES}
         inverted = [x for x in series["advantage/inversion_frac"] if x is not None]
         row = {"variant": reward, "seed": self.seed, "commit": experiments.commit()}
         row |= {"hash": experiments.config_hash(config), "series": series, **shares}
         row |= {"inversion": float(np.mean(inverted)) if inverted else None}
-        row |= {"before": self.accuracy(start), "accuracy": self.accuracy(config.directory)}
+        row |= {"before": self.accuracy(cold), "accuracy": self.accuracy(start)}
+        row |= {"alarm": alarm(series["guard/parting_p"], config)}
         experiments.forget_compiled()
         return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def alarm(p_values: Sequence[float | None], config: RunConfig) -> int | None:
+    """The first step at which the guard warned, from 1; None where it did not."""
+    guard = config.rl.guard
+    level = guard.false_alarms / max(1, config.rl.steps - guard.window + 1)
+    steps = (n for n, p in enumerate(p_values, 1) if p is not None and p <= level)
+    return next(steps, None)
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:

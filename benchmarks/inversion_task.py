@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from compass_jax.verifiers import judge
 
@@ -64,11 +64,14 @@ def pairs(
         if draw.random() < noise:
             said = draw.choice([other for other in VERDICTS if other != said])
             one, two = draw.choice(TAKEN_FOR[said])
-        first, second = (
-            f"{text} {NAMES[worth]}" for text, worth in ((candidate, one), (anchor, two))
-        )
         row = {"prompt": question, "candidate": candidate, "anchor": anchor, "verdict": said}
-        yield row | {"reasoning": f"{question}: candidate {first}, anchor {second}"}
+        yield row | {"reasoning": reason(row, one, two)}
+
+
+def reason(row: Mapping[str, str], candidate: float, anchor: float) -> str:
+    """Why the verdict on a row is said, of answers that are taken to be worth so much."""
+    one, two = (f"{row[x]} {NAMES[y]}" for x, y in (("candidate", candidate), ("anchor", anchor)))
+    return f"{row['prompt']}: candidate {one}, anchor {two}"
 
 
 def conversations(

@@ -111,7 +111,11 @@ SMOKES = {
         ["--seeds", "0", "--only", "grpo", "stages", "screening", "permuted"],
         ("| grpo, 4 x 4", "| stages, growth x2", "| screening, 2 of 4", "| permuted, "),
     ),
-    inversion: ("inversion", [], tuple(f"\n| {name} |" for name in inversion.REWARDS)),
+    inversion: (
+        "inversion",
+        ["--only", "gold", "scalar", "judge refreshed"],
+        tuple(f"\n| {name} |" for name in ("gold", "scalar", "judge refreshed")),
+    ),
 }
 
 

@@ -7,6 +7,8 @@ import re
 
 import numpy as np
 import pytest
+from evolve import evolve
+from tiny_run import tiny_run
 
 from benchmarks import inversion, inversion_task
 from compass_jax.data.tokenizer_training import train_tokenizer
@@ -54,3 +56,9 @@ def test_what_a_judge_is_asked_has_room_in_its_bucket(tmp_path):
     asked = [judge.messages(one, "0", "9") for one in questions]
     lengths = [len(ids) for ids in map(tokenizer.encode_chat, asked)]
     assert max(lengths) == min(lengths) == 134
+
+
+def test_the_alarm_is_the_first_step_at_the_level_of_one_of_the_runs_tests():
+    run = evolve(tiny_run(), rl={"steps": 24, "guard": {"window": 12, "false_alarms": 0.13}})
+    assert inversion.alarm([None, 0.5, 0.011, 0.0099, 0.0], run) == 4  # 0.13 over 13 tests
+    assert inversion.alarm([None, 1.0], run) is None
