@@ -33,11 +33,11 @@ def mine_file(path: str, per_group: int, last_steps: int = 0) -> list[dict[str, 
     """
     groups = [row for _, row in read_rows(path, FIELDS, None)]
     first = max(group["step"] for group in groups) - last_steps if last_steps else 0
-    rows = mine((group for group in groups if group["step"] > first), per_group)
+    rows = preferences_of((group for group in groups if group["step"] > first), per_group)
     return list({tuple(row.values()): row for row in rows}.values())
 
 
-def mine(groups: Iterable[Mapping[str, Any]], per_group: int) -> Iterator[dict[str, str]]:
+def preferences_of(groups: Iterable[Mapping[str, Any]], per_group: int) -> Iterator[dict[str, str]]:
     """Yields rows of preferences (data/preferences.py) of groups as in rollouts.jsonl, for up to
     `per_group` distinct answers of each.
     """
@@ -75,12 +75,13 @@ def _better(sample: Sample, ranked: Sequence[Sample]) -> Sample | None:
     """Returns the answer with the highest gold label above this one's, of those whose reward is
     not higher.
     """
-    own = sample.get("components", {}).get(GOLD)
-    if own is None:
+    label = sample.get("components", {}).get(GOLD)
+    if label is None:
         return None
     above = [
         other
         for other in ranked
-        if other.get("components", {}).get(GOLD, own) > own and other["reward"] <= sample["reward"]
+        if other.get("components", {}).get(GOLD, label) > label
+        and other["reward"] <= sample["reward"]
     ]
     return max(above, key=lambda other: other["components"][GOLD], default=None)

@@ -47,20 +47,20 @@ def _rows(stage: Rows, folder: Path, _: Output) -> None:
     _write(rows, folder / stage.output, f"function = {stage.function!r}: it gave no row")
 
 
-def _mine(stage: Mine, folder: Path, _: Output) -> None:
+def _mine_pairs(stage: Mine, folder: Path, _: Output) -> None:
     from compass_jax.pipeline.mine import mine_file
 
     rows = mine_file(stage.rollouts, stage.per_group, stage.last_steps)
-    none = (
+    empty_message = (
         f"rollouts = {stage.rollouts!r}: no answer has a gold label, is truncated or breaks its"
         " form, so that no verdict is known; give the judged source a `gold` verifier"
     )
-    _write(rows, folder / stage.output, none)
+    _write(rows, folder / stage.output, empty_message)
     print(", ".join(f"{n} {name}" for name, n in Counter(x["verdict"] for x in rows).items()))
 
 
-def _write(rows: Iterable[JsonObject], file: Path, none: str) -> None:
-    """Writes rows as JSON lines. Raises ConfigError with the text `none` if there are none."""
+def _write(rows: Iterable[JsonObject], file: Path, empty_message: str) -> None:
+    """Writes rows as JSON lines. Raises ConfigError with `empty_message` if there are none."""
     count = 0
     with replaced(file) as temporary:
         with open(temporary, "w", encoding="utf-8") as out:
@@ -70,7 +70,7 @@ def _write(rows: Iterable[JsonObject], file: Path, none: str) -> None:
             out.flush()
             os.fsync(out.fileno())
         if not count:
-            raise ConfigError(none)
+            raise ConfigError(empty_message)
     print(f"{count} rows: {file}")
 
 
@@ -178,7 +178,7 @@ WORK: dict[type, Callable[[Any, Path, Output], int | None]] = {
     Merge: _merge,
     Filter: _filter,
     TrainJudge: _train_judge,
-    Mine: _mine,
+    Mine: _mine_pairs,
     Rl: _rl,
     Evaluate: _evaluate,
     Export: _export,
