@@ -43,7 +43,7 @@ def test_tiles_compute_the_function_of_all_rows(n):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_hundred_thousand_tokens_have_the_same_log_probs(dtype, tmp_path):
     out = tmp_path / "exact.jsonl"
-    command = [sys.executable, "-m", "benchmarks.exact", "--only", "schedule", "mesh"]
+    command = [sys.executable, "-m", "benchmarks.exact", "--only", "schedule"]
     subprocess.run(
         [*command, "--dtype", dtype, "--out", str(out)],
         cwd=Path(__file__).parent.parent,
@@ -51,7 +51,7 @@ def test_a_hundred_thousand_tokens_have_the_same_log_probs(dtype, tmp_path):
         check=True,
     )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows) == 6 and rows[0]["tokens"] >= 100_000
+    assert len(rows) == 4 and rows[0]["tokens"] >= 100_000
     for row in rows:
         assert row["R3"] == row["off"] == {"equal": 1.0, "largest_nats": 0.0}
     assert all(row["first"] == 1.0 for row in rows[1:])
