@@ -5,7 +5,8 @@ collectives of each, as a line of JSON. `compass plan` compiles all of them.
         [--change TEXT] [--out FILE] [-- --mesh.fsdp 32 ...]
 
 Needs the extra `plan` and no TPU; minutes each. What follows `--` are settings. Programs whose
-results they take are compiled first.
+results they take are compiled first. The compiler's flags are those of a run
+(compass_jax/tpu_flags.py), or those in LIBTPU_INIT_ARGS; empty: none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.overrides import override
 from compass_jax.commands.work import COMPILER_ALONE
+from compass_jax.tpu_flags import VARIABLE, set_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -70,6 +72,7 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     command = ["git", "rev-parse", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
     made = {"change": args.change, "commit": commit, "versions": installed()}
+    made |= {"flags": os.environ.get(VARIABLE, "")}
     made |= {"config": args.config, "settings": args.settings, "topology": args.topology}
     measured = []
     for program in step.programs:
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="settings, behind --")
     args = parser.parse_args()
     os.environ.update(COMPILER_ALONE)
+    set_flags(args.topology.partition(":")[0])
     for row in rows(args):
         line = json.dumps(row)
         print(line)

@@ -26,6 +26,7 @@ from compass_jax.commands.table import BY_NAME, exit_statuses, overview, unknown
 from compass_jax.errors import CompassError
 from compass_jax.runs import words
 from compass_jax.runs.signals import STATUSES, Ending, finish, leave, prepare_streams
+from compass_jax.tpu_flags import attached_generation, set_flags
 
 TRAINS = ("demo", "sft", "train", "train-judge")
 HELP = ("-h", "--help")
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         if name != "plan":  # plan computes no arrays
             tune_allocator()
+            set_flags(attached_generation())
         gc.set_threshold(COLLECT_AFTER)
         pass_by_absent_tpus()
     wants_help = any(word in HELP for word in rest)

@@ -21,6 +21,7 @@ from compass_jax.commands.configured import config_from_options, keep_compiled, 
 from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
 from compass_jax.errors import STRICT
 from compass_jax.runs.rundir import FolderLock, NewFolderLock
+from compass_jax.tpu_flags import set_flags
 
 # 128 + SIGTERM: a run that stopped on request must not look finished to its parent process
 STOPPED = 143
@@ -132,6 +133,7 @@ def filter_prompts(options: commands.Filter, config: ScoredConfig) -> int:
 def plan(options: commands.Plan, config: RLRunConfig) -> int:
     """Compiles every program of a step for TPUs; returns 0 if the run fits in memory, else 1."""
     os.environ.update(COMPILER_ALONE)
+    set_flags(options.topology.partition(":")[0])  # those of the run
     from compass_jax.plan.report import draw_plan, print_plan
     from compass_jax.plan.run import make_plan
     from compass_jax.tpu_versions import check_versions
