@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,9 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", default=["forward 32768", "backward 32768"])
     parser.add_argument("--change", default="", help="what the row is of")
     parser.add_argument("--out", help="file to append to")
-    parser.add_argument("settings", nargs="*", help="settings, behind --")
-    args = parser.parse_args()
+    words = [*sys.argv[1:], "--"]
+    end = words.index("--")  # argparse gives no option's rest to a positional
+    args = parser.parse_args(words[:end], argparse.Namespace(settings=words[end + 1 : -1]))
     os.environ.update(COMPILER_ALONE)
     set_flags(args.topology.partition(":")[0])
     for row in rows(args):

@@ -30,9 +30,9 @@ VARIABLES = ("COMPASS_COORDINATOR", "COMPASS_PROCESSES", "COMPASS_PROCESS_ID")
 # Exit status after another process was lost (EX_TEMPFAIL: the same command resumes the run). When
 # jax itself ends a process, the status is that of an abort, 134.
 LOST = 75
-# Seconds without a heartbeat after which a process counts as lost. jax's default of 100 s would
-# keep a pod idle for that long.
-HEARTBEAT_S = 10
+# Seconds without a heartbeat after which a process counts as lost: on a pod, where a host may stall
+# for a while, and elsewhere. jax's default of 100 s would keep a pod idle for that long.
+POD_HEARTBEAT_S, HEARTBEAT_S = 60, 10
 _SIMULATED = "xla_force_host_platform_device_count"
 # Threads of XLA's pool when devices are simulated. By default the pool has one thread per device.
 # A collective holds one thread per device until all devices arrive, and so does a launch onto a
@@ -73,7 +73,7 @@ def initialize() -> bool:
         # gloo matches collectives by their order, so programs must run one after the other
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
-        jax.distributed.initialize(**options, heartbeat_timeout_seconds=HEARTBEAT_S)
+        jax.distributed.initialize(**options, heartbeat_timeout_seconds=heartbeat_s())
     except jax.errors.JaxRuntimeError as error:
         where = options.get("coordinator_address", "the coordinator that jax found")
         raise DistributedError(
@@ -91,6 +91,11 @@ def require_single_process(what: str) -> None:
         f"{what} runs in one process: unset {', '.join(VARIABLES)} and COMPASS_DISTRIBUTED, and"
         " start it once",
     )
+
+
+def heartbeat_s() -> int:
+    """Returns the seconds without a heartbeat after which a process counts as lost."""
+    return HEARTBEAT_S if os.environ.get(VARIABLES[0]) else POD_HEARTBEAT_S
 
 
 def _options() -> dict[str, Any] | None:
@@ -172,7 +177,7 @@ def _report_error(name: str, error: BaseException) -> int:
             flush=True,
         )
         # meanwhile jax's service names the lost process and ends this one
-        time.sleep(HEARTBEAT_S + 2)
+        time.sleep(heartbeat_s() + 2)
     elif isinstance(error, CompassError):
         code = error.exit_status
         print(f"compass: {name}: {error}", file=sys.stderr, flush=True)

@@ -55,7 +55,7 @@ def test_variables_that_cannot_be_used_are_named(bad, joined, monkeypatch):
 def test_what_jax_is_told(joined, monkeypatch):
     assert not distributed.initialize() and joined == []
     monkeypatch.setenv("COMPASS_DISTRIBUTED", "auto")
-    assert distributed.initialize() and joined == [{"heartbeat_timeout_seconds": 10}]
+    assert distributed.initialize() and joined == [{"heartbeat_timeout_seconds": 60}]
     for name, value in GOOD.items():
         monkeypatch.setenv(name, value)
     assert distributed.initialize()
