@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -43,7 +43,9 @@ _SMALLEST = 1024  # bytes of a gather; sizes are powers of two, so that few prog
 
 
 class DistributedError(CompassError, RuntimeError):
-    """The processes could not connect; the message names the address and what to check."""
+    """The processes could not connect, in which case the message names the address and what to
+    check; or process 0 failed, with this message.
+    """
 
 
 def initialize() -> bool:
@@ -209,6 +211,21 @@ def all_gather_bytes(payload: bytes) -> list[bytes]:
     padded[: len(payload)] = np.frombuffer(payload, np.uint8)
     rows = multihost_utils.process_allgather(padded)
     return [row[:n].tobytes() for row, n in zip(rows, sizes, strict=True)]
+
+
+def in_main_process(do: Callable[[], object]) -> None:
+    """Calls `do` in process 0. Its error is raised in every process: itself in process 0, with its
+    text as a DistributedError in the others. Every process must call it at the same place.
+    """
+    refusal: Exception | None = None
+    if is_main_process():
+        try:
+            do()
+        except Exception as error:
+            refusal = error
+    message = all_gather_bytes(str(refusal or "").encode())[0].decode()
+    if message or refusal:
+        raise refusal or DistributedError(message)
 
 
 def any_process(flag: bool) -> bool:

@@ -30,7 +30,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.io import flatten
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.errors import STRICT, CompassError
+from compass_jax.errors import STRICT
 from compass_jax.rewards.checks import changed, checks_of, code_of, judged_sources
 from compass_jax.rewards.endpoint import Batched, Pooled
 from compass_jax.rewards.joined import AnyJudge, AnyScorer, JoinedScorer, SharedScorer
@@ -46,10 +46,6 @@ from compass_jax.weights.carried import carry_files
 S = TypeVar("S", bound=ScoredConfig)
 Own = TypeVar("Own", Scorer, JoinedScorer)
 SHARED_FOLDER = "a run directory must be on a file system that all processes share"
-
-
-class RunRefused(CompassError, RuntimeError):
-    """Process 0 could not open the run directory; the message is its error's."""
 
 
 STOPPING = (
@@ -130,16 +126,13 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
     distributed.require_equal_across_processes(
         flatten(run_config), "start the same command in every process"
     )
-    run, refusal = RunDir(config.directory, run_config), None
-    if distributed.is_main_process():
-        try:
-            check_trackers(config.trackers)
-            run.__enter__()
-        except Exception as error:
-            refusal = error
-    message = distributed.all_gather_bytes(str(refusal or "").encode())[0].decode()
-    if message:
-        raise refusal or RunRefused(message)
+    run = RunDir(config.directory, run_config)
+
+    def enter() -> None:
+        check_trackers(config.trackers)
+        run.__enter__()
+
+    distributed.in_main_process(enter)
     try:
         yield run
         run.check()

@@ -19,7 +19,6 @@ from compass_jax.config.io import flatten
 from compass_jax.rewards.joined import SharedScorer
 from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse, look_into
 from compass_jax.session import (
-    RunRefused,
     StopSignal,
     carry_tokenizer,
     code_changes,
@@ -61,7 +60,10 @@ def test_process_0_alone_writes_the_run_directory(tmp_path, second, monkeypatch)
 
 def test_what_process_0_refuses_is_raised_in_every_process(tmp_path, second, monkeypatch):
     second[:] = [None, b"the run directory is in use by somebody"]
-    with pytest.raises(RunRefused, match="is in use by somebody"), open_run(config_at(tmp_path)):
+    with (
+        pytest.raises(distributed.DistributedError, match="is in use by somebody"),
+        open_run(config_at(tmp_path)),
+    ):
         pass
     monkeypatch.setattr(jax, "process_index", lambda: 0)
     with (

@@ -261,7 +261,6 @@ def rewards(words: Sequence[str]) -> str | dict[str, float]:
 
 FOR_RL = ("train", "train-judge", "plan", "calibrate-alpha")
 STAGES = {"sft": "sft", "train": "rl"}  # the directory of each command under runs/NAME
-SINGLE_PROCESS = ("calibrate-alpha", "filter", "train-judge")
 REQUIRED = {
     "topology": "--topology NAME is missing: for which TPUs? For example v5p:4x4x4",
     "checkpoint": "--checkpoint DIR is missing: which weights is compass {} to use?",
@@ -344,7 +343,7 @@ def _run(name: str, options: Json, config: RunConfig) -> int:
         return command.run(options, config)
     from compass_jax.distributed import processes, require_single_process
 
-    if name in SINGLE_PROCESS:
+    if name == "calibrate-alpha":
         require_single_process(f"compass {name}")
     if getattr(options, "follow", False):
         require_single_process("compass eval --follow")

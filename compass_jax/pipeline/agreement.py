@@ -19,6 +19,7 @@ from rich.console import Console
 from compass_jax.aliases import JsonMapping
 from compass_jax.config import EngineJudgeConfig, PolicyConfig
 from compass_jax.data.preferences import Preference
+from compass_jax.distributed import is_main_process
 from compass_jax.experience.evaluate import decoder_of
 from compass_jax.report import summary_table
 from compass_jax.rewards.agreement import Agreement, agreement
@@ -107,10 +108,14 @@ def judged(
 
 
 def report(rulings: Sequence[Ruled], named: JsonMapping, out: str = "") -> Agreement:
-    """Prints and returns the agreement. `named` and `out` are as in `judged`."""
+    """Prints and returns the agreement. `named` and `out` are as in `judged`. With several
+    processes all of them have the rulings, and process 0 prints and writes.
+    """
     golds = [one.pair.gold for one in rulings]
     numbers = agreement(golds, [x.first for x in rulings], [x.swapped for x in rulings])
     failures = dict(Counter(name for one in rulings for name in one.failures))
+    if not is_main_process():
+        return numbers
     _tell(numbers, failures, rulings)
     if out:
         _write(Path(out), {**named, "failures": failures}, numbers, rulings)

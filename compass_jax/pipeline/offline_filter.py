@@ -24,13 +24,18 @@ from compass_jax.config import ConfigError, ScoredConfig
 from compass_jax.curate.pass_rates import uniform_shares
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import fitting, train_prompts
+from compass_jax.distributed import (
+    in_main_process,
+    is_main_process,
+    require_equal_across_processes,
+)
 from compass_jax.experience.evaluate import answers, decoder_of
 from compass_jax.records import Prompt
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.runs.rundir import FolderLock, write_atomically
-from compass_jax.session import open_scorer
+from compass_jax.session import SHARED_FOLDER, open_scorer
 
 FILE = "pass_rates.jsonl"
 
@@ -60,13 +65,18 @@ def run_filter(config: ScoredConfig, checkpoint: str, out: str, bounds: Bounds) 
         )
     if not 0 <= low < high <= 1:
         raise ConfigError(f"--low {low} --high {high}: must be 0 <= low < high <= 1")
-    with FolderLock(out) as lock:
+    lock = FolderLock(out)
+    in_main_process(lock.__enter__)
+    try:
         rows = _rates(config, checkpoint, bounds, lock)
         summary = summarise(rows, samples)
-        write_atomically(lock.path / "summary.json", json.dumps(summary, indent=2) + "\n")
         rates = [row.pass_rate for row in rows if row.known]
-        plot_histogram(rates, samples, lock.path / "histogram.png")
-    console = Console(soft_wrap=True)
+        if is_main_process():
+            write_atomically(lock.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+            plot_histogram(rates, samples, lock.path / "histogram.png")
+    finally:
+        lock.__exit__()
+    console = Console(soft_wrap=True, quiet=not is_main_process())
     title = f"{checkpoint}: pass rates of the training prompts, {samples} samples each"
     console.print(summary_table(_table(rows), title=title))
     if summary["kept"]:
@@ -81,7 +91,8 @@ def _rates(
 ) -> list[PassRate]:
     """Returns the pass rate of each prompt; appends those that FILE lacks to it."""
     path, samples = lock.path / FILE, bounds.samples
-    tell = partial(Console(soft_wrap=True).print, highlight=False, markup=False)
+    console = Console(soft_wrap=True, quiet=not is_main_process())
+    tell = partial(console.print, highlight=False, markup=False)
     engine, decode, tokenizer = decoder_of(config, checkpoint)
     prompts = train_prompts(config.data, tokenizer, config.seed, tell)
     prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
@@ -89,6 +100,7 @@ def _rates(
     prompts = kept_prompts(prompts, config.data.keep_file).prompts
     done = read_pass_rates(path, complete=False, prompts=prompts) if path.exists() else {}
     _check_same(done, bounds, path)
+    require_equal_across_processes({f"the number of rows in {path}": len(done)}, SHARED_FOLDER)
     remaining = [p for p in prompts if p.id not in done]
     sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
     part = max(1, 8 * config.rollout.slots // samples)
@@ -111,12 +123,16 @@ def _rates(
                 _rate(*entry, config.rewards.right_at, bounds.low, bounds.high)
                 for entry in zip(chosen, rollouts, scores, strict=True)
             ]
-            lock.check()
-            with path.open("a") as file:
-                file.write("".join(json.dumps(row._asdict()) + "\n" for row in rows))
+            in_main_process(partial(_append, rows, path, lock))
             done |= {row.id: row for row in rows}
             tell(f"filter {len(done)}/{len(prompts)} prompts")
     return [done[p.id] for p in prompts]
+
+
+def _append(rows: Sequence[PassRate], path: Path, lock: FolderLock) -> None:
+    lock.check()
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row._asdict()) + "\n" for row in rows))
 
 
 def _rate(

@@ -21,6 +21,7 @@ from compass_jax.aliases import JsonObject
 from compass_jax.config import PolicyConfig, RunConfig
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import SAID, Preference
+from compass_jax.distributed import is_main_process
 from compass_jax.pipeline.agreement import Ruled, judged, number, own_judge, report
 from compass_jax.report import summary_table
 from compass_jax.rewards.agreement import Agreement
@@ -64,7 +65,7 @@ def run_train_judge(config: RunConfig, scalar: bool = False) -> JsonObject:
     reward model.
     """
     config.validate_for_rl()
-    console, folder = Console(soft_wrap=True), Path(config.directory)
+    console, folder = Console(soft_wrap=True, quiet=not is_main_process()), Path(config.directory)
     training, heldout = split_pairs(config.data)
     heldout = heldout[: config.data.eval_prompts]
     for line in (*balance(training), f"{len(heldout)} held-out pairs"):
@@ -104,7 +105,7 @@ def _train_scalar(
     agreement = report(
         rated.ruled(heldout), {"judge": run.directory, "tie_margin": rated.margin}, str(out)
     )
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, quiet=not is_main_process())
     console.print(f"a difference of rewards up to {rated.margin:.3g} is called a tie: the best")
     console.print(f"threshold on the training pairs. The reward model: {run.directory}")
     return {**trained, "scalar": agreement}

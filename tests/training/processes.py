@@ -18,6 +18,7 @@ import quick_compile
 
 TESTS = Path(__file__).parent.parent
 PATIENCE_S = 200
+JUDGE_TOKENIZER = str(TESTS.parent / "configs" / "tiny_judge_tokenizer")
 CONFIG = """
 from dataclasses import replace
 
@@ -33,6 +34,23 @@ from tiny_run import tiny_run
 
 
 _REWARD_MODEL = {judge!r}
+_TOKENIZER = {tokenizer!r}
+
+
+def _of_pairs(config, pairs):
+    # A judge's training: a question to it has about 100 of these tokens, and its verdict one.
+    sft = dict(preferences=(pairs,), procedural=(), steps=4, batch=8, buckets=(120,))
+    source = FileSource(pairs, verifier="verdict")
+    lengths = dict(prompt_buckets=(112,), max_new_tokens=8, cache_bucket=60)
+    data = dict(sources=(source,), tokenizer=_TOKENIZER, eval_prompts=8, heldout_frac=0.5)
+    rl = replace(config.rl, steps=1, buckets=(120,), micro_batch_tokens=1920)
+    return {{
+        "model": replace(config.model, max_positions=256),
+        "data": replace(config.data, **data),
+        "rollout": replace(config.rollout, **lengths),
+        "sft": replace(config.sft, micro_batch_tokens=1920, **sft),
+        "rl": rl,
+    }}
 
 
 def _judged(config, judge):
@@ -84,7 +102,8 @@ def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
         "".join(json.dumps({"prompt": f"Say {n}.", "answer": "No."}) + "\n" for n in range(8))
     )
     judge = str(folder.parent / "judge")
-    file.write_text(CONFIG.format(rl=rl, run=run, rows=str(rows), judge=judge))
+    settings = {"rl": rl, "run": run, "rows": str(rows), "judge": judge}
+    file.write_text(CONFIG.format(**settings, tokenizer=JUDGE_TOKENIZER))
     return file
 
 

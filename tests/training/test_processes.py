@@ -3,6 +3,7 @@ killed, and a stop that reaches one of them.
 """
 
 import dataclasses
+import json
 import signal
 import time
 
@@ -244,3 +245,42 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path):
         found[count] = numbers(job.directory), table
     compare(found[2][0], found[1][0])
     assert found[2][1] == found[1][1] and len(found[1][1]) > 2
+
+
+@pytest.mark.slow
+def test_a_filter_and_a_judge_in_two_processes_are_those_of_one(tmp_path):
+    """Pass rates line by line; a judge's training, and its verdicts on held-out pairs. The second
+    process prints no table and writes no file.
+    """
+    start = run(tmp_path / "sft", 1, *MESH, command="sft", run="sft=replace(config.sft, steps=1)")
+    found = {}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        out = folder / "filtered"
+        options = ("--checkpoint", str(start), "--out", str(out), "--samples", "2")
+        with Job(folder, count, *MESH, *options, command="filter") as job:
+            job.finish()
+        assert "kept" in job.log(0) and (count == 1 or "kept" not in job.log(1))
+        pairs = folder / "pairs.jsonl"
+        rows = [
+            {"prompt": f"{n}: which?", "candidate": str(n % 7), "anchor": str(n % 5), "verdict": x}
+            for n, x in enumerate(("Better", "Worse", "Tie") * 8)
+        ]
+        pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = f"**_of_pairs(config, {str(pairs)!r})"
+        with Job(folder, count, *MESH, command="train-judge", run=settings) as job:
+            job.finish()
+        rulings = [
+            (row["gold"], row["first"], row["swapped"])
+            for stage in ("sft", "rl")
+            for row in map(
+                json.loads,
+                (job.directory / f"judged_{stage}" / "rulings.jsonl").read_text().splitlines(),
+            )
+        ]
+        rates = (out / "pass_rates.jsonl").read_text()
+        found[count] = rates, rulings, numbers(job.directory / "sft"), numbers(job.directory / "rl")
+    assert found[2][:2] == found[1][:2] and len(found[1][1]) > 4
+    compare(found[2][2], found[1][2])
+    compare(found[2][3], found[1][3])
