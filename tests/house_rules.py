@@ -41,6 +41,7 @@ LAYERS = {
     "session": {"config", "data", "distributed", "rewards", "runs", "tpu_versions", "trackers"}
     | {"weights"},
     "extras": set(),
+    "tpu_flags": set(),
     "tpu_versions": {"config", "extras"},
     "token_ids": {"untrusted"},
     "untrusted": set(),
