@@ -10,12 +10,14 @@ from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
 
 
 def qwen3_30b_a3b_v5p_4x4x4() -> RunConfig:
-    """Trains with 2-way context, samples with experts over 8 and heads over 4 devices."""
+    """Trains with a row on each device, whose experts two devices share; samples with experts over
+    8 and heads over 4 devices.
+    """
     return pod_run(
         "qwen3_30b_a3b_v5p_4x4x4",
         QWEN3_30B_A3B,
         "weights/Qwen3-30B-A3B",
-        MeshConfig(fsdp=4, expert=8, context=2),
+        MeshConfig(fsdp=32, expert=2),
         MeshConfig(replica=2, expert=8, tensor=4),
-        slots=512,
+        slots=1024,
     )

@@ -255,9 +255,9 @@ def test_half_a_row_on_each_device_is_half_the_tokens_of_a_micro_batch():
         x for x in advice(config, "backward 32768", None, {}) if x.setting == "mesh.context"
     )
     assert change.value.split() == [
-        "4",
-        "--mesh.fsdp",
         "2",
+        "--mesh.fsdp",
+        "16",
         "--rl.micro_batch_tokens",
         str(config.rl.micro_batch_tokens // 2),
     ]
