@@ -70,7 +70,7 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     config = override(load_config(args.config), args.settings)
     step = Step(config, topology_devices(args.topology))
     names = with_predecessors(args.programs)
-    command = ["git", "rev-parse", "HEAD"]
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
     made = {"change": args.change, "commit": commit, "versions": installed()}
     made |= {"flags": os.environ.get(VARIABLE, "")}

@@ -170,7 +170,7 @@ def test_plans():
             f"{found['hbm_gib_per_chip']:.1f}",
             f"{found['hbm_limit_gib']:.1f}",
         )
-    assert "needs 38.9 GiB of 92.2" in README
+    assert "needs 68.7 GiB of 92.2" in README
 
 
 def test_pod_programs():
