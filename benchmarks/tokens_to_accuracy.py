@@ -23,7 +23,9 @@ Tuning, on seeds that are not used again. Score: the mean of the accuracy curve 
     rates    the two best cells, each at 7.5e-5, 1.5e-4 and 3e-4, on seed 101; the best one is tuned
              GRPO
     trials   every other arm has tuned GRPO's prompts a step and rate, its samples unless they are
-             what the arm sets, and up to three trials of its own settings, on seed 101
+             what the arm sets, and up to four trials of its own settings, on seed 101; arms of
+             which most groups vary have a trial with twice the rate, for their gradient has less
+             noise
 
 Arms, each at its best trial, on seeds 0 to 2:
     grpo         tuned GRPO
@@ -116,7 +118,7 @@ class Scale(NamedTuple):
     evaluations: int = 8  # of a run
     cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
     rates: tuple[float, ...] = RATES
-    trials: int = 3  # of an arm, at most
+    trials: int = 4  # of an arm, at most
 
 
 FULL = Scale()
@@ -178,6 +180,16 @@ def replay(max_age: int, max_route_age: int) -> Change:
     return change
 
 
+def faster(times: float) -> Change:
+    """Returns the change to another learning rate."""
+
+    def change(rl: RLConfig) -> RLConfig:
+        rate = times * rl.optim.learning_rate
+        return dataclasses.replace(rl, optim=dataclasses.replace(rl.optim, learning_rate=rate))
+
+    return change
+
+
 class Arm(NamedTuple):
     """An arm of the experiment: its trials by name, whether it pays for an offline filter, and the
     number of training prompts of each length (0: all).
@@ -223,9 +235,11 @@ ARMS: dict[str, Arm] = {
             )
             for target, discount in ((0.3, 0.9), (0.5, 0.9), (0.5, 0.7))
         }
+        | {"target 0.5, twice the rate": both(POSTERIOR, faster(2))}
     ),
     "screening, posterior": Arm(
         {f"{n0} of {n}": both(screening(n0, n), POSTERIOR) for n0, n in ((2, 4), (2, 8), (4, 8))}
+        | {"2 of 4, twice the rate": both(both(screening(2, 4), POSTERIOR), faster(2))}
     ),
     "drafts": Arm(
         {
