@@ -42,7 +42,8 @@ def run(folder, count, *options, **settings):
 def samples(directory):
     rows = [sample for row in lines(directory, "rollouts") for sample in row["samples"]]
     for sample in rows:
-        sample["components"].pop("judge_entropy_nats", None)  # rounded; its mean is a metric
+        # rounded; its mean is a metric
+        sample.get("components", {}).pop("judge_entropy_nats", None)
     return rows
 
 
