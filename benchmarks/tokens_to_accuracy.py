@@ -6,8 +6,8 @@
 The plan, written before its runs:
 
 Task. The demo's sums and products, and two prompts of five too hard: TOO_HARD sums of numbers of
-three and four digits. A guess at them is hardly ever right: on an earlier task, of sums of 7 and 8 small
-numbers, one guess in twenty was, which taught the policy to guess. The model is the demo's too, and
+three and four digits. A guess at them is hardly ever right: on an earlier task, of sums of 7 and 8
+small numbers, one guess in twenty was, which taught the policy to guess. The model is the demo's too, and
 each seed has the demo's cold start, which mixes bare answers with worked ones. Held-out prompts are
 of the same mix. The report says whether the task is as planned: accuracy of the cold start between
 0.05 and 0.2, and at least 60% of tuned GRPO's groups uniform.
@@ -18,8 +18,8 @@ of steps. Every step has one update.
 
 Tuning, on seeds that are not used again. Score: the mean of the accuracy curve over the tokens.
     cells    GRPO with 16, 32 or 64 prompts a step and 4 or 8 samples of each, at rate 1.5e-4, on
-             seed 100 (12 cells, 4 x 2 to 32 x 8, were tried on the earlier task: fewer than 64 samples an
-             update make the accuracy fall)
+             seed 100 (12 cells, 4 x 2 to 32 x 8, were tried on the earlier task: fewer than 64
+             samples an update make the accuracy fall)
     rates    the two best cells, each at 7.5e-5, 1.5e-4 and 3e-4, on seed 101; the best one is tuned
              GRPO
     trials   every other arm has tuned GRPO's prompts a step and rate, its samples unless they are
