@@ -7,10 +7,10 @@ The plan, written before its runs:
 
 Task. The demo's sums and products, and two prompts of five too hard: TOO_HARD sums of numbers of
 three and four digits. A guess at them is hardly ever right: on an earlier task, of sums of 7 and 8
-small numbers, one guess in twenty was, which taught the policy to guess. The model is the demo's too, and
-each seed has the demo's cold start, which mixes bare answers with worked ones. Held-out prompts are
-of the same mix. The report says whether the task is as planned: accuracy of the cold start between
-0.05 and 0.2, and at least 60% of tuned GRPO's groups uniform.
+small numbers, one guess in twenty was, which taught the policy to guess. The model is the demo's
+too, and each seed has the demo's cold start, which mixes bare answers with worked ones. Held-out
+prompts are of the same mix. The report says whether the task is as planned: accuracy of the cold
+start between 0.05 and 0.2, and at least 60% of tuned GRPO's groups uniform.
 
 Budget. 300 thousand generated tokens a run. Filter rollouts and dropped groups count; evaluations
 do not. The learning rate is constant after eight steps, so that no schedule depends on the number
