@@ -29,10 +29,12 @@ _REMEDIES = {
 def told_once() -> Iterator[None]:
     """Suppresses reports of orbax and tensorstore threads about an error that is also raised.
 
-    orbax logs it with tracebacks, even after the block, because a save continues in the background.
-    tensorstore reports to an event loop that is already closed.
+    orbax logs it with tracebacks, even after the block, because a save continues in the background;
+    asyncio logs orbax's tasks whose error nobody read. tensorstore reports to an event loop that is
+    already closed.
     """
-    logging.getLogger("absl").addFilter(_not_of_orbax)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_not_of_orbax)
     hook = sys.unraisablehook
 
     def report(args: Any) -> None:
@@ -51,7 +53,7 @@ def told_once() -> Iterator[None]:
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
-    return "/orbax/" not in record.pathname
+    return "/orbax/" not in record.pathname and "/orbax/" not in record.getMessage()
 
 
 def failure(step: int, final: Path, error: Exception, size: int, free: int | None) -> str:
