@@ -15,7 +15,7 @@ from typing import Literal
 
 import jax
 import numpy as np
-from jax.experimental.mesh_utils import create_device_mesh
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from compass_jax.aliases import Tree
@@ -142,15 +142,35 @@ def placements(
 
 
 def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]:
-    """Orders TPU devices so that neighbours on the mesh are neighbours on the torus."""
+    """Orders TPU devices so that neighbours on the mesh are neighbours on the torus, and so that
+    slices differ in replica, then in fsdp, alone: these axes send the least for each step over the
+    network between slices. Raises ConfigError for a mesh that the torus or the slices do not hold.
+    """
     if not devices or devices[0].platform != "tpu" or len(devices) != config.devices:
         return devices
-    try:
-        return list(
-            create_device_mesh(astuple(config), devices, allow_split_physical_axes=True).flat
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    over_replica = math.gcd(config.replica, slices)
+    outer = (over_replica, slices // over_replica, 1, 1, 1)
+    if config.fsdp % outer[1]:
+        raise ConfigError(
+            f"the devices are {slices} slices, over which replica = {config.replica} and fsdp ="
+            f" {config.fsdp} cannot be split evenly: make replica a multiple of {slices}"
         )
-    except (NotImplementedError, ValueError):  # part of a torus without a mesh shape
-        return devices
+    inner = [n // of_slices for n, of_slices in zip(astuple(config), outer, strict=True)]
+    try:
+        mesh = (
+            create_device_mesh(inner, devices, allow_split_physical_axes=True)
+            if slices == 1
+            else create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+        )
+    except (AssertionError, NotImplementedError, ValueError) as error:
+        axes = ", ".join(f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True))
+        raise ConfigError(
+            f"the mesh of {axes} cannot be laid on the torus of its {len(devices)} TPU chips:"
+            " choose axes whose products are sides of the torus (4 x 4 x 4: 4, 16, 64), and chips"
+            " that form a box"
+        ) from error
+    return list(mesh.flat)
 
 
 def _check_processes(train: MeshConfig, disaggregated: bool) -> None:
