@@ -1,7 +1,10 @@
 """Adapters in PEFT's format: export of a run's, and merging of folders into their base.
 
 A folder has adapter_config.json and adapter_model.safetensors, with lora_A [r, in] and lora_B
-[out, r] of each module (LoRA, arXiv 2106.09685): W + scale * B A.
+[out, r] of each module (LoRA, arXiv 2106.09685): W + scale * B A. transformers 5 has the routed
+experts of a layer in two parameters, gate_up_proj and down_proj, whose factors are lora_A [e r, in]
+and lora_B [out, r e] (PEFT's `target_parameters`). The factors of gate and up are one pair of twice
+the rank.
 """
 
 from __future__ import annotations
@@ -51,42 +54,56 @@ _PLAIN: Mapping[str, tuple[Tree, ...]] = {
     "modules_to_save": ([], None),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
-    "target_parameters": ([], None),
     "lora_bias": (False, None),
 }
 _SHARD_BYTES = 4_000_000_000
+_EXPERTS = "model.layers.{i}.mlp.experts"  # the module in every family's class in transformers 5
+_PARTS = 2  # matrices of an expert in gate_up_proj
 
 
 def export_adapter(path: str | Path, out: str | Path) -> Path:
     """Writes the adapters of a run or checkpoint as a PEFT folder; returns its path.
 
-    Raises WeightsError for a checkpoint without adapters, and UnsupportedModel for adapters of
-    experts, which transformers keeps in fused tensors.
+    Raises WeightsError for a checkpoint without adapters.
     """
     source = checkpoint.find(path)
     saved = source.meta().get(LORA)
     if saved is None:
         raise WeightsError(f"{source.path} has no adapters: export the whole model instead")
     model, lora = source.manifest.model, settings_of(saved)
-    if "experts" in lora.targets:
-        raise UnsupportedModel(
-            f"{source.path} has adapters of experts, for which PEFT has no module (transformers"
-            " fuses a layer's experts): export the merged model instead"
-        )
     requested = {"state": {"params": abstract_adapters(model, lora)}}
     _, arrays, _ = checkpoint.restore(source, requested, subset=True)
-    tensors = peft_tensors(arrays["state"]["params"], model, lora)
+    return write_adapter(out, arrays["state"]["params"], model, lora, saved["base"])
+
+
+def write_adapter(
+    out: str | Path, adapters: Tree, model: ModelConfig, lora: LoRAConfig, base: str
+) -> Path:
+    """Writes stacked adapters as a PEFT folder, which names its `base`; returns its path."""
+    tensors = peft_tensors(adapters, model, lora)
+    times = _PARTS if "experts" in lora.targets else 1
+    modules = sorted({_module(name) for name in tensors if ".experts." not in name})
+    # PEFT takes a module with the name of an expert's matrix for that matrix, where transformers 5
+    # renamed the experts; as a parameter it is what it is.
+    is_moe = model.moe is not None
+    by_parameter = [
+        x for x in modules if is_moe and x.endswith(("gate_proj", "up_proj", "down_proj"))
+    ]
+    parameters = [f"{module}.weight" for module in by_parameter]
+    if "experts" in lora.targets:
+        parameters += ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": saved["base"],
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
+        "base_model_name_or_path": base,
+        "r": times * lora.rank,
+        "lora_alpha": times * lora.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "target_modules": sorted({_module(name) for name in tensors}),
+        "target_modules": sorted(set(modules) - set(by_parameter)),
+        **({"target_parameters": parameters} if parameters else {}),
     }
     folder = Path(out).absolute()
     with new_folder(folder, sum(x.nbytes for x in tensors.values())) as temporary:
@@ -101,24 +118,58 @@ def _module(name: str) -> str:
 
 
 def peft_tensors(adapters: Tree, config: ModelConfig, lora: LoRAConfig) -> dict[str, np.ndarray]:
-    """Returns stacked adapters as PEFT's tensors."""
+    """Returns stacked adapters as PEFT's tensors: of rank r, and with experts of rank _PARTS r,
+    filled with zeros.
+    """
+    ranks = lora.rank * (_PARTS if "experts" in lora.targets else 1)
     family, runs = find(config.family), layer_runs(config)
     specs = jax.tree_util.tree_flatten_with_path(
         adapter_specs(config, lora), is_leaf=lambda x: isinstance(x, Adapter)
     )[0]
     pairs = jax.tree.leaves(adapters, is_leaf=lambda x: isinstance(x, Adapter))
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
+    experts: dict[int, dict[str, Adapter]] = {}  # layer -> parameter -> factors of all experts
     for (path, spec), pair in zip(specs, pairs, strict=True):
         run, offset = (int(key.key.rpartition("_")[2]) for key in path[:2])
-        name = family.tensor(spec.a.name).name
         a, b = (np.asarray(fetch(x)) for x in pair)
         for repeat in range(len(a)):
-            module = name.format(i=runs[run].layer(repeat, offset)).removesuffix(".weight")
-            for letter, x in (("A", a), ("B", b)):
-                tensors[f"{_PREFIX}{module}.lora_{letter}.weight"] = np.ascontiguousarray(
-                    x[repeat].T
-                )
+            layer, factors = runs[run].layer(repeat, offset), Adapter(a[repeat], b[repeat])
+            if spec.a.per_expert:
+                experts.setdefault(layer, {})[spec.a.name] = factors
+                continue
+            module = family.tensor(spec.a.name).name.format(i=layer).removesuffix(".weight")
+            factors = Adapter(factors.a[None], factors.b[None])
+            tensors |= _pair(module, [factors], ranks)
+    is_interleaved = family.tensor("moe.gate").fused if experts else False
+    for layer, parts in experts.items():
+        module = _EXPERTS.format(i=layer)
+        # PEFT wraps a module once for each of its parameters: down_proj is the outer wrapper
+        gate_up = [parts["moe.gate"], parts["moe.up"]]
+        tensors |= _pair(f"{module}.base_layer", gate_up, ranks, is_interleaved)
+        tensors |= _pair(module, [parts["moe.down"]], ranks)
     return tensors
+
+
+def _pair(
+    module: str, parts: Sequence[Adapter], ranks: int, is_interleaved: bool = False
+) -> dict[str, np.ndarray]:
+    """Returns lora_A [e * ranks, inputs] and lora_B [outputs, ranks * e] of a module, or of a
+    parameter that has the outputs of several matrices of each expert, one after the other or
+    interleaved.
+    """
+    (experts, inputs, rank), outputs = parts[0].a.shape, parts[0].b.shape[-1]
+    a = np.zeros((experts, ranks, inputs), parts[0].a.dtype)
+    b = np.zeros((len(parts) * outputs, ranks, experts), parts[0].b.dtype)
+    for i, part in enumerate(parts):
+        filled = slice(i * rank, (i + 1) * rank)
+        block = slice(i * outputs, (i + 1) * outputs)
+        rows = slice(i, None, len(parts)) if is_interleaved else block
+        a[:, filled] = part.a.swapaxes(1, 2)
+        b[rows, filled] = part.b.transpose(2, 1, 0)
+    return {
+        f"{_PREFIX}{module}.lora_A.weight": a.reshape(-1, inputs),
+        f"{_PREFIX}{module}.lora_B.weight": b.reshape(len(b), -1),
+    }
 
 
 class PeftAdapter(NamedTuple):
@@ -140,6 +191,8 @@ def read_adapter(folder: str | Path) -> PeftAdapter:
     problems = [f"{key} = {raw[key]}" for key, plain in _PLAIN.items() if raw.get(key) not in plain]
     if raw.get("peft_type") != "LORA":
         problems.insert(0, f"peft_type = {raw.get('peft_type')!r}")
+    if experts := [x for x in raw.get("target_parameters") or [] if not x.endswith(".weight")]:
+        problems.append(f"target_parameters = {experts}")
     if problems:
         raise UnsupportedModel(
             f"{folder / CONFIG}: {', '.join(problems)} is not supported (supported: plain LoRA);"

@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(base, trained, tmp_path, monkeypatch)
     assert numbers(tmp_path / "run") == numbers(trained)
 
 
-def test_adapters_of_experts_train_and_the_base_is_the_reference(base, tmp_path):
+def test_adapters_of_experts_train_and_the_base_is_the_reference(base, tmp_path, capsys):
     rl = tiny_run().rl
     objective = replace(rl.objective, kl_coef=0.1)
     lora = replace(LORA, targets=("experts",))
@@ -149,7 +149,16 @@ def test_adapters_of_experts_train_and_the_base_is_the_reference(base, tmp_path)
     assert min(mlp[name] for name in ("gate", "up", "down")) > 0 and mlp["router"] == 0
     first = lines(tmp_path / "run")[0]["metrics"]
     assert first["policy/ref_kl_k3"] < 1e-6  # the run starts as its base
-    assert main(["export-hf", str(tmp_path / "run"), str(tmp_path / "a"), "--adapter"]) != 0
+    for out, options in (("merged", ()), ("adapter", ("--adapter",))):
+        assert main(["export-hf", str(tmp_path / "run"), str(tmp_path / out), *options]) == 0
+    whole, plain = (
+        AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32)
+        for x in (tmp_path / "merged", base)
+    )
+    adapted = PeftModel.from_pretrained(plain, tmp_path / "adapter")
+    torch.testing.assert_close(logits(adapted), logits(whole), rtol=1e-4, atol=1e-5)
+    assert main(["merge-lora", base, str(tmp_path / "x"), "--adapters", str(tmp_path / "adapter")])
+    assert "target_parameters = ['mlp.experts.down_proj'" in capsys.readouterr().err
 
 
 def test_sft_trains_adapters_and_resumes(base, tmp_path):
