@@ -13,7 +13,7 @@ uniform groups, which cost little. Held-out prompts are of the same mix. The rep
 task is as planned: accuracy of the cold start between 0.05 and 0.2, and at least 60% of tuned
 GRPO's groups uniform.
 
-Budget. 300 thousand generated tokens a run. Filter rollouts and dropped groups count; evaluations
+Budget. 1.2 million generated tokens a run. Filter rollouts and dropped groups count; evaluations
 do not. The learning rate is constant after eight steps, so that no schedule depends on the number
 of steps. Every step has one update.
 
@@ -116,8 +116,8 @@ GRPO, PERMUTED = "grpo", "permuted"
 class Scale(NamedTuple):
     """The size of the experiment."""
 
-    budget: int = 300_000  # generated tokens of a run
-    evaluations: int = 8  # of a run
+    budget: int = 1_200_000  # generated tokens of a run
+    evaluations: int = 12  # of a run
     cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
     rates: tuple[float, ...] = RATES
     trials: int = 5  # of an arm, at most
