@@ -14,7 +14,7 @@ cannot add single digits, and GRPO gains nothing. Held-out prompts are of the sa
 says whether the task is as planned: accuracy of the cold start between 0.05 and 0.2, and at least
 60% of tuned GRPO's groups uniform.
 
-Budget. 600 thousand generated tokens a run. Filter rollouts and dropped groups count; evaluations
+Budget. 300 thousand generated tokens a run. Filter rollouts and dropped groups count; evaluations
 do not. The learning rate is constant after eight steps, so that no schedule depends on the number
 of steps. Every step has one update.
 
@@ -117,8 +117,8 @@ GRPO, PERMUTED = "grpo", "permuted"
 class Scale(NamedTuple):
     """The size of the experiment."""
 
-    budget: int = 600_000  # generated tokens of a run
-    evaluations: int = 12  # of a run
+    budget: int = 300_000  # generated tokens of a run
+    evaluations: int = 16  # of a run
     cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
     rates: tuple[float, ...] = RATES
     trials: int = 5  # of an arm, at most
