@@ -17,6 +17,7 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -25,6 +26,7 @@ from rich.console import Console
 from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError, Objective, RunConfig
 from compass_jax.config.curriculum import at_step
+from compass_jax.distributed import in_main_process, is_main_process
 from compass_jax.records import StepArrays
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
@@ -52,7 +54,8 @@ def run_calibration(
 ) -> JsonObject:
     """Measures the alphas, prints the table, writes `out`/alpha.json and returns its content.
 
-    Saves no trained weights. A run in stages is measured in its first stage.
+    Saves no trained weights. A run in stages is measured in its first stage. Several processes
+    measure together, of which the first prints and writes.
     """
     config = at_step(config, 0)
     espo = config.rl.objective
@@ -68,7 +71,9 @@ def run_calibration(
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
     objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
-    with NewFolderLock(out):
+    lock = NewFolderLock(out)
+    in_main_process(lock.__enter__)
+    try:
         measured, columns = _measure(dataclasses.replace(config, init_from=checkpoint), objectives)
         rows = [_row(alpha, [u[i] for u in measured]) for i, alpha in enumerate(alphas)]
         result = {
@@ -78,10 +83,17 @@ def run_calibration(
             "suggested_alpha": suggest(alphas, [row["clip_frac"] for row in rows], target),
             "rows": rows,
         }
-        Path(out).mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(out) / "alpha.json", json.dumps(result, indent=2) + "\n")
-    _print(result, checkpoint)
+        in_main_process(partial(_write, result, Path(out)))
+    finally:
+        lock.__exit__()
+    if is_main_process():
+        _print(result, checkpoint)
     return result
+
+
+def _write(result: JsonObject, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "alpha.json", json.dumps(result, indent=2) + "\n")
 
 
 def _measure(
@@ -97,7 +109,7 @@ def _measure(
         with (
             StopSignal() as stop,
             open_scorer(config) as scorer,
-            Telemetry(scratch, 1, "rl") as telemetry,
+            Telemetry(scratch, 1, "rl", writes=is_main_process()) as telemetry,
         ):
             telemetry.note(notice(config.rewards.sandbox))
             trainer = RLTrainer(config, scorer, stop, telemetry)

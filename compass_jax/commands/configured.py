@@ -343,8 +343,6 @@ def _run(name: str, options: Json, config: RunConfig) -> int:
         return command.run(options, config)
     from compass_jax.distributed import processes, require_single_process
 
-    if name == "calibrate-alpha":
-        require_single_process(f"compass {name}")
     if getattr(options, "follow", False):
         require_single_process("compass eval --follow")
     with processes():

@@ -285,3 +285,23 @@ def test_a_filter_and_a_judge_in_two_processes_are_those_of_one(tmp_path):
     assert found[2][:2] == found[1][:2] and len(found[1][1]) > 4
     compare(found[2][2], found[1][2])
     compare(found[2][3], found[1][3])
+
+
+@pytest.mark.slow
+def test_alpha_is_calibrated_in_two_processes_as_in_one(tmp_path):
+    start = run(tmp_path / "sft", 1, *MESH, command="sft", run="sft=replace(config.sft, steps=1)")
+    found = {}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        out = folder / "alpha"
+        options = ("--checkpoint", str(start), "--out", str(out), "--rl.objective", "espo")
+        settings = "rl=replace(config.rl, updates_per_rollout=2)"
+        with Job(folder, count, *MESH, *options, command="calibrate-alpha", run=settings) as job:
+            job.finish()
+        assert "clip" in job.log(0) and (count == 1 or "clip" not in job.log(1))
+        assert [path.name for path in out.iterdir()] == ["alpha.json"]
+        found[count] = json.loads((out / "alpha.json").read_text())
+    first, second = (found[count].pop("rows") for count in (1, 2))
+    compare(second, first)
+    assert found[2].keys() == found[1].keys() and len({row["clip_frac"] for row in first}) > 3
