@@ -241,9 +241,7 @@ class RLTrainer:
             return
         abstract = placed_structs(jax.eval_shape(self._fresh_arrays), config.model, model.placement)
         if newest.meta().get("pending"):
-            abstract["pending"] = jax.eval_shape(
-                lambda: self.buffer.arrays(self.engine.config.max_length)
-            )
+            abstract["pending"] = self._abstract_in_flight()
         drafts = newest.meta().get("drafts")
         if drafts:
             abstract["drafts"] = abstract_drafts(drafts)
@@ -268,12 +266,24 @@ class RLTrainer:
         if "pending" in arrays:
             self._restore_in_flight(meta["pending"], arrays["pending"], str(newest.path))
 
+    def _abstract_in_flight(self) -> JsonObject:
+        """Returns the shapes of unfinished samples, with the routes where the engine has them: each
+        process reads its rows.
+        """
+        abstract = jax.eval_shape(lambda: self.buffer.arrays(self.engine.config.max_length))
+        if "routes" in abstract and self.engine.placement is not None:
+            routes = abstract["routes"]
+            sharding = self.engine.placement.rows(len(routes))
+            abstract["routes"] = jax.ShapeDtypeStruct(routes.shape, routes.dtype, sharding=sharding)
+        return abstract
+
     def _restore_in_flight(self, state: dict, arrays: JsonObject, path: str) -> None:
         if "routes" in arrays:
-            lengths, routes = (np.asarray(arrays[name]) for name in ("lengths", "routes"))
+            routes = self.engine.adopt(arrays["routes"])
             # the last rows are of stored groups without routes
-            check_recorded_routes(lengths[: len(routes)], routes, self.config.model, path)
-            arrays = {**arrays, "routes": self.engine.adopt(arrays["routes"])}
+            lengths = np.asarray(arrays["lengths"])[: len(routes)]
+            check_recorded_routes(lengths, routes, self.config.model, path)
+            arrays = {**arrays, "routes": routes}
         self.buffer.restore(state, arrays, self.stream.find, self.engine.end_ids)
 
     def _fresh_arrays(self) -> JsonObject:

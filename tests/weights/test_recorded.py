@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny import MODEL, UNSET
 
+from compass_jax.weights import recorded
 from compass_jax.weights.checkpoint import CheckpointError
 from compass_jax.weights.recorded import ENOUGH, check_recorded_routes
 
@@ -117,3 +118,25 @@ def test_captured_zeros_are_refused():
     check_recorded_routes(lengths, other, one, "here")
     lengths = np.array([4, 3], np.int32)  # five tokens of one expert happen
     check_recorded_routes(lengths, zeros(20), one, "here")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_row_is_refused_where_the_check_on_the_host_refuses_it(seed):
+    """Random damage to random rows; the rows before the first refused one are sound."""
+    rng, routes, lengths = np.random.default_rng(seed), store(), LENGTHS.copy()
+    for _ in range(rng.integers(0, 4)):
+        at = tuple(rng.integers(0, n) for n in routes.shape)
+        routes[at] = rng.choice([0, 1, 5, 6, 77, UNSET])
+    if rng.random() < 0.3:
+        lengths[rng.integers(0, 4)] = rng.choice([-1, 0, 1, 12, 13])
+    refused = []
+    for row in np.flatnonzero(lengths):
+        try:
+            recorded._check_row(routes[row], lengths[row], row, MODEL, ValueError)
+        except ValueError as error:
+            refused.append(str(error))
+    try:
+        check_recorded_routes(lengths, routes, MODEL, "here")
+        assert not refused
+    except CheckpointError as error:
+        assert refused and refused[0] in str(error)
