@@ -133,6 +133,8 @@ def placements(
     if train.devices == rollout.devices == 1 and not disaggregated:
         return None, None
     first = _by_torus(train, have[: train.devices])
+    if not disaggregated and first and first[0].platform == "tpu":
+        _check_slices(rollout, _slices(first), "rollout_mesh")
     rollout_devices = (
         _by_torus(rollout, have[train.devices :][: rollout.devices]) if disaggregated else first
     )
@@ -144,18 +146,14 @@ def placements(
 def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]:
     """Orders TPU devices so that neighbours on the mesh are neighbours on the torus, and so that
     slices differ in replica, then in fsdp, alone: these axes send the least for each step over the
-    network between slices. Raises ConfigError for a mesh that the torus or the slices do not hold.
+    network between slices. Raises ConfigError where there is no such order.
     """
     if not devices or devices[0].platform != "tpu" or len(devices) != config.devices:
         return devices
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = _slices(devices)
+    _check_slices(config, slices, "mesh")
     over_replica = math.gcd(config.replica, slices)
     outer = (over_replica, slices // over_replica, 1, 1, 1)
-    if config.fsdp % outer[1]:
-        raise ConfigError(
-            f"the devices are {slices} slices, over which replica = {config.replica} and fsdp ="
-            f" {config.fsdp} cannot be split evenly: make replica a multiple of {slices}"
-        )
     inner = [n // of_slices for n, of_slices in zip(astuple(config), outer, strict=True)]
     try:
         mesh = (
@@ -163,14 +161,42 @@ def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]
             if slices == 1
             else create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
         )
-    except (AssertionError, NotImplementedError, ValueError) as error:
+    except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
         axes = ", ".join(f"{name} {n}" for name, n in zip(AXES, astuple(config), strict=True))
+        why = (
+            "jax finds no order of them for these axes: choose others, such as powers of two"
+            if _are_boxes(devices)
+            else "they form no box on the torus: change their number, such as to a power of two"
+        )
         raise ConfigError(
-            f"the mesh of {axes} cannot be laid on the torus of its {len(devices)} TPU chips:"
-            " choose axes whose products are sides of the torus (4 x 4 x 4: 4, 16, 64), and chips"
-            " that form a box"
+            f"the mesh of {axes} cannot be laid on {len(devices)} TPU devices, {why}"
         ) from error
     return list(mesh.flat)
+
+
+def _slices(devices: list[jax.Device]) -> int:
+    return len({getattr(device, "slice_index", 0) for device in devices})
+
+
+def _check_slices(config: MeshConfig, slices: int, key: str) -> None:
+    """Raises ConfigError for a mesh whose replica and fsdp cannot be split over the slices."""
+    if config.fsdp % (slices // math.gcd(config.replica, slices)):
+        raise ConfigError(
+            f"the devices are {slices} slices, over which {key}.replica = {config.replica} and"
+            f" {key}.fsdp = {config.fsdp} cannot be split evenly: make {key}.replica a multiple of"
+            f" {slices}"
+        )
+
+
+def _are_boxes(devices: list[Tree]) -> bool:
+    """Returns whether the chips of each slice fill a box on its torus."""
+    chips: dict[int, set[tuple[int, ...]]] = {}
+    for device in devices:
+        chips.setdefault(getattr(device, "slice_index", 0), set()).add(tuple(device.coords))
+    return all(
+        len(places) == math.prod(max(x) - min(x) + 1 for x in zip(*places, strict=True))
+        for places in chips.values()
+    )
 
 
 def _check_processes(train: MeshConfig, disaggregated: bool) -> None:

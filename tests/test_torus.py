@@ -78,15 +78,29 @@ def test_slices_of_both_outer_axes(grid):
 
 
 def test_a_mesh_that_the_slices_do_not_hold_is_refused(grid):
-    with pytest.raises(ConfigError, match=r"3 slices, .*replica = 2 and fsdp = 8 .*multiple of 3"):
+    with pytest.raises(
+        ConfigError, match=r"3 slices, .*mesh.replica = 2 and mesh.fsdp = 8 .*multiple of 3"
+    ):
         grid(MeshConfig(replica=2, fsdp=8, expert=3), chips((4, 4, 1), slices=3))
 
 
 @pytest.mark.parametrize("count", [7, 24])
 def test_a_part_of_a_torus_that_is_no_box_is_refused(grid, count):
     """It ran before in the order of the chips' numbers, whatever its neighbours."""
-    with pytest.raises(ConfigError, match=rf"fsdp {count}, .*torus of its {count} TPU chips"):
+    with pytest.raises(ConfigError, match=rf"fsdp {count}, .* {count} TPU devices, .*no box"):
         grid(MeshConfig(fsdp=count), chips((4, 4, 4))[:count])
+
+
+@pytest.mark.parametrize("config", [MeshConfig(fsdp=10, expert=32), MeshConfig(5, 2, 1, 4, 8)])
+def test_a_torus_that_jax_finds_no_order_for_is_named_so(grid, config):
+    with pytest.raises(ConfigError, match="jax finds no order"):
+        grid(config, chips((4, 4, 20)))
+
+
+def test_a_rollout_whose_experts_would_be_on_two_slices_is_refused(grid):
+    train = MeshConfig(replica=2, fsdp=4, expert=16)
+    with pytest.raises(ConfigError, match=r"rollout_mesh\.replica = 1 .*multiple of 2"):
+        placements(train, MeshConfig(expert=16, tensor=8), False, chips((4, 4, 4), slices=2))
 
 
 def test_meshes_of_their_own_devices_are_each_laid_on_their_part(grid):

@@ -131,9 +131,13 @@ def _named(config: RLRunConfig) -> str:
 
 
 def _compiled(config: RLRunConfig, devices: list[Tree], limit: float) -> JsonObject:
-    step, length = Step(config, devices), config.rl.longest_row
+    length = config.rl.longest_row
     row: JsonObject = {"layout": _named(config)}
     row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
+    try:
+        step = Step(config, devices)
+    except ConfigError:  # a mesh that the torus does not hold
+        return row
     worst, seconds, by = 0.0, 0.0, []
     for program in step.training():
         try:
