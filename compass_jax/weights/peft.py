@@ -4,7 +4,7 @@ A folder has adapter_config.json and adapter_model.safetensors, with lora_A [r, 
 [out, r] of each module (LoRA, arXiv 2106.09685): W + scale * B A. transformers 5 has the routed
 experts of a layer in two parameters, gate_up_proj and down_proj, whose factors are lora_A [e r, in]
 and lora_B [out, r e] (PEFT's `target_parameters`). The factors of gate and up are one pair of twice
-the rank.
+the rank. PEFT reads this layout from 0.19 on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from compass_jax.aliases import Tree
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.lora import LoRAConfig
-from compass_jax.families.find import find
+from compass_jax.families.find import built_in, find
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.model.lora import Adapter, adapter_specs
 from compass_jax.model.params import layer_runs
@@ -57,14 +57,17 @@ _PLAIN: Mapping[str, tuple[Tree, ...]] = {
     "lora_bias": (False, None),
 }
 _SHARD_BYTES = 4_000_000_000
-_EXPERTS = "model.layers.{i}.mlp.experts"  # the module in every family's class in transformers 5
+_EXPERTS = (
+    "model.layers.{i}.mlp.experts"  # the module in each built-in family's class in transformers 5
+)
 _PARTS = 2  # matrices of an expert in gate_up_proj
 
 
 def export_adapter(path: str | Path, out: str | Path) -> Path:
     """Writes the adapters of a run or checkpoint as a PEFT folder; returns its path.
 
-    Raises WeightsError for a checkpoint without adapters.
+    Raises WeightsError for a checkpoint without adapters, and UnsupportedModel for adapters of
+    experts in a family that is not built in: the names in its class are unknown.
     """
     source = checkpoint.find(path)
     saved = source.meta().get(LORA)
@@ -140,7 +143,12 @@ def peft_tensors(adapters: Tree, config: ModelConfig, lora: LoRAConfig) -> dict[
             module = family.tensor(spec.a.name).name.format(i=layer).removesuffix(".weight")
             factors = Adapter(factors.a[None], factors.b[None])
             tensors |= _pair(module, [factors], ranks)
-    is_interleaved = family.tensor("moe.gate").fused if experts else False
+    if experts and config.family not in built_in():
+        raise UnsupportedModel(
+            f"adapters of experts of the family {config.family}: PEFT's names for them are known"
+            " for built-in families only; export the merged model instead"
+        )
+    is_interleaved = family.tensor("moe.gate").columns[1] > 1 if experts else False
     for layer, parts in experts.items():
         module = _EXPERTS.format(i=layer)
         # PEFT wraps a module once for each of its parameters: down_proj is the outer wrapper
