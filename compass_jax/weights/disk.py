@@ -33,8 +33,8 @@ def told_once() -> Iterator[None]:
     asyncio logs orbax's tasks whose error nobody read. tensorstore reports to an event loop that is
     already closed.
     """
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_not_of_orbax)
+    logging.getLogger("absl").addFilter(_not_of_orbax)
+    logging.getLogger("asyncio").addFilter(_no_task_of_orbax)
     hook = sys.unraisablehook
 
     def report(args: Any) -> None:
@@ -53,7 +53,12 @@ def told_once() -> Iterator[None]:
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
-    return "/orbax/" not in record.pathname and "/orbax/" not in record.getMessage()
+    return "/orbax/" not in record.pathname
+
+
+def _no_task_of_orbax(record: logging.LogRecord) -> bool:
+    text = str(record.msg)
+    return "/orbax/" not in text or "exception was never retrieved" not in text
 
 
 def failure(step: int, final: Path, error: Exception, size: int, free: int | None) -> str:

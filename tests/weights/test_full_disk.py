@@ -131,7 +131,12 @@ def test_what_orbax_and_tensorstore_repeat_is_dropped(monkeypatch, caplog):
             sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))
         for path in ("/site-packages/orbax/checkpoint/x.py", "/site-packages/other/x.py"):
             absl.handle(absl.makeRecord("absl", logging.ERROR, path, 1, path, (), None))
+        logging.getLogger("asyncio").error("slow callback in /orbax/x.py")
         for package in ("orbax", "other"):
-            logging.getLogger("asyncio").error(task, package)
+            logging.getLogger("asyncio").error(task % package)
     assert heard == ["something else"]
-    assert caplog.messages == ["/site-packages/other/x.py", task % "other"]
+    assert caplog.messages == [
+        "/site-packages/other/x.py",
+        "slow callback in /orbax/x.py",
+        task % "other",
+    ]
