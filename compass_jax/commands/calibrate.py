@@ -26,7 +26,12 @@ from rich.console import Console
 from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError, Objective, RunConfig
 from compass_jax.config.curriculum import at_step
-from compass_jax.distributed import in_main_process, is_main_process
+from compass_jax.config.io import flatten
+from compass_jax.distributed import (
+    in_main_process,
+    is_main_process,
+    require_equal_across_processes,
+)
 from compass_jax.records import StepArrays
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
@@ -71,6 +76,10 @@ def run_calibration(
     if not 0 < target < 1:
         raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
     objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
+    require_equal_across_processes(
+        flatten(config) | {"--checkpoint": checkpoint, "--target-clip": target},
+        "start the same command in every process",
+    )
     lock = NewFolderLock(out)
     in_main_process(lock.__enter__)
     try:

@@ -117,7 +117,10 @@ def calibrate_alpha(options: commands.CalibrateAlpha, config: RunConfig) -> int:
     """Measures ESPO's clip fraction against alpha."""
     from compass_jax.commands.calibrate import run_calibration
 
-    run_calibration(config, options.checkpoint, options.out, target=options.target_clip)
+    try:
+        run_calibration(config, options.checkpoint, options.out, target=options.target_clip)
+    except SystemExit as stop:  # on request; other processes wait for this one to leave
+        return int(stop.code or 0)
     return 0
 
 
