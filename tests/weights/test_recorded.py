@@ -5,10 +5,13 @@ unset is not.
 import dataclasses
 import re
 
+import jax
 import numpy as np
 import pytest
 from tiny import MODEL, UNSET
 
+from compass_jax.config import MeshConfig
+from compass_jax.sharding import Placement, make_mesh
 from compass_jax.weights import recorded
 from compass_jax.weights.checkpoint import CheckpointError
 from compass_jax.weights.recorded import ENOUGH, check_recorded_routes
@@ -140,3 +143,13 @@ def test_a_row_is_refused_where_the_check_on_the_host_refuses_it(seed):
         assert not refused
     except CheckpointError as error:
         assert refused and refused[0] in str(error)
+
+
+def test_a_row_on_one_of_several_devices_is_refused():
+    """The refused row alone comes to the host, from the device that has it."""
+    placement = Placement(make_mesh(MeshConfig(fsdp=4)), "decode")
+    sharding = placement.rows(4)
+    check_recorded_routes(LENGTHS, jax.device_put(store(), sharding), MODEL, "here")
+    routes = jax.device_put(with_((2, 7, 1, 0), 6), sharding)
+    with pytest.raises(CheckpointError, match=r"row 2 \(token, layer\): an expert id above 5"):
+        check_recorded_routes(LENGTHS, routes, MODEL, "here")
