@@ -278,8 +278,8 @@ class RLTrainer:
         return abstract
 
     def _restore_in_flight(self, state: dict, arrays: JsonObject, path: str) -> None:
-        if "routes" in arrays:
-            routes = self.engine.adopt(arrays["routes"])
+        routes = self.engine.adopt(arrays.get("routes"))
+        if routes is not None:
             # the last rows are of stored groups without routes
             lengths = np.asarray(arrays["lengths"])[: len(routes)]
             check_recorded_routes(lengths, routes, self.config.model, path)

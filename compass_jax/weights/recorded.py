@@ -56,14 +56,13 @@ def check_recorded_routes(
         raise refuse(
             f"shape {list(routes.shape)}, expected [{len(lengths)} t {layers} {moe.top_k}]"
         )
-    begun = np.flatnonzero(lengths)
     if routes.shape[2:] != (layers, moe.top_k) or routes.dtype != routing_dtype(moe.experts):
-        wrong, zeros, filled = begun, 0, 0
+        wrong, zeros, filled = np.flatnonzero(lengths), 0, 0
     else:
         flags, *counts = fetch(_examine(routes, lengths, moe.experts))
         wrong, (zeros, filled) = np.flatnonzero(flags), (int(x.sum(dtype=np.int64)) for x in counts)
     for row in wrong:
-        _check_row(fetch(routes[row]), int(lengths[row]), row, config, refuse)
+        _check_row(fetch(routes[row]), int(lengths[row]), int(row), config, refuse)
     if moe.top_k == 1 and zeros == filled >= ENOUGH:
         raise refuse(
             f"all {filled} of them name expert 0: zeros that were never written look so, or a"
