@@ -86,6 +86,7 @@ def measure(run: str, count: int, samples: int, out: Path) -> dict[str, Any]:
     chosen = np.random.default_rng(config.seed).choice(len(prompts), count, replace=False)
     prompts = [prompts[i] for i in sorted(chosen)]
     folder = out / f"seed{config.seed}_{experiments.config_hash(config)}"
+    folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "prompts.jsonl"
     rows = (PassRate(x.id, x.label, x.question, 0.0, 0, 1, 0, 0.0, 1.0, True) for x in prompts)
     write_atomically(kept, "".join(json.dumps(row._asdict()) + "\n" for row in rows))
