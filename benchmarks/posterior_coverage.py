@@ -82,13 +82,16 @@ def measure(run: str, count: int, samples: int, out: Path) -> dict[str, Any]:
     """Samples fresh answers to `count` training prompts of a run; returns its row."""
     config = config_of_run(run)
     selector = selector_of(run, config)
-    prompts = train_prompts(config.data, load_tokenizer(config), config.seed, print)
-    chosen = np.random.default_rng(config.seed).choice(len(prompts), count, replace=False)
-    prompts = [prompts[i] for i in sorted(chosen)]
+    every = train_prompts(config.data, load_tokenizer(config), config.seed, print)
+    chosen = set(np.random.default_rng(config.seed).choice(len(every), count, replace=False))
+    prompts = [prompt for i, prompt in enumerate(every) if i in chosen]
     folder = out / f"seed{config.seed}_{experiments.config_hash(config)}"
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "prompts.jsonl"
-    rows = (PassRate(x.id, x.label, x.question, 0.0, 0, 1, 0, 0.0, 1.0, True) for x in prompts)
+    rows = (
+        PassRate(x.id, x.label, x.question, 0.0, 0, 1, 0, 0.0, 1.0, i in chosen)
+        for i, x in enumerate(every)
+    )
     write_atomically(kept, "".join(json.dumps(row._asdict()) + "\n" for row in rows))
     data = dataclasses.replace(config.data, keep_file=str(kept))
     run_filter(dataclasses.replace(config, data=data), run, str(folder), Bounds(samples))
