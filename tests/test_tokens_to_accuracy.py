@@ -108,7 +108,7 @@ def test_every_trial_is_a_configuration_that_may_run(smoke, tmp_path):
         prompts = cell[0] // 2 if "half the prompts" in trial else cell[0]
         assert rl.prompts_per_step == prompts and rl.total_updates == rl.steps
     assert max(len(one.trials) for one in experiment.ARMS.values()) == experiment.FULL.trials
-    assert len(experiment.FULL.cells) == 4 and len(experiment.FULL.rates) == 3
+    assert len(experiment.FULL.cells) == 6 and len(experiment.FULL.rates) == 3
 
 
 def test_drafts_have_a_few_prompts_of_each_length_and_the_same_held_out_ones(tmp_path):
@@ -155,7 +155,7 @@ def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, capsys):
         phase: [x for x in rows if x["phase"] == phase] for phase in {x["phase"] for x in rows}
     }
     counts = {phase: len(found) for phase, found in phases.items()}
-    assert counts == {"cells": 4, "rates": 6, "trials of screening": 3, "arms": 8}
+    assert counts == {"cells": 6, "rates": 6, "trials of screening": 3, "arms": 8}
     assert {x["seed"] for x in phases["cells"]} == {100}
     assert {x["seed"] for x in phases["rates"]} == {101}
     assert all(" x 8, rate" in x["name"] for x in phases["rates"])  # the best cells
