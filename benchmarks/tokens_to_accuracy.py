@@ -10,7 +10,7 @@ and four digits. The model is the demo's too, and each seed has the demo's cold 
 bare answers with worked ones, made longer (SFT_STEPS) and with WORKED worked ones of each too hard
 sum: the policy works them out at length, nearly always wrongly. Two earlier tasks taught the policy
 to guess, or had short uniform groups, which cost little; with 300 worked ones in 1,500 steps it
-cannot add single digits, and GRPO gains nothing. Held-out prompts are of the same mix. The report
+cannot add single digits, and GRPO gains little. Held-out prompts are of the same mix. The report
 says whether the task is as planned: accuracy of the cold start between 0.05 and 0.2, and at least
 60% of tuned GRPO's groups uniform.
 
