@@ -57,9 +57,8 @@ _PLAIN: Mapping[str, tuple[Tree, ...]] = {
     "lora_bias": (False, None),
 }
 _SHARD_BYTES = 4_000_000_000
-_EXPERTS = (
-    "model.layers.{i}.mlp.experts"  # the module in each built-in family's class in transformers 5
-)
+# the module in the classes of all built-in families in transformers 5
+_EXPERTS = "model.layers.{i}.mlp.experts"
 _PARTS = 2  # matrices of an expert in gate_up_proj
 
 
@@ -82,12 +81,14 @@ def export_adapter(path: str | Path, out: str | Path) -> Path:
 def write_adapter(
     out: str | Path, adapters: Tree, model: ModelConfig, lora: LoRAConfig, base: str
 ) -> Path:
-    """Writes stacked adapters as a PEFT folder, which names its `base`; returns its path."""
+    """Writes stacked adapters as a PEFT folder, which names its `base`; returns its path. Raises
+    UnsupportedModel as `export_adapter` does.
+    """
     tensors = peft_tensors(adapters, model, lora)
     times = _PARTS if "experts" in lora.targets else 1
     modules = sorted({_module(name) for name in tensors if ".experts." not in name})
-    # PEFT takes a module with the name of an expert's matrix for that matrix, where transformers 5
-    # renamed the experts; as a parameter it is what it is.
+    # Where transformers 5 renamed the experts, PEFT confuses dense modules of the same name with
+    # them. It does not rename parameters.
     is_moe = model.moe is not None
     by_parameter = [
         x for x in modules if is_moe and x.endswith(("gate_proj", "up_proj", "down_proj"))
