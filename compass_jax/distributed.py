@@ -194,14 +194,23 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
+def process_place() -> tuple[int, int]:
+    """Returns the number of this process and the count of processes. Where `initialize` has not
+    joined several, no device is touched, which another program may use.
+    """
+    if not jax.distributed.is_initialized():
+        return 0, 1
+    return jax.process_index(), jax.process_count()
+
+
 def is_main_process() -> bool:
     """Returns whether this process writes the files and the console output."""
-    return jax.process_index() == 0
+    return process_place()[0] == 0
 
 
 def all_gather_bytes(payload: bytes) -> list[bytes]:
     """Returns all processes' payloads. Every process must call it at the same place."""
-    if jax.process_count() == 1:
+    if process_place()[1] == 1:
         return [payload]
     sizes = multihost_utils.process_allgather(np.array(len(payload), np.int32))
     capacity = _SMALLEST
@@ -217,15 +226,28 @@ def in_main_process(do: Callable[[], object]) -> None:
     """Calls `do` in process 0. Its error is raised in every process: itself in process 0, with its
     text as a DistributedError in the others. Every process must call it at the same place.
     """
+    in_every_process(do if is_main_process() else lambda: None)
+
+
+def in_every_process(do: Callable[[], object]) -> None:
+    """Calls `do` in every process and waits for all. An error is raised in every process: itself
+    where it came up, with its text as a DistributedError elsewhere. Every process must call it at
+    the same place.
+    """
     refusal: Exception | None = None
-    if is_main_process():
-        try:
-            do()
-        except Exception as error:
-            refusal = error
-    message = all_gather_bytes(str(refusal or "").encode())[0].decode()
-    if message or refusal:
-        raise refusal or DistributedError(message)
+    try:
+        do()
+    except Exception as error:
+        refusal = error
+    messages = [text.decode() for text in all_gather_bytes(_text(refusal).encode())]
+    if refusal is not None:
+        raise refusal
+    if message := next(filter(None, messages), ""):
+        raise DistributedError(message)
+
+
+def _text(error: Exception | None) -> str:
+    return "" if error is None else str(error) or type(error).__name__
 
 
 def any_process(flag: bool) -> bool:

@@ -159,9 +159,24 @@ def test_values_that_differ_are_named_with_the_process(monkeypatch):
         )
 
 
+def test_an_error_in_any_process_is_raised_in_every_one(monkeypatch):
+    def fail():
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match=r"^disk full$"):
+        distributed.in_every_process(fail)
+    distributed.in_every_process(lambda: None)
+    monkeypatch.setattr(distributed, "all_gather_bytes", lambda own: [own, b"disk full"])
+    with pytest.raises(distributed.DistributedError, match=r"^disk full$"):
+        distributed.in_every_process(lambda: None)
+    monkeypatch.setattr(distributed, "all_gather_bytes", lambda own: [own, b""])
+    with pytest.raises(OSError, match=r"^disk full$"):
+        distributed.in_every_process(fail)
+
+
 def test_payloads_of_any_size_come_back_whole(monkeypatch):
     """Over two processes, the other of which says the same."""
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "process_place", lambda: (0, 2))
     sizes = []
 
     def gather(x):

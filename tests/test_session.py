@@ -35,6 +35,7 @@ def second(monkeypatch):
     other (None: the same as this one).
     """
     says = []
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
 

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -204,16 +205,26 @@ def upcycle(options: commands.Upcycle) -> int:
 
 def export_hf(options: commands.ExportHf) -> int:
     """Converts a checkpoint into a Hugging Face folder."""
+    from compass_jax.distributed import (
+        in_main_process,
+        is_main_process,
+        processes,
+        require_single_process,
+    )
     from compass_jax.weights.convert import export_hf as convert
     from compass_jax.weights.peft import export_adapter
 
-    with NewFolderLock(options.out):
-        if options.adapter:
+    if options.adapter:
+        require_single_process("compass export-hf --adapter")
+        with NewFolderLock(options.out):
             path = export_adapter(options.checkpoint, options.out)
             print(f"written: {path}; peft reads it by PeftModel.from_pretrained")
-            return 0
+        return 0
+    with processes(), ExitStack() as stack:
+        in_main_process(lambda: stack.enter_context(NewFolderLock(options.out)))
         path = convert(options.checkpoint, options.out)
-        print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
+        if is_main_process():
+            print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
     return 0
 
 

@@ -14,7 +14,7 @@ from compass_jax.weights.safetensors_io import read_headers
 from compass_jax.weights.start import (
     VOCAB_ROWS,
     in_vocabulary,
-    restore_params,
+    open_params,
     tokenizer_beside,
 )
 
@@ -71,8 +71,10 @@ def export_hf(
 ) -> Path:
     """Writes the parameters of a checkpoint as a Hugging Face folder; returns its path.
 
-    For a randomly initialised model, rows beyond the tokenizer's ids are dropped
-    (`start.vocab_rows`).
+    The parameters are read and written in parts, without a device: a process holds one of the
+    folder's files, and one layer of one parameter. Several processes, which all make this call,
+    share the files among them. For a randomly initialised model, rows beyond the tokenizer's ids
+    are dropped (`start.vocab_rows`).
 
     Args:
         path: a run directory (newest checkpoint) or one checkpoint.
@@ -82,7 +84,7 @@ def export_hf(
             directory, if present.
         replace: whether `out` may replace an existing folder.
     """
-    params, config = restore_params(path)
+    params, config = open_params(path)
     rows = checkpoint.read_meta(path).get(VOCAB_ROWS, config.vocab_size)
     params, config = in_vocabulary(params, config, rows)
     tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer

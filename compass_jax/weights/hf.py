@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 
 from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig
+from compass_jax.distributed import in_every_process, is_main_process, process_place
 from compass_jax.families.base import TENSORS, Family, Tensor
 from compass_jax.families.find import find
 from compass_jax.families.raw import WeightsError
@@ -36,9 +37,11 @@ from compass_jax.weights.safetensors_io import (
     read_headers,
     same_tensor,
     shard_names,
+    write_files,
+    write_index,
     write_json,
-    write_shards,
 )
+from compass_jax.weights.stored import StoredArray
 
 _SHOWN = 3  # tensors named in a message
 FUSED = "experts.gate_up_proj"
@@ -352,14 +355,17 @@ def save_params(
     config: ModelConfig,
     folder: str | Path,
     dtype: str,
-    shard_bytes: int = 4_000_000_000,
+    shard_bytes: int | None = None,
     tokenizer_from: str | Path | None = None,
     replace: bool = False,
 ) -> Path:
     """Writes stacked parameters as a Hugging Face folder for `AutoModelForCausalLM`; returns its
     path.
 
-    It writes one file, or shards of at most `shard_bytes` with an index. Tokenizer files and
+    It writes one file, or shards of at most `shard_bytes` with an index (None: a sixteenth of the
+    model, but at least 256 MB and at most 4 GB). With several processes, each writes a part of the
+    files; `params` then holds arrays that each of them can read as a whole, as `open_params`
+    returns them. Tokenizer files and
     `generation_config.json` are copied from `tokenizer_from`. The folder appears once it is
     complete. An existing, non-empty folder is refused unless `replace`. Raises WeightsError; a full
     disk leaves no files behind.
@@ -383,11 +389,16 @@ def save_params(
         ids["eos_token_id"] = [i for i in ends if i < config.vocab_size] or None
     description = write_hf_config(config, dtype, ids)
     total = sum(math.prod(leaf.spec.shape) * leaf.spec.dtype(dtype).itemsize for leaf in leaves)
+    files = _files(leaves, dtype, shard_bytes or min(max(total // 16, 2**28), 4_000_000_000))
+    number, count = process_place()
+    own_files = dict(list(files.items())[number::count])
+    tensors = _tensors(leaves, flat, dtype, {x for names in own_files.values() for x in names})
     with new_folder(folder, total, replace) as temporary:
-        files = _files(leaves, dtype, shard_bytes)
-        write_shards(temporary, files, _tensors(leaves, flat, dtype))
-        write_json(temporary / "config.json", description)
-        carry_files(tokenizer_from, temporary)
+        in_every_process(lambda: write_files(temporary, own_files, tensors))
+        if is_main_process():
+            write_index(temporary, files, total)
+            write_json(temporary / "config.json", description)
+            carry_files(tokenizer_from, temporary)
     return folder
 
 
@@ -402,30 +413,55 @@ def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[
     return dict(zip(shard_names(len(shards)), shards, strict=True))
 
 
-def _tensors(leaves: list[_Leaf], values: list[Tree], dtype: str) -> Iterator[np.ndarray]:
-    """Yields every tensor in its on-disk form, in order; one layer of one leaf of `values` is on
-    the host at a time.
+def _tensors(
+    leaves: list[_Leaf], values: list[Tree], dtype: str, selected: Container[str]
+) -> Iterator[np.ndarray]:
+    """Yields the selected tensors in their on-disk form, in order; one layer of the leaves of a
+    tensor is on the host at a time.
     """
     groups: dict[str, list[tuple[_Leaf, Tree]]] = {}  # first tensor -> the leaves in its tensors
     for leaf, value in zip(leaves, values, strict=True):
         groups.setdefault(leaf.names.flat[0], []).append((leaf, value))
     for group in groups.values():
-        (leaf, value), kind = group[0], group[0][0].spec.dtype(dtype)
-        if leaf.tensor.fused:
-            yield from _fused_tensors(group, kind)
-            continue
-        for layer in value if leaf.spec.stacked else (value,):
-            host = np.asarray(layer)
-            for tensor in host if leaf.spec.per_expert else (host,):
-                yield (tensor.T if leaf.tensor.transposed else tensor).astype(kind)
+        leaf, kind = group[0][0], group[0][0].spec.dtype(dtype)
+        layers = leaf.names.reshape(len(leaf.names) if leaf.spec.stacked else 1, -1)
+        is_selected = [any(name in selected for name in names) for names in layers]
+        parts = [_layers(value, leaf.spec.stacked, is_selected) for leaf, value in group]
+        for names, hosts in zip(layers[is_selected], zip(*parts, strict=True), strict=True):
+            tensors = _of_layer([leaf for leaf, _ in group], hosts, kind)
+            # experts of one tensor share its name
+            yield from (x for name, x in zip(names, tensors) if name in selected)
 
 
-def _fused_tensors(group: list[tuple[_Leaf, Tree]], dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Yields the tensor of each layer whose columns the leaves of `group` share."""
-    for repeat in range(group[0][0].names.shape[0]):
-        tensor = np.empty(group[0][0].tensor_shape, dtype)
-        for leaf, value in group:
-            part, (first, step) = np.asarray(value[repeat]), leaf.tensor.columns
-            part = part.swapaxes(1, 2) if leaf.tensor.transposed else part
-            tensor[..., first::step] = part.astype(dtype)
-        yield tensor
+def _layers(value: Tree, stacked: bool, is_selected: Sequence[bool]) -> Iterator[np.ndarray]:
+    """Yields the selected layers of a leaf on the host. Layers that a file has in one chunk are
+    read together.
+    """
+    if not stacked:
+        yield from (np.asarray(value) for selected in is_selected if selected)
+        return
+    count = value.entries_read if isinstance(value, StoredArray) else 1
+    for first in range(0, len(is_selected), count):
+        last = min(first + count, len(is_selected))
+        if any(is_selected[first:last]):
+            block = np.asarray(value[first:last])
+            yield from (block[i - first] for i in range(first, last) if is_selected[i])
+
+
+def _of_layer(
+    leaves: Sequence[_Leaf], values: Sequence[np.ndarray], dtype: np.dtype
+) -> Iterator[np.ndarray]:
+    """Yields the tensors of a layer: the tensor whose columns the leaves share, or those of the
+    only leaf.
+    """
+    leaf, value = leaves[0], values[0]
+    if not leaf.tensor.fused:
+        for tensor in value if leaf.spec.per_expert else (value,):
+            yield (tensor.T if leaf.tensor.transposed else tensor).astype(dtype)
+        return
+    fused = np.empty(leaf.tensor_shape, dtype)
+    for leaf, value in zip(leaves, values, strict=True):
+        first, step = leaf.tensor.columns
+        part = value.swapaxes(1, 2) if leaf.tensor.transposed else value
+        fused[..., first::step] = part.astype(dtype)
+    yield fused

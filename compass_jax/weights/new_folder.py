@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compass_jax.distributed import in_main_process, is_main_process
 from compass_jax.families.raw import WeightsError
 
 
@@ -22,6 +23,8 @@ def new_folder(folder: Path, size: int, replace: bool = False) -> Iterator[Path]
     """Yields an empty temporary folder next to `folder`, which is renamed at the end of the block.
 
     An error in the block removes the temporary folder. After a kill, the next start removes it.
+    With several processes all enter the block, and the first one makes and renames the folder; an
+    error in the block must be raised in all of them (`in_every_process`).
 
     Args:
         folder: the absolute path of the folder.
@@ -31,13 +34,12 @@ def new_folder(folder: Path, size: int, replace: bool = False) -> Iterator[Path]
     Raises WeightsError if the folder exists, and for an OSError in the block.
     """
     if not replace:
-        check_new(folder)
+        in_main_process(lambda: check_new(folder))
     temporary = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        in_main_process(lambda: _make_empty(temporary))
         yield temporary
-        _publish(temporary, folder)
+        in_main_process(lambda: _publish(temporary, folder))
     except OSError as error:
         free = shutil.disk_usage(next(p for p in folder.parents if p.exists())).free
         problem = f"{error.strerror or error} ({size:,} bytes of weights, {free:,} bytes free)"
@@ -45,7 +47,13 @@ def new_folder(folder: Path, size: int, replace: bool = False) -> Iterator[Path]
             f"{folder} could not be written: {problem}; nothing was left behind"
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if is_main_process():
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -257,17 +257,30 @@ def write_shards(
 
     Raises OSError if the disk is full or not writable.
     """
-    total = 0
-    for file, names in files.items():
-        shard = {name: np.ascontiguousarray(next(tensors)) for name in names}
-        total += sum(tensor.nbytes for tensor in shard.values())
-        try:
-            save_file(shard, folder / file, {"format": "pt"})
-        except SafetensorError as error:
-            code = int(match[1]) if (match := _OS_ERROR.search(str(error))) else errno.EIO
-            raise OSError(code, os.strerror(code)) from error
-        with open(folder / file, "rb") as shard_file:
-            flush(shard_file)
+    write_index(folder, files, write_files(folder, files, tensors))
+
+
+def write_files(
+    folder: Path, files: Mapping[str, Sequence[str]], tensors: Iterator[np.ndarray]
+) -> int:
+    """Writes the files of `write_shards` without their index; returns the bytes of the tensors."""
+    return sum(_write_file(folder / file, names, tensors) for file, names in files.items())
+
+
+def _write_file(file: Path, names: Sequence[str], tensors: Iterator[np.ndarray]) -> int:
+    shard = {name: np.ascontiguousarray(next(tensors)) for name in names}
+    try:
+        save_file(shard, file, {"format": "pt"})
+    except SafetensorError as error:
+        code = int(match[1]) if (match := _OS_ERROR.search(str(error))) else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
+    with open(file, "rb") as shard_file:
+        flush(shard_file)
+    return sum(tensor.nbytes for tensor in shard.values())
+
+
+def write_index(folder: Path, files: Mapping[str, Sequence[str]], total: int) -> None:
+    """Writes the index of several files, whose tensors have `total` bytes."""
     if list(files) != [SINGLE]:
         index = {name: file for file, names in files.items() for name in names}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})

@@ -13,6 +13,7 @@ import numpy as np
 from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig, PolicyConfig
 from compass_jax.config.io import differences
+from compass_jax.distributed import require_single_process
 from compass_jax.families import find as families
 from compass_jax.families.raw import WeightsError
 from compass_jax.model.lora import combine, merged
@@ -25,6 +26,7 @@ from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.manifest import Manifest
 from compass_jax.weights.safetensors_io import read_headers
 from compass_jax.weights.sound import is_one
+from compass_jax.weights.stored import open_array
 
 
 def tokenizer_beside(path: str | Path) -> Path | None:
@@ -59,19 +61,9 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
     the model.
     """
     source = checkpoint.find(path)
-    manifest = source.manifest
-    parents = [
-        keys
-        for keys in (("params",), ("state", "params"))
-        if "/".join((*keys, "embed")) in manifest.leaves
-    ]
-    if not parents and LORA in source.meta():
+    manifest, prefix = source.manifest, _parents_of_params(source)
+    if not prefix:
         return _restore_adapted(source, shardings)
-    if not parents:
-        raise WeightsError(
-            f"{path} is a checkpoint without parameters (neither params nor state/params)"
-        )
-    prefix = parents[0]
     requested = jax.tree_util.tree_map_with_path(
         lambda path, x: jax.ShapeDtypeStruct(x.shape, _saved_dtype(manifest, prefix, path, x)),
         abstract_params(manifest.model, "float32"),
@@ -88,9 +80,44 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
     return arrays, manifest.model
 
 
+def open_params(path: str | Path) -> tuple[Tree, ModelConfig]:
+    """Returns the parameters of a checkpoint as arrays that are read where they are indexed
+    (`StoredArray`), and the model. Adapters are merged into their base in memory, by one process.
+    """
+    source = checkpoint.find(path)
+    prefix = _parents_of_params(source)
+    if not prefix:
+        require_single_process("merging adapters into their base")
+        return _restore_adapted(source, None)
+    model = source.manifest.model
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, _: open_array(source, _leaf_name(prefix, path)),
+        abstract_params(model, "float32"),
+    )
+    return params, model
+
+
+def _parents_of_params(source: checkpoint.ValidCheckpoint) -> tuple[str, ...]:
+    """Returns the keys under which a checkpoint has its parameters; none for adapters. Raises
+    WeightsError for a checkpoint that has neither.
+    """
+    for keys in (("params",), ("state", "params")):
+        if "/".join((*keys, "embed")) in source.manifest.leaves:
+            return keys
+    if LORA in source.meta():
+        return ()
+    raise WeightsError(
+        f"{source.path} is a checkpoint without parameters (neither params nor state/params)"
+    )
+
+
+def _leaf_name(prefix: tuple[str, ...], path: Tree) -> str:
+    return "/".join((*prefix, jax.tree_util.keystr(path, simple=True, separator="/")))
+
+
 def _saved_dtype(manifest: Manifest, prefix: tuple[str, ...], path: Tree, leaf: Tree) -> np.dtype:
     """Returns the type in which a checkpoint holds a parameter; that of `leaf` if it has none."""
-    name = "/".join((*prefix, jax.tree_util.keystr(path, simple=True, separator="/")))
+    name = _leaf_name(prefix, path)
     return jnp.dtype(manifest.leaves[name][1]) if name in manifest.leaves else leaf.dtype
 
 

@@ -1,0 +1,136 @@
+"""Checkpoints that are exported in parts, by one process or several."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hf_folders import MOE, TIED, random_params, tensors_of
+
+from compass_jax.weights import checkpoint, writer
+from compass_jax.weights.convert import export_hf
+from compass_jax.weights.hf import save_params
+from compass_jax.weights.start import open_params
+from compass_jax.weights.stored import StoredArray
+
+TESTS = Path(__file__).parent.parent
+MODELS = {"experts": MOE, "tied": TIED}
+LARGE = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from compass_jax.config import ModelConfig, MoEConfig
+from compass_jax.model.params import abstract_params
+from compass_jax.weights import checkpoint
+
+model = ModelConfig(
+    family="qwen3_moe", vocab_size=32000, hidden=1024, layers=20, heads=8, kv_heads=4, head_dim=128,
+    ffn=1024, moe=MoEConfig(experts=16, top_k=2, ffn=1024),
+)
+draws = np.random.default_rng(0)
+params = jax.tree.map(
+    lambda x: jnp.asarray(draws.integers(0, 2**14, x.shape, np.uint16)).view(jnp.bfloat16),
+    abstract_params(model, "bfloat16"),
+)
+checkpoint.save(sys.argv[1], 0, {"params": params}, {}, model=model)
+"""
+# the kernel's ru_maxrss would count the memory of this process, too
+EXPORT = """
+import sys
+from compass_jax.commands.cli import main
+
+status = main(["export-hf", *sys.argv[1:]])
+print(open("/proc/self/status").read())
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def in_small_chunks(monkeypatch):
+    monkeypatch.setattr(writer, "_LARGE_BYTES", 64)
+    monkeypatch.setattr(writer, "_CHUNK_BYTES", 64)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_an_export_in_parts_has_the_bits_of_the_parameters(tmp_path, in_small_chunks, model):
+    params = random_params(model)
+    checkpoint.save(tmp_path / "run", 1, {"state": {"params": params}}, {}, model=model)
+    opened = jax.tree.leaves(open_params(tmp_path / "run")[0])
+    # stacks of matrices are stored layer by layer
+    assert {x.entries_read for x in opened if len(x.shape) >= 3} == {1}
+    out = tensors_of(export_hf(tmp_path / "run", tmp_path / "out"))
+    expected = tensors_of(save_params(params, model, tmp_path / "whole", "float32"))
+    assert out.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert out[name].tobytes() == tensor.tobytes(), name
+
+
+def test_layers_in_one_chunk_are_read_once(tmp_path, monkeypatch):
+    params = random_params(MOE)
+    checkpoint.save(tmp_path / "run", 1, {"params": params}, {}, model=MOE)
+    read = StoredArray.__array__
+    shapes = []
+    monkeypatch.setattr(
+        StoredArray, "__array__", lambda x, *args, **kw: (shapes.append(x.shape), read(x))[1]
+    )
+    export_hf(tmp_path / "run", tmp_path / "out")
+    total = sum(int(np.prod(shape)) for shape in shapes)
+    assert total == sum(x.size for x in jax.tree.leaves(params))
+    assert len(shapes) == len(jax.tree.leaves(params))
+
+
+def export_in_two_processes(run: Path, out: Path, limits=(None, None)):
+    """The processes' statuses, outputs and peaks in bytes; `limits` are the largest files that
+    they may write, in bytes.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    processes, results = [], []
+    for number, limit in enumerate(limits):
+        env = os.environ | {
+            "COMPASS_COORDINATOR": address,
+            "COMPASS_PROCESSES": "2",
+            "COMPASS_PROCESS_ID": str(number),
+            "JAX_PLATFORMS": "cpu",
+        }
+        env.pop("XLA_FLAGS", None)
+        words = [sys.executable, "-c", EXPORT, str(run), str(out)]
+        if limit is not None:
+            words = ["prlimit", f"--fsize={limit}", *words]
+        with open(out.with_name(f"log{number}"), "w") as log:
+            processes.append(
+                subprocess.Popen(words, env=env, stdout=log, stderr=log, cwd=TESTS.parent)
+            )
+    for number, process in enumerate(processes):
+        status, text = process.wait(), out.with_name(f"log{number}").read_text()
+        peak = re.search(r"VmHWM:\s+(\d+) kB", text)
+        results.append((status, text, int(peak[1]) * 1024 if peak else None))
+    return results
+
+
+@pytest.mark.slow
+def test_two_processes_export_2_gib_each_under_1_gib_of_memory(tmp_path):
+    run = tmp_path / "run"
+    subprocess.run([sys.executable, "-c", LARGE, str(run)], check=True, cwd=TESTS.parent)
+    results = export_in_two_processes(run, tmp_path / "two")
+    assert [status for status, _, _ in results] == [0, 0], results
+    assert max(peak for _, _, peak in results) < 2**30
+    one, two = (tensors_of(x) for x in (export_hf(run, tmp_path / "one"), tmp_path / "two"))
+    assert one.keys() == two.keys() and sum(x.nbytes for x in two.values()) > 2**31
+    for name, tensor in one.items():
+        assert two[name].tobytes() == tensor.tobytes(), name
+
+
+@pytest.mark.slow
+def test_what_fails_in_one_process_ends_both_and_leaves_no_folder(tmp_path):
+    params = random_params(MOE)
+    checkpoint.save(tmp_path / "run", 1, {"params": params}, {}, model=MOE)
+    results = export_in_two_processes(tmp_path / "run", tmp_path / "out", (2**12, None))
+    assert all(status != 0 for status, _, _ in results)
+    assert all("File too large" in text for _, text, _ in results)
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out.partial*"))
