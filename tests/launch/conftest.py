@@ -17,12 +17,14 @@ ROOT = Path(__file__).parents[2]
 # call and which is not used up. Where there are workers, ssh runs the remote command in each one's
 # home directory, and scp copies there.
 FAKE = """#!{python} -ISE
-import json, os, sys
+import fcntl, json, os, sys
 
 here, words = {here!r}, [{name!r}, *sys.argv[1:]]
 stdin = sys.stdin.read() if "-" in words else ""
 with open(here + "/calls", "a") as file:
     file.write(json.dumps([words, stdin]) + "\\n")
+lock = open(here + "/lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)  # two workers call at the same time
 rules = json.load(open(here + "/rules"))
 for rule in rules:
     if rule["words"] in " ".join(words) and rule["times"] > 0:
@@ -32,6 +34,7 @@ for rule in rules:
         sys.stdout.write(rule["out"])
         sys.stderr.write(rule["err"])
         sys.exit(rule["status"])
+lock.close()
 workers = sorted(os.path.join(here, name) for name in os.listdir(here) if name.startswith("worker"))
 named = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
 if named.get("--worker", "all") != "all":

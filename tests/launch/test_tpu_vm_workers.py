@@ -106,6 +106,16 @@ def test_compiled_programs_are_kept_on_a_mounted_bucket(workers, monkeypatch, mo
         assert f"kept in {folder}\n" in log.read_text()
 
 
+def test_fakes_called_at_the_same_time_each_use_an_answer_up(fakes):
+    fakes.add("mountpoint")
+    fakes.answer("mountpoint", *(f"answer {number}\n" for number in range(16)))
+    calls = " & ".join(["mountpoint"] * 16)
+    done = fakes.run("bash", "-c", f"{calls} & wait")
+    assert done.stderr == "" and sorted(done.stdout.splitlines()) == sorted(
+        f"answer {number}" for number in range(16)
+    )
+
+
 def test_stop_lets_the_command_save(workers):
     workers.vm("run", *SLICE, "--", "compass", "run", "5")
     wait_for(lambda: "auto" in (workers.worker(1) / "compass-run" / "log").read_text())
