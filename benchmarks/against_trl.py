@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,10 +41,11 @@ def score(response):
 """
 TRL = """
 import json, sys, time
-options = json.loads(sys.argv[1])
+began, options = time.perf_counter(), json.loads(sys.argv[1])
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from my_reward import score
 
 steps, lengths = [], []
 
@@ -50,16 +53,18 @@ class Clock(TrainerCallback):
     def on_train_begin(self, *args, **_):
         self.end, self.generation = time.perf_counter(), 0.0
 
-    def on_step_end(self, *args, **_):
+    def on_step_end(self, args, state, control, **_):
         now = time.perf_counter()
         steps.append({"step_s": now - self.end, "rollout_s": self.generation})
         self.end, self.generation = now, 0.0
+        control.should_training_stop = now - began > options["seconds"]
 
     def on_log(self, args, state, control, logs=None, **_):
         lengths.append((logs or {}).get("completions/mean_length"))
 
-def score(completions, **_):
-    return [len(set(x[0]["content"])) / 40 for x in completions]
+def reward(completions, **rows):
+    columns = [rows[name] for name in options["columns"]]
+    return [score(x[0]["content"], *row) for x, *row in zip(completions, *columns)]
 
 model = AutoModelForCausalLM.from_pretrained(
     options["model"], dtype="float32", attn_implementation=options["attention"])
@@ -72,7 +77,7 @@ if options["lora_rank"]:
     peft = LoraConfig(r=options["lora_rank"], lora_alpha=32, target_modules="all-linear",
                       task_type="CAUSAL_LM")
 trainer = GRPOTrainer(
-    model=model, reward_funcs=score, peft_config=peft,
+    model=model, reward_funcs=reward, peft_config=peft,
     train_dataset=load_dataset("json", data_files=options["prompts"], split="train"),
     args=GRPOConfig(
         output_dir=options["out"], max_steps=options["steps"], report_to=[], use_cpu=True,
@@ -86,14 +91,17 @@ trainer = GRPOTrainer(
 )
 clock, generate = Clock(), trainer._generate
 def timed(*args, **kwargs):
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         return generate(*args, **kwargs)
     finally:
-        clock.generation += time.perf_counter() - began
+        clock.generation += time.perf_counter() - start
 trainer._generate = timed
 trainer.add_callback(clock)
 trainer.train()
+if options["save"]:
+    model = trainer.model.merge_and_unload() if peft else trainer.model
+    model.save_pretrained(options["save"])
 means = [x for x in lengths if x is not None]
 print("RESULT " + json.dumps({"steps": steps, "tokens": sum(means) / len(means)}))
 """
@@ -111,6 +119,7 @@ class Case:
     lora_rank: int = 0
     learning_rate: float = 1e-5
     has_experts: bool = False
+    columns: tuple[str, ...] = ()  # of a row that the reward gets after the response
 
     @property
     def samples(self) -> int:
@@ -162,17 +171,23 @@ def _make_moe(folder: Path, small: bool) -> None:
         shutil.copy(TOKENIZER / name, folder / name)
 
 
-def execute(command: list[str], folder: Path, env: Mapping[str, str]) -> tuple[str, float]:
-    """Runs a command; returns its output and its peak memory in GiB. RuntimeError with the last
-    words of one that fails.
+def execute(
+    command: list[str], folder: Path, env: Mapping[str, str], seconds: float | None = None
+) -> tuple[str, float]:
+    """Runs a command, which gets SIGTERM after `seconds` where they are given; returns its output
+    and its peak memory in GiB. RuntimeError with the last words of one that fails.
     """
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
+        timer = threading.Timer(seconds or 0.0, process.terminate)
+        if seconds is not None:
+            timer.start()
         _, status, usage = os.wait4(process.pid, 0)
+        timer.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
         text = output.read()
-    if process.returncode:
+    if process.returncode not in (0, *((143,) if seconds is not None else ())):
         raise RuntimeError(f"{command[:4]}: {text[-3000:]}")
     return text, usage.ru_maxrss / 2**20
 
@@ -180,41 +195,81 @@ def execute(command: list[str], folder: Path, env: Mapping[str, str]) -> tuple[s
 def ours(case: Case, folder: Path, steps: int, seed: int) -> dict[str, float]:
     """Runs `compass train`; returns the medians of a step."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
+    # TRL saves and evaluates nothing
+    changes = {"rl.steps": steps, "rl.save-every": 10 * steps, "rl.eval-every": 10 * steps}
+    rows, peak = run_ours(case, folder, {**changes, "seed": seed})
+    steps_s = [{name: row[f"time/{name}"] for name in SIZES} for row in rows]
+    tokens = statistics.mean(row["response_length/mean"] for row in rows)
+    return {**_medians(steps_s), "tokens": tokens, "peak_gib": peak}
+
+
+def run_ours(
+    case: Case,
+    folder: Path,
+    changes: Mapping[str, Any],
+    cores: str = "",
+    seconds: float | None = None,
+) -> tuple[list[dict[str, float]], float]:
+    """Runs `compass train`.
+
+    Args:
+        changes: settings by name; rl.steps, seed, and what the comparison is about.
+        cores: the processors that it may use, as taskset takes them; empty: all.
+        seconds: after which it saves and ends, at a step's end; None: it runs all steps.
+
+    Returns:
+        Each step's metrics, and the peak memory in GiB.
+    """
     settings = {
-        "rl.steps": steps,
         "rl.prompts-per-step": case.prompts,
         "rl.group-size": case.group,
         "rl.objective.kl-coef": 0.0,
         "rl.optim.learning-rate": case.learning_rate,
-        "rl.save-every": 10 * steps,  # TRL saves and evaluates nothing
-        "rl.eval-every": 10 * steps,
         "rollout.max-new-tokens": case.new_tokens,
         "data.eval-prompts": 0,
         "lora.rank": case.lora_rank,
-        "seed": seed,
+        **changes,
     }
     files = ["--model", "model", "--data", "prompts.jsonl", "--reward", "my_reward.py:score"]
     words = [*files, "--preset", "grpo", "--compilation-cache", str(folder / "cache")]
     words += [x for name, value in settings.items() for x in (f"--{name}", str(value))]
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    _, peak = execute([sys.executable, "-m", "compass_jax", "train", *words], folder, env)
-    (log,) = folder.glob("runs/*/rl/metrics.jsonl")
-    rows = [json.loads(line)["metrics"] for line in log.read_text().splitlines()]
-    found = [{name: row[f"time/{name}"] for name in SIZES} for row in rows]
-    tokens = statistics.mean(row["response_length/mean"] for row in rows)
-    return {**_medians(found), "tokens": tokens, "peak_gib": peak}
+    command = [*pinned(cores), sys.executable, "-m", "compass_jax", "train", *words]
+    _, peak = execute(command, folder, env, seconds)
+    log = next(folder.glob("runs/*/rl/metrics.jsonl"), None)
+    if log is None:
+        raise RuntimeError(f"compass train ended no step in {seconds} s: give it more minutes")
+    return [json.loads(line)["metrics"] for line in log.read_text().splitlines()], peak
 
 
 def theirs(
     case: Case, folder: Path, python: str, choice: Mapping[str, Any], steps: int, seed: int
 ) -> dict[str, float]:
     """Runs TRL's trainer; returns the medians of a step."""
+    result, peak = run_trl(case, folder, python, {"steps": steps, "seed": seed, **choice})
+    return {**_medians(result["steps"]), "tokens": result["tokens"], "peak_gib": peak}
+
+
+def run_trl(
+    case: Case, folder: Path, python: str, choice: Mapping[str, Any], cores: str = ""
+) -> tuple[dict[str, Any], float]:
+    """Runs TRL's trainer.
+
+    Args:
+        choice: its settings; steps, seed, and maybe seconds (the end, at a step's end) and save (a
+            folder for the weights).
+        cores: the processors that it may use, as taskset takes them; empty: all.
+
+    Returns:
+        The sizes of each step and the mean tokens of an answer, and the peak memory in GiB.
+    """
     options = {
         "model": str(folder / "model"),
         "prompts": str(folder / "prompts.jsonl"),
         "out": str(folder / "trl"),
-        "steps": steps,
-        "seed": seed,
+        "seconds": math.inf,
+        "save": "",
+        "columns": case.columns,
         "samples": case.samples,
         "group": case.group,
         "new_tokens": case.new_tokens,
@@ -223,10 +278,15 @@ def theirs(
         **choice,
     }
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    output, peak = execute([python, "with_trl.py", json.dumps(options)], folder, env)
+    words = [*pinned(cores), python, "with_trl.py", json.dumps(options)]
+    output, peak = execute(words, folder, env)
     (line,) = (x for x in output.splitlines() if x.startswith("RESULT "))
-    result = json.loads(line.removeprefix("RESULT "))
-    return {**_medians(result["steps"]), "tokens": result["tokens"], "peak_gib": peak}
+    return json.loads(line.removeprefix("RESULT ")), peak
+
+
+def pinned(cores: str) -> list[str]:
+    """Returns the words before a command that may use these processors alone; empty: all."""
+    return ["taskset", "--cpu-list", cores] if cores else []
 
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float]:

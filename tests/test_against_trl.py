@@ -1,10 +1,12 @@
 """The comparison with TRL: how its settings are chosen, and that our side runs as asked."""
 
 import json
+import os
+import sys
 
 import pytest
 
-from benchmarks import against_trl
+from benchmarks import against_trl, trl_accuracy
 from benchmarks.against_trl import CASES
 
 
@@ -24,6 +26,35 @@ def test_the_settings_of_trl_are_those_of_its_shortest_step(monkeypatch, tmp_pat
 def test_the_first_steps_are_not_counted():
     steps = [{"step_s": x, "rollout_s": x / 2} for x in (9.0, 8.0, 1.0, 2.0, 3.0)]
     assert against_trl._medians(steps) == {"step_s": 2.0, "rollout_s": 1.0}
+
+
+def test_a_command_whose_time_is_over_gets_sigterm_and_may_end_well(tmp_path):
+    waits = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit({}))"
+    waits += "; print('ready', flush=True); time.sleep(60)"
+    words = [sys.executable, "-c", waits.format(143)]
+    text, peak = against_trl.execute(words, tmp_path, os.environ, seconds=2)
+    assert text == "ready\n" and peak > 0.005
+    with pytest.raises(RuntimeError, match="ready"):
+        against_trl.execute(
+            [sys.executable, "-c", waits.format(1)], tmp_path, os.environ, seconds=2
+        )
+
+
+@pytest.mark.parametrize(
+    "response,reward",
+    [
+        ("dog: 3 * 4 = 12\n<answer>12</answer>", 1.0),
+        ("<answer>3</answer> no: <answer> 12 </answer>", 1.0),
+        ("<answer>12</answer> no: <answer>3</answer>", 0.0),
+        ("<answer>12", 0.0),
+        ("12</answer>", 0.0),
+        ("12", 0.0),
+    ],
+)
+def test_the_reward_of_both_sides_is_the_last_answer(response, reward):
+    scope = {}
+    exec(trl_accuracy.REWARD, scope)
+    assert scope["score"](response, "12") == reward
 
 
 @pytest.mark.slow
