@@ -109,7 +109,7 @@ def _reinforced() -> RunConfig:
         _run("rl"),
         lora=LoRAConfig(rank=16),
         rl=RLConfig(
-            steps=40,
+            steps=60,
             prompts_per_step=8,
             group_size=8,
             updates_per_rollout=2,
