@@ -57,7 +57,8 @@ class Clock(TrainerCallback):
         now = time.perf_counter()
         steps.append({"step_s": now - self.end, "rollout_s": self.generation})
         self.end, self.generation = now, 0.0
-        control.should_training_stop = now - began > options["seconds"]
+        if now - began > options["seconds"]:
+            control.should_training_stop = True
 
     def on_log(self, args, state, control, logs=None, **_):
         lengths.append((logs or {}).get("completions/mean_length"))
@@ -234,7 +235,7 @@ def run_ours(
     words = [*files, "--preset", "grpo", "--compilation-cache", str(folder / "cache")]
     words += [x for name, value in settings.items() for x in (f"--{name}", str(value))]
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    command = [*pinned(cores), sys.executable, "-m", "compass_jax", "train", *words]
+    command = [*taskset_words(cores), sys.executable, "-m", "compass_jax", "train", *words]
     _, peak = execute(command, folder, env, seconds)
     log = next(folder.glob("runs/*/rl/metrics.jsonl"), None)
     if log is None:
@@ -278,13 +279,13 @@ def run_trl(
         **choice,
     }
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    words = [*pinned(cores), python, "with_trl.py", json.dumps(options)]
+    words = [*taskset_words(cores), python, "with_trl.py", json.dumps(options)]
     output, peak = execute(words, folder, env)
     (line,) = (x for x in output.splitlines() if x.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT ")), peak
 
 
-def pinned(cores: str) -> list[str]:
+def taskset_words(cores: str) -> list[str]:
     """Returns the words before a command that may use these processors alone; empty: all."""
     return ["taskset", "--cpu-list", cores] if cores else []
 

@@ -4,14 +4,15 @@
     python -m benchmarks.trl_accuracy --trl PYTHON [--start runs/smollm2_135m_cpu/02-sft]
                                       [--minutes 25] [--seed 0] [--out runs/trl_accuracy]
 
-Both train SmolLM2-135M after its worked solutions on the questions of configs/smollm2_135m_cpu.py:
-adapters of rank 16, 8 prompts of 8 samples, one update a step, a reward of 1 for a right total.
-They run at the same time, each on a processor of its own, so that a change of the machine's speed
-meets both, and end with the step that is running when the minutes are over; start and compilation
-count. Ours are the defaults of `compass train --model`; TRL has the micro-batches that were fastest
-in benchmarks.against_trl. Afterwards the start, both ends, and ours after as many steps as TRL made
-are evaluated alike on the same 200 held-out questions: two sampled answers and a greedy one each.
-The last line is JSON; paired differences are from TRL to ours, with their 95% intervals.
+Both train SmolLM2-135M, after SFT on the worked solutions of configs/smollm2_135m_cpu.py, on the
+questions of that file: adapters of rank 16, 8 prompts of 8 samples, one update a step, a reward of
+1 for a right total. They run at the same time, each on a processor of its own, so that a change of
+the machine's speed meets both, and end with the step that is running when the minutes are over;
+start and compilation count. Ours are the defaults of `compass train --model`; TRL has the
+micro-batches that were fastest in benchmarks.against_trl. Afterwards the start, both ends, and ours
+after as many steps as TRL made are evaluated alike on the same 200 held-out questions: two sampled
+answers and a greedy one each. The last line is JSON; paired differences are from TRL to ours, with
+their 95% intervals.
 """
 
 from __future__ import annotations
@@ -135,18 +136,17 @@ def main(argv: list[str] | None = None) -> int:
     folder = options.out.absolute()
     if not (folder / "steps.json").exists():
         make(folder, options.start, options.seed)
-        sides = train(folder, options.trl, 60 * options.minutes, options.seed)
-        (folder / "steps.json").write_text(json.dumps(sides))
-    sides = json.loads((folder / "steps.json").read_text())
-    line = {
-        "commit": commit(),
-        "environment": versions(options.trl),
-        "minutes": options.minutes,
-        "seed": options.seed,
-        **sides,
-        "accuracy": evaluate(folder, {name: side["steps"] for name, side in sides.items()}),
-    }
-    print(json.dumps(line))
+        run = {
+            "commit": commit(),
+            "environment": versions(options.trl),
+            "minutes": options.minutes,
+            "seed": options.seed,
+            **train(folder, options.trl, 60 * options.minutes, options.seed),
+        }
+        (folder / "steps.json").write_text(json.dumps(run))
+    run = json.loads((folder / "steps.json").read_text())
+    steps = {side: run[side]["steps"] for side in CORES}
+    print(json.dumps({**run, "accuracy": evaluate(folder, steps)}))
     return 0
 
 

@@ -44,7 +44,7 @@ _SMALLEST = 1024  # bytes of a gather; sizes are powers of two, so that few prog
 
 class DistributedError(CompassError, RuntimeError):
     """The processes could not connect, in which case the message names the address and what to
-    check; or process 0 failed, with this message.
+    check; or another process failed, with this message.
     """
 
 
@@ -194,9 +194,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-def process_place() -> tuple[int, int]:
-    """Returns the number of this process and the count of processes. Where `initialize` has not
-    joined several, no device is touched, which another program may use.
+def process_index_and_count() -> tuple[int, int]:
+    """Returns the index of this process and the number of processes: 0 and 1 before `initialize`
+    joins several and after `processes` ends. A single process asks no backend, which would take
+    the devices from another program.
     """
     if not jax.distributed.is_initialized():
         return 0, 1
@@ -205,12 +206,12 @@ def process_place() -> tuple[int, int]:
 
 def is_main_process() -> bool:
     """Returns whether this process writes the files and the console output."""
-    return process_place()[0] == 0
+    return process_index_and_count()[0] == 0
 
 
 def all_gather_bytes(payload: bytes) -> list[bytes]:
     """Returns all processes' payloads. Every process must call it at the same place."""
-    if process_place()[1] == 1:
+    if process_index_and_count()[1] == 1:
         return [payload]
     sizes = multihost_utils.process_allgather(np.array(len(payload), np.int32))
     capacity = _SMALLEST
@@ -231,23 +232,21 @@ def in_main_process(do: Callable[[], object]) -> None:
 
 def in_every_process(do: Callable[[], object]) -> None:
     """Calls `do` in every process and waits for all. An error is raised in every process: itself
-    where it came up, with its text as a DistributedError elsewhere. Every process must call it at
-    the same place.
+    where it came up, elsewhere a DistributedError with its text and the number of the process.
+    Every process must call it at the same place.
     """
     refusal: Exception | None = None
     try:
         do()
     except Exception as error:
         refusal = error
-    messages = [text.decode() for text in all_gather_bytes(_text(refusal).encode())]
+    text = "" if refusal is None else str(refusal) or type(refusal).__name__
+    texts = all_gather_bytes(text.encode())
     if refusal is not None:
         raise refusal
-    if message := next(filter(None, messages), ""):
-        raise DistributedError(message)
-
-
-def _text(error: Exception | None) -> str:
-    return "" if error is None else str(error) or type(error).__name__
+    for number, message in enumerate(texts):
+        if message:
+            raise DistributedError(f"process {number}: {message.decode()}")
 
 
 def any_process(flag: bool) -> bool:

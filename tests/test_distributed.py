@@ -167,7 +167,7 @@ def test_an_error_in_any_process_is_raised_in_every_one(monkeypatch):
         distributed.in_every_process(fail)
     distributed.in_every_process(lambda: None)
     monkeypatch.setattr(distributed, "all_gather_bytes", lambda own: [own, b"disk full"])
-    with pytest.raises(distributed.DistributedError, match=r"^disk full$"):
+    with pytest.raises(distributed.DistributedError, match=r"^process 1: disk full$"):
         distributed.in_every_process(lambda: None)
     monkeypatch.setattr(distributed, "all_gather_bytes", lambda own: [own, b""])
     with pytest.raises(OSError, match=r"^disk full$"):
@@ -176,7 +176,7 @@ def test_an_error_in_any_process_is_raised_in_every_one(monkeypatch):
 
 def test_payloads_of_any_size_come_back_whole(monkeypatch):
     """Over two processes, the other of which says the same."""
-    monkeypatch.setattr(distributed, "process_place", lambda: (0, 2))
+    monkeypatch.setattr(distributed, "process_index_and_count", lambda: (0, 2))
     sizes = []
 
     def gather(x):

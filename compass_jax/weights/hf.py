@@ -19,7 +19,7 @@ import numpy as np
 
 from compass_jax.aliases import Tree
 from compass_jax.config import ModelConfig
-from compass_jax.distributed import in_every_process, is_main_process, process_place
+from compass_jax.distributed import in_every_process, in_main_process, process_index_and_count
 from compass_jax.families.base import TENSORS, Family, Tensor
 from compass_jax.families.find import find
 from compass_jax.families.raw import WeightsError
@@ -363,12 +363,13 @@ def save_params(
     path.
 
     It writes one file, or shards of at most `shard_bytes` with an index (None: a sixteenth of the
-    model, but at least 256 MB and at most 4 GB). With several processes, each writes a part of the
+    model, but at least 256 MiB and at most 4 GB). With several processes, each writes a part of the
     files; `params` then holds arrays that each of them can read as a whole, as `open_params`
-    returns them. Tokenizer files and
-    `generation_config.json` are copied from `tokenizer_from`. The folder appears once it is
-    complete. An existing, non-empty folder is refused unless `replace`. Raises WeightsError; a full
-    disk leaves no files behind.
+    returns them.
+
+    Tokenizer files and `generation_config.json` are copied from `tokenizer_from`. The folder
+    appears once it is complete. An existing, non-empty folder is refused unless `replace`. Raises
+    WeightsError; a full disk leaves no files behind.
     """
     folder = Path(folder).absolute()
     if dtype not in DTYPES.values():
@@ -390,15 +391,18 @@ def save_params(
     description = write_hf_config(config, dtype, ids)
     total = sum(math.prod(leaf.spec.shape) * leaf.spec.dtype(dtype).itemsize for leaf in leaves)
     files = _files(leaves, dtype, shard_bytes or min(max(total // 16, 2**28), 4_000_000_000))
-    number, count = process_place()
+    number, count = process_index_and_count()
     own_files = dict(list(files.items())[number::count])
     tensors = _tensors(leaves, flat, dtype, {x for names in own_files.values() for x in names})
     with new_folder(folder, total, replace) as temporary:
         in_every_process(lambda: write_files(temporary, own_files, tensors))
-        if is_main_process():
+
+        def write_the_rest() -> None:
             write_index(temporary, files, total)
             write_json(temporary / "config.json", description)
             carry_files(tokenizer_from, temporary)
+
+        in_main_process(write_the_rest)
     return folder
 
 
@@ -428,7 +432,7 @@ def _tensors(
         is_selected = [any(name in selected for name in names) for names in layers]
         parts = [_layers(value, leaf.spec.stacked, is_selected) for leaf, value in group]
         for names, hosts in zip(layers[is_selected], zip(*parts, strict=True), strict=True):
-            tensors = _of_layer([leaf for leaf, _ in group], hosts, kind)
+            tensors = _tensors_of_layer([leaf for leaf, _ in group], hosts, kind)
             # experts of one tensor share its name
             yield from (x for name, x in zip(names, tensors) if name in selected)
 
@@ -437,10 +441,11 @@ def _layers(value: Tree, stacked: bool, is_selected: Sequence[bool]) -> Iterator
     """Yields the selected layers of a leaf on the host. Layers that a file has in one chunk are
     read together.
     """
-    if not stacked:
-        yield from (np.asarray(value) for selected in is_selected if selected)
+    if not stacked or not isinstance(value, StoredArray):
+        layers = value if stacked else (value,)
+        yield from (np.asarray(x) for x, use in zip(layers, is_selected, strict=True) if use)
         return
-    count = value.entries_read if isinstance(value, StoredArray) else 1
+    count = value.entries_read
     for first in range(0, len(is_selected), count):
         last = min(first + count, len(is_selected))
         if any(is_selected[first:last]):
@@ -448,7 +453,7 @@ def _layers(value: Tree, stacked: bool, is_selected: Sequence[bool]) -> Iterator
             yield from (block[i - first] for i in range(first, last) if is_selected[i])
 
 
-def _of_layer(
+def _tensors_of_layer(
     leaves: Sequence[_Leaf], values: Sequence[np.ndarray], dtype: np.dtype
 ) -> Iterator[np.ndarray]:
     """Yields the tensors of a layer: the tensor whose columns the leaves share, or those of the

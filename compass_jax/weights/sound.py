@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from compass_jax import distributed
 from compass_jax.aliases import JsonObject
 from compass_jax.untrusted import read_bytes
@@ -238,7 +236,7 @@ def _share(files: dict[str, Digest]) -> dict[str, Digest]:
     process of this number: it reads its arrays from them, which are then in memory. Otherwise the
     files are distributed by size.
     """
-    number, count = jax.process_index(), jax.process_count()
+    number, count = distributed.process_index_and_count()
     writers = {name: manifests.writer_of(name) for name in files}
     if {writer for writer in writers.values() if writer is not None} == set(range(count)):
         return {name: files[name] for name, writer in writers.items() if (writer or 0) == number}

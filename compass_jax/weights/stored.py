@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
+from compass_jax.weights.disk import cause
 from compass_jax.weights.manifest import ARRAYS, CheckpointError
 from compass_jax.weights.sound import ValidCheckpoint
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array on disk, or a part of it. Indexing reads nothing; `numpy.asarray` reads."""
+    """An array on disk, or a part of it. Indexing reads nothing; `numpy.asarray` reads, and raises
+    CheckpointError where that fails.
+    """
 
     store: ts.TensorStore
+    where: str  # checkpoint and array, for messages
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,22 +39,35 @@ class StoredArray:
         return int((chunk and chunk[0]) or self.shape[0])
 
     def __getitem__(self, index: Any) -> StoredArray:
-        return StoredArray(self.store[index])
+        return replace(self, store=self.store[index])
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.asarray(self.store.read().result(), dtype)
+        try:
+            return np.asarray(self.store.read().result(), dtype)
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{self.where} cannot be read ({cause(error)})") from error
 
 
 def open_array(checkpoint: ValidCheckpoint, name: str) -> StoredArray | np.ndarray:
     """Returns an array of a checkpoint by its name in the manifest. Raises CheckpointError if it
     cannot be opened.
     """
+    where = f"{checkpoint.path}: array {name}"
+    if name not in checkpoint.manifest.leaves:
+        raise CheckpointError(f"{where} is missing, which the model needs")
     shape, dtype = checkpoint.manifest.leaves[name]
     if 0 in shape:  # orbax stores none
         return np.zeros(shape, dtype)
-    folder = checkpoint.path / ARRAYS
-    kvstore = {"driver": "ocdbt", "base": f"file://{folder}/", "path": f"{name}/"}
+    base = {"driver": "file", "path": f"{checkpoint.path / ARRAYS}/"}
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"},
+        # a checkpoint that is removed meanwhile is an error, not an array of zeros
+        "fill_missing_data_reads": False,
+        "recheck_cached_metadata": False,
+        "recheck_cached_data": False,
+    }
     try:
-        return StoredArray(ts.open({"driver": "zarr", "kvstore": kvstore}, read=True).result())
+        return StoredArray(ts.open(spec, read=True).result(), where)
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{folder}: {name} cannot be opened ({error})") from error
+        raise CheckpointError(f"{where} cannot be opened ({cause(error)})") from error

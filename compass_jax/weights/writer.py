@@ -33,7 +33,7 @@ from compass_jax.weights.digests import Digest
 from compass_jax.weights.manifest import ARRAYS, META, CheckpointError, Manifest
 
 _TIMEOUT_S = 6 * 3600  # orbax's timeout of one background save
-_LARGE_BYTES = 2**28  # of an array that is stored in chunks; a save then takes 1.5 times as long
+_LARGE_BYTES = 2**28  # of an array that is stored in chunks; its save takes 1.5 times as long
 _CHUNK_BYTES = 2**26  # of a part of an array that is stored, and read, as a whole
 _TEMPORARY = "*.orbax-checkpoint-tmp*"  # uncommitted directories of orbax
 
@@ -93,8 +93,8 @@ class Checkpoints:
             # orbax refuses arrays without elements
             stored = {name: _of_all(x) for name, x in flat.items() if x.size}
             manifest = Manifest(step, self.model, leaves, {META: digests.of_bytes(text)})
-            in_chunks = {name: _chunked(x) for name, x in stored.items()}
-            args = _Save(stored, save_args=in_chunks, meta=text, manifest=manifest)
+            save_args = {name: _save_args(x) for name, x in stored.items()}
+            args = _Save(stored, save_args=save_args, meta=text, manifest=manifest)
             manager.save(step, args=ocp.args.Composite(**{ARRAYS: args}), force=True)
         if wait:
             self.wait()
@@ -275,9 +275,9 @@ def _of_all(x: jax.Array) -> jax.Array:
     return x if jax.process_count() == 1 or not x.is_fully_addressable else put(x, everywhere())
 
 
-def _chunked(x: jax.Array) -> ocp.SaveArgs:
+def _save_args(x: jax.Array) -> ocp.SaveArgs:
     """Returns how an array is stored: a large stack of matrices with each layer in chunks of its
-    own, so that a reader of one layer reads no others.
+    own, however small a device's part, so that a reader of one layer holds no others.
     """
     if x.ndim < 3 or x.nbytes <= _LARGE_BYTES:
         return ocp.SaveArgs()

@@ -1,17 +1,21 @@
 """Checkpoints that are exported in parts, by one process or several."""
 
+import dataclasses
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hf_folders import MOE, TIED, random_params, tensors_of
 
+from compass_jax.model.params import abstract_params
 from compass_jax.weights import checkpoint, writer
 from compass_jax.weights.convert import export_hf
 from compass_jax.weights.hf import save_params
@@ -83,6 +87,31 @@ def test_layers_in_one_chunk_are_read_once(tmp_path, monkeypatch):
     assert len(shapes) == len(jax.tree.leaves(params))
 
 
+def test_an_array_of_zeros_is_exported_and_a_removed_one_is_an_error(tmp_path):
+    params = jax.tree.map(jnp.zeros_like, random_params(MOE))
+    path = checkpoint.save(tmp_path / "run", 1, {"params": params}, {}, model=MOE)
+    out = tensors_of(export_hf(tmp_path / "run", tmp_path / "out"))
+    assert out and not any(tensor.any() for tensor in out.values())
+    opened = open_params(tmp_path / "run")[0]
+    shutil.rmtree(path)
+    with pytest.raises(checkpoint.CheckpointError, match=r"array params/embed cannot be read"):
+        np.asarray(opened["embed"])
+
+
+def test_a_run_directory_of_any_name(tmp_path):
+    run = tmp_path / "a run%20 of #3?"
+    checkpoint.save(run, 1, {"params": random_params(TIED)}, {}, model=TIED)
+    assert tensors_of(export_hf(run, tmp_path / "out"))
+
+
+def test_a_parameter_that_the_checkpoint_lacks_is_named(tmp_path):
+    params = random_params(TIED)
+    del params["final_norm"]
+    checkpoint.save(tmp_path / "run", 1, {"params": params}, {}, model=TIED)
+    with pytest.raises(checkpoint.CheckpointError, match=r"params/final_norm is missing"):
+        export_hf(tmp_path / "run", tmp_path / "out")
+
+
 def export_in_two_processes(run: Path, out: Path, limits=(None, None)):
     """The processes' statuses, outputs and peaks in bytes; `limits` are the largest files that
     they may write, in bytes.
@@ -107,7 +136,7 @@ def export_in_two_processes(run: Path, out: Path, limits=(None, None)):
                 subprocess.Popen(words, env=env, stdout=log, stderr=log, cwd=TESTS.parent)
             )
     for number, process in enumerate(processes):
-        status, text = process.wait(), out.with_name(f"log{number}").read_text()
+        status, text = process.wait(timeout=300), out.with_name(f"log{number}").read_text()
         peak = re.search(r"VmHWM:\s+(\d+) kB", text)
         results.append((status, text, int(peak[1]) * 1024 if peak else None))
     return results
@@ -127,10 +156,13 @@ def test_two_processes_export_2_gib_each_under_1_gib_of_memory(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_fails_in_one_process_ends_both_and_leaves_no_folder(tmp_path):
-    params = random_params(MOE)
-    checkpoint.save(tmp_path / "run", 1, {"params": params}, {}, model=MOE)
-    results = export_in_two_processes(tmp_path / "run", tmp_path / "out", (2**12, None))
+@pytest.mark.parametrize("limits", [(2**12, None), (None, 2**12)])
+def test_what_fails_in_one_process_ends_both_and_leaves_no_folder(tmp_path, limits):
+    # two files: embedding and head have 256 MiB each
+    model = dataclasses.replace(TIED, vocab_size=2**18, hidden=512, tie_embeddings=False)
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract_params(model, "bfloat16"))
+    checkpoint.save(tmp_path / "run", 1, {"params": params}, {}, model=model)
+    results = export_in_two_processes(tmp_path / "run", tmp_path / "out", limits)
     assert all(status != 0 for status, _, _ in results)
     assert all("File too large" in text for _, text, _ in results)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out.partial*"))
