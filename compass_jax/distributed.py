@@ -224,9 +224,7 @@ def all_gather_bytes(payload: bytes) -> list[bytes]:
 
 
 def in_main_process(do: Callable[[], object]) -> None:
-    """Calls `do` in process 0. Its error is raised in every process: itself in process 0, with its
-    text as a DistributedError in the others. Every process must call it at the same place.
-    """
+    """Calls `do` in process 0 and waits for it in all; errors are those of `in_every_process`."""
     in_every_process(do if is_main_process() else lambda: None)
 
 

@@ -72,7 +72,8 @@ def export_hf(
     """Writes the parameters of a checkpoint as a Hugging Face folder; returns its path.
 
     The parameters are read and written in parts, without a device: a process holds one of the
-    folder's files, and one layer of one parameter. Several processes, which all make this call,
+    folder's files, and one layer of one parameter. Adapters are first merged into their base, which
+    takes the whole model's memory. Several processes, which all make this call,
     share the files among them. For a randomly initialised model, rows beyond the tokenizer's ids
     are dropped (`start.vocab_rows`).
 
@@ -83,6 +84,8 @@ def export_hf(
         tokenizer: the folder to copy the tokenizer from; None uses `tokenizer` of the run
             directory, if present.
         replace: whether `out` may replace an existing folder.
+
+    Raises the errors of `open_params` and `save_params`.
     """
     params, config = open_params(path)
     rows = checkpoint.read_meta(path).get(VOCAB_ROWS, config.vocab_size)

@@ -81,8 +81,11 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
 
 
 def open_params(path: str | Path) -> tuple[Tree, ModelConfig]:
-    """Returns the parameters of a checkpoint as arrays that are read where they are indexed
-    (`StoredArray`), and the model. Adapters are merged into their base in memory, by one process.
+    """Returns the parameters of a checkpoint as arrays on disk (`StoredArray`), and the model.
+    Adapters are merged into their base in memory, by one process.
+
+    Raises WeightsError for a checkpoint without parameters, CheckpointError for one that is missing
+    or damaged or lacks an array of the model, ConfigError for adapters in several processes.
     """
     source = checkpoint.find(path)
     prefix = _parents_of_params(source)

@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint that are read from disk where they are indexed."""
+"""Arrays of a checkpoint that stay on disk until numpy asks for their values."""
 
 from __future__ import annotations
 
