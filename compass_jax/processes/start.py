@@ -9,6 +9,7 @@ reason. The guardian then kills all descendants, removes the folder, and exits l
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import select
@@ -108,17 +109,20 @@ def run(serve: Callable[[Channel, Any, str], None]) -> None:
     LIFELINE`.
 
     The first value on the channel is `setup`, a mapping whose "guards" are those of the child.
-    `folder` is empty. SIGINT and SIGTERM are ignored: the process that started the worker handles
-    them.
+    `folder` is empty. Both processes end when the channel is closed. SIGINT and SIGTERM are
+    ignored: the process that started the worker handles them.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     descriptor, lifeline = map(int, sys.argv[1:3])
     channel = Channel(Connection(descriptor))
-    try:
-        setup = channel.receive()
-    except EOFError:
-        return
+    # the process at the other end has ended, or no longer needs this one
+    with contextlib.suppress(EOFError, ConnectionError):
+        _separate(serve, channel, lifeline)
+
+
+def _separate(serve: Callable[[Channel, Any, str], None], channel: Channel, lifeline: int) -> None:
+    setup = channel.receive()
     folder = tempfile.mkdtemp(prefix="compass-check-")
     guards.adopt_orphans()
     missing = guards.separate(setup["guards"])

@@ -14,7 +14,6 @@ This module must not import jax, because workers are restarted after a crash.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -125,7 +124,7 @@ def _unknown_answer(outcome: str, detail: str) -> list:
 
 
 def serve(channel: Channel, setup: JsonObject, folder: str) -> None:
-    """Answers requests until the scorer closes the channel."""
+    """Answers requests until the scorer closes the channel, which raises."""
     try:
         verifiers = [
             build([Check(*map(_tuples, check)) for check in checks], setup["tag"])
@@ -141,12 +140,11 @@ def serve(channel: Channel, setup: JsonObject, folder: str) -> None:
     alive = partial(channel.send, ["begun", ""])
     judge = Judge(verifiers, zone, setup["timeout_s"], alive)
     channel.send(["ready", ""])
-    with contextlib.suppress(EOFError):
-        while True:
-            batch = [Response(*one) for one in channel.receive()]
-            alive()
-            for answer in judge.answers(batch):
-                channel.send(answer)
+    while True:
+        batch = [Response(*one) for one in channel.receive()]
+        alive()
+        for answer in judge.answers(batch):
+            channel.send(answer)
 
 
 def _sandbox(setup: JsonObject, folder: str, verifiers: Sequence[Verifier]) -> sandbox.Sandbox:
