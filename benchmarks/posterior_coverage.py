@@ -5,9 +5,11 @@ number of right answers among fresh samples of the trained policy.
 
 Each RUN is a directory of a run with rl.zero_variance.posterior. Its last checkpoint gives the
 policy and the posteriors; the prompts are drawn from all training prompts. The interval is that of
-the Beta-binomial distribution of the fresh samples. Beside it is the share of prompts whose
-measured rate lies in the interval of the Beta distribution alone, which leaves out rates of exactly
-0 and 1 and the noise of the fresh samples. Writes a line per run to OUT/posterior_coverage.jsonl; a
+the Beta-binomial distribution of the fresh samples. `coverage` counts a number of right answers at
+its edge by the part that lies inside (data/posterior.py), so that 0.9 is right for counts too;
+`coverage_closed` counts it whole, which is more than 0.9 where answers are nearly always wrong.
+`coverage_of_beta` is the share of prompts whose measured rate lies in the interval of the Beta
+distribution alone, which leaves out rates of exactly 0 and 1 and the noise of the samples. Writes a line per run to OUT/posterior_coverage.jsonl; a
 killed measurement continues.
 """
 
@@ -28,7 +30,7 @@ from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import config_of_run
 from compass_jax.config import RunConfig
 from compass_jax.data.keep import PassRate, read_pass_rates
-from compass_jax.data.posterior import COVERAGE, PosteriorSelector
+from compass_jax.data.posterior import COVERAGE, PosteriorSelector, coverage
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.selection import prompt_selector
 from compass_jax.pipeline.offline_filter import FILE, Bounds, run_filter
@@ -63,15 +65,17 @@ def covered(
     measured = np.array([row.pass_rate for _, row in known])
     low, high = stats.betabinom.interval(COVERAGE, samples, alpha, beta)
     right = np.round(measured * samples)
-    is_covered = (low <= right) & (right <= high)
+    closed = (low <= right) & (right <= high)
+    inside = coverage(right, samples, alpha, beta)
     low, high = stats.beta.interval(COVERAGE, alpha, beta)
     visited = set(selector.state()["counts"])
     is_visited = np.array([str(prompt.id) in visited for prompt, _ in known])
     return {
         "prompts": len(known),
         "visited": int(is_visited.sum()),
-        "coverage": float(is_covered.mean()),
-        "coverage_visited": float(is_covered[is_visited].mean()) if is_visited.any() else None,
+        "coverage": float(inside.mean()),
+        "coverage_visited": float(inside[is_visited].mean()) if is_visited.any() else None,
+        "coverage_closed": float(closed.mean()),
         "coverage_of_beta": float(((low <= measured) & (measured <= high)).mean()),
         "abs_error": float(np.abs(measured - alpha / (alpha + beta)).mean()),
         "mean_rate": float(measured.mean()),

@@ -39,8 +39,9 @@ def test_rates_from_the_posteriors_are_covered_at_the_stated_level():
         rates[prompt.id] = measured(prompt, rng.binomial(SAMPLES, rate))
     found = experiment.covered(selector, prompts, rates)
     assert found["prompts"] == 3000 and found["visited"] == 1500
-    assert 0.89 < found["coverage"] < 0.94  # an interval of whole numbers holds at least 90%
-    assert 0.89 < found["coverage_visited"] < 0.95
+    assert 0.88 < found["coverage"] < 0.92
+    assert 0.88 < found["coverage_visited"] < 0.92
+    assert 0.89 < found["coverage_closed"] < 0.94  # whole numbers hold at least 90%
 
 
 def test_rates_of_another_policy_are_not_covered():

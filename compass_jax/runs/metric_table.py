@@ -198,7 +198,7 @@ curriculum/band_<i>_share [share]: Prompts that the step drew from band i of its
 curriculum/borrowed_prompts [prompts]: Prompts that took the place of those that their band lacked.
 curriculum/<label> [share]: The expected pass rate of a label's prompts.
 posterior/coverage_90 [share]: Groups whose number of right answers lies in the 90% interval that
-    was predicted for it.
+    was predicted for it; a number at its edge counts in part, so that 0.9 is right.
 posterior/abs_error: Mean distance of predicted and measured pass rates.
 posterior/<label> [share]: The predicted pass rate of a label's new prompts.
 # the update

@@ -1,12 +1,13 @@
 """The posterior of pass rates: its recursion by hand, prior, choices and calibration."""
 
 import json
+from math import comb, gamma
 
 import numpy as np
 import pytest
 
 from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
-from compass_jax.data.posterior import PosteriorSelector, fit_prior
+from compass_jax.data.posterior import PosteriorSelector, coverage, fit_prior
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
@@ -112,7 +113,29 @@ def test_the_interval_covers_the_rates_of_fresh_samples(seed):
         inner = chosen.interval(prompt)
         assert 0 <= inner[0] < inner[1] <= 1
     assert 0.85 <= np.mean(covered) <= 0.95
+    predictions = np.transpose([chosen.posterior(prompt) for prompt in pool])
+    assert 0.85 <= np.mean(coverage(fresh, np.full(200, 64), *predictions)) <= 0.95
     assert 0.8 < chosen.metrics()["posterior/coverage_90"] <= 1
+
+
+@pytest.mark.parametrize("alpha, beta", [(1.0, 1.0), (0.05, 3.0), (6.0, 0.4), (8.0, 12.0)])
+@pytest.mark.parametrize("samples", [1, 4, 64])
+def test_a_right_prediction_is_covered_with_its_level(alpha, beta, samples):
+    def beta_function(a, b):
+        return gamma(a) * gamma(b) / gamma(a + b)
+
+    counts = np.arange(samples + 1)
+    chances = [
+        comb(samples, k) * beta_function(alpha + k, beta + samples - k) / beta_function(alpha, beta)
+        for k in range(samples + 1)
+    ]
+    parts = coverage(counts, *(np.full(samples + 1, x) for x in (samples, alpha, beta)))
+    assert np.dot(chances, parts) == pytest.approx(0.9, abs=1e-9)
+    assert parts.min() >= 0 and parts.max() <= 1 + 1e-12
+
+
+def test_an_outcome_far_from_the_prediction_is_not_covered():
+    assert coverage(*map(np.array, ([64.0], [64], [1.0], [99.0]))) == 0
 
 
 def test_choices_are_the_same_after_a_restart():
