@@ -3,6 +3,9 @@ the answers during the rollout.
 
     Better 1    Tie 0.5    Worse 0        both orders agree; else Tie        [ours, of +1, 0 and -1]
 
+An empty answer is Worse than an anchor with text, and the judge is not asked: RL finds judges that
+call it a Tie.
+
 Verdicts are appended to a file when they arrive, so a run never asks a question twice, even after
 it was killed. A sample that lacks one of the two verdicts has no reward and is counted by reason.
 """
@@ -36,7 +39,7 @@ from compass_jax.rewards.endpoint import (
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.tasks.rows import decode_row
 from compass_jax.untrusted import UntrustedError, parse_json, read_lines
-from compass_jax.verifiers.judge import TIE, both_orders, messages, verdict
+from compass_jax.verifiers.judge import BETTER, TIE, WORSE, both_orders, messages, verdict
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +204,8 @@ class Judge:
         if anchor is None:
             why = NO_ANCHOR.format(self._anchor_field)
             return [_completed_future(Ruling(None, REFUSED, why))] * 2
+        if is_blank(text, anchor):
+            return [_completed_future(Ruling(one)) for one in (WORSE, BETTER)]
         orders = (text, anchor), (anchor, text)
         return [self._ruling(messages(prompt.question, *order)) for order in orders]
 
@@ -273,6 +278,11 @@ def compared(
     if anchor is not None and not isinstance(anchor, str):
         anchor = json.dumps(anchor, ensure_ascii=False)
     return text.rpartition("</think>")[2], anchor
+
+
+def is_blank(text: str, anchor: str | None) -> bool:
+    """Returns whether an answer is empty and its anchor is not."""
+    return bool(anchor and anchor.strip()) and not text.strip()
 
 
 def score_of(first: Ruling, swapped: Ruling) -> Score:

@@ -3,7 +3,7 @@
     reward = sigmoid(r(answer) - r(anchor))        [ours: probability that the answer is better]
 
 All samples of a prompt have the same anchor, so the reward is monotonic in r(answer). It is in
-[0, 1], like all rewards.
+[0, 1], like all rewards. An empty answer has reward 0 where the anchor has text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from compass_jax.config import ConfigError
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.faults import NEVER, VerifierError
-from compass_jax.rewards.judging import NO_ANCHOR, compared
+from compass_jax.rewards.judging import NO_ANCHOR, compared, is_blank
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,12 @@ class ScalarJudge:
         new = list(dict.fromkeys(x for x in anchors if x is not None and x not in self._anchors))
         rates = self.rate([*questions, *new])
         self._anchors.update(zip(new, rates[len(questions) :], strict=True))
-        scores = map(self._score, rates[: len(questions)], anchors)
+        scores = [
+            Score(0.0, True, components={"judge_refused": 0.0})
+            if is_blank(question[1], anchor and anchor[1])
+            else self._score(rate, anchor)
+            for question, rate, anchor in zip(questions, rates, anchors, strict=False)
+        ]
         return [(key, score) for (key, _, _), score in zip(samples, scores, strict=True)]
 
     def _score(self, rate: float | None, anchor: tuple[str, str] | None) -> Score:

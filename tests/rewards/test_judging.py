@@ -79,6 +79,20 @@ def test_better_tie_and_worse_are_one_a_half_and_nothing():
     assert got["many"].outcome == "unjudged" and "I cannot say." in got["many"].detail
 
 
+def test_an_empty_answer_is_worse_and_nobody_is_asked():
+    asked = []
+
+    def tie(messages):
+        asked.append(messages)
+        return Reply("Tie")
+
+    got = judged(["", " \n", "<think>\n9\n</think>\n", "5"], tie)
+    assert [x.reward for x in got.values()] == [0, 0, 0, 0.5]
+    assert [x.known for x in got.values()] == [True] * 4
+    assert [x.components["judge_disagreed"] for x in got.values()] == [0] * 4
+    assert len(asked) == 1  # both orders of "5" and "5" are one question
+
+
 def test_the_anchor_is_the_column_that_is_named():
     assert judged(["5.5"])["5.5"].reward == 1
     seen = []

@@ -279,6 +279,16 @@ def prompt(row):
     return dataclasses.replace(make_prompt(0, 4), row=json.dumps(row), question="q")
 
 
+def test_an_empty_answer_has_no_reward_where_the_anchor_has_text():
+    judge = rating(lambda text: 9.0)
+    empty = {"answer": " "}
+    for key, text, row in (("a", " ", {"answer": "1"}), ("b", "", empty), ("c", "2", empty)):
+        judge.submit(key, prompt(row), text)
+    found = dict(judge.collect(None))
+    assert {key: x.reward for key, x in found.items()} == {"a": 0.0, "b": 0.5, "c": 0.5}
+    assert all(x.known for x in found.values())
+
+
 def test_samples_without_a_reward_are_left_out_and_told_once(caplog):
     judge = rating(lambda text: None if text == "long" else float(text))
     anchored, bare = prompt({"answer": "1"}), prompt({"other": "1"})
