@@ -8,10 +8,13 @@ A seed is a cold start of the policy, both reward models from the same random we
 the cold start with the gold label, the scalar model and the judge as the reward; the anchor is the
 right answer. A refreshed model goes on learning after each third of the RL: the same preferences,
 and those mined from the policy's answers of that third (pipeline/mine.py), each MINED times; the
-next third starts from the policy's weights with a new optimiser. Agreement and ties are of held-out
-pairs without noise, inverted advantages of the training samples against their gold labels, accuracy
-of held-out questions by the gold label. `alarm` is the first step at which the guard sees "reward
-up, gold down" in its window of WINDOW steps; it only warns.
+next third starts from the policy's weights with a new optimiser. A third in which the guard sees
+"reward up, gold down" ends with the policy that it began with; its answers are mined all the same.
+With a refreshed model an answer that is no digit is Worse (rewards.judge_needs_form). Agreement
+and ties are of held-out pairs without noise, inverted advantages of the training samples against
+their gold labels, accuracy of held-out questions by the gold label. `alarm` is the first step at
+which the guard sees "reward up, gold down" in its window of WINDOW steps, or of a third; without
+refreshes it only warns.
 A line per finished run goes to OUT/inversion.jsonl; at the end OUT/inversion.md and
 OUT/inversion.png.
 """
@@ -54,6 +57,10 @@ MINED, WINDOW = 5, 12
 NOISE = 0.25  # of the verdicts in the training pairs
 HELD = 144  # of 720 questions
 VOCABULARY = 512  # in which what a judge is asked has 134 tokens, not 700
+FORM: dict[str, Any] = {  # of a refreshed model's reward: one digit
+    "verifier": {"judge": 1.0, "regex": 0.01},
+    "verifier_args": (("pattern", r"\d"),),
+}
 GOLD = f"{inversion_task.__file__}:gold"
 SERIES = ("reward/gold/mean", "advantage/inversion_frac", "reward/mean", "guard/parting_p")
 SHARES = ("agreement", "preference", "tie_recall", "tie_precision")
@@ -176,29 +183,33 @@ class Trial:
     def policy(
         self, reward: str, folder: str, steps: int, judge: str = "", start: str = ""
     ) -> RunConfig:
-        """RL of `steps` from `start` with gold, scalar or judge as the reward, whose model's
-        weights are `judge`.
+        """RL of `steps` from `start`, whose reward is gold, or that of a scalar model or judge with
+        the weights `judge`.
         """
+        kind = reward.removesuffix(REFRESHED)
+        formed = FORM if kind != reward else {"verifier": "judge"}
         config = rl_config(self.model, [self.questions], GOLD, self.held, "grpo", answer=4)
         data, rewards = config.data, config.rewards
-        if reward != "gold":
+        if kind != "gold":
             data = dataclasses.replace(
                 data,
-                sources=tuple(
-                    dataclasses.replace(x, verifier="judge", gold=GOLD) for x in data.sources
-                ),
+                sources=tuple(dataclasses.replace(x, gold=GOLD, **formed) for x in data.sources),
                 eval_sources=(),
             )
             model: EngineJudgeConfig | ScalarJudgeConfig = ScalarJudgeConfig(judge, buckets=(64,))
-            if reward == "judge":
+            if kind == "judge":
                 model = EngineJudgeConfig(judge, prompt_buckets=(160,), max_tokens=24, slots=64)
             rewards = dataclasses.replace(rewards, judge=model)
         config = dataclasses.replace(config, data=data, rewards=rewards, init_from=start)
         settings = {"rl.steps": steps, "rl.prompts_per_step": self.sizes.prompts}
-        settings |= {"rl.guard.window": WINDOW, "log.tokens": 0, "log.groups": self.sizes.prompts}
+        settings |= {"rl.guard.window": max(4, min(WINDOW, steps))}
+        settings |= {"log.tokens": 0, "log.groups": self.sizes.prompts}
         settings |= {"rl.group_size": 8, "rl.updates_per_rollout": 1, "rl.save_every": 0}
         settings |= {"rl.eval_every": 0, "rl.optim.learning_rate": 3e-4, "evaluation.k": 8}
         settings |= {"data.eval_prompts": HELD if reward == "gold" else 0, "mesh.fsdp": 1}
+        if kind != reward:
+            settings |= {"rl.guard.action": "restore", "rewards.judge_needs_form": True}
+            settings |= {"rewards.answer_tag": "", "rl.save_every": steps}
         settings |= {"data.heldout_frac": 0.0, "rewards.workers": 1, "seed": self.seed}
         return with_settings(config, settings | {"run_dir": str(self.folder / folder)})
 
@@ -225,7 +236,7 @@ class Trial:
                 weights, found = self.judge(kind, mined, weights)
                 shares = {name: known(getattr(found, name)) for name in SHARES}
             most = max(1, self.sizes.steps // parts)
-            config = self.policy(kind, f"{folder}/rl", most, weights, start)
+            config = self.policy(reward, f"{folder}/rl", most, weights, start)
             run_rl(config)
             start = config.directory
             lines = (Path(start) / "metrics.jsonl").read_text().splitlines()

@@ -9,8 +9,8 @@ the Beta-binomial distribution of the fresh samples. `coverage` counts a number 
 its edge by the part that lies inside (data/posterior.py), so that 0.9 is right for counts too;
 `coverage_closed` counts it whole, which is more than 0.9 where answers are nearly always wrong.
 `coverage_of_beta` is the share of prompts whose measured rate lies in the interval of the Beta
-distribution alone, which leaves out rates of exactly 0 and 1 and the noise of the samples. Writes a line per run to OUT/posterior_coverage.jsonl; a
-killed measurement continues.
+distribution alone, which leaves out rates of exactly 0 and 1 and the noise of the samples. Writes a
+line per run to OUT/posterior_coverage.jsonl; a killed measurement continues.
 """
 
 from __future__ import annotations

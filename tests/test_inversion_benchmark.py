@@ -62,3 +62,12 @@ def test_the_alarm_is_the_first_step_at_the_level_of_one_of_the_runs_tests():
     run = evolve(tiny_run(), rl={"steps": 24, "guard": {"window": 12, "false_alarms": 0.13}})
     assert inversion.alarm([None, 0.5, 0.011, 0.0099, 0.0], run) == 4  # 0.13 over 13 tests
     assert inversion.alarm([None, 1.0], run) is None
+
+
+def test_the_guard_of_a_refreshed_part_acts_within_it(tmp_path):
+    trial = inversion.Trial(0, tmp_path, smoke=True)
+    plain, refreshed = (trial.policy(x, "rl", 8, "judge") for x in ("judge", "judge refreshed"))
+    assert plain.rl.guard.action == "warn" and refreshed.rl.guard.action == "restore"
+    assert plain.rl.guard.window == refreshed.rl.guard.window == 8
+    assert refreshed.rewards.judge_needs_form and not plain.rewards.judge_needs_form
+    assert trial.policy("gold", "rl", 24).rl.guard.window == inversion.WINDOW
