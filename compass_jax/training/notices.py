@@ -37,7 +37,7 @@ from compass_jax.experience.judged import (
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group, Rollout
-from compass_jax.rewards.checks import judged_sources
+from compass_jax.rewards.checks import gold_places, judged_sources
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
@@ -71,6 +71,11 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
         notices.append(
             "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
             " as with 'off'"
+        )
+    if gold_places(config.data) and rl.steps < rl.guard.window:
+        notices.append(
+            f"rl.guard.window = {rl.guard.window}: rl.steps = {rl.steps} never fill it, so that a"
+            " reward that rises while the gold label falls is not seen; lower rl.guard.window"
         )
     rollouts = rl.steps * rl.prompts_per_round
     if rl.zero_variance.select and rollouts <= prompts:

@@ -197,3 +197,11 @@ def test_stages_that_never_begin_or_change_nothing_are_told():
     assert "it has 0 steps" in idle_stages(never.rl)[1]
     (text,) = idle_stages(same.rl)
     assert text.startswith("rl.stages[1]: it has the settings of the stage before it")
+
+
+def test_a_guard_whose_window_is_longer_than_the_run_is_told():
+    (source,) = tiny_run().data.sources
+    audited = {"sources": (dataclasses.replace(source, gold="exact"),)}
+    assert said(config_with(steps=15, data=audited)) == ["rl.guard.window"]
+    assert said(config_with(steps=16, data=audited)) == []
+    assert said(config_with(steps=15)) == []
