@@ -271,7 +271,32 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
             values = [row[name] for row in found if row.get(name) is not None]
             cells.append(rl_runs.spread(values) if values else "")
         lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| judge beside scalar, paired by seed | seeds | accuracy | inverted pairs |"]
+    lines += ["|---" * 4 + "|"]
+    for suffix in ("", REFRESHED):
+        one, other = (of_seeds(rows, kind + suffix) for kind in ("judge", "scalar"))
+        if seeds := sorted(one.keys() & other.keys()):
+            cells = [f"judge{suffix}", str(len(seeds))]
+            for name in ("accuracy", "inversion"):
+                cells.append(difference([one[x][name] - other[x][name] for x in seeds]))
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def of_seeds(rows: Sequence[Mapping[str, Any]], variant: str) -> dict[int, Mapping[str, Any]]:
+    """The rows of a reward by seed, those with both numbers."""
+    return {
+        row["seed"]: row
+        for row in rows
+        if row["variant"] == variant and None not in (row["accuracy"], row["inversion"])
+    }
+
+
+def difference(values: Sequence[float]) -> str:
+    """The mean and its 95% percentile bootstrap interval over seeds, from all resamples."""
+    draws = itertools.product(values, repeat=len(values))
+    low, high = np.percentile([np.mean(draw) for draw in draws], (2.5, 97.5))
+    return f"{np.mean(values):+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -71,3 +71,16 @@ def test_the_guard_of_a_refreshed_part_acts_within_it(tmp_path):
     assert plain.rl.guard.window == refreshed.rl.guard.window == 8
     assert refreshed.rewards.judge_needs_form and not plain.rewards.judge_needs_form
     assert trial.policy("gold", "rl", 24).rl.guard.window == inversion.WINDOW
+
+
+def test_the_report_pairs_judge_and_scalar_by_seed():
+    def row(variant, seed, accuracy, inversion):
+        return {"variant": variant, "seed": seed, "accuracy": accuracy, "inversion": inversion}
+
+    rows = [row("scalar", 0, 0.5, 0.1), row("judge", 0, 0.7, 0.05), row("judge", 2, 0.9, 0.0)]
+    rows += [row("scalar", 1, 0.6, 0.1), row("judge", 1, 0.6, None)]
+    assert "| judge | 1 | +0.200 (+0.200 to +0.200) | -0.050 (-0.050 to -0.050) |" in (
+        inversion.report(rows)
+    )
+    # of the four resamples of two values the means are 0, 0.2, 0.2 and 0.4
+    assert inversion.difference([0.0, 0.4]) == "+0.200 (+0.015 to +0.385)"
