@@ -125,7 +125,7 @@ def test_the_rate_of_false_alarms_is_estimated_from_ten_sound_runs():
     assert again == rate != false_alarm_rate(*flat, 16, 0.05, 20_000, seed=1)
 
 
-@pytest.mark.parametrize("window, expected", [(12, {0: 23, 2: 15}), (8, {2: 14})])
+@pytest.mark.parametrize("window, expected", [(12, {2: 17}), (8, {0: 20, 2: 16})])
 def test_stored_runs_in_which_a_judge_was_exploited_are_seen_and_sound_ones_are_not(
     window, expected
 ):
@@ -140,7 +140,7 @@ def test_stored_runs_in_which_a_judge_was_exploited_are_seen_and_sound_ones_are_
         starts = (slice(i, i + window) for i in range(tests))
         alarms = [parting_p(reward[s], gold[s]) <= 0.05 / tests for s in starts]
         found[row["variant"], row["seed"]] = alarms.index(True) + window if any(alarms) else None
-    assert len(found) == 6
+    assert len(found) == 20
     assert {key: step for key, step in found.items() if step} == {
         ("judge", seed): step for seed, step in expected.items()
     }
