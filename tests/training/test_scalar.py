@@ -244,8 +244,8 @@ def open_run(folder, judge, rows, **changed):
 
 @pytest.mark.slow
 def test_a_run_is_rewarded_by_it(trained, tmp_path):
-    """Each sample's reward is sigmoid(r(answer) - r(anchor)), of the text as it was logged; a
-    control token that was sampled is a text of many tokens there.
+    """Each sample's reward is sigmoid(r(answer) - r(anchor)), of the text as it was logged, and 0
+    where that is empty; a control token that was sampled is a text of many tokens there.
     """
     weights = f"{trained[0].directory}/scalar"
     judge = ScalarJudgeConfig(weights, buckets=(40, 128), micro_batch_tokens=256)
@@ -259,9 +259,12 @@ def test_a_run_is_rewarded_by_it(trained, tmp_path):
     for group in groups:
         anchor = rows[int(group["prompt"].split(":")[0])]["answer"]
         samples = group["samples"]
-        asked = [(group["prompt"], x["response"]) for x in samples]
-        *rates, other = rate([*asked, (group["prompt"], anchor)])
-        expected = [1 / (1 + np.exp(other - x)) for x in rates]
+        texts = [x["response"] for x in samples]
+        *rates, other = rate([(group["prompt"], x) for x in [*texts, anchor]])
+        expected = [
+            1 / (1 + np.exp(other - x)) if text.strip() else 0.0
+            for x, text in zip(rates, texts, strict=True)
+        ]
         np.testing.assert_allclose([x["reward"] for x in samples], expected, atol=1e-5)
         varied += len(set(expected)) > 1
     assert varied
