@@ -10,11 +10,13 @@ right answer. A refreshed model goes on learning after each third of the RL: the
 and those mined from the policy's answers of that third (pipeline/mine.py), each MINED times; the
 next third starts from the policy's weights with a new optimiser. A third in which the guard sees
 "reward up, gold down" ends with the policy that it began with; its answers are mined all the same.
-With a refreshed model an answer that is no digit is Worse (rewards.judge_needs_form). Agreement
+With a refreshed model an answer that is no digit is Worse (rewards.judge_needs_form). A guarded
+judge is the plain one with rl.guard.action = "restore": where the guard sees "reward up, gold
+down", the run ends with the policy of the last checkpoint from before the window. Agreement
 and ties are of held-out pairs without noise, inverted advantages of the training samples against
 their gold labels, accuracy of held-out questions by the gold label. `alarm` is the first step at
-which the guard sees "reward up, gold down" in its window of WINDOW steps, or of a third; without
-refreshes it only warns.
+which the guard sees "reward up, gold down" in its window of WINDOW steps, or of a third; with a
+plain model it only warns.
 A line per finished run goes to OUT/inversion.jsonl; at the end OUT/inversion.md and
 OUT/inversion.png.
 """
@@ -50,8 +52,15 @@ from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.hf import save_params
 
-REFRESHED = " refreshed"
-REWARDS = ("gold", "scalar", "judge", "scalar" + REFRESHED, "judge" + REFRESHED)
+REFRESHED, GUARDED = " refreshed", " guarded"
+REWARDS = (
+    "gold",
+    "scalar",
+    "judge",
+    "scalar" + REFRESHED,
+    "judge" + REFRESHED,
+    "judge" + GUARDED,
+)
 SEEDS = (0, 1, 2, 3, 4)
 MINED, WINDOW = 5, 12
 NOISE = 0.25  # of the verdicts in the training pairs
@@ -186,8 +195,8 @@ class Trial:
         """RL of `steps` from `start`, whose reward is gold, or that of a scalar model or judge with
         the weights `judge`.
         """
-        kind = reward.removesuffix(REFRESHED)
-        formed = FORM if kind != reward else {"verifier": "judge"}
+        kind, refreshed = kind_of(reward), reward.endswith(REFRESHED)
+        formed = FORM if refreshed else {"verifier": "judge"}
         config = rl_config(self.model, [self.questions], GOLD, self.held, "grpo", answer=4)
         data, rewards = config.data, config.rewards
         if kind != "gold":
@@ -207,9 +216,11 @@ class Trial:
         settings |= {"rl.group_size": 8, "rl.updates_per_rollout": 1, "rl.save_every": 0}
         settings |= {"rl.eval_every": 0, "rl.optim.learning_rate": 3e-4, "evaluation.k": 8}
         settings |= {"data.eval_prompts": HELD if reward == "gold" else 0, "mesh.fsdp": 1}
+        if refreshed:
+            settings |= {"rewards.judge_needs_form": True, "rewards.answer_tag": ""}
         if kind != reward:
-            settings |= {"rl.guard.action": "restore", "rewards.judge_needs_form": True}
-            settings |= {"rewards.answer_tag": "", "rl.save_every": steps}
+            every = steps if refreshed else 1
+            settings |= {"rl.guard.action": "restore", "rl.save_every": every}
         settings |= {"data.heldout_frac": 0.0, "rewards.workers": 1, "seed": self.seed}
         return with_settings(config, settings | {"run_dir": str(self.folder / folder)})
 
@@ -222,7 +233,7 @@ class Trial:
         judges.
         """
         began, cold = time.perf_counter(), self.cold_start()
-        kind = reward.removesuffix(REFRESHED)
+        kind = kind_of(reward)
         parts = self.sizes.parts if reward.endswith(REFRESHED) else 1
         weights, shares, start = "", {}, cold
         steps: list[dict[str, float]] = []
@@ -250,6 +261,11 @@ class Trial:
         row |= {"alarm": alarm(series["guard/parting_p"], config)}
         experiments.forget_compiled()
         return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def kind_of(reward: str) -> str:
+    """Returns the name of a reward without refreshes or guard."""
+    return reward.removesuffix(REFRESHED).removesuffix(GUARDED)
 
 
 def alarm(p_values: Sequence[float | None], config: RunConfig) -> int | None:
