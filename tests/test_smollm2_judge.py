@@ -1,0 +1,69 @@
+"""The preferences of the experiment with SmolLM2 as a judge: verdicts, ties, reasons."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from benchmarks.smollm2_judge import KINDS, UNSURE, Asked, known, pairs, table
+from compass_jax.data.preferences import asked_in_both_orders
+from compass_jax.rewards.agreement import agreement
+
+ASKED = [Asked(kind, thing) for kind in KINDS for thing in kind.facts]
+
+
+def worth(asked, text):
+    """What an answer is worth, by its text alone."""
+    if text in UNSURE:
+        return 0.5
+    last = text.removesuffix(".").removeprefix("I think it is ")
+    last = last.removeprefix(asked.kind.sentence.format(asked.thing, ""))
+    frame = asked.kind.sentence.format(asked.thing, "|").split("|")[0]
+    return float(last.removeprefix(frame).lower() == asked.right.lower())
+
+
+def test_the_verdict_compares_what_the_texts_are_worth():
+    asked = random.Random(0).sample(ASKED, len(ASKED))
+    rows = list(pairs(asked, 900, random.Random(1)))
+    by_question = {x.kind.question.format(x.thing): x for x in ASKED}
+    for row in rows:
+        one = by_question[row["prompt"]]
+        first, second = (worth(one, row[name]) for name in ("candidate", "anchor"))
+        said = ("Worse", "Tie", "Better")[1 + (first > second) - (first < second)]
+        assert row["verdict"] == said, row
+        assert row["candidate"] != row["anchor"]
+    counts = Counter(row["verdict"] for row in rows)
+    assert all(0.28 < counts[said] / 900 < 0.39 for said in ("Worse", "Tie", "Better")), counts
+
+
+def test_the_reason_names_the_right_answer_and_follows_the_order(tmp_path):
+
+    rows = list(pairs(ASKED, 12, random.Random(2)))
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = list(asked_in_both_orders(str(file)))
+    for row, first, swapped in zip(rows, asked[::2], asked[1::2], strict=True):
+        right = KINDS[0].facts  # the first twelve questions are of the first kind
+        assert right[row["prompt"].split()[-1].rstrip("?")] in first.taught
+        assert first.taught.splitlines()[-1] == row["verdict"]
+        said = first.taught.replace("candidate", "x").replace("anchor", "candidate")
+        assert swapped.taught.splitlines()[0] == said.replace("x", "anchor").splitlines()[0]
+
+
+def test_no_fact_has_two_answers_that_are_both_right():
+    for kind in KINDS:
+        answers = Counter(kind.facts.values())
+        assert max(answers.values()) == 1, answers.most_common(2)
+        assert all(thing and answer for thing, answer in kind.facts.items())
+
+
+def test_a_share_of_nothing_is_no_number_and_the_table_says_so():
+    found = agreement([1, -1], [None, None], [None, None])
+    assert known(found, "agreement") is None and known(found, "missing") == 1.0
+    row = {"variant": "untrained", "seed": 0, "training_minutes": 0.0, "missing": 1.0}
+    row |= dict.fromkeys(
+        ("agreement", "preference", "tie_recall", "tie_precision", "position_bias")
+    )
+    assert "| untrained | 1 | - | - | - | - | - | 1.000 | 0.000 |" in table([row])
+    assert known(agreement([0, 1], [0, 1], [0, -1]), "agreement") == pytest.approx(1.0)
