@@ -5,18 +5,21 @@ the same model, both trained on the same preferences.
         [--smoke]
 
 The questions ask for facts that the pretrained model may know: opposites, past tenses, plurals,
-young animals, capitals. An answer is right (worth 1), unsure (0.5) or wrong (0), each in several
-wordings; a verdict compares the worths of two answers with different texts, so that a third of the
-pairs are ties. Held out are a quarter of the facts, so that a judge has to know them.
+young animals, capitals. An answer is right (worth 1), unsure (0.5) or wrong (0: the answer to
+another question of the kind), each in several wordings; a verdict compares the worths of two
+answers with different texts, so that a third of the pairs are ties. Held out are a quarter of the
+facts, whose answers are in no training pair, so that a judge has to know them.
 
     untrained        the judge before any training
     judge            SFT of all weights on PAIRS pairs in both orders, once; the reasoning names the
                      right answer and what either answer is
     judge, verdicts  the same without the reasoning
-    scalar ...       a scalar reward model on the same pairs, at several rates and numbers of epochs
+    scalar ...       a scalar reward model on the same pairs, with one and with three epochs; the
+                     judge's setting is not tuned
 
-Agreement and ties are of HELD pairs on held-out facts; a scalar model's ties are differences of its
-rewards up to a threshold that is fitted to the training pairs.
+Agreement and ties are of HELD pairs on held-out facts, with 95% bootstrap intervals over the facts;
+a scalar model's ties are differences of its rewards up to a threshold that is fitted to the
+training pairs. `majority` is the share of the most frequent verdict.
 A line per finished run goes to OUT/smollm2_judge.jsonl; at the end OUT/smollm2_judge.md.
 """
 
@@ -31,6 +34,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks import experiments, rl_runs
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import RunConfig
@@ -39,12 +44,13 @@ from compass_jax.configs import smollm2_135m_cpu
 from compass_jax.data.pairs import split_pairs
 from compass_jax.from_files import judge_config
 from compass_jax.library import with_settings
-from compass_jax.pipeline.agreement import judged, own_judge, report
+from compass_jax.pipeline.agreement import RULINGS, judged, own_judge, report
 from compass_jax.pipeline.train_judge import Rated
 from compass_jax.rewards.agreement import Agreement
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.scalar import ScalarModel, ScalarTrainer
 from compass_jax.training.sft import run_sft
+from compass_jax.verifiers.judge import both_orders
 from compass_jax.weights.gguf_folder import import_gguf
 
 NAME = "smollm2_judge"
@@ -129,11 +135,12 @@ KINDS = (
 )
 
 
-class Asked(NamedTuple):
-    """A question about a fact; `answers` are those to others of its kind."""
+class Question(NamedTuple):
+    """A question about a fact. Wrong answers are `others`, which are right of other facts."""
 
     kind: Kind
     thing: str
+    others: tuple[str, ...]
 
     @property
     def right(self) -> str:
@@ -144,15 +151,28 @@ class Asked(NamedTuple):
         """Returns an answer of this worth, in one of its wordings."""
         if worth == "unsure":
             return draw.choice(UNSURE)
-        others = sorted({*self.kind.facts.values()} - {self.right})
-        word = self.right if worth == "right" else draw.choice(others)
+        word = self.right if worth == "right" else draw.choice(self.others)
         sentence = self.kind.sentence.format(self.thing, word)
         return draw.choice(
             (word, f"{word[0].upper()}{word[1:]}.", sentence, f"I think it is {word}.")
         )
 
 
-def pairs(asked: Sequence[Asked], count: int, draw: random.Random) -> Iterator[dict[str, str]]:
+def questions(facts: Sequence[tuple[Kind, str]]) -> list[Question]:
+    """Returns a question about each fact, whose wrong answers are those of the other facts of its
+    kind: so no answer to a held-out fact is in a training pair.
+    """
+    return [
+        Question(
+            kind,
+            thing,
+            tuple(kind.facts[other] for one, other in facts if one is kind and other != thing),
+        )
+        for kind, thing in facts
+    ]
+
+
+def pairs(asked: Sequence[Question], count: int, draw: random.Random) -> Iterator[dict[str, str]]:
     """Yields `count` preferences on answers to these questions in turn. Of a third the answers are
     of equal worth; no two texts are equal.
     """
@@ -188,7 +208,6 @@ VARIANTS = {
     "judge, verdicts": Variant(reasons=False),
     "scalar, 1 epoch": Variant(scalar=True),
     "scalar, 3 epochs": Variant(epochs=3, scalar=True),
-    "scalar, 3 epochs, rate 3e-5": Variant(3e-5, 3, scalar=True),
 }
 
 
@@ -203,11 +222,12 @@ class Trial:
             assert isinstance(imported, Import)
             import_gguf(imported.file, self.model)
         draw = random.Random(f"{seed} {NAME}")
-        asked = [Asked(kind, thing) for kind in KINDS for thing in kind.facts]
-        draw.shuffle(asked)
-        count = round(HELD_FACTS * len(asked))
-        training = list(pairs(asked[count:], 16 if smoke else PAIRS, draw))
-        self.held = self._write("held", list(pairs(asked[:count], 2 if smoke else HELD, draw)))
+        everything = [(kind, thing) for kind in KINDS for thing in kind.facts]
+        draw.shuffle(everything)
+        count = round(HELD_FACTS * len(everything))
+        held, known_facts = questions(everything[:count]), questions(everything[count:])
+        training = list(pairs(known_facts, 16 if smoke else PAIRS, draw))
+        self.held = self._write("held", list(pairs(held, 2 if smoke else HELD, draw)))
         self.rows = len(training)
         self.pairs = {
             True: self._write("pairs", training),
@@ -257,7 +277,10 @@ class Trial:
         experiments.forget_compiled()
         row = {"variant": name, "seed": self.seed, "commit": experiments.commit()}
         row |= {"hash": experiments.config_hash(config), "training_minutes": round(minutes, 2)}
-        return row | {"pairs": found.pairs, **{share: known(found, share) for share in SHARES}}
+        row |= {"pairs": found.pairs, **{share: known(found, share) for share in SHARES}}
+        rulings = experiments.finished(Path(config.directory) / "judged" / RULINGS)
+        asked = [row["prompt"] for row in experiments.finished(self.held)]
+        return row | by_fact(rulings, asked)
 
     def _agreement(self, config: RunConfig, weights: str, scalar: bool) -> Agreement:
         out = f"{config.directory}/judged"
@@ -267,6 +290,28 @@ class Trial:
         rate = ScalarModel(config, weights, CHATS, config.sft.micro_batch_tokens)
         rated = Rated(rate, training)
         return report(rated.ruled(held), {"judge": weights, "tie_margin": rated.margin}, out)
+
+
+def by_fact(rulings: Sequence[dict[str, Any]], asked: Sequence[str]) -> dict[str, Any]:
+    """Returns the share of the most frequent gold verdict, and 95% bootstrap intervals over the
+    facts of agreement and tie recall; rulings and their questions are in the same order.
+    """
+    gold = np.array([row["gold"] for row in rulings])
+    joint = [both_orders(row["first"], row["swapped"]) for row in rulings]
+    judged_pairs = np.array([one is not None for one in joint])
+    right = np.array([one == label for one, label in zip(joint, gold, strict=True)])
+    facts, place = np.unique(asked, return_inverse=True)
+    draws = np.random.default_rng(0).integers(0, len(facts), (2000, len(facts)))
+    out: dict[str, Any] = {"facts": len(facts)}
+    out["majority"] = round(float(np.unique(gold, return_counts=True)[1].max() / len(gold)), 4)
+    for name, counted in (("agreement", judged_pairs), ("tie_recall", judged_pairs & (gold == 0))):
+        sums = np.bincount(place, counted & right), np.bincount(place, counted)
+        with np.errstate(invalid="ignore"):
+            shares = sums[0][draws].sum(1) / sums[1][draws].sum(1)
+        low, high = np.nanpercentile(shares, (2.5, 97.5)) if counted.any() else (None, None)
+        ends = None if low is None else [round(float(low), 4), round(float(high), 4)]
+        out[f"{name}_interval"] = ends
+    return out
 
 
 def known(found: Agreement, share: str) -> float | None:

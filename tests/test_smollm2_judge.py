@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.smollm2_judge import KINDS, UNSURE, Asked, known, pairs, table
+from benchmarks.smollm2_judge import KINDS, UNSURE, by_fact, known, pairs, questions, table
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.rewards.agreement import agreement
 
-ASKED = [Asked(kind, thing) for kind in KINDS for thing in kind.facts]
+FACTS = [(kind, thing) for kind in KINDS for thing in kind.facts]
+ASKED = questions(FACTS)
 
 
 def worth(asked, text):
@@ -18,7 +19,6 @@ def worth(asked, text):
     if text in UNSURE:
         return 0.5
     last = text.removesuffix(".").removeprefix("I think it is ")
-    last = last.removeprefix(asked.kind.sentence.format(asked.thing, ""))
     frame = asked.kind.sentence.format(asked.thing, "|").split("|")[0]
     return float(last.removeprefix(frame).lower() == asked.right.lower())
 
@@ -51,7 +51,18 @@ def test_the_reason_names_the_right_answer_and_follows_the_order(tmp_path):
         assert swapped.taught.splitlines()[0] == said.replace("x", "anchor").splitlines()[0]
 
 
-def test_no_fact_has_two_answers_that_are_both_right():
+def test_the_answers_to_held_out_facts_are_in_no_training_pair():
+    facts = random.Random(3).sample(FACTS, len(FACTS))
+    held, training = questions(facts[:40]), questions(facts[40:])
+    for question in training:
+        held_answers = {x.right for x in held if x.kind is question.kind}
+        assert not held_answers & {question.right, *question.others}
+        assert question.right not in question.others and len(question.others) > 5
+    rows = list(pairs(held, 100, random.Random(4)))
+    assert {row["prompt"] for row in rows} == {x.kind.question.format(x.thing) for x in held}
+
+
+def test_no_answer_serves_two_facts():
     for kind in KINDS:
         answers = Counter(kind.facts.values())
         assert max(answers.values()) == 1, answers.most_common(2)
@@ -67,3 +78,14 @@ def test_a_share_of_nothing_is_no_number_and_the_table_says_so():
     )
     assert "| untrained | 1 | - | - | - | - | - | 1.000 | 0.000 |" in table([row])
     assert known(agreement([0, 1], [0, 1], [0, -1]), "agreement") == pytest.approx(1.0)
+
+
+def test_intervals_are_over_facts_not_over_pairs():
+    """Two facts of 50 pairs each, one always right: the agreement is 0.5, and can be 0 or 1."""
+    rulings = [{"gold": 0, "first": 0, "swapped": 0}] * 50
+    rulings += [{"gold": 1, "first": -1, "swapped": 1}] * 50
+    found = by_fact(rulings, ["a"] * 50 + ["b"] * 50)
+    assert found["agreement_interval"] == [0.0, 1.0] and found["tie_recall_interval"] == [1.0, 1.0]
+    assert (found["facts"], found["majority"]) == (2, 0.5)
+    missing = by_fact([{"gold": 1, "first": None, "swapped": 1}], ["a"])
+    assert missing["agreement_interval"] is None
