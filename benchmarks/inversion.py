@@ -289,10 +289,14 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| judge beside scalar, paired by seed | seeds | accuracy | inverted pairs |"]
     lines += ["|---" * 4 + "|"]
-    for suffix in ("", REFRESHED):
-        one, other = (of_seeds(rows, kind + suffix) for kind in ("judge", "scalar"))
+    for label, *variants in (
+        ("judge", "judge", "scalar"),
+        ("judge" + REFRESHED, "judge" + REFRESHED, "scalar" + REFRESHED),
+        (f"judge{GUARDED} beside judge", "judge" + GUARDED, "judge"),
+    ):
+        one, other = (of_seeds(rows, variant) for variant in variants)
         if seeds := sorted(one.keys() & other.keys()):
-            cells = [f"judge{suffix}", str(len(seeds))]
+            cells = [label, str(len(seeds))]
             for name in ("accuracy", "inversion"):
                 cells.append(difference([one[x][name] - other[x][name] for x in seeds]))
             lines.append("| " + " | ".join(cells) + " |")
@@ -331,7 +335,9 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         for colour, (variant, found) in zip(
             rl_runs.COLOURS, rl_runs.by_variant(rows).items(), strict=False
         ):
-            curves = np.array([row["series"][gold_series(variant, name)] for row in found], float)
+            series = [row["series"][gold_series(variant, name)] for row in found]
+            # a run that the guard ended has fewer steps
+            curves = np.array(list(itertools.zip_longest(*series)), float).T
             steps = np.arange(1, curves.shape[1] + 1)
             panel.plot(steps, curves.T, color=colour, alpha=0.25, linewidth=0.8)
             label = f"{variant} ({len(found)})"

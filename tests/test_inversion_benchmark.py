@@ -71,6 +71,23 @@ def test_the_guard_of_a_refreshed_part_acts_within_it(tmp_path):
     assert plain.rl.guard.window == refreshed.rl.guard.window == 8
     assert refreshed.rewards.judge_needs_form and not plain.rewards.judge_needs_form
     assert trial.policy("gold", "rl", 24).rl.guard.window == inversion.WINDOW
+    guarded = trial.policy("judge guarded", "rl", 24, "judge")
+    assert guarded.rl.guard.action == "restore" and guarded.rl.save_every == 1
+    same = trial.policy("judge", "rl", 24, "judge")
+    assert evolve(guarded, rl={"guard": same.rl.guard, "save_every": 0}) == same
+
+
+def test_a_run_that_the_guard_ended_is_drawn_beside_longer_ones(tmp_path):
+    rows = [
+        {
+            "variant": variant,
+            "seed": seed,
+            "series": {name: [0.5] * steps for name in inversion.SERIES},
+        }
+        for variant, seed, steps in (("judge", 0, 5), ("judge guarded", 0, 5))
+    ] + [{"variant": "judge guarded", "seed": 1, "series": {x: [0.2] for x in inversion.SERIES}}]
+    inversion.plot(rows, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
 def test_the_report_pairs_judge_and_scalar_by_seed():
@@ -82,5 +99,7 @@ def test_the_report_pairs_judge_and_scalar_by_seed():
     assert "| judge | 1 | +0.200 (+0.200 to +0.200) | -0.050 (-0.050 to -0.050) |" in (
         inversion.report(rows)
     )
+    guarded = inversion.report([*rows, row("judge guarded", 0, 0.8, 0.0)])
+    assert "| judge guarded beside judge | 1 | +0.100 (+0.100 to +0.100) |" in guarded
     # of the four resamples of two values the means are 0, 0.2, 0.2 and 0.4
     assert inversion.difference([0.0, 0.4]) == "+0.200 (+0.015 to +0.385)"
