@@ -13,18 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import rl_runs
+from compass_jax.report.targets import Reached, cost_to_stay, smoothed, target_of
 
 Row = Mapping[str, Any]
-BASELINE, GAIN, SMOOTHED = "grpo", 0.9, 3
+BASELINE, GAIN = "grpo", 0.9
 MOST_RESAMPLES = 10_000  # all resamples of up to five seeds are fewer
 UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.2)  # that the task is meant to have
-
-
-class Reached(NamedTuple):
-    """The cost at which a curve stays at or above a target; the whole cost where it never does."""
-
-    cost: float
-    reached: bool
 
 
 class Interval(NamedTuple):
@@ -45,33 +39,6 @@ def by_minutes(row: Row) -> list[list[float]]:
     return [[minutes, accuracy] for _, minutes, accuracy in row["curve"]]
 
 
-def smoothed(curve: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Returns the curve with the mean of each accuracy and up to two before it. The start stays out
-    of the means of later points.
-    """
-    accuracy = [point[1] for point in curve]
-    means = [
-        float(np.mean(accuracy[max(1, i - SMOOTHED + 1) : i + 1])) if i else accuracy[0]
-        for i in range(len(curve))
-    ]
-    return [[cost, mean] for (cost, _), mean in zip(curve, means, strict=True)]
-
-
-def cost_to_stay(curve: Sequence[Sequence[float]], target: float) -> Reached:
-    """Returns the cost (the first column) from which the smoothed curve stays at or above `target`,
-    linear between two points.
-    """
-    points = smoothed(curve)
-    below = [i for i, (_, accuracy) in enumerate(points) if accuracy < target]
-    if not below:
-        return Reached(points[0][0], True)
-    last = below[-1]
-    if last == len(points) - 1:
-        return Reached(points[-1][0], False)
-    (c0, a0), (c1, a1) = points[last], points[last + 1]
-    return Reached(c0 + (target - a0) / (a1 - a0) * (c1 - c0), True)
-
-
 def targets(rows: Sequence[Row]) -> dict[int, float]:
     """Returns the target accuracy of each seed whose baseline gained: a0 + 0.9 (a1 - a0), with a0
     before RL and a1 the mean of the baseline's last three evaluations.
@@ -79,10 +46,9 @@ def targets(rows: Sequence[Row]) -> dict[int, float]:
     found = {}
     for row in rows:
         if row["variant"] == BASELINE:
-            curve = smoothed(by_tokens(row))
-            a0, a1 = curve[0][1], curve[-1][1]
-            if a1 > a0:
-                found[row["seed"]] = a0 + GAIN * (a1 - a0)
+            target = target_of(by_tokens(row), GAIN)
+            if target is not None:
+                found[row["seed"]] = target
     return found
 
 

@@ -5,14 +5,12 @@
 
 The plan, written before its runs:
 
-Task. The demo's sums and products, and as many prompts too hard: TOO_HARD sums of numbers of three
-and four digits. The model is the demo's too, and each seed has the demo's cold start, which mixes
-bare answers with worked ones, made longer (SFT_STEPS) and with WORKED worked ones of each too hard
-sum: the policy works them out at length, nearly always wrongly. Two earlier tasks taught the policy
-to guess, or had short uniform groups, which cost little; with 300 worked ones in 1,500 steps it
-cannot add single digits, and GRPO gains little. Held-out prompts are of the same mix. The report
-says whether the task is as planned: accuracy of the cold start between 0.05 and 0.2, and at least
-60% of tuned GRPO's groups uniform.
+Task. That of configs/mostly_hard_cpu.py: the sums and products of tiny_reasoning_cpu, and as many
+prompts too hard, which the cold start works out at length, nearly always wrongly. Two earlier tasks
+taught the policy to guess, or had short uniform groups, which cost little; with 300 worked
+solutions of each too hard sum in 1,500 steps it cannot add single digits, and GRPO gains little.
+Held-out prompts are of the same mix. The report says whether the task is as planned: accuracy of
+the cold start between 0.05 and 0.2, and at least 60% of tuned GRPO's groups uniform.
 
 Budget. 300 thousand generated tokens a run. Filter rollouts and dropped groups count; evaluations
 do not. The learning rate is constant after eight steps, so that no schedule depends on the number
@@ -70,7 +68,6 @@ from filelock import FileLock, Timeout
 
 from benchmarks import experiments, rl_runs, tokens_report
 from compass_jax.commands.cli import tune_allocator
-from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     GroupReplayConfig,
     OptimConfig,
@@ -80,6 +77,7 @@ from compass_jax.config import (
     ShapingConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.configs.mostly_hard_cpu import TOO_HARD, mostly_hard_cpu
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
 from compass_jax.experience.evaluate import evaluate_weights
@@ -99,16 +97,12 @@ from compass_jax.training.sft import run_sft
 Change = Callable[[RLConfig], RLConfig]
 Row = dict[str, Any]
 RESULTS = "tokens_to_accuracy"
-PROMPT, MOST_TOKENS, EVAL_PROMPTS = 56, 80, 480
 PROMPTS, GROUPS, RATES, RATE = (16, 32, 64), (4, 8), (7.5e-5, 1.5e-4, 3e-4), 1.5e-4
 CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101,), (101,)
 BEST_CELLS = 2  # that are tried at other rates
 EXPECTED_TOKENS = 40  # of an answer, which sets the interval of evaluations
 FILTER_SAMPLES = 4
 FEW_PROMPTS = 16  # training prompts of each length, for drafts
-TOO_HARD = ((4, 3), (5, 3), (3, 4))  # terms and digits of the sums added to the demo's
-TOO_HARD_PROMPTS = 3000  # of each
-WORKED, SFT_STEPS = 100, 2500  # solutions of each too hard sum in the cold start, and its steps
 WAIT_S = 5.0  # before the runs of other processes are looked for again
 CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
 GRPO, PERMUTED = "grpo", "permuted"
@@ -274,41 +268,17 @@ ARMS: dict[str, Arm] = {
 }
 
 
-def too_hard(terms: int, digits: int, count: int) -> ProceduralSource:
-    """Returns `count` sums of `terms` numbers of `digits` digits."""
-    names = ("min_terms", "max_terms", "min_digits", "max_digits")
-    options = tuple(zip(names, (terms, terms, digits, digits), strict=True))
-    return ProceduralSource("chain_sum", options, count, hard_label(terms, digits))
-
-
-def hard_label(terms: int, digits: int) -> str:
-    """Returns the label of too hard sums."""
-    return f"sum_{terms}x{digits}"
-
-
 def base_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
     """Returns the configuration of a seed, whose cold start is in `folder`, without the step
     size.
     """
-    config = load_config(str(rl_runs.CONFIG))
-    count = 30 if smoke else TOO_HARD_PROMPTS
-    sources = (*config.data.sources, *(too_hard(*sum_, count) for sum_ in TOO_HARD))
-    data = dataclasses.replace(
-        config.data, sources=sources, eval_prompts=8 if smoke else EVAL_PROMPTS
-    )
-    tokens = 24 if smoke else MOST_TOKENS
-    worked = tuple((hard_label(*sum_), 5 if smoke else WORKED, 1) for sum_ in TOO_HARD)
-    sft = dataclasses.replace(
-        config.sft,
-        procedural=config.sft.procedural + worked,
-        buckets=(48, 96, 144),
-        steps=4 if smoke else SFT_STEPS,
-        save_every=0,
-    )
+    config = mostly_hard_cpu()
+    if smoke:
+        config = _few_and_short(config)
     rl = RLConfig(
-        replay="R3",
-        buckets=(PROMPT + tokens,) if smoke else (64, 88, PROMPT + tokens),
-        micro_batch_tokens=4096,
+        replay=config.rl.replay,
+        buckets=config.rl.buckets,
+        micro_batch_tokens=config.rl.micro_batch_tokens,
         objective=Grpo(),
         zero_variance=ZeroVarianceConfig(rl_zvp=False),
         save_every=0,
@@ -318,14 +288,26 @@ def base_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
         name=RESULTS,
         seed=seed,
         run_dir=str(folder / "sft"),
-        model=dataclasses.replace(config.model, layers=1 if smoke else config.model.layers),
-        rollout=dataclasses.replace(
-            config.rollout, slots=64, prompt_buckets=(PROMPT,), max_new_tokens=tokens
-        ),
-        data=data,
-        sft=sft,
+        sft=dataclasses.replace(config.sft, save_every=0),
         rl=rl,
-        evaluation=dataclasses.replace(config.evaluation, k=2, start=False),
+        evaluation=dataclasses.replace(config.evaluation, start=False),
+    )
+
+
+def _few_and_short(config: RunConfig) -> RunConfig:
+    """Returns the configuration with few prompts, one layer and short answers."""
+    easy, hard = config.data.sources[: -len(TOO_HARD)], config.data.sources[-len(TOO_HARD) :]
+    assert all(isinstance(source, ProceduralSource) for source in hard)
+    sources = (*easy, *(dataclasses.replace(source, size=30) for source in hard))
+    worked = config.sft.procedural[: -len(TOO_HARD)]
+    worked += tuple((source.label, 5, 1) for source in hard)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, layers=1),
+        rollout=dataclasses.replace(config.rollout, max_new_tokens=24),
+        data=dataclasses.replace(config.data, sources=sources, eval_prompts=8),
+        sft=dataclasses.replace(config.sft, procedural=worked, steps=4),
+        rl=dataclasses.replace(config.rl, buckets=(config.rollout.prompt_buckets[-1] + 24,)),
     )
 
 

@@ -14,10 +14,11 @@ import pytest
 
 from benchmarks import experiments, tokens_report
 from benchmarks import tokens_to_accuracy as experiment
-from benchmarks.tokens_report import Reached
+from compass_jax.configs import mostly_hard_cpu
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
+from compass_jax.report.targets import Reached, cost_to_stay, smoothed
 from compass_jax.session import load_tokenizer
 
 
@@ -31,7 +32,7 @@ def test_most_prompts_are_too_hard_and_held_out_ones_are_of_the_same_mix(tmp_pat
     tokenizer, shares = load_tokenizer(config), []
     for prompts in (train_prompts, heldout_prompts):
         every = prompts(config.data, tokenizer, 0, print)
-        assert max(len(x.tokens) for x in every) <= experiment.PROMPT
+        assert max(len(x.tokens) for x in every) <= mostly_hard_cpu.PROMPT
         hard = [x for x in every if x.label not in ("sum_2x1", "sum_3x1", "sum_4x1", "sum_5x1")]
         shares.append(len(hard) / len(every))
     assert 0.6 < shares[0] < 0.7 and abs(shares[0] - shares[1]) < 0.1
@@ -39,11 +40,11 @@ def test_most_prompts_are_too_hard_and_held_out_ones_are_of_the_same_mix(tmp_pat
 
 def test_the_cold_start_works_out_too_hard_sums_within_a_rollout(tmp_path):
     config = experiment.base_config(0, tmp_path, smoke=False)
-    labels = {experiment.hard_label(*sum_) for sum_ in experiment.TOO_HARD}
+    labels = {f"sum_{terms}x{digits}" for terms, digits in mostly_hard_cpu.TOO_HARD}
     examples, counts = sft_examples(config, load_tokenizer(config), print)
     lengths = [int(x.mask.sum()) for x in examples if x.label in labels]
-    assert len(lengths) == experiment.WORKED * len(labels) and not counts["too_long"]
-    assert np.mean(lengths) > 40 and max(lengths) <= experiment.MOST_TOKENS
+    assert len(lengths) == mostly_hard_cpu.WORKED * len(labels) and not counts["too_long"]
+    assert np.mean(lengths) > 40 and max(lengths) <= mostly_hard_cpu.ANSWER
 
 
 def row(variant, seed, accuracies, step=100, **changes):
@@ -57,12 +58,12 @@ def row(variant, seed, accuracies, step=100, **changes):
 def test_the_cost_is_that_from_which_the_smoothed_curve_stays_at_the_target():
     # smoothed: 0.1 (the start), 0.4, 0.3, 0.4, 0.5, 0.7
     curve = [[100 * i, a] for i, a in enumerate([0.1, 0.4, 0.2, 0.6, 0.7, 0.8])]
-    found = [accuracy for _, accuracy in tokens_report.smoothed(curve)]
+    found = [accuracy for _, accuracy in smoothed(curve)]
     assert found == pytest.approx([0.1, 0.4, 0.3, 0.4, 0.5, 0.7])
-    assert tokens_report.cost_to_stay(curve, 0.35) == (pytest.approx(250), True)  # not at 100
-    assert tokens_report.cost_to_stay(curve, 0.6) == (pytest.approx(450), True)
-    assert tokens_report.cost_to_stay(curve, 0.75) == (500, False)
-    assert tokens_report.cost_to_stay(curve, 0.05) == (0, True)
+    assert cost_to_stay(curve, 0.35) == (pytest.approx(250), True)  # not at 100
+    assert cost_to_stay(curve, 0.6) == (pytest.approx(450), True)
+    assert cost_to_stay(curve, 0.75) == (500, False)
+    assert cost_to_stay(curve, 0.05) == (0, True)
 
 
 def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
@@ -73,7 +74,7 @@ def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
     assert tokens_report.targets(rows) == pytest.approx({0: 0.46, 1: 0.46})
     found = tokens_report.ratios(rows)
     assert [x.cost for x in found["grpo"]] == [1, 1]
-    usual = tokens_report.cost_to_stay(tokens_report.by_tokens(rows[1]), 0.46).cost
+    usual = cost_to_stay(tokens_report.by_tokens(rows[1]), 0.46).cost
     assert found["arm"] == [(pytest.approx(0.5), True), (pytest.approx(1000 / usual), False)]
     minutes = tokens_report.ratios(rows, minutes=True)["arm"]
     assert minutes[0] == (pytest.approx(1), True)

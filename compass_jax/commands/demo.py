@@ -1,6 +1,6 @@
 """`compass demo`: the whole pipeline on this machine, offline: SFT, RL, plain GRPO from the same
 cold start for comparison, Hugging Face export, and answers of the exported model. Measures accuracy
-before and after.
+before and after, and the tokens to the accuracy that plain GRPO reaches.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from compass_jax.config import (
     RLRunConfig,
     RunConfig,
     ScoredConfig,
-    ShapingConfig,
     ZeroVarianceConfig,
-    named_correction,
 )
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import heldout_prompts
@@ -36,7 +34,7 @@ from compass_jax.experience.paired import compare, read_evaluation, read_summary
 from compass_jax.records import Prompt
 from compass_jax.report import read_metrics, run_report, summary_table
 from compass_jax.report.metrics import Series
-from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.report.targets import Curve, cost_to_stay, target_of
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.runs.rundir import EVALUATION_START, FolderLock, write_atomically
 from compass_jax.session import open_scorer
@@ -44,14 +42,15 @@ from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
-CONFIG = SHIPPED / "tiny_reasoning_cpu.py"
+CONFIG = SHIPPED / "mostly_hard_cpu.py"
+GAIN = 0.9  # share of the baseline's gain that the tokens are counted to
 # margin of steps of the baseline, because its answers may become shorter
 SPARE_STEPS = 1.15
 
 R = TypeVar("R", bound=RLRunConfig)
 
 
-TOKENS = "waste/tokens_generated"
+TOKENS, HELDOUT_METRIC = "waste/tokens_generated", "eval/heldout/avg_at_k"
 SIGNALS = {  # text -> metric: the share of a step's tokens
     "the verifier's signal": "waste/frac_verifier_signal",
     "shaping's signal": "waste/frac_shaping_signal",
@@ -82,7 +81,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
     trained = run_sft(sft)
     if trained["stopped"]:
         return trained
-    console.rule("2/5 RL: ESPO, router replay R3; curriculum, growth, shaping and RL-ZVP")
+    console.rule("2/5 RL: GRPO with posterior selection and screening, router replay R3")
     trained = run_rl(rl)
     if trained["stopped"]:
         return trained
@@ -114,6 +113,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
         "peak_memory_bytes": peak_memory(),
         "against_grpo": comparison.rows,
         "difference": comparison.paired,
+        "to_target": comparison.to_target,
         "page": str(page),
     }
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -121,6 +121,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
     console.print(summary_table(rows, title="accuracy on held-out prompts, by difficulty"))
     console.print(summary_table(comparison.rows, title=comparison.title))
     console.print(comparison.words, highlight=False)
+    console.print(f"[bold]{target_in_words(comparison.to_target)}[/]", highlight=False)
     if quick:
         console.print("a quick demo: everything ran, and little was learnt")
     console.print(last_lines(folder, page, summary), highlight=False)
@@ -145,13 +146,15 @@ def last_lines(folder: Path, page: Path, summary: JsonObject) -> str:
 
 class Comparison(NamedTuple):
     """The comparison at the end: the rows of a table, its title, the paired difference of the
-    accuracies (`averages` of experience/paired.py), and a sentence about it.
+    accuracies (`averages` of experience/paired.py), a sentence about it, and the costs of both runs
+    to the accuracy that counts (`costs_to_target`).
     """
 
     rows: list[dict[str, str]]
     title: str
     paired: JsonObject
     words: str
+    to_target: JsonObject
 
 
 def against_grpo(
@@ -176,7 +179,44 @@ def against_grpo(
         title = f"the same data and cold start; GRPO generated {abs(excess):.0%} {more} tokens"
     pair = read_evaluation(baseline_dir), read_evaluation(run_dir)
     paired = compare(*pair)["sets"][HELDOUT]["avg_at_k"]
-    return Comparison(rows, title, paired, difference_in_words(paired))
+    costs = costs_to_target(*(curve(x, first.avg_at_k) for x in series.values()))
+    return Comparison(rows, title, paired, difference_in_words(paired), costs)
+
+
+def curve(series: Series, start: float) -> list[list[float]]:
+    """Returns points (generated tokens, held-out accuracy) of a run, the first of its start."""
+    steps, accuracy = series.get(HELDOUT_METRIC, (np.zeros(0), np.zeros(0)))
+    at, tokens = series[TOKENS]
+    spent = np.cumsum(tokens)[np.searchsorted(at, steps)]
+    return [[0.0, start], *([float(x), float(y)] for x, y in zip(spent, accuracy, strict=True))]
+
+
+def costs_to_target(run: Curve, baseline: Curve) -> JsonObject:
+    """Returns the generated tokens of both runs until their accuracy stays at the target, which is
+    the start plus GAIN of what the baseline gained, and their ratio; null where the baseline gained
+    nothing. `reached` says whether the run ever stayed there: else its tokens are a lower bound.
+    """
+    target = target_of(baseline, GAIN)
+    if target is None:
+        return {"target": None}
+    ours, theirs = (cost_to_stay(x, target) for x in (run, baseline))
+    costs = {"target": target, "tokens": ours.cost, "baseline_tokens": theirs.cost}
+    ratio = ours.cost / theirs.cost if theirs.cost else None
+    return {**costs, "reached": ours.reached, "ratio": ratio}
+
+
+def target_in_words(costs: JsonMapping) -> str:
+    """Returns a sentence on the result of `costs_to_target`."""
+    if costs["target"] is None or costs["ratio"] is None:
+        return "plain GRPO gained nothing: no tokens to its accuracy can be compared"
+    what = f"accuracy {costs['target']:.3f}, {GAIN:.0%} of plain GRPO's gain"
+    theirs = f"{costs['baseline_tokens']:,.0f}"
+    if not costs["reached"]:
+        return f"{what}: not reached with {costs['tokens']:,.0f} tokens; plain GRPO needs {theirs}"
+    return (
+        f"{what}: {costs['tokens']:,.0f} generated tokens, plain GRPO {theirs}:"
+        f" {costs['ratio']:.2f} of them (one seed)"
+    )
 
 
 def comparison_rows(
@@ -227,24 +267,23 @@ def baseline_config(rl: R) -> R:
     """Returns the baseline: the demo's RL run as GRPO was published (arXiv 2402.03300), without its
     KL penalty.
 
-    It has no curriculum, growth, shaping, RL-ZVP, correction or router replay. Model, data, prompts
-    per step, samples per group, updates per rollout and learning rate are those of `rl`. The run of
-    `rl` must have finished: the learning-rate schedule covers the steps that generate as many
-    tokens, with a margin.
+    It has no selection, screening or router replay. Model, data, prompts per step, samples per
+    group and learning rate are those of `rl`, whose run must have finished: the baseline has steps
+    for as many tokens, with a margin, and evaluations after about as many tokens.
     """
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
     samples = float(np.sum(series[TOKENS][1] / series["response_length/mean"][1]))
-    steps = math.ceil(SPARE_STEPS * samples / (rl.rl.prompts_per_step * rl.rl.group_size))
+    size = rl.rl.prompts_per_step * rl.rl.group_size
+    part = samples / (size * len(series[TOKENS][1]))  # of a full step, which a step sampled
     return dataclasses.replace(
         rl,
         run_dir=str(Path(rl.directory).with_name("grpo")),
         rl=dataclasses.replace(
             rl.rl,
-            steps=steps,
-            objective=Grpo(),
+            steps=math.ceil(SPARE_STEPS * samples / size),
+            eval_every=max(1, round(rl.rl.eval_every * part)),
             replay="off",
-            correction=named_correction("off"),
-            shaping=ShapingConfig(),
+            step_policy=None,
             zero_variance=ZeroVarianceConfig(rl_zvp=False),
         ),
         # the other run's start evaluation is used
@@ -347,8 +386,8 @@ def difficulty_rows(first: Evaluation, last: Evaluation) -> list[JsonObject]:
             {
                 "task": label,
                 "prompts": count,
-                "SFT avg@4": sampled,
-                "RL avg@4": after[1],
+                f"SFT avg@{first.k}": sampled,
+                f"RL avg@{last.k}": after[1],
                 "SFT greedy": greedy,
                 "RL greedy": after[2],
             }
@@ -356,8 +395,8 @@ def difficulty_rows(first: Evaluation, last: Evaluation) -> list[JsonObject]:
     total = {
         "task": "all",
         "prompts": first.prompts,
-        "SFT avg@4": first.avg_at_k,
-        "RL avg@4": last.avg_at_k,
+        f"SFT avg@{first.k}": first.avg_at_k,
+        f"RL avg@{last.k}": last.avg_at_k,
     }
     return [*rows, {**total, "SFT greedy": first.greedy, "RL greedy": last.greedy}]
 
