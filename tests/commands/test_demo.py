@@ -14,6 +14,7 @@ from compass_jax.config.io import read_config
 from compass_jax.experience.evaluate import Evaluation
 from compass_jax.experience.paired import read_summary
 from compass_jax.report import ReportError, summary_table
+from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.weights.hf_config import read_hf_config
 
 
@@ -46,8 +47,8 @@ def test_both_runs_share_everything_but_their_place_and_start(tmp_path):
         and moe.top_k == 2
         and rl.model.layers >= 4
         and rl.rl.replay == "R3"
-        and rl.rl.objective.name == "espo"
     )
+    assert rl.rl.step_policy.n0 == 2 < rl.rl.group_size and rl.rl.zero_variance.posterior
 
 
 METRICS = {
@@ -58,6 +59,7 @@ METRICS = {
     "waste/frac_shaping_signal": [0.25, 0.0],
     "waste/frac_entropy_signal": [0.25, 0.0],
     "waste/frac_none": [0.0, 0.0],
+    "eval/heldout/avg_at_k": [0.6, 0.7],
 }
 
 
@@ -79,10 +81,13 @@ def test_the_baseline_has_the_same_start_and_data_and_is_plain_grpo(tmp_path):
         assert getattr(baseline, name) == getattr(rl, name), name
     for name in ("prompts_per_step", "group_size", "updates_per_rollout", "optim", "buckets"):
         assert getattr(baseline.rl, name) == getattr(rl.rl, name), name
-    assert (baseline.rl.objective.name, baseline.rl.replay) == ("grpo", "off")
-    assert not baseline.rl.zero_variance.rl_zvp and not baseline.rl.zero_variance.grow_to
-    # 40 samples a step, and 48 x 8 of the baseline, with some steps to spare
-    assert baseline.rl.steps == math.ceil(1.15 * 40 * 40 / 384)
+    assert (baseline.rl.objective, baseline.rl.replay) == (Grpo(), "off")
+    assert baseline.rl.step_policy is None
+    zero = baseline.rl.zero_variance
+    assert not (zero.rl_zvp or zero.posterior or zero.grow_to or zero.dynamic_sampling)
+    # 40 samples a step, and 16 x 4 of the baseline, with some steps to spare
+    assert baseline.rl.steps == math.ceil(1.15 * 40 * 40 / 64)
+    assert (rl.rl.eval_every, baseline.rl.eval_every) == (8, 5)
     assert (baseline.evaluation.start, rl.evaluation.start) == (False, True)
     assert baseline.evaluation.k == rl.evaluation.k
 
@@ -129,8 +134,33 @@ def test_the_end_shows_both_runs_on_one_screen_and_the_difference_of_their_answe
     screen = console.file.getvalue()
     for text in (title, "0.400 -> 0.700", "0.400 -> 0.600"):
         assert text in screen
+    # this run: 400 tokens with 0.6, then 1,000 with a mean of 0.65
+    means = {2: [0.6, 0.65], 3: [0.6, 0.65, (0.6 + 0.7 + 0.6) / 3]}[steps]
+    target = 0.4 + 0.9 * (means[-1] - 0.4)
+    assert found.to_target["target"] == pytest.approx(target)
+    ours = 400 + (target - 0.6) / 0.05 * 600
+    assert found.to_target["tokens"] == pytest.approx(ours)
+    assert found.to_target["ratio"] == pytest.approx(1.0)
+    assert f"{ours:,.0f} generated tokens, plain GRPO {ours:,.0f}: 1.00 of them" in (
+        demo.target_in_words(found.to_target)
+    )
     assert found.words.startswith("accuracy: 10.0 points above plain GRPO's")
     assert found.words.endswith("10 prompts, one seed): these prompts show no difference")
+
+
+STEEP, FLAT = [[0, 0.1], [100, 0.5], [200, 0.5]], [[0, 0.1], [100, 0.1], [200, 0.1]]
+
+
+@pytest.mark.parametrize(
+    ("run", "baseline", "words"),
+    [
+        ([[0, 0.1], [50, 0.5], [100, 0.5]], STEEP, "45 generated tokens, plain GRPO 90: 0.50 of"),
+        (FLAT, STEEP, "not reached with 200 tokens; plain GRPO needs 90"),
+        (STEEP, FLAT, "plain GRPO gained nothing"),
+    ],
+)
+def test_the_tokens_to_the_accuracy_of_plain_grpo(run, baseline, words):
+    assert words in demo.target_in_words(demo.costs_to_target(run, baseline))
 
 
 def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_path):
@@ -164,9 +194,9 @@ def test_the_start_is_read_from_its_evaluation(tmp_path):
 def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tmp_path, capsys):
     summary = demo.run_demo(str(tmp_path), seed=3, quick=True)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    expected = {"sft_avg_at_4", "rl_avg_at_4", "sft_greedy", "rl_greedy", "wall_s"}
+    expected = {"sft_avg_at_2", "rl_avg_at_2", "sft_greedy", "rl_greedy", "wall_s", "to_target"}
     assert expected <= summary.keys()
-    assert summary["heldout_prompts"] == 64 and 0 <= summary["rl_avg_at_4"] <= 1
+    assert summary["heldout_prompts"] == 64 and 0 <= summary["rl_avg_at_2"] <= 1
     rows = {row.pop(""): row for row in summary["against_grpo"]}
     ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"].values())
     # Up to the step that reaches them, or to the last if GRPO's answers are shorter.
@@ -183,4 +213,4 @@ def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tm
     assert summary["page"] in shown and "next:\n  compass show" in shown
     # a finished demo is only read again
     again = demo.run_demo(str(tmp_path), seed=3, quick=True)
-    assert again["rl_avg_at_4"] == summary["rl_avg_at_4"]
+    assert again["rl_avg_at_2"] == summary["rl_avg_at_2"]
