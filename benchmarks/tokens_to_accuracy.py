@@ -450,12 +450,9 @@ class Experiment:
         """Returns the configuration of a seed with its cold start, trained once, and the start's
         accuracy.
         """
-        folder = self.cold_starts / f"seed{seed}"
-        config, file = base_config(seed, folder, self.smoke), folder / "cold_start.json"
-        if not file.exists():
-            write_atomically(file, json.dumps(_cold_start(config)))
-        start = json.loads(file.read_text())
-        return dataclasses.replace(config, init_from=config.directory), start["accuracy"]
+        config = base_config(seed, self.cold_starts / f"seed{seed}", self.smoke)
+        accuracy = cold_start(config)
+        return dataclasses.replace(config, init_from=config.directory), accuracy
 
     def _filtered(self, config: RunConfig) -> tuple[RunConfig, float]:
         """Returns the configuration with the offline filter's prompts, and the filter's minutes."""
@@ -509,13 +506,16 @@ def _keep_all(file: Path) -> None:
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _cold_start(config: RunConfig) -> dict[str, float]:
-    """Trains the cold start; returns its accuracy."""
-    if run_sft(config)["stopped"]:
-        raise SystemExit("stopped: the same command continues")
-    accuracy = evaluate_weights(config, config.directory).avg_at_k
-    experiments.forget_compiled()
-    return {"accuracy": accuracy}
+def cold_start(config: RunConfig) -> float:
+    """Returns the accuracy of the cold start, which is trained once."""
+    file = Path(config.directory).with_name("cold_start.json")
+    if not file.exists():
+        if run_sft(config)["stopped"]:
+            raise SystemExit("stopped: the same command continues")
+        found = {"accuracy": evaluate_weights(config, config.directory).avg_at_k}
+        write_atomically(file, json.dumps(found))
+        experiments.forget_compiled()
+    return json.loads(file.read_text())["accuracy"]
 
 
 def _train(config: RunConfig, start: float, minutes: float, budget: int) -> Row:
