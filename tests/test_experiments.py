@@ -12,6 +12,7 @@ from benchmarks import (
     objectives,
     rl_runs,
     stages,
+    tokens_elsewhere,
     tokens_to_accuracy,
     turns,
     zero_variance_audit,
@@ -110,6 +111,11 @@ SMOKES = {
         "tokens_to_accuracy",
         ["--seeds", "0", "--only", "grpo", "stages", "screening", "permuted"],
         ("| grpo, 4 x 4", "| stages, growth x2", "| screening, 2 of 4", "| permuted, "),
+    ),
+    tokens_elsewhere: (
+        "sums",
+        ["sums", "--seeds", "0", "--only", "screening, posterior"],
+        ("\n| grpo, 4 x 4", "\n| screening, posterior, 2 of 4, 4 x 4"),
     ),
     inversion: (
         "inversion",

@@ -223,7 +223,8 @@ def comparison_rows(
     runs: Mapping[str, Series], accuracy: Sequence[tuple[float, float]], k: int
 ) -> list[dict[str, str]]:
     """Returns the rows of a table (report.summary_table) that compares runs by their generated
-    tokens, these by their training signal, and their accuracies.
+    tokens, these by their training signal (a signal that none has is left out), and their
+    accuracies.
 
     accuracy: avg@k before and after, for each run.
     """
@@ -237,11 +238,12 @@ def comparison_rows(
     last = {"": f"accuracy, avg@{k}"}
     for name, (before, after) in zip(runs, accuracy, strict=True):
         last[name] = f"{before:.3f} -> {after:.3f}"
+    signals = (row(f"tokens with {text}", share(metric)) for text, metric in SIGNALS.items())
     return [
         row("generated tokens", lambda x: f"{np.sum(x[TOKENS][1]):,.0f}"),
         row("steps", lambda x: f"{len(x[TOKENS][1])}"),
         row("groups without variance", lambda x: f"{1 - np.mean(x['groups/varied_frac'][1]):.0%}"),
-        *(row(f"tokens with {text}", share(metric)) for text, metric in SIGNALS.items()),
+        *(cells for cells in signals if {*cells.values()} - {cells[""], "0%"}),
         last,
     ]
 

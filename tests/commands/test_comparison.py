@@ -27,8 +27,16 @@ def test_the_rows_show_both_runs():
     assert rows[1] == {"": "steps", "this run": "3", "GRPO": "1"}
     assert rows[2] == {"": "groups without variance", "this run": "42%", "GRPO": "50%"}
     assert rows[3] == {"": "tokens with the verifier's signal", "this run": "52%", "GRPO": "50%"}
+    assert len(rows) == 8  # with all four signals
     last = {"this run": "0.200 -> 0.500", "GRPO": "0.200 -> 0.250"}
     assert rows[-1] == {"": "accuracy, avg@4", **last}
+
+
+def test_a_signal_that_no_run_has_is_no_row():
+    one = series()
+    one["waste/frac_shaping_signal"][1][:] = 0
+    names = [row[""] for row in comparison_rows({"this run": one, "GRPO": one}, ((0, 1),) * 2, 4)]
+    assert "tokens with shaping's signal" not in names and "tokens with no signal" in names
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,7 @@ def test_both_runs_share_everything_but_their_place_and_start(tmp_path):
     )
     rl.validate_for_rl()
     moe = rl.model.moe
-    assert (
-        moe.experts >= 8
-        and moe.top_k == 2
-        and rl.model.layers >= 4
-        and rl.rl.replay == "R3"
-    )
+    assert moe.experts >= 8 and moe.top_k == 2 and rl.model.layers >= 4 and rl.rl.replay == "R3"
     assert rl.rl.step_policy.n0 == 2 < rl.rl.group_size and rl.rl.zero_variance.posterior
 
 

@@ -1,0 +1,179 @@
+"""Experiment: tokens to an accuracy (benchmarks/tokens_to_accuracy.py) on other tasks, with the
+settings that won there.
+
+    python -m benchmarks.tokens_elsewhere words [--out runs/tokens_elsewhere] [--seeds 0 1 2]
+        [--only grpo posterior "screening, posterior"] [--smoke]
+    python -m benchmarks.tokens_elsewhere sums
+
+The plan, written before its runs:
+
+words    A pretrained model: SmolLM2-135M-Instruct counts the legs of animals. The questions of
+         configs/smollm2_135m_cpu.py (two kinds of animals, up to 15 of each), and as many with five
+         kinds and up to 60 of each, whose products and sums the model gets wrong. The cold start is
+         that file's SFT with 64 worked solutions of the hard ones among 256; RL trains adapters of
+         rank 16 at that file's rate, 5e-4. 8 prompts x 4 samples a step; a budget of 100 thousand
+         generated tokens. The step is not tuned: a run takes half an hour.
+sums     configs/tiny_reasoning_cpu.py, most of whose prompts are within reach and whose uniform
+         groups have short answers: 32 x 4 at 1.5e-4, 120 thousand tokens.
+
+The rate is constant after eight steps, every step has one update, and all arms have the same step:
+GRPO; posterior selection with discount 0.9; the same with screening, 2 of 4. Evaluations are not
+counted. Measure and interval are those of the first task; files are OUT/TASK.jsonl, .md and .png.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from benchmarks import rl_runs, tokens_report
+from benchmarks.tokens_to_accuracy import GRPO, Cell, Experiment, Scale, cold_start
+from compass_jax.commands.cli import tune_allocator
+from compass_jax.commands.configured import load_config
+from compass_jax.config import (
+    ProceduralSource,
+    RLConfig,
+    RunConfig,
+    ShapingConfig,
+    ZeroVarianceConfig,
+    named_correction,
+)
+from compass_jax.config.stages import Import, Rl, Sft
+from compass_jax.configs import smollm2_135m_cpu
+from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.runs.compiled import keep_programs
+from compass_jax.runs.rundir import write_atomically
+from compass_jax.weights.gguf_folder import import_gguf
+
+NAME = "tokens_elsewhere"
+TRIALS = {
+    GRPO: "",
+    "posterior": "target 0.5, discount 0.9",
+    "screening, posterior": "2 of 4",
+}
+CELLS = {"words": Cell(8, 4, 5e-4), "sums": Cell(32, 4, 1.5e-4)}
+SCALES = {"words": Scale(100_000, 12), "sums": Scale(120_000, 16)}
+PROMPT, ANSWER = 104, 128  # tokens, of words
+OPTIONS = (("min_animals", 5), ("max_animals", 5), ("max_instances", 60))
+HARD = ProceduralSource("leg_counting", OPTIONS, 3000, "many_legs")
+
+
+class Elsewhere(Experiment):
+    """The runs of a task in one folder."""
+
+    def __init__(self, task: str, out: Path, smoke: bool):
+        super().__init__(out, out / f"cold_starts_{task}", smoke)
+        self.task, self.file = task, out / f"{task}.jsonl"
+        self.scale = Scale(1200, 2) if smoke else SCALES[task]
+
+    def _seed(self, seed: int) -> tuple[RunConfig, float]:
+        folder = self.cold_starts / f"seed{seed}"
+        if self.task == "sums":
+            config = sums_config(seed, folder, self.smoke)
+            accuracy = cold_start(config)
+            return dataclasses.replace(config, init_from=config.directory), accuracy
+        imported, _, reinforced, *_ = smollm2_135m_cpu.pipeline().stages
+        assert isinstance(imported, Import) and isinstance(reinforced, Rl)
+        assert isinstance(reinforced.run, RunConfig)
+        model = self.cold_starts / "model"
+        if not model.exists():
+            import_gguf(imported.file, model)
+        config = words_config(seed, model, folder, self.smoke)
+        accuracy = cold_start(config)
+        config = dataclasses.replace(config, lora=reinforced.run.lora, init_from=config.directory)
+        return config, accuracy
+
+
+def sums_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
+    """Returns the configuration of a seed of the task `sums`, as `words_config` does."""
+    config = load_config(str(rl_runs.CONFIG))
+    rl = dataclasses.replace(
+        config.rl,
+        updates_per_rollout=1,
+        objective=Grpo(),
+        correction=named_correction("off"),
+        shaping=ShapingConfig(),
+        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        save_every=0,
+    )
+    sft = dataclasses.replace(config.sft, save_every=0, steps=4 if smoke else config.sft.steps)
+    data = dataclasses.replace(config.data, eval_prompts=8 if smoke else 480)
+    return dataclasses.replace(
+        config,
+        name=NAME,
+        seed=seed,
+        run_dir=str(folder / "sft"),
+        model=dataclasses.replace(config.model, layers=1 if smoke else config.model.layers),
+        data=data,
+        sft=sft,
+        rl=rl,
+        evaluation=dataclasses.replace(config.evaluation, k=2, start=False),
+    )
+
+
+def words_config(seed: int, model: Path, folder: Path, smoke: bool) -> RunConfig:
+    """Returns the configuration of a seed of the task `words`, whose cold start is in `folder`,
+    without the step size.
+    """
+    taught = smollm2_135m_cpu.pipeline().stages[1]
+    assert isinstance(taught, Sft)
+    run, sft = taught.run, taught.run.sft
+    assert isinstance(run, RunConfig)
+    sources = (*run.data.sources, HARD)
+    return dataclasses.replace(
+        run,
+        name=NAME,
+        seed=seed,
+        run_dir=str(folder / "sft"),
+        init_from=str(model),
+        rollout=dataclasses.replace(
+            run.rollout,
+            slots=32,
+            prompt_buckets=(72, PROMPT),
+            max_new_tokens=24 if smoke else ANSWER,
+        ),
+        data=dataclasses.replace(
+            run.data, sources=sources, eval_prompts=4 if smoke else 160, tokenizer=str(model)
+        ),
+        sft=dataclasses.replace(
+            sft,
+            procedural=(("legs", 192, 1), ("many_legs", 64, 1)),
+            steps=1 if smoke else 16,
+            buckets=(128, PROMPT + ANSWER),
+            save_every=0,
+        ),
+        rl=RLConfig(
+            replay="off",
+            buckets=(128, 176, PROMPT + ANSWER),
+            micro_batch_tokens=704,
+            objective=Grpo(),
+            zero_variance=ZeroVarianceConfig(rl_zvp=False),
+            save_every=0,
+        ),
+        evaluation=dataclasses.replace(run.evaluation, k=1, start=False),
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what is not finished, then writes the table and the picture."""
+    if argv is None:
+        tune_allocator()
+        keep_programs()
+    parser = rl_runs.parser(__doc__ or "", NAME, seeds=(0, 1, 2), variants=tuple(TRIALS))
+    parser.add_argument("task", choices=list(CELLS))
+    args = parser.parse_args(argv)
+    out, cell = Path(args.out), CELLS[args.task]
+    if args.smoke:
+        cell = cell._replace(prompts=4)
+    experiment = Elsewhere(args.task, out, args.smoke)
+    arms = [name for name in TRIALS if name in (*args.only, GRPO)]  # ratios need GRPO
+    experiment.all([("arms", seed, arm, TRIALS[arm], cell) for seed in args.seeds for arm in arms])
+    rows = experiment.rows("arms")
+    table = tokens_report.report(rows, cell.name)
+    write_atomically(out / f"{args.task}.md", table)
+    tokens_report.plot(rows, out / f"{args.task}.png")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
