@@ -21,7 +21,7 @@ def train(
     reward: str | Callable[..., Any] | Mapping[str, float] = "math",
     *,
     evaluation: str = "",
-    method: str = "espo",
+    method: str = "screened",
     run_dir: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def train(
             several. It runs in processes of its own, which import its file again: a script has to
             start the training under `if __name__ == "__main__":`.
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
-        method: "espo", "gspo", "grpo" or "dapo".
+        method: "screened", "espo", "gspo", "grpo" or "dapo".
         run_dir: where the run writes; empty: runs/MODEL-DATA/rl.
         settings: by their names on the command line, {"rl.steps": 20}.
 

@@ -69,7 +69,7 @@ def rl_config(
     data: Sequence[str],
     reward: str | Mapping[str, float] = "math",
     evaluation: str = "",
-    method: str = "espo",
+    method: str = "screened",
     answer: int | None = None,
     template_args: Options = (),
 ) -> RunConfig:
@@ -137,7 +137,7 @@ def judge_config(
     model: str,
     data: Sequence[str],
     evaluation: str = "",
-    method: str = "espo",
+    method: str = "screened",
     answer: int | None = None,
     scalar: bool = False,
 ) -> RunConfig:

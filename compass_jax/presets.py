@@ -14,8 +14,10 @@ from compass_jax.config import (
     OptimConfig,
     RLConfig,
     RolloutConfig,
+    StepPolicy,
     ZeroVarianceConfig,
 )
+from compass_jax.config.seam import seam_class
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import dapo, grpo
 from compass_jax.rl.objectives.gspo import Gspo
@@ -67,8 +69,23 @@ def dapo_(max_new_tokens: int) -> RLConfig:
     return dapo(rl, max_new_tokens)
 
 
+def screened(max_new_tokens: int) -> RLConfig:
+    """Returns GRPO with the recipe that needs fewest tokens in docs/measurements.md: posterior
+    selection, and screening with two samples of a prompt and two more where they are likely to
+    teach (experience/step_policies/screening.py). 128 prompts a step, as ESPO's; router replay R3.
+    """
+    return RLConfig(
+        prompts_per_step=128,
+        group_size=4,
+        objective=grpo(),
+        step_policy=seam_class(StepPolicy, "screening")(n0=2),
+        zero_variance=replace(_NO_STAGES, posterior=True),
+        optim=_OPTIM,
+    )
+
+
 _NO_STAGES = ZeroVarianceConfig(rl_zvp=False)
-PRESETS = {"espo": espo, "gspo": gspo, "grpo": grpo_, "dapo": dapo_}
+PRESETS = {"screened": screened, "espo": espo, "gspo": gspo, "grpo": grpo_, "dapo": dapo_}
 
 
 def preset(name: str, max_new_tokens: int) -> RLConfig:

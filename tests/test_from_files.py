@@ -17,6 +17,7 @@ from compass_jax.commands.options import Train
 from compass_jax.commands.settings import field_docs
 from compass_jax.config import ConfigError, FileSource, MeshConfig, RunConfig, TaskSource
 from compass_jax.config.io import read_config
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.from_files import _whole_share, rl_config, sft_config
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
@@ -31,7 +32,7 @@ def score(row, response):
 FAST = {
     "rl.steps": 1,
     "rl.prompts_per_step": 2,
-    "rl.group_size": 2,
+    "rl.group_size": 3,
     "rl.updates_per_rollout": 1,
     "rollout.slots": 8,
     "rollout.max_new_tokens": 8,
@@ -155,11 +156,14 @@ def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
 
 def test_a_preset_is_its_papers(folder):
     made = {name: asked(folder, method=name).rl for name in PRESETS}
+    assert made["screened"] == asked(folder).rl  # the default
+    assert made["screened"].step_policy == Screening(n0=2)
+    assert made["screened"].objective == Grpo() and made["screened"].zero_variance.posterior
     assert made["espo"].objective == Espo() and made["gspo"].objective == Gspo()
     assert made["grpo"].objective == Grpo(kl_coef=0.04) and made["grpo"].group_size == 64
     assert made["dapo"].zero_variance.dynamic_sampling and made["dapo"].objective.clip_high == 0.28
     assert made["dapo"].shaping.overlong_penalty == 0.5
-    with pytest.raises(ConfigError, match="preset 'ppo': choose one of espo, gspo, grpo, dapo"):
+    with pytest.raises(ConfigError, match="preset 'ppo': choose one of screened, espo, gspo"):
         asked(folder, method="ppo")
 
 

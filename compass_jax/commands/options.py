@@ -75,8 +75,9 @@ class FromPreferences(FromModel):
 
     eval: File = ""
     """Evaluation data, with --model; without it a part of --data is held out."""
-    preset: Named = "espo"
-    """Method whose published settings are used, with --model: espo, gspo, grpo or dapo."""
+    preset: Named = "screened"
+    """Method whose published settings are used, with --model: screened, espo, gspo, grpo or
+    dapo."""
 
 
 @dataclass(frozen=True, kw_only=True)
