@@ -17,6 +17,7 @@ from compass_jax.report.targets import Reached, cost_to_stay, smoothed, target_o
 
 Row = Mapping[str, Any]
 BASELINE, GAIN = "grpo", 0.9
+WINDOW, FINE = 40_000, 1001  # tokens of a mean, and points of a run, in `window_ratios`
 MOST_RESAMPLES = 10_000  # all resamples of up to five seeds are fewer
 UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.2)  # that the task is meant to have
 
@@ -69,6 +70,35 @@ def ratios(rows: Sequence[Row], minutes: bool = False) -> dict[str, list[Reached
     return out
 
 
+def window_ratios(rows: Sequence[Row]) -> dict[str, list[Reached]]:
+    """Returns the ratios of tokens of another measure, whose smoothing does not depend on the
+    number of evaluations: each accuracy is the mean over WINDOW tokens around it, of the curve that
+    is linear between its points. It has the targets of `ratios`.
+    """
+    goals, out = targets(rows), dict[str, list[Reached]]()
+    base = {row["seed"]: row for row in rows if row["variant"] == BASELINE}
+    for name, found in rl_runs.by_variant(rows).items():
+        for row in found:
+            if (goal := goals.get(row["seed"])) is None:
+                continue
+            ours, usual = (_window_cost(by_tokens(x), goal) for x in (row, base[row["seed"]]))
+            ratio = max(ours.cost, 1e-9) / max(usual.cost, 1e-9)
+            out.setdefault(name, []).append(Reached(ratio, ours.reached))
+    return out
+
+
+def _window_cost(curve: Sequence[Sequence[float]], target: float) -> Reached:
+    """Returns the tokens from which the curve's mean over WINDOW tokens stays at the target."""
+    tokens, accuracy = np.array(curve, float).T
+    grid = np.linspace(0, tokens[-1], FINE)
+    width = max(1, round(WINDOW / 2 / (grid[1] - grid[0])))
+    fine = np.interp(grid, tokens, accuracy)
+    means = [fine[max(0, i - width) : i + width + 1].mean() for i in range(len(grid))]
+    below = np.flatnonzero(np.array(means) < target)
+    last = int(below[-1]) + 1 if len(below) else 0
+    return Reached(float(grid[min(last, FINE - 1)]), last < FINE)
+
+
 def interval(found: Sequence[Reached]) -> Interval:
     """Returns the geometric mean of ratios and its percentile bootstrap interval over seeds, from
     all resamples of up to five seeds and from MOST_RESAMPLES drawn ones of more.
@@ -86,22 +116,22 @@ def interval(found: Sequence[Reached]) -> Interval:
 
 
 def report(rows: Sequence[Row], tuned: str) -> str:
-    """Returns a table in Markdown: ratios of tokens and of minutes to tuned GRPO, accuracy at the
-    end, tokens, shares of uniform groups and of the verifier's signal; and whether the task was as
-    planned.
+    """Returns a table in Markdown: ratios of tokens (by both measures) and of minutes to tuned
+    GRPO, accuracy at the end, tokens, shares of uniform groups and of the verifier's signal; and
+    whether the task was as planned.
     """
     lines = [
         f"Tuned GRPO: {tuned}. Ratios are geometric means over seeds with 95% intervals; > marks a"
         " lower bound, since some runs (their number in brackets) never stayed at the target.",
         "",
-        "| arm | seeds | tokens to the target | minutes to the target | accuracy at the end"
-        " | thousand tokens | uniform groups | verifier |",
-        "|---|---|---|---|---|---|---|---|",
+        "| arm | seeds | tokens to the target | means over equal tokens | minutes to the target"
+        " | accuracy at the end | thousand tokens | uniform groups | verifier |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    tokens, minutes = ratios(rows), ratios(rows, minutes=True)
+    measures = ratios(rows), window_ratios(rows), ratios(rows, minutes=True)
     for name, found in rl_runs.by_variant(rows).items():
         cells = [found[0]["name"], str(len(found))]
-        cells += [_ratio(of.get(name, [])) for of in (tokens, minutes)]
+        cells += [_ratio(of.get(name, [])) for of in measures]
         cells.append(rl_runs.spread([smoothed(by_tokens(row))[-1][1] for row in found]))
         cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"))
         cells.append(rl_runs.spread([100 * row["uniform_frac"] for row in found], "{:.0f}") + " %")

@@ -84,6 +84,21 @@ def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
     assert "The task is as planned: accuracy before RL 0.100" in planned
 
 
+def test_means_over_equal_tokens_do_not_depend_on_the_number_of_evaluations():
+    """A line from 0 to 1 over 1,000,000 tokens, evaluated 4 and 40 times, has the cost of its
+    target plus nothing, since the window is centred; the measure of `ratios` lags by a step.
+    """
+    few, many = ([i / n for i in range(n + 1)] + [1.0] * n for n in (4, 40))
+    rows = [row("grpo", 0, many, step=25_000), row("arm", 0, few, step=250_000)]
+    assert tokens_report.targets(rows)[0] == pytest.approx(0.9)
+    found = tokens_report.window_ratios(rows)["arm"]
+    assert found == [(pytest.approx(1.0, abs=0.01), True)]
+    assert tokens_report.ratios(rows)["arm"][0].cost > 1.2
+    cost = tokens_report._window_cost([[0, 0.0], [1e6, 1.0], [2e6, 1.0]], 0.5)
+    assert cost == (pytest.approx(5e5, rel=0.01), True)
+    assert tokens_report._window_cost([[0, 0.0], [1e6, 0.4]], 0.5) == (1e6, False)
+
+
 def test_the_interval_is_that_of_all_resamples():
     values = [0.5, 1.0, 2.0]
     found = tokens_report.interval([Reached(x, True) for x in values])
