@@ -1,4 +1,5 @@
-"""Published RL settings of each method, for runs without a configuration file.
+"""RL settings of each method, for runs without a configuration file: published ones, and this
+project's recipe.
 
 Settings that depend on the machine and the data (buckets, slots, prompts of a step) are chosen in
 from_files.py.
@@ -135,7 +136,7 @@ def _fitted_sizes(prompts: int, group: int, slots: int) -> tuple[int, int]:
 
 
 def describe_changes(name: str, rl: RLConfig, rollout: RolloutConfig) -> str:
-    """Returns a line on how a step differs from the method's paper; empty where it does not.
+    """Returns a line on how a step differs from the preset's; empty where it does not.
 
     Args:
         name: of the preset that the configuration was made from.
@@ -145,7 +146,7 @@ def describe_changes(name: str, rl: RLConfig, rollout: RolloutConfig) -> str:
     parts = []
     if (rl.prompts_per_step, rl.group_size) != (paper.prompts_per_step, paper.group_size):
         sizes = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step"
-        parts.append(f"{sizes} (paper: {paper.prompts_per_step} x {paper.group_size})")
+        parts.append(f"{sizes} (preset: {paper.prompts_per_step} x {paper.group_size})")
     if rl.updates_per_rollout != paper.updates_per_rollout:
         parts.append(f"{rl.updates_per_rollout} updates of a rollout ({paper.updates_per_rollout})")
     if rl.optim.warmup_steps != paper.optim.warmup_steps:

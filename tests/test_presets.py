@@ -43,7 +43,7 @@ def test_what_was_changed_is_said(name):
     base, paper = tiny_run(), preset(name, 256)
     rl = fitted_preset(name, 256, 64, 10_000)
     line = describe_changes(name, rl, base.rollout)
-    said = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step (paper:"
+    said = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step (preset:"
     assert f"{said} {paper.prompts_per_step} x {paper.group_size})" in line
     assert describe_changes(name, paper, base.rollout) == ""
 

@@ -107,7 +107,7 @@ class Screening(StepPolicy):
             grow_to == 0,
             f"rl.zero_variance.grow_to = {grow_to} with {self.key}.name = {self.name!r}: growth"
             " gives uniform groups more samples and screening gives them fewer; set grow_to to 0,"
-            f" or leave {self.key} out",
+            f" or leave {self.key} out (with --model: choose another --preset)",
         )
         check(
             self.n0 < n,
