@@ -6,18 +6,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import rl_runs
-from compass_jax.report.targets import Reached, cost_to_stay, smoothed, target_of
+from compass_jax.report.targets import (
+    Curve,
+    Reached,
+    cost_to_stay,
+    means_of_evaluations,
+    means_over,
+    target_of,
+)
 
 Row = Mapping[str, Any]
-BASELINE, GAIN = "grpo", 0.9
-WINDOW, FINE = 40_000, 1001  # tokens of a mean, and points of a run, in `window_ratios`
+Smooth = Callable[[Curve], list[list[float]]]
+BASELINE = "grpo"
+WINDOW = 40_000  # tokens of a mean in `over_window`
 MOST_RESAMPLES = 10_000  # all resamples of up to five seeds are fewer
 UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.2)  # that the task is meant to have
 
@@ -40,63 +48,44 @@ def by_minutes(row: Row) -> list[list[float]]:
     return [[minutes, accuracy] for _, minutes, accuracy in row["curve"]]
 
 
-def targets(rows: Sequence[Row]) -> dict[int, float]:
+def over_window(curve: Curve) -> list[list[float]]:
+    """Returns the means of a curve over WINDOW tokens, which do not depend on the distance of its
+    evaluations.
+    """
+    return means_over(curve, WINDOW)
+
+
+def targets(rows: Sequence[Row], smooth: Smooth = means_of_evaluations) -> dict[int, float]:
     """Returns the target accuracy of each seed whose baseline gained: a0 + 0.9 (a1 - a0), with a0
-    before RL and a1 the mean of the baseline's last three evaluations.
+    before RL and a1 the end of the baseline's smoothed curve: the mean of its last three
+    evaluations, or of its last WINDOW / 2 tokens.
     """
     found = {}
     for row in rows:
         if row["variant"] == BASELINE:
-            target = target_of(by_tokens(row), GAIN)
+            target = target_of(smooth(by_tokens(row)))
             if target is not None:
                 found[row["seed"]] = target
     return found
 
 
-def ratios(rows: Sequence[Row], minutes: bool = False) -> dict[str, list[Reached]]:
+def ratios(
+    rows: Sequence[Row], minutes: bool = False, smooth: Smooth = means_of_evaluations
+) -> dict[str, list[Reached]]:
     """Returns each variant's cost over the baseline's of the same seed, and whether its run reached
     the target, in the order of the seeds.
     """
     curve_of = by_minutes if minutes else by_tokens
     base = {row["seed"]: row for row in rows if row["variant"] == BASELINE}
-    goals, out = targets(rows), dict[str, list[Reached]]()
+    goals, out = targets(rows, smooth), dict[str, list[Reached]]()
     for name, found in rl_runs.by_variant(rows).items():
         for row in found:
             if (goal := goals.get(row["seed"])) is None:
                 continue
-            cost, reached = cost_to_stay(curve_of(row), goal)
-            usual = cost_to_stay(curve_of(base[row["seed"]]), goal).cost
+            cost, reached = cost_to_stay(smooth(curve_of(row)), goal)
+            usual = cost_to_stay(smooth(curve_of(base[row["seed"]])), goal).cost
             out.setdefault(name, []).append(Reached(max(cost, 1e-9) / max(usual, 1e-9), reached))
     return out
-
-
-def window_ratios(rows: Sequence[Row]) -> dict[str, list[Reached]]:
-    """Returns the ratios of tokens of another measure, whose smoothing does not depend on the
-    number of evaluations: each accuracy is the mean over WINDOW tokens around it, of the curve that
-    is linear between its points. It has the targets of `ratios`.
-    """
-    goals, out = targets(rows), dict[str, list[Reached]]()
-    base = {row["seed"]: row for row in rows if row["variant"] == BASELINE}
-    for name, found in rl_runs.by_variant(rows).items():
-        for row in found:
-            if (goal := goals.get(row["seed"])) is None:
-                continue
-            ours, usual = (_window_cost(by_tokens(x), goal) for x in (row, base[row["seed"]]))
-            ratio = max(ours.cost, 1e-9) / max(usual.cost, 1e-9)
-            out.setdefault(name, []).append(Reached(ratio, ours.reached))
-    return out
-
-
-def _window_cost(curve: Sequence[Sequence[float]], target: float) -> Reached:
-    """Returns the tokens from which the curve's mean over WINDOW tokens stays at the target."""
-    tokens, accuracy = np.array(curve, float).T
-    grid = np.linspace(0, tokens[-1], FINE)
-    width = max(1, round(WINDOW / 2 / (grid[1] - grid[0])))
-    fine = np.interp(grid, tokens, accuracy)
-    means = [fine[max(0, i - width) : i + width + 1].mean() for i in range(len(grid))]
-    below = np.flatnonzero(np.array(means) < target)
-    last = int(below[-1]) + 1 if len(below) else 0
-    return Reached(float(grid[min(last, FINE - 1)]), last < FINE)
 
 
 def interval(found: Sequence[Reached]) -> Interval:
@@ -128,11 +117,11 @@ def report(rows: Sequence[Row], tuned: str) -> str:
         " | accuracy at the end | thousand tokens | uniform groups | verifier |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    measures = ratios(rows), window_ratios(rows), ratios(rows, minutes=True)
+    measures = ratios(rows), ratios(rows, smooth=over_window), ratios(rows, minutes=True)
     for name, found in rl_runs.by_variant(rows).items():
         cells = [found[0]["name"], str(len(found))]
         cells += [_ratio(of.get(name, [])) for of in measures]
-        cells.append(rl_runs.spread([smoothed(by_tokens(row))[-1][1] for row in found]))
+        cells.append(rl_runs.spread([means_of_evaluations(by_tokens(row))[-1][1] for row in found]))
         cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"))
         cells.append(rl_runs.spread([100 * row["uniform_frac"] for row in found], "{:.0f}") + " %")
         verifier = [100 * row["shares"]["verifier_signal"] for row in found]
@@ -179,7 +168,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         for (style, colour), (name, found) in zip(
             styles, rl_runs.by_variant(rows).items(), strict=False
         ):
-            curves = [np.array(smoothed(curve_of(row))) for row in found]
+            curves = [np.array(means_of_evaluations(curve_of(row))) for row in found]
             grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), 60)
             mean = np.mean([np.interp(grid, c[:, 0], c[:, 1]) for c in curves], axis=0)
             side.plot(grid / unit, mean, style, color=colour, label=f"{name} ({len(found)})")

@@ -71,21 +71,23 @@ def dapo_(max_new_tokens: int) -> RLConfig:
 
 
 def screened(max_new_tokens: int) -> RLConfig:
-    """Returns GRPO with the recipe that needs fewest tokens in docs/measurements.md: posterior
-    selection, and screening with two samples of a prompt and two more where they are likely to
-    teach (experience/step_policies/screening.py). 128 prompts a step, as ESPO's; router replay R3.
+    """Returns GRPO with posterior selection, and screening with two samples of a prompt and two
+    more where they are likely to teach (experience/step_policies/screening.py). It needed fewest
+    tokens of what docs/measurements.md compares, there with 16 prompts a step at 1.5e-4; 128
+    prompts a step and the rate are ESPO's, and not measured with it. Router replay R3.
     """
     return RLConfig(
         prompts_per_step=128,
         group_size=4,
         objective=grpo(),
-        step_policy=seam_class(StepPolicy, "screening")(n0=2),
+        step_policy=seam_class(StepPolicy, "screening")(**_SCREENING),
         zero_variance=replace(_NO_STAGES, posterior=True),
         optim=_OPTIM,
     )
 
 
 _NO_STAGES = ZeroVarianceConfig(rl_zvp=False)
+_SCREENING: dict[str, int] = {"n0": 2}
 PRESETS = {"screened": screened, "espo": espo, "gspo": gspo, "grpo": grpo_, "dapo": dapo_}
 
 
@@ -108,9 +110,9 @@ def fitted_preset(name: str, max_new_tokens: int, slots: int, prompts: int) -> R
     """Returns the settings of a method for a machine that decodes `slots` samples at a time and
     data of `prompts` prompts.
 
-    Where the paper's step has more samples than slots, prompts and group size shrink by the same
+    Where the preset's step has more samples than slots, prompts and group size shrink by the same
     factor as far as LEAST_PROMPTS and LEAST_GROUP allow. Updates divide a step's prompts; the
-    warm-up lasts as many rollouts as the paper's.
+    warm-up lasts as many rollouts as the preset's.
     """
     rl = preset(name, max_new_tokens)
     rows, group = _fitted_sizes(rl.prompts_per_step, rl.group_size, slots)

@@ -18,7 +18,13 @@ from compass_jax.configs import mostly_hard_cpu
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
-from compass_jax.report.targets import Reached, cost_to_stay, smoothed
+from compass_jax.report.targets import (
+    Reached,
+    cost_to_stay,
+    means_of_evaluations,
+    means_over,
+    target_of,
+)
 from compass_jax.session import load_tokenizer
 
 
@@ -58,12 +64,13 @@ def row(variant, seed, accuracies, step=100, **changes):
 def test_the_cost_is_that_from_which_the_smoothed_curve_stays_at_the_target():
     # smoothed: 0.1 (the start), 0.4, 0.3, 0.4, 0.5, 0.7
     curve = [[100 * i, a] for i, a in enumerate([0.1, 0.4, 0.2, 0.6, 0.7, 0.8])]
-    found = [accuracy for _, accuracy in smoothed(curve)]
+    found = [accuracy for _, accuracy in means_of_evaluations(curve)]
     assert found == pytest.approx([0.1, 0.4, 0.3, 0.4, 0.5, 0.7])
-    assert cost_to_stay(curve, 0.35) == (pytest.approx(250), True)  # not at 100
-    assert cost_to_stay(curve, 0.6) == (pytest.approx(450), True)
-    assert cost_to_stay(curve, 0.75) == (500, False)
-    assert cost_to_stay(curve, 0.05) == (0, True)
+    means = means_of_evaluations(curve)
+    assert cost_to_stay(means, 0.35) == (pytest.approx(250), True)  # not at 100
+    assert cost_to_stay(means, 0.6) == (pytest.approx(450), True)
+    assert cost_to_stay(means, 0.75) == (500, False)
+    assert cost_to_stay(means, 0.05) == (0, True)
 
 
 def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
@@ -74,7 +81,7 @@ def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
     assert tokens_report.targets(rows) == pytest.approx({0: 0.46, 1: 0.46})
     found = tokens_report.ratios(rows)
     assert [x.cost for x in found["grpo"]] == [1, 1]
-    usual = cost_to_stay(tokens_report.by_tokens(rows[1]), 0.46).cost
+    usual = cost_to_stay(means_of_evaluations(tokens_report.by_tokens(rows[1])), 0.46).cost
     assert found["arm"] == [(pytest.approx(0.5), True), (pytest.approx(1000 / usual), False)]
     minutes = tokens_report.ratios(rows, minutes=True)["arm"]
     assert minutes[0] == (pytest.approx(1), True)
@@ -85,18 +92,23 @@ def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
 
 
 def test_means_over_equal_tokens_do_not_depend_on_the_number_of_evaluations():
-    """A line from 0 to 1 over 1,000,000 tokens, evaluated 4 and 40 times, has the cost of its
-    target plus nothing, since the window is centred; the measure of `ratios` lags by a step.
+    """A line from 0 to 1 over 1,000,000 tokens, evaluated 4 and 40 times, costs the same by means
+    over a window around each point; means of evaluations lag by one of them.
     """
     few, many = ([i / n for i in range(n + 1)] + [1.0] * n for n in (4, 40))
     rows = [row("grpo", 0, many, step=25_000), row("arm", 0, few, step=250_000)]
-    assert tokens_report.targets(rows)[0] == pytest.approx(0.9)
-    found = tokens_report.window_ratios(rows)["arm"]
+    found = tokens_report.ratios(rows, smooth=tokens_report.over_window)["arm"]
     assert found == [(pytest.approx(1.0, abs=0.01), True)]
     assert tokens_report.ratios(rows)["arm"][0].cost > 1.2
-    cost = tokens_report._window_cost([[0, 0.0], [1e6, 1.0], [2e6, 1.0]], 0.5)
-    assert cost == (pytest.approx(5e5, rel=0.01), True)
-    assert tokens_report._window_cost([[0, 0.0], [1e6, 0.4]], 0.5) == (1e6, False)
+
+
+def test_means_over_a_width_are_those_of_the_line_between_the_points():
+    line = means_over([[0, 0.0], [1e6, 1.0], [2e6, 1.0]], 40_000)
+    assert cost_to_stay(line, 0.5) == (pytest.approx(5e5, rel=1e-3), True)
+    assert line[0][1] == pytest.approx(0.01, abs=1e-3)  # half of the width is missing
+    assert line[500] == [pytest.approx(1e6), pytest.approx(1 - 0.02 / 4, abs=1e-3)]
+    assert cost_to_stay(means_over([[0, 0.0], [1e6, 0.4]], 40_000), 0.5) == (1e6, False)
+    assert means_over([[0.0, 0.3]], 10) == [[0.0, 0.3]] and target_of([[0.0, 0.3]]) is None
 
 
 def test_the_interval_is_that_of_all_resamples():

@@ -34,7 +34,7 @@ from compass_jax.experience.paired import compare, read_evaluation, read_summary
 from compass_jax.records import Prompt
 from compass_jax.report import read_metrics, run_report, summary_table
 from compass_jax.report.metrics import Series
-from compass_jax.report.targets import Curve, cost_to_stay, target_of
+from compass_jax.report.targets import GAIN, Curve, cost_to_stay, means_over, target_of
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.runs.rundir import EVALUATION_START, FolderLock, write_atomically
 from compass_jax.session import open_scorer
@@ -43,7 +43,7 @@ from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
 CONFIG = SHIPPED / "mostly_hard_cpu.py"
-GAIN = 0.9  # share of the baseline's gain that the tokens are counted to
+WINDOW_SHARE = 0.25  # of the run's tokens: over these the accuracies of a mean are taken
 # margin of steps of the baseline, because its answers may become shorter
 SPARE_STEPS = 1.15
 
@@ -64,6 +64,7 @@ class Quick(NamedTuple):
 
     sft_steps: int = 150
     rl_steps: int = 4
+    eval_every: int = 2
     heldout: int = 64  # number of prompts
 
 
@@ -146,8 +147,8 @@ def last_lines(folder: Path, page: Path, summary: JsonObject) -> str:
 
 class Comparison(NamedTuple):
     """The comparison at the end: the rows of a table, its title, the paired difference of the
-    accuracies (`averages` of experience/paired.py), a sentence about it, and the costs of both runs
-    to the accuracy that counts (`costs_to_target`).
+    accuracies (`averages` of experience/paired.py), a sentence about it, and the tokens of both
+    runs to 90% of the baseline's gain (`costs_to_target`).
     """
 
     rows: list[dict[str, str]]
@@ -179,43 +180,59 @@ def against_grpo(
         title = f"the same data and cold start; GRPO generated {abs(excess):.0%} {more} tokens"
     pair = read_evaluation(baseline_dir), read_evaluation(run_dir)
     paired = compare(*pair)["sets"][HELDOUT]["avg_at_k"]
-    costs = costs_to_target(*(curve(x, first.avg_at_k) for x in series.values()))
+    curves = [curve(x, *both) for x, both in zip(series.values(), accuracy, strict=True)]
+    costs = costs_to_target(*curves)
     return Comparison(rows, title, paired, difference_in_words(paired), costs)
 
 
-def curve(series: Series, start: float) -> list[list[float]]:
-    """Returns points (generated tokens, held-out accuracy) of a run, the first of its start."""
-    steps, accuracy = series.get(HELDOUT_METRIC, (np.zeros(0), np.zeros(0)))
-    at, tokens = series[TOKENS]
-    spent = np.cumsum(tokens)[np.searchsorted(at, steps)]
-    return [[0.0, start], *([float(x), float(y)] for x, y in zip(spent, accuracy, strict=True))]
+def curve(series: Series, start: float, end: float) -> list[list[float]]:
+    """Returns points (generated tokens, held-out accuracy) of a run, with its start and its end.
+
+    Evaluations without a known accuracy are left out.
+    """
+    steps, tokens = series[TOKENS]
+    total = np.cumsum(tokens)
+    evaluated, accuracy = series.get(HELDOUT_METRIC, (np.zeros(0), np.zeros(0)))
+    spent = total[np.searchsorted(steps, evaluated)]
+    points = [[0.0, start], *np.stack([spent, accuracy], 1).tolist(), [float(total[-1]), end]]
+    return [point for point in points if math.isfinite(point[1])]
 
 
 def costs_to_target(run: Curve, baseline: Curve) -> JsonObject:
-    """Returns the generated tokens of both runs until their accuracy stays at the target, which is
-    the start plus GAIN of what the baseline gained, and their ratio; null where the baseline gained
-    nothing. `reached` says whether the run ever stayed there: else its tokens are a lower bound.
+    """Returns the generated tokens of both runs from which their accuracy stays at the target, and
+    their ratio.
+
+    An accuracy is the mean over WINDOW_SHARE of the run's tokens around a point, the same width for
+    both. The target is the start plus GAIN of what the baseline gained; it is null, with nothing
+    else, where it gained nothing. `reached`: whether the run stays at the target at its end; else
+    its tokens are all that it generated, a lower bound.
     """
-    target = target_of(baseline, GAIN)
+    width = WINDOW_SHARE * run[-1][0]
+    means, baseline_means = (means_over(points, width) for points in (run, baseline))
+    target = target_of(baseline_means)
     if target is None:
         return {"target": None}
-    ours, theirs = (cost_to_stay(x, target) for x in (run, baseline))
-    costs = {"target": target, "tokens": ours.cost, "baseline_tokens": theirs.cost}
-    ratio = ours.cost / theirs.cost if theirs.cost else None
-    return {**costs, "reached": ours.reached, "ratio": ratio}
+    cost, baseline_cost = (cost_to_stay(x, target) for x in (means, baseline_means))
+    return {
+        "target": target,
+        "tokens": cost.cost,
+        "baseline_tokens": baseline_cost.cost,
+        "reached": cost.reached,
+        "ratio": cost.cost / baseline_cost.cost if baseline_cost.cost else None,
+    }
 
 
 def target_in_words(costs: JsonMapping) -> str:
     """Returns a sentence on the result of `costs_to_target`."""
     if costs["target"] is None or costs["ratio"] is None:
-        return "plain GRPO gained nothing: no tokens to its accuracy can be compared"
-    what = f"accuracy {costs['target']:.3f}, {GAIN:.0%} of plain GRPO's gain"
-    theirs = f"{costs['baseline_tokens']:,.0f}"
+        return "plain GRPO gained nothing, so no tokens to its accuracy can be compared"
+    target = f"accuracy {costs['target']:.3f}, {GAIN:.0%} of plain GRPO's gain"
+    tokens, baseline = (f"{costs[name]:,.0f}" for name in ("tokens", "baseline_tokens"))
     if not costs["reached"]:
-        return f"{what}: not reached with {costs['tokens']:,.0f} tokens; plain GRPO needs {theirs}"
+        return f"{target}: not reached with {tokens} tokens; plain GRPO needed {baseline}"
     return (
-        f"{what}: {costs['tokens']:,.0f} generated tokens, plain GRPO {theirs}:"
-        f" {costs['ratio']:.2f} of them (one seed)"
+        f"{target}: reached after {tokens} generated tokens; plain GRPO needed {baseline}"
+        f" (ratio {costs['ratio']:.2f}, one seed)"
     )
 
 
@@ -223,8 +240,8 @@ def comparison_rows(
     runs: Mapping[str, Series], accuracy: Sequence[tuple[float, float]], k: int
 ) -> list[dict[str, str]]:
     """Returns the rows of a table (report.summary_table) that compares runs by their generated
-    tokens, these by their training signal (a signal that none has is left out), and their
-    accuracies.
+    tokens, these by their training signal, and their accuracies. A signal that is 0% in each run
+    has no row.
 
     accuracy: avg@k before and after, for each run.
     """
@@ -243,7 +260,7 @@ def comparison_rows(
         row("generated tokens", lambda x: f"{np.sum(x[TOKENS][1]):,.0f}"),
         row("steps", lambda x: f"{len(x[TOKENS][1])}"),
         row("groups without variance", lambda x: f"{1 - np.mean(x['groups/varied_frac'][1]):.0%}"),
-        *(cells for cells in signals if {*cells.values()} - {cells[""], "0%"}),
+        *(cells for cells in signals if any(cells[name] != "0%" for name in runs)),
         last,
     ]
 
@@ -271,19 +288,19 @@ def baseline_config(rl: R) -> R:
 
     It has no selection, screening or router replay. Model, data, prompts per step, samples per
     group and learning rate are those of `rl`, whose run must have finished: the baseline has steps
-    for as many tokens, with a margin, and evaluations after about as many tokens.
+    for as many tokens, with a margin, and evaluations after about as many samples.
     """
     series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
     samples = float(np.sum(series[TOKENS][1] / series["response_length/mean"][1]))
     size = rl.rl.prompts_per_step * rl.rl.group_size
-    part = samples / (size * len(series[TOKENS][1]))  # of a full step, which a step sampled
+    sampled_share = samples / (size * len(series[TOKENS][1]))  # of a step's prompts x group
     return dataclasses.replace(
         rl,
         run_dir=str(Path(rl.directory).with_name("grpo")),
         rl=dataclasses.replace(
             rl.rl,
             steps=math.ceil(SPARE_STEPS * samples / size),
-            eval_every=max(1, round(rl.rl.eval_every * part)),
+            eval_every=max(1, round(rl.rl.eval_every * sampled_share)),
             replay="off",
             step_policy=None,
             zero_variance=ZeroVarianceConfig(rl_zvp=False),
@@ -321,7 +338,7 @@ def demo_configs(
         config = dataclasses.replace(
             config,
             sft=dataclasses.replace(config.sft, steps=quick.sft_steps),
-            rl=dataclasses.replace(config.rl, steps=quick.rl_steps),
+            rl=dataclasses.replace(config.rl, steps=quick.rl_steps, eval_every=quick.eval_every),
             data=dataclasses.replace(config.data, eval_prompts=quick.heldout),
         )
     first = dataclasses.replace(config, run_dir=str(folder / "sft"))

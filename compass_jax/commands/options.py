@@ -76,8 +76,9 @@ class FromPreferences(FromModel):
     eval: File = ""
     """Evaluation data, with --model; without it a part of --data is held out."""
     preset: Named = "screened"
-    """Method whose published settings are used, with --model: screened, espo, gspo, grpo or
-    dapo."""
+    """Method whose settings are used, with --model: screened (GRPO that spends few samples on
+    prompts which teach nothing), or as published espo, gspo, grpo or dapo.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

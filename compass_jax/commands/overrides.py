@@ -76,7 +76,8 @@ def _about(config: RLRunConfig) -> str:
             f"--{part.key.replace('_', '-')} NAME: {class_sentence(part)} (default: {part.name})"
         )
     if config.rl.step_policy is None:
-        about = "your own file.py:Class. (default: by other settings)"
+        names = ", ".join(StepPolicy.classes)
+        about = f"{names}, or your own file.py:Class. (default: none, by other settings)"
         lines.append(f"--rl.step-policy NAME: Class: {about}")
     if config.rl.drafts is None:
         names = ", ".join(Drafts.classes)
@@ -103,7 +104,7 @@ def _refuse_unknown(config: Section, arguments: Sequence[str]) -> None:
 def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]]:
     """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME`,
     `--rl.correction NAME`, `--rl.step-policy NAME`, `--rl.drafts NAME` and `--model.moe.router
-    NAME`, and the remaining arguments.
+    NAME`, and the remaining arguments. Step policy and drafts are switched off by the name "none".
 
     The class decides which settings exist, so it is applied first.
     """
@@ -122,7 +123,8 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
         name, arguments = _take(arguments, base)
         if name:
             field = base.key.rpartition(".")[2]
-            change: JsonObject = {field: seam_class(base, name)()}
+            off = name == "none" and base in (StepPolicy, Drafts)
+            change: JsonObject = {field: None if off else seam_class(base, name)()}
             config = replace(config, rl=replace(config.rl, **change))
     name, arguments = _take(arguments, Router)
     if name:

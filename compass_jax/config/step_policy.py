@@ -108,7 +108,7 @@ class StepPolicy(Seam):
                 value == off,
                 f"{key} = {value} with {self.key}.name = {self.name!r}: that policy decides which"
                 f" groups a step trains on, so {key} would have no effect; set it to {off}, or"
-                f" leave {self.key} out (with --model: choose another --preset)",
+                f" set {self.key} to none",
             )
 
 

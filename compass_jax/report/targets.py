@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-SMOOTHED = 3  # number of evaluations in a mean
+GAIN = 0.9  # share of a baseline's gain that makes a target
+EVALUATIONS = 3  # number of evaluations in a mean of `means_of_evaluations`
+GRID_POINTS = 1001  # of a curve of `means_over`
 
 Curve = Sequence[Sequence[float]]  # points (cost, accuracy); the first is the start, of cost 0
 
@@ -19,37 +21,51 @@ class Reached(NamedTuple):
     reached: bool
 
 
-def smoothed(curve: Curve) -> list[list[float]]:
+def means_of_evaluations(curve: Curve) -> list[list[float]]:
     """Returns the curve with the mean of each accuracy and up to two before it. The start stays out
     of the means of later points.
+
+    The means lag behind by a cost that grows with the distance of the evaluations.
     """
     accuracy = [point[1] for point in curve]
     means = [
-        float(np.mean(accuracy[max(1, i - SMOOTHED + 1) : i + 1])) if i else accuracy[0]
+        float(np.mean(accuracy[max(1, i - EVALUATIONS + 1) : i + 1])) if i else accuracy[0]
         for i in range(len(curve))
     ]
     return [[cost, mean] for (cost, _), mean in zip(curve, means, strict=True)]
 
 
-def target_of(curve: Curve, gain: float) -> float | None:
-    """Returns the accuracy with a share `gain` of what the smoothed curve has gained at its end;
-    None where it has gained nothing.
+def means_over(curve: Curve, width: float) -> list[list[float]]:
+    """Returns a curve of GRID_POINTS points, each the mean over `width` of cost around it of the
+    curve that is linear between its points; less at the ends, where half of that is missing.
     """
-    means = smoothed(curve)
+    costs, accuracy = np.array(curve, float).T
+    if costs[-1] <= 0:
+        return [[float(costs[0]), float(accuracy[0])]]
+    grid = np.linspace(0, costs[-1], GRID_POINTS)
+    half = max(1, round(width / 2 / (grid[1] - grid[0])))
+    fine = np.interp(grid, costs, accuracy)
+    means = [float(fine[max(0, i - half) : i + half + 1].mean()) for i in range(GRID_POINTS)]
+    return [[float(cost), mean] for cost, mean in zip(grid, means, strict=True)]
+
+
+def target_of(means: Curve) -> float | None:
+    """Returns the accuracy with the share GAIN of what a smoothed curve has gained at its end; None
+    where it has gained nothing.
+    """
     start, end = means[0][1], means[-1][1]
-    return start + gain * (end - start) if end > start else None
+    return start + GAIN * (end - start) if end > start else None
 
 
-def cost_to_stay(curve: Curve, target: float) -> Reached:
-    """Returns the cost from which the smoothed curve stays at or above `target`, linear between two
+def cost_to_stay(means: Curve, target: float) -> Reached:
+    """Returns the cost from which a smoothed curve stays at or above `target`, linear between two
     points.
     """
-    points = smoothed(curve)
-    below = [i for i, (_, accuracy) in enumerate(points) if accuracy < target]
+    below = [i for i, (_, accuracy) in enumerate(means) if accuracy < target]
     if not below:
-        return Reached(points[0][0], True)
+        return Reached(means[0][0], True)
     last = below[-1]
-    if last == len(points) - 1:
-        return Reached(points[-1][0], False)
-    (c0, a0), (c1, a1) = points[last], points[last + 1]
+    if last == len(means) - 1:
+        return Reached(means[-1][0], False)
+    (c0, a0), (c1, a1) = means[last], means[last + 1]
     return Reached(c0 + (target - a0) / (a1 - a0) * (c1 - c0), True)

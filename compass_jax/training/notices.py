@@ -14,6 +14,7 @@ import numpy as np
 
 from compass_jax.config import (
     DataConfig,
+    Objective,
     RewardConfig,
     RLConfig,
     RLRunConfig,
@@ -40,6 +41,7 @@ from compass_jax.records import Group, Rollout
 from compass_jax.rewards.checks import gold_places, judged_sources
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
+from compass_jax.rl.objectives.grpo import Grpo
 
 # steps whose lengths are collected; share of tokens that other buckets must save for a notice
 WATCHED_STEPS, MIN_SAVED_PADDING = 4, 0.05
@@ -61,7 +63,7 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
             f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to"
             " replay; it runs as with 'off'"
         )
-    if rl.updates_per_rollout == rl.epochs == 1:
+    if rl.updates_per_rollout == rl.epochs == 1 and _clip_matters(rl.objective):
         notices.append(
             f"rl.objective: the clip of {rl.objective.name} cannot act, because the only update of"
             " a rollout begins at the policy that it is compared with; raise rl.updates_per_rollout"
@@ -105,6 +107,17 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
     )
 
 
+def _clip_matters(objective: Objective) -> bool:
+    """Returns whether somebody chose a clip: GRPO with its usual one is a policy gradient without
+    it, and meant to be.
+    """
+    usual = Grpo()
+    clips = ("clip_low", "clip_high", "dual_clip")
+    return not isinstance(objective, Grpo) or any(
+        getattr(objective, name) != getattr(usual, name) for name in clips
+    )
+
+
 def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list[str]:
     """Returns notices about growth, screening, replay of groups and shaping."""
     notices = []
@@ -118,7 +131,7 @@ def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list
         if isinstance(rl.policy, Screening):
             notices.append(
                 f"rl.step_policy.name = {rl.policy.name!r}: groups stop whose rewards are equal,"
-                " and those of a scalar reward model never are; leave it out"
+                " and those of a scalar reward model never are; set it to none"
             )
         if rl.group_replay.acts:
             notices.append(

@@ -22,6 +22,8 @@ from compass_jax.config import ConfigError, Objective, TaskSource
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.config.ranges import field_hints, type_name
 from compass_jax.config.verifiers import Options
+from compass_jax.experience.step_policies.screening import Screening
+from compass_jax.presets import preset
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
@@ -78,6 +80,23 @@ def test_drafts_are_chosen_by_name_and_set_by_their_fields(drafts):
         override(config, ["--rl.drafts", "greedy"])
     text = " ".join(settings_help(tiny_run(), "compass train x.py").split())
     assert "--rl.drafts NAME: Class: lenient, coupled, or your own file.py:Class." in text
+
+
+def test_step_policy_and_drafts_are_switched_off_by_none():
+    rl = dataclasses.replace(
+        tiny_run().rl, step_policy=Screening(n0=2), drafts=Lenient(), group_size=4
+    )
+    config = dataclasses.replace(tiny_run(), rl=rl)
+    found = override(config, ["--rl.step-policy", "none", "--rl.drafts", "none"]).rl
+    assert found == dataclasses.replace(rl, step_policy=None, drafts=None)
+
+
+def test_dapo_replaces_screening_and_posterior_selection():
+    rl = preset("screened", 64)
+    config = override(dataclasses.replace(tiny_run(), rl=rl), ["--rl.objective", "dapo"])
+    zero = config.rl.zero_variance
+    assert zero.dynamic_sampling and not zero.posterior and config.rl.step_policy is None
+    config.rl.validate()
 
 
 def test_the_help_of_a_configuration_lists_every_setting_within_80_columns():

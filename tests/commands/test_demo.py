@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -33,7 +34,7 @@ def test_the_table_has_a_row_for_each_difficulty_and_one_for_all():
 
 
 def test_both_runs_share_everything_but_their_place_and_start(tmp_path):
-    sft, rl = demo.demo_configs(tmp_path, 7, demo.Quick(3, 5, 512))
+    sft, rl = demo.demo_configs(tmp_path, 7, demo.Quick(3, 5, 2, 512))
     assert (sft.seed, rl.seed, sft.sft.steps, rl.rl.steps) == (7, 7, 3, 5)
     assert (
         rl.init_from == sft.run_dir == str(tmp_path / "sft")
@@ -54,16 +55,17 @@ METRICS = {
     "waste/frac_shaping_signal": [0.25, 0.0],
     "waste/frac_entropy_signal": [0.25, 0.0],
     "waste/frac_none": [0.0, 0.0],
-    "eval/heldout/avg_at_k": [0.6, 0.7],
 }
 
 
 def write_metrics(folder, steps):
     folder.mkdir(exist_ok=True)
-    lines = [
-        {"step": i + 1, "stage": "rl", "metrics": {name: x[i % 2] for name, x in METRICS.items()}}
-        for i in range(steps)
-    ]
+    lines = []
+    for i in range(steps):
+        metrics = {name: x[i % 2] for name, x in METRICS.items()}
+        if i == 0:
+            metrics["eval/heldout/avg_at_k"] = 0.6  # one evaluation within the run
+        lines.append({"step": i + 1, "stage": "rl", "metrics": metrics})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -129,33 +131,52 @@ def test_the_end_shows_both_runs_on_one_screen_and_the_difference_of_their_answe
     screen = console.file.getvalue()
     for text in (title, "0.400 -> 0.700", "0.400 -> 0.600"):
         assert text in screen
-    # this run: 400 tokens with 0.6, then 1,000 with a mean of 0.65
-    means = {2: [0.6, 0.65], 3: [0.6, 0.65, (0.6 + 0.7 + 0.6) / 3]}[steps]
-    target = 0.4 + 0.9 * (means[-1] - 0.4)
-    assert found.to_target["target"] == pytest.approx(target)
-    ours = 400 + (target - 0.6) / 0.05 * 600
-    assert found.to_target["tokens"] == pytest.approx(ours)
-    assert found.to_target["ratio"] == pytest.approx(1.0)
-    assert f"{ours:,.0f} generated tokens, plain GRPO {ours:,.0f}: 1.00 of them" in (
-        demo.target_in_words(found.to_target)
+    # 0.4 at the start, 0.6 after 400 tokens, 0.7 or 0.6 (the baseline) after all
+    ends = {"run": (1000, 0.7), "baseline": (1000 if steps == 2 else 1400, 0.6)}
+    expected = demo.costs_to_target(
+        *([[0, 0.4], [400, 0.6], [tokens, accuracy]] for tokens, accuracy in ends.values())
     )
+    assert found.to_target == pytest.approx(expected) and expected["reached"]
+    assert 0.5 < expected["ratio"] <= 1
     assert found.words.startswith("accuracy: 10.0 points above plain GRPO's")
     assert found.words.endswith("10 prompts, one seed): these prompts show no difference")
 
 
-STEEP, FLAT = [[0, 0.1], [100, 0.5], [200, 0.5]], [[0, 0.1], [100, 0.1], [200, 0.1]]
+def line(tokens, accuracy, total):
+    """From 0.1 to an accuracy, which it then keeps."""
+    return [[0.0, 0.1], [float(tokens), accuracy], [float(total), accuracy]]
 
 
 @pytest.mark.parametrize(
     ("run", "baseline", "words"),
     [
-        ([[0, 0.1], [50, 0.5], [100, 0.5]], STEEP, "45 generated tokens, plain GRPO 90: 0.50 of"),
-        (FLAT, STEEP, "not reached with 200 tokens; plain GRPO needs 90"),
-        (STEEP, FLAT, "plain GRPO gained nothing"),
+        (line(50_000, 0.5, 1e6), line(1e5, 0.5, 1e6), "; plain GRPO needed 1"),
+        (line(1, 0.1, 2e5), line(9e4, 0.5, 1e6), "not reached with 200,000 tokens; plain GRPO"),
+        (line(1e5, 0.5, 1e6), line(1, 0.1, 1e6), "plain GRPO gained nothing"),
     ],
 )
 def test_the_tokens_to_the_accuracy_of_plain_grpo(run, baseline, words):
     assert words in demo.target_in_words(demo.costs_to_target(run, baseline))
+
+
+def test_the_ratio_is_that_of_the_tokens_where_the_means_stay_at_the_target():
+    """A straight gain over 400,000 of 1,000,000 tokens, and over twice as many: within a window of
+    a quarter the means are the line, and 90% of the gain is reached after 90% of it.
+    """
+    curves = [[[0.0, 0.0], [x, 1.0], [2e6, 1.0]] for x in (8e5, 1.6e6)]
+    found = demo.costs_to_target(*([[t / 2, a] for t, a in points] for points in curves))
+    line_end = {"tokens": 4e5, "baseline_tokens": 8e5}
+    for name, end in line_end.items():
+        assert 0.85 * end < found[name] <= end
+    assert found["reached"] and 0.5 <= found["ratio"] < 0.55
+
+
+def test_an_evaluation_without_a_number_is_no_point_of_the_curve():
+    series = {
+        "waste/tokens_generated": (np.array([1, 2, 3]), np.array([10.0, 20.0, 30.0])),
+        "eval/heldout/avg_at_k": (np.array([1, 2]), np.array([math.nan, 0.4])),
+    }
+    assert demo.curve(series, 0.1, 0.5) == [[0.0, 0.1], [30.0, 0.4], [60.0, 0.5]]
 
 
 def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_path):
@@ -191,6 +212,7 @@ def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tm
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     expected = {"sft_avg_at_2", "rl_avg_at_2", "sft_greedy", "rl_greedy", "wall_s", "to_target"}
     assert expected <= summary.keys()
+    assert summary["to_target"].keys() >= {"target"}
     assert summary["heldout_prompts"] == 64 and 0 <= summary["rl_avg_at_2"] <= 1
     rows = {row.pop(""): row for row in summary["against_grpo"]}
     ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"].values())

@@ -18,6 +18,7 @@ from compass_jax.commands.configured import load_config
 from compass_jax.config import Objective, RLConfig, ShapingConfig, ZeroVarianceConfig, seam_class
 from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import rl, step
 from compass_jax.training.notices import Notices, floor_share, gap_violation, idle_settings
@@ -71,6 +72,10 @@ def test_a_clip_that_cannot_act_is_said():
     assert "the clip of espo cannot act" in said
     assert idle_settings(config_with(updates_per_rollout=1, epochs=2), 100, 3) == []
     assert idle_settings(config_with(updates_per_rollout=2), 100, 3) == []
+    plain = {"updates_per_rollout": 1, "objective": Grpo()}
+    assert idle_settings(config_with(**plain), 100, 3) == []
+    (said,) = idle_settings(config_with(**{**plain, "objective": Grpo(clip_high=0.28)}), 100, 3)
+    assert "the clip of grpo cannot act" in said
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*x*x*.py")), ids=lambda x: x.stem)

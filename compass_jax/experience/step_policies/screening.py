@@ -107,17 +107,17 @@ class Screening(StepPolicy):
             grow_to == 0,
             f"rl.zero_variance.grow_to = {grow_to} with {self.key}.name = {self.name!r}: growth"
             " gives uniform groups more samples and screening gives them fewer; set grow_to to 0,"
-            f" or leave {self.key} out (with --model: choose another --preset)",
+            f" or set {self.key} to none",
         )
         check(
             self.n0 < n,
-            f"{self.key}.n0 = {self.n0}: rl.group_size = {n} leaves no samples to decide on; lower"
-            " n0, or raise rl.group_size",
+            f"{self.key}.n0 = {self.n0}: rl.group_size = {n} leaves no samples to decide on; raise"
+            f" rl.group_size, lower n0 (at least 2), or set {self.key} to none",
         )
         check(
             max(self.min_chance, self.min_chance_hard) > 0,
             f"{self.key}.min_chance = {self.key}.min_chance_hard = 0: every group would get all its"
-            f" samples; raise one of them, or leave {self.key} out",
+            f" samples; raise one of them, or set {self.key} to none",
         )
 
     def _continues(self, inputs: StepInputs, group: GroupKey, scores: Sequence[Score]) -> bool:

@@ -88,10 +88,14 @@ def dapo_surrogate(**changes: Any) -> Grpo:
 
 def dapo(rl: RLConfig, max_new_tokens: int) -> RLConfig:
     """Returns `rl` with DAPO (arXiv 2503.14476): its objective, its dynamic sampling instead of
-    RL-ZVP, and its overlong penalty over the last fifth of an answer, halved because rewards are 0
-    and 1.
+    RL-ZVP, screening and posterior selection, and its overlong penalty over the last fifth of an
+    answer, halved because rewards are 0 and 1.
     """
-    zero = dataclasses.replace(rl.zero_variance, rl_zvp=False, dynamic_sampling=True)
+    zero = dataclasses.replace(
+        rl.zero_variance, rl_zvp=False, posterior=False, dynamic_sampling=True
+    )
     buffer = max(max_new_tokens // 5, 1)  # 4,096 of 20,480
     shaping = dataclasses.replace(rl.shaping, overlong_penalty=0.5, overlong_buffer_tokens=buffer)
-    return dataclasses.replace(rl, objective=dapo_surrogate(), zero_variance=zero, shaping=shaping)
+    return dataclasses.replace(
+        rl, objective=dapo_surrogate(), step_policy=None, zero_variance=zero, shaping=shaping
+    )
