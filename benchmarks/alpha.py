@@ -3,11 +3,11 @@ sizes (`compass calibrate-alpha` for each).
 
     python -m benchmarks.alpha [--out runs/alpha] [--seed 0] [--smoke]
 
-Each model has the demo's cold start, a fifth as long, and 4 updates per rollout at the demo's
-learning rate. The text is the same for all, so that a larger vocabulary has ids that never come, as
-the padded vocabularies of released models have: it shows what ln(v) in the clip range does, not
-what longer tokens do. A line per finished model goes to OUT/alpha.jsonl; at the end OUT/alpha.md
-and OUT/alpha.png.
+Each model has the cold start of configs/tiny_reasoning_cpu.py, a fifth as long, and 4 updates per
+rollout at its learning rate. The text is the same for all, so that a larger vocabulary has ids that
+never come, as the padded vocabularies of released models have: it shows what ln(v) in the clip
+range does, not what longer tokens do. A line per finished model goes to OUT/alpha.jsonl;
+at the end OUT/alpha.md and OUT/alpha.png.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = {"4 layers of 128": (4, 128), "2 layers of 64": (2, 64)}
 
 
 def model_config(size: str, vocab: int, seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The demo's configuration with another model and a short cold start."""
+    """configs/tiny_reasoning_cpu.py with another model and a short cold start."""
     config = rl_runs.without_stages()
     layers, hidden = SIZES[size]
     model = dataclasses.replace(config.model, vocab_size=vocab, layers=layers, hidden=hidden)

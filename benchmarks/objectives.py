@@ -5,8 +5,7 @@ prompts with the same rollout budget.
         [--tasks sums ...] [--smoke]
 
 Three tasks:
-    sums        the demo's: sums of mixed difficulty, from its cold start
-                (configs/tiny_reasoning_cpu.py)
+    sums        sums of mixed difficulty, from the cold start of configs/tiny_reasoning_cpu.py
     decisions   a few tokens decide: the answer is the product of choices that the cold start leaves
                 open, between stretches that it knows by heart
     noise       ESPO's stated failure: the tokens of high entropy are filler words that nothing
@@ -95,7 +94,7 @@ def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
 
 
 def _sums(config: RunConfig, smoke: bool) -> RunConfig:
-    """The demo's own data."""
+    """The data of configs/tiny_reasoning_cpu.py."""
     data = dataclasses.replace(config.data, eval_prompts=256)
     if not smoke:
         return dataclasses.replace(config, data=data)

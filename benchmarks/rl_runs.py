@@ -82,8 +82,8 @@ def parser(
 
 
 def without_stages() -> RunConfig:
-    """The demo's configuration with 64 prompts a step and RL-ZVP alone, which older measurements
-    have.
+    """configs/tiny_reasoning_cpu.py with 64 prompts a step and RL-ZVP alone, which older
+    measurements have.
     """
     config = load_config(str(CONFIG))
     rl = dataclasses.replace(
@@ -97,8 +97,8 @@ def without_stages() -> RunConfig:
 
 
 def cold_start(seed: int, folder: Path) -> str:
-    """The demo's cold start of this seed, trained once for all experiments that start from it; its
-    directory.
+    """The cold start of configs/tiny_reasoning_cpu.py with this seed, trained once for all
+    experiments that start from it; its directory.
     """
     config = dataclasses.replace(
         load_config(str(CONFIG)), seed=seed, run_dir=str(folder / f"seed{seed}")

@@ -1,5 +1,5 @@
-"""Experiment: tokens to an accuracy (benchmarks/tokens_to_accuracy.py) on other tasks, with the
-settings that won there.
+"""Experiment: tokens to an accuracy on two other tasks, with the settings that won in
+benchmarks/tokens_to_accuracy.py.
 
     python -m benchmarks.tokens_elsewhere words [--out runs/tokens_elsewhere] [--seeds 0 1 2]
         [--only grpo posterior "screening, posterior"] [--smoke]
@@ -27,7 +27,7 @@ import dataclasses
 from pathlib import Path
 
 from benchmarks import rl_runs, tokens_report
-from benchmarks.tokens_to_accuracy import GRPO, Cell, Experiment, Scale, cold_start
+from benchmarks.tokens_to_accuracy import GRPO, Cell, Experiment, Scale, cold_start, lock
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
@@ -52,7 +52,7 @@ TRIALS = {
     "screening, posterior": "2 of 4",
 }
 CELLS = {"words": Cell(8, 4, 5e-4), "sums": Cell(32, 4, 1.5e-4)}
-SCALES = {"words": Scale(100_000, 12), "sums": Scale(120_000, 16)}
+SCALES = {"words": Scale(100_000, 12, answer_tokens=80), "sums": Scale(120_000, 16)}
 PROMPT, ANSWER = 104, 128  # tokens, of words
 OPTIONS = (("min_animals", 5), ("max_animals", 5), ("max_instances", 60))
 HARD = ProceduralSource("leg_counting", OPTIONS, 3000, "many_legs")
@@ -76,8 +76,9 @@ class Elsewhere(Experiment):
         assert isinstance(imported, Import) and isinstance(reinforced, Rl)
         assert isinstance(reinforced.run, RunConfig)
         model = self.cold_starts / "model"
-        if not model.exists():
-            import_gguf(imported.file, model)
+        with lock(model, wait_s=600):
+            if not model.exists():
+                import_gguf(imported.file, model)
         config = words_config(seed, model, folder, self.smoke)
         accuracy = cold_start(config)
         config = dataclasses.replace(config, lora=reinforced.run.lora, init_from=config.directory)
@@ -169,7 +170,7 @@ def main(argv: list[str] | None = None) -> None:
     arms = [name for name in TRIALS if name in (*args.only, GRPO)]  # ratios need GRPO
     experiment.all([("arms", seed, arm, TRIALS[arm], cell) for seed in args.seeds for arm in arms])
     rows = experiment.rows("arms")
-    table = tokens_report.report(rows, cell.name)
+    table = tokens_report.report(rows, cell.name, planned=False)
     write_atomically(out / f"{args.task}.md", table)
     tokens_report.plot(rows, out / f"{args.task}.png")
     print(table)

@@ -25,7 +25,7 @@ from compass_jax.report.targets import (
 Row = Mapping[str, Any]
 Smooth = Callable[[Curve], list[list[float]]]
 BASELINE = "grpo"
-WINDOW = 40_000  # tokens of a mean in `over_window`
+WINDOW_SHARE = 0.13  # of a run's tokens, over which `over_window` takes means
 MOST_RESAMPLES = 10_000  # all resamples of up to five seeds are fewer
 UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.2)  # that the task is meant to have
 
@@ -49,21 +49,20 @@ def by_minutes(row: Row) -> list[list[float]]:
 
 
 def over_window(curve: Curve) -> list[list[float]]:
-    """Returns the means of a curve over WINDOW tokens, which do not depend on the distance of its
-    evaluations.
+    """Returns the means of a curve over WINDOW_SHARE of its cost, which do not depend on the
+    distance of its evaluations. Runs of one experiment have the same budget.
     """
-    return means_over(curve, WINDOW)
+    return means_over(curve, WINDOW_SHARE * curve[-1][0])
 
 
-def targets(rows: Sequence[Row], smooth: Smooth = means_of_evaluations) -> dict[int, float]:
+def targets(rows: Sequence[Row]) -> dict[int, float]:
     """Returns the target accuracy of each seed whose baseline gained: a0 + 0.9 (a1 - a0), with a0
-    before RL and a1 the end of the baseline's smoothed curve: the mean of its last three
-    evaluations, or of its last WINDOW / 2 tokens.
+    before RL and a1 the mean of the baseline's last three evaluations.
     """
     found = {}
     for row in rows:
         if row["variant"] == BASELINE:
-            target = target_of(smooth(by_tokens(row)))
+            target = target_of(means_of_evaluations(by_tokens(row)))
             if target is not None:
                 found[row["seed"]] = target
     return found
@@ -77,7 +76,7 @@ def ratios(
     """
     curve_of = by_minutes if minutes else by_tokens
     base = {row["seed"]: row for row in rows if row["variant"] == BASELINE}
-    goals, out = targets(rows, smooth), dict[str, list[Reached]]()
+    goals, out = targets(rows), dict[str, list[Reached]]()
     for name, found in rl_runs.by_variant(rows).items():
         for row in found:
             if (goal := goals.get(row["seed"])) is None:
@@ -104,14 +103,16 @@ def interval(found: Sequence[Reached]) -> Interval:
     return Interval(float(np.exp(logs.mean())), float(low), float(high))
 
 
-def report(rows: Sequence[Row], tuned: str) -> str:
+def report(rows: Sequence[Row], step: str, planned: bool = True) -> str:
     """Returns a table in Markdown: ratios of tokens (by both measures) and of minutes to tuned
     GRPO, accuracy at the end, tokens, shares of uniform groups and of the verifier's signal; and
-    whether the task was as planned.
+    whether the task was as planned, where it is that of tokens_to_accuracy (`planned`). `step`:
+    the arms' step size.
     """
     lines = [
-        f"Tuned GRPO: {tuned}. Ratios are geometric means over seeds with 95% intervals; > marks a"
-        " lower bound, since some runs (their number in brackets) never stayed at the target.",
+        f"{'Tuned ' if planned else ''}GRPO: {step}. Ratios are geometric means over seeds with 95%"
+        " intervals; > marks a lower bound, since some runs (their number in brackets) never stayed"
+        " at the target.",
         "",
         "| arm | seeds | tokens to the target | means over equal tokens | minutes to the target"
         " | accuracy at the end | thousand tokens | uniform groups | verifier |",
@@ -127,7 +128,7 @@ def report(rows: Sequence[Row], tuned: str) -> str:
         verifier = [100 * row["shares"]["verifier_signal"] for row in found]
         cells.append(rl_runs.spread(verifier, "{:.0f}") + " %")
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _conditions(rows), ""])
+    return "\n".join([*lines, "", *([_conditions(rows), ""] if planned else [])])
 
 
 def _ratio(found: Sequence[Reached]) -> str:

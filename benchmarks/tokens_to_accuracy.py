@@ -100,7 +100,6 @@ RESULTS = "tokens_to_accuracy"
 PROMPTS, GROUPS, RATES, RATE = (16, 32, 64), (4, 8), (7.5e-5, 1.5e-4, 3e-4), 1.5e-4
 CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101,), (101,)
 BEST_CELLS = 2  # that are tried at other rates
-EXPECTED_TOKENS = 40  # of an answer, which sets the interval of evaluations
 FILTER_SAMPLES = 4
 FEW_PROMPTS = 16  # training prompts of each length, for drafts
 WAIT_S = 5.0  # before the runs of other processes are looked for again
@@ -116,6 +115,7 @@ class Scale(NamedTuple):
     cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
     rates: tuple[float, ...] = RATES
     trials: int = 5  # of an arm, at most
+    answer_tokens: int = 40  # expected, which sets the interval of evaluations
 
 
 FULL = Scale()
@@ -313,7 +313,7 @@ def _few_and_short(config: RunConfig) -> RunConfig:
 
 def sized(config: RunConfig, cell: Cell, scale: Scale) -> RunConfig:
     """Returns the configuration with a step size, and with evaluations and steps for the budget."""
-    per_step = cell.prompts * cell.group * EXPECTED_TOKENS
+    per_step = cell.prompts * cell.group * scale.answer_tokens
     rl = dataclasses.replace(
         config.rl,
         steps=math.ceil(20 * scale.budget / per_step),  # the budget ends the run before
@@ -401,16 +401,16 @@ class Experiment:
         directory = self.out / f"seed{seed}" / folder
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            with _lock(self.out / f"seed{seed}"):
+            with lock(self.out / f"seed{seed}"):
                 config, start, minutes = self._configured(seed, arm, trial, cell)
-            with _lock(directory):
+            with lock(directory):
                 if row := finished():  # by a process that held the lock
                     return row
                 rl = dataclasses.replace(config.rl, permute_rewards=permuted)
                 config = dataclasses.replace(config, rl=rl, run_dir=str(directory))
                 row = {"phase": phase, "variant": variant, "name": name, "seed": seed}
                 row |= _train(config, start, minutes, self.scale.budget)
-                with _lock(self.out, wait_s=60):
+                with lock(self.out, wait_s=60):
                     experiments.append(self.file, row)
         except Timeout:
             return None
@@ -479,7 +479,7 @@ class Experiment:
         )
 
 
-def _lock(folder: Path, wait_s: float = 0) -> FileLock:
+def lock(folder: Path, wait_s: float = 0) -> FileLock:
     """Returns the lock of a folder among processes, in a file beside it: a run has a lock of its
     own inside. filelock's Timeout if another process holds it.
     """

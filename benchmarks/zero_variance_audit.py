@@ -127,7 +127,7 @@ VARIANTS |= {
 
 
 def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
-    """(plain GRPO on the demo's tasks, prompts of each kind)."""
+    """(plain GRPO on configs/tiny_reasoning_cpu.py, prompts of each kind)."""
     config = dataclasses.replace(
         load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder / "sft")
     )

@@ -1,5 +1,5 @@
-"""Most prompts are too hard: the demo. A cold start that works out sums, then RL with posterior
-selection and screening, which spend few tokens on prompts that teach nothing.
+"""The demo's task, of which most prompts are too hard: a cold start that works out sums, then RL
+with posterior selection and screening, which spend few tokens on prompts that teach nothing.
 
     compass demo                                        with plain GRPO beside it, evaluation and
                                                         export
@@ -29,7 +29,7 @@ from compass_jax.rl.objectives.grpo import Grpo
 
 PROMPT, ANSWER = 56, 80  # tokens
 TOO_HARD = ((4, 3), (5, 3), (3, 4))  # terms and digits of the sums
-PROMPTS, WORKED = 3000, 100  # of each of them: prompts, and worked solutions in the cold start
+HARD_PROMPTS, WORKED_SOLUTIONS = 3000, 100  # of each of these sums; the latter in the cold start
 
 
 def _label(terms: int, digits: int) -> str:
@@ -39,7 +39,7 @@ def _label(terms: int, digits: int) -> str:
 def _too_hard(terms: int, digits: int) -> ProceduralSource:
     names = ("min_terms", "max_terms", "min_digits", "max_digits")
     options = tuple(zip(names, (terms, terms, digits, digits), strict=True))
-    return ProceduralSource("chain_sum", options, PROMPTS, _label(terms, digits))
+    return ProceduralSource("chain_sum", options, HARD_PROMPTS, _label(terms, digits))
 
 
 def mostly_hard_cpu() -> RunConfig:
@@ -48,7 +48,7 @@ def mostly_hard_cpu() -> RunConfig:
     """
     base = load_config(str(Path(__file__).resolve().parent / "tiny_reasoning_cpu.py"))
     sources = (*base.data.sources, *(_too_hard(*sums) for sums in TOO_HARD))
-    worked = tuple((_label(*sums), WORKED, 1) for sums in TOO_HARD)
+    worked = tuple((_label(*sums), WORKED_SOLUTIONS, 1) for sums in TOO_HARD)
     return replace(
         base,
         name="mostly_hard_cpu",

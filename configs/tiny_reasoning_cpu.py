@@ -1,8 +1,6 @@
 """Tiny reasoning model on a laptop CPU: a cold start on short answers and a few worked solutions,
 then RL on tasks of mixed difficulty.
 
-    compass demo                                        everything below in one go, with evaluation
-                                                        and export
     compass sft   configs/tiny_reasoning_cpu.py
     compass train configs/tiny_reasoning_cpu.py         starts from the SFT beside it
 

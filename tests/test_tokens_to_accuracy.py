@@ -49,7 +49,7 @@ def test_the_cold_start_works_out_too_hard_sums_within_a_rollout(tmp_path):
     labels = {f"sum_{terms}x{digits}" for terms, digits in mostly_hard_cpu.TOO_HARD}
     examples, counts = sft_examples(config, load_tokenizer(config), print)
     lengths = [int(x.mask.sum()) for x in examples if x.label in labels]
-    assert len(lengths) == mostly_hard_cpu.WORKED * len(labels) and not counts["too_long"]
+    assert len(lengths) == mostly_hard_cpu.WORKED_SOLUTIONS * len(labels) and not counts["too_long"]
     assert np.mean(lengths) > 40 and max(lengths) <= mostly_hard_cpu.ANSWER
 
 
@@ -208,7 +208,7 @@ def test_a_run_of_another_process_is_waited_for_and_not_repeated(stand_in, tmp_p
     cell = experiment.Cell(4, 4, experiment.RATE)
     runs = [("arms", seed, "grpo", "", cell) for seed in (0, 1)]
     other = tmp_path / "seed0" / "arms_grpo__4_x_4__rate_0.00015"
-    with experiment._lock(other):
+    with experiment.lock(other):
         assert shared.run(*runs[0]) is None and not stand_in
         worker = threading.Thread(target=lambda: results.extend(shared.all(runs)))
         results: list[dict] = []

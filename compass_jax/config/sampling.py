@@ -124,8 +124,8 @@ class SamplingConfig(ReplayConfig):
     group_replay: GroupReplayConfig = field(default_factory=GroupReplayConfig)
     """Replay of recent groups in the places of groups whose rewards are all equal."""
     step_policy: StepPolicy | None = None
-    """Step policy of your own, which decides which prompts are rolled out next and which groups a
-    step trains on (docs/howto/step_policy.md); none: by the other settings.
+    """Step policy, such as screening or your own, which decides which prompts are rolled out next
+    and which groups a step trains on (docs/howto/step_policy.md); none: by the other settings.
     """
     drafts: Drafts | None = None
     """Drafts: accept the first tokens of a prompt's last answers at its next visit, and sample only

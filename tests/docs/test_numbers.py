@@ -7,7 +7,9 @@ from statistics import mean
 
 import pytest
 
+from benchmarks.tokens_report import interval, over_window, ratios
 from compass_jax.commands.demo import difference_in_words
+from compass_jax.report.targets import means_of_evaluations
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -211,6 +213,23 @@ def test_the_demo():
         assert f"{sentence} on seed {place}" in part
     first, second = (f"{seed['to_target']['ratio']:.2f}" for seed in found["seeds"])
     assert f"{first} and {second} of its tokens" in README
+
+
+def test_tokens_to_an_accuracy():
+    """The two arms that README and the page name, by both measures."""
+    found = [x for x in rows("tokens_to_accuracy.jsonl") if x["phase"] == "arms"]
+    found = [x for x in found if "16 x 4" in x["name"]]
+    for name, texts in {
+        "screening, posterior, 2 of 4": ("0.35 (0.33 to 0.38)", "0.39 (0.36 to 0.45"),
+        "posterior, target 0.5, discount 0.9": ("0.53 (0.49 to 0.57)", "0.51 (0.46 to 0.56)"),
+    }.items():
+        pair = [x for x in found if x["variant"] == "grpo" or x["name"].startswith(name + ", 16")]
+        variant = next(x["variant"] for x in pair if x["variant"] != "grpo")
+        for smooth, text in zip((means_of_evaluations, over_window), texts, strict=True):
+            mean, low, high = interval(ratios(pair, smooth=smooth)[variant])
+            assert f"{mean:.2f} ({low:.2f} to {high:.2f}".startswith(text.rstrip(")"))
+            assert text in PAGE
+    assert "0.35 (0.33–0.38; 0.39 with means over equal tokens)" in README
 
 
 def test_the_former_demo():
