@@ -67,9 +67,13 @@ class Guard:
         steps: int,
         rewards: RewardConfig,
         tell: Callable[[str, str], None],
+        steady: bool = False,
     ):
-        """Creates a guard of a run of `steps` steps. `tell` prints the first notice of a kind."""
-        self.config, self._rewards, self._tell = config, rewards, tell
+        """Creates a guard of a run of `steps` steps. `tell` prints the first notice of a kind;
+        `steady`: the choice of prompts holds the mean reward, so that it says nothing by standing
+        still.
+        """
+        self.config, self._rewards, self._tell, self._steady = config, rewards, tell, steady
         self.level = config.false_alarms / max(steps - config.window + 1, 1)
         self._means: list[float] = []
         self._audits: list[Audit] = []
@@ -104,7 +108,7 @@ class Guard:
             return {}
         window, rewards = np.array(self._means), self._rewards
         bound, least = float(rise_bound(window)), STAGNANT * (rewards.right_at - rewards.wrong_at)
-        if bound < least and window.mean() < rewards.right_at - least:
+        if not self._steady and bound < least and window.mean() < rewards.right_at - least:
             self._tell(
                 "stagnant reward",
                 f"stagnant reward: over the last {self.config.window} steps reward/mean rose by"

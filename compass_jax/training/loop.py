@@ -147,7 +147,13 @@ class RLTrainer:
             vocab_size,
         )
         self.notices = Notices(config, telemetry.note, printed, self.done_steps)
-        self.guard = Guard(guard, self.rl.steps, config.rewards, self.notices.print_of_kind)
+        self.guard = Guard(
+            guard,
+            self.rl.steps,
+            config.rewards,
+            self.notices.print_of_kind,
+            self.rl.zero_variance.posterior,
+        )
         self._open_prompts()
         self.history = PromptHistory()
         self.collect = Collector(

@@ -130,6 +130,16 @@ def test_a_spike_and_a_stagnant_reward_are_said(means, losses, begins):
     assert [text[: len(begins)] for text in told] == ([begins] if begins else [])
 
 
+def test_a_reward_that_posterior_selection_holds_is_no_stagnant_one():
+    told = []
+    for steady in (False, True):
+        guard = Guard(GuardConfig(window=8), 50, RewardConfig(), lambda *x: told.append(x), steady)
+        for step in range(1, 9):
+            found = guard.of_step(step, [], {"reward/mean": 0.3, "loss": 1.0})
+    assert [kind for kind, _ in told] == ["stagnant reward"]
+    assert found["guard/reward_rise_bound"] == pytest.approx(0, abs=1e-9)
+
+
 def test_what_the_guard_cannot_do_is_refused():
     with pytest.raises(ConfigError, match=r"rl.guard.action = 'restore' with rl.save_every = 0"):
         RLConfig(guard=GuardConfig(action="restore"), save_every=0).validate()
