@@ -212,7 +212,7 @@ def test_the_demo():
         sentence = difference_in_words(seed["difference"]).split(": ", 1)[1]
         assert f"{sentence} on seed {place}" in part
     first, second = (f"{seed['to_target']['ratio']:.2f}" for seed in found["seeds"])
-    assert f"{first} and {second} of its tokens" in README
+    assert f"{first} and {second} of its tokens (seeds 0 and 1)" in README
 
 
 def test_tokens_to_an_accuracy():
