@@ -180,7 +180,7 @@ def against_grpo(
         title = f"the same data and cold start; GRPO generated {abs(excess):.0%} {more} tokens"
     pair = read_evaluation(baseline_dir), read_evaluation(run_dir)
     paired = compare(*pair)["sets"][HELDOUT]["avg_at_k"]
-    curves = [curve(x, *both) for x, both in zip(series.values(), accuracy, strict=True)]
+    curves = [curve(x, *ends) for x, ends in zip(series.values(), accuracy, strict=True)]
     costs = costs_to_target(*curves)
     return Comparison(rows, title, paired, difference_in_words(paired), costs)
 
