@@ -13,7 +13,8 @@ facts, whose answers are in no training pair, so that a judge has to know them.
     untrained        the judge before any training
     judge            SFT of all weights on PAIRS pairs in both orders, once; the reasoning names the
                      right answer and what either answer is
-    judge, verdicts  the same without the reasoning
+    judge, 3 epochs  the same, three times over the pairs
+    judge, verdicts  as `judge`, without the reasoning
     scalar ...       a scalar reward model on the same pairs, with one and with three epochs; the
                      judge's setting is not tuned
 
@@ -205,6 +206,7 @@ class Variant(NamedTuple):
 VARIANTS = {
     "untrained": Variant(0.0),
     "judge": Variant(),
+    "judge, 3 epochs": Variant(epochs=3),
     "judge, verdicts": Variant(reasons=False),
     "scalar, 1 epoch": Variant(scalar=True),
     "scalar, 3 epochs": Variant(epochs=3, scalar=True),

@@ -35,7 +35,7 @@ SETTINGS = {
     "sft.batch": 4,
     "rl.steps": 2,
     "rl.prompts-per-step": 2,
-    "rl.group-size": 2,
+    "rl.group-size": 3,
     "rl.updates-per-rollout": 1,
     "rollout.slots": 8,
     "rollout.max-new-tokens": 8,

@@ -29,7 +29,7 @@ _HERE = re.compile(r"cat > (\S+) << '?(\w+)'?\n")
 SMALL = {
     "train": {
         "--rl.prompts-per-step": "2",
-        "--rl.group-size": "2",
+        "--rl.group-size": "3",
         "--rl.updates-per-rollout": "1",
         "--rollout.slots": "4",
         "--rollout.max-new-tokens": "8",
