@@ -14,6 +14,7 @@ facts, whose answers are in no training pair, so that a judge has to know them.
     judge            SFT of all weights on PAIRS pairs in both orders, once; the reasoning names the
                      right answer and what either answer is
     judge, 3 epochs  the same, three times over the pairs
+    judge, rate 3e-4 the same as `judge`, at three times the learning rate
     judge, verdicts  as `judge`, without the reasoning
     scalar ...       a scalar reward model on the same pairs, with one and with three epochs; the
                      judge's setting is not tuned
@@ -207,6 +208,7 @@ VARIANTS = {
     "untrained": Variant(0.0),
     "judge": Variant(),
     "judge, 3 epochs": Variant(epochs=3),
+    "judge, rate 3e-4": Variant(3e-4),
     "judge, verdicts": Variant(reasons=False),
     "scalar, 1 epoch": Variant(scalar=True),
     "scalar, 3 epochs": Variant(epochs=3, scalar=True),
