@@ -141,7 +141,7 @@ def trained(clone):
         words = [f"--{name}={value}" for name, value in FAST.items()]
         status = main(
             [
-                *("train", "--model", "tiny-model", "--data", *files),
+                *("train", "--preset", "espo", "--model", "tiny-model", "--data", *files),
                 *("--reward", "examples/own_reward/rewards.py:score"),
                 *("--rl.objective", "examples/own_objective/objective.py:Forgiving"),
                 *("--rl.objective.negative", "0.5", "--run-dir", "runs/all", *words),
