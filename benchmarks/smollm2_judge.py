@@ -16,8 +16,7 @@ facts, whose answers are in no training pair, so that a judge has to know them.
     judge, 3 epochs  the same, three times over the pairs
     judge, rate 3e-4 the same as `judge`, at three times the learning rate
     judge, verdicts  as `judge`, without the reasoning
-    scalar ...       a scalar reward model on the same pairs, with one and with three epochs; the
-                     judge's setting is not tuned
+    scalar ...       a scalar reward model on the same pairs, with one and with three epochs
 
 Agreement and ties are of HELD pairs on held-out facts, with 95% bootstrap intervals over the facts;
 a scalar model's ties are differences of its rewards up to a threshold that is fitted to the

@@ -38,7 +38,6 @@ def test_the_verdict_compares_what_the_texts_are_worth():
 
 
 def test_the_reason_names_the_right_answer_and_follows_the_order(tmp_path):
-
     rows = list(pairs(ASKED, 12, random.Random(2)))
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -208,7 +208,7 @@ def test_the_start_is_read_from_its_evaluation(tmp_path):
         read_summary(tmp_path)
 
 
-def read_tokenizer(folder):
+def ids_of(folder):
     """The number of ids of a folder's tokenizer."""
     return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
 
@@ -227,7 +227,7 @@ def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tm
     last_step = rows["steps"]["plain GRPO"] == str(read_config(tmp_path / "grpo").rl.steps)
     assert (0 < ours <= theirs or last_step) and 0.8 * ours < theirs < 1.5 * ours
     exported = Path(summary["hf_dir"])
-    model, ids = demo.demo_configs(tmp_path, 3)[1].model, read_tokenizer(exported)
+    model, ids = demo.demo_configs(tmp_path, 3)[1].model, ids_of(exported)
     # rows without an id are left out
     assert read_hf_config(exported) == dataclasses.replace(model, vocab_size=ids)
     assert Path(summary["page"]).stat().st_size > 20_000
