@@ -473,7 +473,7 @@ class Experiment:
         file = self.out / f"seed{config.seed}" / f"prompts_{count}.jsonl"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, first_prompts(config, count))
+            write_atomically(file, kept_prompts(config, lambda number: number <= count))
         return dataclasses.replace(
             config, data=dataclasses.replace(config.data, keep_file=str(file))
         )
@@ -487,15 +487,15 @@ def lock(folder: Path, wait_s: float = 0) -> FileLock:
     return FileLock(folder.with_name(f"{folder.name}.shared"), timeout=wait_s)
 
 
-def first_prompts(config: RunConfig, count: int) -> str:
-    """Returns the lines of a `data.keep_file` that keeps the first `count` training prompts of each
-    label, and that has no cost.
+def kept_prompts(config: RunConfig, keeps: Callable[[int], bool]) -> str:
+    """Returns the lines of a `data.keep_file` that has no cost, and that keeps the training prompts
+    whose number within their label, from 1 on, `keeps` accepts.
     """
     seen: Counter[str] = Counter()
     lines = []
     for prompt in train_prompts(config.data, load_tokenizer(config), config.seed, print):
         seen[prompt.label] += 1
-        keep = seen[prompt.label] <= count
+        keep = keeps(seen[prompt.label])
         row = PassRate(prompt.id, prompt.label, prompt.question, 0.0, 0, 1, 0, 0.0, 1.0, keep)
         lines.append(json.dumps(row._asdict()) + "\n")
     return "".join(lines)
