@@ -164,11 +164,14 @@ def plan(options: commands.Plan, config: RLRunConfig) -> int:
 
 def import_hf(options: commands.ImportHf) -> int:
     """Converts a Hugging Face folder into a checkpoint."""
+    from compass_jax.distributed import in_main_process, is_main_process, processes
     from compass_jax.weights.convert import import_hf as convert
 
-    with FolderLock(options.out):
-        convert(options.src, options.out, family=options.family, tell=print)
-        print(f"written: {options.out}")
+    with processes(), ExitStack() as stack:
+        in_main_process(lambda: stack.enter_context(FolderLock(options.out)))
+        tell = print if is_main_process() else (lambda line: None)
+        convert(options.src, options.out, family=options.family, tell=tell)
+        tell(f"written: {options.out}")
     return 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from compass_jax.distributed import in_main_process
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carried_files, carry_files
-from compass_jax.weights.hf import import_notices, load_params, save_params, stored_dtype
+from compass_jax.weights.hf import import_notices, lazy_params, save_params, stored_dtype
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.safetensors_io import read_headers
 from compass_jax.weights.start import (
@@ -28,7 +30,8 @@ def import_hf(
 ) -> Path:
     """Converts a Hugging Face folder into a checkpoint of step 0 under `out`; returns its path.
 
-    The tokenizer is copied to `out/tokenizer`.
+    The tokenizer is copied to `out/tokenizer`. The parameters are read and written in chunks,
+    without a device. Several processes, which all make this call, share the chunks.
 
     Args:
         source: the Hugging Face folder.
@@ -50,16 +53,19 @@ def import_hf(
     config = read_hf_config(source, family)
     for notice in import_notices(read_headers(source), config):
         tell(notice)
-    params = load_params(source, config, dtype or stored_dtype(source, config))
-    tokenizer = out / "tokenizer"
-    try:
-        tokenizer.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WeightsError(f"{tokenizer} could not be made: {error.strerror or error}") from error
-    carry_files(source, tokenizer)
+    params = lazy_params(source, config, dtype or stored_dtype(source, config))
+    in_main_process(partial(_copy_tokenizer, source, out / "tokenizer"))
     return checkpoint.save(
         out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config
     )
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WeightsError(f"{folder} could not be made: {error.strerror or error}") from error
+    carry_files(source, folder)
 
 
 def export_hf(

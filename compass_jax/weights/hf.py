@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from compass_jax.model.params import ParamSpec, is_spec, layer_runs, param_specs
 from compass_jax.weights.carried import carried_files, carry_files
 from compass_jax.weights.dequantize import dequantized, dequantized_notices
 from compass_jax.weights.hf_config import find_token_ids, write_hf_config
+from compass_jax.weights.lazy import LazyArray
 from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
     DTYPES,
@@ -108,39 +110,47 @@ def load_params(
     shardings: Tree = None,
     vocab_rows: int | None = None,
 ) -> Tree:
-    """Returns the parameters of a Hugging Face folder in the stacked layout, cast to `param_dtype`
-    (a router's selection bias to at least float32).
+    """Returns the parameters of a Hugging Face folder in the stacked layout.
+
+    `shardings` is a tree of jax.sharding.Sharding like the parameters; each device then reads only
+    its part. The other arguments, and the errors, are those of `lazy_params`; WeightsError also
+    for weights that are not finite in `param_dtype`.
+    """
+    params = lazy_params(folder, config, param_dtype, vocab_rows)
+    if shardings is None:
+        return jax.tree.map(lambda x: jax.device_put(x.read((slice(None),) * len(x.shape))), params)
+    return jax.tree.map(
+        lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, x.read),
+        params,
+        shardings,
+    )
+
+
+def lazy_params(
+    folder: str | Path, config: ModelConfig, param_dtype: str, vocab_rows: int | None = None
+) -> Tree:
+    """Returns the parameters of a Hugging Face folder in the stacked layout, as LazyArrays that
+    read from its files.
 
     Args:
         folder: the Hugging Face folder.
         config: the model.
-        param_dtype: type of the parameters.
-        shardings: a tree of jax.sharding.Sharding like the parameters; each device then reads only
-            its part.
+        param_dtype: type of the parameters; a router's selection bias has at least float32.
         vocab_rows: number of ids for which the folder has rows; the remaining rows are zero. None
             for all of the model's.
 
-    Raises WeightsError before any data is read for a missing, truncated or inconsistent shard, a
-    missing or unexpected tensor, a wrong shape, weights that are not floats, and a tied model whose
-    `lm_head.weight` differs from its embedding; and during reading for weights that are not finite
-    in `param_dtype`.
+    Raises WeightsError for a missing, truncated or inconsistent shard, a missing or unexpected
+    tensor, a wrong shape, weights that are not floats, and a tied model whose `lm_head.weight`
+    differs from its embedding. Reading a part raises it for weights that are not finite in
+    `param_dtype`.
     """
     stored = checked_headers(folder, config, vocab_rows)
     leaves, structure = _leaves(config)
-    targets = [None] * len(leaves) if shardings is None else structure.flatten_up_to(shardings)
-    params = []
-    for leaf, sharding in zip(leaves, targets, strict=True):
-
-        def read(index: tuple[slice, ...] | None, leaf: _Leaf = leaf) -> np.ndarray:
-            assert index is not None
-            return _read_block(leaf, stored, index, leaf.spec.dtype(param_dtype))
-
-        shape = leaf.spec.shape
-        if sharding is None:
-            params.append(jax.device_put(read((slice(None),) * len(shape))))
-        else:
-            params.append(jax.make_array_from_callback(shape, sharding, read))
-    return structure.unflatten(params)
+    dtypes = [leaf.spec.dtype(param_dtype) for leaf in leaves]
+    return structure.unflatten(
+        LazyArray(leaf.spec.shape, dtype, partial(_read_block, leaf, stored, dtype))
+        for leaf, dtype in zip(leaves, dtypes, strict=True)
+    )
 
 
 def checked_headers(
@@ -229,7 +239,7 @@ def _split(
 
 
 def _read_block(
-    leaf: _Leaf, stored: dict[str, Stored], index: tuple[slice, ...], dtype: np.dtype
+    leaf: _Leaf, stored: dict[str, Stored], dtype: np.dtype, index: tuple[slice, ...]
 ) -> np.ndarray:
     """Returns the part `index` of a leaf, read from its tensors with one file open at a time."""
     lead = leaf.names.ndim

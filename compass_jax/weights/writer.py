@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +27,10 @@ from jax.experimental import multihost_utils
 
 from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
+from compass_jax.distributed import in_main_process
 from compass_jax.sharding import everywhere, put
-from compass_jax.weights import digests, disk, sound
+from compass_jax.families.raw import WeightsError
+from compass_jax.weights import digests, disk, lazy, sound
 from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest
 from compass_jax.weights.manifest import ARRAYS, META, CheckpointError, Manifest
@@ -74,13 +77,14 @@ class Checkpoints:
 
         Args:
             step: number of completed steps.
-            arrays: pytree of jax arrays (random keys as uint32 key data).
+            arrays: pytree of jax arrays (random keys as uint32 key data), or of LazyArrays, which
+                are read while they are written.
             meta: JSON-serialisable host-side state, which `restore` returns.
             wait: returns once the checkpoint is on disk; otherwise it is written in the background
                 from copies on the host.
 
-        Raises CheckpointError for a leaf that is not a jax array and, for this save or the previous
-        one, the errors of `wait`.
+        Raises CheckpointError for another leaf and, for this save or the previous one, the errors
+        of `wait`.
         """
         flat = flatten(arrays)
         text = json.dumps(meta).encode()
@@ -89,6 +93,8 @@ class Checkpoints:
         self._step, self._bytes = step, sum(x.nbytes for x in flat.values())
         with self._errors_named():
             manager = self._open()
+            # orbax's threads would wait for a folder that cannot be made until their timeout
+            in_main_process(lambda: os.rmdir(tempfile.mkdtemp(prefix=".new", dir=self.root)))
             self._move_aside(manager, step)
             # orbax refuses arrays without elements
             stored = {name: _of_all(x) for name, x in flat.items() if x.size}
@@ -103,8 +109,8 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits until the last save is on disk.
 
-        Raises CheckpointError if it failed. Its partial files are removed, and earlier checkpoints
-        are unchanged.
+        Raises CheckpointError if it failed, and WeightsError if a LazyArray cannot be read. Its
+        partial files are removed, and earlier checkpoints are unchanged.
         """
         if self._manager is not None:
             with self._errors_named():
@@ -130,7 +136,8 @@ class Checkpoints:
             multihost_utils.sync_global_devices("checkpoint directory")
             registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
             # floats compress little, and the processors are busy with the next step
-            registry.add(ARRAYS, _Save, _Handler(use_compression=False))
+            handler = _Handler(use_compression=False, type_handler_registry=lazy.registry())
+            registry.add(ARRAYS, _Save, handler)
             options = ocp.CheckpointManagerOptions(
                 step_prefix="step",
                 step_format_fixed_length=8,
@@ -168,6 +175,8 @@ class Checkpoints:
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):
                     _tidy(self.root)
+            if isinstance(error, WeightsError):  # of what a LazyArray reads
+                raise
             free = disk.free_bytes(self.root)  # free at the next attempt
             where = self._path(self._step)
             message = disk.failure(self._step, where, error, self._bytes, free)
@@ -182,7 +191,8 @@ def flatten(tree: Tree) -> JsonObject:
     flat = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         key = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or jax.dtypes.issubdtype(
+        plain = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | lazy.LazyArray)
+        if not plain or jax.dtypes.issubdtype(
             leaf.dtype, jax.dtypes.prng_key
         ):
             kind = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
@@ -268,17 +278,21 @@ def _tidy(root: Path) -> None:
             os.rename(path, final)
 
 
-def _of_all(x: jax.Array) -> jax.Array:
-    """Returns an array that every process holds in full as one global array, the only kind that
-    orbax saves.
+def _of_all(x: jax.Array | lazy.LazyArray) -> jax.Array | lazy.LazyArray:
+    """Returns an array that every process holds in full as one global array, the only kind of jax
+    array that orbax saves.
     """
+    if isinstance(x, lazy.LazyArray):
+        return x
     return x if jax.process_count() == 1 or not x.is_fully_addressable else put(x, everywhere())
 
 
-def _save_args(x: jax.Array) -> ocp.SaveArgs:
+def _save_args(x: jax.Array | lazy.LazyArray) -> ocp.SaveArgs:
     """Returns how an array is stored: a large stack of matrices with each layer in chunks of its
     own, however small a device's part, so that a reader of one layer holds no others.
     """
+    if isinstance(x, lazy.LazyArray):
+        return lazy.save_args(x)
     if x.ndim < 3 or x.nbytes <= _LARGE_BYTES:
         return ocp.SaveArgs()
     return ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,))

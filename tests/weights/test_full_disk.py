@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 
 import jax.numpy as jnp
@@ -57,6 +58,16 @@ def save(run, step, arrays=SMALL):
     return checkpoint.save(run, step, arrays, {"at": step}, model=MODEL)
 
 
+@pytest.fixture
+def no_thread_waits():
+    """The interpreter would wait for orbax's threads before it ends."""
+    yield
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax"):
+            thread.join(timeout=20)
+            assert not thread.is_alive(), thread
+
+
 def test_a_full_disk_is_one_line_and_nothing_else(tmp_path):
     """In a process of its own, whose whole stderr is looked at: orbax's threads say nothing."""
     with mounted(tmp_path / "disk", "size=4m") as there:
@@ -77,6 +88,7 @@ def test_a_full_disk_is_one_line_and_nothing_else(tmp_path):
         assert checkpoint.restore(there / "run", checkpoint.abstract_like(SMALL))[0] == 1
 
 
+@pytest.mark.usefixtures("no_thread_waits")
 def test_a_read_only_disk_is_one_line(tmp_path):
     with mounted(tmp_path / "disk", "size=4m") as there:
         save(there / "run", 1)
@@ -88,6 +100,7 @@ def test_a_read_only_disk_is_one_line(tmp_path):
         assert checkpoint.restore(there / "run", checkpoint.abstract_like(SMALL))[0] == 1
 
 
+@pytest.mark.usefixtures("no_thread_waits")
 def test_a_limit_on_files_met_by_orbax_is_one_line(tmp_path, capfd):
     save(tmp_path, 1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Checkpoints that are exported in parts, by one process or several."""
+"""Checkpoints that are imported and exported in parts, by one process or several."""
 
 import dataclasses
 import os
@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hf_folders import MOE, TIED, random_params, tensors_of
+from safetensors.numpy import save_file
 
+from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import abstract_params
-from compass_jax.weights import checkpoint, writer
-from compass_jax.weights.convert import export_hf
-from compass_jax.weights.hf import save_params
+from compass_jax.weights import checkpoint, lazy, writer
+from compass_jax.weights.convert import export_hf, import_hf
+from compass_jax.weights.hf import load_params, save_params
 from compass_jax.weights.start import open_params
 from compass_jax.weights.stored import StoredArray
 
@@ -28,6 +30,7 @@ LARGE = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from compass_jax.config import ModelConfig, MoEConfig
+from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import abstract_params
 from compass_jax.weights import checkpoint
 
@@ -43,11 +46,11 @@ params = jax.tree.map(
 checkpoint.save(sys.argv[1], 0, {"params": params}, {}, model=model)
 """
 # the kernel's ru_maxrss would count the memory of this process, too
-EXPORT = """
+COMMAND = """
 import sys
 from compass_jax.commands.cli import main
 
-status = main(["export-hf", *sys.argv[1:]])
+status = main(sys.argv[1:])
 print(open("/proc/self/status").read())
 sys.exit(status)
 """
@@ -112,7 +115,34 @@ def test_a_parameter_that_the_checkpoint_lacks_is_named(tmp_path):
         export_hf(tmp_path / "run", tmp_path / "out")
 
 
-def export_in_two_processes(run: Path, out: Path, limits=(None, None)):
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_an_import_in_parts_has_the_bits_of_the_folder(tmp_path, monkeypatch, model):
+    monkeypatch.setattr(lazy, "_CHUNK_BYTES", 64)
+    folder = save_params(random_params(model), model, tmp_path / "folder", "float32")
+    import_hf(folder, tmp_path / "run")
+    opened = open_params(tmp_path / "run")[0]
+    for leaf in jax.tree.leaves(opened):
+        assert np.prod(leaf.store.chunk_layout.write_chunk.shape) * 4 <= 64
+    abstract = {"params": abstract_params(model, "float32")}
+    restored = checkpoint.restore(tmp_path / "run", abstract, model=model)[1]["params"]
+    expected = load_params(folder, model, "float32")
+    for (path, value), other in zip(
+        jax.tree.leaves_with_path(restored), jax.tree.leaves(expected), strict=True
+    ):
+        assert np.asarray(value).tobytes() == np.asarray(other).tobytes(), path
+
+
+def test_a_weight_that_is_not_finite_ends_an_import_without_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(lazy, "_CHUNK_BYTES", 64)
+    params = random_params(TIED)
+    params["embed"] = params["embed"].at[-1, -1].set(jnp.nan)
+    folder = save_params(params, TIED, tmp_path / "folder", "float32")
+    with pytest.raises(WeightsError, match=r"embed_tokens.weight: .* 1 are NaN or infinite"):
+        import_hf(folder, tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def in_two_processes(command: str, source: Path, out: Path, limits=(None, None)):
     """The processes' statuses, outputs and peaks in bytes; `limits` are the largest files that
     they may write, in bytes.
     """
@@ -128,7 +158,7 @@ def export_in_two_processes(run: Path, out: Path, limits=(None, None)):
             "JAX_PLATFORMS": "cpu",
         }
         env.pop("XLA_FLAGS", None)
-        words = [sys.executable, "-c", EXPORT, str(run), str(out)]
+        words = [sys.executable, "-c", COMMAND, command, str(source), str(out)]
         if limit is not None:
             words = ["prlimit", f"--fsize={limit}", *words]
         with open(out.with_name(f"log{number}"), "w") as log:
@@ -143,16 +173,28 @@ def export_in_two_processes(run: Path, out: Path, limits=(None, None)):
 
 
 @pytest.mark.slow
-def test_two_processes_export_2_gib_each_under_1_gib_of_memory(tmp_path):
+def test_two_processes_export_and_import_2_gib_each_under_1_gib_of_memory(tmp_path):
     run = tmp_path / "run"
     subprocess.run([sys.executable, "-c", LARGE, str(run)], check=True, cwd=TESTS.parent)
-    results = export_in_two_processes(run, tmp_path / "two")
-    assert [status for status, _, _ in results] == [0, 0], results
-    assert max(peak for _, _, peak in results) < 2**30
-    one, two = (tensors_of(x) for x in (export_hf(run, tmp_path / "one"), tmp_path / "two"))
-    assert one.keys() == two.keys() and sum(x.nbytes for x in two.values()) > 2**31
+    for command, source, out in (
+        ("export-hf", run, tmp_path / "two"),
+        ("import-hf", tmp_path / "two", tmp_path / "imported"),
+    ):
+        results = in_two_processes(command, source, out)
+        assert [status for status, _, _ in results] == [0, 0], results
+        assert max(peak for _, _, peak in results) < 2**30
+    one, two, again = (
+        tensors_of(x)
+        for x in (
+            export_hf(run, tmp_path / "one"),
+            tmp_path / "two",
+            export_hf(tmp_path / "imported", tmp_path / "again"),
+        )
+    )
+    assert one.keys() == two.keys() == again.keys()
+    assert sum(x.nbytes for x in two.values()) > 2**31
     for name, tensor in one.items():
-        assert two[name].tobytes() == tensor.tobytes(), name
+        assert two[name].tobytes() == again[name].tobytes() == tensor.tobytes(), name
 
 
 @pytest.mark.slow
@@ -162,7 +204,22 @@ def test_what_fails_in_one_process_ends_both_and_leaves_no_folder(tmp_path, limi
     model = dataclasses.replace(TIED, vocab_size=2**18, hidden=512, tie_embeddings=False)
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract_params(model, "bfloat16"))
     checkpoint.save(tmp_path / "run", 1, {"params": params}, {}, model=model)
-    results = export_in_two_processes(tmp_path / "run", tmp_path / "out", limits)
+    results = in_two_processes("export-hf", tmp_path / "run", tmp_path / "out", limits)
     assert all(status != 0 for status, _, _ in results)
     assert all("File too large" in text for _, text, _ in results)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out.partial*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoilt", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_a_weight_that_one_process_cannot_use_ends_both_and_leaves_no_checkpoint(tmp_path, spoilt):
+    model = dataclasses.replace(TIED, tie_embeddings=False)
+    folder = save_params(random_params(model), model, tmp_path / "folder", "float32")
+    tensors = tensors_of(folder)
+    tensors[spoilt][0, 0] = np.inf
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    results = in_two_processes("import-hf", folder, tmp_path / "run")
+    assert all(status != 0 for status, _, _ in results)
+    assert any(f"tensor {spoilt}: " in text for _, text, _ in results)
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.locate(tmp_path / "run")
