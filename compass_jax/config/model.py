@@ -259,7 +259,9 @@ class ComputeConfig(Section):
     param_dtype: DType = "float32"
     """Type of the trained parameters."""
     remat: bool = False
-    """Rematerialise each layer in the backward pass, which saves memory."""
+    """Rematerialise each layer in the backward pass, which saves memory. The output of the TPU's
+    attention kernel is kept.
+    """
     scan_layers: bool = True
     """Compile one body for each run of equal layers in training; False: few layers run faster, many
     compile slowly.

@@ -18,7 +18,9 @@ from jaxtyping import Array, Float, Int
 from compass_jax.aliases import Tree
 from compass_jax.sharding import Placement
 
-_LANES, _BLOCK = 128, 512  # the kernel's granularity in tokens and head size; tokens of a block
+_LANES = 128  # the kernels' granularity in tokens and head size
+_BLOCKS = (512, 256, _LANES)  # tokens of a block, the best first
+SAVED = "attention"  # names the output and log-sum-exp of `splash_causal` for `jax.checkpoint`
 # Set by tests without an accelerator: Pallas interprets its kernels, XLA takes the place of cuDNN.
 # It is not read from the backend, because programs for a TPU are also compiled on other machines.
 INTERPRET = False
@@ -165,11 +167,16 @@ def _kernel(heads: int, tokens: int, shards: int, window: int) -> Tree:
     mask = masks.MultiHeadMask([one] * heads)
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(
-            mask, block_sizes=sizes, head_shards=1, q_seq_shards=shards, interpret=INTERPRET
+            mask,
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=shards,
+            residual_checkpoint_name=SAVED,
+            interpret=INTERPRET,
         )
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), kernel)
 
 
 def _block(tokens: int) -> int:
     """Returns the largest block size that divides `tokens`."""
-    return next(size for size in (_BLOCK, _BLOCK // 2, _LANES) if tokens % size == 0)
+    return next(size for size in _BLOCKS if tokens % size == 0)

@@ -23,6 +23,7 @@ from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm
 from compass_jax.model.experts.build import build
+from compass_jax.model.kernels import SAVED
 from compass_jax.model.lora import any_low_rank, merged
 from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
 from compass_jax.model.params import (
@@ -41,6 +42,9 @@ from compass_jax.model.rope import rope_tables
 from compass_jax.sharding import Placement, constrain
 
 Cache = tuple[LayerCache, ...]
+
+# Of a layer's forward pass, attention costs most to compute again and little to keep.
+_KEEP_ATTENTION = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
 class ModelOutput(NamedTuple):
@@ -347,7 +351,7 @@ def _scan_run(block: _Block, run, params, x, routes):
         return y, out
 
     if block.settings.compute.remat:
-        body = jax.checkpoint(body, prevent_cse=False)
+        body = jax.checkpoint(body, prevent_cse=False, policy=_KEEP_ATTENTION)
     per_period = sum(run.period)
     if routes is not None and per_period:
         routes = routes.reshape(run.repeats, per_period, *routes.shape[1:])
@@ -390,7 +394,7 @@ def _unroll_run(block: _Block, run, params, x, routes, cache):
         return _period(block, run, params, x, period_routes, part)
 
     if block.settings.compute.remat and cache is None:
-        period = jax.checkpoint(period)
+        period = jax.checkpoint(period, policy=_KEEP_ATTENTION)
     for r in range(run.repeats):
         period_routes = None if routes is None else routes[r * per_period : (r + 1) * per_period]
         at = run.layer(r, 0)

@@ -159,3 +159,32 @@ def test_a_model_with_the_kernel_is_the_model_without(what, fast):
             results.append((hidden, grads))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(b)))))
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scan", "layers apart"])
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "context": 2}], ids=["one device", "mesh"])
+def test_remat_computes_attention_once(scan, mesh):
+    """The backward pass computes the feed-forward layers again, and not the kernel's output; the
+    gradient is that without remat.
+    """
+    tokens = jnp.arange(2 * T, dtype=jnp.int32).reshape(2, T) % MODEL.vocab_size
+    positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (2, T))
+    placement = Placement(make_mesh(MeshConfig(**mesh))) if mesh else None
+    gradients = {}
+    for remat in (False, True):
+        compute = ComputeConfig(attention="splash", remat=remat, scan_layers=scan)
+        params = init_params(MODEL, compute, jax.random.key(0))
+
+        model = Transformer(MODEL, compute, placement=placement)
+
+        def loss(params, model=model):
+            out = apply(model, params, tokens, positions, mask=jnp.ones(tokens.shape, bool))
+            return jnp.sum(out.hidden**2)
+
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
+        again = [x for x in compiled.as_text().splitlines() if "rematted_computation" in x]
+        assert bool(again) == remat and not any("splash_mha_fwd" in x for x in again)
+        assert "splash_mha_fwd" in compiled.as_text()
+        gradients[remat] = compiled(params)
+    for one, two in zip(*(jax.tree.leaves(x) for x in gradients.values()), strict=True):
+        assert np.abs(one - two).max() <= 1e-4 * np.abs(one).max()
