@@ -228,6 +228,15 @@ def in_main_process(do: Callable[[], object]) -> None:
     in_every_process(do if is_main_process() else lambda: None)
 
 
+def from_main_process(find: Callable[[], Any]) -> Any:
+    """Returns in all processes what `find` returns in process 0, a JSON value; errors are those of
+    `in_every_process`.
+    """
+    found: list[Any] = []
+    in_main_process(lambda: found.append(find()))
+    return json.loads(all_gather_bytes(json.dumps(found).encode())[0])[0]
+
+
 def in_every_process(do: Callable[[], object]) -> None:
     """Calls `do` in every process and waits for all. An error is raised in every process: itself
     where it came up, elsewhere a DistributedError with its text and the number of the process.

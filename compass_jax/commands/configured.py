@@ -341,10 +341,8 @@ def _run(name: str, options: Json, config: RunConfig) -> int:
         return 0
     if not isinstance(options, Compiling):
         return command.run(options, config)
-    from compass_jax.distributed import processes, require_single_process
+    from compass_jax.distributed import processes
 
-    if getattr(options, "follow", False):
-        require_single_process("compass eval --follow")
     with processes():
         keep_compiled(options)
         return command.run(options, config)

@@ -7,12 +7,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError, EvalRunConfig
 from compass_jax.config.io import read_config
+from compass_jax.distributed import (
+    DistributedError,
+    from_main_process,
+    in_main_process,
+    process_index_and_count,
+)
 from compass_jax.errors import CompassError
+from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluate import Evaluator
 from compass_jax.runs.rundir import SUMMARY, FolderLock, write_atomically
 from compass_jax.runs.telemetry import plain_numbers
@@ -22,6 +31,50 @@ from compass_jax.weights import checkpoint, sound
 METRICS = "metrics.jsonl"
 STAGE = "eval"  # stage of the lines in metrics.jsonl
 PAUSE_S = 2.0  # interval between checks for a new checkpoint
+
+
+class _Next(NamedTuple):
+    """What to do next: wait for a checkpoint, evaluate one, or, with empty fields, end."""
+
+    waits_for: str = ""
+    step: int = 0
+    path: str = ""  # of the checkpoint
+    folder: str = ""  # of its evaluation
+
+
+class _Followed:
+    """A run, and the folder of its evaluations, which is locked until `stack` closes. The errors
+    are those of `follow`.
+    """
+
+    def __init__(self, run: str, out: str, stack: ExitStack):
+        read_config(run)
+        if (Path(out) / "config.json").exists() or (Path(out) / "checkpoints").exists():
+            raise ConfigError(f"--out {out} is the directory of a run or a model: name another folder")
+        self.run, self.folder = run, stack.enter_context(FolderLock(out)).path
+        self.rows = read_rows(self.folder)
+
+    def next(self) -> _Next:
+        """Returns the oldest checkpoint without an evaluation, or whether one will come."""
+        config, checkpoints = read_config(self.run), sound.steps(Path(self.run))
+        for step, path in checkpoints.items():
+            folder = self._folder(step)
+            if step not in self.rows or not (folder / SUMMARY).exists():
+                return _Next("", step, str(path), str(folder))
+        ends = config.rl.steps, config.sft.steps
+        if checkpoints and max(checkpoints) >= _last_step(self.run, *ends):
+            return _Next()
+        return _Next("a later" if checkpoints else "the first")
+
+    def add(self, step: int, evaluation: Evaluation) -> None:
+        """Writes the line of a checkpoint's evaluation."""
+        metrics = plain_numbers(evaluation.metrics())
+        self.rows[step] = {"stage": STAGE, "step": step, "metrics": metrics}
+        lines = [json.dumps(self.rows[n]) + "\n" for n in sorted(self.rows)]
+        write_atomically(self.folder / METRICS, "".join(lines))
+
+    def _folder(self, step: int) -> Path:
+        return self.folder / f"step_{step:08d}"
 
 
 def follow(
@@ -39,7 +92,8 @@ def follow(
     line for each step with the metrics that the run itself would have logged, except that a stage's
     settings (`rl.stages`) do not apply. Steps that OUT already has are not evaluated again. A
     checkpoint that the training removes (`keep_checkpoints`) before it is read is reported and
-    skipped.
+    skipped; with several processes, of which some may have read it, it ends them, and the same
+    command continues. Process 0 looks for the checkpoints.
 
     Args:
         config: settings of the sampling and of the verifiers.
@@ -51,37 +105,30 @@ def follow(
     Raises ConfigError if `run` is not a run directory (any more), or if `out` is one or holds other
     metrics; and the errors of an evaluation.
     """
-    read_config(run)
-    if (Path(out) / "config.json").exists() or (Path(out) / "checkpoints").exists():
-        raise ConfigError(f"--out {out} is the directory of a run or a model: name another folder")
     evaluator, warning = Evaluator(config), ""
-    with FolderLock(out) as lock:
-        rows = read_rows(lock.path)
+    with ExitStack() as stack:
+        followed: list[_Followed] = []  # in process 0
+        in_main_process(lambda: followed.append(_Followed(run, out, stack)))
         while True:
-            run_config, checkpoints = read_config(run), sound.steps(Path(run))
-            folders = {step: lock.path / f"step_{step:08d}" for step in checkpoints}
-            done = {step for step in rows if (lock.path / f"step_{step:08d}" / SUMMARY).exists()}
-            step = next((step for step in folders if step not in done), None)
-            if step is None:
-                ends = run_config.rl.steps, run_config.sft.steps
-                if checkpoints and max(checkpoints) >= _last_step(run, *ends):
-                    return warning
-                which = "a later" if checkpoints else "the first"
-                evaluator.say_once(f"waiting for {which} checkpoint")
+            found = from_main_process(lambda: followed[0].next()._asdict())
+            waits_for, step, path, folder = _Next(**found)
+            if waits_for:
+                evaluator.say_once(f"waiting for {waits_for} checkpoint")
                 pause()
                 continue
+            if not path:
+                return warning
             try:
-                evaluation = evaluator(str(checkpoints[step]), str(folders[step]))
-            except CompassError:
-                if not _is_removed(checkpoints[step]):
+                evaluation = evaluator(path, folder)
+            except CompassError as error:
+                if not _is_removed(Path(path)):
                     raise
                 notice = f"the checkpoint of step {step} went before it was read"
+                if process_index_and_count()[1] > 1:
+                    raise DistributedError(f"{notice}: the same command continues") from error
                 evaluator.say_once(f"{notice}: the training keeps few (keep_checkpoints)")
                 continue
-            metrics = plain_numbers(evaluation.metrics())
-            rows[step] = {"stage": STAGE, "step": step, "metrics": metrics}
-            lines = [json.dumps(rows[n]) + "\n" for n in sorted(rows)]
-            write_atomically(lock.path / METRICS, "".join(lines))
+            in_main_process(lambda x=evaluation, n=step: followed[0].add(n, x))
             evaluator.say_once(f"step {step}, {evaluation.line()}")
             warning = evaluation.warning
             if strict and warning:

@@ -4,8 +4,10 @@ killed, and a stop that reaches one of them.
 
 import dataclasses
 import json
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -305,3 +307,30 @@ def test_alpha_is_calibrated_in_two_processes_as_in_one(tmp_path):
     first, second = (found[count].pop("rows") for count in (1, 2))
     compare(second, first)
     assert found[2].keys() == found[1].keys() and len({row["clip_frac"] for row in first}) > 3
+
+
+@pytest.mark.slow
+def test_two_processes_follow_a_run_with_the_numbers_of_one(tmp_path):
+    """They wait for its checkpoints, and evaluate each; the second one says and writes nothing."""
+    tuned = (
+        "sft=replace(config.sft, steps=2, save_every=1), keep_checkpoints=9,"
+        " data=replace(config.data, eval_prompts=4)"
+    )
+    trained = run(tmp_path / "sft", 1, *MESH, command="sft", run=tuned)
+    found = {}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        followed = Path(shutil.copytree(trained, folder / "followed"))
+        later = followed.rename(folder / "later") / "checkpoints"
+        followed.mkdir()
+        shutil.copy(later.parent / "config.json", followed)
+        out = folder / "evaluations"
+        words = ("--checkpoint", str(followed), "--follow", "--out", str(out))
+        with Job(folder, count, *MESH, *words, command="eval", run=tuned) as job:
+            job.wait_for(lambda job=job: "waiting for the first checkpoint" in job.log(0))
+            later.rename(followed / "checkpoints")
+            job.finish()
+        assert count == 1 or "checkpoint" not in job.log(1)
+        found[count] = lines(out)
+        assert sorted(x.name for x in out.glob("step_*")) == ["step_00000001", "step_00000002"]
+    assert found[1] == found[2] and [row["step"] for row in found[1]] == [1, 2]
