@@ -50,7 +50,9 @@ class _Followed:
     def __init__(self, run: str, out: str, stack: ExitStack):
         read_config(run)
         if (Path(out) / "config.json").exists() or (Path(out) / "checkpoints").exists():
-            raise ConfigError(f"--out {out} is the directory of a run or a model: name another folder")
+            raise ConfigError(
+                f"--out {out} is the directory of a run or a model: name another folder"
+            )
         self.run, self.folder = run, stack.enter_context(FolderLock(out)).path
         self.rows = read_rows(self.folder)
 
@@ -128,7 +130,8 @@ def follow(
                     raise DistributedError(f"{notice}: the same command continues") from error
                 evaluator.say_once(f"{notice}: the training keeps few (keep_checkpoints)")
                 continue
-            in_main_process(lambda x=evaluation, n=step: followed[0].add(n, x))
+            for one in followed:
+                one.add(step, evaluation)
             evaluator.say_once(f"step {step}, {evaluation.line()}")
             warning = evaluation.warning
             if strict and warning:

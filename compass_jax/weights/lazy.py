@@ -104,7 +104,8 @@ async def _write(leaves: Sequence[tuple[LazyArray, Any, ocp.SaveArgs]]) -> None:
             arg=arg,
         )
         store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
-        for index in _chunks(value.shape, store.chunk_layout.write_chunk.shape):
+        chunk: Any = store.chunk_layout.write_chunk.shape
+        for index in _chunks(value.shape, chunk):
             if next(turn) % count == number:
                 await store[index].write(value.read(index))
 

@@ -28,8 +28,8 @@ from jax.experimental import multihost_utils
 from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
 from compass_jax.distributed import in_main_process
-from compass_jax.sharding import everywhere, put
 from compass_jax.families.raw import WeightsError
+from compass_jax.sharding import everywhere, put
 from compass_jax.weights import digests, disk, lazy, sound
 from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest
@@ -192,9 +192,7 @@ def flatten(tree: Tree) -> JsonObject:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         key = jax.tree_util.keystr(path, simple=True, separator="/")
         plain = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | lazy.LazyArray)
-        if not plain or jax.dtypes.issubdtype(
-            leaf.dtype, jax.dtypes.prng_key
-        ):
+        if not plain or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             kind = f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}".strip()
             raise CheckpointError(
                 f"leaf {key} is {kind}: a checkpoint holds plain jax arrays; host values go to"
