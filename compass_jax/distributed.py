@@ -232,9 +232,9 @@ def from_main_process(find: Callable[[], Any]) -> Any:
     """Returns in all processes what `find` returns in process 0, a JSON value; errors are those of
     `in_every_process`.
     """
-    found: list[Any] = []
-    in_main_process(lambda: found.append(find()))
-    return json.loads(all_gather_bytes(json.dumps(found).encode())[0])[0]
+    values: list[Any] = []
+    in_main_process(lambda: values.append(find()))
+    return json.loads(all_gather_bytes(json.dumps(values).encode())[0])[0]
 
 
 def in_every_process(do: Callable[[], object]) -> None:

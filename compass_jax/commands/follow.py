@@ -112,8 +112,8 @@ def follow(
         followed: list[_Followed] = []  # in process 0
         in_main_process(lambda: followed.append(_Followed(run, out, stack)))
         while True:
-            found = from_main_process(lambda: followed[0].next()._asdict())
-            waits_for, step, path, folder = _Next(**found)
+            fields = from_main_process(lambda: followed[0].next()._asdict())
+            waits_for, step, path, folder = _Next(**fields)
             if waits_for:
                 evaluator.say_once(f"waiting for {waits_for} checkpoint")
                 pause()

@@ -259,8 +259,10 @@ class ComputeConfig(Section):
     param_dtype: DType = "float32"
     """Type of the trained parameters."""
     remat: bool = False
-    """Rematerialise each layer in the backward pass, which saves memory. The output of the TPU's
-    attention kernel is kept.
+    """Rematerialise each layer in the backward pass, which saves memory."""
+    remat_attention: bool = False
+    """With `remat`, compute the TPU's attention kernel again, too. Otherwise its output is kept: 2
+    bytes a token, layer and channel of all heads in bfloat16.
     """
     scan_layers: bool = True
     """Compile one body for each run of equal layers in training; False: few layers run faster, many

@@ -91,6 +91,7 @@ def pod_run(
     slots: int,
     prompts: int = 64,
     exchange: Literal["gather", "all_to_all"] = "gather",
+    remat_attention: bool = False,
 ) -> RunConfig:
     """Returns the RL run of `model` from the Hugging Face folder `weights`: 16 answers of up to
     30,720 tokens to each of `prompts` prompts, sampled with 8-bit weights.
@@ -105,6 +106,7 @@ def pod_run(
             n - 1 times a device's tokens, over links that are all busy. An all-to-all receives
             fewer (a quarter for 4 of 16 experts on 16 devices, two fifths for 8 of 128), over paths
             that share links: it pays if each token needs few of the devices.
+        remat_attention: compute attention again in the backward pass; else its output is kept.
     """
     rows = mesh.replica * mesh.fsdp * mesh.expert
     chunk = PAIRS // (mesh.expert * model.moe.top_k) if model.moe else 0
@@ -118,6 +120,7 @@ def pod_run(
             dtype="bfloat16",
             param_dtype="bfloat16",
             remat=True,
+            remat_attention=remat_attention,
             scan_layers=True,
             scan_decode=True,
             moe_chunk=chunk,

@@ -29,18 +29,22 @@ def flops_per_token(config: ModelConfig) -> float:
 
 def forward_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> float:
     """Counts the operations of a forward pass over sequences of `lengths` tokens, with causal
-    attention's scores and sums: h (d + d_v) t^2 a layer for t tokens and heads of d and d_v
-    channels, and h (d + d_v) (2 t - w) w with a sliding window of w < t.
+    attention's scores and sums.
+    """
+    return flops_per_token(config) * float(np.sum(lengths)) + attention_flops(config, lengths)
+
+
+def attention_flops(config: ModelConfig, lengths: Sequence[int] | np.ndarray) -> float:
+    """Counts the operations of causal attention's scores and sums over sequences of `lengths`
+    tokens: h (d + d_v) t^2 a layer for t tokens and heads of d and d_v channels, and
+    h (d + d_v) (2 t - w) w with a sliding window of w < t.
     """
     sizes = np.asarray(lengths, np.float64)
     squares = 0.0
     for layer in range(config.layers):
         seen = np.minimum(sizes, config.window_of(layer) or np.inf)
         squares += float(((2 * sizes - seen) * seen).sum())
-    return (
-        flops_per_token(config) * float(sizes.sum())
-        + float(config.heads * (config.head_dim + config.value_dim)) * squares
-    )
+    return float(config.heads * (config.head_dim + config.value_dim)) * squares
 
 
 def active_params(config: ModelConfig) -> int:

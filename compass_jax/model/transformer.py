@@ -43,9 +43,6 @@ from compass_jax.sharding import Placement, constrain
 
 Cache = tuple[LayerCache, ...]
 
-# Of a layer's forward pass, attention costs most to compute again and little to keep.
-_KEEP_ATTENTION = jax.checkpoint_policies.save_only_these_names(SAVED)
-
 
 class ModelOutput(NamedTuple):
     """The decoder's output. `hidden` is after the final norm; `routes` and `aux` are None for a
@@ -351,7 +348,7 @@ def _scan_run(block: _Block, run, params, x, routes):
         return y, out
 
     if block.settings.compute.remat:
-        body = jax.checkpoint(body, prevent_cse=False, policy=_KEEP_ATTENTION)
+        body = jax.checkpoint(body, prevent_cse=False, policy=_policy(block))
     per_period = sum(run.period)
     if routes is not None and per_period:
         routes = routes.reshape(run.repeats, per_period, *routes.shape[1:])
@@ -394,7 +391,7 @@ def _unroll_run(block: _Block, run, params, x, routes, cache):
         return _period(block, run, params, x, period_routes, part)
 
     if block.settings.compute.remat and cache is None:
-        period = jax.checkpoint(period, policy=_KEEP_ATTENTION)
+        period = jax.checkpoint(period, policy=_policy(block))
     for r in range(run.repeats):
         period_routes = None if routes is None else routes[r * per_period : (r + 1) * per_period]
         at = run.layer(r, 0)
@@ -403,6 +400,14 @@ def _unroll_run(block: _Block, run, params, x, routes, cache):
         outs.append(out)
         new += caches
     return x, _drop_empty(jax.tree.map(lambda *ys: jnp.concatenate(ys), *outs), block), new
+
+
+def _policy(block: _Block):
+    """Returns what a layer's backward pass does not compute again. Long rows' attention costs most
+    of a layer's time, and its output little memory.
+    """
+    names = () if block.settings.compute.remat_attention else (SAVED,)
+    return jax.checkpoint_policies.save_only_these_names(*names)
 
 
 def _drop_empty(out, block: _Block):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from compass_jax.chips import Chip
-from compass_jax.config import ModelConfig, PolicyConfig, RLConfig, RolloutConfig
-from compass_jax.model.flops import flops_per_token, forward_flops
+from compass_jax.config import ComputeConfig, ModelConfig, PolicyConfig, RLConfig, RolloutConfig
+from compass_jax.model.flops import attention_flops, flops_per_token, forward_flops
 from compass_jax.plan.memory import Memory
 from compass_jax.plan.programs import ROLLOUT
 from compass_jax.rl.bucketing import row_counts
@@ -31,7 +31,7 @@ class Bound(NamedTuple):
 
 
 def program_flops(
-    model: ModelConfig, rollout: RolloutConfig, remat: bool, name: str, tokens: int
+    model: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, name: str, tokens: int
 ) -> float:
     """Counts the operations of one run over all devices; for decode of one token step with every
     slot at the longest length (the worst case).
@@ -46,8 +46,12 @@ def program_flops(
         bucket = rollout.prompt_buckets[-1] if kind == "prefill" else rollout.max_length
         return forward_flops(model, [bucket] * (tokens // bucket))
     if kind in ("forward", "backward"):
-        forward = forward_flops(model, [int(length)] * (tokens // int(length)))
-        return forward if kind == "forward" else forward * (3 if remat else 2)
+        lengths = [int(length)] * (tokens // int(length))
+        forward = forward_flops(model, lengths)
+        if kind == "forward":
+            return forward
+        spared = 0.0 if compute.remat_attention else attention_flops(model, lengths)
+        return 2 * forward + (forward - spared if compute.remat else 0)
     return 0.0
 
 
@@ -57,7 +61,7 @@ def bound_of(
     """Returns the bound on one run of program `name` (decode: one token step)."""
     share, sampling = chip.devices, name.split()[0] in ROLLOUT
     devices = (config.rollout_mesh or config.mesh).devices if sampling else config.mesh.devices
-    flops = program_flops(config.model, config.rollout, config.compute.remat, name, tokens)
+    flops = program_flops(config.model, config.rollout, config.compute, name, tokens)
     return Bound(
         flops / devices / chip.device_flops,
         (memory.arguments + memory.results) / (chip.hbm_gb_s * 1e9 / share),

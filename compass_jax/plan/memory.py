@@ -148,6 +148,9 @@ def _of_training(config: RLRunConfig, sizes: dict[str, int]) -> list[tuple[float
     if not compute.remat:
         why = "layers are computed again in the backward pass, not kept"
         changes.append((0.9, Change("compute.remat", "True", why)))
+    elif not compute.remat_attention:
+        why = "attention is computed again in the backward pass, not kept"
+        changes.append((0.4, Change("compute.remat_attention", "True", why)))
     if shorter := _fewer_tokens(config.rl, config.mesh):
         changes.append((0.5, shorter))
     if config.model.moe is not None and (not compute.moe_chunk or compute.moe_chunk >= 1024):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ConfigError, MeshConfig, RLRunConfig
-from compass_jax.model.flops import active_params, forward_flops
+from compass_jax.model.flops import active_params, attention_flops, forward_flops
 from compass_jax.model.params import param_count
 from compass_jax.plan.bound import bound_of
 from compass_jax.plan.collectives import collectives, total_bytes
@@ -66,7 +66,9 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
     experts = 0 if moe is None else len(model.moe_layers) * 3 * moe.experts * model.hidden * moe.ffn
     store, d, local = mesh.fsdp * mesh.context, model.hidden, length / mesh.context
     local_params = (experts / mesh.expert + (total - experts)) / (store * mesh.tensor)
-    residuals = model.layers * local * d * 2 * (1 if config.compute.remat else 18)
+    output_width = 0 if config.compute.remat_attention else model.heads * model.value_dim / mesh.tensor
+    per_token = d + output_width if config.compute.remat else 18 * d
+    residuals = model.layers * local * per_token * 2
     gib = (local_params * (14 + 4 + 2) + residuals) / GIB
     gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)
     moved = 2 * local * d * (mesh.expert - 1) * len(model.moe_layers)
@@ -83,9 +85,9 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
     passes = 4 if config.compute.remat else 3
     all_reduced = local_params * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, over replicas
     links = ((gathered + moved + summed + keys) * passes + all_reduced) / ici_bytes_s
-    arithmetic = (
-        forward_flops(model, [length]) / (mesh.context * mesh.tensor) * passes / device_flops
-    )
+    spared = attention_flops(model, [length]) if config.compute.remat and output_width else 0.0
+    operations = forward_flops(model, [length]) * passes - spared
+    arithmetic = operations / (mesh.context * mesh.tensor) / device_flops
     return Estimate(
         config,
         gib,

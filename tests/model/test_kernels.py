@@ -163,16 +163,18 @@ def test_a_model_with_the_kernel_is_the_model_without(what, fast):
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scan", "layers apart"])
 @pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "context": 2}], ids=["one device", "mesh"])
-def test_remat_computes_attention_once(scan, mesh):
-    """The backward pass computes the feed-forward layers again, and not the kernel's output; the
-    gradient is that without remat.
+def test_remat_keeps_the_output_of_attention(scan, mesh):
+    """The backward pass computes the feed-forward layers again, and the kernel's output only with
+    `remat_attention`; the gradient is that without remat.
     """
     tokens = jnp.arange(2 * T, dtype=jnp.int32).reshape(2, T) % MODEL.vocab_size
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (2, T))
     placement = Placement(make_mesh(MeshConfig(**mesh))) if mesh else None
-    gradients = {}
-    for remat in (False, True):
-        compute = ComputeConfig(attention="splash", remat=remat, scan_layers=scan)
+    gradients = []
+    for remat, attention in ((False, False), (True, False), (True, True)):
+        compute = ComputeConfig(
+            attention="splash", remat=remat, remat_attention=attention, scan_layers=scan
+        )
         params = init_params(MODEL, compute, jax.random.key(0))
 
         model = Transformer(MODEL, compute, placement=placement)
@@ -183,8 +185,9 @@ def test_remat_computes_attention_once(scan, mesh):
 
         compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
         again = [x for x in compiled.as_text().splitlines() if "rematted_computation" in x]
-        assert bool(again) == remat and not any("splash_mha_fwd" in x for x in again)
+        assert bool(again) == remat
+        assert any("splash_mha_fwd" in x for x in again) == attention
         assert "splash_mha_fwd" in compiled.as_text()
-        gradients[remat] = compiled(params)
-    for one, two in zip(*(jax.tree.leaves(x) for x in gradients.values()), strict=True):
-        assert np.abs(one - two).max() <= 1e-4 * np.abs(one).max()
+        gradients.append(jax.tree.leaves(compiled(params)))
+    for first, *others in zip(*gradients, strict=True):
+        assert all(np.abs(x - first).max() <= 1e-4 * np.abs(first).max() for x in others)

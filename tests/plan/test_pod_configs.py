@@ -8,8 +8,14 @@ import pytest
 from compass_jax.commands.configured import load_config
 from compass_jax.config import ModelConfig
 from compass_jax.config.io import differences
-from compass_jax.model.flops import active_params, flops_per_token, forward_flops
+from compass_jax.model.flops import (
+    active_params,
+    attention_flops,
+    flops_per_token,
+    forward_flops,
+)
 from compass_jax.model.params import param_count
+from compass_jax.plan.bound import program_flops
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {
@@ -69,3 +75,19 @@ def test_flops_of_a_sliding_window_count_the_keys_that_are_seen():
     for config, attention in ((model, 3 * full), (windowed, 2 * seen + full)):
         counted = forward_flops(config, [30]) - 30 * flops_per_token(config)
         assert counted == pytest.approx(attention, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("remat", "attention", "forwards", "kept"),
+    [(False, False, 2, 0), (True, False, 3, 1), (True, True, 3, 0)],
+)
+def test_a_backward_pass_computes_what_is_not_kept_again(remat, attention, forwards, kept):
+    """Two products for each of the forward pass, and the forward pass once more with remat."""
+    config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
+    compute = dataclasses.replace(config.compute, remat=remat, remat_attention=attention)
+    counted = program_flops(config.model, config.rollout, compute, "backward 1000", 3000)
+    lengths = [1000] * 3
+    expected = forwards * forward_flops(config.model, lengths)
+    assert counted == expected - kept * attention_flops(config.model, lengths)
+    # 48 layers, 32 heads of 128; scores and sums, 2 operations each, of half of the pairs
+    assert attention_flops(config.model, [1000]) == 48 * 32 * 128 * 2 * 1000**2
