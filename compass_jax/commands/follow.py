@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from compass_jax.aliases import JsonObject
 from compass_jax.config import ConfigError, EvalRunConfig
 from compass_jax.config.io import read_config
 from compass_jax.distributed import (
+    LOST,
     DistributedError,
     from_main_process,
     in_main_process,
@@ -31,6 +33,12 @@ from compass_jax.weights import checkpoint, sound
 METRICS = "metrics.jsonl"
 STAGE = "eval"  # stage of the lines in metrics.jsonl
 PAUSE_S = 2.0  # interval between checks for a new checkpoint
+
+
+class CheckpointRemoved(DistributedError):
+    """A checkpoint was removed while several processes read it; the same command continues."""
+
+    exit_status = LOST
 
 
 class _Next(NamedTuple):
@@ -127,15 +135,18 @@ def follow(
                     raise
                 notice = f"the checkpoint of step {step} went before it was read"
                 if process_index_and_count()[1] > 1:
-                    raise DistributedError(f"{notice}: the same command continues") from error
+                    raise CheckpointRemoved(f"{notice}: the same command continues") from error
                 evaluator.say_once(f"{notice}: the training keeps few (keep_checkpoints)")
                 continue
-            for one in followed:
-                one.add(step, evaluation)
+            in_main_process(partial(_add, followed, step, evaluation))
             evaluator.say_once(f"step {step}, {evaluation.line()}")
             warning = evaluation.warning
             if strict and warning:
                 return warning
+
+
+def _add(followed: list[_Followed], step: int, evaluation: Evaluation) -> None:
+    followed[0].add(step, evaluation)
 
 
 def _is_removed(checkpoint: Path, tries: int = 50) -> bool:

@@ -39,7 +39,12 @@ def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool
     """
     axis = None if placement is None else placement.token_axis(tokens)
     local_tokens = tokens // (placement.size(axis) if placement is not None and axis else 1)
-    return local_tokens % _LANES == 0 and head_dim % _LANES == 0
+    return local_tokens % _LANES == 0 and whole_heads(head_dim)
+
+
+def whole_heads(head_dim: int) -> bool:
+    """Returns whether `splash_causal` takes heads of values of so many channels."""
+    return head_dim % _LANES == 0
 
 
 def decode_fits(positions: int, head_dim: int, paged: bool) -> bool:

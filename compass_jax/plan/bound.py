@@ -7,7 +7,7 @@ from typing import NamedTuple
 from compass_jax.chips import Chip
 from compass_jax.config import ComputeConfig, ModelConfig, PolicyConfig, RLConfig, RolloutConfig
 from compass_jax.model.flops import attention_flops, flops_per_token, forward_flops
-from compass_jax.plan.memory import Memory
+from compass_jax.plan.memory import Memory, keeps_attention
 from compass_jax.plan.programs import ROLLOUT
 from compass_jax.rl.bucketing import row_counts
 
@@ -50,7 +50,7 @@ def program_flops(
         forward = forward_flops(model, lengths)
         if kind == "forward":
             return forward
-        spared = 0.0 if compute.remat_attention else attention_flops(model, lengths)
+        spared = attention_flops(model, lengths) if keeps_attention(compute, model) else 0.0
         return 2 * forward + (forward - spared if compute.remat else 0)
     return 0.0
 

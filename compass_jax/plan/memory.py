@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from compass_jax.config import MeshConfig, PolicyConfig, RLRunConfig, UpdatesConfig
+from compass_jax.config import (
+    ComputeConfig,
+    MeshConfig,
+    ModelConfig,
+    PolicyConfig,
+    RLRunConfig,
+    UpdatesConfig,
+)
+from compass_jax.model.kernels import whole_heads
 from compass_jax.plan.programs import ROLLOUT, Step, bytes_per_device, live_parts, model_params
 from compass_jax.programs import Program
 from compass_jax.training.programs import summed
@@ -142,13 +150,21 @@ def _of_rollout(
     return changes
 
 
+def keeps_attention(compute: ComputeConfig, model: ModelConfig) -> bool:
+    """Returns whether, with remat on TPUs, a backward pass has attention's output: the kernel's,
+    which takes heads of whole lanes, and rows of whole lanes, as those of pods are.
+    """
+    is_kernel = compute.attention in ("auto", "splash") and whole_heads(model.value_dim)
+    return compute.remat and not compute.remat_attention and is_kernel
+
+
 def _of_training(config: RLRunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
     compute, temporary = config.compute, sizes["temporary"]
     changes = []
     if not compute.remat:
         why = "layers are computed again in the backward pass, not kept"
         changes.append((0.9, Change("compute.remat", "True", why)))
-    elif not compute.remat_attention:
+    elif keeps_attention(compute, config.model):
         why = "attention is computed again in the backward pass, not kept"
         changes.append((0.4, Change("compute.remat_attention", "True", why)))
     if shorter := _fewer_tokens(config.rl, config.mesh):

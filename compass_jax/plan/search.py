@@ -18,7 +18,7 @@ from compass_jax.model.flops import active_params, attention_flops, forward_flop
 from compass_jax.model.params import param_count
 from compass_jax.plan.bound import bound_of
 from compass_jax.plan.collectives import collectives, total_bytes
-from compass_jax.plan.memory import USABLE, memory_of, refused_bytes, resident
+from compass_jax.plan.memory import USABLE, keeps_attention, memory_of, refused_bytes, resident
 from compass_jax.plan.programs import Step, known_chip, topology_devices
 from compass_jax.report import summary_table
 
@@ -51,11 +51,10 @@ def layouts(config: RLRunConfig, devices: int) -> Iterator[RLRunConfig]:
         rows = mesh.replica * mesh.fsdp * mesh.expert
         if rows > config.rl.prompts_per_step * config.rl.group_size:
             continue
-        for remat in (True, False):
+        for remat, attention in ((True, False), (True, True), (False, False)):
             rl = dataclasses.replace(config.rl, micro_batch_tokens=rows * longest)
-            yield dataclasses.replace(
-                config, mesh=mesh, rl=rl, compute=dataclasses.replace(config.compute, remat=remat)
-            )
+            compute = dataclasses.replace(config.compute, remat=remat, remat_attention=attention)
+            yield dataclasses.replace(config, mesh=mesh, rl=rl, compute=compute)
 
 
 def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Estimate:
@@ -66,8 +65,10 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
     experts = 0 if moe is None else len(model.moe_layers) * 3 * moe.experts * model.hidden * moe.ffn
     store, d, local = mesh.fsdp * mesh.context, model.hidden, length / mesh.context
     local_params = (experts / mesh.expert + (total - experts)) / (store * mesh.tensor)
-    output_width = 0 if config.compute.remat_attention else model.heads * model.value_dim / mesh.tensor
-    per_token = d + output_width if config.compute.remat else 18 * d
+    keeps = keeps_attention(config.compute, model)
+    per_token: float = d if config.compute.remat else 18 * d
+    if keeps:
+        per_token += model.heads * model.value_dim / mesh.tensor
     residuals = model.layers * local * per_token * 2
     gib = (local_params * (14 + 4 + 2) + residuals) / GIB
     gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)
@@ -85,7 +86,7 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
     passes = 4 if config.compute.remat else 3
     all_reduced = local_params * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, over replicas
     links = ((gathered + moved + summed + keys) * passes + all_reduced) / ici_bytes_s
-    spared = attention_flops(model, [length]) if config.compute.remat and output_width else 0.0
+    spared = attention_flops(model, [length]) if keeps else 0.0
     operations = forward_flops(model, [length]) * passes - spared
     arithmetic = operations / (mesh.context * mesh.tensor) / device_flops
     return Estimate(
@@ -129,7 +130,8 @@ def search(config: RLRunConfig, topology: str, count: int, console: Console) -> 
 
 def _named(config: RLRunConfig) -> str:
     mesh = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(config.mesh).items() if n > 1)
-    return f"{mesh}, {'remat' if config.compute.remat else 'no remat'}"
+    remat = "remat" if config.compute.remat else "no remat"
+    return f"{mesh}, {remat}{' of attention, too' * config.compute.remat_attention}"
 
 
 def _compiled(config: RLRunConfig, devices: list[Tree], limit: float) -> JsonObject:

@@ -30,8 +30,8 @@ def import_hf(
 ) -> Path:
     """Converts a Hugging Face folder into a checkpoint of step 0 under `out`; returns its path.
 
-    The tokenizer is copied to `out/tokenizer`. The parameters are read and written in chunks,
-    without a device. Several processes, which all make this call, share the chunks.
+    The tokenizer is copied to `out/tokenizer`. The parameters are read and written in chunks, none
+    of which a device holds. Several processes, which all make this call, share the chunks.
 
     Args:
         source: the Hugging Face folder.

@@ -71,6 +71,12 @@ class _Leaf(NamedTuple):
         *axes, last = self.shape
         return (self.names.shape[-1], *axes, last * self.tensor.columns[1])
 
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of the leaf in the order of its tensors on disk."""
+        outer, inner = range(self.names.ndim), range(self.names.ndim, len(self.spec.shape))
+        return (*outer, *(reversed(inner) if self.tensor.transposed else inner))
+
     def stored_at(self, at: tuple[int, ...], stored: Mapping[str, Stored]) -> Stored:
         """Returns where the tensor of an index of `names`, or an expert's part of it, lies."""
         tensor = stored[self.names[at]]
@@ -148,7 +154,7 @@ def lazy_params(
     leaves, structure = _leaves(config)
     dtypes = [leaf.spec.dtype(param_dtype) for leaf in leaves]
     return structure.unflatten(
-        LazyArray(leaf.spec.shape, dtype, partial(_read_block, leaf, stored, dtype))
+        LazyArray(leaf.spec.shape, dtype, partial(_read_block, leaf, stored, dtype), leaf.axes)
         for leaf, dtype in zip(leaves, dtypes, strict=True)
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,14 @@ _CHUNK_BYTES = 2**26  # of a part that a process holds
 
 @dataclass(frozen=True)
 class LazyArray:
-    """An array without its values: `read` returns those of a part, of type `dtype`."""
+    """An array without its values: `read` returns those of a part, of type `dtype`. `axes` are its
+    axes in the order of the file that it reads, the outermost first.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[Index], np.ndarray]
+    axes: tuple[int, ...]
 
     @property
     def size(self) -> int:
@@ -40,16 +44,28 @@ class LazyArray:
         return self.size * self.dtype.itemsize
 
 
-def save_args(x: LazyArray) -> ocp.SaveArgs:
-    """Returns how a lazy array is stored: in chunks, those of a large stack of matrices each of one
-    layer.
+def chunk_shape(x: LazyArray) -> list[int]:
+    """Returns the shape of an array's chunks: parts of the file, each of one layer in a large stack
+    of matrices.
     """
-    large_stack = len(x.shape) >= 3 and x.nbytes > _CHUNK_BYTES
-    return ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,) if large_stack else ())
+    chunk = list(x.shape)
+    if len(chunk) >= 3 and x.nbytes > _CHUNK_BYTES:
+        chunk[0] = 1
+    for axis in x.axes:
+        one = math.prod(chunk) // chunk[axis] * x.dtype.itemsize
+        chunk[axis] = max(1, min(chunk[axis], _CHUNK_BYTES // one))
+    return chunk
 
 
 class LazyHandler(ocp.type_handlers.NumpyHandler):
-    """Writes lazy arrays for orbax, which reads them like numpy's."""
+    """Writes lazy arrays for orbax, which reads them like numpy's.
+
+    The owner clears `saved` before a save and sets it after orbax's call has returned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved = threading.Event()
 
     async def serialize(
         self,
@@ -58,41 +74,41 @@ class LazyHandler(ocp.type_handlers.NumpyHandler):
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> Sequence[ocp.future.Future]:
         """Returns the future of the writes, of which each process has a part."""
-        args = args or [save_args(x) for x in values]
-        writes = _write_all(list(zip(values, infos, args, strict=True)))
+        writes = self._write_all(list(zip(values, infos, strict=True)))
         return [ocp.future.CommitFutureAwaitingContractedSignals(writes, name="lazy arrays")]
 
+    async def _write_all(self, leaves: Sequence[tuple[LazyArray, Any]]) -> None:
+        """Reads and writes this process's chunks. An error in one process is raised in all: the
+        others would wait for orbax's commit.
+        """
+        refusal: Exception | None = None
+        try:
+            await _write(leaves)
+        except Exception as error:
+            refusal = error
 
-def registry() -> Any:
+        def finish() -> None:
+            if refusal is not None:
+                raise refusal
+
+        # orbax's call has collectives of its own, which must have the same order in all processes
+        self.saved.wait()
+        in_every_process(finish)
+
+
+def registry(handler: LazyHandler) -> Any:
     """Returns orbax's handlers of the leaves of a checkpoint: jax arrays and lazy ones."""
     jax_handler = ocp.type_handlers.get_type_handler(jax.Array)
     return ocp.type_handlers.create_type_handler_registry(
-        (jax.Array, jax_handler), (LazyArray, LazyHandler())
+        (jax.Array, jax_handler), (LazyArray, handler)
     )
 
 
-async def _write_all(leaves: Sequence[tuple[LazyArray, Any, ocp.SaveArgs]]) -> None:
-    """Reads and writes this process's chunks. An error in one process is raised in all: the others
-    would wait for orbax's commit. The program starts no collective until the save has ended.
-    """
-    refusal: Exception | None = None
-    try:
-        await _write(leaves)
-    except Exception as error:
-        refusal = error
-
-    def finish() -> None:
-        if refusal is not None:
-            raise refusal
-
-    in_every_process(finish)
-
-
-async def _write(leaves: Sequence[tuple[LazyArray, Any, ocp.SaveArgs]]) -> None:
+async def _write(leaves: Sequence[tuple[LazyArray, Any]]) -> None:
     """Reads and writes this process's chunks one after the other, so that it holds one."""
     number, count = process_index_and_count()
     turn = itertools.count()
-    for value, info, arg in leaves:
+    for value, info in leaves:
         await info.await_path_creation()
         spec = ocp.type_handlers.get_json_tspec_write(
             info,
@@ -101,10 +117,9 @@ async def _write(leaves: Sequence[tuple[LazyArray, Any, ocp.SaveArgs]]) -> None:
             local_shape=value.shape,
             dtype=value.dtype,
             process_index=number,
-            arg=arg,
         )
+        spec["metadata"]["chunks"] = chunk = chunk_shape(value)
         store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
-        chunk: Any = store.chunk_layout.write_chunk.shape
         for index in _chunks(value.shape, chunk):
             if next(turn) % count == number:
                 await store[index].write(value.read(index))

@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 
 from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
-from compass_jax.distributed import in_main_process
+from compass_jax.distributed import DistributedError, in_main_process
 from compass_jax.families.raw import WeightsError
 from compass_jax.sharding import everywhere, put
 from compass_jax.weights import digests, disk, lazy, sound
@@ -39,6 +39,7 @@ _TIMEOUT_S = 6 * 3600  # orbax's timeout of one background save
 _LARGE_BYTES = 2**28  # of an array that is stored in chunks; its save takes 1.5 times as long
 _CHUNK_BYTES = 2**26  # of a part of an array that is stored, and read, as a whole
 _TEMPORARY = "*.orbax-checkpoint-tmp*"  # uncommitted directories of orbax
+_PROBE = ".new"  # begins the name of a folder that is made to see whether one can be
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Checkpoints:
         self.root = Path(run_dir).absolute() / "checkpoints"
         self.model, self.keep, self.reach = model, keep, reach
         self._manager: ocp.CheckpointManager | None = None
+        self._lazy = lazy.LazyHandler()
         self._step = self._bytes = 0  # step and bytes of the last save
 
     def __enter__(self) -> Checkpoints:
@@ -92,16 +94,20 @@ class Checkpoints:
         self.wait()
         self._step, self._bytes = step, sum(x.nbytes for x in flat.values())
         with self._errors_named():
-            manager = self._open()
             # orbax's threads would wait for a folder that cannot be made until their timeout
-            in_main_process(lambda: os.rmdir(tempfile.mkdtemp(prefix=".new", dir=self.root)))
+            in_main_process(self._make_room)
+            manager = self._open()
             self._move_aside(manager, step)
             # orbax refuses arrays without elements
             stored = {name: _of_all(x) for name, x in flat.items() if x.size}
             manifest = Manifest(step, self.model, leaves, {META: digests.of_bytes(text)})
             save_args = {name: _save_args(x) for name, x in stored.items()}
             args = _Save(stored, save_args=save_args, meta=text, manifest=manifest)
-            manager.save(step, args=ocp.args.Composite(**{ARRAYS: args}), force=True)
+            self._lazy.saved.clear()
+            try:
+                manager.save(step, args=ocp.args.Composite(**{ARRAYS: args}), force=True)
+            finally:
+                self._lazy.saved.set()
         if wait:
             self.wait()
         return self._path(step)
@@ -128,15 +134,19 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self.root / f"step_{step:08d}"
 
+    def _make_room(self) -> None:
+        """Makes the directory at the first save, and a folder in it at each."""
+        if self._manager is None:
+            self.root.mkdir(parents=True, exist_ok=True)
+            _tidy(self.root)
+        os.rmdir(tempfile.mkdtemp(prefix=_PROBE, dir=self.root))
+
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
-            if jax.process_index() == 0:
-                self.root.mkdir(parents=True, exist_ok=True)
-                _tidy(self.root)
-            multihost_utils.sync_global_devices("checkpoint directory")
             registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
             # floats compress little, and the processors are busy with the next step
-            handler = _Handler(use_compression=False, type_handler_registry=lazy.registry())
+            types = lazy.registry(self._lazy)
+            handler = _Handler(use_compression=False, type_handler_registry=types)
             registry.add(ARRAYS, _Save, handler)
             options = ocp.CheckpointManagerOptions(
                 step_prefix="step",
@@ -175,7 +185,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):
                     _tidy(self.root)
-            if isinstance(error, WeightsError):  # of what a LazyArray reads
+            if isinstance(error, WeightsError | DistributedError):  # of what a LazyArray reads
                 raise
             free = disk.free_bytes(self.root)  # free at the next attempt
             where = self._path(self._step)
@@ -266,7 +276,7 @@ def _tidy(root: Path) -> None:
     """Removes the leftovers of a crash or a failed save, and replaced checkpoints. A replaced
     checkpoint without a successor gets its name back.
     """
-    for path in root.glob(_TEMPORARY):
+    for path in (*root.glob(_TEMPORARY), *root.glob(f"{_PROBE}*")):
         shutil.rmtree(path)
     for path in root.glob(".old_*"):
         final = root / path.name.removeprefix(".old_")
@@ -287,11 +297,10 @@ def _of_all(x: jax.Array | lazy.LazyArray) -> jax.Array | lazy.LazyArray:
 
 def _save_args(x: jax.Array | lazy.LazyArray) -> ocp.SaveArgs:
     """Returns how an array is stored: a large stack of matrices with each layer in chunks of its
-    own, however small a device's part, so that a reader of one layer holds no others.
+    own, however small a device's part, so that a reader of one layer holds no others. Lazy arrays
+    choose their own.
     """
-    if isinstance(x, lazy.LazyArray):
-        return lazy.save_args(x)
-    if x.ndim < 3 or x.nbytes <= _LARGE_BYTES:
+    if isinstance(x, lazy.LazyArray) or x.ndim < 3 or x.nbytes <= _LARGE_BYTES:
         return ocp.SaveArgs()
     return ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES, shard_axes=(0,))
 

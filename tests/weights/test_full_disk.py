@@ -98,6 +98,8 @@ def test_a_read_only_disk_is_one_line(tmp_path):
         assert "Read-only file system" in str(told.value) and "\n" not in str(told.value)
         assert "mount it for writing, or choose another directory" in str(told.value)
         assert checkpoint.restore(there / "run", checkpoint.abstract_like(SMALL))[0] == 1
+        with pytest.raises(CheckpointError, match="Read-only file system"):
+            save(there / "another", 1)
 
 
 @pytest.mark.usefixtures("no_thread_waits")
