@@ -142,14 +142,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         kept = sum(later(row, "kept") for row in found)
         kept /= max(sum(later(row, "scored") for row in found), 1.0)
         change = [at_end(row) - at_end(base[row["seed"]]) for row in found]
-        error = np.std(change, ddof=1) / len(change) ** 0.5 if len(change) > 1 else np.nan
+        several = len(change) > 1
+        error = f" ± {np.std(change, ddof=1) / len(change) ** 0.5:.3f}" if several else ""
         mean, low, high = tokens_report.interval([(x, False) for x in ratios])
         lines.append(
             f"| {name} | {len(found)} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
             f" {', '.join(f'{x:.2f}' for x in ratios)} | {kept:.0%} |"
             f" {rl_runs.spread(times, '{:.2f}')} |"
             f" {rl_runs.spread([at_end(row) for row in found])} |"
-            f" {np.mean(change):+.3f} ± {error:.3f} |"
+            f" {np.mean(change):+.3f}{error} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,9 @@ import pytest
 from benchmarks import (
     alpha,
     alpha_outcome,
+    drafts,
     eight_bit,
+    experiments,
     inversion,
     objectives,
     rl_runs,
@@ -143,3 +145,17 @@ def test_an_experiment_runs_once(experiment, tmp_path, monkeypatch):
     experiment.main(arguments)
     for file in (tmp_path / f"{name}.md", tmp_path / f"{name}.jsonl"):
         assert file.read_bytes() == written[file]
+
+
+@pytest.mark.slow
+def test_the_experiment_on_drafts_runs_once(tmp_path, monkeypatch):
+    arguments = ["--out", str(tmp_path), "--smoke", "--seeds", "0", "--only", "lenience 1.65"]
+    drafts.main(arguments)
+    first, second = experiments.finished(tmp_path / "drafts.jsonl")
+    assert (first["variant"], second["variant"]) == ("no drafts", "lenience 1.65")
+    assert drafts.later(first, "kept") == 0 < drafts.later(second, "kept")
+    assert drafts.later(second, "sampled") < drafts.later(first, "sampled")
+    table = (tmp_path / "drafts.md").read_text()
+    monkeypatch.setattr(drafts, "run_rl", lambda *_, **__: pytest.fail("it ran again"))
+    drafts.main(arguments)
+    assert (tmp_path / "drafts.md").read_text() == table

@@ -7,6 +7,7 @@ from statistics import mean
 
 import pytest
 
+from benchmarks import drafts
 from benchmarks.tokens_report import interval, over_window, ratios
 from compass_jax.commands.demo import difference_in_words
 from compass_jax.report.targets import means_of_evaluations
@@ -186,6 +187,11 @@ def test_pod_programs():
             assert f" {row['estimated_ms']:,.0f} " in cells
         if len(programs) == 1:  # a backward pass alone
             assert line.endswith(f"| {programs[0]['temporary_gib']:.2f} |")
+
+
+def test_drafts():
+    for line in drafts.table(rows("drafts.jsonl")).splitlines():
+        assert line in PAGE
 
 
 def test_measures():
