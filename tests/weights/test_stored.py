@@ -32,7 +32,6 @@ LARGE = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.families.raw import WeightsError
 from compass_jax.model.params import abstract_params
 from compass_jax.weights import checkpoint
 
