@@ -14,6 +14,8 @@ from compass_jax.rewards.faults import VerifierError
 from compass_jax.training.loop import StepFailed
 from compass_jax.training.rl import run_rl
 
+SEED = 1  # no response of its first step is empty; an empty one is Worse without a judge
+
 
 def say(number, body):
     """The longer answer is the better one."""
@@ -22,7 +24,7 @@ def say(number, body):
     return "Better" if candidate > anchor else "Worse" if candidate < anchor else "Tie"
 
 
-def config(folder, name, endpoint, **rl):
+def config(folder, name, endpoint, seed=0, **rl):
     file = folder / "rows.jsonl"
     rows = [{"prompt": f"{n}?", "answer": "seven"} for n in range(40)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -32,6 +34,7 @@ def config(folder, name, endpoint, **rl):
     return evolve(
         base,
         run_dir=str(folder / name),
+        seed=seed,
         data={"sources": (source,), "heldout_frac": 0.0, "eval_prompts": 0},
         rewards={"judge": judge},
         rl={"save_every": 0, **rl},
@@ -71,9 +74,9 @@ def test_a_step_of_fewer_samples_ends_the_run_before_it_is_trained_on(tmp_path):
     small = {"one_step_off": True, "correction": named_correction("tis"), "prompts_per_step": 2}
     small |= {"group_size": 2, "steps": 3}
     with pytest.raises(StepFailed, match=r"all 4 samples of a step failed.*Connection refused"):
-        run_rl(config(tmp_path, "run", nobody(), **small))
+        run_rl(config(tmp_path, "run", nobody(), SEED, **small))
     with served(say) as (endpoint, _):
-        run_rl(config(tmp_path, "run", endpoint, **small))
+        run_rl(config(tmp_path, "run", endpoint, SEED, **small))
     rows = lines(tmp_path / "run")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert [row["metrics"]["reward/unknown_frac"] for row in rows] == [0, 0, 0]
