@@ -28,7 +28,6 @@ from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
-from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.stats import RolloutStats
 
@@ -37,10 +36,9 @@ POLL_S = 0.05  # between looks for a slow verdict, or a stop
 
 def new_buffer(engine: Engine, config: SamplingConfig) -> ExperienceBuffer:
     """Returns an empty buffer, sized for the configuration."""
-    new = engine.new_routes if config.replay == "R3" else lambda rows: None
     stored = config.group_replay
     return ExperienceBuffer(
-        RouteBuffer(new, engine.taken_routes, config.routed_groups, config.capacity),
+        engine.route_buffer(config.routed_groups, config.capacity, config.replay == "R3"),
         unrouted=stored.groups - stored.routed_groups,
     )
 

@@ -124,6 +124,16 @@ class Batcher:
             finished += done
         return finished
 
+    def renew(self, params: Tree, version: int) -> None:
+        """Continues under other weights: requests in slots leave them, and are prefilled again."""
+        self._harvest([(request.slot, request) for request in self.slots.entered])
+        for request in list(self.slots.entered):
+            self._free(request.slot)
+            self.slots.leave(request)
+            self._waiting.resumable.append(request)
+        self._waiting.reopen()
+        self.params, self.version = params, version
+
     def abort(self) -> list[Request]:
         """Returns the unfinished requests that have tokens, with the routes of each in its row."""
         entered = self.slots.entered

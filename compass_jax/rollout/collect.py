@@ -11,7 +11,6 @@ from jaxtyping import Array, UInt
 from compass_jax.aliases import Tree
 from compass_jax.config import Drafts
 from compass_jax.records import Draft, Prompt, Rollout, SampleKey
-from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
@@ -61,8 +60,7 @@ class Collection:
         # the counters may be those of an earlier collection
         started = time.perf_counter() - self.stats.seconds
         self._held = self._new_buffer() if self.buffer is None else self.buffer
-        self.batcher = Batcher(
-            self.engine,
+        self.batcher = self.engine.batcher(
             self.params,
             self.purpose,
             self.seed,
@@ -96,8 +94,7 @@ class Collection:
         return [x.rollout(self.engine.end_ids) for x in self.batcher.step()]
 
     def _new_buffer(self) -> RouteBuffer:
-        new = self.engine.new_routes if self.keep_routes else lambda rows: None
-        buffer = RouteBuffer(new, self.engine.taken_routes, len(self.prompts), self.samples)
+        buffer = self.engine.route_buffer(len(self.prompts), self.samples, self.keep_routes)
         for _ in self.prompts:
             buffer.allocate()
         return buffer

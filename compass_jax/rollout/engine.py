@@ -24,6 +24,7 @@ from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.params import decode_layout, to_decode
 from compass_jax.model.routes import take_routes
 from compass_jax.model.transformer import Transformer, attention_kernel
+from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.decode import decoded
 from compass_jax.rollout.drafts import DraftRows, DraftScores
 from compass_jax.rollout.engine_api import ResultTokens
@@ -31,6 +32,7 @@ from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.prefill import prefilled, prefilled_drafts, prompt_logprobs
+from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
 from compass_jax.sharding import Placement, move
@@ -374,6 +376,17 @@ class Engine:
         turns = jax.lax.map(turn, rows.reshape(parts, -1).T)
         routes = jnp.swapaxes(turns, 0, 1).reshape(len(rows), *store.shape[1:])
         return jax.lax.with_sharding_constraint(routes, layout)
+
+    def batcher(self, params: Tree, purpose: Purpose, seed: int, **options: Tree) -> Batcher:
+        """Returns a batcher over this engine; the arguments are those of `Batcher`."""
+        return Batcher(self, params, purpose, seed, **options)
+
+    def route_buffer(self, groups: int, size: int, keep: bool) -> RouteBuffer:
+        """Returns a buffer for the routes of `groups` groups of up to `size` samples, or
+        where they are not to `keep` one of rows alone.
+        """
+        new = self.new_routes if keep else lambda rows: None
+        return RouteBuffer(new, self.taken_routes, groups, size)
 
     def adopt(self, store: UInt[Array, "rows t l k"] | None) -> UInt[Array, "rows t l k"] | None:
         """Returns a checkpoint's store, moved to the devices that sample."""

@@ -79,6 +79,13 @@ class Request:
         self.versions = np.concatenate([self.versions, np.full(len(tokens), version, np.int32)])
         self.length = len(self.tokens)
 
+    def drop_last_token(self) -> None:
+        """Removes the newest token, so that a finished sample is unfinished."""
+        for name in ("tokens", "logp", "entropy", "versions"):
+            setattr(self, name, getattr(self, name)[:-1])
+        self.length = len(self.tokens)
+        self.is_finished = False
+
     def accept(self, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
         """Appends the first `n` tokens of the draft, with their log-probs and entropies `[n]` under
         the policy of this version, and removes the draft.

@@ -70,6 +70,16 @@ class Waiting:
         elif new:
             self.groups.append(Group(columns, new))
 
+    def reopen(self) -> None:
+        """Returns the open prefix's requests to the front of the queue: its weights changed."""
+        if self.opened is None:
+            return
+        rows = range(len(self.opened.columns))
+        requests = [[x for at, x in self.opened.waiting if at == row] for row in rows]
+        groups = zip(self.opened.columns, requests, strict=True)
+        self.groups.extendleft(reversed([Group(*group) for group in groups if group[1]]))
+        self.opened = None
+
     def take_alike(self, bucket: Callable[[int], int], most: int) -> list[Group]:
         """Takes up to `most` groups from the front with the prompt bucket and the number of samples
         of the first one.

@@ -295,3 +295,58 @@ def test_each_prompt_may_have_a_limit_of_its_own(reference):
     for (prompt, sample), tokens in by_request(list(collection(max_new_tokens=limits))).items():
         n = next(i for i, p in enumerate(PROMPTS) if p.id == prompt)
         assert tokens == whole[prompt, sample][: len(PROMPTS[n].tokens) + limits[n]]
+
+
+@pytest.mark.parametrize("pages", [0, 24])
+@pytest.mark.parametrize("slots", [2, 6])
+def test_samples_under_way_continue_under_new_weights(slots, pages):
+    """As if the collection were aborted there, and its samples carried into another one with the
+    new weights; samples that wait, also those of an open prefix, are wholly of the new ones.
+    """
+    rollout = dataclasses.replace(ROLL, slots=slots, cache_pages=pages, page_tokens=8)
+    engine = Engine(MODEL, COMPUTE, rollout, EOS)
+    new = to_decode(jax.tree.map(lambda x: x * 1.1, random_params()))
+
+    def started():
+        buffer, rows = rooms(engine)
+        options, rollouts = {"buffer": buffer, "rows": rows}, []
+        request = (engine, LOOSE, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
+        job = Collection(*request, policy_version=4, enough=lambda: len(rollouts) >= 5, **options)
+        for one in job:
+            rollouts.append(one)
+        return job, rollouts, options
+
+    job, first, options = started()
+    done = {r.key for r in first}
+    finished = {x.key: x for x in (x.rollout(engine.end_ids) for x in job.batcher.step())}
+    carried = [r for r in job.abort() if r.key not in done]
+    rest = Collection(
+        engine,
+        new,
+        PROMPTS,
+        SAMPLES,
+        Purpose.TRAIN,
+        0,
+        policy_version=5,
+        carried=carried,
+        sample_keys=ALL - done - finished.keys(),
+        **options,
+    )
+    expected = {r.key: r for r in rest} | finished
+    routes = np.asarray(rest.routes)
+
+    job, _, _ = started()
+    actual = {x.key: x for x in (x.rollout(engine.end_ids) for x in job.batcher.step())}
+    job.batcher.renew(new, 5)
+    while job.batcher.busy:
+        actual |= {x.key: x for x in (x.rollout(engine.end_ids) for x in job.batcher.step())}
+    assert actual.keys() == expected.keys() == ALL - done
+    for key, r in expected.items():
+        one = actual[key]
+        assert one.tokens.tolist() == r.tokens.tolist()
+        n = len(r.prompt.tokens)
+        assert one.versions[n:].tolist() == r.versions[n:].tolist()
+        np.testing.assert_allclose(one.logp, r.logp, atol=1e-5)
+        np.testing.assert_array_equal(np.asarray(job.routes)[one.row], routes[r.row])
+    mixed = [set(r.versions[len(r.prompt.tokens) :].tolist()) for r in expected.values()]
+    assert {4, 5} in mixed and {5} in mixed
