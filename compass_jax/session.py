@@ -45,6 +45,7 @@ from compass_jax.weights.carried import carry_files
 
 S = TypeVar("S", bound=ScoredConfig)
 Own = TypeVar("Own", Scorer, JoinedScorer)
+Exchange = Callable[[bytes], list[bytes]]
 SHARED_FOLDER = "a run directory must be on a file system that all processes share"
 
 
@@ -173,9 +174,13 @@ def newest_checkpoint(
     return valid
 
 
-def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer:
+def open_scorer(
+    config: ScoredConfig,
+    directory: str | None = None,
+    exchange: Exchange = distributed.all_gather_bytes,
+) -> AnyScorer:
     """Opens the scorer of a run's prompts. With a run's `directory`, the judge's verdicts are
-    stored there.
+    stored there. With several processes, `exchange` gathers their scores.
 
     Call it before any file is written. Raises VerifierError for a verifier that cannot be used, and
     ConfigError if a source needs a judge and none is configured.
@@ -190,12 +195,12 @@ def open_scorer(config: ScoredConfig, directory: str | None = None) -> AnyScorer
             raise
     labelled = any(source.gold for _, source in config.data.keyed_sources())
     if not labelled and judge is None:
-        return shared(scorer)
+        return shared(scorer, exchange)
     rewards = config.rewards
     settings = rewards.gold_share, rewards.judge_needs_form
     if on_devices(rewards.judge):  # all processes run the judge's programs, on the same samples
-        return JoinedScorer(shared(scorer), config.data, judge, *settings)
-    return shared(JoinedScorer(scorer, config.data, judge, *settings))
+        return JoinedScorer(shared(scorer, exchange), config.data, judge, *settings)
+    return shared(JoinedScorer(scorer, config.data, judge, *settings), exchange)
 
 
 def on_devices(judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None) -> bool:
@@ -227,13 +232,11 @@ def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> An
     return Judge(judge.anchor_field, Batched(judge), verdicts)
 
 
-def shared(scorer: Own) -> Own | SharedScorer:
+def shared(scorer: Own, exchange: Exchange = distributed.all_gather_bytes) -> Own | SharedScorer:
     """Returns `scorer`, or with several processes a SharedScorer of this one's share."""
     if jax.process_count() == 1:
         return scorer
-    return SharedScorer(
-        scorer, jax.process_index(), jax.process_count(), distributed.all_gather_bytes
-    )
+    return SharedScorer(scorer, jax.process_index(), jax.process_count(), exchange)
 
 
 def load_tokenizer(config: PolicyConfig) -> Tokenizer:

@@ -66,6 +66,7 @@ LAYERS = {
     | {"curate", "extras", "families", "from_files", "runs", "token_ids", "verifiers", "weights"},
     "data": {"records", "config", "untrusted", "tasks", "token_ids", "data", "verifiers"},
     "weights": MODEL | {"extras", "families", "weights", "distributed", "token_ids"},
+    "samplers": MODEL | {"rollout", "weights", "distributed", "samplers"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
     "training.callbacks": BASE | {"distributed", "config"},
     "training.notices": MODEL | {"rl", "training", "experience", "rewards"},

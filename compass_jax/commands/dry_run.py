@@ -84,7 +84,7 @@ def changes(config: Section) -> list[str]:
 def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     """Returns the header that the run would print, and a line for each of its stages."""
     check_trackers(config.trackers)
-    placements(config.mesh, config.rollout_mesh, config.rollout_apart)
+    placements(config.mesh, config.local_rollout_mesh, config.rollout_apart)
     if command == "train":
         with open_scorer(config):
             pass

@@ -502,6 +502,16 @@ class Pipeline(Compiling):
 
 
 @dataclass(frozen=True)
+class Sample(Compiling):
+    """Options of `compass sample`."""
+
+    address: Annotated[Positional[str], arg(metavar="ADDRESS")]
+    """Address host:port of the training: samplers.address of its configuration."""
+    patience_s: float = 600.0
+    """Seconds without the training after which this sampler ends with an error."""
+
+
+@dataclass(frozen=True)
 class Serve(Compiling):
     """Options of `compass serve`."""
 

@@ -47,6 +47,7 @@ GROUPS = {
         "sft": "train by supervised fine-tuning; resumes a run",
         "train": "train by reinforcement learning; resumes a run",
         "train-judge": "train a judge on preferences by SFT, then RL",
+        "sample": "generate on another host for a run with samplers",
         "pipeline": "run stages (SFT, merge, RL, evaluation, export); resumes",
     },
     "data and rewards": {

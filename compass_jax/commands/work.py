@@ -243,6 +243,17 @@ def check(options: commands.Check) -> int:
     return 0 if sound else 1
 
 
+def sample(options: commands.Sample) -> int:
+    """Generates for a training run on another host."""
+    from compass_jax.distributed import processes
+    from compass_jax.samplers.serve import run_sampler
+
+    with processes():
+        keep_compiled(options)
+        run_sampler(options.address, options.patience_s)
+    return 0
+
+
 def serve(options: commands.Serve) -> int:
     """Serves a model."""
     from compass_jax.commands.serve import run_serve

@@ -45,6 +45,7 @@ from compass_jax.config.run import (
     ScoredConfig,
     SFTRunConfig,
 )
+from compass_jax.config.samplers import SamplersConfig
 from compass_jax.config.sampling import GroupReplayConfig, SamplingConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
@@ -90,6 +91,7 @@ __all__ = [
     "RunConfig",
     "SFTConfig",
     "SFTRunConfig",
+    "SamplersConfig",
     "SamplingConfig",
     "ScalarJudgeConfig",
     "ScoredConfig",

@@ -11,6 +11,7 @@ from compass_jax.config.lora import LoRAConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig
 from compass_jax.config.ranges import Range, Section
+from compass_jax.config.samplers import SamplersConfig
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class PolicyConfig(Section):
     """Disaggregated rollout on separate devices, numbered after the training's; with
     rl.one_step_off both run at once.
     """
+    samplers: SamplersConfig = field(default_factory=SamplersConfig)
+    """Disaggregated rollout of RL over hosts: samplers in other processes, each with the devices of
+    rollout_mesh.
+    """
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Sampling of answers."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -48,6 +53,11 @@ class PolicyConfig(Section):
     def directory(self) -> str:
         """The run directory."""
         return self.run_dir or f"runs/{self.name}"
+
+    @property
+    def local_rollout_mesh(self) -> MeshConfig | None:
+        """The mesh on which these processes sample in RL; None: the training's."""
+        return None if self.samplers.acts else self.rollout_mesh
 
     @property
     def rollout_compute(self) -> ComputeConfig:
@@ -76,9 +86,13 @@ class PolicyConfig(Section):
         (self.rollout_mesh or self.mesh).validate("rollout_mesh", self.model)
         sampling = (self.rollout_mesh or self.mesh).devices
         check(
-            self.rollout_apart or sampling == self.mesh.devices,
+            self.rollout_apart or self.samplers.acts or sampling == self.mesh.devices,
             f"rollout_mesh has {sampling} devices, mesh {self.mesh.devices}: on the same devices"
             " both need as many; set rollout_apart to give the rollout its own",
+        )
+        check(
+            not (self.rollout_apart and self.samplers.acts),
+            "samplers with rollout_apart: both say where the rollout runs; leave one of them out",
         )
         narrow = "bfloat16" in (self.compute.dtype, self.rollout_compute.dtype)
         parts = self.compute.float32_parts

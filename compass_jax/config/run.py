@@ -107,10 +107,23 @@ class RLRunConfig(EvalRunConfig):
         if isinstance(self.rewards.judge, ScalarJudgeConfig):
             self._check_scalar_judge()
         check(
-            not self.rl.one_step_off or self.rollout_apart or self.mesh.devices == 1,
+            not self.rl.one_step_off
+            or self.rollout_apart
+            or self.samplers.acts
+            or self.mesh.devices == 1,
             f"rl.one_step_off on one mesh of {self.mesh.devices} devices: rollout and training"
             " would start programs from two threads, which can hang in their collectives; set"
-            " rollout_apart",
+            " rollout_apart, or samplers",
+        )
+        check(
+            self.samplers.lockstep or self.rl.one_step_off,
+            "samplers.lockstep = False without rl.one_step_off: no rollout would run while the"
+            " weights change; set rl.one_step_off, or leave lockstep on",
+        )
+        check(
+            not self.samplers.acts or not isinstance(self.rewards.judge, EngineJudgeConfig),
+            "samplers with a judge on the rollout's engine: the training has no engine; serve the"
+            " judge and name its endpoint (JudgeConfig)",
         )
         check(
             not self.rl.packed_row_tokens or self.mesh.context == 1,

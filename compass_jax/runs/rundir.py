@@ -59,7 +59,8 @@ MAY_CHANGE = frozenset(
     }
 )
 MOST_TOLD = 10  # maximum settings that an error names
-MESHES = ("mesh.", "rollout_mesh", "rollout_apart")  # a checkpoint can resume on any mesh
+# a checkpoint can resume on any mesh
+MESHES = ("mesh.", "rollout_mesh", "rollout_apart", "samplers.")
 
 
 class RunDirectoryInUse(CompassError, RuntimeError):

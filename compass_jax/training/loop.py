@@ -69,12 +69,14 @@ from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.joined import AnyScorer, check_rows
 from compass_jax.rollout.engine import Engine
 from compass_jax.runs.telemetry import Telemetry
+from compass_jax.samplers.pool import Pool
+from compass_jax.samplers.remote import RemoteEngine
 from compass_jax.session import (
     StopSignal,
     load_tokenizer,
     newest_checkpoint,
 )
-from compass_jax.sharding import placements
+from compass_jax.sharding import Placement, placements
 from compass_jax.training import optim, trained
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.callbacks import Callbacks
@@ -115,12 +117,14 @@ class RLTrainer:
         stop: StopSignal,
         telemetry: Telemetry,
         printed: set[str] | None = None,
+        pool: Pool | None = None,
     ):
         """Continues the run from its newest checkpoint, to the end of its stage
         (config/curriculum.py).
 
         Args:
             printed: notices that this run has printed; new ones are added.
+            pool: the samplers of config.samplers.
         """
         newest = newest_checkpoint(config.directory, telemetry.note)
         self.done_steps = 0 if newest is None else newest.manifest.step
@@ -128,7 +132,7 @@ class RLTrainer:
         check_drafts(config.rl)
         config = at_step(config, self.done_steps)
         check_kept_groups(config, config.rl)
-        train, rollout = placements(config.mesh, config.rollout_mesh, config.rollout_apart)
+        train, rollout = placements(config.mesh, config.local_rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
         vocab_size = self.tokenizer.vocab_size
         self.config, self.rl = config, config.rl
@@ -138,14 +142,7 @@ class RLTrainer:
         self.checkpoints = Checkpoints(
             config.directory, config.model, config.keep_checkpoints, reach
         )
-        self.engine = Engine(
-            config.model,
-            config.rollout_compute,
-            config.rollout,
-            self.tokenizer.end_ids,
-            rollout,
-            vocab_size,
-        )
+        self.engine = self._open_engine(rollout, pool)
         self.notices = Notices(config, telemetry.note, printed, self.done_steps)
         self.guard = Guard(
             guard,
@@ -181,11 +178,22 @@ class RLTrainer:
         self.notices.at_start(len(self.stream), len(self.labels))
         # the rollout that ran during the last step's updates, with its metrics or its error
         self.ahead: Future[dict[str, float] | None] | None = None
+        self._waited_s = 0.0  # for this rollout
         self.interrupted = False  # whether a stop came within a step
         layout = training_layout(config.compute)
         model = Transformer(config.model, config.compute, layout, train, vocab_size)
         self._restore_or_start(model, newest)
         self._sync_weights()
+
+    def _open_engine(self, rollout: Placement | None, pool: Pool | None) -> Engine:
+        """Returns the engine of this process's devices, or that of the samplers."""
+        config = self.config
+        settings = config.model, config.rollout_compute, config.rollout
+        tokens = self.tokenizer.end_ids, rollout, self.tokenizer.vocab_size
+        if pool is None:
+            return Engine(*settings, *tokens)
+        mesh = config.rollout_mesh or config.mesh
+        return RemoteEngine(pool, *settings, mesh, *tokens, config.rl.drafts)
 
     def _open_prompts(self) -> None:
         """Reads the prompts of training and of evaluation, checks that the verifiers can judge
@@ -219,6 +227,9 @@ class RLTrainer:
         # The old decode weights are no longer needed: their memory is free for the new ones.
         self.decode = None
         self.judge.use(None, self.learner.version)
+        if isinstance(self.engine, RemoteEngine):
+            self.decode, metrics = self.engine.receive(self.learner.params, self.learner.version)
+            return metrics
         self.decode, metrics = sync_weights(
             self.learner.params,
             config.model,
@@ -306,6 +317,7 @@ class RLTrainer:
         """Writes checkpoint `done_steps`, with the unfinished samples; in the background unless
         `wait`.
         """
+        self._await_rollout()
         self.telemetry.phase("saving")
         arrays: JsonObject = {"state": stack(self.learner.state)}
         if self.learner.reference is not None and self.learner.frozen is None:
@@ -408,7 +420,11 @@ class RLTrainer:
         if self.ahead is None:
             metrics = self._rollout(self.done_steps + 1, self._stopped)()
         else:
+            self._await_rollout()
             metrics, self.ahead = self.ahead.result(), None
+            if metrics is not None and self._overlaps_sync:
+                metrics["time/rollout_wait_s"] = self._waited_s
+            self._waited_s = 0.0
         if metrics is None:
             return None
         groups = [self.buffer.group(key) for key in self.buffer.kept]
@@ -531,8 +547,9 @@ class RLTrainer:
         With `rl.one_step_off` they are removed first, and a thread collects the next step's groups
         during the updates. The thread reads only state that training does not change: the prompts'
         history, the selector and the synced weights. The step waits for it even after a stop,
-        because the sync replaces its weights, so that its rollout could not be resumed. No rollout
-        runs during the last step of a stage: the next stage samples by other settings.
+        because the sync replaces its weights, so that its rollout could not be resumed; samplers
+        that are not in lockstep go on under the new weights. No rollout runs during the last step
+        of a stage: the next stage samples by other settings.
         """
         self.learner.progress = partial(self.telemetry.phase, "training")
         train = partial(
@@ -549,19 +566,35 @@ class RLTrainer:
         self._end_step()
         abandoned = threading.Event()
         rollout = self._rollout(self.done_steps + 2, abandoned.is_set)
-        with ThreadPoolExecutor(1, "rollout") as thread:
-            future = thread.submit(rollout)
-            try:
-                metrics = train()
-            except BaseException:
-                abandoned.set()  # leaving the thread waits for it
-                raise
-            started = time.perf_counter()
-            error = future.exception()
+        thread = ThreadPoolExecutor(1, "rollout")
+        self.ahead = thread.submit(rollout)
+        thread.shutdown(wait=False)  # after this rollout
+        try:
+            metrics = train()
+        except BaseException:
+            abandoned.set()
+            self._await_rollout()
+            raise
+        if self._overlaps_sync:
+            return metrics
+        self._await_rollout()
+        error = self.ahead.exception()
+        # a VerifierError is raised by the next step: this one is complete
         if error is not None and not isinstance(error, VerifierError):
             raise error
-        self.ahead = future  # a VerifierError is raised by the next step: this one is complete
-        return {**metrics, "time/rollout_wait_s": time.perf_counter() - started}
+        return {**metrics, "time/rollout_wait_s": self._waited_s}
+
+    @property
+    def _overlaps_sync(self) -> bool:
+        """Whether weights reach the samplers while they sample the next rollout."""
+        return self.config.samplers.acts and not self.config.samplers.lockstep
+
+    def _await_rollout(self) -> None:
+        """Waits for the rollout that runs beside the training, if any."""
+        started = time.perf_counter()
+        if self.ahead is not None:
+            self.ahead.exception()
+            self._waited_s += time.perf_counter() - started
 
     def _rollout(
         self, number: int, stopped: Callable[[], bool]
@@ -636,6 +669,7 @@ class RLTrainer:
 
         warns: whether to warn of uninformative rewards, which may end the run.
         """
+        self._await_rollout()
         self.telemetry.phase("evaluation")
         evaluation = evaluate(
             engine=self.engine,

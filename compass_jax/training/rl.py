@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from compass_jax.aliases import JsonObject
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
-from compass_jax.distributed import is_main_process
+from compass_jax.distributed import all_gather_bytes, is_main_process
 from compass_jax.errors import STRICT
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluated import answer_rows, write_evaluation
@@ -29,6 +30,7 @@ from compass_jax.runs.rundir import (
     write_atomically,
 )
 from compass_jax.runs.telemetry import Telemetry, plain_numbers
+from compass_jax.samplers.pool import Pool
 from compass_jax.session import (
     StopSignal,
     carry_tokenizer,
@@ -62,8 +64,11 @@ def run_rl(
     """
     config.validate_for_rl()
     check_steps(profile_steps)
+    pool = Pool(config.samplers) if config.samplers.acts else None
+    exchange = all_gather_bytes if pool is None else pool.exchange
     with (
-        open_scorer(config, config.directory) as scorer,
+        pool or contextlib.nullcontext(),
+        open_scorer(config, config.directory, exchange) as scorer,
         open_run(config) as run,
         StopSignal() as stop,
         Telemetry(
@@ -77,6 +82,8 @@ def run_rl(
             settings=to_plain(config),
         ) as telemetry,
     ):
+        if pool is not None:
+            pool.note = telemetry.note
         telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
         machine = record_machine(Path(config.directory)) if is_main_process() else []
@@ -87,8 +94,10 @@ def run_rl(
         # a stage ends in a checkpoint, and the next one begins like a resumed run
         while not result["stopped"] and "evaluation" not in result:
             result = _run_stage(
-                config, scorer, stop, telemetry, strict, printed, enough, profile_steps
+                config, scorer, stop, telemetry, strict, printed, enough, profile_steps, pool
             )
+        if pool is not None and not result["stopped"]:
+            pool.finish()
         return result | {"status": stop.status}
 
 
@@ -101,11 +110,12 @@ def _run_stage(
     printed: set[str],
     enough: Callable[[], bool],
     profile_steps: tuple[int, ...],
+    pool: Pool | None,
 ) -> JsonObject:
     """Trains to the end of the run's current stage. Its trainer, with its arrays on the devices, is
     released afterwards.
     """
-    trainer = RLTrainer(config, scorer, stop, telemetry, printed)
+    trainer = RLTrainer(config, scorer, stop, telemetry, printed, pool)
     if strict:
         trainer.notices.end = partial(stop.end, STRICT)
     if "header" not in printed:

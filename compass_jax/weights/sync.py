@@ -11,7 +11,7 @@ import time
 from functools import cache, partial
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import MeshConfig, ModelConfig
@@ -106,15 +106,15 @@ def _by_vocabulary(x: jax.Array, axis: int, source: Mesh, placement: Placement) 
     return x
 
 
-def nearby_placement(params: Tree, placement: Placement) -> Placement:
-    """Returns a mesh over the devices of `params` that shards matrices as `placement` does, so that
-    the result can be copied from device to device.
+def nearby_placement(params: Tree, expert: int, tensor: int) -> Placement:
+    """Returns a mesh over the devices of `params` that shards matrices as a decoding mesh with
+    these axes does, so that the result can be copied from device to device.
 
     If there are too few devices or their number does not divide, the mesh does not shard, and
     copies go through the host.
     """
     devices = list(ordered(jax.tree.leaves(params)[0].sharding))
-    axes = {axis: placement.size(axis) for axis in ("expert", "tensor")}
+    axes = {"expert": expert, "tensor": tensor}
     if len(devices) % math.prod(axes.values()):
         axes = {"expert": 1, "tensor": 1}
     return Placement(
@@ -149,11 +149,64 @@ def sync_program(
         return Program("hand-over", _convert_jitted, (params,), keywords)
     target, source = placement, None
     if _is_disaggregated(params, placement):
-        target = nearby_placement(params, placement)
+        target = nearby_placement(params, placement.size("expert"), placement.size("tensor"))
     else:
         source = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
     options = (dtype, quantize, stored, placement.size("tensor"), layout)
     return Program("hand-over", converter(model, target, *options, source), (params,))
+
+
+def sync_to_samplers(
+    params: Tree,
+    model: ModelConfig,
+    dtype: str,
+    quantize: str,
+    stored: bool,
+    *,
+    mesh: MeshConfig,
+    layout: Layout,
+) -> tuple[Tree, dict[str, float]]:
+    """Returns decoding weights on the training's devices for samplers in other processes, split
+    like those of a decoding mesh `mesh` where the number of devices allows, and the metrics and
+    other arguments of `sync_weights`.
+    """
+    started = time.perf_counter()
+    target = nearby_placement(params, mesh.expert, mesh.tensor)
+    options = dtype, resolve(quantize), stored, mesh.tensor, layout
+    decode = jax.block_until_ready(converter(model, target, *options, None)(params))
+    return decode, _sync_metrics(decode, started)
+
+
+def sampler_weights(
+    model: ModelConfig,
+    dtype: str,
+    quantize: str,
+    stored: bool,
+    placement: Placement | None,
+    layout: Layout,
+) -> Tree:
+    """Returns structs of the weights that a sampler on `placement` gets from `sync_to_samplers`."""
+    tensor = 1 if placement is None else placement.size("tensor")
+
+    def convert(params: Tree) -> Tree:
+        return _convert(params, model, dtype, quantize, stored, tensor, layout)
+
+    structs = jax.eval_shape(convert, abstract_params(model, "float32"))
+    shardings = (
+        jax.tree.map(lambda _: SingleDeviceSharding(jax.local_devices()[0]), structs)
+        if placement is None
+        else decode_shardings(structs, model, placement, layout)
+    )
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        structs,
+        shardings,
+    )
+
+
+def _sync_metrics(decode: Tree, started: float) -> dict[str, float]:
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
+    return {"handover/bytes": float(size), "time/handover_s": time.perf_counter() - started}
 
 
 def _is_disaggregated(params: Tree, placement: Placement) -> bool:
@@ -199,5 +252,4 @@ def sync_weights(
     if placement is not None and _is_disaggregated(params, placement):
         decode = jax.device_put(decode, decode_shardings(decode, model, placement, layout))
     decode = jax.block_until_ready(decode)
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(decode))
-    return decode, {"handover/bytes": float(size), "time/handover_s": time.perf_counter() - started}
+    return decode, _sync_metrics(decode, started)

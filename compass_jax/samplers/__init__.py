@@ -1,0 +1,1 @@
+"""Disaggregated rollout: samplers in separate processes, on other hosts than the training."""

@@ -1,0 +1,77 @@
+"""Requests and results of samplers as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compass_jax.aliases import JsonObject
+from compass_jax.records import Draft, Prompt
+from compass_jax.rollout.request import Request
+from compass_jax.samplers.frames import Message
+
+COLUMNS = ("tokens", "logp", "entropy", "versions")
+
+
+def work(
+    job: int,
+    requests: Mapping[int, Request],
+    routes: Mapping[int, np.ndarray],
+    columns: range,
+) -> Message:
+    """Returns the message that gives samples of one prompt to a sampler, by their numbers; `routes`
+    `[t l k]` are those of samples that have tokens.
+    """
+    prompt = next(iter(requests.values())).prompt
+    arrays: dict[str, np.ndarray] = {"prompt": prompt.tokens.astype(np.int32)}
+    arrays |= {f"{n}.routes": x for n, x in routes.items()}
+    samples = []
+    for n, x in requests.items():
+        samples.append([n, x.column, x.limit, x.drafted, x.draft_tokens])
+        if x.has_tokens:
+            arrays |= {f"{n}.{name}": getattr(x, name) for name in COLUMNS}
+        if x.draft is not None:
+            arrays |= {f"{n}.draft": x.draft.tokens, f"{n}.draft_logp": x.draft.logp}
+    fields: JsonObject = {"job": job, "id": prompt.id, "visit": prompt.visit, "samples": samples}
+    return Message("work", fields | {"columns": [columns.start, columns.stop]}, arrays)
+
+
+def requests_of(message: Message, rows: Sequence[int]) -> dict[int, Request]:
+    """Returns the requests of a `work` message by their numbers, with these route rows."""
+    fields, arrays = message.fields, message.arrays
+    prompt = Prompt.of_tokens(arrays["prompt"].tolist(), fields["id"], fields["visit"])
+    requests = {}
+    for row, (n, column, limit, drafted, draft_tokens) in zip(rows, fields["samples"], strict=True):
+        request = Request.of(prompt, column, row, limit, 0)
+        if f"{n}.tokens" in arrays:
+            for name in COLUMNS:
+                setattr(request, name, arrays[f"{n}.{name}"])
+            request.length = len(request.tokens)
+        if f"{n}.draft" in arrays:
+            request.draft = Draft(arrays[f"{n}.draft"], arrays[f"{n}.draft_logp"])
+        request.drafted, request.draft_tokens = drafted, draft_tokens
+        requests[n] = request
+    return requests
+
+
+def results(
+    kind: str, job: int, requests: Mapping[int, Request], routes: Mapping[int, np.ndarray]
+) -> Message:
+    """Returns the message with the tokens of finished or unfinished samples, and their routes."""
+    arrays, samples = dict[str, np.ndarray](), []
+    for n, x in requests.items():
+        samples.append([n, x.drafted, x.draft_tokens])
+        arrays |= {f"{n}.{name}": getattr(x, name) for name in COLUMNS}
+        if n in routes:
+            arrays[f"{n}.routes"] = routes[n]
+    return Message(kind, {"job": job, "samples": samples}, arrays)
+
+
+def update(request: Request, n: int, message: Message, counts: Sequence[int]) -> None:
+    """Gives a request the tokens that a `results` message has of it."""
+    for name in COLUMNS:
+        setattr(request, name, message.arrays[f"{n}.{name}"].copy())
+    request.length = len(request.tokens)
+    request.drafted, request.draft_tokens = counts
+    request.draft = None
