@@ -80,7 +80,8 @@ def processes():
 def environment(devices: int) -> dict[str, str]:
     """One process with so many simulated devices."""
     inherited = ("COV_", "COMPASS_", "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
-    out = {k: v for k, v in os.environ.items() if not k.startswith(inherited)}
+    needed = ("COMPASS_SAMPLERS_KEY",)
+    out = {k: v for k, v in os.environ.items() if k in needed or not k.startswith(inherited)}
     out |= {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
     return out | quick_compile.asked(out, devices)
 

@@ -30,6 +30,9 @@ def compare(found, expected):
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.keys() == theirs.keys()
         for name in theirs:
+            if theirs[name] is None:
+                assert mine[name] is None
+                continue
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 

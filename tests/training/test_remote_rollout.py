@@ -1,0 +1,175 @@
+"""Runs whose samples come from a sampler, here a thread of the same process over loopback: what
+each variant of the loop gives, and what is refused.
+"""
+
+import contextlib
+import threading
+
+import pytest
+from evolve import evolve
+from logged import CLOCKS, lines, numbers
+from processes import free_port
+from test_processes import compare
+from variants import VARIANTS, configured, limit_lengths
+
+from compass_jax.config import ConfigError, EngineJudgeConfig
+from compass_jax.samplers import frames, serve
+from compass_jax.samplers.frames import KEY_VARIABLE, SamplersError
+from compass_jax.samplers.serve import SamplerLoop
+from compass_jax.training.rl import run_rl
+
+LEFT_OUT = (*CLOCKS, "guard/loss_spike")  # a spike of small differences shows how floats round
+# Which samples of a rollout are unfinished at its end depends on a clock there.
+REPEATABLE = sorted(name for name in VARIANTS if not name.startswith("partial"))
+QUICK = ("one step off", "growing", "drafts", "replay, R2", "stages")
+
+
+@pytest.fixture
+def address(monkeypatch):
+    """The address of a run; training and samplers of this process share a key."""
+    monkeypatch.setenv(KEY_VARIABLE, "a key of more than sixteen characters")
+    return f"127.0.0.1:{free_port()}"
+
+
+@contextlib.contextmanager
+def sampler(address):
+    """A sampler in a thread, which has to end when the training does. Yields its error, if any."""
+    errors = []
+
+    def run():
+        try:
+            SamplerLoop(address, 60).run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield errors
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def responses(directory):
+    return [
+        [(x["response"], x["reward"]) for x in row["samples"]]
+        for row in lines(directory, "rollouts")
+    ]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in REPEATABLE],
+)
+def test_every_variant_has_the_numbers_of_a_local_rollout(variant, undisturbed, address, tmp_path):
+    config = evolve(configured(variant, tmp_path), samplers={"address": address})
+    with sampler(address) as errors:
+        run_rl(config)
+    assert not errors
+    expected, _ = undisturbed(variant)
+    compare(numbers(tmp_path, LEFT_OUT), numbers(expected, LEFT_OUT))
+    assert responses(tmp_path) == responses(expected)
+
+
+@pytest.mark.parametrize("variant", ["partial", "partial, drafts"])
+def test_unfinished_samples_are_carried_into_the_next_step(variant, address, tmp_path, monkeypatch):
+    limit_lengths(monkeypatch)
+    config = evolve(configured(variant, tmp_path), samplers={"address": address})
+    with sampler(address) as errors:
+        run_rl(config)
+    assert not errors
+    rows = [row["metrics"] for row in lines(tmp_path)]
+    assert len(rows) == config.rl.steps
+    assert any(row["rollout/carried_tokens"] > 0 for row in rows)
+    assert max(row["staleness_max"] for row in rows) > 0
+    # log-probs of the tokens before and after a cut are those of their policies
+    assert rows[0]["mismatch/logp_abs_diff"] < 1e-5
+
+
+def test_a_sampler_with_another_key_is_not_let_in(address, tmp_path, monkeypatch):
+    """It ends with the reason; the run goes on with one that has the key."""
+    config = evolve(configured("plain", tmp_path), samplers={"address": address})
+    wrong = "another key of more than sixteen"
+    environment_of = {"wrong": wrong}
+    real = frames.secret
+
+    def secret():
+        name = threading.current_thread().name
+        return environment_of.get(name, "").encode() or real()
+
+    monkeypatch.setattr(frames, "secret", secret)
+    refused = []
+
+    def run():
+        try:
+            SamplerLoop(address, 60).run()
+        except SamplersError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=run, name="wrong")
+    thread.start()
+    with sampler(address) as errors:
+        run_rl(config)
+    thread.join(60)
+    assert refused == [f"the training has another {KEY_VARIABLE}"] and not errors
+
+
+def test_a_sampler_of_another_version_is_refused(address, tmp_path, monkeypatch):
+    config = evolve(configured("plain", tmp_path), samplers={"address": address})
+    real, calls = serve.hello, []
+
+    def hello():
+        calls.append(1)
+        return real() | ({"version": "0.0.1"} if len(calls) == 1 else {})
+
+    monkeypatch.setattr(serve, "hello", hello)
+    with sampler(address) as first, sampler(address) as second:
+        run_rl(config)
+    (error,) = [*first, *second]
+    assert "version '0.0.1', not" in str(error)
+
+
+def test_a_sampler_that_no_training_calls_ends(address):
+    with pytest.raises(SamplersError, match=r"no training at 127\.0\.0\.1:\d+ for 1 s.*--patience"):
+        SamplerLoop(address, 1).run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samplers": {"address": "7070"}}, r"samplers\.address = '7070': must be host:port"),
+        (
+            {"samplers": {"address": "a:1", "lockstep": False}},
+            r"samplers\.lockstep = False without rl\.one_step_off",
+        ),
+        ({"samplers": {"address": "a:1"}, "rollout_apart": True}, "samplers with rollout_apart"),
+        (
+            {
+                "samplers": {"address": "a:1"},
+                "rewards": {"judge": EngineJudgeConfig(prompt_buckets=(32,), max_tokens=8)},
+            },
+            "samplers with a judge on the rollout's engine",
+        ),
+    ],
+)
+def test_settings_that_cannot_act_together_are_refused(changes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        evolve(configured("plain", tmp_path), **changes).validate_for_rl()
+
+
+@pytest.mark.parametrize("key", [None, "short"])
+def test_training_and_samplers_need_a_key(key, tmp_path, monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(KEY_VARIABLE, key)
+    config = evolve(configured("plain", tmp_path), samplers={"address": "127.0.0.1:7070"})
+    with pytest.raises(ConfigError, match=r"COMPASS_SAMPLERS_KEY has \d characters: set it"):
+        run_rl(config)
+    with pytest.raises(ConfigError, match="COMPASS_SAMPLERS_KEY has"):
+        SamplerLoop("127.0.0.1:7070", 1)
+
+
+def test_an_address_of_another_host_cannot_be_listened_on(tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "a key of more than sixteen characters")
+    config = evolve(configured("plain", tmp_path), samplers={"address": "192.0.2.1:7070"})
+    with pytest.raises(SamplersError, match=r"samplers\.address = '192\.0\.2\.1:7070': this"):
+        run_rl(config)
