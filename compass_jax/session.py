@@ -83,6 +83,10 @@ class StopSignal:
         """Asks for a stop, as SIGTERM does."""
         self._requested = value
 
+    def requested_here(self) -> bool:
+        """Returns whether this process was asked to stop, without asking the others."""
+        return self._requested
+
     def end(self, status: int) -> None:
         """Asks for a stop, after which the run's exit status is `status`."""
         self._requested = True

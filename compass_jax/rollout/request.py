@@ -84,6 +84,7 @@ class Request:
         for name in ("tokens", "logp", "entropy", "versions"):
             setattr(self, name, getattr(self, name)[:-1])
         self.length = len(self.tokens)
+        self.drafted = min(self.drafted, self.length - len(self.prompt.tokens))
         self.is_finished = False
 
     def accept(self, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:

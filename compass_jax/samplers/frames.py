@@ -9,8 +9,8 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,7 +27,14 @@ DTYPES = frozenset({"int32", "float32", "uint8", "uint16"})
 SILENT_S, ALIVE_S = 120, 10
 _LENGTH = struct.Struct(">I")
 # Seconds after which the system counts a silent host as lost: 10 + 4 * 5.
-_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+_KEEP_ALIVE = (
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 4),
+    # milliseconds, for sent data that is not acknowledged: no probes are sent then
+    (socket.TCP_USER_TIMEOUT, 30_000),
+)
+GREETING_S = 10  # within which the two sides must have authenticated
 
 
 _EMPTY: Tree = MappingProxyType({})
@@ -92,25 +99,39 @@ def parse_address(address: str, name: str) -> tuple[str, int]:
 
 
 def connect(address: tuple[str, int]) -> Connection:
-    """Connects with the training. Raises OSError where nothing listens, and AuthenticationError (of
+    """Connects with the training. Raises OSError where nothing answers, and AuthenticationError (of
     multiprocessing) where the keys differ.
     """
-    connection = Client(address, family="AF_INET")
-    try:
+    connection = Connection(socket.create_connection(address, timeout=GREETING_S).detach())
+    with _greeting(connection):
         answer_challenge(connection, secret())
         deliver_challenge(connection, secret())
+    return connection
+
+
+def accept(one: socket.socket) -> Connection:
+    """Authenticates a process that has connected; errors are those of `connect`."""
+    connection = Connection(one.detach())
+    with _greeting(connection):
+        deliver_challenge(connection, secret())
+        answer_challenge(connection, secret())
+    return connection
+
+
+@contextlib.contextmanager
+def _greeting(connection: Connection) -> Iterator[None]:
+    """Limits the time of authentication; closes the connection after an error."""
+    try:
+        with socket_of(connection) as one:
+            one.setblocking(True)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", GREETING_S, 0))
+        yield
+        with socket_of(connection) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
         keep_alive(connection)
     except BaseException:
         connection.close()
         raise
-    return connection
-
-
-def accept(connection: Connection) -> None:
-    """Authenticates a process that has connected; errors are those of `connect`."""
-    deliver_challenge(connection, secret())
-    answer_challenge(connection, secret())
-    keep_alive(connection)
 
 
 def shut_down(connection: Connection) -> None:

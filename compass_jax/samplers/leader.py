@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -19,14 +20,19 @@ import numpy as np
 
 from compass_jax.aliases import JsonObject
 from compass_jax.rollout.request import Request
+from compass_jax.rollout.stats import RolloutStats
 from compass_jax.samplers import frames, weights
 from compass_jax.samplers.frames import Message, SamplersError
-from compass_jax.samplers.requests import work
+from compass_jax.samplers.requests import COLUMNS, work
 
 if TYPE_CHECKING:
     from compass_jax.samplers.pool import Pool
 
 IDLE_S = 0.5  # between events while nothing happens, so that a rollout can look for a stop
+STOPPED = (
+    "the run was asked to stop while it waited for samplers, of which none is there: the same"
+    " command continues from the last checkpoint"
+)
 VERSION = metadata.version("compass_jax")
 
 
@@ -62,7 +68,7 @@ class Leader:
         self.pool = pool
         # (peer, message); of this process: (None, message or group)
         self.inbox: queue.SimpleQueue[tuple[Peer | None, Message | Group]] = queue.SimpleQueue()
-        self._peers = 0
+        self._numbers = itertools.count(1)  # of peers
         self._samplers: dict[int, Peer] = {}
         self._trainers: dict[int, Peer] = {}
         self._servers: dict[int, str] = {}  # process of the training -> its weight server
@@ -74,12 +80,13 @@ class Leader:
         self._aborting: set[int] = set()  # samplers whose answer is awaited
         self._payloads: dict[int, list[Message]] = {}  # process -> its payloads to exchange
         self._closed = False
+        self.met = threading.Event()  # whether all processes of the training are there
 
     def listen(self) -> None:
         """Listens at samplers.address. Raises SamplersError if that is not possible."""
         host, port = self.pool.address
         try:
-            self._listener = Listener((resolved(host), port), family="AF_INET", backlog=64)
+            self._listener = socket.create_server((resolved(host), port), backlog=64)
         except OSError as error:
             raise SamplersError(
                 f"samplers.address = {self.pool.config.address!r}: this process cannot listen"
@@ -89,15 +96,27 @@ class Leader:
     def start(self, server: str) -> None:
         """Starts the threads; `server` is the address of this process's weight server."""
         self._servers[0] = server
+        if self.pool.processes == 1:
+            self.met.set()
         for loop in (self._accept, self._serve):
             threading.Thread(target=loop, name="samplers", daemon=True).start()
 
     def close(self) -> None:
         """Ends all connections."""
         self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         for peer in [*self._samplers.values(), *self._trainers.values()]:
             frames.shut_down(peer.connection)
+
+    def state(self) -> str:
+        """Returns a line on the samplers."""
+        names = [peer.name for peer in list(self._samplers.values())]
+        if not names:
+            return f"none is there; start one with compass sample {self.pool.config.address}"
+        slow = [x.name for x in list(self._samplers.values()) if x.ready != self._newest]
+        return f"{len(names)} are there, without the newest weights: {', '.join(slow) or 'none'}"
 
     def put(self, kind: str, fields: JsonObject, payload: bytes = b"") -> None:
         """Queues a message of this process."""
@@ -108,20 +127,18 @@ class Leader:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                connection = self._listener.accept()
-            except OSError:
-                continue
-            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+                one, _ = self._listener.accept()
+                threading.Thread(target=self._read, args=(one,), daemon=True).start()
+            except (OSError, RuntimeError):  # too many connections, or threads
+                time.sleep(IDLE_S)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, one: socket.socket) -> None:
         """Reads one peer's messages until it is lost."""
         try:
-            frames.accept(connection)
+            connection = frames.accept(one)
         except (AuthenticationError, EOFError, OSError, AssertionError):
-            connection.close()
             return
-        self._peers += 1
-        peer = Peer(connection, self._peers)
+        peer = Peer(connection, next(self._numbers))
         try:
             while True:
                 message = frames.decode(connection.recv_bytes())
@@ -138,6 +155,8 @@ class Leader:
                 try:
                     peer, message = self.inbox.get(timeout=IDLE_S)
                 except queue.Empty:
+                    if self.pool.stopped() and not self._samplers:
+                        self._tell_all(Message("failed", {"why": STOPPED}))
                     if self._queue or any(x.samples for x in self._samplers.values()):
                         self._tell_all(Message("idle"))
                     continue
@@ -155,13 +174,12 @@ class Leader:
         elif peer is None:
             getattr(self, f"_on_{message.kind}")(message)
         else:
-            try:
-                getattr(self, f"_peer_{message.kind}")(peer, message)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                if peer in self._trainers.values():
-                    raise
-                self.pool.note(f"sampler {peer.name} sent a broken message: {error!r}")
+            refusal = _refusal(message, self._job)
+            if refusal:
+                self.pool.note(f"{peer.name or 'a process'} sent a broken message: {refusal}")
                 frames.shut_down(peer.connection)
+            else:
+                getattr(self, f"_peer_{message.kind}")(peer, message)
 
     def _drop_silent(self) -> None:
         """Ends the connection of samplers that have been silent for too long."""
@@ -186,28 +204,36 @@ class Leader:
     def _peer_hello(self, peer: Peer, message: Message) -> None:
         fields = message.fields
         if fields["role"] == "trainer":
-            self._trainers[fields["process"]] = peer
-            self._servers[fields["process"]] = fields["server"]
-            peer.name = f"process {fields['process']} of the training"
-            self._offer_to_all()
+            process = fields["process"]
+            if process in self._trainers:
+                frames.shut_down(peer.connection)  # of a second training with the same address
+                return
+            peer.name = f"process {process} of the training"
+            self._trainers[process], self._servers[process] = peer, fields["server"]
+            if len(self._servers) == self.pool.processes:
+                self.met.set()
             return
-        peer.name = str(fields["name"])
+        peer.name = f"sampler {fields['name']}"
         needed = {"version": VERSION, "platform": jax.devices()[0].platform}
-        wrong = [f"{k} {fields[k]!r}, not {v!r}" for k, v in needed.items() if fields[k] != v]
+        wrong = [
+            f"{k} {fields.get(k)!r}, not {v!r}" for k, v in needed.items() if fields.get(k) != v
+        ]
         if wrong:
-            why = f"it has {'; '.join(wrong)}, as the training has"
-            self._tell(peer, Message("refused", {"why": why}))
-            self.pool.note(f"sampler {peer.name} is refused: {why}")
+            self._refuse(peer, f"it has {'; '.join(wrong)}, as the training has")
             return
         self._samplers[peer.number] = peer
         if self._settings is not None:
             self._tell(peer, Message("setup", self._settings))
 
+    def _refuse(self, peer: Peer, why: str) -> None:
+        self._tell(peer, Message("refused", {"why": why}))
+        self.pool.note(f"{peer.name} is refused: {why}")
+
     def _peer_needs(self, peer: Peer, message: Message) -> None:
         if message.fields["settings"] != (self._settings or {}).get("number"):
             return  # of earlier settings
         peer.needs = message.fields["needs"]
-        self.pool.note(f"sampler {peer.name} has joined")
+        self.pool.note(f"{peer.name} has joined")
         self._tell_all(Message("joined", {"sampler": peer.number, "needs": peer.needs}))
         self._offer_to_all()
 
@@ -236,15 +262,16 @@ class Leader:
 
     def _peer_failed(self, peer: Peer, message: Message) -> None:
         """Reports a sampler that cannot go on; "lost" follows."""
-        self.pool.note(f"sampler {peer.name} has failed: {message.fields['why']}")
+        self.pool.note(f"{peer.name} has failed: {message.fields['why']}")
 
     def _peer_lost(self, peer: Peer, message: Message) -> None:
         peer.connection.close()
         if peer in self._trainers.values():
             raise SamplersError(f"{peer.name} is lost")
-        if self._samplers.pop(peer.number, None) is None:
+        if self._samplers.get(peer.number) is not peer:
             return
-        self.pool.note(f"sampler {peer.name} is lost; {len(peer.samples)} samples start again")
+        del self._samplers[peer.number]
+        self.pool.note(f"{peer.name} is lost; {len(peer.samples)} samples start again")
         # the groups in the order of their samples, without the finished ones
         groups = {id(group): group for group in peer.samples.values()}.values()
         left = [
@@ -272,7 +299,7 @@ class Leader:
         for peer in self._samplers.values():
             self._tell(peer, Message("end"))
         self._closed = True
-        self.pool.apply(Message("finished"))
+        self._tell_all(Message("finished"))
 
     def _on_forget(self, message: Message) -> None:
         self._newest = 0
@@ -310,18 +337,21 @@ class Leader:
     # ---- decisions -------------------------------------------------------------------------------
 
     def _offer_to_all(self) -> None:
-        """Offers the newest weights to every sampler that lacks them, once all processes of the
-        training can serve.
-        """
-        if not self._newest or len(self._servers) < self.pool.processes:
+        """Offers the newest weights to every sampler that lacks them."""
+        if not self._newest:
             return
-        for peer in self._samplers.values():
+        for peer in list(self._samplers.values()):
             if peer.needs is None or peer.offered == self._newest:
+                continue
+            try:
+                plan = self.pool.plan(peer.number)
+            except ValueError as error:
+                peer.needs = None
+                self._refuse(peer, f"its layout of the weights: {error}")
                 continue
             peer.offered, first = self._newest, self._transfers
             fields: JsonObject = {"sampler": peer.number, "number": self._newest, "first": first}
             self._tell_all(Message("offer", fields))
-            plan = self.pool.plan(peer.number)
             self._transfers += sum(map(len, plan))
             addresses = [self._servers[n] for n in range(self.pool.processes)]
             fields |= {"addresses": addresses, "plan": weights.to_json(plan)}
@@ -367,14 +397,66 @@ class Leader:
                 self._tell_all(Message("aborted", {"job": job}))
 
 
+# kind of a peer's message -> the types of its fields
+_FIELDS: dict[str, dict[str, type]] = {
+    "needs": {"needs": list, "settings": int},
+    "ready": {"number": int},
+    "done": {"job": int, "samples": list, "stats": dict},
+    "cut": {"job": int, "samples": list, "stats": dict},
+    "aborted": {"job": int},
+    "failed": {"why": str},
+    "exchange": {"process": int},
+    "lost": {},
+}
+_HELLO: dict[str, dict[str, type]] = {
+    "sampler": {"name": str},
+    "trainer": {"process": int, "server": str},
+}
+_COUNTERS = frozenset(asdict(RolloutStats()))
+
+
+def _refusal(message: Message, job: JsonObject) -> str:
+    """Returns the fault of a peer's message; empty for a sound one."""
+    fields = message.fields
+    types = _FIELDS.get(message.kind)
+    if message.kind == "hello":
+        types = _HELLO.get(str(fields.get("role")))
+    if types is None:
+        return f"kind {message.kind!r}"
+    for name, kind in types.items():
+        if not isinstance(fields.get(name), kind):
+            return f"{message.kind}: {name} is {fields.get(name)!r:.80}"
+    if message.kind not in ("done", "cut"):
+        return ""
+    if not fields["stats"].keys() <= _COUNTERS:
+        return f"{message.kind}: unknown counters"
+    columns = (*COLUMNS, "routes") if fields["job"] == job.get("job") and job["routes"] else COLUMNS
+    for sample in fields["samples"]:
+        if not (isinstance(sample, list) and len(sample) == 3):
+            return f"{message.kind}: a sample is {sample!r:.80}"
+        missing = [name for name in columns if f"{sample[0]}.{name}" not in message.arrays]
+        if missing:
+            return f"{message.kind}: sample {sample[0]} has no {', '.join(missing)}"
+    return ""
+
+
 def as_array(payload: bytes) -> dict[str, np.ndarray]:
     """Returns the array of a message that carries bytes."""
     return {"payload": np.frombuffer(payload, np.uint8)}
 
 
 def resolved(host: str) -> str:
-    """Returns the IP address of a host. Raises SamplersError for an unknown one."""
+    """Returns the IP address of this host by its name. Raises SamplersError for an unknown one, for
+    a wildcard, and for a name that only this host resolves to itself.
+    """
     try:
-        return socket.gethostbyname(host)
+        ip = socket.gethostbyname(host)
     except OSError as error:
         raise SamplersError(f"samplers.address: no host {host!r}: {error.strerror}") from error
+    loopback = ip.startswith("127.") and not (host.startswith("127.") or host == "localhost")
+    if loopback or ip == "0.0.0.0":
+        raise SamplersError(
+            f"samplers.address: {host!r} is {ip} here, which no other host reaches: name this"
+            " host's address on the network of the samplers"
+        )
+    return ip

@@ -30,6 +30,7 @@ from compass_jax.samplers import frames, weights
 from compass_jax.samplers.frames import Message, SamplersError
 from compass_jax.samplers.leader import IDLE_S, Group, Leader, as_array, resolved
 
+NOTE_AFTER = 20  # such waits
 MEET_S = 300.0  # within which the processes of the training must have met
 
 
@@ -41,6 +42,7 @@ class Pool:
     def __init__(self, config: SamplersConfig, note: Callable[[str], None] = print):
         self.config = config
         self.note = note
+        self.stopped: Callable[[], bool] = lambda: False  # whether this process should stop
         self._secret = frames.secret()
         self.address = frames.parse_address(config.address, "samplers.address")
         self._process, self.processes = jax.process_index(), jax.process_count()
@@ -67,6 +69,11 @@ class Pool:
             self._leader.listen()
             self._server = weights.WeightServer(resolved(self.address[0]))
             self._leader.start(self._server.address)
+            if not self._leader.met.wait(MEET_S):
+                raise SamplersError(
+                    f"not all {self.processes} processes of the training came to"
+                    f" {self.config.address} within {MEET_S:.0f} s"
+                )
         else:
             self._link = _meet(self.address)
             self._server = weights.WeightServer(frames.local_host(self._link))
@@ -87,7 +94,7 @@ class Pool:
         """Ends the samplers: the run is complete. Without it they wait for the run to continue."""
         if self._leader is not None:
             self._leader.put("finish", {})
-            self._wait(lambda: self._finished)
+        self._wait(lambda: self._finished)
 
     def use(self, settings: JsonObject) -> None:
         """Tells the samplers which engine to run. They drop their weights. Every process of the
@@ -123,11 +130,11 @@ class Pool:
         waited = 0
         with self._changed:
             while not condition():
-                self._changed.wait(IDLE_S)
                 self._raise()
+                self._changed.wait(IDLE_S)
                 waited += 1
-                if waited == 20 and self._leader is not None:
-                    self.note(f"waiting for samplers: compass sample {self.config.address}")
+                if waited == NOTE_AFTER and self._leader is not None:
+                    self.note(f"waiting for samplers: {self._leader.state()}")
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """Returns the payloads of all processes of the training, like

@@ -46,6 +46,7 @@ from compass_jax.sharding import fetch, placements
 from compass_jax.weights.sync import sampler_weights
 
 RETRY_S = 1.0
+MOST_FAILURES = 3  # transfers of weights that may fail, one after the other
 COUNTERS = tuple(asdict(RolloutStats()))
 
 
@@ -59,6 +60,7 @@ class Link:
         self._connection: Connection | None = None
         self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._lost_at = time.monotonic()
+        self.host = ""  # this host's address, as the training reaches it
         self._sending = threading.Lock()
         threading.Thread(target=self._show_alive, daemon=True).start()
 
@@ -66,12 +68,6 @@ class Link:
         while True:
             time.sleep(frames.ALIVE_S)
             self.send(Message("alive"))
-
-    @property
-    def host(self) -> str:
-        """This host's address, as the training reaches it."""
-        assert self._connection is not None
-        return frames.local_host(self._connection)
 
     def receive(self, wait: bool) -> list[bytes]:
         """Returns the messages that have come; to `wait` is to wait a while for the first."""
@@ -88,14 +84,15 @@ class Link:
     def send(self, message: Message) -> None:
         """Sends a message; one that is lost with the training is of no use to it."""
         with self._sending:
-            if self._connection is not None:
+            connection = self._connection
+            if connection is not None:
                 with contextlib.suppress(OSError):  # its reader notices it
-                    self._connection.send_bytes(frames.encode(message))
+                    connection.send_bytes(frames.encode(message))
 
     def drop(self) -> None:
         """Ends the connection; a new one follows."""
-        if self._connection is not None:
-            frames.shut_down(self._connection)
+        if (connection := self._connection) is not None:
+            frames.shut_down(connection)
 
     def _connect(self) -> None:
         try:
@@ -111,6 +108,7 @@ class Link:
                 ) from error
             time.sleep(RETRY_S)
             return
+        self.host = frames.local_host(connection)
         self._connection = connection
         threading.Thread(target=self._read, args=(connection,), daemon=True).start()
         self.send(Message("hello", hello()))
@@ -120,8 +118,9 @@ class Link:
             while True:
                 self._inbox.put(connection.recv_bytes())
         except (EOFError, OSError):
-            self._connection, self._lost_at = None, time.monotonic()
             self._inbox.put(frames.encode(Message("lost")))
+            self._lost_at, self._connection = time.monotonic(), None
+            connection.close()
 
 
 def hello() -> dict[str, Tree]:
@@ -150,6 +149,7 @@ class SamplerLoop:
         self._params: Tree = None  # used
         self._next: Tree = None  # transferred, not used yet
         self._version = -1
+        self._failures = 0
         self._end()
 
     def run(self) -> None:
@@ -203,6 +203,7 @@ class SamplerLoop:
 
     def _on_lost(self, message: Message) -> None:
         self._note("the training is gone; waiting for it")
+        time.sleep(RETRY_S)
         self._end()
         self._params = self._next = self._client = None
         self._version = -1
@@ -241,18 +242,22 @@ class SamplerLoop:
         if self._client is None:
             hosts = all_gather_bytes(self._link.host.encode() if self._link else b"")
             self._client = weights.WeightClient(fields["addresses"], self._host(hosts[0].decode()))
-        plan = weights.from_json(fields["plan"])
+        plan, self._next, failure = weights.from_json(fields["plan"]), None, ""
         try:
-            self._next, failure = self._client.pull(self._structs, plan, fields["first"]), ""
-        except jax.errors.JaxRuntimeError as error:
+            self._next = self._client.pull(self._structs, plan, fields["first"])
+        except (jax.errors.JaxRuntimeError, SamplersError) as error:
             failure = str(error)
         failures = [x.decode() for x in all_gather_bytes(failure.encode()) if x]
         if failures:
             # most likely the training was lost; else it offers the weights to a new connection
+            self._failures += 1
             self._note(f"the transfer of weights failed: {failures[0]}")
+            if self._failures == MOST_FAILURES:
+                raise SamplersError(f"{MOST_FAILURES} transfers of weights failed: {failures[0]}")
             if self._link is not None:
                 self._link.drop()
             return
+        self._failures = 0
         self._send(Message("ready", {"number": fields["number"]}))
 
     def _on_commit(self, message: Message) -> None:

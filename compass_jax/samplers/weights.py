@@ -6,14 +6,20 @@ pulls those that its devices need. No process holds more of a leaf than the piec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import transfer
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from compass_jax.aliases import Tree
+from compass_jax.samplers.frames import SamplersError
+
+LEAF_S = 600  # within which a leaf must have come
+POLL_S = 0.002
 
 Bounds = tuple[tuple[int, int], ...]  # (start, stop) along each axis
 
@@ -119,15 +125,11 @@ class WeightServer:
 
     def forget(self, first: int, count: int, pulled: bool) -> None:
         """Forgets `count` offers from the number `first` on. Those that were not `pulled`, by a
-        sampler that was lost, are pulled here: a server has no other way to let go of them.
+        sampler that was lost, are replaced: a server has no other way to let go of arrays.
         """
         for number in range(first, first + count):
-            arrays = self._offered.pop(number, None)
-            if arrays is not None and not pulled:
-                structs = [
-                    jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in arrays
-                ]
-                self._server.connect(self.address).pull(number, structs)
+            if self._offered.pop(number, None) is not None and not pulled:
+                self._server.await_pull(number, [jnp.zeros(())])
 
 
 def _numbered(plan: Plan, first: int, leaves: Sequence[Tree]):
@@ -151,20 +153,41 @@ class WeightClient:
     def pull(self, structs: Tree, plan: Plan, first: int) -> Tree:
         """Returns the weights, with the shapes, types and shardings of `structs`.
 
-        Raises jax.errors.JaxRuntimeError if the training is lost meanwhile.
+        Raises jax.errors.JaxRuntimeError if the training is lost meanwhile, and SamplersError if a
+        leaf does not come within LEAF_S seconds.
         """
         process, (leaves, tree) = jax.process_index(), jax.tree.flatten(structs)
-        pulled = []
+        arrays = []
         for n, (x, pulls) in enumerate(zip(leaves, plan[process], strict=True)):
+            # one leaf after the other, so that few pieces are there beside the leaves
             number = first + process * len(leaves) + n
-            local: dict[Bounds, jax.Array] = {}
-            for pull in pulls:
-                specs = [_struct(x, piece) for piece in pull.pieces]
-                arrays = self._connection(pull.process).pull(number, specs)
-                local |= zip(pull.pieces, arrays, strict=True)
-            pulled.append(local)
-        arrays = [_assemble(x, local) for x, local in zip(leaves, pulled, strict=True)]
-        return jax.block_until_ready(jax.tree.unflatten(tree, arrays))
+            arrays.append(jax.block_until_ready(self._pull_leaf(x, pulls, number)))
+        return jax.tree.unflatten(tree, arrays)
+
+    def _pull_leaf(self, x: jax.ShapeDtypeStruct, pulls: list[Pull], number: int) -> jax.Array:
+        sharding: Tree = x.sharding
+        indices = sharding.addressable_devices_indices_map(x.shape)
+        needs = {device: bounds_of(index, x.shape) for device, index in indices.items()}
+        pieces: dict[Bounds, jax.Array] = {}
+        for process, parts in pulls:
+            # each piece comes to a device that needs it
+            users = [next(d for d, need in needs.items() if contains(p, need)) for p in parts]
+            specs = [_struct(x, *part) for part in zip(parts, users, strict=True)]
+            arrays = self._connection(process).pull(number, specs)
+            self._wait(arrays, process)
+            pieces |= zip(parts, arrays, strict=True)
+        shards = [_shard(pieces, need, device) for device, need in needs.items()]
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
+
+    def _wait(self, arrays: Sequence[Tree], process: int) -> None:
+        limit = time.monotonic() + LEAF_S
+        while not all(x.is_ready() for x in arrays):
+            if time.monotonic() > limit:
+                raise SamplersError(
+                    f"no weights came from {self._addresses[process]} within {LEAF_S} s: every host"
+                    " of the training must be reachable on all its ports"
+                )
+            time.sleep(POLL_S)
 
     def _connection(self, process: int) -> Tree:
         if process not in self._connections:
@@ -172,24 +195,19 @@ class WeightClient:
         return self._connections[process]
 
 
-def _struct(x: jax.ShapeDtypeStruct, piece: Bounds) -> jax.ShapeDtypeStruct:
+def _struct(x: jax.ShapeDtypeStruct, piece: Bounds, device: jax.Device) -> jax.ShapeDtypeStruct:
     shape = tuple(stop - start for start, stop in piece)
-    device = SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=device)
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=SingleDeviceSharding(device))
 
 
-def _assemble(x: jax.ShapeDtypeStruct, pieces: dict[Bounds, jax.Array]) -> jax.Array:
-    """Returns the array of a struct from pieces that cover this process's shards of it."""
-    parts = []
-    for device, index in x.sharding.addressable_devices_indices_map(x.shape).items():
-        need = bounds_of(index, x.shape)
-        piece = need if need in pieces else next(p for p in pieces if contains(p, need))
-        part = pieces[piece]
-        if piece != need:
-            offsets = zip(need, piece, strict=True)
-            part = part[tuple(slice(a - c, b - c) for (a, b), (c, _) in offsets)]
-        parts.append(jax.device_put(part, device))
-    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
+def _shard(pieces: dict[Bounds, jax.Array], need: Bounds, device: jax.Device) -> jax.Array:
+    """Returns the part `need` of a leaf, on `device`."""
+    piece = need if need in pieces else next(p for p in pieces if contains(p, need))
+    part = pieces[piece]
+    if piece != need:
+        offsets = zip(need, piece, strict=True)
+        part = part[tuple(slice(a - c, b - c) for (a, b), (c, _) in offsets)]
+    return jax.device_put(part, device)
 
 
 def to_json(plan: Plan) -> list:

@@ -83,7 +83,7 @@ def run_rl(
         ) as telemetry,
     ):
         if pool is not None:
-            pool.note = telemetry.note
+            pool.note, pool.stopped = telemetry.note, stop.requested_here
         telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
         machine = record_machine(Path(config.directory)) if is_main_process() else []
