@@ -1,6 +1,8 @@
 """Which pieces of the weights a sampler pulls from which process, and the pulled weights."""
 
+import gc
 import itertools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from compass_jax.samplers import weights
+from compass_jax.samplers.frames import SamplersError
 
 
 def sharding(shape, *spec):
@@ -73,10 +76,24 @@ def test_weights_that_a_lost_sampler_did_not_pull_are_released():
     server.offer(x, plan, 7)
     server.forget(7, 1, pulled=False)
     assert not server._offered
+    deleted = weakref.ref(x)
+    del x
+    gc.collect()
+    assert deleted() is None
     # the number is free again
-    server.offer(x * 2, plan, 7)
+    server.offer(jax.device_put(2 * X, SOURCES["whole"]), plan, 7)
     pulled = weights.WeightClient([server.address], "127.0.0.1").pull(structs, plan, 7)
     np.testing.assert_array_equal(np.asarray(pulled), 2 * X)
+
+
+def test_weights_that_do_not_come_are_an_error(monkeypatch):
+    monkeypatch.setattr(weights, "LEAF_S", 0.2)
+    server, x = weights.WeightServer("127.0.0.1"), jax.device_put(X, SOURCES["whole"])
+    structs = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=TARGETS["whole"])
+    plan = weights.plan_pulls(weights.needs_of(structs, 1), weights.pieces_of(x), 0)
+    client = weights.WeightClient([server.address], "127.0.0.1")
+    with pytest.raises(SamplersError, match=rf"no weights came from {server.address} within 0.2"):
+        client.pull(structs, plan, 3)
 
 
 def test_samplers_pull_copies_from_different_processes():

@@ -3,7 +3,10 @@ each variant of the loop gives, and what is refused.
 """
 
 import contextlib
+import os
+import signal
 import threading
+import time
 
 import pytest
 from evolve import evolve
@@ -14,7 +17,7 @@ from variants import VARIANTS, configured, limit_lengths
 
 from compass_jax.config import ConfigError, EngineJudgeConfig
 from compass_jax.samplers import frames, serve
-from compass_jax.samplers.frames import KEY_VARIABLE, SamplersError
+from compass_jax.samplers.frames import KEY_VARIABLE, Message, SamplersError
 from compass_jax.samplers.serve import SamplerLoop
 from compass_jax.training.rl import run_rl
 
@@ -166,6 +169,63 @@ def test_training_and_samplers_need_a_key(key, tmp_path, monkeypatch):
         run_rl(config)
     with pytest.raises(ConfigError, match="COMPASS_SAMPLERS_KEY has"):
         SamplerLoop("127.0.0.1:7070", 1)
+
+
+def test_a_stop_ends_a_run_that_waits_for_samplers(address, tmp_path):
+    config = evolve(configured("plain", tmp_path), samplers={"address": address})
+    threading.Timer(5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SamplersError, match="asked to stop while it waited for samplers"):
+        run_rl(config)
+    with sampler(address):  # at the same address, in the same process
+        assert run_rl(config)["steps"] == config.rl.steps
+
+
+BROKEN = {
+    "an unknown kind": [Message("stop")],
+    "a hello of no role": [Message("hello", {"role": "judge"})],
+    "no needs": [Message("needs", {"settings": 1})],
+    "tokens that are not there": [
+        Message("done", {"job": 1, "samples": [[0, 0, 0]], "stats": {}}, {})
+    ],
+    "unknown counters": [Message("done", {"job": 1, "samples": [], "stats": {"x": 1}})],
+    "a layout that nobody has": [
+        Message("needs", {"settings": 1, "needs": [[[[[0, 10**6]]]]]}),
+    ],
+}
+
+
+@pytest.mark.parametrize("messages", BROKEN.values(), ids=BROKEN)
+def test_a_broken_message_ends_its_connection_and_not_the_run(messages, address, tmp_path):
+    config = evolve(configured("plain", tmp_path), samplers={"address": address})
+
+    def disturb():
+        while True:
+            try:
+                connection = frames.connect(frames.parse_address(address, "address"))
+                break
+            except OSError:
+                time.sleep(0.05)
+        for message in [Message("hello", {**serve.hello(), "name": "odd"}), *messages]:
+            connection.send_bytes(frames.encode(message))
+        with contextlib.suppress(EOFError, OSError):
+            while frames.decode(connection.recv_bytes()).kind != "refused":
+                pass
+        connection.close()
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    with sampler(address) as errors:
+        assert run_rl(config)["steps"] == config.rl.steps
+    thread.join(60)
+    assert not thread.is_alive() and not errors
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "no-such-host.invalid"])
+def test_an_address_that_samplers_cannot_reach_is_refused(host, tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "a key of more than sixteen characters")
+    config = evolve(configured("plain", tmp_path), samplers={"address": f"{host}:7070"})
+    with pytest.raises(SamplersError, match=r"samplers\.address: (no host|'0\.0\.0\.0' is 0\.0)"):
+        run_rl(config)
 
 
 def test_an_address_of_another_host_cannot_be_listened_on(tmp_path, monkeypatch):
