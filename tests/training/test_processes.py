@@ -25,7 +25,7 @@ from compass_jax.weights.hf import save_params
 MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")
 
 
-def compare(found, expected):
+def compare(found, expected, tolerance=1e-5):
     assert len(found) == len(expected) > 0
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.keys() == theirs.keys()
@@ -33,7 +33,9 @@ def compare(found, expected):
             if theirs[name] is None:
                 assert mine[name] is None
                 continue
-            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                mine[name], theirs[name], rtol=tolerance, atol=tolerance, err_msg=name
+            )
 
 
 def run(folder, count, *options, **settings):

@@ -35,11 +35,15 @@ def address(monkeypatch):
 
 
 @contextlib.contextmanager
-def sampler(address):
-    """A sampler in a thread, which has to end when the training does. Yields its error, if any."""
+def sampler(address, after=None):
+    """A sampler in a thread, which has to end when the training does. Yields its error, if any.
+    It starts when the thread `after` has ended.
+    """
     errors = []
 
     def run():
+        if after is not None:
+            after.join(60)
         try:
             SamplerLoop(address, 60).run()
         except BaseException as error:
@@ -69,7 +73,8 @@ def test_every_variant_has_the_numbers_of_a_local_rollout(variant, undisturbed, 
         run_rl(config)
     assert not errors
     expected, _ = undisturbed(variant)
-    compare(numbers(tmp_path, LEFT_OUT), numbers(expected, LEFT_OUT))
+    # the order in which samples share slots and prefills changes how floats round
+    compare(numbers(tmp_path, LEFT_OUT), numbers(expected, LEFT_OUT), tolerance=1e-4)
     assert responses(tmp_path) == responses(expected)
 
 
@@ -110,9 +115,8 @@ def test_a_sampler_with_another_key_is_not_let_in(address, tmp_path, monkeypatch
 
     thread = threading.Thread(target=run, name="wrong")
     thread.start()
-    with sampler(address) as errors:
+    with sampler(address, after=thread) as errors:
         run_rl(config)
-    thread.join(60)
     assert refused == [f"the training has another {KEY_VARIABLE}"] and not errors
 
 
