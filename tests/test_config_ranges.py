@@ -46,6 +46,7 @@ NONSENSE = {
 MEANT = {
     "empty text": {
         "run_dir",
+        "samplers.address",
         "init_from",
         "rollout.dtype",
         "data.tokenizer",
