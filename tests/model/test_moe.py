@@ -13,6 +13,7 @@ import pytest
 from compass_jax.config import ConfigError, MoEConfig
 from compass_jax.model.experts.build import Experts, grouped_matmul, moe_ffn
 from compass_jax.model.experts.dispatch import counted_dispatch, sorted_dispatch
+from compass_jax.model.experts.ragged import window_rows
 from compass_jax.model.moe import (
     check_routes,
     moe_layer,
@@ -21,6 +22,7 @@ from compass_jax.model.moe import (
     routing_dtype,
     unset_id,
 )
+from compass_jax.model.quantize import dequantize, quantize
 
 CONFIG = MoEConfig(experts=5, top_k=2, ffn=7)
 NO_TOKAMAX = find_spec("tokamax") is None
@@ -333,6 +335,40 @@ def test_bfloat16_values_and_gradients_are_near_the_dense_reference(implementati
         numeric, largest = (ends[0] - ends[1]) / (2 * step), np.abs(np.asarray(grad)).max()
         assert abs(float(grad[at]) - numeric) < 0.02 * float(largest), (name, grad[at], numeric)
     assert not np.asarray(grads[1]["down"])[2].any()
+
+
+@pytest.mark.parametrize("eight_bit", [False, True])
+@pytest.mark.parametrize("share", [0.125, 0.9], ids=["a part's share", "nearly all"])
+def test_a_token_step_computes_windows_of_its_pairs(share, eight_bit):
+    """As few rows an expert as in decoding, and one of eight parts on a device: a window has a
+    quarter of the pairs, and what does not fit is computed after it.
+    """
+    rng, (n, k, d, f, e, parts) = np.random.default_rng(0), (256, 8, 16, 8, 4, 8)
+    pairs = n * k
+    assert window_rows(pairs, e, parts) == pairs // 4
+    local = rng.random((n, k)) < share
+    ids = np.where(local, rng.integers(0, e, (n, k)), e)
+    shapes = {"gate": (e, d, f), "up": (e, d, f), "down": (e, f, d)}
+    weights = {name: jnp.asarray(rng.standard_normal(x), jnp.float32) for name, x in shapes.items()}
+    if eight_bit:
+        weights = {name: quantize(w, "int8") for name, w in weights.items()}
+    x, gates, mask = rng.standard_normal((n, d)), rng.random((n, k)), rng.random(n) < 0.8
+    out = jax.jit(partial(moe_ffn, grouped=grouped_matmul("ragged", parts)))(
+        jnp.asarray(x, jnp.float32),
+        jnp.asarray(ids, jnp.int32),
+        jnp.asarray(gates, jnp.float32),
+        jnp.asarray(mask),
+        weights,
+    )
+    values = {
+        name: np.asarray(dequantize(w, "float32") if eight_bit else w, np.float64)
+        for name, w in weights.items()
+    }
+    empty = {name: np.concatenate([w, np.zeros_like(w[:1])]) for name, w in values.items()}
+    expected = dense_moe(x, ids, gates, mask, empty)
+    assert (np.sum(ids[mask] < e) > window_rows(pairs, e, parts)) == (share > 0.5)
+    np.testing.assert_allclose(out, expected, atol=2e-5 * np.abs(expected).max())
+    assert expected[mask].std() > 0.5
 
 
 @pytest.mark.skipif(not NO_TOKAMAX, reason="tokamax is installed")
