@@ -175,7 +175,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             side.plot(grid / unit, mean, style, color=colour, label=f"{name} ({len(found)})")
         side.set(xlabel=label)
         side.spines[["top", "right"]].set_visible(False)
-    axes[0].set(ylabel="held-out accuracy, avg@2, smoothed")
+    axes[0].set(ylabel="held-out accuracy, smoothed")
     axes[1].legend(title="arm (seeds)", frameon=False, fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
