@@ -28,6 +28,7 @@ from compass_jax.records import Prompt
 from compass_jax.rewards.answer_form import missing_requests
 from compass_jax.rewards.joined import check_rows, sources_of
 from compass_jax.runs.rundir import look_into
+from compass_jax.samplers.pool import Pool
 from compass_jax.session import load_tokenizer, open_scorer, with_code
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
@@ -86,6 +87,8 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     check_trackers(config.trackers)
     placements(config.mesh, config.local_rollout_mesh, config.rollout_apart)
     if command == "train":
+        if config.samplers.acts:
+            Pool(config.samplers)  # checks address and key
         with open_scorer(config):
             pass
     existing_run = look_into(config.directory, with_code(config))

@@ -15,6 +15,7 @@ from processes import free_port
 from test_processes import compare
 from variants import VARIANTS, configured, limit_lengths
 
+from compass_jax.commands.dry_run import run_dry
 from compass_jax.config import ConfigError, EngineJudgeConfig
 from compass_jax.samplers import frames, serve
 from compass_jax.samplers.frames import KEY_VARIABLE, Message, SamplersError
@@ -173,6 +174,8 @@ def test_training_and_samplers_need_a_key(key, tmp_path, monkeypatch):
         run_rl(config)
     with pytest.raises(ConfigError, match="COMPASS_SAMPLERS_KEY has"):
         SamplerLoop("127.0.0.1:7070", 1)
+    with pytest.raises(ConfigError, match="COMPASS_SAMPLERS_KEY has"):
+        run_dry(config, "train")
 
 
 def test_a_stop_ends_a_run_that_waits_for_samplers(address, tmp_path):
