@@ -32,8 +32,15 @@ class SamplersConfig(Section):
         return bool(self.address)
 
     def _check(self, key: str) -> None:
-        host, _, port = self.address.rpartition(":")
-        check(
-            not self.acts or (bool(host) and port.isdigit() and 0 < int(port) < 65536),
-            f"{key}.address = {self.address!r}: must be host:port of process 0 of the training",
-        )
+        if self.acts:
+            parse_address(self.address, f"{key}.address")
+
+
+def parse_address(address: str, name: str) -> tuple[str, int]:
+    """Returns host and port. Raises ConfigError, naming the setting, unless it is host:port."""
+    host, _, port = address.rpartition(":")
+    check(
+        bool(host) and port.isdigit() and 0 < int(port) < 65536,
+        f"{name} = {address!r}: must be host:port of process 0 of the training",
+    )
+    return host, int(port)

@@ -65,6 +65,8 @@ def decode(data: bytes) -> Message:
     try:
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
         kind, fields, shapes = json.loads(data[_LENGTH.size : end])
+        if not (isinstance(kind, str) and isinstance(fields, dict)):
+            raise ValueError(f"kind {kind!r:.80} with fields {fields!r:.80}")
         arrays = {}
         for name, dtype, shape in shapes:
             if dtype not in DTYPES or any(size < 0 for size in shape):
@@ -88,14 +90,6 @@ def secret() -> bytes:
             " the training and in every sampler (such as that of `openssl rand -hex 16`)"
         )
     return key.encode()
-
-
-def parse_address(address: str, name: str) -> tuple[str, int]:
-    """Returns host and port. Raises ConfigError, naming the setting, unless it is host:port."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"{name} = {address!r}: must be host:port of process 0 of the training")
-    return host, int(port)
 
 
 def connect(address: tuple[str, int]) -> Connection:

@@ -48,7 +48,7 @@ class Peer:
     offered: int = 0  # number of the weights, like the next two; 0: none
     ready: int = 0
     committed: int = 0
-    jobs: set[int] = field(default_factory=set)  # jobs that it knows
+    job: int = 0  # the newest that it knows
     samples: dict[int, Group] = field(default_factory=dict)  # assigned and unfinished
 
 
@@ -316,7 +316,7 @@ class Leader:
         for peer in self._samplers.values():
             peer.samples.clear()
             self._tell(peer, Message("open", self._job))
-            peer.jobs = {self._job["job"]}
+            peer.job = self._job["job"]
 
     def _on_abort(self, message: Message) -> None:
         self._queue.clear()
@@ -383,9 +383,9 @@ class Leader:
             self._queue.popleft()
             if group.job != self._job["job"]:
                 continue
-            if group.job not in peer.jobs:
+            if group.job != peer.job:
                 self._tell(peer, Message("open", self._job))
-                peer.jobs = {group.job}
+                peer.job = group.job
             peer.samples |= dict.fromkeys(group.requests, group)
             self._tell(peer, work(group.job, group.requests, group.routes, group.columns))
 

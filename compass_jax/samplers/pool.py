@@ -25,6 +25,7 @@ import numpy as np
 
 from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import SamplersConfig
+from compass_jax.config.samplers import parse_address
 from compass_jax.rollout.request import Request
 from compass_jax.samplers import frames, weights
 from compass_jax.samplers.frames import Message, SamplersError
@@ -44,7 +45,7 @@ class Pool:
         self.note = note
         self.stopped: Callable[[], bool] = lambda: False  # whether this process should stop
         self._secret = frames.secret()
-        self.address = frames.parse_address(config.address, "samplers.address")
+        self.address = parse_address(config.address, "samplers.address")
         self._process, self.processes = jax.process_index(), jax.process_count()
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()  # of jobs
         self._gathered: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from compass_jax.aliases import Tree
 from compass_jax.config.io import from_plain
+from compass_jax.config.samplers import parse_address
 from compass_jax.distributed import all_gather_bytes, is_main_process
 from compass_jax.errors import CompassError
 from compass_jax.model.moe import unset_id
@@ -140,7 +141,7 @@ class SamplerLoop:
         frames.secret()
         console = Console(soft_wrap=True, quiet=not is_main_process())
         self._note = partial(console.print, highlight=False, markup=False)
-        where = frames.parse_address(address, "ADDRESS")
+        where = parse_address(address, "ADDRESS")
         self._link = Link(where, patience_s) if is_main_process() else None
         self._engine: Engine | None = None
         self._structs: Tree = None
@@ -163,7 +164,7 @@ class SamplerLoop:
             raise
 
     def _tick(self) -> bool:
-        """Handles new messages, and decodes once. Returns whether the training goes on."""
+        """Handles new messages, and decodes once. Returns whether the training continues."""
         for message in self._receive():
             if message.kind == "end":
                 self._note("the training has ended")

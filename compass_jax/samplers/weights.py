@@ -159,7 +159,7 @@ class WeightClient:
         process, (leaves, tree) = jax.process_index(), jax.tree.flatten(structs)
         arrays = []
         for n, (x, pulls) in enumerate(zip(leaves, plan[process], strict=True)):
-            # one leaf after the other, so that few pieces are there beside the leaves
+            # one leaf after the other, so that few pieces take memory in addition to the leaves
             number = first + process * len(leaves) + n
             arrays.append(jax.block_until_ready(self._pull_leaf(x, pulls, number)))
         return jax.tree.unflatten(tree, arrays)

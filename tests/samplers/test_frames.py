@@ -45,6 +45,8 @@ def frame(header, rest=b""):
         frame(["kind", {}, [["x", "int32", [2]]]], b"1234"),
         frame(["kind", {}, []], b"more"),
         frame(["kind"]),
+        frame(["kind", [], []]),
+        frame([1, {}, []]),
         frame(["kind", {}, [["x", "int32", [-1]]]], b""),
         b"\x80\x04\x95pickled",
     ],

@@ -17,6 +17,7 @@ from variants import VARIANTS, configured, limit_lengths
 
 from compass_jax.commands.dry_run import run_dry
 from compass_jax.config import ConfigError, EngineJudgeConfig
+from compass_jax.config.samplers import parse_address
 from compass_jax.samplers import frames, serve
 from compass_jax.samplers.frames import KEY_VARIABLE, Message, SamplersError
 from compass_jax.samplers.serve import SamplerLoop
@@ -208,7 +209,7 @@ def test_a_broken_message_ends_its_connection_and_not_the_run(messages, address,
     def disturb():
         while True:
             try:
-                connection = frames.connect(frames.parse_address(address, "address"))
+                connection = frames.connect(parse_address(address, "address"))
                 break
             except OSError:
                 time.sleep(0.05)
