@@ -24,7 +24,7 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, ragged_matmul
 
 OVERFLOW = "overflow"  # scope of the work that a balanced load does not have
-MANY_ROWS = 16  # rows per expert, on average: with fewer, one device often gets twice its share
+MANY_ROWS = 16  # rows per expert, on average, from which windows are used (not measured)
 
 
 def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
