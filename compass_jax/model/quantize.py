@@ -158,12 +158,13 @@ def ragged_matmul(
     w: Float[Array, "e i o"] | Quantized,
     sizes: Int[Array, "e"],
     dot: Callable[..., Float[Array, "m o"]] = jax.lax.ragged_dot,
+    dtype: jnp.dtype | None = None,
 ) -> Float[Array, "m o"]:
     """Computes `dot`, by default `jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on.
-    Rows after the last group are undefined.
+    Rows after the last group are undefined. The result has x's type, or `dtype`.
     """
     if not isinstance(w, Quantized):
-        return dot(x, w, sizes)
+        return dot(x, w, sizes, preferred_element_type=dtype)
     wide = at_least_float32(x.dtype)
     out = dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=wide)
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
@@ -171,7 +172,7 @@ def ragged_matmul(
         jnp.arange(x.shape[0], dtype=jnp.int32)[:, None] >= ends[None, :], axis=1, dtype=jnp.int32
     )
     return (out * jnp.take(w.scales[:, 0].astype(out.dtype), expert, axis=0, mode="clip")).astype(
-        x.dtype
+        dtype or x.dtype
     )
 
 

@@ -107,9 +107,10 @@ def windowed_swiglu(
         pair, sizes = _window(dispatch, start, window)
         token = pair // gates.shape[1]
         rows = _take(x, token), _take(gates.reshape(-1), pair)
-        return _sum_by(token, _swiglu_of_rows(*rows, weights, sizes, limit, dot), x.shape[0])
+        out = _swiglu_of_rows(*rows, weights, sizes, limit, dot, at_least_float32(x.dtype))
+        return _sum_by(token, out, x.shape[0])
 
-    return _over_windows(of_window, dispatch, window)
+    return _over_windows(of_window, dispatch, window).astype(x.dtype)
 
 
 def _windowed_forward(x, gates, weights, dispatch, window, limit, dot):
@@ -133,7 +134,8 @@ def _windowed_backward(window, limit, dot, saved, g):
         d_gates = jnp.zeros(gates.size, gates.dtype).at[pair].set(d_gates, mode="drop")
         return _sum_by(token, d_rows, x.shape[0]), d_gates.reshape(gates.shape), d_weights
 
-    return *_over_windows(of_window, dispatch, window), None
+    d_x, *others = _over_windows(of_window, dispatch, window)
+    return d_x.astype(x.dtype), *others, None
 
 
 windowed_swiglu.defvjp(_windowed_forward, _windowed_backward)
@@ -170,31 +172,33 @@ def _window(dispatch: Dispatch, start, window: int):
 
 
 def _take(x, index):
-    """Returns x[index]; 0 for the index after the last."""
-    return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
+    """Returns x[index]; the last for the index after it, in rows whose results nobody reads."""
+    return jnp.take(x, index, axis=0, mode="clip")
 
 
 def _sum_by(token, rows, tokens: int):
-    """Returns each token's sum of its rows; a row with the token after the last is in none.
+    """Returns each token's sum of its rows, in at least float32; a row with the token after the
+    last is in none.
 
     The TPU sorts the rows by token and adds them in about 22 cycles each. A gather of all choices,
     most of which have no row here, takes three times as long.
     """
     zeros = jnp.zeros((tokens, rows.shape[1]), at_least_float32(rows.dtype))
-    return zeros.at[token].add(rows.astype(zeros.dtype), mode="drop").astype(rows.dtype)
+    return zeros.at[token].add(rows.astype(zeros.dtype), mode="drop")
 
 
-def _swiglu_of_rows(rows, gates, weights, sizes, limit, dot):
+def _swiglu_of_rows(rows, gates, weights, sizes, limit, dot, dtype=None):
     """Computes SwiGLU of rows sorted by expert, of which the first sizes[0] are the first expert's,
-    times each row's gate, if given. Rows after the last group are undefined.
+    times each row's gate, if given, in `dtype` or that of the rows. Rows after the last group are
+    undefined.
 
     The gate multiplies the hidden layer, so that its gradient needs no product with `down` again.
     """
     m, zero = rows.shape[0], jnp.zeros((), rows.dtype)
     filled = (jnp.arange(m, dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[:, None]
 
-    def product(rows, name):
-        out = ragged_matmul(rows, weights[name], sizes, dot)
+    def product(rows, name, dtype=None):
+        out = ragged_matmul(rows, weights[name], sizes, dot, dtype)
         bias: Tree = weights.get(f"{name}_bias")
         if bias is None:
             return out
@@ -206,4 +210,4 @@ def _swiglu_of_rows(rows, gates, weights, sizes, limit, dot):
     else:
         a, u = (product(rows, name) for name in ("gate", "up"))
     hidden = swiglu(jnp.where(filled, a, zero), jnp.where(filled, u, zero), limit)
-    return product(hidden if gates is None else gates[:, None] * hidden, "down")
+    return product(hidden if gates is None else gates[:, None] * hidden, "down", dtype)
