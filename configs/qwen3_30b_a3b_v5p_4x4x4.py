@@ -6,7 +6,7 @@ compass train configs/qwen3_30b_a3b_v5p_4x4x4.py --run-dir /gcs/RUN          on 
 """
 
 from compass_jax.config import MeshConfig, RunConfig
-from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
+from compass_jax.config.pods import PAIRS, QWEN3_30B_A3B, pod_run
 
 
 def qwen3_30b_a3b_v5p_4x4x4() -> RunConfig:
@@ -20,4 +20,5 @@ def qwen3_30b_a3b_v5p_4x4x4() -> RunConfig:
         MeshConfig(fsdp=32, expert=2),
         MeshConfig(replica=2, expert=8, tensor=4),
         slots=1024,
+        pairs=2 * PAIRS,
     )

@@ -22,8 +22,8 @@ from compass_jax.config.updates import OptimConfig
 S = TypeVar("S", bound=ScoredConfig)
 
 PROMPT, ANSWER = 2048, 30_720  # numbers of tokens, 32,768 in total
-# Pairs of a token and an expert that fit on a device at once in an MoE layer; in the worst case it
-# receives all pairs of its group.
+# Pairs of a token and an expert that a device receives at once in an MoE layer; it computes those of
+# its own experts, in the worst case all.
 PAIRS = 131_072
 
 QWEN3_30B_A3B = ModelConfig(
@@ -92,6 +92,8 @@ def pod_run(
     prompts: int = 64,
     exchange: Literal["gather", "all_to_all"] = "gather",
     remat_attention: bool = False,
+    pairs: int = PAIRS,
+    packed: bool = False,
 ) -> RunConfig:
     """Returns the RL run of `model` from the Hugging Face folder `weights`: 16 answers of up to
     30,720 tokens to each of `prompts` prompts, sampled with 8-bit weights.
@@ -107,9 +109,13 @@ def pod_run(
             fewer (a quarter for 4 of 16 experts on 16 devices, two fifths for 8 of 128), over paths
             that share links: it pays if each token needs few of the devices.
         remat_attention: compute attention again in the backward pass; else its output is kept.
+        pairs: pairs of a token and an expert at once on a device. Weight gradients are added once
+            for so many, so more of them save time and take memory.
+        packed: sequences share rows of 32k tokens, up to four in a row. For many rows in a
+            micro-batch: one of a shorter bucket would be mostly padding.
     """
     rows = mesh.replica * mesh.fsdp * mesh.expert
-    chunk = PAIRS // (mesh.expert * model.moe.top_k) if model.moe else 0
+    chunk = pairs // (mesh.expert * model.moe.top_k) if model.moe else 0
     return RunConfig(
         name=name,
         model=model,
@@ -140,11 +146,11 @@ def pod_run(
             sources=(FileSource("data/train.jsonl"),), eval_prompts=256, tokenizer=weights
         ),
         rewards=RewardConfig(workers=8, timeout_s=10.0),
-        rl=_rl(prompts, rows, "R3" if model.moe else "off"),
+        rl=_rl(prompts, rows, PROMPT + ANSWER if packed else 0, "R3" if model.moe else "off"),
     )
 
 
-def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
+def _rl(prompts: int, rows: int, packed: int, replay: Literal["R3", "off"]) -> RLConfig:
     """Returns the recipe of arXiv 2512.07710 (docs/concepts/zero_variance.md, espo.md): four
     updates for each rollout, with micro-batches of `rows` of the longest sequences.
 
@@ -161,6 +167,7 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
         updates_per_rollout=4,
         replay=replay,
         buckets=(8192, 16_384, PROMPT + ANSWER),
+        packed_row_tokens=packed,
         micro_batch_tokens=rows * (PROMPT + ANSWER),
         objective=default_objective(),  # ESPO with its paper's alpha
         correction=named_correction("tis"),
