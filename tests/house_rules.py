@@ -30,7 +30,7 @@ LAYERS = {
     "masked": set(),
     "programs": set(),
     "chips": set(),
-    "model.experts.ragged": MODEL | {"extras"},
+    "model.experts.kernels": MODEL | {"extras"},
     "runs.compiled": set(),
     "runs.compiler_clock": set(),
     "library": ANY,

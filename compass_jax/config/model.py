@@ -272,7 +272,8 @@ class ComputeConfig(Section):
     """Compile one body in prefill and decoding too; a TPU compiles a hundred layers for minutes."""
     experts: Literal["auto", "ragged", "padded", "tokamax"] = "auto"
     """Grouped matrix product of the experts; auto: padded on a CPU, tokamax's kernels on a GPU if
-    the package is installed, ragged elsewhere.
+    the package is installed, ragged elsewhere. On a TPU with tokamax, prefill and decoding with
+    `scan_decode` read the experts in the stack of layers.
     """
     attention: Literal["auto", "splash", "cudnn", "portable"] = "auto"
     """Attention of training and prefill; splash: the TPU's kernel; cudnn: cuDNN's flash attention;

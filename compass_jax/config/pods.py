@@ -22,8 +22,8 @@ from compass_jax.config.updates import OptimConfig
 S = TypeVar("S", bound=ScoredConfig)
 
 PROMPT, ANSWER = 2048, 30_720  # numbers of tokens, 32,768 in total
-# Pairs of a token and an expert that a device receives at once in an MoE layer; it computes those of
-# its own experts, in the worst case all.
+# Pairs of a token and an expert that a device receives at once in an MoE layer; it computes those
+# of its own experts, in the worst case all.
 PAIRS = 131_072
 
 QWEN3_30B_A3B = ModelConfig(

@@ -26,6 +26,7 @@ from compass_jax.model.kernels import (
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
 from compass_jax.model.rope import apply_rope, deinterleaved, score_factor
+from compass_jax.model.stacks import InStack
 from compass_jax.sharding import Placement, constrain
 
 
@@ -39,19 +40,6 @@ class LayerCache(NamedTuple):
 
 
 LATENT_EPS = 1e-6  # of the norms of latent vectors; config.json has no key for it
-
-
-class InStack(NamedTuple):
-    """One layer's part of caches stacked over layers."""
-
-    cache: LayerCache  # leaves [layers b kv s d]
-    layer: Int[Array, ""]
-
-    def part(self) -> LayerCache:
-        """Returns the layer's cache."""
-        return jax.tree.map(
-            lambda x: jax.lax.dynamic_index_in_dim(x, self.layer, 0, keepdims=False), self.cache
-        )
 
 
 def rms_norm(x: Float[Array, "*n d"], scale: Float[Array, "d"], eps: float) -> Float[Array, "*n d"]:
@@ -311,7 +299,7 @@ def takes_kernel(cache: LayerCache | InStack, paged: bool) -> bool:
     """Returns whether the decode kernel can read this cache: its dtype, the size of its rows or
     pages and heads, and keys and values of one width.
     """
-    k, v = cache.cache if isinstance(cache, InStack) else cache
+    k, v = cache.stack if isinstance(cache, InStack) else cache
     is_plain = not isinstance(k, Quantized) and k.shape == v.shape
     return is_plain and decode_fits(k.shape[-2], k.shape[-1], paged)
 

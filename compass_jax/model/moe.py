@@ -23,6 +23,7 @@ from compass_jax.model.experts.parallel import over_mesh
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, in_dtype
 from compass_jax.model.routers.inputs import RouterInputs
+from compass_jax.model.stacks import InStack
 
 
 class RouterStats(NamedTuple):
@@ -132,7 +133,7 @@ def _router_stats(probs, live, ids, is_set, mask, replaying: bool) -> RouterStat
 def moe_layer(
     y: Float[Array, "b t d"],
     gate_input: Float[Array, "b t d"],
-    params: dict[str, Float[Array, "..."] | Quantized],
+    params: dict[str, Float[Array, "..."] | Quantized | InStack],
     routes: UInt[Array, "b t k"] | None,
     mask: Bool[Array, "b t"],
     config: MoEConfig,

@@ -24,6 +24,7 @@ from compass_jax.aliases import Tree
 from compass_jax.model.lora import LowRank, is_low_rank
 from compass_jax.model.params import is_spec
 from compass_jax.model.precision import at_least_float32
+from compass_jax.model.stacks import InStack
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}  # of the values' type
 _TYPE = {"e4m3": jnp.float8_e4m3fn, "int8": jnp.int8}
@@ -128,9 +129,9 @@ def any_quantized(tree: Tree) -> bool:
     return any(map(is_quantized, jax.tree.leaves(tree, is_leaf=is_quantized)))
 
 
-def in_dtype(w: Array | Quantized, dtype) -> Array | Quantized:
-    """Casts a matrix to `dtype`; returns an 8-bit one unchanged."""
-    return w if isinstance(w, Quantized) else w.astype(dtype)
+def in_dtype(w: Array | Quantized | InStack, dtype) -> Array | Quantized | InStack:
+    """Casts a matrix to `dtype`; returns an 8-bit one, and one in a stack, unchanged."""
+    return w if isinstance(w, Quantized | InStack) else w.astype(dtype)
 
 
 def matmul(
@@ -155,13 +156,14 @@ def matmul(
 
 def ragged_matmul(
     x: Float[Array, "m i"],
-    w: Float[Array, "e i o"] | Quantized,
+    w: Float[Array, "e i o"] | Quantized | InStack,
     sizes: Int[Array, "e"],
     dot: Callable[..., Float[Array, "m o"]] = jax.lax.ragged_dot,
     dtype: jnp.dtype | None = None,
 ) -> Float[Array, "m o"]:
     """Computes `dot`, by default `jax.lax.ragged_dot`: the first sizes[0] rows by w[0], and so on.
-    Rows after the last group are undefined. The result has x's type, or `dtype`.
+    Rows after the last group are undefined. The result has x's type, or `dtype`. `dot` takes
+    matrices in a stack, 8-bit ones too, if there are any.
     """
     if not isinstance(w, Quantized):
         return dot(x, w, sizes, preferred_element_type=dtype)

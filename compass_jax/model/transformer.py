@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
-from compass_jax.model.attention import InStack, LayerCache, attention, rms_norm
+from compass_jax.model.attention import LayerCache, attention, rms_norm
 from compass_jax.model.experts.build import build
 from compass_jax.model.kernels import SAVED
 from compass_jax.model.lora import any_low_rank, merged
@@ -37,8 +37,9 @@ from compass_jax.model.params import (
     param_specs,
     unstack_run,
 )
-from compass_jax.model.quantize import any_quantized, matmul, quantized_zeros
+from compass_jax.model.quantize import any_quantized, is_quantized, matmul, quantized_zeros
 from compass_jax.model.rope import rope_tables
+from compass_jax.model.stacks import InStack
 from compass_jax.sharding import Placement, constrain
 
 Cache = tuple[LayerCache, ...]
@@ -358,15 +359,22 @@ def _scan_run(block: _Block, run, params, x, routes):
 
 def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
     """Runs layers with stacked caches as the scan's carry. Each layer reads and writes its part in
-    place, so that XLA copies no cache.
+    place, so that XLA copies no cache; and no experts, where a kernel reads them in their stack.
     """
     per_period = sum(run.period)
     if routes is not None and per_period:
         routes = routes.reshape(run.repeats, per_period, *routes.shape[1:])
+    in_stack = _in_stack(block, params)
 
     def body(carry, scanned):
         x, caches = carry
         layer, layer_params, period_routes = scanned
+        layer_params = jax.tree.map(
+            lambda whole, part, stack: InStack(stack, layer) if whole else part,
+            in_stack,
+            layer_params,
+            params,
+        )
         x, out, new = _period(
             block,
             run,
@@ -375,13 +383,26 @@ def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
             period_routes,
             [InStack(cache, layer) for cache in caches],
         )
-        return (x, tuple(part.cache for part in new)), out
+        return (x, tuple(part.stack for part in new)), out
 
     layers = jnp.arange(run.repeats, dtype=jnp.int32)
+    split = jax.tree.map(lambda whole, x: None if whole else x, in_stack, params)
     (x, caches), out = jax.lax.scan(
-        body, (x, tuple(caches)), (layers, params, routes if per_period else None)
+        body, (x, tuple(caches)), (layers, split, routes if per_period else None)
     )
     return x, _drop_empty(_flatten_layers(out), block), list(caches)
+
+
+def _in_stack(block: _Block, params: Tree) -> Tree:
+    """Returns which weights a kernel reads in their stack: matrices of experts, [layers e i o]."""
+    config, compute, layout, placement = block.settings
+    experts = build(config, compute, placement, layout)
+    takes, dtype = experts is not None and experts.grouped.takes_stacks, compute.dtype_of("mlp")
+
+    def reads(w):
+        return takes and len(w.shape) == 4 and (is_quantized(w) or w.dtype == dtype)
+
+    return jax.tree.map(reads, params, is_leaf=is_quantized)
 
 
 def _unroll_run(block: _Block, run, params, x, routes, cache):

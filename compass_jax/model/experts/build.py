@@ -15,10 +15,12 @@ from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.model.experts.cpu import grouped_swiglu
 from compass_jax.model.experts.dispatch import Dispatch, counted_dispatch, sorted_dispatch
+from compass_jax.model.experts.kernels import stacked_dot, tokamax_dot
 from compass_jax.model.experts.parallel import Share
-from compass_jax.model.experts.ragged import ragged_swiglu, tokamax_dot
+from compass_jax.model.experts.ragged import ragged_swiglu
 from compass_jax.model.params import Layout, moe_specs
 from compass_jax.model.quantize import Quantized
+from compass_jax.model.stacks import InStack
 from compass_jax.sharding import Placement
 
 
@@ -27,6 +29,7 @@ class Grouped(NamedTuple):
 
     dispatch: Callable[..., Dispatch]  # (expert of each pair, number of experts)
     swiglu: Callable[..., Float[Array, "n d"]]  # (x, gates, weights, dispatch)
+    takes_stacks: bool = False  # whether weights may be InStack
 
 
 class Experts(NamedTuple):
@@ -80,6 +83,7 @@ def build(
             _matmul_for(compute),
             1 if placement is None else placement.size("expert"),
             config.moe.swiglu_limit,
+            layout == "decode_stacked" and _has_stack_kernel(compute, placement),
         ),
         compute.moe_chunk,
         moe_specs(config, layout),
@@ -88,17 +92,26 @@ def build(
     )
 
 
-def grouped_matmul(name: str, parts: int = 1, limit: float = 0.0) -> Grouped:
+def grouped_matmul(name: str, parts: int = 1, limit: float = 0.0, stacks: bool = False) -> Grouped:
     """Returns the grouped matmul of CPU ("padded"), of TPU ("ragged") or of GPU ("tokamax").
     `parts` is the number of devices that share the experts, so that about 1 / parts of the pairs
-    are local; it only changes the sizes of blocks and windows. `limit` is MoEConfig.swiglu_limit.
+    are local; it only changes the sizes of blocks and windows. `limit` is MoEConfig.swiglu_limit;
+    with `stacks` "ragged" reads weights that are stacked over layers by tokamax's TPU kernel.
     ConfigError if the package of "tokamax" is not installed.
     """
     if name in ("ragged", "tokamax"):
-        dot = jax.lax.ragged_dot if name == "ragged" else tokamax_dot()
+        ragged = stacked_dot if stacks else jax.lax.ragged_dot
+        dot = ragged if name == "ragged" else tokamax_dot()
         swiglu = partial(ragged_swiglu, parts=parts, limit=limit, dot=dot)
-        return Grouped(counted_dispatch, swiglu)
+        return Grouped(counted_dispatch, swiglu, stacks)
     return Grouped(sorted_dispatch, partial(grouped_swiglu, parts=parts, limit=limit))
+
+
+def _has_stack_kernel(compute: ComputeConfig, placement: Placement | None) -> bool:
+    """Returns whether the experts run on a TPU, with tokamax's kernel installed."""
+    devices = jax.devices() if placement is None else placement.mesh.devices.flat
+    on_tpu = devices[0].platform == "tpu" and find_spec("tokamax") is not None
+    return on_tpu and _matmul_for(compute) == "ragged"
 
 
 def _matmul_for(compute: ComputeConfig) -> str:
@@ -115,7 +128,7 @@ def moe_ffn(
     ids: Int[Array, "n k"],
     gates: Float[Array, "n k"],
     mask: Bool[Array, "n"],
-    weights: dict[str, Float[Array, "e ..."] | Quantized],
+    weights: dict[str, Float[Array, "e ..."] | Quantized | InStack],
     grouped: Grouped,
 ) -> Float[Array, "n d"]:
     """Computes sum_k gates_k * SwiGLU_{ids_k}(x), dropless. Masked tokens, and choices whose id is

@@ -24,6 +24,7 @@ from compass_jax.aliases import Tree
 from compass_jax.model.experts.dispatch import counted_dispatch, permute, repeat_tokens
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, is_quantized
+from compass_jax.model.stacks import InStack
 from compass_jax.sharding import Placement
 
 AXIS = "expert"
@@ -98,8 +99,14 @@ def over_mesh(
     return run(y, gate_input, params, routes, mask)
 
 
-def _inside(spec: Tree, w: Array | Quantized) -> Tree:
-    """Returns the partition of a weight, or of the values and scales of an 8-bit one."""
+def _inside(spec: Tree, w: Tree) -> Tree:
+    """Returns the partition of a weight, or of the values and scales of an 8-bit one; layers of a
+    stack are not split.
+    """
+    if isinstance(w, InStack):
+        part = _inside(spec, jax.eval_shape(w.part))
+        whole: Tree = P()
+        return InStack(jax.tree.map(lambda x: P(None, *x), part), whole)
     if is_quantized(w):
         return Quantized(spec.over_mesh(w.values), spec.over_mesh(w.scales))
     return spec.over_mesh(w)

@@ -16,37 +16,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compass_jax.aliases import Tree
-from compass_jax.config import ConfigError
-from compass_jax.extras import how_to_install
 from compass_jax.model.experts.activation import swiglu
 from compass_jax.model.experts.dispatch import Dispatch, expert_of_row, permute, repeat_tokens
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, ragged_matmul
+from compass_jax.model.stacks import InStack
 
 OVERFLOW = "overflow"  # scope of the work that a balanced load does not have
 MANY_ROWS = 16  # rows per expert, on average, from which windows are used (not measured)
-
-
-def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
-    """Returns tokamax's `ragged_dot`, whose kernels read an expert's rows alone; XLA's takes the
-    place of those that this chip or type has no kernel for. XLA's own on GPUs computes every expert
-    on every row (docs/measurements.md). ConfigError if tokamax is not installed.
-    """
-    try:
-        import tokamax
-    except ImportError as error:
-        raise ConfigError(
-            f"compute.experts = 'tokamax': {error}; it needs Python 3.12:"
-            f" {how_to_install('cuda', 'tokamax')}"
-        ) from error
-
-    def dot(x, w, sizes, **options):
-        # The sizes may be a part of a larger array, whose address the GPU's kernel refuses; XLA
-        # cannot tell that this changes nothing, and gives the result a buffer of its own.
-        sizes = jnp.maximum(sizes, jnp.int32(0))
-        return tokamax.ragged_dot(x, w, sizes, implementation=("mosaic", "xla"), **options)
-
-    return dot
 
 
 def window_rows(pairs: int, experts: int, parts: int) -> int:
@@ -62,7 +39,7 @@ def window_rows(pairs: int, experts: int, parts: int) -> int:
 def ragged_swiglu(
     x: Float[Array, "n d"],
     gates: Float[Array, "n k"],
-    weights: dict[str, Float[Array, "e ..."] | Quantized],
+    weights: dict[str, Float[Array, "e ..."] | Quantized | InStack],
     dispatch: Dispatch,
     parts: int = 1,
     limit: float = 0.0,
@@ -92,7 +69,7 @@ def ragged_swiglu(
 def windowed_swiglu(
     x: Float[Array, "n d"],
     gates: Float[Array, "n k"],
-    weights: dict[str, Float[Array, "e ..."] | Quantized],
+    weights: dict[str, Float[Array, "e ..."] | Quantized | InStack],
     dispatch: Dispatch,
     window: int,
     limit: float,
