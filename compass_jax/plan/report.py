@@ -42,6 +42,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     if not math.isnan(plan.step_s):
         longest = "an RL step whose answers are all as long as they may be"
         console.print(f"bound on {longest}: {plan.step_s:,.0f} s")
+    if not math.isnan(plan.modelled_s):
+        parts = "the compiler's estimates, kernels at the peaks and links at theirs"
+        console.print(f"modelled, if nothing overlaps: {plan.modelled_s:,.0f} s ({parts})")
     worst, limit = plan.worst, plan.limit * per_chip / GIB
     needs = f"{worst.needs * per_chip / GIB:.1f} GiB per chip"
     if worst.needs < 0:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from compass_jax.aliases import JsonObject
 from compass_jax.chips import Chip
 from compass_jax.config import RLRunConfig
-from compass_jax.plan.bound import Bound, bound_of, runs_per_step
+from compass_jax.plan.bound import Bound, bound_of, kernel_seconds, runs_per_step
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
-from compass_jax.plan.cycles import estimated_cycles
+from compass_jax.plan.cycles import cycles_per_token, estimated_cycles
 from compass_jax.plan.memory import (
     USABLE,
     Change,
@@ -23,7 +23,7 @@ from compass_jax.plan.memory import (
     refused_bytes,
     resident,
 )
-from compass_jax.plan.programs import ROLLOUT, Step, topology_devices
+from compass_jax.plan.programs import ROLLOUT, Step, bytes_per_device, topology_devices
 from compass_jax.programs import Program
 from compass_jax.tpu_versions import installed
 
@@ -39,13 +39,23 @@ class CompiledProgram(NamedTuple):
     sent: dict[str, Sent]
     bound: Bound | None
     compile_s: float
-    cycles: float = 0.0  # estimated by the compiler
+    cycles: float = 0.0  # estimated by the compiler; decode: of one token
+    kernels_s: float = 0.0  # of kernels at the chip's peaks
 
     def estimated_s(self, chip: Chip) -> float | None:
         """Returns the compiler's estimate of one run in seconds; None without one, or if the
         chip's clock is not known.
         """
         return self.cycles / (chip.clock_ghz * 1e9) if self.cycles and chip.clock_ghz else None
+
+    def modelled_s(self, chip: Chip) -> float:
+        """Returns the seconds of one run if nothing overlaps: the compiler's estimate, its kernels
+        at the chip's peaks and what it sends at the links' rate; NaN without an estimate.
+        """
+        estimated = self.estimated_s(chip)
+        if estimated is None or self.bound is None:
+            return math.nan
+        return estimated + self.kernels_s + self.bound.ici_s
 
 
 class Plan(NamedTuple):
@@ -85,13 +95,22 @@ class Plan(NamedTuple):
     def step_s(self) -> float:
         """The bound on an RL step in which all answers have the largest length; NaN where a program
         did not compile.
+        """
+        return self._step(lambda x: x.bound.seconds if x.bound else math.nan)
 
-        One step off, the rollout runs beside training: the longer of the two counts, with weight
-        sync between them.
+    @property
+    def modelled_s(self) -> float:
+        """The same step if nothing overlaps within a program; NaN where a program has no estimate
+        (CompiledProgram.modelled_s).
+        """
+        return self._step(lambda x: x.modelled_s(self.chip))
+
+    def _step(self, seconds: Callable[[CompiledProgram], float]) -> float:
+        """Returns the seconds of a step whose programs take `seconds` each. One step off, the
+        rollout runs beside training: the longer of the two counts, with weight sync between them.
         """
         took = {
-            x.name: self.runs.get(x.name, 0) * (x.bound.seconds if x.bound else math.nan)
-            for x in self.programs
+            x.name: self.runs[x.name] * seconds(x) for x in self.programs if x.name in self.runs
         }
         rollout = sum(s for name, s in took.items() if name.split()[0] in ROLLOUT)
         between = took.get("hand-over", math.nan)
@@ -117,6 +136,7 @@ class Plan(NamedTuple):
             },
             "programs": {x.name: _row(x, self.chip) for x in self.programs},
             "step_bound_s": None if math.isnan(self.step_s) else round(self.step_s, 2),
+            "step_modelled_s": None if math.isnan(self.modelled_s) else round(self.modelled_s, 2),
             "compile_s": round(sum(x.compile_s for x in self.programs), 1),
             "changes": [str(x) for x in self.changes],
         }
@@ -139,6 +159,7 @@ def _row(x: CompiledProgram, chip: Chip) -> JsonObject:
         },
         "estimated_cycles": x.cycles,
         "estimated_s": x.estimated_s(chip),
+        "kernels_s": x.kernels_s,
         "bound_s": x.bound and {"seconds": x.bound.seconds, "by": x.bound.by, **x.bound._asdict()},
         "compile_s": round(x.compile_s, 1),
     }
@@ -185,8 +206,12 @@ def _compiled_program(
         needs = needs + bytes_beside(step, program, parts) if needs > 0 else -1
         return CompiledProgram(program.name, None, needs, {}, None, seconds)
     memory = memory_of(step, program, compiled, parts)
-    hlo = compiled.as_text() or ""
+    hlo, config, name = compiled.as_text() or "", step.config, program.name
     sent, cycles = collectives(hlo), estimated_cycles(hlo)
-    bytes_sent = total_bytes(sent.values())
-    bound = bound_of(step.config, step.chip, program.name, program.tokens, memory, bytes_sent)
-    return CompiledProgram(program.name, memory, memory.total, sent, bound, seconds, cycles)
+    if name == "decode":
+        cycles = cycles_per_token(hlo, config.rollout.tokens_per_call)
+    slots = step.result("slots")
+    cache = 0.0 if slots is None else float(bytes_per_device(slots.cache))
+    work, bytes_sent = (config, step.chip, name, program.tokens), total_bytes(sent.values())
+    bound, kernels = bound_of(*work, memory, bytes_sent, cache), kernel_seconds(*work, cache)
+    return CompiledProgram(name, memory, memory.total, sent, bound, seconds, cycles, kernels)

@@ -1,15 +1,17 @@
 """The compiler's estimated cycles are summed as often as their operations run."""
 
 import io
+import math
 
 import pytest
+from evolve import evolve
 from rich.console import Console
 
 from benchmarks.pod_programs import with_predecessors
 from compass_jax.chips import CHIPS
 from compass_jax.commands.configured import load_config
-from compass_jax.plan.bound import Bound
-from compass_jax.plan.cycles import estimated_cycles
+from compass_jax.plan.bound import Bound, kernel_seconds
+from compass_jax.plan.cycles import cycles_per_token, estimated_cycles
 from compass_jax.plan.memory import Memory
 from compass_jax.plan.report import print_plan
 from compass_jax.plan.run import CompiledProgram, Plan
@@ -62,6 +64,12 @@ def test_cycles_of_loops_count_as_often_as_they_run():
     assert estimated_cycles(hlo) == 20 + 49 * 100 + 3
 
 
+def test_a_decode_program_is_estimated_by_the_token():
+    """What a call does once is shared by its 64 tokens; the loop over them has no known length."""
+    hlo = HLO.replace("LAYERS", 'backend_config={"known_trip_count":{"n":"48"}}')
+    assert cycles_per_token(hlo, 64) == 100 + (20 + 48 * 100 + 3) / 64
+
+
 @pytest.mark.parametrize(("formula_s", "warns"), [(1.0, True), (1.4, False)])
 def test_a_program_far_above_the_formula_is_a_warning(formula_s, warns):
     config, chip = load_config("qwen3_30b_a3b_v5p_4x4x4"), CHIPS[0]
@@ -78,9 +86,35 @@ def test_a_program_far_above_the_formula_is_a_warning(formula_s, warns):
 
 
 def test_an_estimate_needs_a_clock():
-    program = CompiledProgram("add", None, 0, {}, None, 0.0, 3.5e9)
+    program = CompiledProgram("add", None, 0, {}, Bound(0.5, 1.0, 0.25), 0.0, 3.5e9, 4.0)
     assert program.estimated_s(CHIPS[0]) == 2.0
-    assert program.estimated_s(CHIPS[0]._replace(clock_ghz=0.0)) is None
+    assert program.modelled_s(CHIPS[0]) == 2.0 + 4.0 + 0.25
+    without = CHIPS[0]._replace(clock_ghz=0.0)
+    assert program.estimated_s(without) is None and math.isnan(program.modelled_s(without))
+
+
+def test_kernels_at_the_peaks_by_hand():
+    """Of the 30B: 48 layers, 32 heads of 128, 4 of keys, 8 of 128 experts of 768; 64 chips."""
+    config, chip = load_config("qwen3_30b_a3b_v5p_4x4x4"), CHIPS[0]
+    t, rows = 32_768, 64
+
+    def kernels(name, tokens, config=config, cache=0.0):
+        return kernel_seconds(config, chip, name, tokens, cache)
+
+    attention = rows * 48 * 32 * 2 * 128 * t**2  # two products, two operations each, half the pairs
+    experts = rows * t * 48 * 8 * 3 * 2 * 2048 * 768
+    peak = 64 * 459e12
+    assert kernels("forward 32768", rows * t) == pytest.approx((attention + experts) / peak)
+    backward = (attention * 7 / 2 + experts * 8 / 3) / peak
+    assert kernels("backward 32768", rows * t) == pytest.approx(backward)
+    again = evolve(config, compute={"remat_attention": True})
+    assert kernels("backward 32768", rows * t, again) == pytest.approx(backward + attention / peak)
+    # an eighth of the experts over four devices, in 8 bits; and what tokens see of a cache of 4 GB
+    read = 48 * 128 * 3 * 2048 * 768 / 32
+    half = evolve(config, rollout={"prompt_buckets": (1024,), "max_new_tokens": 1024})
+    seen = (1025 + 2048) / 2 / 4096  # of a slot, whose size is a multiple of 4,096
+    assert kernels("decode", 1024, half, 4e9) == pytest.approx((read + 4e9 * seen) / 2.765e12)
+    assert kernels("apply", 0) == 0
 
 
 def test_a_program_is_compiled_behind_those_whose_results_it_takes():

@@ -232,7 +232,13 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
     def bound(config):
         return Plan("", CHIPS[0], 64, config, {}, found, []).step_s
 
+    def modelled(config):
+        clock = CHIPS[0].clock_ghz * 1e9
+        programs = [x._replace(cycles=clock * x.bound.flops_s) for x in found]
+        return Plan("", CHIPS[0], 64, config, {}, programs, []).modelled_s
+
     off = evolve(config, rl={"one_step_off": True})
+    assert modelled(config) == pytest.approx(bound(config))
     assert bound(config) == pytest.approx(5 + rollout + training) and bound(off) == pytest.approx(
         5 + max(rollout, training)
     )
