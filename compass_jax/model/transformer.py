@@ -370,7 +370,7 @@ def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
         x, caches = carry
         layer, layer_params, period_routes = scanned
         layer_params = jax.tree.map(
-            lambda whole, part, stack: InStack(stack, layer) if whole else part,
+            lambda stays, part, stack: InStack(stack, layer) if stays else part,
             in_stack,
             layer_params,
             params,
@@ -386,7 +386,7 @@ def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
         return (x, tuple(part.stack for part in new)), out
 
     layers = jnp.arange(run.repeats, dtype=jnp.int32)
-    split = jax.tree.map(lambda whole, x: None if whole else x, in_stack, params)
+    split = jax.tree.map(lambda stays, x: None if stays else x, in_stack, params)
     (x, caches), out = jax.lax.scan(
         body, (x, tuple(caches)), (layers, split, routes if per_period else None)
     )

@@ -132,8 +132,8 @@ def kernel_seconds(config: PolicyConfig, chip: Chip, name: str, tokens: int, cac
     attention = attention_flops(model, [row] * (tokens // row))
     experts = 2.0 * tokens * weights * (moe.top_k if moe else 0)
     if kind == "backward":
-        kept = keeps_attention(config.compute, model) or not config.compute.remat
-        attention *= _BACKWARD if kept else _REMATERIALISED
+        has_output = keeps_attention(config.compute, model) or not config.compute.remat
+        attention *= _BACKWARD if has_output else _REMATERIALISED
         experts *= _EXPERTS_BACKWARD
     return (attention + experts) / mesh.devices / chip.device_flops
 

@@ -15,15 +15,15 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _UNKNOWN = 2**60  # the compiler's number for "no estimate" is near 2**63
 
 
-def estimated_cycles(hlo: str, unknown: float = 1.0) -> float:
+def estimated_cycles(hlo: str, turns: float = 1.0) -> float:
     """Returns the cycles of one run of a compiled program on one device. Work of experts with more
     rows than a balanced load has is left out. A loop whose length depends on the data counts
-    `unknown` times: that over tokens in decode, and over the LM head's chunks.
+    `turns` times: that over tokens in decode, and over the LM head's chunks.
     """
     programs = computations(hlo)
     for branch in _overflows(programs):
         del programs[branch]
-    runs = times(programs, unknown)
+    runs = times(programs, turns)
     return sum(runs[name] * _cycles(op) for name, ops in programs.items() for op in ops)
 
 
@@ -31,8 +31,8 @@ def cycles_per_token(hlo: str, tokens: int) -> float:
     """Returns the cycles of one token of every slot in a decode program, whose loop has `tokens`;
     what runs once in a call is shared by them.
     """
-    once = estimated_cycles(hlo, unknown=0.0)
-    return estimated_cycles(hlo) - once + once / tokens
+    per_call = estimated_cycles(hlo, turns=0.0)
+    return estimated_cycles(hlo) - per_call + per_call / tokens
 
 
 def _overflows(programs: dict[str, list[Op]]) -> set[str]:

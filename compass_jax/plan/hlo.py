@@ -47,16 +47,16 @@ def called(op: Op, programs: dict[str, list[Op]]) -> list[str]:
     return [name for name in names if name in programs]
 
 
-def times(programs: dict[str, list[Op]], unknown: float = 1.0) -> dict[str, float]:
+def times(programs: dict[str, list[Op]], turns: float = 1.0) -> dict[str, float]:
     """Returns how often each computation runs in one run of the entry; the body of a loop of
-    unknown length runs `unknown` times.
+    unknown length runs `turns` times.
     """
     runs: dict[str, float] = defaultdict(float)
 
     def visit(name: str, n: float) -> None:
         runs[name] += n
         for op in programs.get(name, []):
-            trips = _trips(op, programs, unknown) if op.kind == "while" else 1.0
+            trips = _trips(op, programs, turns) if op.kind == "while" else 1.0
             for one in called(op, programs):
                 visit(one, n * trips)
 
@@ -65,9 +65,9 @@ def times(programs: dict[str, list[Op]], unknown: float = 1.0) -> dict[str, floa
     return runs
 
 
-def _trips(loop: Op, programs: dict[str, list[Op]], unknown: float) -> float:
+def _trips(loop: Op, programs: dict[str, list[Op]], turns: float) -> float:
     """Returns how often a loop runs: the compiler's trip count, else the bound of a condition that
-    only compares a counter from 0 with a constant, else `unknown`.
+    only compares a counter from 0 with a constant, else `turns`.
     """
     if known := _TRIPS.search(loop.rest):
         return float(known[1])
@@ -85,4 +85,4 @@ def _trips(loop: Op, programs: dict[str, list[Op]], unknown: float) -> float:
         "compare",
     }
     counts = any("direction=LT" in op.rest for op in condition)
-    return float(bounds[0]) if plain and counts and len(bounds) == 1 else unknown
+    return float(bounds[0]) if plain and counts and len(bounds) == 1 else turns

@@ -105,8 +105,8 @@ def _inside(spec: Tree, w: Tree) -> Tree:
     """
     if isinstance(w, InStack):
         part = _inside(spec, jax.eval_shape(w.part))
-        whole: Tree = P()
-        return InStack(jax.tree.map(lambda x: P(None, *x), part), whole)
+        layer: Tree = P()
+        return InStack(jax.tree.map(lambda x: P(None, *x), part), layer)
     if is_quantized(w):
         return Quantized(spec.over_mesh(w.values), spec.over_mesh(w.scales))
     return spec.over_mesh(w)

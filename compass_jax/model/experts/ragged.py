@@ -111,8 +111,8 @@ def _windowed_backward(window, limit, dot, saved, g):
         d_gates = jnp.zeros(gates.size, gates.dtype).at[pair].set(d_gates, mode="drop")
         return _sum_by(token, d_rows, x.shape[0]), d_gates.reshape(gates.shape), d_weights
 
-    d_x, *others = _over_windows(of_window, dispatch, window)
-    return d_x.astype(x.dtype), *others, None
+    d_x, d_gates, d_weights = _over_windows(of_window, dispatch, window)
+    return d_x.astype(x.dtype), d_gates, d_weights, None
 
 
 windowed_swiglu.defvjp(_windowed_forward, _windowed_backward)
@@ -179,7 +179,8 @@ def _swiglu_of_rows(rows, gates, weights, sizes, limit, dot, dtype=None):
         bias: Tree = weights.get(f"{name}_bias")
         if bias is None:
             return out
-        bias = jnp.take(bias, expert_of_row(sizes, m), axis=0)
+        # a row without a pair has a gradient, too, which is no bias's
+        bias = jnp.where(filled, jnp.take(bias, expert_of_row(sizes, m), axis=0), zero)
         return out + (bias if gates is None or name != "down" else gates[:, None] * bias)
 
     if "gate_up" in weights:

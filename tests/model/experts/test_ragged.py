@@ -80,6 +80,11 @@ undefined_after.defvjp(
 )
 
 
+def undefined_dot(x, w, sizes, preferred_element_type=None):
+    assert preferred_element_type in (None, x.dtype)
+    return undefined_after(x, w, sizes)
+
+
 @pytest.mark.parametrize("window", [7, 16, 39])
 @pytest.mark.parametrize("limit", [0.0, 1.5])
 def test_windows_have_the_values_and_gradients_of_all_rows(x64, window, limit):
@@ -89,7 +94,7 @@ def test_windows_have_the_values_and_gradients_of_all_rows(x64, window, limit):
     probe = np.random.default_rng(1).standard_normal((N, D))
 
     def windowed(x, gates, weights, dispatch):
-        return windowed_swiglu(x, gates, weights, dispatch, window, limit, undefined_after)
+        return windowed_swiglu(x, gates, weights, dispatch, window, limit, undefined_dot)
 
     def whole(x, gates, weights, dispatch):
         return ragged_swiglu(jnp.nan_to_num(x), gates, weights, dispatch, limit=limit)
@@ -177,10 +182,10 @@ def test_as_many_windows_are_computed_as_there_are_rows(load, windows):
     dispatch = counted_dispatch(jnp.asarray(ids, jnp.int32), E)
     calls = []
 
-    def counting(x, w, sizes):
+    def counting(x, w, sizes, **options):
         assert x.shape[0] == 8
         jax.debug.callback(lambda s: calls.append(int(s.sum())), sizes)
-        return jax.lax.ragged_dot(x, w, sizes)
+        return jax.lax.ragged_dot(x, w, sizes, **options)
 
     x, gates, weights = jax.tree.map(lambda y: jnp.asarray(y, jnp.float32), (x, gates, weights))
     windowed_swiglu(x, gates, weights, dispatch, 8, 0.0, counting).block_until_ready()
@@ -212,9 +217,9 @@ def test_experts_of_several_devices_equal_those_of_one(x64, monkeypatch, mesh, e
     pairs = 2 * x.shape[0] * x.shape[1] // mesh.fsdp
     rows, ragged_dot = set(), jax.lax.ragged_dot
 
-    def recording(x, w, sizes):
+    def recording(x, w, sizes, **options):
         rows.add(x.shape[0])
-        return ragged_dot(x, w, sizes)
+        return ragged_dot(x, w, sizes, **options)
 
     def run(experts):
         def loss(x, params):
