@@ -94,6 +94,7 @@ def pod_run(
     remat_attention: bool = False,
     pairs: int = PAIRS,
     packed: bool = False,
+    updates: int = 4,
 ) -> RunConfig:
     """Returns the RL run of `model` from the Hugging Face folder `weights`: 16 answers of up to
     30,720 tokens to each of `prompts` prompts, sampled with 8-bit weights.
@@ -113,6 +114,7 @@ def pod_run(
             for so many, so more of them save time and take memory.
         packed: sequences share rows of 32k tokens, up to four in a row. For many rows in a
             micro-batch: one of a shorter bucket would be mostly padding.
+        updates: updates for each rollout.
     """
     rows = mesh.replica * mesh.fsdp * mesh.expert
     chunk = pairs // (mesh.expert * model.moe.top_k) if model.moe else 0
@@ -146,13 +148,17 @@ def pod_run(
             sources=(FileSource("data/train.jsonl"),), eval_prompts=256, tokenizer=weights
         ),
         rewards=RewardConfig(workers=8, timeout_s=10.0),
-        rl=_rl(prompts, rows, PROMPT + ANSWER if packed else 0, "R3" if model.moe else "off"),
+        rl=replace(
+            _rl(prompts, rows, "R3" if model.moe else "off"),
+            packed_row_tokens=PROMPT + ANSWER if packed else 0,
+            updates_per_rollout=updates,
+        ),
     )
 
 
-def _rl(prompts: int, rows: int, packed: int, replay: Literal["R3", "off"]) -> RLConfig:
-    """Returns the recipe of arXiv 2512.07710 (docs/concepts/zero_variance.md, espo.md): four
-    updates for each rollout, with micro-batches of `rows` of the longest sequences.
+def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
+    """Returns the recipe of arXiv 2512.07710 (docs/concepts/zero_variance.md, espo.md), with
+    micro-batches of `rows` of the longest sequences.
 
     Prompts are drawn by selection. Those that `compass filter` measures as always right or always
     wrong are left out with `--data.keep-file OUT/pass_rates.jsonl`, which the user provides.
@@ -164,10 +170,8 @@ def _rl(prompts: int, rows: int, packed: int, replay: Literal["R3", "off"]) -> R
         steps=1000,
         prompts_per_step=prompts,
         group_size=16,
-        updates_per_rollout=4,
         replay=replay,
         buckets=(8192, 16_384, PROMPT + ANSWER),
-        packed_row_tokens=packed,
         micro_batch_tokens=rows * (PROMPT + ANSWER),
         objective=default_objective(),  # ESPO with its paper's alpha
         correction=named_correction("tis"),
