@@ -106,9 +106,12 @@ class Plan(NamedTuple):
         return self._step(lambda x: x.modelled_s(self.chip))
 
     def _step(self, seconds: Callable[[CompiledProgram], float]) -> float:
-        """Returns the seconds of a step whose programs take `seconds` each. One step off, the
-        rollout runs beside training: the longer of the two counts, with weight sync between them.
+        """Returns the seconds of a step whose programs take `seconds` each; NaN where one was
+        refused, which ends the plan. One step off, the rollout runs beside training: the longer of
+        the two counts, with weight sync between them.
         """
+        if any(x.bound is None for x in self.programs):
+            return math.nan
         took = {
             x.name: self.runs[x.name] * seconds(x) for x in self.programs if x.name in self.runs
         }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
 import subprocess
@@ -231,6 +232,10 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
 
     def bound(config):
         return Plan("", CHIPS[0], 64, config, {}, found, []).step_s
+
+    refused = CompiledProgram("taken", None, -1, {}, None, 0.0)  # not a part of the bound
+    cut = Plan("", CHIPS[0], 64, config, {}, [*found[:3], refused], [])
+    assert math.isnan(cut.step_s) and math.isnan(cut.modelled_s)
 
     def modelled(config):
         clock = CHIPS[0].clock_ghz * 1e9
