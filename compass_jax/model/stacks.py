@@ -1,4 +1,4 @@
-"""One layer's part of arrays that are stacked over layers, read where it is."""
+"""One layer's part of arrays that are stacked over layers, without a copy."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def _window(dispatch: Dispatch, start, window: int):
 
 
 def _take(x, index):
-    """Returns x[index]; the last for the index after it, in rows whose results nobody reads."""
+    """Returns x[index]; the last for the index after it, in rows whose results are not read."""
     return jnp.take(x, index, axis=0, mode="clip")
 
 
