@@ -45,7 +45,8 @@ def stacked_dot(
     preferred_element_type: jnp.dtype | None = None,
 ) -> Float[Array, "m o"]:
     """Computes `jax.lax.ragged_dot` with the matrices `[e i o]` of one layer, which tokamax's TPU
-    kernel `gmm_v2` reads from the stack `[l e i o]`, 8-bit ones without conversion. XLA would copy the layer's part, and convert it, before its own kernel.
+    kernel `gmm_v2` reads from the stack `[l e i o]`, 8-bit ones without conversion.
+    XLA would copy the layer's part, and convert it, before its own kernel.
 
     A `w` that is in no stack, and one that is narrower than the kernel's tiles, takes `ragged_dot`.
     """
