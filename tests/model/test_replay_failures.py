@@ -167,10 +167,10 @@ def test_undefined_rows_behind_the_last_group_reach_nobody(monkeypatch):
     """
     real, seen = jax.lax.ragged_dot, []
 
-    def undefined_behind(x, w, sizes):
+    def undefined_behind(x, w, sizes, **options):
         behind = jnp.arange(x.shape[0])[:, None] >= jnp.sum(sizes)
         seen.append(x.shape[0] - int(sizes.sum()))
-        return jnp.where(behind, jnp.nan, real(x, w, sizes))
+        return jnp.where(behind, jnp.nan, real(x, w, sizes, **options))
 
     rng = np.random.default_rng(0)
     x, ids = (
