@@ -183,6 +183,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="NAME=VALUE",
         help="further variables of the workers",
     )
+    parser.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a Kubernetes secret, whose entries become variables of the workers",
+    )
     parser.add_argument("--spot", action="store_true", help="on nodes of spot capacity")
     parser.add_argument(
         "--bucket",
@@ -262,6 +269,8 @@ def check_bucket(args: argparse.Namespace) -> None:
         raise GkeError(
             f"--bucket {args.bucket}: the name alone, without gs:// and folders. {whole}"
         )
+    if args.secret and args.action == "xpk":
+        raise GkeError("xpk: no --secret; xpk has none. Start the run with `apply`")
     if args.bucket and args.action == "xpk":
         raise GkeError(f"xpk: no --bucket. {STORAGE.format(args.bucket, MOUNT_OPTIONS)}")
     line = f" {' '.join(args.command)} "

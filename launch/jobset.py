@@ -36,11 +36,13 @@ def pod(args: argparse.Namespace) -> dict[str, Any]:
                 "effect": "NoSchedule",
             }
         )
+    secrets = {"envFrom": [{"secretRef": {"name": each}} for each in args.secret]}
     container = {
         "name": "compass",
         "image": args.image,
         "command": args.command,
         "env": [{"name": name, "value": value} for name, value in environment(args).items()],
+        **(secrets if args.secret else {}),
         # libtpu between workers, its metrics, JAX's coordinator
         "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8431, 8482)],
         "resources": {"limits": {"google.com/tpu": CHIPS_PER_HOST}},

@@ -19,7 +19,7 @@ from compass_jax.commands.overrides import options_of, override, settings_help, 
 from compass_jax.commands.settings import first_settings
 from compass_jax.commands.table import BY_NAME
 from compass_jax.config import ConfigError, RunConfig
-from compass_jax.config.errors import line_of, of_file
+from compass_jax.config.errors import check, line_of, of_file
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
 from compass_jax.config.pipeline import PipelineConfig
@@ -308,11 +308,11 @@ def run_configured(
     if options.json and options.dry_run:
         print(config_to_json(config))
         return 0
-    _check_options(name, options)
+    _check_options(name, options, config)
     return _run(name, options, config)
 
 
-def _check_options(name: str, options: Json) -> None:
+def _check_options(name: str, options: Json, config: RunConfig) -> None:
     """Raises ConfigError for a missing option, or for two options that exclude each other."""
     if options.json and name not in ("plan", "eval"):
         raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
@@ -320,6 +320,12 @@ def _check_options(name: str, options: Json) -> None:
         optional = name == "eval" and field == "out"
         if not getattr(options, field, True) and not optional:
             raise ConfigError(message.format(name))
+    if samplers := getattr(options, "samplers", 0):
+        count = f"--samplers {samplers}"
+        check(samplers > 0, f"{count}: must be at least 0")
+        check(config.samplers.acts, f"{count}: the run has none, since samplers.address is empty")
+        searches = getattr(options, "search", 0)
+        check(not searches, f"{count} with --search: the search tries layouts of the training")
     if getattr(options, "follow", False):
         if not options.out:
             raise ConfigError(

@@ -138,12 +138,17 @@ def kernel_seconds(config: PolicyConfig, chip: Chip, name: str, tokens: int, cac
     return (attention + experts) / mesh.devices / chip.device_flops
 
 
-def runs_per_step(rl: RLConfig, rollout: RolloutConfig, rows_multiple: int) -> dict[str, float]:
-    """Returns how often each program runs in a step whose answers have the largest length."""
+def runs_per_step(
+    rl: RLConfig, rollout: RolloutConfig, rows_multiple: int, samplers: int = 1
+) -> dict[str, float]:
+    """Returns how often each program runs in a step whose answers have the largest length, on one
+    of `samplers`.
+    """
     samples, length = rl.prompts_per_step * rl.group_size, rl.longest_row
     zero = rl.zero_variance
     # Dynamic sampling has at least one round.
-    fills = samples * (zero.dynamic_batch if zero.dynamic_sampling else 1) / rollout.slots
+    rounds = zero.dynamic_batch if zero.dynamic_sampling else 1
+    fills = samples * rounds / rollout.slots / samplers
     rows = samples / (length // rl.buckets[-1])
     micro = rows / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
     # The first update's pass gives its old log-probs, except with R2.

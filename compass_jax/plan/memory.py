@@ -50,7 +50,9 @@ def memory_of(step: Step, program: Program, compiled: Any, parts: dict[str, int]
 
 def bytes_beside(step: Step, program: Program, parts: dict[str, int]) -> int:
     """Returns the bytes per device of live arrays that do not belong to `program`."""
-    names = live_parts(program, step.config.rl, step.config.rollout_apart)
+    config = step.config
+    disaggregated = config.rollout_apart or config.samplers.acts
+    names = live_parts(program, config.rl, disaggregated, step.role)
     return sum(parts.get(name, 0) for name in names)
 
 
@@ -58,12 +60,7 @@ def resident(step: Step) -> dict[str, int]:
     """Returns the bytes per device of arrays that live from program to program, by the names in
     `live_parts`; programs that are not compiled yet are missing.
     """
-    params = bytes_per_device(model_params(step.config.lora, step.model, step.state))
-    trained = bytes_per_device(step.state.params)
-    moments = bytes_per_device(step.state) - trained
-    sizes = {"state": params + moments, "moments": moments}
-    if step.config.rl.uses_reference and not step.config.lora.acts:
-        sizes["reference"] = params
+    sizes = {} if step.role == "sampler" else _of_state(step)
     longest = step.config.rl.longest_row
     sources = {
         "store": "store",
@@ -77,6 +74,18 @@ def resident(step: Step) -> dict[str, int]:
     for program in step.programs:
         if program.name == f"replayed {longest}":
             sizes["replayed"] = bytes_per_device(program.arguments[0])
+    if step.role == "sampler" and not step.config.samplers.lockstep:
+        sizes["next"] = sizes["decode"]  # weights that came while it samples with others
+    return sizes
+
+
+def _of_state(step: Step) -> dict[str, int]:
+    params = bytes_per_device(model_params(step.config.lora, step.model, step.state))
+    trained = bytes_per_device(step.state.params)
+    moments = bytes_per_device(step.state) - trained
+    sizes = {"state": params + moments, "moments": moments}
+    if step.config.rl.uses_reference and not step.config.lora.acts:
+        sizes["reference"] = params
     return sizes
 
 
@@ -111,6 +120,8 @@ def advice(
         changes += _of_rollout(config, sizes, program)
     else:
         changes += _of_training(config, sizes)
+    if "state" not in parts:  # of a sampler
+        return [change for _, change in sorted(changes, key=lambda x: -x[0])]
     halves, mesh = "parameters and moments in parts of half the size", config.mesh
     state = Change("mesh.fsdp", str(2 * mesh.fsdp), f"{halves}, on twice the chips")
     if mesh.replica % 2 == 0:

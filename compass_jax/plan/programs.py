@@ -8,8 +8,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +35,18 @@ from compass_jax.programs import Program, struct
 from compass_jax.records import TrainState
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import sampling_programs
+from compass_jax.samplers.requests import most_samples
 from compass_jax.session import load_tokenizer
 from compass_jax.sharding import Placement, make_mesh, placements
 from compass_jax.tasks.task import talks
 from compass_jax.training import optim, trained
 from compass_jax.training.programs import training_programs
-from compass_jax.weights.sync import resolve, sync_program
+from compass_jax.weights.sync import resolve, sampler_weights, samplers_program, sync_program
 
 P = TypeVar("P", bound=PolicyConfig)
+# The processes whose programs are planned: those that do everything, or with samplers those of the
+# training or of one sampler.
+Role = Literal["all", "training", "sampler"]
 
 # Arrays of other programs that are live while a program runs, by the first word of its name
 # (`resident`). The rollout's "store" of routes and training's replayed routes come on top.
@@ -72,9 +77,11 @@ TRAINING = {
 _OWN = {"store", "stored", "harvest", "taken"}, {"replayed", "recorded"}  # routes are arguments
 
 
-def live_parts(program: Program, rl: SamplingConfig, disaggregated: bool) -> set[str]:
-    """Returns the parts of `resident` that are on a program's devices while it runs;
-    `apart` is whether the rollout has devices of its own.
+def live_parts(
+    program: Program, rl: SamplingConfig, disaggregated: bool, role: Role = "all"
+) -> set[str]:
+    """Returns the parts of `resident` that are on a program's devices while it runs.
+    `disaggregated`: the rollout has other devices than the training.
     """
     kind = program.name.split()[0]
     samples = kind in ROLLOUT
@@ -87,33 +94,49 @@ def live_parts(program: Program, rl: SamplingConfig, disaggregated: bool) -> set
         parts.add("replayed")
     if not disaggregated:
         return parts
-    return parts - ({"state", "replayed"} if samples else {"store", "decode", "slots"})
+    if samples:
+        return (parts | {"next"}) - {"state", "replayed"}
+    # The training keeps its decoding copy for samplers that join.
+    return parts - {"store", "slots", "decode" if role == "all" else ""}
 
 
 def run_programs(
     config: RLRunConfig, engine: Engine, model: Transformer, state: TrainState, stored: bool
 ) -> Iterator[Program]:
-    """Yields every large program of a run: those of weight sync, the engine and the learner.
+    """Yields every large program of a run, or with samplers of its training: those of weight sync,
+    the engine and the learner.
 
     Args:
         state: structs of the train state.
         stored: whether 8-bit weights are values and scales, or emulated.
     """
-    dtype, quantize = config.rollout_compute.dtype, config.rollout.quantize
+    dtype, quantize = config.rollout_compute.dtype, resolve(config.rollout.quantize)
     params = model_params(config.lora, model, state)
-    sync = sync_program(
-        params,
-        config.model,
-        dtype,
-        resolve(quantize),
-        stored,
-        placement=engine.placement,
-        layout=engine.layout,
-    )
-    yield sync
-    uses = (training_use(engine, config.rl.sampling, talks(config.data)), *evaluation_uses(config))
-    yield from sampling_programs(engine, sync, uses)
+    arguments, layout = (params, config.model, dtype, quantize, stored), engine.layout
+    if config.samplers.acts:
+        mesh = config.rollout_mesh or config.mesh
+        yield samplers_program(*arguments, mesh=mesh, layout=layout)
+    else:
+        sync = sync_program(*arguments, placement=engine.placement, layout=layout)
+        yield sync
+        use = training_use(engine, config.rl.sampling, talks(config.data))
+        yield from sampling_programs(engine, sync, (use, *evaluation_uses(config)))
     yield from training_programs(config.learner, model, state, params)
+
+
+def sampler_programs(config: RLRunConfig, engine: Engine, sync: Program) -> Iterator[Program]:
+    """Yields the engine's programs in one of a run's samplers, given the one that makes its
+    weights. A sampler has the routes of unfinished samples alone.
+    """
+    use = training_use(engine, config.rl.sampling, talks(config.data))
+    rows = most_samples(config.rollout.slots, config.rl.sampling.capacity)
+    use = dataclasses.replace(
+        use,
+        rows=rows if use.rows else 0,
+        rows_together=0,
+        goes_on=use.goes_on or not config.samplers.lockstep,
+    )
+    yield from sampling_programs(engine, sync, (use, *evaluation_uses(config)))
 
 
 def planned(programs: Iterator[Program]) -> list[Program]:
@@ -187,21 +210,46 @@ class Step:
     """The abstract arrays of a run on `devices`, and its programs. Programs compile in the order of
     `programs`, since later ones take the layouts of earlier results. For a run in stages, the stage
     with the largest rollouts is used.
+
+    Args:
+        sampler: whether `devices` are those of a sampler. Those of a run with samplers are
+            otherwise its training's.
     """
 
-    def __init__(self, config: RLRunConfig, devices: list[jax.Device]):
+    def __init__(self, config: RLRunConfig, devices: list[jax.Device], sampler: bool = False):
         self.chip = known_chip(devices)
         self.config = config = for_chip(largest_stage(config), devices[0].device_kind)
-        self.train, self.decode = _placements(config, devices)
+        self.role: Role = "training" if config.samplers.acts else "all"
+        if sampler:
+            self.role = "sampler"
+        self.train, self.decode = _placements(config, devices, self.role)
         layout, known = training_layout(config.compute), known_ids(config)
         self.model = Transformer(config.model, config.compute, layout, self.train, known)
+        # That of the training with samplers samples nowhere.
+        placement = None if self.role == "training" else self.decode
         self.engine = Engine(
-            config.model, config.rollout_compute, config.rollout, 0, self.decode, known
+            config.model, config.rollout_compute, config.rollout, 0, placement, known
         )
-        self.state = fresh_state(self.model, config.lora, config.rl.optim)
-        arguments = (config, self.engine, self.model, self.state)
-        self.programs = planned(run_programs(*arguments, stored=True))
         self.results: dict[Program, Tree] = {}  # results of compiled programs, as structs
+        self.programs = planned(self._sampler() if sampler else self._run())
+
+    @cached_property
+    def state(self) -> TrainState:
+        """The structs of the train state."""
+        return fresh_state(self.model, self.config.lora, self.config.rl.optim)
+
+    def _run(self) -> Iterator[Program]:
+        return run_programs(self.config, self.engine, self.model, self.state, stored=True)
+
+    def _sampler(self) -> Iterator[Program]:
+        """Yields the programs of a sampler, whose weights are another process's result."""
+        config, engine = self.config, self.engine
+        dtype, quantize = engine.compute.dtype, config.rollout.quantize
+        synced = Program("hand-over", None, ())
+        self.results[synced] = sampler_weights(
+            config.model, dtype, quantize, True, self.decode, engine.layout
+        )
+        return sampler_programs(config, engine, synced)
 
     def done(self, program: Program, compiled: jax.stages.Compiled) -> None:
         """Stores the shapes and layouts of a compiled program's results for later programs."""
@@ -247,22 +295,30 @@ def model_params(lora: LoRAConfig, model: Transformer, state: TrainState) -> Tre
     return trained.full(lora, state.params, frozen)
 
 
-def _placements(config: PolicyConfig, devices: list[jax.Device]) -> tuple[Placement, Placement]:
-    """Returns the placements of training and rollout; together they use all `devices`."""
+def _placements(
+    config: PolicyConfig, devices: list[jax.Device], role: Role
+) -> tuple[Placement, Placement]:
+    """Returns the placements of training and rollout; together they use all `devices`. Training or
+    a sampler alone has both on its own devices.
+    """
     rollout = config.rollout_mesh or config.mesh
-    takes = config.mesh.devices + (rollout.devices if config.rollout_apart else 0)
+    mesh = rollout if role == "sampler" else config.mesh
+    takes = mesh.devices + (rollout.devices if config.rollout_apart else 0)
     if takes != len(devices):
-        what = "mesh and rollout_mesh have" if config.rollout_apart else "mesh has"
+        what = "rollout_mesh has" if mesh is config.rollout_mesh else "mesh has"
+        if config.rollout_apart:
+            what = "mesh and rollout_mesh have"
         change = (
             "lower an axis, or name a larger topology"
             if takes > len(devices)
             else "raise an axis, or name a smaller topology"
         )
         raise ConfigError(f"{what} {takes} devices, the topology {len(devices)}: {change}")
-    train, decode = placements(config.mesh, config.rollout_mesh, config.rollout_apart, devices)
+    of_rollout = config.rollout_mesh if role == "all" else mesh
+    train, decode = placements(mesh, of_rollout, config.rollout_apart, devices)
     if train is None or decode is None:
-        mesh = make_mesh(config.mesh, devices)
-        return Placement(mesh), Placement(mesh, "decode")
+        one = make_mesh(mesh, devices)
+        return Placement(one), Placement(one, "decode")
     return train, decode
 
 

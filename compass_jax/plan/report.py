@@ -40,8 +40,11 @@ def print_plan(plan: Plan, console: Console) -> None:
     parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.parts.items())
     console.print(f"between programs, GiB per chip: {parts}")
     if not math.isnan(plan.step_s):
+        part = "the rollout of " * bool(plan.samplers)
+        if plan.config.samplers.acts and not plan.samplers:
+            part = "the updates of "
         longest = "an RL step whose answers are all as long as they may be"
-        console.print(f"bound on {longest}: {plan.step_s:,.0f} s")
+        console.print(f"bound on {part}{longest}: {plan.step_s:,.0f} s")
     if not math.isnan(plan.modelled_s):
         parts = "the compiler's estimates, kernels at the peaks and links at theirs"
         console.print(f"modelled, if nothing overlaps: {plan.modelled_s:,.0f} s ({parts})")
@@ -49,7 +52,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     needs = f"{worst.needs * per_chip / GIB:.1f} GiB per chip"
     if worst.needs < 0:
         needs = "more than the compiler would place"
-    verdict = f"{plan.config.name} {'fits' if plan.fits else 'does NOT fit'} {plan.topology}"
+    verdict = f"{plan.title} {'fits' if plan.fits else 'does NOT fit'} {plan.topology}"
     console.print(f"{verdict}: {worst.name} needs {needs}; usable are {limit:.1f}")
     for change in plan.changes:
         console.print(f"  {change}")
@@ -126,7 +129,7 @@ def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
     )
     axes.invert_yaxis()
     axes.set_xlabel("GiB per chip")
-    axes.set_title(f"{plan.config.name} on {plan.topology}", loc="left", fontsize=11)
+    axes.set_title(f"{plan.title} on {plan.topology}", loc="left", fontsize=11)
     axes.legend(
         ncols=5,
         fontsize=8,

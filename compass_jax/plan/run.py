@@ -68,6 +68,15 @@ class Plan(NamedTuple):
     parts: dict[str, int]  # bytes per device of arrays that live from program to program
     programs: list[CompiledProgram]
     changes: list[Change]
+    samplers: int = 0  # the plan is of one of these; 0: of the run, or of its training
+
+    @property
+    def title(self) -> str:
+        """What is planned."""
+        name = self.config.name
+        if self.samplers:
+            return f"a sampler of {name}"
+        return f"the training of {name}" if self.config.samplers.acts else name
 
     @property
     def limit(self) -> float:
@@ -89,7 +98,8 @@ class Plan(NamedTuple):
         """How often each program runs in a step whose answers have the largest length."""
         mesh = self.config.mesh
         rows = mesh.replica * mesh.fsdp * mesh.expert
-        return runs_per_step(self.config.rl, self.config.rollout, rows)
+        samplers = self.samplers or 1
+        return runs_per_step(self.config.rl, self.config.rollout, rows, samplers)
 
     @property
     def step_s(self) -> float:
@@ -116,7 +126,7 @@ class Plan(NamedTuple):
             x.name: self.runs[x.name] * seconds(x) for x in self.programs if x.name in self.runs
         }
         rollout = sum(s for name, s in took.items() if name.split()[0] in ROLLOUT)
-        between = took.get("hand-over", math.nan)
+        between = took.get("hand-over", 0.0)
         training = sum(took.values()) - rollout - between
         overlaps = self.config.rl.one_step_off
         return between + (max(rollout, training) if overlaps else rollout + training)
@@ -131,6 +141,7 @@ class Plan(NamedTuple):
             "hbm_gib_per_chip": None if worst.needs < 0 else round(worst.needs * per_chip / GIB, 2),
             "hbm_limit_gib": round(self.limit * per_chip / GIB, 2),
             "worst": worst.name,
+            "planned": self.title,
             "topology": self.topology,
             "devices": self.devices,
             "devices_per_chip": per_chip,
@@ -169,16 +180,21 @@ def _row(x: CompiledProgram, chip: Chip) -> JsonObject:
 
 
 def make_plan(
-    config: RLRunConfig, topology: str, tell: Callable[[str], None] = lambda text: None
+    config: RLRunConfig,
+    topology: str,
+    tell: Callable[[str], None] = lambda text: None,
+    samplers: int = 0,
 ) -> Plan:
     """Compiles the programs of `config` for `topology` in order, and reports each through `tell`.
+    They are those of one sampler if `samplers` share a step's rollouts; of a run with samplers they
+    are otherwise those of its training.
 
     The first program that the compiler refuses for lack of memory ends the plan, since later ones
     need its results. Raises ConfigError for an unknown topology or chip, and for a mesh that does
     not divide the topology or the model.
     """
     devices = topology_devices(topology)
-    step = Step(config, devices)
+    step = Step(config, devices, bool(samplers))
     results: list[tuple[Program, Any, int, float]] = []
     for program in step.programs:
         started = time.perf_counter()
@@ -196,7 +212,7 @@ def make_plan(
         step.done(program, compiled)
     parts = resident(step)
     rows = [_compiled_program(step, parts, *result) for result in results]
-    plan = Plan(topology, step.chip, len(devices), step.config, parts, rows, [])
+    plan = Plan(topology, step.chip, len(devices), step.config, parts, rows, [], samplers)
     if plan.fits:
         return plan
     return plan._replace(changes=advice(step.config, plan.worst.name, plan.worst.memory, parts))

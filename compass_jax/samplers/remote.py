@@ -24,7 +24,7 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.stats import RolloutStats
 from compass_jax.samplers.frames import Message
 from compass_jax.samplers.pool import Pool
-from compass_jax.samplers.requests import update
+from compass_jax.samplers.requests import most_samples, update
 from compass_jax.samplers.settings import EngineSettings
 from compass_jax.sharding import Placement, fetch
 from compass_jax.weights.sync import resolve, sync_to_samplers
@@ -163,7 +163,6 @@ class RemoteBatcher:
         self.stats = RolloutStats() if stats is None else stats
         self._requests: dict[int, Request] = {}  # unfinished, by number
         self._aborted: list[Request] = []
-        slots = engine.config.slots
         fields: JsonObject = {
             "purpose": int(purpose),
             "seed": seed,
@@ -171,8 +170,7 @@ class RemoteBatcher:
             "routes": routes is not None and routes.rows is not None,
             "drafts": drafts is not None,
         }
-        # a few more than slots, so that none is empty while the training hears of a finished one
-        most = max(slots + -(-slots // 4), 1 if routes is None else routes.size)
+        most = most_samples(engine.config.slots, 1 if routes is None else routes.size)
         self.job = self.pool.open(fields, most)
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:

@@ -14,6 +14,13 @@ from compass_jax.samplers.frames import Message
 COLUMNS = ("tokens", "logp", "entropy", "versions")
 
 
+def most_samples(slots: int, group: int) -> int:
+    """Returns the most samples that a sampler has at once, `group` of a prompt together: a few more
+    than slots, so that none is empty while the training hears of a finished one.
+    """
+    return max(slots + -(-slots // 4), group)
+
+
 def work(
     job: int,
     requests: Mapping[int, Request],

@@ -171,10 +171,27 @@ def sync_to_samplers(
     other arguments of `sync_weights`.
     """
     started = time.perf_counter()
-    target = nearby_placement(params, mesh.expert, mesh.tensor)
-    options = dtype, resolve(quantize), stored, mesh.tensor, layout
-    decode = jax.block_until_ready(converter(model, target, *options, None)(params))
+    program = samplers_program(
+        params, model, dtype, resolve(quantize), stored, mesh=mesh, layout=layout
+    )
+    decode = jax.block_until_ready(program.function(*program.arguments))
     return decode, _sync_metrics(decode, started)
+
+
+def samplers_program(
+    params: Tree,
+    model: ModelConfig,
+    dtype: str,
+    quantize: str,
+    stored: bool,
+    *,
+    mesh: MeshConfig,
+    layout: Layout,
+) -> Program:
+    """Returns the program of `sync_to_samplers`, for parameters or structs of them."""
+    target = nearby_placement(params, mesh.expert, mesh.tensor)
+    options = dtype, quantize, stored, mesh.tensor, layout
+    return Program("hand-over", converter(model, target, *options, None), (params,))
 
 
 def sampler_weights(

@@ -69,6 +69,7 @@ CONTAINER = record(
                 {"name": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}, "value": TEXT}
             ),
         },
+        "envFrom": many(record({"secretRef": record({"name": DNS_LABEL})})),
         "ports": {"type": "array", "items": PORT},
         "volumeMounts": many(
             record(

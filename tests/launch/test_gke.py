@@ -185,6 +185,7 @@ def test_dry_run_prints_what_a_shell_can_run(fakes, action):
         (("apply", *RUN, "--name", "Run_1", *TRAIN), "--name Run_1: at most 40 lower-case letters"),
         (("apply", *RUN, "--name", "r" * 41, *TRAIN), "at most 40"),
         (("apply", *RUN, "--env", "A", *TRAIN), "--env A: write NAME=VALUE"),
+        (("xpk", *RUN, *XPK, "--secret", "samplers", *TRAIN), "xpk: no --secret"),
         (("apply", *RUN, "--max-restarts", "-1", *TRAIN), "--max-restarts -1: 0 or more"),
         (("applly", *RUN), "invalid choice: 'applly'"),
     ],

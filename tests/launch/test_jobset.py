@@ -89,6 +89,18 @@ def test_options_of_the_pod(fakes):
         {"name": "A", "value": "b=c"},
         {"name": "D", "value": ""},
     ]
+    assert "envFrom" not in pod["containers"][0]
+
+
+def test_a_secret_gives_the_variables_of_every_worker(fakes):
+    """Its values are in no manifest."""
+    manifest = rendered(fakes, *RUN, "--secret", "samplers", "--secret", "wandb", *TRAIN)
+    assert_valid(manifest)
+    pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["envFrom"] == [
+        {"secretRef": {"name": "samplers"}},
+        {"secretRef": {"name": "wandb"}},
+    ]
 
 
 def test_the_bucket(fakes):

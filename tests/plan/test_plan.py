@@ -97,6 +97,7 @@ def test_what_does_not_fit_is_refused_with_advice_that_makes_it_fit(tmp_path):
 
 
 V5P = ("--topology", "v5p:2x2x1")
+SAMPLERS = ("--samplers.address", "trainer:7070")
 BAD = {
     (): "--topology NAME is missing",
     ("--topology", "v5p:1000"): "names are like v5p:4x4x4",
@@ -112,6 +113,22 @@ BAD = {
         "v5p:2x2x2",
     ): "mesh has 4 devices, the topology 8: raise an axis, or name a smaller topology",
     (*V5P, "--rollout-apart", "True"): "mesh and rollout_mesh have 8 devices, the topology 4",
+    (*V5P, "--samplers", "2"): "--samplers 2: the run has none, since samplers.address is empty",
+    (*V5P, *SAMPLERS, "--samplers", "2", "--search", "1"): "--samplers 2 with --search",
+    (*V5P, *SAMPLERS, "--samplers", "-1"): "--samplers -1: must be at least 0",
+    (
+        *V5P,
+        *SAMPLERS,
+        "--samplers",
+        "2",
+        "--rollout-mesh.replica",
+        "2",
+    ): "rollout_mesh has 8 devices, the topology 4: lower an axis",
+    (
+        "--topology",
+        "v5p:2x2x2",
+        *SAMPLERS,
+    ): "mesh has 4 devices, the topology 8: raise an axis",
     ("--topology", "v4:2x2x1"): "no peaks are known of TPU v4; known are v5p",
 }
 ASK = """
@@ -210,6 +227,49 @@ def test_a_rollout_on_devices_of_its_own_is_planned_with_what_goes_on_in_its_slo
     assert programs["prefill"] == pytest.approx(parts["store"] + parts["slots"], abs=2e-3)
     # and nothing of the rollout
     assert programs["apply"] == pytest.approx(parts["replayed"], abs=2e-3)
+
+
+@pytest.mark.slow
+def test_training_and_samplers_are_planned_on_their_own_devices(tmp_path):
+    """Each has what it keeps and nothing of the other: the training its decoding copy for samplers
+    that join, a sampler the routes of unfinished samples, and weights that came meanwhile.
+    """
+    options = (*SHORT, *SAMPLERS, "--rl.micro-batch-tokens", "8192", "--rl.one-step-off", "True")
+    options += ("--samplers.lockstep", "False")
+    code, training, text = plan(tmp_path, *V5P, *options)
+    assert code == 0 and "the training of small fits v5p:2x2x1" in text
+    kinds = {name.split()[0] for name in training["programs"]}
+    assert kinds >= {"hand-over", "forward", "backward", "apply"}
+    assert not kinds & {"slots", "store", "prefill", "decode", "harvest"}
+    parts = training["parts_gib_per_chip"]
+    live = training["programs"]["apply"]["memory_gib_per_chip"]["live"]
+    assert live == pytest.approx(parts["decode"] + parts["replayed"], abs=2e-3)
+    code, one, text = plan(tmp_path, *V5P, *options, "--samplers", "2")
+    assert code == 0 and "a sampler of small fits v5p:2x2x1" in text
+    programs, parts = one["programs"], one["parts_gib_per_chip"]
+    assert {"slots", "store", "prefill", "resume", "decode", "harvest"} <= programs.keys()
+    assert not {"hand-over", "taken", "forward 2048", "apply"} & programs.keys()
+    assert parts["next"] == parts["decode"] > 0 and "state" not in parts
+    live = programs["decode"]["memory_gib_per_chip"]["live"]
+    assert live == pytest.approx(parts["store"] + parts["next"], abs=2e-3)
+    assert one["step_bound_s"] > 0
+
+
+def test_samplers_share_a_rollout_and_have_the_routes_of_what_is_under_way(tmp_path):
+    file = tmp_path / "small.py"
+    file.write_text(CONFIG)
+    config = evolve(load_config(str(file)), samplers={"address": "trainer:7070"})
+    few = evolve(config, rollout={"slots": 16})  # 64 samples, four times the slots
+    every, half = (runs_per_step(few.rl, few.rollout, 4, n) for n in (1, 2))
+    shared = {"prefill", "insert", "decode"}
+    assert {name for name in every if half[name] != every[name]} == shared
+    assert all(half[name] == every[name] / 2 for name in shared)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in COMPILER_ALONE.items():
+            patch.setenv(name, value)
+        step = Step(config, topology_devices("v5p:2x2x1"), sampler=True)
+    store = next(x for x in step.programs if x.name == "store")
+    assert store.arguments[1] == 80  # of 64 slots and a quarter more
 
 
 def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
