@@ -326,6 +326,10 @@ def _check_options(name: str, options: Json, config: RunConfig) -> None:
         check(config.samplers.acts, f"{count}: the run has none, since samplers.address is empty")
         searches = getattr(options, "search", 0)
         check(not searches, f"{count} with --search: the search tries layouts of the training")
+    if tokens := getattr(options, "answer_tokens", 0):
+        longest = config.rollout.max_new_tokens
+        message = f"--answer-tokens {tokens}: must be from 1 to rollout.max_new_tokens = {longest}"
+        check(0 < tokens <= longest, message)
     if getattr(options, "follow", False):
         if not options.out:
             raise ConfigError(

@@ -195,6 +195,8 @@ class Plan(Configured):
     """Picture of every program's memory."""
     samplers: int = 0
     """Plan one of this number of samplers (samplers.address), on --topology; 0: the training."""
+    answer_tokens: int = 0
+    """Mean number of tokens of an answer, for one more estimate of a step's time."""
     search: int = 0
     """Number of other layouts of the training that are tried, the likeliest first."""
     any_versions: bool = False

@@ -149,7 +149,8 @@ def plan(options: commands.Plan, config: RLRunConfig) -> int:
     console = Console(stderr=options.json, highlight=False, width=width)
     with console.status("starting the TPU's compiler") as status:
         tell = status.update if console.is_terminal else console.print
-        result = make_plan(config, options.topology, tell, options.samplers)
+        counts = options.samplers, options.answer_tokens
+        result = make_plan(config, options.topology, tell, *counts)
     print_plan(result, console)
     if options.search:
         from compass_jax.plan.search import search

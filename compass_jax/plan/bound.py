@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from compass_jax.chips import Chip
 from compass_jax.config import (
@@ -18,7 +19,7 @@ from compass_jax.config import (
 from compass_jax.model.flops import attention_flops, flops_per_token, forward_flops
 from compass_jax.plan.memory import Memory, keeps_attention
 from compass_jax.plan.programs import ROLLOUT
-from compass_jax.rl.bucketing import row_counts
+from compass_jax.rl.bucketing import plan, row_counts
 
 # Products of attention in a backward pass for each two of the forward pass: the kernels for the
 # gradients of queries and of keys and values compute scores and their gradients each.
@@ -26,6 +27,7 @@ _BACKWARD, _REMATERIALISED = 7 / 2, 9 / 2
 # Products of experts in a backward pass for each three of the forward pass: two gradients of each,
 # and gate and up again.
 _EXPERTS_BACKWARD = 8 / 3
+SIGMA = 0.8  # of the logarithm of an answer's length, where only its mean is known
 
 
 class Bound(NamedTuple):
@@ -80,9 +82,14 @@ def _positions(rollout: RolloutConfig) -> np.ndarray:
     return rollout.prompt_buckets[-1] + 1 + np.arange(rollout.max_new_tokens)
 
 
-def read_share(rollout: RolloutConfig) -> float:
-    """Returns the share of a slot's cache that a decoded token sees in the mean."""
-    return float(np.mean(_positions(rollout))) / rollout.max_length
+def read_share(rollout: RolloutConfig, answers: Int[np.ndarray, "n"] | None = None) -> float:
+    """Returns the share of a slot's cache that a decoded token of such answers sees in the mean;
+    None: all have the largest length.
+    """
+    if answers is None:
+        return float(np.mean(_positions(rollout))) / rollout.max_length
+    seen = rollout.prompt_buckets[-1] + (1 + answers) / 2
+    return float(np.average(seen, weights=answers)) / rollout.max_length
 
 
 def bound_of(
@@ -138,29 +145,74 @@ def kernel_seconds(config: PolicyConfig, chip: Chip, name: str, tokens: int, cac
     return (attention + experts) / mesh.devices / chip.device_flops
 
 
-def runs_per_step(
-    rl: RLConfig, rollout: RolloutConfig, rows_multiple: int, samplers: int = 1
-) -> dict[str, float]:
-    """Returns how often each program runs in a step whose answers have the largest length, on one
-    of `samplers`.
+def answer_lengths(rl: RLConfig, rollout: RolloutConfig, mean: int) -> Int[np.ndarray, "n"]:
+    """Returns the tokens of a step's answers: log-normal, up to the largest length, `mean` on
+    average.
     """
-    samples, length = rl.prompts_per_step * rl.group_size, rl.longest_row
-    zero = rl.zero_variance
+    samples = rl.prompts_per_step * rl.group_size
+    shape = np.exp(SIGMA * np.random.default_rng(0).standard_normal(samples))
+
+    def cut(scale: float) -> np.ndarray:
+        return np.minimum(scale * shape, rollout.max_new_tokens)
+
+    low, high = 0.0, rollout.max_new_tokens / shape.min()
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cut(middle).mean() < mean else (low, middle)
+    return np.maximum(np.rint(cut(high)), 1).astype(np.int64)
+
+
+def runs_per_step(
+    rl: RLConfig,
+    rollout: RolloutConfig,
+    rows_multiple: int,
+    samplers: int = 1,
+    answers: Int[np.ndarray, "n"] | None = None,
+) -> dict[str, float]:
+    """Returns how often each program runs in a step, on one of `samplers`.
+
+    Args:
+        answers: tokens of each answer; None: all have the largest length.
+    """
+    samples, zero = rl.prompts_per_step * rl.group_size, rl.zero_variance
+    if answers is None:
+        answers = np.full(samples, rollout.max_new_tokens)
     # Dynamic sampling has at least one round.
     rounds = zero.dynamic_batch if zero.dynamic_sampling else 1
     fills = samples * rounds / rollout.slots / samplers
-    rows = samples / (length // rl.buckets[-1])
-    micro = rows / row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
-    # The first update's pass gives its old log-probs, except with R2.
-    scored = 1 - (rl.replay != "R2") / rl.updates_per_rollout
-    return {
+    runs = {
         "hand-over": 1,
         "prefill": fills,
         "insert": fills,
-        "decode": max(1.0, fills) * rollout.max_new_tokens,
-        # Old log-probs, the reference's, and the updates' forward passes.
-        f"forward {length}": micro * (scored + rl.uses_reference + rl.epochs),
-        f"backward {length}": micro * rl.epochs,
-        "add": micro * rl.epochs,
+        "decode": max(float(answers.max()), fills * float(answers.mean())),
         "apply": rl.updates_per_rollout * rl.epochs,
     }
+    # The first update's pass gives its old log-probs, except with R2.
+    scored = 1 - (rl.replay != "R2") / rl.updates_per_rollout
+    for length, micro in _micro_batches(rl, rollout, rows_multiple, answers).items():
+        # Old log-probs, the reference's, and the updates' forward passes.
+        runs[f"forward {length}"] = micro * (scored + rl.uses_reference + rl.epochs)
+        runs[f"backward {length}"] = micro * rl.epochs
+        runs["add"] = runs.get("add", 0.0) + micro * rl.epochs
+    return runs
+
+
+def _micro_batches(
+    rl: RLConfig, rollout: RolloutConfig, rows_multiple: int, answers: np.ndarray
+) -> dict[int, float]:
+    """Returns the number of full micro-batches of each length in a step's updates. One of half the
+    rows is half a full one.
+    """
+    numbers: dict[int, float] = {}
+    for rows in np.array_split(rollout.prompt_buckets[-1] + answers, rl.updates_per_rollout):
+        for batch in plan(
+            rows,
+            rl.buckets,
+            rl.micro_batch_tokens,
+            rows_multiple=rows_multiple,
+            packed_row_tokens=rl.packed_row_tokens,
+        ):
+            length = batch.length if batch.packing is None else batch.packing.length
+            full = row_counts(length, rl.micro_batch_tokens, rows_multiple)[0]
+            numbers[length] = numbers.get(length, 0.0) + batch.tokens / (full * length)
+    return numbers

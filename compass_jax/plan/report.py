@@ -48,6 +48,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     if not math.isnan(plan.modelled_s):
         parts = "the compiler's estimates, kernels at the peaks and links at theirs"
         console.print(f"modelled, if nothing overlaps: {plan.modelled_s:,.0f} s ({parts})")
+    if not math.isnan(plan.shorter_s):
+        mean = f"answers of {plan.answer_tokens:,} tokens on average (log-normal)"
+        console.print(f"the same with {mean}: {plan.shorter_s:,.0f} s")
     worst, limit = plan.worst, plan.limit * per_chip / GIB
     needs = f"{worst.needs * per_chip / GIB:.1f} GiB per chip"
     if worst.needs < 0:

@@ -7,10 +7,19 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from compass_jax.aliases import JsonObject
 from compass_jax.chips import Chip
 from compass_jax.config import RLRunConfig
-from compass_jax.plan.bound import Bound, bound_of, kernel_seconds, runs_per_step
+from compass_jax.plan.bound import (
+    Bound,
+    answer_lengths,
+    bound_of,
+    kernel_seconds,
+    read_share,
+    runs_per_step,
+)
 from compass_jax.plan.collectives import Sent, collectives, total_bytes
 from compass_jax.plan.cycles import cycles_per_token, estimated_cycles
 from compass_jax.plan.memory import (
@@ -69,6 +78,7 @@ class Plan(NamedTuple):
     programs: list[CompiledProgram]
     changes: list[Change]
     samplers: int = 0  # the plan is of one of these; 0: of the run, or of its training
+    answer_tokens: int = 0  # mean tokens of an answer in `shorter_s`
 
     @property
     def title(self) -> str:
@@ -96,10 +106,12 @@ class Plan(NamedTuple):
     @property
     def runs(self) -> dict[str, float]:
         """How often each program runs in a step whose answers have the largest length."""
-        mesh = self.config.mesh
+        return self._runs(None)
+
+    def _runs(self, answers: np.ndarray | None) -> dict[str, float]:
+        config, mesh = self.config, self.config.mesh
         rows = mesh.replica * mesh.fsdp * mesh.expert
-        samplers = self.samplers or 1
-        return runs_per_step(self.config.rl, self.config.rollout, rows, samplers)
+        return runs_per_step(config.rl, config.rollout, rows, self.samplers or 1, answers)
 
     @property
     def step_s(self) -> float:
@@ -115,16 +127,33 @@ class Plan(NamedTuple):
         """
         return self._step(lambda x: x.modelled_s(self.chip))
 
-    def _step(self, seconds: Callable[[CompiledProgram], float]) -> float:
+    @property
+    def shorter_s(self) -> float:
+        """`modelled_s` of a step whose answers have `answer_tokens` on average; NaN for 0."""
+        if not self.answer_tokens:
+            return math.nan
+        rollout = self.config.rollout
+        answers = answer_lengths(self.config.rl, rollout, self.answer_tokens)
+        unread = read_share(rollout) - read_share(rollout, answers)
+        rate = self.chip.hbm_gb_s * 1e9 / self.chip.devices
+        spared = self.parts.get("slots", 0) * unread / rate
+
+        def seconds(x: CompiledProgram) -> float:
+            return x.modelled_s(self.chip) - (spared if x.name == "decode" else 0.0)
+
+        return self._step(seconds, answers)
+
+    def _step(
+        self, seconds: Callable[[CompiledProgram], float], answers: np.ndarray | None = None
+    ) -> float:
         """Returns the seconds of a step whose programs take `seconds` each; NaN where one was
         refused, which ends the plan. One step off, the rollout runs beside training: the longer of
         the two counts, with weight sync between them.
         """
         if any(x.bound is None for x in self.programs):
             return math.nan
-        took = {
-            x.name: self.runs[x.name] * seconds(x) for x in self.programs if x.name in self.runs
-        }
+        runs = self._runs(answers)
+        took = {x.name: runs[x.name] * seconds(x) for x in self.programs if x.name in runs}
         rollout = sum(s for name, s in took.items() if name.split()[0] in ROLLOUT)
         between = took.get("hand-over", 0.0)
         training = sum(took.values()) - rollout - between
@@ -151,6 +180,8 @@ class Plan(NamedTuple):
             "programs": {x.name: _row(x, self.chip) for x in self.programs},
             "step_bound_s": None if math.isnan(self.step_s) else round(self.step_s, 2),
             "step_modelled_s": None if math.isnan(self.modelled_s) else round(self.modelled_s, 2),
+            "answer_tokens": self.answer_tokens or None,
+            "step_shorter_s": None if math.isnan(self.shorter_s) else round(self.shorter_s, 2),
             "compile_s": round(sum(x.compile_s for x in self.programs), 1),
             "changes": [str(x) for x in self.changes],
         }
@@ -184,6 +215,7 @@ def make_plan(
     topology: str,
     tell: Callable[[str], None] = lambda text: None,
     samplers: int = 0,
+    answer_tokens: int = 0,
 ) -> Plan:
     """Compiles the programs of `config` for `topology` in order, and reports each through `tell`.
     They are those of one sampler if `samplers` share a step's rollouts; of a run with samplers they
@@ -212,7 +244,9 @@ def make_plan(
         step.done(program, compiled)
     parts = resident(step)
     rows = [_compiled_program(step, parts, *result) for result in results]
-    plan = Plan(topology, step.chip, len(devices), step.config, parts, rows, [], samplers)
+    plan = Plan(
+        topology, step.chip, len(devices), step.config, parts, rows, [], samplers, answer_tokens
+    )
     if plan.fits:
         return plan
     return plan._replace(changes=advice(step.config, plan.worst.name, plan.worst.memory, parts))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from evolve import evolve
 
@@ -16,7 +17,7 @@ from compass_jax.chips import CHIPS, chip_of
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.work import COMPILER_ALONE
 from compass_jax.config import MeshConfig
-from compass_jax.plan.bound import Bound, runs_per_step
+from compass_jax.plan.bound import Bound, answer_lengths, read_share, runs_per_step
 from compass_jax.plan.memory import advice, refused_bytes
 from compass_jax.plan.programs import Step, topology_devices
 from compass_jax.plan.run import CompiledProgram, Plan
@@ -113,6 +114,7 @@ BAD = {
         "v5p:2x2x2",
     ): "mesh has 4 devices, the topology 8: raise an axis, or name a smaller topology",
     (*V5P, "--rollout-apart", "True"): "mesh and rollout_mesh have 8 devices, the topology 4",
+    (*V5P, "--answer-tokens", "30721"): "must be from 1 to rollout.max_new_tokens = 30720",
     (*V5P, "--samplers", "2"): "--samplers 2: the run has none, since samplers.address is empty",
     (*V5P, *SAMPLERS, "--samplers", "2", "--search", "1"): "--samplers 2 with --search",
     (*V5P, *SAMPLERS, "--samplers", "-1"): "--samplers -1: must be at least 0",
@@ -307,6 +309,27 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
     assert bound(config) == pytest.approx(5 + rollout + training) and bound(off) == pytest.approx(
         5 + max(rollout, training)
     )
+
+
+def test_shorter_answers_take_the_micro_batches_and_tokens_that_they_fill():
+    """By hand for answers of 1,000 tokens on average: the mean, the longest answer's tokens, and
+    one micro-batch of every update whose rows are as long as its longest answer needs.
+    """
+    config = load_config("qwen3_235b_a22b_v5p_4x8x8")
+    rl, rollout = config.rl, config.rollout
+    answers = answer_lengths(rl, rollout, 1000)
+    assert answers.mean() == pytest.approx(1000, rel=1e-3) and len(answers) == 1024
+    longest = runs_per_step(rl, rollout, 256)
+    runs = runs_per_step(rl, rollout, 256, 1, answers)
+    # two updates of 512 rows that fit 256 rows of 32k: two micro-batches, not four
+    assert longest["backward 32768"] == 4 and runs["backward 32768"] == 2
+    assert runs["forward 32768"] == 2 + 1 and runs["apply"] == longest["apply"] == 2
+    assert longest["decode"] == 30_720 and runs["decode"] == answers.max()
+    few = dataclasses.replace(rollout, slots=64)
+    assert runs_per_step(rl, few, 256, 1, answers)["decode"] == pytest.approx(answers.sum() / 64)
+    assert read_share(rollout) == pytest.approx((2048 + 30_721 / 2) / 32_768)
+    seen = sum((2048 + 1 + np.arange(n)).sum() for n in answers) / answers.sum()
+    assert read_share(rollout, answers) == pytest.approx(seen / 32_768)
 
 
 def test_a_round_of_dynamic_sampling_is_rolled_out_whole():
