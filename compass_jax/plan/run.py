@@ -82,7 +82,7 @@ class Plan(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What is planned."""
+        """The processes that are planned, by the name of their run."""
         name = self.config.name
         if self.samplers:
             return f"a sampler of {name}"
