@@ -21,6 +21,6 @@ def compass_245b_a71b_v5p_8x8x8() -> RunConfig:
         "weights/compass-245b",
         MeshConfig(fsdp=8, expert=16, context=4),
         MeshConfig(replica=4, expert=16, tensor=8),
-        slots=512,
+        slots=1024,
         exchange="all_to_all",
     )

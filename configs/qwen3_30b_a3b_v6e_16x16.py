@@ -18,5 +18,5 @@ def qwen3_30b_a3b_v6e_16x16() -> RunConfig:
         "weights/Qwen3-30B-A3B",
         MeshConfig(fsdp=4, expert=16, context=4),
         MeshConfig(replica=4, expert=16, tensor=4),
-        slots=512,
+        slots=1024,
     )
