@@ -58,9 +58,8 @@ def plan(tmp_path, *options):
 
 @pytest.mark.slow
 def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
-    code, found, text = plan(
-        tmp_path, "--topology", "v5p:2x2x1", "--png", str(tmp_path / "plan.png")
-    )
+    options = "--answer-tokens", "4000", "--png", str(tmp_path / "plan.png")
+    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", *options)
     assert code == 0 and found["fits"] and found["hbm_gib_per_chip"] < found["hbm_limit_gib"] < 95
     assert found["devices"] == 4 and found["devices_per_chip"] == 1
     programs, parts, gib = found["programs"], found["parts_gib_per_chip"], 2**30
@@ -84,6 +83,9 @@ def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
     assert programs["apply"]["bound_s"]["by"] == "HBM" and found["step_bound_s"] > 0
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert "small fits v5p:2x2x1" in text and "bound on an RL step" in text
+    assert found["answer_tokens"] == 4000
+    assert 0 < found["step_shorter_s"] < 0.9 * found["step_modelled_s"]
+    assert "the same with answers of 4,000 tokens on average (log-normal)" in text
 
 
 @pytest.mark.slow
