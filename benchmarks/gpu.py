@@ -315,6 +315,7 @@ def _generate(engine: Engine, params: Any, sizes: Sizes) -> tuple[Any, ...]:
     width = routes.shape[1]
     pad = [np.pad(np.array(x), (0, width - len(x))) for x in rows]
     scores = [np.pad(np.array(x), (0, width - len(x))) for x in logp]
+    routes = routes.reshape(*routes.shape[:2], -1, sizes.model.mixture.top_k)
     return np.stack(pad).astype(np.int32), lengths, np.stack(scores), routes
 
 
@@ -345,7 +346,8 @@ def _decode(sizes: Sizes, slots: int, params: Any, trace: Path | None) -> dict[s
         steps = int(results.steps)
         times.append((time.perf_counter() - start) / steps)
         at = int(state.lengths[0]) - 2
-        chosen = np.asarray(state.routes[:, at])  # [slots l k]
+        chosen = np.asarray(state.routes[:, at])  # [slots l*k]
+        chosen = chosen.reshape(len(chosen), -1, config.mixture.top_k)
         layers = chosen.transpose(1, 0, 2).reshape(chosen.shape[1], -1)
         touched.append(np.mean([len(np.unique(x)) for x in layers]) / config.mixture.experts)
     taken = statistics.median(times)

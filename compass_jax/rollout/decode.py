@@ -16,7 +16,7 @@ from compass_jax.rollout.engine_api import ResultTokens
 from compass_jax.rollout.kv_cache import put_back, window
 from compass_jax.rollout.logprobs import top_logprobs_if
 from compass_jax.rollout.sampling import RowSampling, Sampler, is_end, sample
-from compass_jax.rollout.state import DecodeState, lay, lay_state, next_logits
+from compass_jax.rollout.state import DecodeState, lay, lay_state, next_logits, side_by_side
 
 
 def decoded(
@@ -107,7 +107,7 @@ def _token(
     new = {"tokens": token, "logp": logp, "entropy": entropy, "wrote": live}
     if "routes" in outputs:
         assert step.routes is not None
-        new["routes"] = step.routes[:, 0]
+        new["routes"] = side_by_side(step.routes[:, 0])
     if "top" in outputs:
         new["top"] = top_logprobs_if(needs_top, logits, token, sampler.top_logprobs, model.known)
     outputs = {

@@ -328,6 +328,7 @@ class Engine:
         """
         assert state.routes is not None
         slot_routes = jnp.take(state.routes, slots, axis=0, mode="clip")
+        slot_routes = slot_routes.reshape(-1, *store.shape[1:])
         return lay(self.placement, store.at[rows].set(slot_routes, mode="drop"), "batch")
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -11,7 +11,7 @@ from compass_jax.model.moe import unset_id
 from compass_jax.rollout.kv_cache import put_prefix
 from compass_jax.rollout.prefill import for_samples
 from compass_jax.rollout.sampling import is_end
-from compass_jax.rollout.state import DecodeState, Prefix, lay_state
+from compass_jax.rollout.state import DecodeState, Prefix, lay_state, side_by_side
 from compass_jax.sharding import Placement
 
 
@@ -80,5 +80,5 @@ def _put_routes(routes, new, source, to):
     routes = routes.at[to].set(
         jnp.broadcast_to(empty, (to.shape[0], *routes.shape[1:])), mode="drop"
     )
-    rows = jnp.take(new, source, axis=0).astype(routes.dtype)
+    rows = jnp.take(side_by_side(new), source, axis=0).astype(routes.dtype)
     return routes.at[to, : new.shape[1]].set(rows, mode="drop")

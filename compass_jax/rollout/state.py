@@ -52,7 +52,8 @@ class DecodeState(NamedTuple):
     first_logp: Float[Array, "slots"]  # log-prob of the token from the prefill
     first_entropy: Float[Array, "slots"]
     unreported: Bool[Array, "slots"]  # whether no result has reported that token yet
-    routes: UInt[Array, "slots t l k"] | None
+    # ids of all layers side by side: rows of whole lanes, which a TPU writes where they are
+    routes: UInt[Array, "slots t l*k"] | None
     lengths: Int[Array, "slots"]  # number of tokens so far, prompt included
     prompts: Int[Array, "slots"]  # number of tokens of the prompt
     limits: Int[Array, "slots"]  # length at which the sequence is cut
@@ -62,6 +63,11 @@ class DecodeState(NamedTuple):
     # the page of each page-sized part of a slot, or an index out of range
     table: Int[Array, "slots n"] | None = None
     top: TopLogprobs | None = None  # [slots k] of that token, of a sampler with `top_logprobs`
+
+
+def side_by_side(routes: UInt[Array, "*n l k"]) -> UInt[Array, "*n l*k"]:
+    """Returns routes with the ids of all layers along one axis."""
+    return routes.reshape(*routes.shape[:-2], -1)
 
 
 def lay(placement: Placement | None, x: Array, *axes: str | None) -> Array:
@@ -119,6 +125,7 @@ def empty_state(
     top = None
     if most:
         top = empty_logprobs((n,), most, model.config.vocab_size, model.compute.dtype)
+    routes = empty_routes(model.config, n, rollout.max_length)
     state = DecodeState(
         cache=cache,
         table=table,
@@ -126,7 +133,7 @@ def empty_state(
         first_logp=jnp.zeros((n,), wide),
         first_entropy=jnp.zeros((n,), wide),
         unreported=jnp.zeros((n,), bool),
-        routes=empty_routes(model.config, n, rollout.max_length),
+        routes=None if routes is None else side_by_side(routes),
         lengths=jnp.ones((n,), jnp.int32),
         prompts=jnp.ones((n,), jnp.int32),
         limits=jnp.ones((n,), jnp.int32),

@@ -88,7 +88,9 @@ def finish(state, engine=ENGINE, params=LOOSE, sampler=None, read=None, prompts=
             ends[slot] = at.stop
     state = jax.device_get(state)
     made = dict(tokens=tokens, logp=logp, entropy=entropy, steps=steps, state=state)
-    return SimpleNamespace(**state._asdict(), **made)
+    if state.routes is not None:
+        made["routes"] = state.routes.reshape(6, T, -1, MODEL.mixture.top_k)
+    return SimpleNamespace(**{**state._asdict(), **made})
 
 
 @pytest.fixture(scope="module")
