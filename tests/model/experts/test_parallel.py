@@ -151,3 +151,37 @@ def _arrivals(arguments, held, native):
 
     parallel.through_experts(work, *arguments, held, native)
     return seen[0].astype(jnp.float32)
+
+
+def test_a_gather_brings_tokens_choices_and_mask_with_two_collectives():
+    """Every device gets the arguments of all; of masked tokens, NaN as they may be, no choice. In
+    the token loop of decoding each collective more is a wait in every layer.
+    """
+    rng, n, k = np.random.default_rng(2), 5, 3
+    x = rng.standard_normal((DEVICES, n, WIDTH)).astype(np.float32)
+    ids = rng.integers(0, 256, (DEVICES, n, k)).astype(np.int32)
+    gates, mask = rng.random((DEVICES, n, k)), rng.random((DEVICES, n)) < 0.6
+    assert mask.any() and not mask.all()
+    gates[~mask] = np.nan
+    gates = jnp.asarray(gates, jnp.bfloat16)
+    arguments = x, ids, gates, mask
+
+    def side_by_side(*arrays):
+        wide = (y.reshape(DEVICES * n, -1).astype(jnp.float32) for y in of_all(*arrays))
+        return jnp.concatenate(list(wide), axis=1)
+
+    of_all = parallel.of_all_devices
+    found = np.asarray(over_devices(side_by_side, *arguments))
+    expected = np.concatenate(
+        [
+            x.reshape(-1, WIDTH),
+            np.where(mask[..., None], ids, -1).reshape(-1, k),
+            np.where(mask[..., None], gates, 0).astype(np.float32).reshape(-1, k),
+            mask.reshape(-1, 1),
+        ],
+        axis=1,
+    )
+    for device in found:
+        np.testing.assert_array_equal(device, expected)
+    jaxpr = str(jax.make_jaxpr(partial(over_devices, side_by_side))(*arguments))
+    assert jaxpr.count("all_gather[") == 2
