@@ -138,7 +138,9 @@ def test_garbage_in_the_middle_of_requests_leaves_no_traceback_and_a_server_that
             made.close()  # and the others stay
         time.sleep(0.3)
         assert answer(connect(port, GET))[0] == 200
-    assert caplog.text == ""
+    # asyncio's own words where it writes to a client that has gone, under load
+    gone = "socket.send() raised exception."
+    assert [x for x in caplog.records if x.getMessage() != gone] == []
 
 
 def test_an_exception_is_answered_with_500_and_logged(caplog):
