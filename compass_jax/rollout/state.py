@@ -52,7 +52,7 @@ class DecodeState(NamedTuple):
     first_logp: Float[Array, "slots"]  # log-prob of the token from the prefill
     first_entropy: Float[Array, "slots"]
     unreported: Bool[Array, "slots"]  # whether no result has reported that token yet
-    # ids of all layers side by side: rows of whole lanes, which a TPU writes where they are
+    # the ids of all layers along one axis: XLA copies less of the buffer to write into it
     routes: UInt[Array, "slots t l*k"] | None
     lengths: Int[Array, "slots"]  # number of tokens so far, prompt included
     prompts: Int[Array, "slots"]  # number of tokens of the prompt

@@ -73,8 +73,8 @@ def of_all_devices(
 ) -> tuple[Float[Array, "m d"], Int[Array, "m k"], Float[Array, "m k"], Bool[Array, "m"]]:
     """Returns the arguments of all devices along AXIS; ids of masked tokens are -1, their gates 0.
 
-    Ids, gates and mask are sent together, since a small collective takes its latency: while a
-    token is decoded, three take three times as long as one.
+    Ids, gates and mask are sent in one collective: while a token is decoded they are a few hundred
+    bytes, so that latency counts.
     """
     masked = mask[:, None]
     choices = _choices(jnp.where(masked, ids, -1), jnp.where(masked, gates, 0))
