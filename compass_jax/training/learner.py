@@ -308,17 +308,16 @@ class Learner:
 
     def _without_gradient(self, scored: Scored, rows: slice) -> np.ndarray:
         """Returns which rows of an update have no gradient: no token has an advantage, or their
-        reward is unknown. If that is all of them none is left out, so that the optimiser takes its
-        step.
+        reward is unknown.
         """
         prepared, _ = self.prepare(scored, rows)
         is_filled = scored.arrays.lengths[rows] > 0
         idle = is_filled & ~np.any(prepared.mask & (prepared.advantage != 0), axis=1)
-        if not np.any(is_filled & ~idle):
-            return np.zeros_like(idle)
         # Some fill the last micro-batch with a gradient, which else would be padded or have a
-        # shape of its own to compile.
-        spare = -int(np.sum(is_filled & ~idle)) % self._full_rows
+        # shape of its own to compile. Where no row has a gradient they are a whole one, so that the
+        # optimiser takes its step.
+        trained = int(np.sum(is_filled & ~idle))
+        spare = -trained % self._full_rows if trained else self._full_rows
         idle[np.flatnonzero(idle)[:spare]] = False
         return idle
 
