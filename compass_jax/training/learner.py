@@ -316,8 +316,8 @@ class Learner:
         # Some fill the last micro-batch with a gradient, which else would be padded or have a
         # shape of its own to compile. Where no row has a gradient they are a whole one, so that the
         # optimiser takes its step.
-        trained = int(np.sum(is_filled & ~idle))
-        spare = -trained % self._full_rows if trained else self._full_rows
+        trained, full = int(np.sum(is_filled & ~idle)), self._rows_of(self._rows_multiple)
+        spare = -trained % full if trained else full
         idle[np.flatnonzero(idle)[:spare]] = False
         return idle
 
@@ -327,7 +327,7 @@ class Learner:
         """
         if scored.idle is None or self._reads_idle:
             return None
-        idle, most = np.flatnonzero(scored.idle), self._full_rows
+        idle, most = np.flatnonzero(scored.idle), self._rows_of(1)  # on any mesh the same rows
         skipped = scored.idle.copy()
         skipped[idle[np.arange(most) * len(idle) // most] if len(idle) > most else idle] = False
         skipped[np.asarray(traced, np.int64)] = False
@@ -506,12 +506,10 @@ class Learner:
     def _score(self, params: Tree, inputs: Sequences):
         return step.score(self.model, params, *inputs, temperature=self.config.rollout.temperature)
 
-    @property
-    def _full_rows(self) -> int:
-        """Rows of a full micro-batch of the longest ones."""
+    def _rows_of(self, multiple: int) -> int:
+        """Returns the rows of a full micro-batch of the longest ones, a multiple of `multiple`."""
         updates = self.update_settings
-        shape = updates.longest_row, updates.micro_batch_tokens
-        return row_counts(*shape, self._rows_multiple)[0]
+        return row_counts(updates.longest_row, updates.micro_batch_tokens, multiple)[0]
 
     @property
     def _rows_multiple(self) -> int:
