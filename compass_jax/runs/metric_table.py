@@ -210,7 +210,8 @@ scalar/margin: Mean difference of its two rewards, without a sign.
 grad_norm: The gradient's norm before clipping, mean over the updates.
 lr: The learning rate.
 skipped_updates [updates]: Updates left out because a gradient was not finite.
-entropy_nats [nats]: Mean entropy of the policy at the generated tokens.
+entropy_nats [nats]: Mean entropy of the policy at the generated tokens. Of the responses without a
+    backward pass it may be estimated from a micro-batch of them.
 policy/kl_k3 [nats]: KL divergence of the old policy from the present one, k3 estimate per token.
 policy/ref_kl_k3 [nats]: KL divergence from the reference policy, k3 estimate per token.
 policy/clip_frac [share]: Tokens whose ratio the objective clipped.
@@ -232,7 +233,8 @@ guard/loss_spike: Distance of the loss from the median of the earlier steps in t
     median distance from it.
 # rollout against training
 mismatch/logp_abs_diff [nats]: Mean distance of a token's log-prob in the rollout and in training,
-    of samples drawn at the training's temperature.
+    of samples drawn at the training's temperature; like its neighbours over the responses that are
+    scored, which are a micro-batch and the logged ones of those without a backward pass.
 mismatch/kl_k3 [nats]: KL divergence of the training from the rollout, k3 estimate.
 mismatch/extreme_frac [share]: Tokens whose probabilities in rollout and training differ by a factor
     above 2.

@@ -89,6 +89,13 @@ class Learner:
         self._replay = config.algorithm.replay if model.config.moe_layers else "off"
         # R2 replays routes that must be recorded before the forward pass of the update
         self._one_pass = self._replay != "R2"
+        # Whether more than metrics depends on the scores of idle rows: an objective of the user's
+        # may combine responses.
+        self._reads_idle = (
+            self._replay == "R2"
+            or config.algorithm.correction.acts
+            or not type(config.algorithm.objective).__module__.startswith("compass_jax.")
+        )
 
     @classmethod
     def start(
@@ -168,6 +175,7 @@ class Learner:
         first, *later = self.updates
         one_pass, epochs = self._one_pass, self.update_settings.epochs
         scored = self._unscored(arrays)
+        scored.skipped = self._unread(scored, () if trace is None else trace.rows)
         counts = [len(self._trained(scored, rows)) for rows in self.updates]
         total = sum(len(self._all(scored, rows)) for rows in self.updates)
         self._done, self._planned = 0, total + sum(counts) * epochs - one_pass * counts[0]
@@ -310,11 +318,21 @@ class Learner:
             return np.zeros_like(idle)
         # Some fill the last micro-batch with a gradient, which else would be padded or have a
         # shape of its own to compile.
-        updates = self.update_settings
-        shape = updates.longest_row, updates.micro_batch_tokens
-        spare = -int(np.sum(is_filled & ~idle)) % row_counts(*shape, self._rows_multiple)[0]
+        spare = -int(np.sum(is_filled & ~idle)) % self._full_rows
         idle[np.flatnonzero(idle)[:spare]] = False
         return idle
+
+    def _unread(self, scored: Scored, traced: Sequence[int] | np.ndarray) -> np.ndarray | None:
+        """Returns which idle rows need no scores, None for none: all but those that are traced and
+        a micro-batch of them, evenly spaced, from which the metrics are estimated.
+        """
+        if scored.idle is None or self._reads_idle:
+            return None
+        idle, most = np.flatnonzero(scored.idle), self._full_rows
+        skipped = scored.idle.copy()
+        skipped[idle[np.arange(most) * len(idle) // most] if len(idle) > most else idle] = False
+        skipped[np.asarray(traced, np.int64)] = False
+        return skipped
 
     def _score_rows(
         self, scored: Scored, updates: Sequence[slice], stopped: Callable[[], bool]
@@ -359,7 +377,7 @@ class Learner:
     def _account(self, scored: Scored, parts: Sequence[Diagnostics]) -> None:
         """Completes a scored rollout's diagnostics."""
         micros = [micro for rows in self.updates for micro in self._all(scored, rows)]
-        account = score_account(scored.arrays, scored.old_logp, scored.old_entropy, micros)
+        account = score_account(scored, micros)
         if scored.idle is not None:
             tokens = scored.arrays.lengths.astype(np.float32)
             idle = np.sum(tokens, where=scored.idle)
@@ -490,11 +508,18 @@ class Learner:
         return step.score(self.model, params, *inputs, temperature=self.config.rollout.temperature)
 
     @property
+    def _full_rows(self) -> int:
+        """Rows of a full micro-batch of the longest ones."""
+        updates = self.update_settings
+        shape = updates.longest_row, updates.micro_batch_tokens
+        return row_counts(*shape, self._rows_multiple)[0]
+
+    @property
     def _rows_multiple(self) -> int:
         return 1 if self.model.placement is None else self.model.placement.rows_multiple
 
     def _all(self, scored: Scored, rows: slice) -> list[MicroBatch]:
-        """Returns the micro-batches of one update."""
+        """Returns the micro-batches of one update that are scored."""
         return [*self._trained(scored, rows), *self._idle(scored, rows)]
 
     def _trained(self, scored: Scored, rows: slice) -> list[MicroBatch]:
@@ -502,8 +527,11 @@ class Learner:
         return self._plan(scored.arrays, rows, None if scored.idle is None else ~scored.idle)
 
     def _idle(self, scored: Scored, rows: slice) -> list[MicroBatch]:
-        """Returns the micro-batches of the update's rows without a gradient."""
-        return [] if scored.idle is None else self._plan(scored.arrays, rows, scored.idle)
+        """Returns the micro-batches of the update's rows without a gradient that are scored."""
+        if scored.idle is None:
+            return []
+        chosen = scored.idle if scored.skipped is None else scored.idle & ~scored.skipped
+        return self._plan(scored.arrays, rows, chosen)
 
     def _plan(
         self, arrays: StepArrays, rows: slice, chosen: np.ndarray | None = None

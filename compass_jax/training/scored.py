@@ -32,6 +32,7 @@ class Scored:
     ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference
     diagnostics: Diagnostics = field(default_factory=dict)
     idle: np.ndarray | None = None  # bool [b]: rows without a gradient; None: no row
+    skipped: np.ndarray | None = None  # bool [b]: idle rows that are not scored; None: no row
 
 
 class Sequences(NamedTuple):
@@ -152,16 +153,19 @@ def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
     target[micro.rows[real], :length] = by_sequence(micro, values)[real, :length]
 
 
-def score_account(
-    arrays: StepArrays, old_logp: np.ndarray, old_entropy: np.ndarray, micros: Sequence[MicroBatch]
-) -> Diagnostics:
+def score_account(scored: Scored, micros: Sequence[MicroBatch]) -> Diagnostics:
     """Returns the mismatch to the sampler, the mean entropy and the padding of a scored rollout.
     Rows sampled at another temperature, and rows of earlier steps, have separate mismatches, since
-    they differ from training by intent and would hide a fault of the others.
+    they differ from training by intent and would hide a fault of the others. Skipped rows have no
+    mismatch, and are taken to have the entropy of the idle rows that are scored.
     """
-    logp = jnp.asarray(old_logp), jnp.asarray(arrays.rollout_logp)
+    arrays = scored.arrays
+    logp = jnp.asarray(scored.old_logp), jnp.asarray(arrays.rollout_logp)
     gap: Diagnostics = {}
-    rest = arrays.mask
+    rest, lengths = arrays.mask, arrays.lengths
+    if scored.skipped is not None:
+        rest, lengths = rest & ~scored.skipped[:, None], lengths[~scored.skipped]
+    entropy = np.float32(_summed_entropy(scored, rest))
     for name, rows in (("replayed", arrays.replayed), ("hotter", arrays.hotter)):
         part = np.zeros_like(rest) if rows is None else rest & rows[:, None]
         if part.any():
@@ -169,9 +173,18 @@ def score_account(
             gap |= {f"mismatch/{name}/{metric.split('/')[1]}": x for metric, x in of_part.items()}
         rest = rest & ~part
     gap |= mismatch(*logp, jnp.asarray(rest))
-    entropy = np.float32(np.sum(old_entropy, where=arrays.mask))
     tokens = np.float32(max(arrays.mask.sum(), 1))
     return gap | {
         "entropy_nats": (jnp.asarray(entropy), jnp.asarray(tokens)),
-        "padding_frac": (jnp.float32(padding_frac(micros, arrays.lengths)), jnp.float32(1)),
+        "padding_frac": (jnp.float32(padding_frac(micros, lengths)), jnp.float32(1)),
     }
+
+
+def _summed_entropy(scored: Scored, mask: np.ndarray) -> float:
+    """Returns the sum of the entropies of all tokens, of which those of the mask are scored."""
+    if scored.skipped is None or scored.idle is None:
+        return float(np.sum(scored.old_entropy, where=mask))
+    idle = scored.idle[:, None]
+    sums = [float(np.sum(scored.old_entropy, where=mask & part)) for part in (~idle, idle)]
+    tokens = [np.sum(x & idle) for x in (scored.arrays.mask, mask)]
+    return sums[0] + sums[1] * tokens[0] / max(tokens[1], 1)

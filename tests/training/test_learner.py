@@ -119,7 +119,7 @@ def test_the_whole_rollout_trains_as_its_updates_one_by_one():
 def account(arrays, training_logp):
     """The finished mismatch metrics of a rollout whose log-probs are -3 where it sampled."""
     logp = np.where(arrays.mask, training_logp, 0.0).astype(np.float32)
-    parts = score_account(arrays, logp, np.zeros_like(logp), ())
+    parts = score_account(Scored(arrays, None, logp, np.zeros_like(logp), None), ())
     found = {name: float(x) for name, x in finalize_diagnostics(parts).items()}
     return {name: x for name, x in found.items() if name.startswith("mismatch/")}
 
@@ -217,6 +217,11 @@ SETTINGS = {
     "one-update": {"updates_per_rollout": 1},
     "by-batch-entropy": {"objective": ByBatchEntropy()},
     "idle": {"zero_variance": WITHOUT_ENTROPY},
+    "idle-by-batch-entropy": {
+        "zero_variance": WITHOUT_ENTROPY,
+        "objective": ByBatchEntropy(),
+        "updates_per_rollout": 1,
+    },
     "idle-R3-two-epochs": {"zero_variance": WITHOUT_ENTROPY, "replay": "R3", "epochs": 2},
 }
 
@@ -261,11 +266,12 @@ def test_the_pass_of_the_first_update_scores_its_rows(monkeypatch, name):
     """Bit for bit as two passes, with as many fewer forward passes as it has micro-batches."""
     apart, numbers, many = trained(monkeypatch, False, rows=recorded, **SETTINGS[name])
     joined, same, few = trained(monkeypatch, True, rows=recorded, **SETTINGS[name])
-    assert same == numbers and joined._one_pass == (name != "by-batch-entropy")
+    combines = "by-batch-entropy" in name
+    assert same == numbers and joined._one_pass != combines
     jax.tree.map(np.testing.assert_array_equal, joined.state, apart.state)
     np.testing.assert_array_equal(joined.advantage, apart.advantage)
     first = len(joined._trained(joined._unscored(recorded(0)), joined.updates[0]))
-    assert first > 1 and many - few == (0 if name == "by-batch-entropy" else 2 * first)
+    assert first > 1 and many - few == (0 if combines else 2 * first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,6 +313,47 @@ def test_groups_of_equal_rewards_have_no_backward_pass(monkeypatch, settings, on
     assert max(jax.tree.leaves(moved)) > 1e-4
 
 
+def test_most_rows_without_an_advantage_are_not_scored(monkeypatch):
+    """One micro-batch of them, evenly spaced, and the traced ones are; weights do not change, and
+    the metrics are those of these rows.
+    """
+    rl = {"zero_variance": WITHOUT_ENTROPY, "updates_per_rollout": 1, "micro_batch_tokens": 24}
+    config, arrays = evolve(CONFIG, rl=rl), recorded(0)
+    reward = arrays.reward.copy()
+    reward[4:8] = 1  # of four groups one varies
+    arrays = dataclasses.replace(arrays, reward=reward)
+    params = init_params(config.model, config.compute, jax.random.key(0))
+
+    def learner(reads_idle):
+        made = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+        made._reads_idle = reads_idle
+        return made
+
+    passes, real = [], step.score
+    monkeypatch.setattr(step, "score", lambda *a, **k: passes.append(1) or real(*a, **k))
+    trace = TokenTrace([3, 15])
+    few, every = learner(False), learner(True)
+    metrics = few.train(arrays, trace=trace)
+    assert len(passes) == 2
+    expected = every.train(arrays)
+    assert len(passes) == 2 + 6
+    jax.tree.map(np.testing.assert_array_equal, few.state, every.state)
+    full = learner(True).score(arrays)
+    for name, wanted in (("entropy", full.old_entropy), ("logp", full.old_logp)):
+        np.testing.assert_array_equal(trace.values[name], wanted[[3, 15]])
+    entropy, mask = full.old_entropy.astype(np.float64), arrays.mask
+    idle = np.array([*range(12)])
+    scored = np.array([0, 3, 6])
+    estimate = entropy[12:][mask[12:]].sum()
+    estimate += entropy[scored][mask[scored]].sum() * mask[idle].sum() / mask[scored].sum()
+    assert metrics["entropy_nats"] == pytest.approx(estimate / mask.sum(), rel=1e-5)
+    rows = [*scored, 12, 13, 14, 15]
+    gap = np.abs(full.old_logp - arrays.rollout_logp)[rows][mask[rows]].mean()
+    assert metrics["mismatch/logp_abs_diff"] == pytest.approx(gap, rel=1e-5)
+    assert expected["mismatch/logp_abs_diff"] != pytest.approx(gap, rel=1e-3)
+    assert metrics["train/idle_frac"] == expected["train/idle_frac"]
+
+
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_idle_rows_fill_the_last_micro_batch_with_a_gradient(groups):
     """Micro-batches have 8 rows, or 4 or 2: no new shape has to be compiled."""
@@ -324,7 +371,7 @@ def test_idle_rows_fill_the_last_micro_batch_with_a_gradient(groups):
     reward = np.where(np.arange(16) < 4 * groups, arrays.reward, 0).astype(np.float32)
     scored = learner._unscored(dataclasses.replace(arrays, reward=reward))
     trained, idle = (f(scored, slice(0, 16)) for f in (learner._trained, learner._idle))
-    assert [len(micro.rows) for micro in [*trained, *idle]] == [8, 8]
+    assert [len(micro.rows) for micro in [*trained, *idle]] == [8, 8]  # `_unscored` skips none
     assert len(trained) == (1 if groups < 3 else 2)
     rows = np.concatenate([micro.rows for micro in trained])
     assert set(range(4 * groups)) <= set(rows.tolist()) and np.all(rows >= 0)
