@@ -333,6 +333,10 @@ class Experiment:
         self.scale = SMOKE if smoke else FULL
         self.file = out / f"{RESULTS}.jsonl"
 
+    def budget(self, phase: str) -> int:
+        """Returns the generated tokens of a run of a phase."""
+        return self.scale.budget
+
     def rows(self, phase: str) -> list[Row]:
         """Returns the finished runs of a phase."""
         return [row for row in experiments.finished(self.file) if row["phase"] == phase]
@@ -409,7 +413,7 @@ class Experiment:
                 rl = dataclasses.replace(config.rl, permute_rewards=permuted)
                 config = dataclasses.replace(config, rl=rl, run_dir=str(directory))
                 row = {"phase": phase, "variant": variant, "name": name, "seed": seed}
-                row |= _train(config, start, minutes, self.scale.budget)
+                row |= _train(config, start, minutes, self.budget(phase))
                 with lock(self.out, wait_s=60):
                     experiments.append(self.file, row)
         except Timeout:
