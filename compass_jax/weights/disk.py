@@ -10,11 +10,13 @@ import re
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _STRAGGLERS_S = 0.2  # wait for reports of threads that arrive after the error
+_NEVER_AWAITED = "coroutine 'async_serialize_from_host"
 _REMEDIES = {
     errno.ENOSPC: "free some space there, or lower keep_checkpoints",
     errno.EDQUOT: "free some of your quota there, or lower keep_checkpoints",
@@ -30,11 +32,12 @@ def told_once() -> Iterator[None]:
     """Suppresses reports of orbax and tensorstore threads about an error that is also raised.
 
     orbax logs it with tracebacks, even after the block, because a save continues in the background;
-    asyncio logs orbax's tasks whose error nobody read. tensorstore reports to an event loop that is
-    already closed.
+    asyncio logs orbax's tasks and futures whose error nobody read, and Python warns of coroutines
+    that orbax then never awaits. tensorstore reports to an event loop that is already closed.
     """
+    warnings.filterwarnings("ignore", _NEVER_AWAITED, RuntimeWarning)
     logging.getLogger("absl").addFilter(_not_of_orbax)
-    logging.getLogger("asyncio").addFilter(_no_task_of_orbax)
+    logging.getLogger("asyncio").addFilter(_no_future_of_orbax)
     hook = sys.unraisablehook
 
     def report(args: Any) -> None:
@@ -56,9 +59,9 @@ def _not_of_orbax(record: logging.LogRecord) -> bool:
     return "/orbax/" not in record.pathname
 
 
-def _no_task_of_orbax(record: logging.LogRecord) -> bool:
-    text = str(record.msg)
-    return "/orbax/" not in text or "exception was never retrieved" not in text
+def _no_future_of_orbax(record: logging.LogRecord) -> bool:
+    text = str(record.msg)  # names a file of orbax, or orbax's temporary directory of the save
+    return "orbax" not in text or "exception was never retrieved" not in text
 
 
 def failure(step: int, final: Path, error: Exception, size: int, free: int | None) -> str:

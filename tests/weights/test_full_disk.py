@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import types
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -141,6 +142,10 @@ def test_what_orbax_and_tensorstore_repeat_is_dropped(monkeypatch, caplog):
     absl = logging.getLogger("absl")
     monkeypatch.setattr(absl, "propagate", True)
     task = "Task exception was never retrieved\nfuture: <Task defined at /%s/serialization.py:126>"
+    future = (
+        "Future exception was never retrieved\nfuture: <Future finished exception=ValueError(%r)>"
+    )
+    temporary = "step_00000002.orbax-checkpoint-tmp/arrays: No space left on device"
     with disk.told_once():
         for text in ("Event loop is closed", "something else"):
             sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))
@@ -149,9 +154,19 @@ def test_what_orbax_and_tensorstore_repeat_is_dropped(monkeypatch, caplog):
         logging.getLogger("asyncio").error("slow callback in /orbax/x.py")
         for package in ("orbax", "other"):
             logging.getLogger("asyncio").error(task % package)
+        for text in (temporary, "another error"):
+            logging.getLogger("asyncio").error(future % text)
     assert heard == ["something else"]
     assert caplog.messages == [
         "/site-packages/other/x.py",
         "slow callback in /orbax/x.py",
         task % "other",
+        future % "another error",
     ]
+
+
+def test_a_coroutine_that_orbax_never_awaits_is_not_told():
+    with pytest.warns(RuntimeWarning) as heard, disk.told_once():
+        for name in ("async_serialize_from_host.<locals>.write_fragment", "other"):
+            warnings.warn(f"coroutine '{name}' was never awaited", RuntimeWarning, stacklevel=1)
+    assert [str(each.message) for each in heard] == ["coroutine 'other' was never awaited"]
