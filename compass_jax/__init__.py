@@ -32,7 +32,7 @@ def train(
         model: a Hugging Face folder or a run directory, with its tokenizer.
         data: files of prompts (docs/data.md), folders of them, or tasks, "my_tasks.py:task".
         reward: the verifier: a function of a module or file, its name, or the weights of
-            several. It runs in processes of its own, which import its file again: a script has to
+            several. It runs in separate processes, which import its file again: a script has to
             start the training under `if __name__ == "__main__":`.
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
         method: "screened", "espo", "gspo", "grpo" or "dapo".

@@ -19,7 +19,7 @@ class Chip(NamedTuple):
     hbm_gb_s: float
     # out of a chip over all its links: half the published figure, which counts both directions
     ici_gb_s: float
-    clock_ghz: float = 0.0  # of a TPU's core, where its peak and its matrix units tell it
+    clock_ghz: float = 0.0  # of a TPU's core, if it follows from the peak and the matrix units
 
     @property
     def device_flops(self) -> float:

@@ -136,6 +136,7 @@ def _options() -> dict[str, Any] | None:
         return None
     options = {"coordinator_address": address, "num_processes": int(count)}
     if host in ("127.0.0.1", "localhost"):
+        # By default the service listens on every interface of the host.
         options["coordinator_bind_address"] = address
     return {**options, "process_id": int(number)}
 
@@ -213,6 +214,7 @@ def all_gather_bytes(payload: bytes) -> list[bytes]:
     """Returns all processes' payloads. Every process must call it at the same place."""
     if process_index_and_count()[1] == 1:
         return [payload]
+    # The gathered arrays must have one shape in all processes, so the sizes are gathered first.
     sizes = multihost_utils.process_allgather(np.array(len(payload), np.int32))
     capacity = _SMALLEST
     while capacity < sizes.max():
@@ -247,6 +249,7 @@ def in_every_process(do: Callable[[], object]) -> None:
         do()
     except Exception as error:
         refusal = error
+    # An empty text means success, so an error without a message sends the name of its class.
     text = "" if refusal is None else str(refusal) or type(refusal).__name__
     texts = all_gather_bytes(text.encode())
     if refusal is not None:

@@ -9,7 +9,7 @@ STRICT = 3
 
 
 class CompassError(Exception):
-    """An error whose message says what was wrong, where, and what to do. A command prints the
+    """An error whose message names the problem, its place and the remedy. A command prints the
     message only, without a traceback.
 
     `exit_status` is the command's: 1 for a failed run, 2 for wrong input.

@@ -158,7 +158,7 @@ def judge_config(
 def engine_config(
     model: str, conversations: Sequence[Sequence[Mapping[str, str]]], answer: int | None = None
 ) -> RunConfig:
-    """Returns the configuration of an engine that answers the chats `asked` with the weights of
+    """Returns the configuration of an engine that answers `conversations` with the weights of
     `model`. `answer` and the errors are those of `rl_config`.
     """
     model_config, folder = _model(model)

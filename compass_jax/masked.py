@@ -12,6 +12,7 @@ def masked_sum(
     x: Float[Array, "..."], mask: Bool[Array, "..."], axis=None, keepdims: bool = False
 ) -> Float[Array, "..."]:
     """Computes the sum of `x` where `mask`; values outside the mask may be NaN."""
+    # A product with the mask would keep NaN: NaN * 0 is NaN.
     return jnp.sum(jnp.where(mask, x, jnp.zeros((), x.dtype)), axis=axis, keepdims=keepdims)
 
 
@@ -28,6 +29,7 @@ def masked_max(
 ) -> Float[Array, "..."]:
     """Computes the maximum of `x` where `mask`; 0 for an empty selection."""
     low = jnp.full((), jnp.finfo(x.dtype).min, x.dtype)
+    # `initial` gives an axis of size 0 a maximum; jnp.max raises for one otherwise.
     top = jnp.max(jnp.where(mask, x, low), axis=axis, keepdims=keepdims, initial=low)
     return jnp.where(jnp.any(mask, axis=axis, keepdims=keepdims), top, jnp.zeros((), x.dtype))
 
@@ -51,8 +53,10 @@ def masked_quantile(
     remainder = last % bottom * top
     below = last // bottom * top + remainder // bottom
     above = jnp.minimum(below + 1, last)
+    # Values outside the mask sort to the end, behind the index `last`.
     ordered = jnp.sort(jnp.where(mask, x, jnp.full((), jnp.inf, x.dtype)), axis=1)
     low, high = (jnp.take_along_axis(ordered, i[:, None], axis=1)[:, 0] for i in (below, above))
     share = (remainder % bottom).astype(x.dtype) / bottom
+    # Rounding must not lift the result above `high`.
     between = jnp.minimum(low + (high - low) * share, high)
     return jnp.where(jnp.any(mask, axis=1), between, jnp.zeros((), x.dtype))

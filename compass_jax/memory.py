@@ -156,6 +156,7 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
 
     if needed(most) <= room:  # usual for small models; the run's estimate has the same trace
         return most
+    # The bytes are taken as linear in the rows: two traces give the constant and the slope.
     one, two = needed(1), needed(2)
     fitting = max(1, 1 + int((room - one) // max(two - one, 1)))
     return most if fitting >= most else 2 ** int(math.log2(fitting))
@@ -295,6 +296,8 @@ def _residual_bytes(
             logp, entropy = token_logprobs(out.hidden, head, tokens, 1.0, chunk, predicted=mask)
             return (logp, None if out.aux is None else out.aux.probs), (entropy, out.routes)
 
+        # The pullback is a pytree whose leaves are the arrays that the backward pass reads. The
+        # parameters among them are counted as weights.
         _, pullback, _ = jax.vjp(run, trained, has_aux=True)
         param_ids = {id(x) for x in jax.tree.leaves(params)}
         return [x for x in jax.tree.leaves(pullback) if id(x) not in param_ids]

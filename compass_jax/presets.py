@@ -71,10 +71,11 @@ def dapo_(max_new_tokens: int) -> RLConfig:
 
 
 def screened(max_new_tokens: int) -> RLConfig:
-    """Returns GRPO with posterior selection, and screening with two samples of a prompt and two
-    more where they are likely to teach (experience/step_policies/screening.py). It needed fewest
-    tokens of what docs/measurements.md compares, there with 16 prompts a step at 1.5e-4; 128
-    prompts a step and the rate are ESPO's, and not measured with it. Router replay R3.
+    """Returns GRPO with posterior selection, and screening: two samples of each prompt, and two
+    more of the prompts that are likely to teach (experience/step_policies/screening.py). Of the
+    methods in docs/measurements.md it needed the fewest tokens, with 16 prompts a step and a rate
+    of 1.5e-4. The 128 prompts a step and the rate here are ESPO's and were not measured with it.
+    Router replay R3.
     """
     return RLConfig(
         prompts_per_step=128,

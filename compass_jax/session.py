@@ -84,7 +84,7 @@ class StopSignal:
         self._requested = value
 
     def requested_here(self) -> bool:
-        """Returns whether this process was asked to stop, without asking the others."""
+        """Returns whether this process received a stop request, without an exchange with others."""
         return self._requested
 
     def end(self, status: int) -> None:

@@ -22,6 +22,8 @@ from compass_jax.aliases import Tree
 from compass_jax.config import ConfigError, MeshConfig
 
 AXES = ("replica", "fsdp", "expert", "tensor", "context")
+# Logical axis -> mesh axes. SPLIT: activations, and parameters as the model computes with them;
+# STORE: parameters in storage, whose hidden size is split too (FSDP).
 SPLIT = {
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -31,6 +33,7 @@ SPLIT = {
     "expert": "expert",
 }
 STORE = {**SPLIT, "embed": ("fsdp", "context"), "latent": ("fsdp", "context")}
+# Decoding has one token per row, so the context axis splits rows there.
 BATCH = {"train": ("replica", "fsdp", "expert"), "decode": ("replica", "fsdp", "expert", "context")}
 
 
@@ -146,12 +149,13 @@ def placements(
 def _by_torus(config: MeshConfig, devices: list[jax.Device]) -> list[jax.Device]:
     """Orders TPU devices so that neighbours on the mesh are neighbours on the torus, and so that
     slices differ in replica, then in fsdp, alone: these axes send the least for each step over the
-    network between slices. Raises ConfigError where there is no such order.
+    network between slices. Raises ConfigError if no such order exists.
     """
     if not devices or devices[0].platform != "tpu" or len(devices) != config.devices:
         return devices
     slices = _slices(devices)
     _check_slices(config, slices, "mesh")
+    # The slices are spread over replica as far as it divides them, and over fsdp for the rest.
     over_replica = math.gcd(config.replica, slices)
     outer = (over_replica, slices // over_replica, 1, 1, 1)
     inner = [n // of_slices for n, of_slices in zip(astuple(config), outer, strict=True)]
@@ -220,6 +224,7 @@ def put(x: Tree, sharding: jax.sharding.Sharding) -> jax.Array:
     """Moves a host array `x` to `sharding`; over several processes it must be the same in each."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
+    # The callback is called only for shards of this process, so no data is exchanged.
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
@@ -257,6 +262,7 @@ def move(tree: Tree, shardings: Tree) -> Tree:
         for i, (x, s) in enumerate(zip(leaves, targets, strict=True))
         if not x.sharding.is_equivalent_to(s, x.ndim)
     ]
+    # Arrays of one program must have the same devices in the same order.
     same_devices = [i for i in moving if ordered(leaves[i].sharding) == ordered(targets[i])]
     for i, x in zip(
         same_devices,
@@ -266,6 +272,7 @@ def move(tree: Tree, shardings: Tree) -> Tree:
         leaves[i] = x
     for i in set(moving).difference(same_devices):
         leaves[i] = (
+            # An array with shards in other processes has no host copy here that `put` could read.
             put(leaves[i], targets[i])
             if leaves[i].is_fully_addressable
             else jax.device_put(leaves[i], targets[i])
@@ -285,6 +292,7 @@ def ordered(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
     )
 
 
+# Cached, because every new jit function would be traced and compiled again.
 @cache
 def _relay(shardings: tuple[NamedSharding, ...]) -> Callable[[list[jax.Array]], list[jax.Array]]:
     return jax.jit(lambda leaves: leaves, out_shardings=list(shardings))

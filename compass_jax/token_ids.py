@@ -23,6 +23,7 @@ def end_ids(folder: str | Path, error: type[UserError]) -> list[int]:
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
+        # Not isinstance, because a bool is an int.
         if not all(type(i) is int and i >= 0 for i in ids):
             raise error(
                 f"{file}: eos_token_id = {str(value)[:80]}: a token id, or a list of them, is"

@@ -35,8 +35,8 @@ _PCI_DEVICES = {"0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tp
 
 
 def set_flags(generation: str) -> None:
-    """Sets the flags of a generation of TPUs; nothing for one outside FLAGS, or where the variable
-    is set, if only to an empty text.
+    """Sets the flags of a generation of TPUs. Does nothing for one outside FLAGS, and if the
+    variable is set, even to an empty text.
 
     Call it before libtpu is loaded. libtpu ends the process at a flag that it does not know.
     """

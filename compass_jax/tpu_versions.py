@@ -17,7 +17,7 @@ NEEDED = {"jax": (0, 12), "libtpu": (0, 0, 50)}
 
 
 def installed() -> dict[str, str]:
-    """Package -> version, of those in `NEEDED`; "" where one is not installed."""
+    """Package -> version, of those in `NEEDED`; "" for a package that is not installed."""
     versions = {}
     for name in NEEDED:
         try:

@@ -43,7 +43,7 @@ from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
 CONFIG = SHIPPED / "mostly_hard_cpu.py"
-WINDOW_SHARE = 0.25  # of the run's tokens: over these the accuracies of a mean are taken
+WINDOW_SHARE = 0.25  # share of the run's tokens over which accuracies are averaged
 # margin of steps of the baseline, because its answers may become shorter
 SPARE_STEPS = 1.15
 
@@ -203,9 +203,9 @@ def costs_to_target(run: Curve, baseline: Curve) -> JsonObject:
     their ratio.
 
     An accuracy is the mean over WINDOW_SHARE of the run's tokens around a point, the same width for
-    both. The target is the start plus GAIN of what the baseline gained; it is null, with nothing
-    else, where it gained nothing. `reached`: whether the run stays at the target at its end; else
-    its tokens are all that it generated, a lower bound.
+    both. The target is the start plus the share GAIN of the baseline's gain. If the baseline
+    gained nothing, the result has only the target, which is None. `reached`: whether the run stays
+    at the target at its end; if not, its tokens are all that it generated, a lower bound.
     """
     width = WINDOW_SHARE * run[-1][0]
     means, baseline_means = (means_over(points, width) for points in (run, baseline))

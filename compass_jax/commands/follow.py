@@ -42,7 +42,7 @@ class CheckpointRemoved(DistributedError):
 
 
 class _Next(NamedTuple):
-    """What to do next: wait for a checkpoint, evaluate one, or, with empty fields, end."""
+    """The next action: wait for a checkpoint, evaluate one, or, with empty fields, end."""
 
     waits_for: str = ""
     step: int = 0

@@ -58,7 +58,7 @@ class RecordingAsker(Pooled):
         return self.said[-1]
 
     def lines(self) -> list[str]:
-        """Returns a line for each order: the verdict and the reply's end, or why there is none."""
+        """Returns a line for each order: the verdict and the reply's end, or the failure."""
         lines = []
         for order, reply in zip(ORDERS, (one.result() for one in self.said), strict=False):
             if reply.failure:

@@ -177,7 +177,7 @@ def import_hf(options: commands.ImportHf) -> int:
 
 
 def _write_model(out: str, write: Callable[[], Any]) -> int:
-    """Calls `write`, which writes a model into the new folder `out`, and says what takes it."""
+    """Calls `write`, which writes a model into the new folder `out`; prints the next command."""
     with NewFolderLock(out):
         path = write()
         print(f"written: {path}; compass train --model {out} trains it")

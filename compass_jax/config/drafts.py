@@ -41,7 +41,7 @@ class Drafts(Seam):
 
     def accepted(self, inputs: Inputs) -> Tree:
         """Returns whether each token is accepted after the ones before it (`DraftInputs` -> bool
-        `[n]`). The first token that is not ends a draft.
+        `[n]`). The first token that is not accepted ends a draft.
         """
         raise NotImplementedError(f"{type(self).__name__} has no accepted(inputs)")
 

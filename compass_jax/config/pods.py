@@ -23,7 +23,7 @@ S = TypeVar("S", bound=ScoredConfig)
 
 PROMPT, ANSWER = 2048, 30_720  # numbers of tokens, 32,768 in total
 # Pairs of a token and an expert that a device receives at once in an MoE layer; it computes those
-# of its own experts, in the worst case all.
+# of the experts that it holds, in the worst case all.
 PAIRS = 131_072
 
 QWEN3_30B_A3B = ModelConfig(
@@ -111,7 +111,7 @@ def pod_run(
             that share links: it pays if each token needs few of the devices.
         remat_attention: compute attention again in the backward pass; else its output is kept.
         pairs: pairs of a token and an expert at once on a device. Weight gradients are added once
-            for so many, so more of them save time and take memory.
+            per chunk of this size, so a larger one saves time and takes memory.
         packed: sequences share rows of 32k tokens, up to four in a row. For many rows in a
             micro-batch: one of a shorter bucket would be mostly padding.
         updates: updates for each rollout.

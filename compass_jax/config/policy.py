@@ -16,7 +16,7 @@ from compass_jax.config.samplers import SamplersConfig
 
 @dataclass(frozen=True)
 class PolicyConfig(Section):
-    """A policy and what it is asked: all that decoding with given weights needs."""
+    """A policy and its prompts: all settings that decoding with given weights needs."""
 
     name: str
     """Name of the run and of its folder under runs/."""

@@ -1,7 +1,7 @@
 """A whole run: the settings of every component, and the checks between components.
 
-`RunConfig` inherits what each kind of run needs, so that a function can say which of them it reads:
-a policy, its scored answers, SFT, evaluation, RL.
+`RunConfig` inherits the settings of each kind of run (a policy, its scored answers, SFT,
+evaluation, RL), so that a function can declare which of them it reads.
 """
 
 from __future__ import annotations

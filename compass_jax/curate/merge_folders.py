@@ -183,7 +183,7 @@ def _bytes(stored: Stored) -> int:
 
 @dataclass
 class _Merged:
-    """The merged tensors, with counts of what they are made of.
+    """The merged tensors, with counts of the entries that they were merged from.
 
     `counts` has four rows: for each parent the kept entries, the agreeing entries, and the sums of
     squares of its delta and of the base.

@@ -97,6 +97,7 @@ class ControlTokens:
 
     def _hidden_text(self, text: str) -> str:
         hidden, may_begin = text, any(first in text for first in self._firsts)
+        # Repeated, because `sub` skips a spelling that overlaps with the one before it.
         while may_begin and self._spelling.search(hidden):
             hidden = self._spelling.sub(lambda m: m[0][0] + SENTINEL + m[0][1:], hidden)
         if self._normaliser is not None and self._spelling.search(

@@ -134,8 +134,8 @@ def read_rows(
         path: the file.
         fields: the fields that every row must have with a value other than null, each with the
             advice for a missing one.
-        others: additional columns of a Parquet file to read if present; None reads all. Columns
-            that are not read may hold anything.
+        other_columns: additional columns of a Parquet file to read if present; None reads all.
+            Columns that are not read may hold anything.
         bad: receives the DataError of a row that cannot be used. Errors of the file itself are
             raised.
     """
@@ -225,6 +225,7 @@ def _records(path: str) -> Iterator[bytes]:
     source = grain.sources.ArrayRecordDataSource([path])
     for start in range(0, len(source), AT_ONCE):
         for record in source.__getitems__([*range(len(source))[start : start + AT_ONCE]]):
+            # The line feed marks a complete row for `refuse_half_written`.
             yield record + b"\n"
 
 
@@ -378,7 +379,7 @@ class FileRows:
 
     Args:
         path: the file.
-        fields, others: a Parquet file's columns, as in `read_rows`.
+        fields, other_columns: a Parquet file's columns, as in `read_rows`.
         cache: the cache folder; if empty, compass_jax/data in the user's cache folder.
 
     Raises DataError for a file that cannot be read, is empty or half-written, and if the cache
@@ -462,6 +463,7 @@ def _cached(target: Path, make: Callable[[Path], None]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"), tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            # Another process may have made it while this one waited for the lock.
             if not target.is_file():
                 make(Path(folder, "unfinished"))
                 os.replace(Path(folder, "unfinished"), target)

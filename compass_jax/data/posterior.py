@@ -58,7 +58,7 @@ class PosteriorSelector(PromptSelector):
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
         """Returns `n` of the stream's next prompts, in its order."""
         self.skipped = 0
-        if not n:  # a rollout that goes on has its prompts
+        if not n:  # a continued rollout has its prompts already
             return []
         rng = np.random.default_rng((self._seed, 18, stream.position))
         count = max(n, min(n * self._config.posterior_candidates, len(stream)))
@@ -67,6 +67,7 @@ class PosteriorSelector(PromptSelector):
         distance = np.abs(draws - self._config.posterior_target)
         # at the end of a pass a prompt may be a candidate twice
         first = np.unique([prompt.id for prompt in prompts], return_index=True)[1]
+        # Adds 1 to repeated candidates, at least as much as two rates can differ.
         distance += ~np.isin(np.arange(count), first)
         chosen = np.sort(np.argsort(distance, kind="stable")[:n])
         self.skipped = count - n
@@ -96,6 +97,7 @@ class PosteriorSelector(PromptSelector):
             min(1.0, max(0.0, (x.reward_sum / x.known - self._low) / (self._high - self._low)))
             for _, x in judged
         ]
+        # Before the outcomes are added, since a prediction must not have seen them.
         self._calibration = self._measure(judged, rates)
         for (prompt, outcome), rate in zip(judged, rates, strict=True):
             self._add(prompt, rate * outcome.known, float(outcome.known))
@@ -156,13 +158,13 @@ def coverage(
     alpha: Float[np.ndarray, " n"],
     beta: Float[np.ndarray, " n"],
 ) -> Float[np.ndarray, " n"]:
-    """Returns the share of each outcome that lies in the central 90% of its prediction, the
-    Beta-binomial distribution with function F: that of the interval from F(right - 1) to F(right)
-    between 0.05 and 0.95 (nonrandomized probability integral transform,
+    """Returns the share of each outcome within the central 90% of its prediction, a Beta-binomial
+    distribution with the function F: the share of the interval from F(right - 1) to F(right) that
+    is between 0.05 and 0.95 (nonrandomized probability integral transform,
     doi:10.1111/j.1541-0420.2009.01191.x). `right` is rounded.
 
-    Its expected value is 0.9 if the prediction is right. That of "between the quantiles" is greater
-    for counts: it is 1 where a prompt's answers are nearly always wrong.
+    The expected share is 0.9 if the prediction is right. The share of outcomes between the two
+    quantiles would be greater for counts: 1 for a prompt whose answers are nearly always wrong.
     """
     right = np.round(right)
     above = stats.betabinom.cdf(right, samples, alpha, beta)

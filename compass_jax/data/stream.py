@@ -146,6 +146,7 @@ class ShuffledStream(Generic[T]):
     def _next_items(self, span: range) -> list[T | LeftOut]:
         """Returns the items at these positions, the same in every process."""
         team = self._team
+        # Position i is prepared by process i mod `processes`.
         local_items = [next(self._own_part) for i in span if i % team.processes == team.process]
         if team.processes == 1:
             return local_items
@@ -182,6 +183,7 @@ class ShuffledStream(Generic[T]):
                 )
         self.position = int(state["position"])
         team = self._team
+        # The number of this process's items among those before the position.
         next_index = (self.position - team.process + team.processes - 1) // team.processes
         self._own_part.set_state({"next_index": next_index})
 
@@ -221,6 +223,7 @@ class PromptStream(ShuffledStream[tuple[Prompt, int, int]]):
 
     def next_batch(self, n: int) -> list[Prompt]:
         """Returns the next `n` prompts, each at its visit."""
+        # A pass visits each of the copies once.
         return [
             prompt.at_visit(visit * copies + copy) for (prompt, copy, copies), visit in self.take(n)
         ]

@@ -136,6 +136,7 @@ class ExampleStream(ShuffledStream[Any]):
 
     def unpack(self, packed: Any) -> SFTExample | LeftOut:
         """Inverts `pack`."""
+        # A dropped row has two fields, an example four.
         if len(packed) == len(LeftOut._fields):
             return LeftOut(*packed)
         label, tokens, mask, sizes = packed

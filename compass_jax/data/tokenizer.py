@@ -196,6 +196,8 @@ class Tokenizer(Vocabulary):
                 continue
             before = self._render(chat, i, True)
             target = self._target(chat, i)
+            # If the prompt does not begin with the text so far, the template has rewritten earlier
+            # turns, and a new sequence begins.
             continued = done is not None and before.startswith(done)
             context = self.ids(before[len(done or "") :] if continued else before)
             answer = self._answer(chat, i, target)

@@ -72,7 +72,7 @@ class SetResult(Accuracy):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies in [0, 1] on the held-out prompts, NaN where there are none. `labels` has
+    """Accuracies in [0, 1] on the held-out prompts, NaN without such prompts. `labels` has
     (prompts, avg@k, greedy) of each label: those of the sources first, then those of the rows
     ("domain/algebra"). `sets` has the full results of the held-out prompts (HELDOUT) and of each of
     `data.eval_sets`. Unknown scores are counted and left out.
@@ -185,6 +185,7 @@ def accuracy_of(tallies: Sequence[Tally], k: int, seed: int) -> JsonObject:
         "reward": mean([x for one in tallies for x in one.rewards]),
         "length_mean_tokens": mean(lengths),
         "truncated_frac": sum(one.truncated for one in tallies) / max(len(lengths), 1),
+        # Unknown samples, then unknown greedy answers.
         "unscored": int((k - known).sum()) + len(tallies) - len(best),
     }
 

@@ -57,6 +57,7 @@ def assemble(
             out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
             out.mask[i, start:n] = rollout.generated
             if out.sampled is not None:
+                # Prompts with drafts have no environment (check_turns), so the rest was sampled.
                 out.sampled[i, start + rollout.drafted : n] = True
             out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i] = score.reward, score.known

@@ -54,7 +54,7 @@ class ExperienceBuffer:
         self.kept: list[GroupKey] = []  # in the order in which the step trains on them
         self.dropped: dict[GroupKey, Outcome] = {}
         self.counts: dict[str, float] = {}
-        self.policy_state: JsonObject = {}  # what a step policy remembers, over all steps
+        self.policy_state: JsonObject = {}  # the step policy's state, kept over all steps
         self._first: dict[GroupKey, int] = {}  # a group's first row
         end = len(routes) + unrouted * routes.size
         self._unrouted = range(len(routes), end, routes.size)  # first rows
@@ -103,7 +103,7 @@ class ExperienceBuffer:
 
     def scores(self, group: GroupKey) -> list[Score | None]:
         """Returns the verdicts on the group's samples, from the first to the last that is done;
-        None where a sample has none.
+        None for a sample without a verdict.
         """
         samples = {x.rollout.sample: x for x in self.samples_of(group) if x.done}
         return [
@@ -165,12 +165,14 @@ class ExperienceBuffer:
         for n, group in enumerate(groups):
             for rollout in () if n in live else group.rollouts:
                 rows[n, rollout.sample] = rollout.row
+        # The buffer's own array has routes in the rows of `live` groups, which must be unset here.
         return self.routes.read(rows.reshape(-1), copies=bool(live))
 
     def store(self, groups: Iterable[GroupKey]) -> None:
         """Stores kept groups for replay, after the groups that are stored already."""
         for key in groups:
             group, first = self.group(key), self._first[key]
+            # Without its routes the group needs no row on the device, only one in a checkpoint.
             if self._unrouted:
                 self.routes.free(first)
                 used = set(self._first.values())
@@ -203,6 +205,7 @@ class ExperienceBuffer:
     def _forget(self, group: GroupKey) -> None:
         for index in range(self.routes.size):
             self.samples.pop(SampleKey(*group, index), None)
+        # A stored group keeps its rows until it is discarded.
         if group not in self.stored:
             self._free(self._first.pop(group))
 
@@ -267,6 +270,7 @@ class ExperienceBuffer:
         keys = [(int(prompt), int(visit)) for prompt, visit, _ in state["prompts"]]
         self.prompts = {key: find(*key) for key in keys}
         stored = {(prompt, visit): first for prompt, visit, first in state.get("stored", ())}
+        # A dropped group has lost its rows: its first row is saved as -1.
         firsts = (first for _, _, first in state["prompts"])
         self._first = {key: first for key, first in zip(keys, firsts, strict=True) if first >= 0}
         self._first |= stored
@@ -290,6 +294,7 @@ class ExperienceBuffer:
                 continue
             for rollout in rollouts:
                 self.put(rollout, bool(columns["done"][rollout.row]))
+        # Scores of stored groups were taken out above; the others are of samples in flight.
         for key, score in scores.items():
             self.judge(key, score)
 
@@ -312,6 +317,7 @@ def _rollouts(
     rollouts = []
     for row in first + np.flatnonzero(columns["lengths"][first : first + size]):
         parts: JsonObject = {name: columns[name][row, : columns["lengths"][row]] for name in ARRAYS}
+        # `truncated` is not saved: a sample is truncated unless its last token is an end token.
         cut, index = int(parts["tokens"][-1]) not in end_ids, int(row) - first
         parts |= zip(COUNTS, drafted.get(prompt.sample(index), (0, 0)), strict=True)
         rollouts.append(Rollout(prompt, index, truncated=cut, row=int(row), **parts))

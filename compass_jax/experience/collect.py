@@ -178,12 +178,15 @@ class Collector:
             self.seed,
             policy_version=policy_version,
             stats=stats,
+            # One sampler serves all: the missing samples are of one round, and a policy that
+            # carries samples never changes the temperature.
             sampler=sampler_of(self.engine, sampling, sampling.doublings(missing[0].index)),
             keep_routes=sampling.replay == "R3",
             buffer=buffer.routes,
             rows=[buffer.first_row(prompt.key) for prompt in prompts],
             sample_keys=frozenset(missing),
             carried=paused,
+            # In this order, because `stopped` may also report progress.
             enough=lambda: stopped() or enough(),
             expected=[self.expected_length(prompt) for prompt in prompts],
             drafts=sampling.drafts,
@@ -192,6 +195,8 @@ class Collector:
         for rollout in collection:
             buffer.put(rollout, done=True)
             self._submit(rollout)
+        # For other policies only a stop leaves samples unfinished. They are discarded: their keys
+        # give the same samples again when the step is resumed.
         for rollout in collection.abort() if self.policy.carries else ():
             buffer.put(rollout, done=False)
 
@@ -206,6 +211,7 @@ class Collector:
         started, waiting = time.perf_counter(), set(buffer.unscored)
         slow = self.scorer.slow
         while waiting and not (slow and stopped()):
+            # A slow scorer is polled, since a stop must not wait minutes for a verdict.
             scored = self.scorer.collect(block=not slow)
             if not scored:
                 time.sleep(POLL_S)

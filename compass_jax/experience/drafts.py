@@ -48,8 +48,8 @@ class DraftStore:
         return drafts
 
     def state(self) -> JsonObject | None:
-        """Returns the prompts with their visits and the lengths of their drafts, as JSON; None if
-        there are none.
+        """Returns the prompts with their visits and the lengths of their drafts, as JSON; None
+        without drafts.
         """
         if not self._answers:
             return None
@@ -81,6 +81,8 @@ class DraftStore:
             self._put(prompt, visit, answers)
 
     def _put(self, prompt: int, visit: int, answers: dict[int, Draft]) -> None:
+        # Removed first, since a key that is replaced keeps its place in a dict: the order must be
+        # that of the last visits.
         self._forget(prompt)
         self._answers[prompt] = visit, answers
         self.tokens += sum(len(x.tokens) for x in answers.values())

@@ -55,7 +55,7 @@ def maj_at_k(votes: Sequence[Hashable | None], right: Sequence[bool]) -> float:
 
 
 class Estimate(NamedTuple):
-    """A mean with its uncertainty; NaN where it is undefined."""
+    """A mean with its uncertainty; NaN for an undefined number."""
 
     mean: float
     se: float
@@ -97,7 +97,7 @@ def clustered(
         inside = [low + x * (high - low) for x in wilson((mean - low) / (high - low), g)]
         return Estimate(mean, se, *inside)
     means = np.concatenate(list(_resampled(sums, counts, seed)))
-    tail = 50 * (1 - CONFIDENCE)
+    tail = 50 * (1 - CONFIDENCE)  # per cent on each side
     return Estimate(mean, se, *map(float, np.percentile(means, (tail, 100 - tail))))
 
 
@@ -107,6 +107,7 @@ def _resampled(sums: np.ndarray, counts: np.ndarray, seed: int):
     at_once = max(1, _ENTRIES // g)
     for first in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - first)
+        # [rows, g]: how often each resample has each prompt, which is all that a mean depends on.
         times = rng.multinomial(g, np.full(g, 1 / g), rows).astype(float)
         yield (times @ sums) / (times @ counts)
 

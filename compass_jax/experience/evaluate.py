@@ -81,6 +81,7 @@ def answers(
     rollouts: dict[int, Rollout] = {}
     scores: dict[int, Score] = {}
     keys, carried = None, list[Rollout]()
+    # The first round runs all samples, later ones the conversations that an environment continues.
     while keys is None or carried:
         options: JsonObject = {"sample_keys": keys, "carried": carried, "keep_routes": False}
         waiting: set[int] = set()
@@ -238,6 +239,7 @@ def decoding_weights(config: PolicyConfig, weights: str, engine: Engine) -> Tree
     shardings = (
         None
         if placement is None
+        # Shardings depend on shapes, not on the dtype.
         else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
     )
     params = init_or_load(
@@ -258,7 +260,7 @@ def decoding_weights(config: PolicyConfig, weights: str, engine: Engine) -> Tree
 
 class Evaluator:
     """Evaluates several weights by one configuration with the same engine, programs and prompts.
-    Raises ConfigError where there is nothing to evaluate on.
+    Raises ConfigError for a configuration without evaluation prompts.
     """
 
     def __init__(self, config: EvalRunConfig) -> None:

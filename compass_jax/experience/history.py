@@ -46,6 +46,7 @@ class PromptHistory:
     """
 
     def __init__(self) -> None:
+        # By the prompt's id as text, since JSON has no other keys.
         self._entries: dict[str, dict[str, float]] = {}
         self._labels: dict[str, list[float]] = {}  # label -> [samples, response tokens]
 

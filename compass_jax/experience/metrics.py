@@ -80,8 +80,8 @@ def step_histograms(groups: Sequence[Group]) -> dict[str, Bins]:
 
 
 def histogram(values: Sequence[float], bins: int = 16) -> Bins:
-    """Returns (low, high, count) of the bins that hold values: a bin for each value where there are
-    at most `bins` different ones, else `bins` bins of equal width.
+    """Returns (low, high, count) of the bins that hold values: a bin for each value if there
+    are at most `bins` different ones, else `bins` bins of equal width.
     """
     finite = np.asarray([v for v in values if np.isfinite(v)], np.float64)
     distinct, counts = np.unique(finite.round(9), return_counts=True)
@@ -110,6 +110,7 @@ def label_inversion(
     for g, group in enumerate(groups):
         rows = np.flatnonzero((arrays.group == g) & known)
         gold, advantages = arrays.gold[rows], advantage[rows]
+        # [n, n]: row i is the better response and column j the worse one, so a pair counts once.
         better = gold[:, None] - gold[None, :] > UNIFORM_WITHIN
         wrong = better & (advantages[:, None] < advantages[None, :])
         counted = counts.setdefault(group.prompt.label, np.zeros(2, np.int64))

@@ -106,6 +106,7 @@ def _number(value: float | None) -> float:
 def _read(line: bytes, where: str, sets: JsonMapping, right_at: float) -> tuple[Key, Judged]:
     try:
         row = parse_json(line, where, error=ReportError)
+        # The last sample is the greedy answer (evaluated.answer_rows).
         (*samples, best) = row["samples"]
         key = (row["set"], int(row["id"]), row["prompt"])
         known = [float(x["reward"]) for x in samples if x["outcome"] == "ok"]
@@ -113,6 +114,7 @@ def _read(line: bytes, where: str, sets: JsonMapping, right_at: float) -> tuple[
         if len(samples) != sets[row["set"]]["k"]:
             raise ValueError(f"{len(samples)} samples, and k = {sets[row['set']]['k']}")
     except (KeyError, TypeError, ValueError) as error:
+        # It is a ValueError too, and its message already names the place.
         if isinstance(error, ReportError):
             raise
         raise ReportError(

@@ -94,6 +94,7 @@ def update_groups(
     weights = np.array(
         [np.var(known_rewards(stored[i].scores)) * (config.max_age + 1 - ages[i]) for i in young]
     )
+    # Stored groups vary and these are young enough, so every weight is positive.
     # The first arrivals of independent Poisson processes with these rates are such a draw
     # (Efraimidis and Spirakis 2006).
     seed, step = key
@@ -112,9 +113,11 @@ def store_groups(buffer: ExperienceBuffer, version: int, config: GroupReplayConf
     `config.groups` and those that are too old at `version`.
     """
     of_step = {key: buffer.group(key) for key in buffer.kept}
+    # In the order of their steps: groups that are stored already come before this step's.
     candidates = buffer.stored | {key: group for key, group in of_step.items() if varies(group)}
     young = [key for key, group in candidates.items() if age_of(group, version) <= config.max_age]
     newest = set(young[-config.groups :])
+    # First, because newly stored groups may take the rows that this frees.
     buffer.discard([key for key in buffer.stored if key not in newest])
     buffer.store([key for key in of_step if key in newest])
 

@@ -61,7 +61,7 @@ class Turns:
             return self.response(rollout)
         texts, start = [], len(rollout.prompt.tokens)
         for n, part in enumerate(rollout.stretches):
-            if n % 2 == 0:
+            if n % 2 == 0:  # a turn of the model; the environment's are between them
                 texts.append(self.opened(rollout.tokens[:start]) + self.decode(part))
             start += len(part)
         return json.dumps(texts)

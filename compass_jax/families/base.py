@@ -1,5 +1,5 @@
 """A Hugging Face model family: its `config.json` in and out, the names of its tensors, the models
-that its class can express, and what is refused.
+that its class can express, and the fields that are refused.
 
 A family is one file with one `FAMILY`. This package's families are in this folder; a user's own is
 named `family="path/file.py:FAMILY"`:
@@ -190,7 +190,7 @@ class Family:
             a family without experts.
         tensors: parameter -> its tensor in the files.
         attention: the variants that the family's class can express; the first is its default.
-        bias_key: the key of config.json that says which of several variants the model has.
+        bias_key: the key of config.json that selects one of several variants.
         defaults: key of config.json -> the class's value where the key is absent.
         fixed: key -> the class's constant value; an export leaves these keys out.
         mla_keys: field of MLAConfig -> key of config.json; None: a family without multi-head latent
@@ -198,8 +198,8 @@ class Family:
         served: keys that the class does not read and serving engines do, with the only value that
             is supported; an export writes them.
         unread: keys in its config.json that the class does not read.
-        rotary: the class's default fraction of a head that rotary embeddings turn; None: its
-            config.json has none, and they turn whole heads.
+        rotary: the class's default fraction of a head that rotary embeddings turn; None:
+            config.json has no such key, and they turn whole heads.
         extra_layers: whether its files may have layers after the last that predict further tokens,
             which are ignored.
         rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
@@ -276,6 +276,7 @@ class Family:
             raise UnsupportedModel(_in_one(where, problems))
         hidden, heads = raw_config.integer(key["hidden"]), raw_config.integer(key["heads"])
         layers, positions = (raw_config.integer(key[x]) for x in ("layers", "max_positions"))
+        # `validate` reports a number of heads that is 0.
         head_dim = raw_config.integer(key["head_dim"], hidden // max(heads, 1))
         try:
             mla = None if self.mla_keys is None else read_mla(raw_config, self.mla_keys)
@@ -286,10 +287,12 @@ class Family:
                 layers=layers,
                 heads=heads,
                 kv_heads=raw_config.integer(key["kv_heads"]),
+                # qk_nope_head_dim lacks the rotary channels, which ModelConfig.head_dim includes.
                 head_dim=head_dim + (mla.rope_dim if mla and key["head_dim"] == NOPE_KEY else 0),
                 ffn=raw_config.integer(key["ffn"]),
                 moe=self._moe(raw_config),
                 mla=mla,
+                # Read without defaults: the default rope_theta could disagree with rope_parameters.
                 rope_theta=rope_theta(Raw(declared, where), raw_config.get("rope_theta")),
                 rope_scaling=rope_scaling(Raw(declared, where), positions, self.defaults),
                 rotary_fraction=rotary_fraction(Raw(declared, where), self.rotary or 1.0),
@@ -303,6 +306,7 @@ class Family:
             config.validate()
         except ConfigError as error:
             raise WeightsError(f"{where} describes an impossible model: {error}") from error
+        # Called for its error: a config.json with ids outside the vocabulary.
         raw_config.token_ids(config.vocab_size)
         return config
 
@@ -514,6 +518,7 @@ class Family:
                 continue
             if field in constants:
                 lines.append(unsupported(field, value, f"{constants[field]}, always"))
+            # A key from which this family's model is built is checked when it is read.
             elif field in NEUTRAL and field not in built:
                 allowed, supported = NEUTRAL[field]
                 lines += [] if value in allowed else [unsupported(field, value, supported)]

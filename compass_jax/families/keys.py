@@ -91,7 +91,7 @@ def says_no_maths(key: str) -> bool:
     return key in HARMLESS or _METADATA.fullmatch(key) is not None
 
 
-# Keys of other families, with the values at which they have no effect (null has none).
+# Keys of other families, with the values at which they have no effect (null never has one).
 NEUTRAL: dict[str, tuple[tuple[Json, ...], str]] = {
     "hidden_act": (("silu",), "'silu'"),
     "hidden_activation": (("silu",), "'silu'"),

@@ -1,4 +1,4 @@
-"""The fields of a parsed `config.json`, checked as they are read; an error names its field."""
+"""The fields of a parsed `config.json`, checked when they are read; an error names its field."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Raw(NamedTuple):
     where: str
 
     def get(self, field: str) -> Json:
-        """Returns the value of a field; None where it is absent or null."""
+        """Returns the value of a field; None if it is absent or null."""
         return self.values.get(field)
 
     def typed(self, field: str, kinds: tuple[type, ...], default: Json) -> Json:
-        """Returns the value of a field, one of `kinds`; `default` where it is absent. Raises
+        """Returns the value of a field, one of `kinds`; `default` if it is absent. Raises
         WeightsError for another type.
         """
         value = self.get(field)
@@ -51,7 +51,7 @@ class Raw(NamedTuple):
         return value
 
     def integer(self, field: str, default: Json = _REQUIRED) -> int:
-        """Returns an integer. Raises WeightsError where it is absent without a default."""
+        """Returns an integer. Raises WeightsError if it is absent and has no default."""
         return self.typed(field, (int,), default)
 
     def number(self, field: str, default: Json = _REQUIRED) -> float:

@@ -106,7 +106,7 @@ def thetas_of(declared: JsonObject) -> dict[str, JsonObject]:
 
 
 def rope_scaling(raw: Raw, max_positions: int, defaults: JsonMapping) -> RopeScaling | None:
-    """Returns the scaling of rotary embeddings, that of `defaults` where config.json has none.
+    """Returns the scaling of rotary embeddings in config.json, or else the one in `defaults`.
     Raises WeightsError for a missing or malformed value, and where two fields disagree.
     """
     if all(raw.get(field) is None for field in _PLACES) and "rope_scaling" in defaults:
@@ -122,6 +122,7 @@ def rope_scaling(raw: Raw, max_positions: int, defaults: JsonMapping) -> RopeSca
 
 
 def _scaling(rope: Raw, raw: Raw, max_positions: int) -> RopeScaling | None:
+    # `rope_problems` has refused an object that names two types.
     (kind,) = _types(rope.values)
     if kind == "default":
         return None
@@ -138,8 +139,8 @@ def _scaling(rope: Raw, raw: Raw, max_positions: int) -> RopeScaling | None:
 
 
 def _original_positions(rope: Raw, raw: Raw, max_positions: int) -> int:
-    """Returns the longest sequence of pretraining: in the object, beside it, or else that of the
-    model. Raises WeightsError where two disagree.
+    """Returns the longest sequence of pretraining: from the scaling's object, from the top level of
+    config.json, or else the model's `max_positions`. Raises WeightsError where two disagree.
     """
     positions = {
         place.integer(_ORIGINAL) for place in (rope, raw) if place.get(_ORIGINAL) is not None

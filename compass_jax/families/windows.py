@@ -17,8 +17,8 @@ class Windows(NamedTuple):
     """The sliding windows that a family's class has.
 
     Args:
-        acts: `sliding_window` limits what a token sees.
-        by_layer: `layer_types` names the layers in which it does; else it does in every layer.
+        acts: `sliding_window` limits the positions that a token sees.
+        by_layer: `layer_types` names the layers with a window; else every layer has one.
     """
 
     acts: bool = False

@@ -70,6 +70,7 @@ def _attend(
     wide = at_least_float32(q.dtype)
     b, kv, g, t, d = q.shape
     k, v = (x.values.astype(q.dtype) if isinstance(x, Quantized) else x for x in cache)
+    # The g queries that share a key head are rows of one product.
     flat = q.reshape(b, kv, g * t, d)
     scores = jnp.einsum("bkqd,bksd->bkqs", flat, k, preferred_element_type=wide)
     # Scaling the scores takes fewer operations than scaling the cache's entries.
@@ -95,6 +96,8 @@ def _softmax(
     if sinks is None:
         return jax.nn.softmax(scores, axis=-1)
     sink = sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1, 1)
+    # The sink takes part in the maximum, or exp(sink - top) could overflow. The shift by `top`
+    # cancels in the quotient, so it needs no gradient.
     top = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sink)
     top = jax.lax.stop_gradient(top)
     weights = jnp.exp(scores - top)
@@ -167,8 +170,8 @@ def attention(
 ) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
     """Computes causal self-attention.
 
-    Without a cache a token sees the earlier tokens of its row, or of its segment where there are
-    segments (the row is then whole on its device). With a cache, the row's keys and values are
+    Without a cache a token sees the earlier tokens of its row, or of its segment if `segments`
+    is given (the row is then whole on its device). With a cache, the row's keys and values are
     written at `positions` and a token sees the cache's positions up to its own. Positions past the
     cache are dropped.
 
@@ -182,7 +185,9 @@ def attention(
     project = _heads if config.mla is None else _latent_heads
     q, k, v = project(x, params, tables, config, placement)
     sinks, (b, t) = params.get("sinks"), x.shape[:2]
+    # [b kv g t d]: consecutive query heads share a key head.
     q = q.transpose(0, 2, 1, 3).reshape(b, config.kv_heads, -1, t, config.head_dim)
+    # Scaled here once, because the kernels below apply no scale.
     q = q * (score_factor(config) / config.head_dim**0.5)
     keys, values = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     new = LayerCache(keys, values)
@@ -246,9 +251,12 @@ def _latent_heads(x, params, tables, config: ModelConfig, placement: Placement |
     heads = *x.shape[:2], config.heads, -1
     latent, turned = jnp.split(matmul(x, params["kv_a"]), [mla.kv_rank], axis=-1)
     latent = rms_norm(latent, params["kv_a_norm"], LATENT_EPS)
+    # All tokens' keys are needed, also where queries are split over devices: the latent vectors are
+    # gathered, which are narrower than the keys and values expanded from them.
     latent = constrain(placement, latent, "batch", None, None)
     k, v = jnp.split(matmul(latent, params["kv_b"]).reshape(heads), [unturned], axis=-1)
     turned = _turned(turned[:, :, None], tables, mla)
+    # All heads share the rotary part of the key.
     k = jnp.concatenate([k, jnp.broadcast_to(turned, (*k.shape[:3], mla.rope_dim))], axis=-1)
     queries = x
     if mla.q_rank:
@@ -355,6 +363,7 @@ def _write(
     """
     rows = jnp.arange(positions.shape[0])[:, None]
     if table is not None:
+        # `no_page` is past the last page, where the write below is dropped.
         size, no_page = cache.shape[-2], cache.shape[-4]
         rows = jnp.take_along_axis(
             table, positions // size, axis=1, mode="fill", fill_value=no_page

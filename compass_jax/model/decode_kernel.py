@@ -21,7 +21,7 @@ from compass_jax.model import kernels
 from compass_jax.sharding import Placement
 
 _HIDDEN = -1e30  # a masked score; finite, so that a block without a visible key gives no NaN
-_LARGEST = 4096  # tokens of a block where keys lie in rows
+_LARGEST = 4096  # tokens of the largest block of a cache without pages
 _BLOCK_BYTES = 8 * 2**20  # VMEM for blocks of keys and values, two of each at a time
 
 
@@ -68,6 +68,7 @@ def _decode(q, k, v, lengths, table, layer, sinks, *, window: int, interpret: bo
         size, blocks, where = positions, table.shape[1], _page
     scalars = (
         lengths.astype(jnp.int32),
+        # Parts of a slot without a page have an index out of range, which must not be fetched.
         jnp.clip(table, 0, k.shape[1] - 1).astype(jnp.int32),
         layer.reshape(1).astype(jnp.int32),
     )
@@ -176,6 +177,7 @@ def _kernel(
         at = j * size + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 2)
         scores = jnp.where((at < lengths[i]) & (at >= first), scores, _HIDDEN)
         top = jnp.maximum(largest[...], jnp.max(scores, axis=2, keepdims=True))
+        # `keep` rescales the sums over earlier blocks to the new maximum.
         weights, keep = jnp.exp(scores - top), jnp.exp(largest[...] - top)
         partial_out = jax.lax.dot_general(
             weights.astype(v.dtype),

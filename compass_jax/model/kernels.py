@@ -21,7 +21,7 @@ from compass_jax.sharding import Placement
 _LANES = 128  # the kernels' granularity in tokens and head size
 _BLOCKS = (512, 256, _LANES)  # tokens of a block, the best first
 SAVED = "attention"  # names the output and log-sum-exp of `splash_causal` for `jax.checkpoint`
-# Set by tests without an accelerator: Pallas interprets its kernels, XLA takes the place of cuDNN.
+# Set by tests without an accelerator: Pallas interprets its kernels, XLA replaces cuDNN.
 # It is not read from the backend, because programs for a TPU are also compiled on other machines.
 INTERPRET = False
 
@@ -43,7 +43,7 @@ def splash_fits(tokens: int, head_dim: int, placement: Placement | None) -> bool
 
 
 def whole_heads(head_dim: int) -> bool:
-    """Returns whether `splash_causal` takes heads of values of so many channels."""
+    """Returns whether `splash_causal` accepts values of `head_dim` channels a head."""
     return head_dim % _LANES == 0
 
 
@@ -89,6 +89,7 @@ def _cudnn(q, k, v, window: int):
         *(x.transpose(0, 2, 1, 3) for x in (q, k, v)),
         scale=1.0,
         is_causal=True,
+        # (positions before the query's, after it): `window` includes the query's own.
         local_window_size=(window - 1, 0) if window else None,
         implementation="xla" if INTERPRET else "cudnn",
     )
@@ -104,7 +105,7 @@ def splash_causal(
     window: int = 0,
     sinks: Float[Array, "h"] | None = None,
 ) -> Float[Array, "b h t v"]:
-    """Computes causal softmax(q k^T) v, within the segments of each row where they are given, and
+    """Computes causal softmax(q k^T) v, within the segments of each row if they are given, and
     within the last `window` positions (0: all); `sinks` are one more score per head in the
     softmax's denominator. q is scaled by the caller. Scores exist a block at a time, in the
     backward pass too (FlashAttention-2, arXiv 2307.08691).
@@ -170,10 +171,13 @@ def _kernel(heads: int, tokens: int, shards: int, window: int) -> Tree:
         else masks.CausalMask(shape, shard_count=shards)
     )
     mask = masks.MultiHeadMask([one] * heads)
+    # Evaluated at once, even while a model is traced: `np.asarray` needs the values of the mask's
+    # arrays, which become constants of the program.
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(
             mask,
             block_sizes=sizes,
+            # All heads have the same mask, so that of one device's heads serves every device.
             head_shards=1,
             q_seq_shards=shards,
             residual_checkpoint_name=SAVED,

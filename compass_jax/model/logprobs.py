@@ -88,6 +88,7 @@ def token_logprobs(
             any of them are not computed. None: all.
     """
     head_of = _Head(temperature, chunk, known, None)
+    # Position t predicts token t + 1. The last position's target wraps around and is cut off below.
     targets = jnp.roll(tokens, -1, axis=1)
     if predicted is not None:
         predicted = jnp.roll(predicted, -1, axis=1).at[:, -1].set(False)
@@ -147,7 +148,9 @@ def _chunked(hidden, head, targets, predicted, head_of: _Head):
     size = min(head_of.chunk, n)
     rows, targets, count, first = hidden.reshape(n, d), targets.reshape(n), n, None
     if predicted is not None and size < n:
+        # Predicted tokens come first, so that chunks after them are skipped.
         first = counted_dispatch(jnp.where(predicted.reshape(n), 0, 1), 1)
+        # The transpose of `permute`, for the gradient of `rows`, is a gather and no scatter-add.
         rows, targets = permute(rows, first.order, first.row), jnp.take(targets, first.order)
         count = first.sizes[0]
     pad = -n % size
@@ -159,6 +162,7 @@ def _chunked(hidden, head, targets, predicted, head_of: _Head):
     return out[:, :, 0], out[:, :, 1]
 
 
+# JAX has no reverse-mode derivative of a loop whose number of iterations is traced.
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _logprobs(
     rows: Float[Array, "m d"],
@@ -197,6 +201,7 @@ def _logprobs_bwd(size: int, head_of: _Head, saved, cotangents):
 
     def one(i, grads):
         d_rows, d_head = grads
+        # The entropy carries no gradient: cotangents[1] is not read.
         h, target, g = (_part(x, i, size) for x in (rows, targets, cotangents[0]))
         _, pull = jax.vjp(lambda logits: head_of(logits, target)[0], logits_of(h, head))
         d_logits = pull(g)[0].astype(rows.dtype)
@@ -235,6 +240,7 @@ def _split_logprobs(
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
     """Computes (logp of the target, entropy) from each device's part of the vocabulary."""
     size = logits.shape[1]
+    # pmax has no derivative in JAX, and the shift cancels in the log-prob.
     largest = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(logits, axis=1)), axis)
     shifted = logits - largest[:, None]
     weights = jnp.exp(shifted)
@@ -245,4 +251,5 @@ def _split_logprobs(
     chosen = jax.lax.psum(jnp.where(is_local, local_logit, jnp.zeros((), local_logit.dtype)), axis)
     logz = jnp.log(total)
     mean = jax.lax.psum(jnp.sum(weights * shifted, axis=1), axis) / total
+    # The entropy is log Z minus the mean of the shifted logits.
     return chosen - logz, jax.lax.stop_gradient(logz - mean)

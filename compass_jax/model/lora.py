@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): y = x W + (alpha / r) (x A) B, with W frozen.
 
-A model's parameters have a `LowRank` in the place of each matrix with an adapter; the model's
-products read it (`quantize.matmul`). The adapters alone form the tree that is trained: the
-structure of the parameters, with an `Adapter` for each of these matrices and None for the rest.
+A model's parameters have a `LowRank` instead of each matrix with an adapter; the model's products
+read it (`quantize.matmul`). The adapters alone form the tree that is trained: the structure of the
+parameters, with an `Adapter` for each of these matrices and None for the rest.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stack
 
     def of(spec: ParamSpec) -> Adapter | None:
         names = ("experts",) if spec.per_expert else TARGETS_OF.get(spec.name, ())
+        # `quantised` marks the matrices of attention and MLP, the only ones that take an adapter.
         if not spec.quantised or not set(names) & set(lora.targets):
             return None
         *lead, rows, columns = spec.shape
@@ -120,7 +121,7 @@ def combine(base: Tree, adapters: Tree, scale: float) -> Tree:
 
 
 def trainable(params: Tree) -> tuple[Tree, Callable[[Tree], Tree]]:
-    """Returns the trained part of `params` (all, or the adapters where there are any), and a
+    """Returns the trained part of `params` (all, or only the adapters if it has them), and a
     function that puts another value of that part in its place.
     """
     if not any_low_rank(params):

@@ -111,6 +111,8 @@ def route(
     if routes is not None:
         replayed, is_set = read_routes(routes, config.experts)
         ids = jnp.where(is_set[:, None], replayed, live)
+    # Gates come from the dense live scores. Scores that are zero outside the live top-k would give
+    # a replayed expert no gradient.
     gates = router.gates(inputs, ids)
     return ids, gates, _router_stats(probs, live, ids, is_set, mask, routes is not None)
 
@@ -152,6 +154,7 @@ def _layer(y, gate_input, params, routes, mask, *, config: MoEConfig, work: Call
     """Runs `moe_layer` on one device's tokens; `work` runs all experts on them."""
     b, t, d = y.shape
     flat, mask, wide = y.reshape(b * t, d), mask.reshape(b * t), at_least_float32(y.dtype)
+    # The default precision of a TPU would round the operands to bfloat16.
     logits = jnp.matmul(
         gate_input.reshape(b * t, d).astype(wide),
         params["router"].astype(wide),
@@ -185,5 +188,6 @@ def _by_chunks(run: Callable, chunk: int, *tokens: Array) -> Float[Array, "n d"]
             -1, chunk, *x.shape[1:]
         )
 
+    # Without the checkpoint all chunks' intermediate results would be kept for the backward pass.
     out = jax.lax.map(jax.checkpoint(lambda part: run(*part)), tuple(map(parts, tokens)))
     return out.reshape(-1, out.shape[-1])[:n]

@@ -65,6 +65,7 @@ class ParamSpec(NamedTuple):
         """Returns the partition of `x` (this parameter or its 8-bit scales) inside `shard_map`:
         axes that only storage splits are whole.
         """
+        # 8-bit scales have size 1 along the inputs, which cannot be split.
         sizes = zip(x.shape, self.axes, strict=True)
         return PartitionSpec(*(SPLIT.get(axis or "") if size > 1 else None for size, axis in sizes))
 
@@ -82,6 +83,7 @@ def layer_runs(config: ModelConfig) -> tuple[Run, ...]:
             period, repeats = kinds[start : start + size], 1
             while kinds[start + repeats * size : start + (repeats + 1) * size] == period:
                 repeats += 1
+            # Any layers at all form a period with one copy, so a longer period must repeat.
             if (size == 1 or repeats > 1) and repeats * size > best.repeats * len(best.period):
                 best = Run(start, moe[start : start + size], repeats)
         runs.append(best)
@@ -353,6 +355,8 @@ def _fuse(tree: Tree, tensor: int) -> Tree:
         pair = [result.pop(f"{name}{end}") for name in ("gate", "up") if f"{name}{end}" in result]
         if pair:
             *first, f = pair[0].shape
+            # A device halves its part of the product into gate and up, so that part must have both
+            # for the same hidden units.
             parts = [w.reshape(*first, tensor, f // tensor) for w in pair]
             result[f"gate_up{end}"] = jnp.concatenate(parts, axis=-1).reshape(*first, 2 * f)
     return result

@@ -78,6 +78,7 @@ def quantize(w: Float[Array, "... i o"], kind: str, axis: int = -2) -> Quantized
     largest, wide = LARGEST[kind], w.astype(jnp.float32)
     scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=axis, keepdims=True), _TINY) / largest
     scaled = wide / scales
+    # A cast to int8 truncates, one to e4m3 rounds.
     return Quantized((jnp.round(scaled) if kind == "int8" else scaled).astype(_TYPE[kind]), scales)
 
 

@@ -22,6 +22,7 @@ def rope_tables(
     """Computes cosine and sine of the rotary angles once for all layers; the two halves of a head
     rotate together.
     """
+    # bfloat16 holds whole numbers exactly only up to 256, and positions go further.
     wide = at_least_float32(dtype)
     frequency = 1.0 / theta ** (jnp.arange(0, head_dim, 2, dtype=wide) / head_dim)
     if scaling is not None:
@@ -78,7 +79,7 @@ def _yarn(frequency: np.ndarray, head_dim: int, theta: float, scaling: YarnRope)
     """
 
     def dimension(turns: float) -> float:
-        """Returns the (fractional) dimension whose frequency makes so many turns."""
+        """Returns the (fractional) dimension whose frequency makes `turns` turns."""
         wavelength = scaling.original_positions / (turns * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 

@@ -105,6 +105,7 @@ class Transformer(nn.Module):
         if self.is_initializing():  # a forward would compile each operation separately
             return None
         _require_fitting(self, tokens, routes, cache, segments)
+        # A cast before the gather would convert the whole table.
         x = jnp.take(params["embed"], tokens, axis=0).astype(compute.dtype_of("stream"))
         x = constrain(self.placement, x, "batch", "tokens", None)
         tables = rope_tables(
@@ -116,6 +117,7 @@ class Transformer(nn.Module):
         )
         settings = _Settings(config, compute, self.layout, self.placement)
         block = _Block(settings, _Shared(tables, positions, mask, table, segments))
+        # [l b t k], so that each run takes its MoE layers along the first axis.
         by_layer = None if routes is None else jnp.moveaxis(routes, 2, 0)
         ids, stats, first = [], [], 0
         caches: list[LayerCache] = []
@@ -222,6 +224,7 @@ def _layer(settings: _Settings, shared: _Shared, x, params, is_moe: bool, routes
             segments,
             window,
         )
+        # The residual stream keeps its dtype, whatever attention and the MLP compute in.
         x = constrain(placement, x + y.astype(x.dtype), "batch", "tokens", None)
     y = _normed(settings, x, params["mlp_norm"], "mlp")
     if not is_moe:
@@ -232,6 +235,8 @@ def _layer(settings: _Settings, shared: _Shared, x, params, is_moe: bool, routes
     with jax.named_scope("moe"):
         experts = build(config, compute, placement, layout)
         assert experts is not None
+        # The router's input is normalised again in the gate's dtype: a cast of `y` would have been
+        # rounded to the MLP's dtype before.
         separate_gate = compute.dtype_of("gate") != compute.dtype_of("mlp")
         gate_input = _normed(settings, x, params["mlp_norm"], "gate") if separate_gate else y
         # a grouped product takes one matrix an expert: adapters are merged before it
@@ -327,6 +332,7 @@ def _period(block: _Block, run: Run, params, x, routes, caches):
             is_moe,
             layer_routes,
             None if caches is None else caches[j],
+            # Equal in all copies of the period (`layer_runs`), so a scan can trace one.
             block.settings.config.window_of(run.layer(0, j)),
         )
         at += is_moe
@@ -349,6 +355,7 @@ def _scan_run(block: _Block, run, params, x, routes):
         return y, out
 
     if block.settings.compute.remat:
+        # A scan's loop already keeps XLA from merging the recomputation with the forward pass.
         body = jax.checkpoint(body, prevent_cse=False, policy=_policy(block))
     per_period = sum(run.period)
     if routes is not None and per_period:
@@ -369,6 +376,7 @@ def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
     def body(carry, scanned):
         x, caches = carry
         layer, layer_params, period_routes = scanned
+        # Where `stays` is true the scanned part is None: a scan would copy each layer's part.
         layer_params = jax.tree.map(
             lambda stays, part, stack: InStack(stack, layer) if stays else part,
             in_stack,
@@ -400,6 +408,7 @@ def _in_stack(block: _Block, params: Tree) -> Tree:
     takes, dtype = experts is not None and experts.grouped.takes_stacks, compute.dtype_of("mlp")
 
     def reads(w):
+        # A matrix in a stack is not cast (`in_dtype`), so it must have the products' dtype already.
         return takes and len(w.shape) == 4 and (is_quantized(w) or w.dtype == dtype)
 
     return jax.tree.map(reads, params, is_leaf=is_quantized)
@@ -424,8 +433,9 @@ def _unroll_run(block: _Block, run, params, x, routes, cache):
 
 
 def _policy(block: _Block):
-    """Returns what a layer's backward pass does not compute again. Long rows' attention costs most
-    of a layer's time, and its output little memory.
+    """Returns the policy of rematerialisation, which keeps the output of `splash_causal` unless
+    compute.remat_attention is set: with long rows attention takes most of a layer's time, and its
+    output little memory.
     """
     names = () if block.settings.compute.remat_attention else (SAVED,)
     return jax.checkpoint_policies.save_only_these_names(*names)

@@ -1,5 +1,4 @@
-"""Preferences mined from what a policy was rewarded for, so that its next judge knows these
-answers.
+"""Preferences mined from a policy's rewarded answers, so that its next judge knows them.
 
 RL finds answers that a judge has never seen and rewards by mistake. Of each logged group
 (rollouts.jsonl) the answers with the highest rewards are compared with the reference, and with
@@ -42,7 +41,7 @@ def preferences_of(groups: Iterable[Mapping[str, Any]], per_group: int) -> Itera
     `per_group` distinct answers of each.
     """
     for group in groups:
-        # what a judge is shown: an answer without its thoughts
+        # the text that a judge reads: an answer without its thoughts
         answers = {
             sample["response"].rpartition("</think>")[2]: sample for sample in group["samples"]
         }

@@ -60,7 +60,7 @@ def _mine_pairs(stage: Mine, folder: Path, _: Output) -> None:
 
 
 def _write(rows: Iterable[JsonObject], file: Path, empty_message: str) -> None:
-    """Writes rows as JSON lines. Raises ConfigError with `empty_message` if there are none."""
+    """Writes rows as JSON lines. Raises ConfigError with `empty_message` for no rows."""
     count = 0
     with replaced(file) as temporary:
         with open(temporary, "w", encoding="utf-8") as out:

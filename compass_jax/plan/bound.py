@@ -31,8 +31,8 @@ SIGMA = 0.8  # of the logarithm of an answer's length, where only its mean is kn
 
 
 class Bound(NamedTuple):
-    """Seconds of one run of a program by resource; memory: each argument and result once, of the
-    cache what a token sees in the mean.
+    """Seconds of one run of a program by resource. Memory: each argument and result once, but only
+    the part of the cache that a token sees in the mean.
     """
 
     flops_s: float
@@ -73,6 +73,8 @@ def program_flops(
         if kind == "forward":
             return forward
         spared = attention_flops(model, lengths) if keeps_attention(compute, model) else 0.0
+        # Each product of the forward pass has two gradients. Remat repeats the forward pass, except
+        # for attention whose output is kept.
         return 2 * forward + (forward - spared if compute.remat else 0)
     return 0.0
 
@@ -88,6 +90,8 @@ def read_share(rollout: RolloutConfig, answers: Int[np.ndarray, "n"] | None = No
     """
     if answers is None:
         return float(np.mean(_positions(rollout))) / rollout.max_length
+    # The tokens of an answer of n tokens see (1 + n) / 2 of it on average. An answer counts once
+    # for each of its tokens.
     seen = rollout.prompt_buckets[-1] + (1 + answers) / 2
     return float(np.average(seen, weights=answers)) / rollout.max_length
 
@@ -106,6 +110,7 @@ def bound_of(
     """
     share, decodes = chip.devices, name == "decode"
     flops = program_flops(config.model, config.rollout, config.compute, name, tokens)
+    # The arguments hold the whole cache, of which a token reads only the positions before it.
     unread = cache * (1 - read_share(config.rollout)) if decodes else 0.0
     return Bound(
         flops / _mesh_of(config, name).devices / chip.device_flops,
@@ -155,6 +160,7 @@ def answer_lengths(rl: RLConfig, rollout: RolloutConfig, mean: int) -> Int[np.nd
     def cut(scale: float) -> np.ndarray:
         return np.minimum(scale * shape, rollout.max_new_tokens)
 
+    # Bisects the scale at which the cut lengths have this mean. At `high` all answers are cut.
     low, high = 0.0, rollout.max_new_tokens / shape.min()
     for _ in range(60):
         middle = (low + high) / 2
@@ -184,6 +190,7 @@ def runs_per_step(
         "hand-over": 1,
         "prefill": fills,
         "insert": fills,
+        # A run decodes one token in every slot, so the longest answer needs a run per token.
         "decode": max(float(answers.max()), fills * float(answers.mean())),
         "apply": rl.updates_per_rollout * rl.epochs,
     }

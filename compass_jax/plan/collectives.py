@@ -37,10 +37,10 @@ def collectives(hlo: str) -> dict[str, Sent]:
     length counts once: a decode program's bytes are those of one token step and of the code around
     the loop.
 
-    Each of n devices sends (n - 1) / n of what it gathers or scatters, twice that in an all-reduce
-    (ring), and all of what it permutes. The bytes of a ragged all-to-all depend on the data: the
-    count is a share of the smaller of its operand and its result buffer, the most that even routing
-    sends.
+    Each of n devices sends (n - 1) / n of the array that is gathered or scattered, twice that in an
+    all-reduce (ring), and a whole permuted array. The bytes of a ragged all-to-all depend on the
+    data: the count is a share of the smaller of its operand and its result buffer, the most that
+    even routing sends.
     """
     programs = computations(hlo)
     runs = times(programs)
@@ -71,7 +71,7 @@ def total_bytes(collectives: Iterable[Sent]) -> float:
 
 
 def _on_other_threads(programs: dict[str, list[Op]]) -> set[str]:
-    """Returns the computations that run beside the others, such as those of the SparseCore."""
+    """Returns the computations that run concurrently, such as those of the SparseCore."""
     names: list[str] = []
     for ops in programs.values():
         for op in ops:
@@ -96,11 +96,12 @@ def _bytes_sent(kind: str, op: Op) -> float:
     if op.kind.endswith("-start") and kind == "all-reduce":
         total = total if not op.out.startswith("((") else total / 2
     share = (n - 1) / n
-    if kind == "all-gather":  # a start's type has the operands beside the results
+    if kind == "all-gather":  # a start's type has operands and results
         return largest * share if op.kind.endswith("-start") else total * share
     if kind == "all-reduce":
         return 2 * total * share
     if kind == "reduce-scatter":
+        # The result is a device's part of the array; a start's type has the whole operand too.
         return (largest if op.kind.endswith("-start") else total * n) * share
     return total * share
 

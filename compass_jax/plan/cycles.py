@@ -31,6 +31,7 @@ def cycles_per_token(hlo: str, tokens: int) -> float:
     """Returns the cycles of one token of every slot in a decode program, whose loop has `tokens`;
     what runs once in a call is shared by them.
     """
+    # Without turns of the token loop, the code around it remains.
     per_call = estimated_cycles(hlo, turns=0.0)
     return estimated_cycles(hlo) - per_call + per_call / tokens
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
+# "%fusion.1 = f32[8]{0} fusion(%a, %b), kind=kLoop": name, type, kind, and the rest.
 _OP = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")

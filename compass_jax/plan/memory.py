@@ -41,6 +41,7 @@ def memory_of(step: Step, program: Program, compiled: Any, parts: dict[str, int]
     analysis = compiled.memory_analysis()
     return Memory(
         analysis.argument_size_in_bytes,
+        # Donated arguments are counted among the arguments already.
         analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
         analysis.temp_size_in_bytes,
         bytes_beside(step, program, parts),
@@ -94,6 +95,7 @@ def refused_bytes(error: BaseException) -> int | None:
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
         return None
+    # Such as "Used 120.50G of 95.74G hbm."
     if used := re.search(r"Used ([\d.]+)([KMG]?) of", text):
         return int(float(used[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[used[2]])
     return -1

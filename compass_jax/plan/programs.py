@@ -147,6 +147,7 @@ def planned(programs: Iterator[Program]) -> list[Program]:
     for program in programs:
         kind, *use = program.name.split()
         if kind not in ("decode", "harvest") or not use:
+            # Removed first, so that the program takes the position of its last occurrence.
             programs_by_name.pop(program.name, None)
             programs_by_name[program.name] = program
     return list(programs_by_name.values())

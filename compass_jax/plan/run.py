@@ -59,7 +59,7 @@ class CompiledProgram(NamedTuple):
 
     def modelled_s(self, chip: Chip) -> float:
         """Returns the seconds of one run if nothing overlaps: the compiler's estimate, its kernels
-        at the chip's peaks and what it sends at the links' rate; NaN without an estimate.
+        at the chip's peaks and its collectives at the links' rate; NaN without an estimate.
         """
         estimated = self.estimated_s(chip)
         if estimated is None or self.bound is None:
@@ -146,8 +146,8 @@ class Plan(NamedTuple):
     def _step(
         self, seconds: Callable[[CompiledProgram], float], answers: np.ndarray | None = None
     ) -> float:
-        """Returns the seconds of a step whose programs take `seconds` each; NaN where one was
-        refused, which ends the plan. One step off, the rollout runs beside training: the longer of
+        """Returns the seconds of a step whose programs take `seconds` each; NaN if one was refused,
+        which ends the plan. One step off, rollout and training run at the same time: the longer of
         the two counts, with weight sync between them.
         """
         if any(x.bound is None for x in self.programs):
@@ -261,6 +261,7 @@ def _compiled_program(
     memory = memory_of(step, program, compiled, parts)
     hlo, config, name = compiled.as_text() or "", step.config, program.name
     sent, cycles = collectives(hlo), estimated_cycles(hlo)
+    # Decode is planned by the token; one call of its program decodes several.
     if name == "decode":
         cycles = cycles_per_token(hlo, config.rollout.tokens_per_call)
     slots = step.result("slots")

@@ -66,11 +66,16 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
     store, d, local = mesh.fsdp * mesh.context, model.hidden, length / mesh.context
     local_params = (experts / mesh.expert + (total - experts)) / (store * mesh.tensor)
     keeps = keeps_attention(config.compute, model)
+    # Values that a layer keeps per token: its input alone with remat, else about 18 times as many.
     per_token: float = d if config.compute.remat else 18 * d
     if keeps:
         per_token += model.heads * model.value_dim / mesh.tensor
     residuals = model.layers * local * per_token * 2
+    # Bytes per parameter: 14 of the bfloat16 value and float32 moments and master copy, 4 of the
+    # summed gradient, 2 of a micro-batch's gradient.
     gib = (local_params * (14 + 4 + 2) + residuals) / GIB
+    # Bytes per device and pass, 2 per value: parameters gathered from their storage, tokens for the
+    # experts, sums over tensor (attention and MLP of each layer), and attention's over context.
     gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)
     moved = 2 * local * d * (mesh.expert - 1) * len(model.moe_layers)
     summed = 4 * local * d * (1 - 1 / mesh.tensor) * 2 * model.layers
@@ -83,6 +88,7 @@ def estimate(config: RLRunConfig, device_flops: float, ici_bytes_s: float) -> Es
         * model.layers
         / 2
     )
+    # A forward pass, a backward pass of twice its work, and with remat the forward pass again.
     passes = 4 if config.compute.remat else 3
     all_reduced = local_params * 2 * 2 * (1 - 1 / mesh.replica)  # gradients, over replicas
     links = ((gathered + moved + summed + keys) * passes + all_reduced) / ici_bytes_s

@@ -78,6 +78,7 @@ def run_forked(work: Callable[[mmap.mmap], None], seconds: float) -> ExitStatus:
 
 
 def _ends_within(child: int, seconds: float) -> bool:
+    # A pidfd becomes readable when its process ends; waitpid has no timeout.
     descriptor = os.pidfd_open(child)
     try:
         poll = select.poll()

@@ -105,7 +105,7 @@ def separate(guards: Iterable[str]) -> dict[str, str]:
     """Enters a user and a process namespace. Returns the guards that failed, with the reasons.
 
     The process must have one thread. Its next child becomes the first process of the new process
-    namespace. If it runs as root, the namespace has a second user, NOBODY, for `confine`.
+    namespace. If it runs as root, the user namespace has a second, unprivileged user for `confine`.
     """
     steps = ((USER, _enter_user_namespace), (PROCESSES, new_process_namespace))
     return _missing((name, step) for name, step in steps if name in guards)
@@ -126,8 +126,10 @@ def _enter_user_namespace() -> None:
     """Enters a user namespace. A forked process outside of it writes its id maps."""
     target = os.getpid()
     begin, started = os.pipe()
+    # The helper stays outside: a map of two users needs rights in the outer namespace.
     helper = os.fork()
     if helper == 0:
+        # With this copy open, the read below would not end after a failed unshare.
         os.close(started)
         code = 1
         try:
@@ -155,6 +157,7 @@ def _write_maps(target: int) -> None:
             for name in ("uid_map", "gid_map"):
                 (folder / name).write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
             return
+    # Without rights outside, the kernel accepts a map of groups only after this.
     (folder / "setgroups").write_text("deny")
     (folder / "uid_map").write_text(f"{user} {user} 1\n")
     (folder / "gid_map").write_text(f"{group} {group} 1\n")
@@ -179,7 +182,9 @@ def confine(
     _own_bytes = _address_space()
     # without root, the worker and its guardian have the same user
     _processes = len(os.listdir("/proc/self/task")) + (os.geteuid() != 0)
+    # Landlock and seccomp require this of a process without CAP_SYS_ADMIN.
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    # seccomp comes last: its filter denies system calls of the other steps.
     steps = (
         (MOUNTS, lambda: _restrict_mounts(folder)),
         (NETWORK, lambda: _unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)),
@@ -188,6 +193,7 @@ def confine(
         (SECCOMP, lambda: _install(seccomp.denied_program())),
     )
     missing = _missing((name, step) for name, step in steps if name in guards)
+    # Other processes of the same user can then not trace this one or read its memory.
     _prctl(_PR_SET_DUMPABLE, 0)
     _confined.update(guards - set(missing))
     return missing
@@ -198,13 +204,14 @@ def confine_program(processes: int) -> bool:
     its processes cannot be limited.
 
     The program may read this Python with its configured packages, and the system's libraries. If
-    root became NOBODY, it keeps the right to read root's folders, since one of them may hold its
-    Python. With processes = 1, starting another process kills it.
+    root became another user, the program keeps the right to read root's folders, since one of them
+    may hold its Python. With processes = 1, starting another process kills it.
     """
     if _program_rules >= 0:
         _syscall(446, "landlock_restrict_self", _program_rules, 0)
     if USER in _confined and os.getuid() == NOBODY:
         _keep(_CAP_DAC_READ_SEARCH, inherited=True)
+        # For a user other than root, only ambient capabilities survive exec.
         _prctl(_PR_CAP_AMBIENT, 2, _CAP_DAC_READ_SEARCH, 0, 0)
     counted = USER in _confined
     if counted and processes > 1:
@@ -234,6 +241,7 @@ def close_descriptors() -> None:
 def _restrict_mounts(folder: str) -> None:
     """Makes all files read-only except for `folder`, which becomes a new tmpfs, and hides /proc."""
     _unshare(CLONE_NEWNS)
+    # MS_REC | MS_PRIVATE: mounts made here do not appear outside of the namespace.
     private = 0x4000 | 1 << 18
     _mount("none", "/", "", private, "")
     attributes = struct.pack("=4Q", 1, 0, 0, 0)  # read-only, recursively
@@ -253,7 +261,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
 
 
 def _become_nobody(folder: str, readable: Iterable[str]) -> None:
-    """Changes root to the user NOBODY, who may read what root may read. Other users do not change.
+    """Changes root to an unprivileged user that may read the same files. Other users are unchanged.
 
     Model code then owns none of root's files, and its number of processes can be limited.
     """
@@ -261,11 +269,13 @@ def _become_nobody(folder: str, readable: Iterable[str]) -> None:
         _keep(_CAP_SYS_ADMIN)
         return
     os.chown(folder, NOBODY, NOBODY)
+    # Without this, the change of the user would drop all capabilities.
     _prctl(_PR_SET_KEEPCAPS, 1)
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     _keep(_CAP_SYS_ADMIN, _CAP_DAC_READ_SEARCH)
+    # A folder that the new user cannot list fails here, as a missing guard, not at a later import.
     for path in readable:
         if os.path.isdir(path):
             os.listdir(path)
@@ -274,13 +284,14 @@ def _become_nobody(folder: str, readable: Iterable[str]) -> None:
 def _keep(*capabilities: int, inherited: bool = False) -> None:
     """Drops all capabilities except these, which become effective."""
     low = sum(1 << c for c in capabilities)
+    # Version 3 of capset(2): effective, permitted and inheritable sets, low words then high words.
     header = struct.pack("=Ii", 0x20080522, 0)
     data = struct.pack("=6I", low, low, low if inherited else 0, 0, 0, 0)
     _call(_libc.capset(ctypes.c_char_p(header), ctypes.c_char_p(data)), "capset")
 
 
 def drop_capabilities() -> None:
-    """Drops all capabilities. If root became NOBODY, the right to read root's folders is kept."""
+    """Drops all capabilities. A process that was root keeps the right to read root's folders."""
     _keep(*((_CAP_DAC_READ_SEARCH,) if os.getuid() == NOBODY else ()))
 
 
@@ -362,6 +373,7 @@ def _children() -> list[int]:
     children = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
+            # The process's name, in brackets, may contain blanks and brackets.
             status = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
             if int(status[1]) == os.getpid():
                 children.append(int(name))
@@ -415,6 +427,7 @@ def _allow(rules: int, path: str, access: int) -> None:
     except OSError:
         return
     if not os.path.isdir(path):
+        # The kernel refuses a rule that gives a file the rights of a folder.
         access &= 1 | 2 | 4 | 1 << 14 | 1 << 15
     rule = struct.pack("=Qi", access, place)
     _syscall(445, "landlock_add_rule", rules, 1, ctypes.c_char_p(rule), 0)
@@ -434,6 +447,7 @@ def signal_nobody_else() -> None:
 
 def _install(program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: the number of instructions, and their address.
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
     _prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(header))
 

@@ -99,6 +99,7 @@ class Sandbox:
     def _clean(self, folder: str) -> None:
         """Removes all processes and files of a call."""
         if self._namespace >= 0:
+            # The end of the child, the namespace's first process, has killed the others in it.
             guards.rejoin(self._namespace)
         elif not guards.kill_descendants(time.monotonic() + END_LIMIT_S):
             raise SandboxError("processes of a check could not be killed")

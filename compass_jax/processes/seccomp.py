@@ -90,6 +90,7 @@ def _filter(*parts: bytes) -> bytes:
     """Returns a filter that allows what no part rejects. Calls of another architecture are killed,
     x32 calls rejected, and the number of the call is loaded.
     """
+    # Offsets in struct seccomp_data: 4 is the architecture, 0 the number of the call.
     prologue = (
         _instruction(_LOAD, 4),
         _instruction(_EQUAL, _machine()[1], 1, 0),
@@ -129,6 +130,8 @@ def denied_program() -> bytes:
     return _filter(
         *(_reject(one) for x in _DENIED.values() if (one := x[column]) is not None),
         *(_allow_only(numbers[column], argument=0, value=0) for numbers in _OWN.values()),
+        # A filter cannot read clone3's flags, which are in memory. For ENOSYS the C library calls
+        # clone instead.
         _reject(number["clone3"], _ENOSYS),
         _allow_only(number["unshare"], argument=0, value=_CLONE_NEWPID),
         _allow_only(number["setns"], argument=1, value=_CLONE_NEWPID),
@@ -144,6 +147,8 @@ def own_signals_program(process: int) -> bytes:
     owners = []
     for numbers, values in _OWNER.values():
         owners += [
+            # Another call skips the load, two instructions for each value, and the return. The
+            # return is needed because the argument has replaced the number of the call.
             _instruction(_EQUAL, numbers[column], 0, 2 * len(values) + 2),
             _instruction(_LOAD, _ARGUMENT[1]),
             *map(_reject, values.values()),

@@ -148,6 +148,7 @@ def _wait(child: int, lifeline: int, folder: str) -> NoReturn:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     guards.kill_descendants(time.monotonic() + KILL_LIMIT_S)
     shutil.rmtree(folder, ignore_errors=True)
+    # Ends by the same signal as the child; `run` has set SIGINT and SIGTERM to be ignored.
     if code < 0:
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

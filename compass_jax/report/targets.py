@@ -50,8 +50,8 @@ def means_over(curve: Curve, width: float) -> list[list[float]]:
 
 
 def target_of(means: Curve) -> float | None:
-    """Returns the accuracy with the share GAIN of what a smoothed curve has gained at its end; None
-    where it has gained nothing.
+    """Returns the accuracy at which a smoothed curve has the share GAIN of its whole gain; None for
+    a curve without a gain.
     """
     start, end = means[0][1], means[-1][1]
     return start + GAIN * (end - start) if end > start else None

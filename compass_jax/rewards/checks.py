@@ -244,7 +244,7 @@ def judged_sources(data: DataConfig) -> dict[int, Judged]:
 
 
 def sources_with(data: DataConfig, condition: Callable[[Kind], Any]) -> dict[int, str]:
-    """Returns {index: setting} of the sources with a built-in verifier that is `wanted`."""
+    """Returns {index: setting} of the sources with a built-in verifier that meets `condition`."""
     return {
         i: key
         for i, (key, source) in enumerate(data.keyed_sources())

@@ -142,6 +142,7 @@ class Endpoint:
     def _cut_at(self, connection: socket.socket, end: float) -> Iterator[None]:
         """Shuts the connection down at `end` or on `close()`, while the block runs."""
         left = max(0.001, end - time.monotonic())
+        # The timeout of a socket applies to each read; the timer limits the whole answer.
         connection.settimeout(left)
         timer = threading.Timer(left, _shut, (connection,))
         timer.daemon = True

@@ -62,8 +62,8 @@ class JoinedScorer(_ScorerWrapper):
     """A `Scorer` that joins the workers' verdicts, the judge's and the gold labels. A sample is
     collected when its last part is known.
 
-    Around a SharedScorer it is the same in every process: the judge sees all samples in all of
-    them, and nothing is collected without `block`, because clocks differ.
+    Around a SharedScorer it behaves alike in every process: each process's judge sees all samples,
+    and `collect` returns samples only with `block`, because clocks differ.
     """
 
     def __init__(

@@ -108,6 +108,7 @@ class Verdicts:
             with open(self._path, "ab+") as file:
                 if size := file.seek(0, os.SEEK_END):
                     file.seek(size - 1)
+                    # A kill may have cut off the last line; the new one must not continue it.
                     line = line if file.read() == b"\n" else b"\n" + line
                 file.write(line)
 
@@ -149,6 +150,7 @@ class Judge:
         `response` function.
         """
         if wait_s != 0 and self._asked:
+            # All questions must be submitted before an engine answers them in one batch.
             wait(self._asked.values())
             self.asker.run()
         end = math.inf if wait_s is None else time.monotonic() + wait_s
@@ -217,6 +219,7 @@ class Judge:
             known = self._verdicts.get(name)
             if known is not None:
                 return _completed_future(known)
+            # Equal answers of a group make the same question, which the judge gets once.
             if name in self._under_way:
                 return self._under_way[name]
             ruling = self._under_way[name] = Future[Ruling]()

@@ -68,6 +68,7 @@ class ScalarJudge:
         new = list(dict.fromkeys(x for x in anchors if x is not None and x not in self._anchors))
         rates = self.rate([*questions, *new])
         self._anchors.update(zip(new, rates[len(questions) :], strict=True))
+        # `rates` is longer than the samples: the new anchors are at its end.
         scores = [
             Score(0.0, True, components={"judge_refused": 0.0})
             if is_blank(question[1], anchor and anchor[1])
@@ -80,6 +81,7 @@ class ScalarJudge:
         other = None if anchor is None else self._anchors[anchor]
         if rate is not None and other is not None and math.isfinite(rate - other):
             self._refused = -1
+            # The sigmoid; math.exp would overflow for a large difference.
             reward = 0.5 * (1 + math.tanh((rate - other) / 2))
             return Score(reward, True, components={"judge_refused": 0.0, "scalar": rate})
         why = NO_ANCHOR.format(self._anchor_field) if anchor is None else TOO_LONG

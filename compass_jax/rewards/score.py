@@ -232,6 +232,7 @@ class Scorer:
                 self._changed.wait()
             if self._closing or self._error:
                 return False
+            # An even share, so that a short queue occupies all workers.
             share = min(BATCH, -(-len(self._queue) // len(self._workers)))
             worker.held = deque(self._queue.popleft() for _ in range(share))
         for job in worker.held:  # outside the lock: `submit` does not wait for detokenisation

@@ -84,6 +84,7 @@ def plan(
     moved = _rides(tuple(len(q) for q in queue), tuple(buckets), tuple(shapes))
     batches: list[MicroBatch] = []
     riders = order[:0]
+    # `riders` are the rows that the next shorter bucket hands to this one.
     for k, length in enumerate(buckets):
         waiting = np.concatenate([riders, queue[k]])
         stay = len(waiting) - moved[k]
@@ -146,6 +147,7 @@ def take_rows(
     value = np.asarray(fill, array.dtype)
     rows = np.asarray(rows)
     if array.shape[0] == 0:
+        # All rows are padding. numpy would refuse the index 0 that stands for them below.
         out = xp.full((len(rows), *array.shape[1:]), value)
     else:
         padding = (rows < 0).reshape(-1, *[1] * (array.ndim - 1))
@@ -184,6 +186,7 @@ def _pack(
             contents.append([])
         row = int(fits[0])
         contents[row].append(int(i))
+        # With -1 a row that has its largest number of sequences is closed even to empty ones.
         free[row] = free[row] - sizes[i] if len(contents[row]) < most else -1
     batches, first = [], 0
     for count in _cover(len(contents), counts):
@@ -207,6 +210,7 @@ def _packed(
     for i, sequences in enumerate(contents):
         indices[i, : len(sequences)] = sequences
         size[i, : len(sequences)] = sizes[sequences]
+    # An exclusive cumulative sum: each sequence starts where the one before it ends.
     start = np.cumsum(size, axis=1, dtype=np.int32) - size
     row = np.repeat(np.arange(count, dtype=np.int32), most)
     packing = Packing(row_tokens, count, row, start.ravel(), size.ravel())
@@ -254,6 +258,7 @@ def _rides(
         n = rows[k] + arriving
         options = {0}
         if k + 1 < len(buckets):
+            # Moving n % count rows leaves full micro-batches of `count` rows; moving n leaves none.
             options |= {n % count for count in counts[k]} | ({n} if n <= counts[k][0] else set())
         plans = []
         for moved in options:
@@ -267,6 +272,7 @@ def _rides(
                     (moved, *rest),
                 )
             )
+        # Equal costs are decided by the moves, so the order of the set of options has no effect.
         return min(plans)
 
     return list(best(0, 0)[1])
@@ -296,6 +302,8 @@ def best_buckets(
     cost, start = [int(n) * end for n, end in zip(below, ends, strict=True)], [[-1] * len(ends)]
     for _ in range(1, count):
         options = [
+            # -1 keeps the solution with one bucket fewer. It also wins a tie, so that no bucket is
+            # used that saves nothing.
             min(
                 [(cost[j], -1)]
                 + [(cost[i] + int(below[j] - below[i]) * ends[j], i) for i in range(j)]

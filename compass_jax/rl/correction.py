@@ -68,5 +68,6 @@ def correction_weight(
     weight = jnp.where(mask, weight, jnp.ones((), weight.dtype))
     return weight, {
         "correction/weight_mean": mean_of(weight, mask),
+        # The log-ratio is clamped, so a ratio is never 0: a weight of 0 is a dropped token.
         "correction/dropped_frac": share_of(weight == 0, mask, weight.dtype),
     }

@@ -38,4 +38,6 @@ def group_advantage(
     by_shaping = per_row(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted
     difference = shaped - per_row(stats.mean, group)
     uniform = jnp.where(by_shaping, difference, jnp.zeros((), reward.dtype))
+    # Uniform rewards may differ by up to 1e-6, which GRPO's division by the std would turn into
+    # advantages of up to 1. So uniform groups never take the advantage's value.
     return jnp.where(varied, advantage.responses(inputs), uniform), by_shaping

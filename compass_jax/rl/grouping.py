@@ -62,8 +62,11 @@ def group_statistics(
     count = group_sum(known.astype(jnp.int32), group, n_groups)
     n = jnp.maximum(count, 1).astype(reward.dtype)
     mean = group_sum(jnp.where(known, reward, zero), group, n_groups) / n
+    # Two passes, because E[x^2] - E[x]^2 cancels in float32 where rewards are large and similar.
     squares = jnp.square(jnp.where(known, reward - per_row(mean, group), zero))
     std = jnp.sqrt(group_sum(squares, group, n_groups) / n)
+    # Unknown rewards, which may be NaN, share the segment of padding rows, so that no minimum or
+    # maximum sees them. The last line replaces the infinite minimum of a group without known ones.
     segment = _segment(jnp.where(known, group, -1), n_groups)
     low = jax.ops.segment_min(reward, segment, num_segments=n_groups + 1)[:n_groups]
     high = jax.ops.segment_max(reward, segment, num_segments=n_groups + 1)[:n_groups]
@@ -73,7 +76,7 @@ def group_statistics(
 
 
 def _segment(group: Int[Array, "b"], n_groups: int) -> Int[Array, "b"]:
-    """Returns segment ids in which padding rows have a segment of their own, which the caller cuts
-    off: a negative index would count from the end.
+    """Returns segment ids that put padding rows into an extra last segment, which the caller cuts
+    off.
     """
     return jnp.where(group < 0, n_groups, group)

@@ -67,9 +67,11 @@ def policy_objective(
     surrogate = config.surrogate(inputs)
     value, zero = surrogate.value, jnp.zeros((), weight.dtype)
     diagnostics = _policy_diagnostics(logp, old_logp, surrogate, mask) | surrogate.diagnostics
+    # A weight outside the mask may be NaN, which a product with the value 0 would keep.
     weight = fixed(jnp.where(mask, weight, zero))
     if ref_logp is None:
         return value * weight, diagnostics
+    # k3 takes d = log(ref / pi), so the sign of the log-ratio is reversed.
     penalty = kl_k3(-token_log_ratio(logp, ref_logp, mask))
     diagnostics["policy/ref_kl_k3"] = mean_of(penalty, mask)
     if kl_weight is None:

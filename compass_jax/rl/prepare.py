@@ -119,6 +119,7 @@ def prepare(
         trained, group, known, n_groups, objective, entropy_group, dtype, max_new_tokens
     )
     prepared = Prepared(advantage, weight, trained, entropy_group)
+    # The correction comes after the weights, so that dropped tokens stay in the denominator.
     prepared, corrected = _corrected(prepared, config, old_logp, rollout_logp)
     (sampled_rows, kinds), rl_zvp = _sampled(group, kinds, replayed), config.zero_variance.rl_zvp
     generated = (mask if sampled is None else sampled) & sampled_rows[:, None]
@@ -143,7 +144,7 @@ def _sampled(
 def _labels(
     reward: Float[Array, "b"], known: Bool[Array, "b"], gold: Float[Array, "b"] | None
 ) -> tuple[Float[Array, "b"], Bool[Array, "b"]]:
-    """Returns the labels that inverted pairs are counted against, and where they are known."""
+    """Returns the labels that inverted pairs are counted against, and which of them are known."""
     if gold is None:
         return reward, known
     has_gold = jnp.isfinite(gold)

@@ -69,6 +69,7 @@ def inversion(
     require_shape("inversion", mask.shape, advantage=advantage)
     mean = masked_mean(advantage, mask, axis=1)
     counted = known & (group >= 0) & jnp.any(mask, axis=1)
+    # [b, b]: row i is the better response and column j the worse one, so a pair counts once.
     better = (
         (reward[:, None] - reward[None, :] > UNIFORM_WITHIN)
         & (group[:, None] == group[None, :])

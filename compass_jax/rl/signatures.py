@@ -49,6 +49,7 @@ def fall_p(values: np.ndarray) -> np.ndarray:
     normal (one-sided t-test with n - 2 degrees of freedom). It is 1 where the line does not fall.
     """
     slope, error = trend(values)
+    # An exact line has no error: t = -inf gives a falling one a p-value of 0.
     t = np.divide(slope, error, out=np.full_like(slope, -np.inf), where=error > 0)
     return np.where(slope < 0, special.stdtr(values.shape[-1] - 2, t), 1.0)
 
@@ -64,10 +65,11 @@ def parting_p(reward: np.ndarray, gold: np.ndarray) -> np.ndarray:
 
 
 def rise_bound(reward: np.ndarray) -> np.ndarray:
-    """Returns the upper bound [...], at CONFIDENCE, of what the reward's line rises over the
+    """Returns the upper bound [...], at CONFIDENCE, of the rise of the reward's line over the
     windows [... n].
     """
     slope, error = trend(reward)
+    # The slope is per step, and n steps have n - 1 intervals.
     count = reward.shape[-1]
     return np.asarray((slope + special.stdtrit(count - 2, CONFIDENCE) * error) * (count - 1))
 
@@ -101,7 +103,7 @@ def false_alarm_rate(
     runs, steps = reward.shape
     run = rng.integers(runs, size=draws)[:, None]
     start = rng.integers(steps - window + 1, size=draws)[:, None]
-    at = run, start + np.arange(window)
+    at = run, start + np.arange(window)  # [draws, window]
     drawn = rng.integers(window, size=(draws, window))
     x = np.arange(window) - (window - 1) / 2
     resampled = []

@@ -52,6 +52,7 @@ def group_mean(x: Float[Array, "b t"], member: Bool[Array, "b t n"]) -> Float[Ar
 
 def to_tokens(x: Float[Array, "b n"], member: Bool[Array, "b t n"]) -> Float[Array, "b t"]:
     """Returns the value of each token's group; 0 for a token without a group."""
+    # A token is in one group at most, so the sum over groups [b, t, n] has one term.
     return jnp.sum(jnp.where(member, x[:, None, :], jnp.zeros((), x.dtype)), axis=2)
 
 
@@ -93,6 +94,7 @@ def clipped_surrogate(
     too_high, too_low = (advantage > 0) & (ratio > 1 + high), (advantage < 0) & (ratio < 1 - low)
     bounded = jnp.where(too_high, 1 + high, jnp.where(too_low, 1 - low, ratio))
     if dual:
+        # The value is c A there, which is constant in r, so these tokens count as clipped.
         too_bad = (advantage < 0) & (ratio > dual)
         bounded, too_high = (
             jnp.where(too_bad, jnp.array(dual, ratio.dtype), bounded),
@@ -106,4 +108,5 @@ def kl_k3(log_ratio: Float[Array, "b t"]) -> Float[Array, "b t"]:
     """Computes the k3 estimator of KL(p || q) per token, exp(d) - d - 1 >= 0 with d = log(q / p) at
     tokens sampled from p (arXiv 2402.03300, eq. 4).
     """
+    # exp(d) - 1 would lose most digits of a small d.
     return jnp.expm1(log_ratio) - log_ratio

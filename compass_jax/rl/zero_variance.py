@@ -68,6 +68,8 @@ def rl_zvp_advantage(
     require_shape("rl_zvp_advantage", old_entropy.shape[:2], old_entropy=old_entropy, mask=mask)
     require_shape("rl_zvp_advantage", old_entropy.shape[:1], kind=kind)
     zero = jnp.zeros((), old_entropy.dtype)
+    # The paper recomputes H under the current policy in every mini-batch. The old policy's is fixed
+    # for the rollout, so that `prepare` computes the advantage once.
     entropy = jax.lax.stop_gradient(jnp.where(mask, old_entropy, zero))
     right = alpha * entropy
     wrong = -alpha * (masked_max(entropy, mask, axis=1, keepdims=True) - entropy)
@@ -145,6 +147,7 @@ def waste_of_dropped(tokens: int) -> Diagnostics:
     signal.
     """
     count, zero = jnp.float32(tokens), jnp.zeros((), jnp.float32)
+    # Every share gets the tokens in its denominator, so that the four still sum to 1 when merged.
     shares = {
         name: (count if name == "none" else zero, count)
         for name in ("verifier_signal", "shaping_signal", "entropy_signal", "none")

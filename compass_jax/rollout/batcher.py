@@ -114,6 +114,7 @@ class Batcher:
         the finished requests, which have left their slots.
         """
         finished = self._leave_cancelled()
+        # Requests in slots get their pages before waiting requests take any.
         self._make_room()
         finished += self._fill()
         if self.slots.entered:
@@ -126,6 +127,7 @@ class Batcher:
 
     def renew(self, params: Tree, version: int) -> None:
         """Continues under other weights: requests in slots leave them, and are prefilled again."""
+        # The new prefills replay the routes, so these are copied before the slots are reused.
         self._harvest([(request.slot, request) for request in self.slots.entered])
         for request in list(self.slots.entered):
             self._free(request.slot)
@@ -181,6 +183,7 @@ class Batcher:
         to the queue.
         """
         victims = self.slots.preempt()
+        # The requests have left their slots, but the engine's state still has their routes.
         self._harvest(victims)
         for slot, request in victims:
             # victims are ordered from the youngest on, so the oldest continues first
@@ -241,6 +244,7 @@ class Batcher:
         first = self._waiting.groups[0]
         s, bucket = len(first.columns), prompt_bucket(self.engine.config, len(first.prompt.tokens))
         sizes = [1] if self.streams else prefill_rows(self.engine.config, s, bucket)
+        # Rounded up: samples that find no free slot stay in the open prefix.
         most = min(-(-free // s), sizes[-1])
         prompt_groups = self._waiting.take_alike(partial(prompt_bucket, self.engine.config), most)
         rows = next(size for size in sizes if size >= len(prompt_groups))
@@ -260,6 +264,7 @@ class Batcher:
         bucket = resume_bucket(config, len(resumable[0].tokens))
         for sample in list(resumable):
             fits = resume_bucket(config, len(sample.tokens)) == bucket
+            # No sample overtakes one that does not fit: the order of the queue is kept.
             if not (fits and len(entered) < sizes[-1] and free and self.slots.enter(sample, free)):
                 break
             resumable.popleft()
@@ -302,6 +307,7 @@ class Batcher:
                 slots[i, 0], most[i] = sample.slot, sample.limit - len(sample.tokens)
             else:
                 self._waiting.resumable.append(sample)
+        # Finished samples, and those that got no pages, have their routes in no slot.
         if self.routes is not None and self.routes.rows is not None:
             rows = self._rows(requests, size - len(requests))
             self.routes.rows = self.engine.store_prefix_routes(prefix, self.routes.rows, rows)
@@ -350,6 +356,7 @@ class Batcher:
         for r, x in enumerate(requests):
             ids[r], visits[r], each[r] = x.prompt.id, x.prompt.visit, columns[r]
             noise = None if self.drafts is None else self.drafts.noise_visit(x.prompt.visit)
+            # Coupled drafts share the noise of the draws among several visits.
             if purpose is None and noise is not None:
                 visits[r] = noise
         if purpose is None:
@@ -427,6 +434,7 @@ class Batcher:
             wanted_free=empty + share(config) if self._waiting else None,
             top_logprobs=wants_top,
         )
+        # The top log-probs are zeros if no request wants them, and are then not copied to the host.
         results: Tree = fetch(new if wants_top else dataclasses.replace(new, top=None))
         for request in entered:
             self._take(request, results)

@@ -28,7 +28,7 @@ class Collection:
     c of a new one). `sample_keys` restricts the samples (None: all). The order of the samples does
     not change them, because keys belong to samples and not to slots.
 
-    The collection ends after the tick at which `enough` returns true. `cut` then returns the
+    The collection ends after the tick at which `enough` returns true. `abort` then returns the
     unfinished samples. They can be `carried` into a later collection, with the buffer of their
     routes. There they continue under that collection's policy, and their earlier tokens keep their
     log-probs and versions.
@@ -86,7 +86,7 @@ class Collection:
 
     @property
     def routes(self) -> UInt[Array, "rows t l k"] | None:
-        """The routes of finished and cut samples by row; None if routes are not kept."""
+        """The routes of finished and aborted samples by row; None if routes are not kept."""
         return self._held.rows
 
     def _step(self) -> list[Rollout]:

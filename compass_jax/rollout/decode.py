@@ -43,12 +43,14 @@ def decoded(
         count = jnp.sum(live, dtype=jnp.int32)
         return (i < n) & (count > 0) & (slots - count < wanted_free)
 
+    # The window copies a slot's pages into one range, which needs no table.
     pages = state.table if in_place else None
     size = rollout.max_length if read is None else read
     cache = state.cache if in_place else window(state.cache, state.table, size, placement)
     start = jnp.int32(0), cache, state.lengths, state.live, state.token, _outputs(state, n)
     token = partial(_token, model, end_ids, params, state, sampler, pages, needs_top)
     steps, cache, lengths, live, last, outputs = jax.lax.while_loop(go_on, token, start)
+    # [steps slots]: a slot stays live until its end, so step i of a live slot wrote this position.
     inputs = state.lengths[None, :] - 1 + jnp.arange(n, dtype=jnp.int32)[:, None]
     if not in_place:
         written_slots = outputs["wrote"]

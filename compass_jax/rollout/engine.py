@@ -272,6 +272,8 @@ class Engine:
         plus tokens_per_call. `top_logprobs`: whether the results include the top log-probs of a
         state that has them.
         """
+        # More than all slots are never free. An array, because every static value would compile a
+        # separate program.
         free_target = jnp.int32(self.config.slots + 1 if wanted_free is None else wanted_free)
         # the kernel reads no more than each sequence has
         read = None if self.in_place(decode_state) else read
@@ -313,6 +315,7 @@ class Engine:
 
     def with_pages(self, decode_state: DecodeState, table: np.ndarray) -> DecodeState:
         """Returns the state with the pages `[slots n]` of each slot (pages.PagePool)."""
+        # On a CPU the array may share NumPy's buffer, and the pool changes its table in place.
         return decode_state._replace(table=jnp.asarray(table.copy()))
 
     @partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -340,6 +343,7 @@ class Engine:
         """
         assert prefix.routes is not None
         n, t = prefix.tokens.shape
+        # Routes belong to a sample's inputs: all its tokens but the last.
         is_input = jnp.arange(t)[None] < prefix.lengths[:, None] - 1
         unset = jnp.array(unset_id(store.dtype), store.dtype)
         routes = jnp.where(is_input[..., None, None], prefix.routes.astype(store.dtype), unset)
@@ -383,8 +387,8 @@ class Engine:
         return Batcher(self, params, purpose, seed, **options)
 
     def route_buffer(self, groups: int, size: int, keep: bool) -> RouteBuffer:
-        """Returns a buffer for the routes of `groups` groups of up to `size` samples, or
-        where they are not to `keep` one of rows alone.
+        """Returns a buffer for the routes of `groups` groups of up to `size` samples. Unless
+        `keep` is set, it assigns rows and stores no routes.
         """
         new = self.new_routes if keep else lambda rows: None
         return RouteBuffer(new, self.taken_routes, groups, size)

@@ -53,6 +53,7 @@ def inserted(
         prompts=rows(state.prompts, lengths),
         limits=rows(state.limits, limits),
         keys=rows(state.keys, prefix.keys.reshape(p * s, 2)),
+        # A sample that its first token ends is not live, but `generate` still reports the token.
         live=rows(state.live, ~is_end(token, end_ids) & (lengths + 1 < limits)),
         sampling=(
             state.sampling

@@ -155,6 +155,7 @@ def put_prefix(
 
     def put(cache, table, new, source, slots):
         n = table.shape[0]
+        # Slots of other groups become n, outside the table: their writes are dropped.
         local = slots - jax.lax.axis_index(rows[0]) * n if rows[0] else slots
         local = jnp.where((local >= 0) & (local < n), local, n)
         return _put_pages(cache, table, new, source, local)

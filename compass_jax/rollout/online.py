@@ -80,6 +80,7 @@ class Streamed(Request):
         """Returns the request of a client. Its draws depend only on (seed, sample, position). A
         request for no new tokens needs no slot.
         """
+        # The seed is the prompt's id in the draws' keys, which takes 32 bits.
         prompt = Prompt(seed % 2**32, 0, "", "", np.asarray(tokens, np.int32), "")
         n = len(prompt.tokens)
         options: JsonObject = {"temperature": temperature, "deliver": deliver, "delivered": n}
@@ -181,6 +182,7 @@ class OnlineBatcher:
     @property
     def active(self) -> int:
         """Number of requests in slots."""
+        # A copy, because the batcher's thread changes the dictionary.
         return sum(x.slot >= 0 for x in list(self._alive))
 
     @property
@@ -226,6 +228,7 @@ class OnlineBatcher:
                 group = self._asked.popleft()
             scored = group[0].of_prompt
             if scored:
+                # Without the lock, so that clients can submit during the pass.
                 logprobs = self._prompt_logprobs(group[0].prompt.tokens)
                 for request in group:
                     request.deliver(Chunk([], "", prompt=logprobs))

@@ -81,6 +81,7 @@ class PagePool:
             self.table[slot, :shared] = self.table[leader, :shared]
             self._users[group, self.table[slot, :shared]] += 1
             self._held[slot] = shared
+        # This succeeds, because the missing pages were counted above.
         return self.grow(slot, tokens)
 
     def grow(self, slot: int, tokens: int) -> bool:

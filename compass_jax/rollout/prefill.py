@@ -32,6 +32,7 @@ def prefilled(
     (last, cache, routes), _ = _encode(model, rollout, params, tokens, lengths, routes)
     logits = next_logits(model, params, last, sampler)
     each = jax.tree.map(lambda x: for_samples(x, s), sampling)
+    # A prompt's samples have the same logits and differ in their keys.
     logits = for_samples(logits, s)
     drawn = sample(
         logits,
@@ -61,6 +62,7 @@ def prefilled_drafts(
     that is drawn after each, and their scores. See `Engine.prefill_drafts`.
     """
     t = rows.tokens.shape[1]
+    # Column i is about the token at i + 1, which the hidden state at i predicts.
     position = jnp.broadcast_to(jnp.arange(1, t + 1, dtype=jnp.int32)[None], rows.tokens.shape)
 
     def of_tokens(hidden, token, draft_logp, position, key, accept_key):
@@ -84,6 +86,7 @@ def prefilled_drafts(
     (_, cache, routes), results = _encode(model, rollout, *inputs, of_piece, following)
     accepted, logp, drawn, drawn_logp, entropy = results
     passes = accepted | (position < rows.prompts[:, None])
+    # The number of columns before the first refusal. The first token of a prompt has no column.
     leading = jnp.sum(jnp.cumprod(passes.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
     lengths = jnp.minimum(1 + leading, rows.lengths)
     if routes is not None:
@@ -167,6 +170,7 @@ def _encode(
             cache=cache,
             routes=routes,
         )
+        # The last token's place in this piece; `ends` counts only in the piece that has it.
         at = jnp.maximum(lengths - 1, 0) - i * size
         ends = jnp.take_along_axis(out.hidden, jnp.clip(at, 0, size - 1)[:, None, None], axis=1)[
             :, 0

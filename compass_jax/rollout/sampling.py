@@ -102,6 +102,7 @@ def truncate(
 
     lowest = jnp.where(top_k > 0, _highest(at_least_k, n), 0)
     top = jnp.where(order >= lowest[:, None], logits, -jnp.inf)
+    # Top-p counts the mass of the tokens that top-k leaves, renormalised.
     mass = jax.nn.softmax(top.astype(jnp.float32), axis=-1)
 
     def at_least_p(bound):
@@ -113,6 +114,8 @@ def truncate(
 
 def _ordered(x: Float[Array, "n v"]) -> UInt32[Array, "n v"]:
     """Returns integers with the order of the numbers `x` as float32; 0 and -0 are equal."""
+    # Bits of positive floats have the floats' order; those of negative ones the reverse order,
+    # which flipping all bits corrects. Adding 0 turns -0 into 0.
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
@@ -191,7 +194,8 @@ def sample(
     if sampler.temperature == 0 and not sampler.per_request:
         token = _argmax(logits, last)
     else:
-
+        # The largest of logits / T + Gumbel noise is a draw from softmax(logits / T). The noise
+        # depends on the key alone, so that coupled drafts can repeat it under other logits.
         def noise(key, position):
             key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
             return jax.random.gumbel(key, logits.shape[-1:], logits.dtype)

@@ -55,6 +55,7 @@ class Slots:
                 request.slot, self._next_call(request, request.length)
             ):
                 group = self.group(request.slot)
+                # This may be `request` itself, which then has no slot: that ends the loop.
                 youngest = next(x for x in reversed(self.entered) if self.group(x.slot) == group)
                 victims.append((youngest.slot, youngest))
                 self.leave(youngest)

@@ -75,6 +75,7 @@ class LogFile:
                         size += len(line)
                         if (step := self._step(line)) is not None:
                             self.count, self._last_step = self.count + 1, max(self._last_step, step)
+            # A line that a kill cut off would merge with the next one.
             if size < self.path.stat().st_size:
                 os.truncate(self.path, size)
 

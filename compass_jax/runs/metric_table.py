@@ -20,8 +20,8 @@ class Metric(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a panel. `colour`: blue, orange, green, red, sky, grey or purple, of which the
-    picture and the page have values of their own.
+    """A line of a panel. `colour`: blue, orange, green, red, sky, grey or purple; the picture and
+    the page each define its value.
     """
 
     metric: str

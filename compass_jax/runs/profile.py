@@ -33,8 +33,8 @@ def traced(
     """Yields from `steps`, of which step `done` + 1 is the first, and writes a trace of the steps
     `span` (first and last; empty: none) to the folder `profile` of the run's directory.
 
-    A run that ends before the last one writes what it has. Another run in the same directory adds
-    its own trace.
+    A run that ends before the last one writes the trace up to its end. Another run in the same
+    directory adds its own trace.
     """
     if not span:
         yield from steps
@@ -47,6 +47,7 @@ def traced(
 
     try:
         while True:
+            # `next` computes the step, so its trace must begin before.
             if not tracing and first <= step + 1 <= last:
                 jax.profiler.start_trace(folder)
                 tracing = True

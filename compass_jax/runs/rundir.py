@@ -313,6 +313,7 @@ def write_atomically(file: Path, text: str) -> None:
     with replaced(file) as temporary, open(temporary, "w", encoding="utf-8") as out:
         out.write(text)
         out.flush()
+        # On the disk before the rename: otherwise a power failure could leave an empty file.
         os.fsync(out.fileno())
 
 

@@ -1,4 +1,4 @@
-"""A command's process: its streams, and SIGINT (Ctrl-C) and SIGTERM where no `StopSignal` is."""
+"""A command's process: its streams, and SIGINT (Ctrl-C) and SIGTERM without a `StopSignal`."""
 
 from __future__ import annotations
 

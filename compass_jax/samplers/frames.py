@@ -98,6 +98,7 @@ def connect(address: tuple[str, int]) -> Connection:
     """
     connection = Connection(socket.create_connection(address, timeout=GREETING_S).detach())
     with _greeting(connection):
+        # Each side proves that it has the key, in the opposite order to `accept`.
         answer_challenge(connection, secret())
         deliver_challenge(connection, secret())
     return connection
@@ -117,6 +118,8 @@ def _greeting(connection: Connection) -> Iterator[None]:
     """Limits the time of authentication; closes the connection after an error."""
     try:
         with socket_of(connection) as one:
+            # A timeout of Python's socket would make the descriptor non-blocking, which Connection
+            # does not expect. The kernel ends its reads instead.
             one.setblocking(True)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", GREETING_S, 0))
         yield
@@ -135,7 +138,7 @@ def shut_down(connection: Connection) -> None:
 
 
 def keep_alive(connection: Connection) -> None:
-    """Makes the system notice a lost host, and writes fail that a process does not read."""
+    """Makes the system detect a lost host, and makes a write fail if its peer does not read."""
     with socket_of(connection) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""Process 0 of a training with samplers: it knows the samplers and decides which one does what."""
+"""Process 0 of a training with samplers: it keeps the list of samplers and gives them work."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Group(NamedTuple):
 
 
 class Leader:
-    """Process 0: the connections, the queue of groups, and which sampler has what."""
+    """The connections, the queue of groups, and the groups that each sampler has."""
 
     def __init__(self, pool: Pool):
         self.pool = pool
@@ -149,6 +149,7 @@ class Leader:
             self.inbox.put((peer, Message("lost", {"why": str(error)})))
 
     def _serve(self) -> None:
+        # All decisions are made in this thread, so that events have one order.
         try:
             while not self._closed:
                 self._drop_silent()
@@ -261,7 +262,7 @@ class Leader:
         self._on_exchange(message)
 
     def _peer_failed(self, peer: Peer, message: Message) -> None:
-        """Reports a sampler that cannot go on; "lost" follows."""
+        """Reports a sampler that cannot continue; its message "lost" follows."""
         self.pool.note(f"{peer.name} has failed: {message.fields['why']}")
 
     def _peer_lost(self, peer: Peer, message: Message) -> None:
@@ -278,6 +279,7 @@ class Leader:
             group._replace(requests={n: x for n, x in group.requests.items() if n in peer.samples})
             for group in groups
         ]
+        # extendleft reverses the order, so the groups return to the front as they were.
         self._queue.extendleft(reversed(left))
         self._tell_all(Message("lost", {"sampler": peer.number}))
         self._answered(peer.number, self._job.get("job", 0))
@@ -352,6 +354,7 @@ class Leader:
             peer.offered, first = self._newest, self._transfers
             fields: JsonObject = {"sampler": peer.number, "number": self._newest, "first": first}
             self._tell_all(Message("offer", fields))
+            # Each leaf of each process has a transfer number that is never used again.
             self._transfers += sum(map(len, plan))
             addresses = [self._servers[n] for n in range(self.pool.processes)]
             fields |= {"addresses": addresses, "plan": weights.to_json(plan)}

@@ -1,6 +1,6 @@
 """The training's side of disaggregated rollout: a pool of samplers that come and go.
 
-Each process of the training has a `Pool`. That of process 0 leads: it accepts samplers and the
+Each process of the training has a `Pool`. The one of process 0 leads: it accepts samplers and the
 other processes, decides everything, and sends each decision to the others as an event. All
 processes apply the same events in the same order, so that their host state stays equal without a
 collective: a rollout's thread must not start one while the training runs.
@@ -31,7 +31,7 @@ from compass_jax.samplers import frames, weights
 from compass_jax.samplers.frames import Message, SamplersError
 from compass_jax.samplers.leader import IDLE_S, Group, Leader, as_array, resolved
 
-NOTE_AFTER = 20  # such waits
+NOTE_AFTER = 20  # waits of IDLE_S before a note
 MEET_S = 300.0  # within which the processes of the training must have met
 
 
@@ -260,6 +260,7 @@ class Pool:
 
     def _take(self, source: queue.SimpleQueue) -> Tree:
         while True:
+            # The wait is split, because an error does not put anything into the queue.
             with contextlib.suppress(queue.Empty):
                 return source.get(timeout=IDLE_S)
             self._raise()

@@ -109,6 +109,7 @@ class RemoteEngine(Engine):
         """Copies rows to the training's devices; each process those of its devices."""
 
         def part(index: Tree) -> np.ndarray:
+            # A row number past the end stands for unset routes, as in RouteBuffer.read.
             some = np.asarray(rows)[index[0]]
             inside = some < len(routes)
             copied = routes[np.where(inside, some, 0)][(slice(None), *index[1:])]
@@ -175,6 +176,7 @@ class RemoteBatcher:
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
         """Queues samples of one prompt, like `Batcher.add`."""
+        # New samples share one prefill of the prompt. A sample with tokens or a draft has its own.
         single = [x for x in requests if columns is None or x.has_tokens or x.draft is not None]
         for request in single:
             self._submit([request], range(request.column, request.column + 1))

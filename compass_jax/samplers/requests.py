@@ -15,8 +15,9 @@ COLUMNS = ("tokens", "logp", "entropy", "versions")
 
 
 def most_samples(slots: int, group: int) -> int:
-    """Returns the most samples that a sampler has at once, `group` of a prompt together: a few more
-    than slots, so that none is empty while the training hears of a finished one.
+    """Returns the maximum number of samples that a sampler has at once, `group` of a prompt
+    together: a few more than slots, so that no slot is empty until the training replaces a finished
+    sample.
     """
     return max(slots + -(-slots // 4), group)
 

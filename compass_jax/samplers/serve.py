@@ -1,8 +1,8 @@
 """A sampler: `compass sample ADDRESS` generates samples for a training run, with the weights that
-the run sends. It may run in several processes, whose first one talks with the training.
+the run sends. It may run in several processes, of which the first one talks with the training.
 
-It keeps nothing that the training does not have: whenever it is lost, or loses the training, its
-unfinished samples start again elsewhere, or here when the training is back.
+It holds no state that the training lacks. If the sampler or its connection is lost, its unfinished
+samples start again in another sampler, or in this one when the training is back.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ COUNTERS = tuple(asdict(RolloutStats()))
 
 
 class Link:
-    """The connection with the training, of the sampler's first process. It connects again whenever
-    the training is back, for up to `patience_s` seconds.
+    """The connection with the training, of the sampler's first process. It reconnects after a loss,
+    and gives up after `patience_s` seconds without the training.
     """
 
     def __init__(self, address: tuple[str, int], patience_s: float):
@@ -71,7 +71,7 @@ class Link:
             self.send(Message("alive"))
 
     def receive(self, wait: bool) -> list[bytes]:
-        """Returns the messages that have come; to `wait` is to wait a while for the first."""
+        """Returns the messages that have come; with `wait`, waits a while for the first."""
         if self._connection is None:
             self._connect()
         messages = []
@@ -83,7 +83,7 @@ class Link:
             return messages
 
     def send(self, message: Message) -> None:
-        """Sends a message; one that is lost with the training is of no use to it."""
+        """Sends a message, or drops it without a connection: lost samples start again anyway."""
         with self._sending:
             connection = self._connection
             if connection is not None:
@@ -154,7 +154,7 @@ class SamplerLoop:
         self._end()
 
     def run(self) -> None:
-        """Works until the training ends. Raises SamplersError if it does not come."""
+        """Serves the training until it ends. Raises SamplersError if it cannot be reached."""
         self._note("waiting for the training")
         try:
             while self._tick():
@@ -180,6 +180,7 @@ class SamplerLoop:
         if self._link is not None:
             busy = self._batcher is not None and self._batcher.busy
             parts = self._link.receive(wait=not busy)
+            # int64 [1 + count]: the count of messages and the size of each. The messages follow.
             sizes = np.array([len(parts), *map(len, parts)], np.int64)
             payload = sizes.tobytes() + b"".join(parts)
         payload = all_gather_bytes(payload)[0]
@@ -248,6 +249,7 @@ class SamplerLoop:
             self._next = self._client.pull(self._structs, plan, fields["first"])
         except (jax.errors.JaxRuntimeError, SamplersError) as error:
             failure = str(error)
+        # Failures are exchanged, because all processes must take the same branch below.
         failures = [x.decode() for x in all_gather_bytes(failure.encode()) if x]
         if failures:
             # most likely the training was lost; else it offers the weights to a new connection
@@ -349,6 +351,8 @@ class SamplerLoop:
             return {}
         config, size = self._engine.config, share(self._engine.config)
         routes, items = dict[int, np.ndarray](), list(requests.items())
+        # Rows and lengths are padded to a few sizes, each of which is a program. The padding row
+        # is out of range.
         for at in range(0, len(items), size):
             part = items[at : at + size]
             longest = max(len(x.tokens) for _, x in part)
@@ -371,6 +375,7 @@ def _outward(host: str) -> str:
         return probe.getsockname()[0]
 
 
+# The store is donated, so that a row can be written in place.
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _stored(engine: Engine, store: Tree, row: Tree, routes: Tree) -> Tree:
     return lay(engine.placement, store.at[row].set(routes), "batch")

@@ -1,4 +1,4 @@
-"""What a sampler has to know of a run, as the training sends it."""
+"""The settings that a sampler receives from the training."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class WeightServer:
         place = f"{host}:0"
         self._server = transfer.start_transfer_server(jax.local_devices()[0].client, place, [place])
         self.address: str = self._server.address()
-        self._offered: dict[int, list[jax.Array]] = {}  # transfer -> arrays that may not be pulled
+        self._offered: dict[int, list[jax.Array]] = {}  # transfer -> arrays on offer
 
     def offer(self, tree: Tree, plan: Plan, first: int) -> None:
         """Lets a sampler pull by `plan`; process p's leaf n has the number first + p * leaves + n.
@@ -180,6 +180,7 @@ class WeightClient:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
     def _wait(self, arrays: Sequence[Tree], process: int) -> None:
+        # Polled, because block_until_ready has no timeout.
         limit = time.monotonic() + LEAF_S
         while not all(x.is_ready() for x in arrays):
             if time.monotonic() > limit:
@@ -202,6 +203,7 @@ def _struct(x: jax.ShapeDtypeStruct, piece: Bounds, device: jax.Device) -> jax.S
 
 def _shard(pieces: dict[Bounds, jax.Array], need: Bounds, device: jax.Device) -> jax.Array:
     """Returns the part `need` of a leaf, on `device`."""
+    # A piece of the training may be larger than the shard, and another device may have pulled it.
     piece = need if need in pieces else next(p for p in pieces if contains(p, need))
     part = pieces[piece]
     if piece != need:

@@ -1,4 +1,4 @@
-"""Compilation beside the first rollout: training programs compile in a thread while the rollout's
+"""Compilation during the first rollout: training programs compile in a thread while the rollout's
 programs compile and run, so that the first step waits for neither.
 """
 

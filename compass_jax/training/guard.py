@@ -53,12 +53,11 @@ def _is_audited(score: Score) -> bool:
 
 
 class Guard:
-    """The numbers of the latest steps, and what the guard has seen in them; all of it is in the
-    checkpoint.
+    """The numbers of the latest steps and the failures found in them; all are in the checkpoint.
 
-    `level` is that of one test (rl.guard.false_alarms over the number of tests of the run).
-    `parted` is the step after which reward and gold label were seen to part, 0 before; `ended` says
-    that the run ended there with an earlier policy.
+    `level` is the level of one test (rl.guard.false_alarms over the number of tests of the run).
+    `parted` is the step after which reward and gold label were found to part, 0 before. `ended` is
+    true if the run ended there with an earlier policy.
     """
 
     def __init__(
@@ -70,10 +69,11 @@ class Guard:
         steady: bool = False,
     ):
         """Creates a guard of a run of `steps` steps. `tell` prints the first notice of a kind;
-        `steady`: the choice of prompts holds the mean reward, so that it says nothing by standing
-        still.
+        `steady`: the choice of prompts keeps the mean reward near a constant, so that a constant
+        one is no sign of a failure.
         """
         self.config, self._rewards, self._tell, self._steady = config, rewards, tell, steady
+        # A run makes at most one test a step, from the first full window on; they share the level.
         self.level = config.false_alarms / max(steps - config.window + 1, 1)
         self._means: list[float] = []
         self._audits: list[Audit] = []

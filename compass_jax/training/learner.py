@@ -1,5 +1,5 @@
 """The learner: scores a rollout at the parameters before its first update, then updates them. It
-takes arrays only, without prompts, files or engine, so it is a library of its own:
+takes arrays only, without prompts, files or engine, so other programs can use it as a library:
 
     model = Transformer(config.model, config.compute)
     learner = Learner.start(LearnerConfig(), model, init_params(config.model, config.compute, key))
@@ -178,6 +178,7 @@ class Learner:
         scored.skipped = self._unread(scored, () if trace is None else trace.rows)
         counts = [len(self._trained(scored, rows)) for rows in self.updates]
         total = sum(len(self._all(scored, rows)) for rows in self.updates)
+        # With one pass, the first update's forward passes give scores and gradient, and count once.
         self._done, self._planned = 0, total + sum(counts) * epochs - one_pass * counts[0]
         parts = self._score_rows(scored, later if one_pass else self.updates, stopped)
         scored_s = time.perf_counter() - started
@@ -187,6 +188,7 @@ class Learner:
             self._score_and_differentiate(scored, first, parts, stopped) if one_pass else None
         )
         self._account(scored, parts)
+        # Advantages depend on the old policy only, so those of later updates are known by now.
         prepared = [(rows, *self.prepare(scored, rows)) for rows in self.updates]
         self.advantage = np.concatenate([x.of_responses() for _, x, _ in prepared])
         if trace is not None:
@@ -202,7 +204,7 @@ class Learner:
             first_gradient = None
             updates.append(diagnostics)
             optimizer_metrics.append(self._take(total))
-            del total
+            del total  # frees the gradient's memory before the next update
         if ratios is not None:
             ratios.finish(self.algorithm.objective, self.model.columns)
         accounts = [
@@ -313,9 +315,9 @@ class Learner:
         prepared, _ = self.prepare(scored, rows)
         is_filled = scored.arrays.lengths[rows] > 0
         idle = is_filled & ~np.any(prepared.mask & (prepared.advantage != 0), axis=1)
-        # Some fill the last micro-batch with a gradient, which else would be padded or have a
-        # shape of its own to compile. Where no row has a gradient they are a whole one, so that the
-        # optimiser takes its step.
+        # Some idle rows fill the last micro-batch with a gradient, which would otherwise be padded
+        # or have another shape to compile. If no row has a gradient, they form a whole micro-batch,
+        # so that the optimiser takes its step.
         trained, full = int(np.sum(is_filled & ~idle)), self._rows_of(self._rows_multiple)
         spare = -trained % full if trained else full
         idle[np.flatnonzero(idle)[:spare]] = False
@@ -357,6 +359,7 @@ class Learner:
             logp, entropy, used_routes, diagnostics = self._score(self.params, inputs)
             self._keep(scored, micro, inputs, logp, entropy)
             if self._replay == "R2":
+                # This pass replays no routes, so its replay metrics have no meaning.
                 assert scored.routes is not None
                 scored.routes = record_routes(scored.routes, micro, used_routes)
                 diagnostics = {
@@ -370,6 +373,7 @@ class Learner:
         put_rows(scored.old_logp, micro, logp)
         put_rows(scored.old_entropy, micro, entropy)
         if scored.ref_logp is not None:
+            # The recorded routes are choices of the trained policy; the reference routes live.
             live = inputs._replace(routes=None)
             put_rows(scored.ref_logp, micro, self._score(self.reference, live)[0])
 
@@ -428,16 +432,20 @@ class Learner:
             )
             total = step.add(total, grads)
             del grads, pullback  # frees their memory before the next forward and backward
+            # Without routes, which the comparison below does not read: their memory is freed.
             batches.append((micro, inputs._replace(routes=None), batch._replace(routes=None)))
             diagnostics.append(part)
             parts.append(step.router_diagnostics(aux))
             self._advance(diagnostics)
+        # The load-balancing loss is scaled by a micro-batch's share of these tokens, so every
+        # micro-batch must have seen the same number.
         if len(tokens) == 1 and all(
             same_numbers(batch, update_batch(scored, micro, inputs, prepared, rows.start))
             for micro, inputs, batch in batches
         ):
             return total, merge_diagnostics(diagnostics)
         finite = np.isfinite(scored.old_logp).all() and np.isfinite(scored.old_entropy).all()
+        # If all scores are finite, the objective combines responses and would do so in every step.
         self._one_pass = not finite
         return None
 
@@ -447,6 +455,7 @@ class Learner:
         """Computes the gradient of one update of scored rows, and its diagnostics."""
         total = None
         parts: list[Diagnostics] = []
+        # Those of `batches`, in the same order, for the trace.
         micros = iter(self._trained(scored, rows))
         for batch in stoppable(stopped, self.batches(scored, rows, prepared), parts):
             grads, diagnostics, logp = step.gradients(
@@ -585,6 +594,7 @@ class Learner:
         if chip is None:
             return {}
         devices = 1 if self.model.placement is None else self.model.placement.mesh.size
+        # A backward pass has twice the operations of a forward pass.
         flops = 3 * self.update_settings.epochs * forward_flops(self.model.config, lengths)
         return {"train/mfu": flops / (seconds * devices * chip.device_flops)}
 

@@ -1,7 +1,7 @@
 """The RL loop: prompts -> rollout (scored as samples finish) -> old log-probs -> updates -> weight
 sync -> checkpoint.
 
-A group is all samples of one prompt: `group_size` of them, more where it is grown. A step policy
+A group is all samples of one prompt: `group_size` of them, or more after growth. A step policy
 (experience/step_policies/) decides which groups a step trains on and which samples are still
 missing. Routes are the experts that a router chose for each token.
 
@@ -138,6 +138,7 @@ class RLTrainer:
         self.config, self.rl = config, config.rl
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
         guard = config.rl.guard
+        # `fall_back` needs a checkpoint from before the guard's window.
         reach = guard.window if guard.action == "restore" else 0
         self.checkpoints = Checkpoints(
             config.directory, config.model, config.keep_checkpoints, reach
@@ -262,7 +263,7 @@ class RLTrainer:
         drafts = newest.meta().get("drafts")
         if drafts:
             abstract["drafts"] = abstract_drafts(drafts)
-        # a checkpoint of adapters does not have their base
+        # A checkpoint of adapters does not have their base.
         frozen = first_parameters(config, model) if config.lora.acts else None
         if frozen is not None:
             check_base(newest.path, newest.meta(), frozen)
@@ -297,7 +298,7 @@ class RLTrainer:
     def _restore_in_flight(self, state: dict, arrays: JsonObject, path: str) -> None:
         routes = self.engine.adopt(arrays.get("routes"))
         if routes is not None:
-            # the last rows are of stored groups without routes
+            # The last rows are of stored groups without routes.
             lengths = np.asarray(arrays["lengths"])[: len(routes)]
             check_recorded_routes(lengths, routes, self.config.model, path)
             arrays = {**arrays, "routes": routes}
@@ -317,9 +318,11 @@ class RLTrainer:
         """Writes checkpoint `done_steps`, with the unfinished samples; in the background unless
         `wait`.
         """
+        # With rl.one_step_off a thread may still be changing the buffer.
         self._await_rollout()
         self.telemetry.phase("saving")
         arrays: JsonObject = {"state": stack(self.learner.state)}
+        # The reference of adapters is their base, which init_from names.
         if self.learner.reference is not None and self.learner.frozen is None:
             arrays["reference"] = stack(self.learner.reference)
         if not self.buffer.empty:
@@ -565,6 +568,7 @@ class RLTrainer:
             return metrics
         self._end_step()
         abandoned = threading.Event()
+        # The step in training is done_steps + 1, so the next rollout is of the step after it.
         rollout = self._rollout(self.done_steps + 2, abandoned.is_set)
         thread = ThreadPoolExecutor(1, "rollout")
         self.ahead = thread.submit(rollout)
@@ -579,7 +583,7 @@ class RLTrainer:
             return metrics
         self._await_rollout()
         error = self.ahead.exception()
-        # a VerifierError is raised by the next step: this one is complete
+        # A VerifierError is raised by the next step: this one is complete.
         if error is not None and not isinstance(error, VerifierError):
             raise error
         return {**metrics, "time/rollout_wait_s": self._waited_s}
@@ -590,9 +594,10 @@ class RLTrainer:
         return self.config.samplers.acts and not self.config.samplers.lockstep
 
     def _await_rollout(self) -> None:
-        """Waits for the rollout that runs beside the training, if any."""
+        """Waits for the rollout that runs during the training, if any."""
         started = time.perf_counter()
         if self.ahead is not None:
+            # Waits without raising: `_collect` and `_train` raise the rollout's error.
             self.ahead.exception()
             self._waited_s += time.perf_counter() - started
 
@@ -602,6 +607,7 @@ class RLTrainer:
         """Returns a function that collects the groups of step `number` under the current policy, or
         continues to, and returns its metrics; None where `stopped` came first.
         """
+        # Read now: with rl.one_step_off the updates change the version while the rollout runs.
         params, version = self.decode, self.learner.version
         last = number >= self.stage.end
 
@@ -631,6 +637,7 @@ class RLTrainer:
         reward and gold label parted, or with the policy that it started from; returns its step.
         """
         config, model = self.config, self.learner.model
+        # A checkpoint may still be being written in the background.
         self.checkpoints.wait()
         step = checkpoint.latest(config.directory, self.guard.last_sound)
         if step is None:
@@ -640,6 +647,7 @@ class RLTrainer:
             fresh = placed_structs(
                 jax.eval_shape(self._fresh_arrays), config.model, model.placement
             )
+            # Only the state: the reference and the base of adapters are never updated.
             abstract = {"state": fresh["state"]}
             path = checkpoint.find(config.directory, step)
             arrays = checkpoint.restore(path, abstract, model=config.model, subset=True)[1]
@@ -669,6 +677,7 @@ class RLTrainer:
 
         warns: whether to warn of uninformative rewards, which may end the run.
         """
+        # With rl.one_step_off a thread may still be sampling on the engine.
         self._await_rollout()
         self.telemetry.phase("evaluation")
         evaluation = evaluate(

@@ -108,8 +108,8 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
 
 
 def _clip_matters(objective: Objective) -> bool:
-    """Returns whether somebody chose a clip: GRPO with its usual one is a policy gradient without
-    it, and meant to be.
+    """Returns whether a clip without effect is likely to be a mistake. It is none for GRPO with the
+    default clip, which is then the plain policy gradient.
     """
     usual = Grpo()
     clips = ("clip_low", "clip_high", "dual_clip")
@@ -258,11 +258,9 @@ class Notices:
         self._config, self._tell = config, tell
         self._printed = set() if printed is None else printed
         self._lengths: list[np.ndarray] = []
-        self._looked, self._begins = (
-            False,
-            done_steps == 0,
-        )  # whether a rollout's rewards were checked
-        # called by a warning about uninformative rewards, where it has to end the run
+        # whether a rollout's rewards were checked, and whether the run is new
+        self._looked, self._begins = False, done_steps == 0
+        # called by a warning about uninformative rewards if it must end the run
         self.end: Callable[[], None] | None = None
         self.ended = False
 
@@ -288,12 +286,11 @@ class Notices:
         reward/unverified_groups    groups without a known reward: advantage 0, weight 0, in no
                                     denominator
         reward/gap_violations       with shaping: pairs of rewards that differ by less than
-                                    rewards.smallest_gap, or, without it, than the penalties'
-                                        sum, so
-                                    that a penalty may reverse them
+                                    rewards.smallest_gap, or, without it, than the penalties' sum,
+                                    so that a penalty may reverse them
         reward/extracted_frac       share of judged responses with an answer
-        groups/<kind>_frac          share of groups of each kind (experience/judged.py); they
-            sum to 1
+        groups/<kind>_frac          share of groups of each kind (experience/judged.py); they sum
+                                    to 1
         """
         known = [[s.reward for s in group.scores if s.known] for group in groups]
         scores = [group.scores for group in groups]

@@ -62,6 +62,7 @@ def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
     )
     if not config.warmup_steps:
         return main
+    # Update n, from 1, has n / (warmup_steps + 1) of the peak.
     first = config.learning_rate / (config.warmup_steps + 1)
     return optax.join_schedules(
         [optax.linear_schedule(first, config.learning_rate, config.warmup_steps), main],
@@ -133,6 +134,7 @@ def init_state(params: Tree, config: OptimConfig, total_steps: int) -> TrainStat
     with jax.numpy_dtype_promotion("standard"):
         opt_state = make_optimizer(config, total_steps).init(params if master is None else master)
     opt_state = opt_state if master is None else WithMaster(opt_state, master)
+    # Three separate arrays, because a buffer cannot be donated twice.
     return TrainState(jax.tree.map(jnp.copy, params), opt_state, zero, zero + 0, zero + 0)
 
 
@@ -156,13 +158,16 @@ def update(
     """Runs one update with the gradient clipped to `clip_grad_norm`. A gradient with NaN or
     infinity changes only the counters.
     """
+    # One test for all leaves: a NaN or an infinity in any of them is in the norm, too.
     norm = global_norm(grads)
     finite = jnp.isfinite(norm)
     scale = jnp.where(
         finite, jnp.minimum(1.0, config.clip_grad_norm / jnp.maximum(norm, 1e-12)), 0.0
     )
     has_master = isinstance(state.opt_state, WithMaster)
+    # With a master copy the update is that of the master; the model gets its rounded values below.
     moments, params = state.opt_state if has_master else (state.opt_state, state.params)
+    # The gradient was summed in at least float32; the optimiser computes in the type of `params`.
     grads = jax.tree.map(
         lambda g, p: jnp.where(finite, g * scale.astype(g.dtype), jnp.zeros((), g.dtype)).astype(
             p.dtype

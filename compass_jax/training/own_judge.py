@@ -74,9 +74,10 @@ class OwnJudge:
         """
         tokens = rollout.response[-VERDICT_TOKENS:]
         starts = range(len(tokens))
+        # A token may hold a line break and more, so the line is found in the text of each suffix.
         lines = ((i, self._tokenizer.decode(tokens[i:]).rstrip()) for i in starts)
         start = next((i for i, text in lines if "\n" not in text), 0)
-        # rounded: it differs by rounding errors with what is asked beside it
+        # Rounded, because its last digits depend on the other questions of the batch.
         return round(float(rollout.entropy[-len(tokens) :][start:].max()), 4)
 
 

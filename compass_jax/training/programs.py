@@ -43,6 +43,7 @@ def training_programs(
             *programs, backward = lister.micro_batch(length, count, prepare)
             yield from [*programs, backward]
     assert backward is not None  # a configuration has at least one bucket
+    # Gradients have the same shapes for every micro-batch, so the last program stands for all.
     grads, total = Result(backward), Result(backward, summed)
     yield Program("add", step.accumulate, (total, grads))
     keywords = {"config": config.updates.optim, "total_steps": config.updates.total_updates}
@@ -97,6 +98,8 @@ class _Lister:
         """Yields the programs that `count` rows of one bucket, or packed ones, run through."""
         model, tokens = self.model, self._host((count, length), jnp.int32)
         lengths, mode = self._host((count,), jnp.int32), self.config.algorithm.replay
+        # A struct is only a shape and a dtype, so `tokens` also stands for segments, rows and
+        # positions, and `lengths` for row numbers.
         segments = tokens if self.config.updates.packed_row_tokens else None
         predicted = self._host((count, length), jnp.bool_)
         all_routes = self._all_routes() if mode != "off" else None

@@ -34,6 +34,7 @@ class Pullback:
         pullback.
         """
         leaves, structure = jax.tree.flatten(pullback)
+        # Within one trace, a residual that is a parameter is the same Python object.
         index = {id(x): i for i, x in enumerate(jax.tree.leaves(params))}
         residuals: list[Tree] = []
         places = []

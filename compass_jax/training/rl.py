@@ -91,7 +91,7 @@ def run_rl(
             telemetry.note(line)
         printed: set[str] = set()
         result: JsonObject = {"stopped": False, "steps": -1}
-        # a stage ends in a checkpoint, and the next one begins like a resumed run
+        # A stage ends in a checkpoint, and the next one begins like a resumed run.
         while not result["stopped"] and "evaluation" not in result:
             result = _run_stage(
                 config, scorer, stop, telemetry, strict, printed, enough, profile_steps, pool
@@ -145,7 +145,8 @@ def _run(
     )
     try:
         return _run_steps(trainer, steps, telemetry, stop, enough)
-    except VerifierError:  # once it is mended the same command goes on
+    except VerifierError:
+        # Saved, so that the same command continues after the verifier is repaired.
         trainer.save()
         raise
 
@@ -161,7 +162,7 @@ def _run_steps(
     metrics: dict[str, float] = {}
     evaluated: _Evaluated | None = None
     if trainer.evaluated and config.evaluation.start and not trainer.done_steps:
-        # the first rollout warns of rewards that say nothing
+        # The first rollout warns of uninformative rewards.
         evaluated = _evaluate(trainer, warns=False)
         telemetry.note(f"before the first step, {evaluated.result.line()}")
         _keep_evaluation(trainer, evaluated, EVALUATION_START)
@@ -174,17 +175,18 @@ def _run_steps(
             try:
                 evaluated = _evaluate(trainer)
             except VerifierError:
+                # The step is complete: only its evaluation failed.
                 telemetry.log(step, metrics)
                 raise
             telemetry.note(f"step {step}, {evaluated.result.line()}")
             metrics |= evaluated.result.metrics()
         now = time.perf_counter()
         metrics["time/step_s"], began = now - began, now
-        # the same line wherever the run ends: the final evaluation is not in it
+        # Without the final evaluation, so that the line is the same wherever the run ends.
         telemetry.log(step, metrics, trainer.histograms)
         _act_on_parting(trainer, telemetry)
         if trainer.guard.ended:
-            evaluated = None  # it was of another policy
+            evaluated = None  # it measured the policy that was replaced
         finished = enough() or trainer.guard.ended
         if (
             step == trainer.stage.end

@@ -37,7 +37,7 @@ class SampleLog:
         self._telemetry = telemetry
 
     def trace(self, groups: int) -> TokenTrace | None:
-        """Returns the recorder of the logged groups' tokens; None where they are not logged."""
+        """Returns the recorder of the logged groups' tokens; None if tokens are not logged."""
         size, logged = self._capacity, evenly_spaced(groups, self._log.groups)
         if not logged or not self._log.tokens:
             return None

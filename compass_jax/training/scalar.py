@@ -107,6 +107,7 @@ class ScalarTrainer(SFTTrainer):
                 tokens[side, n, : len(ids)], lengths[side, n] = ids, len(ids)
         gold = np.array([pair.gold for pair in examples], np.int32)
         weight = np.full(len(examples), 1 / len(examples), np.float32)
+        # A pair's answers share a micro-batch, so both get the bucket of the longer one.
         for micro in self.planned(lengths.max(0), rows=2):
             t, sizes = (
                 np.concatenate([take_rows(x, micro.rows, micro.length) for x in sides])
@@ -145,6 +146,7 @@ def pair_gradients(
         losses = jnp.sum(weight * pair_losses(candidate, anchor, gold))
         total = losses
         if aux is not None:
+            # The weights of an update sum to 1: their sum here is the micro-batch's share.
             balance = step.load_balancing_loss(aux, model.config.mixture.top_k)
             total += (aux_coef * jnp.sum(weight) * balance).astype(total.dtype)
         return total, (losses, candidate - anchor, aux)

@@ -66,6 +66,7 @@ def _packed_sequences(arrays: StepArrays, micro: MicroBatch, routes: Array | Non
     assert micro.packing is not None
     sequence, position = micro.packing.sources()
     real = sequence >= 0
+    # For padding the index -1 reads some other row; `real` replaces the result.
     rows = micro.rows[sequence]
     tokens: Tree = np.where(real, arrays.tokens[rows, position], 0)
     predicted: Tree = real & arrays.mask[rows, position]

@@ -110,7 +110,7 @@ class SFTTrainer:
             self.state: TrainState = place(
                 optim.init_state(tree, self.sft.optim, self.sft.steps), config.model, placement
             )
-            # steps that were logged by a run killed before its first checkpoint
+            # Drops the lines of a run that was killed before its first checkpoint.
             self.telemetry.restore(None)
             return
 
@@ -121,7 +121,7 @@ class SFTTrainer:
             return {"state": optim.init_state(tree, self.sft.optim, self.sft.steps)}
 
         abstract = placed_structs(jax.eval_shape(fresh), config.model, placement)
-        # a checkpoint of adapters does not have their base
+        # A checkpoint of adapters does not have their base.
         self.frozen = first_parameters(config, self.model) if config.lora.acts else None
         if self.frozen is not None:
             check_base(saved.path, saved.meta(), self.frozen)
@@ -166,6 +166,7 @@ class SFTTrainer:
             try:
                 diagnostics, applied = self._update(examples)
             except TrainingStopped:
+                # The update did not happen, so its examples come again in the resumed run.
                 self.stream.restore(before)
                 return
             optim.check_divergence(

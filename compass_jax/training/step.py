@@ -103,6 +103,8 @@ def _within(
     """Returns (positions that start at 0 in each segment, `mask` without each segment's last
     token).
     """
+    # The rolls wrap around and compare a row's first token with its last. If both are of one
+    # segment, its start is 0 all the same, and `mask` leaves out the row's last token already.
     begins = segments != jnp.roll(segments, 1, axis=1)
     start = jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)
     return positions - start, mask & (segments == jnp.roll(segments, -1, axis=1))
@@ -144,6 +146,7 @@ def forward_and_pullback(
 def unpack(values: Float[Array, "p m"], places: Places, length: int) -> Float[Array, "b {length}"]:
     """Returns the values of each sequence from rows that several share, with zeros past its end."""
     token = jnp.arange(length, dtype=jnp.int32)[None]
+    # Positions past the row's end are clipped; the next line replaces their values.
     of_tokens = values.at[places.row[:, None], places.start[:, None] + token].get(mode="clip")
     return jnp.where(token < places.size[:, None], of_tokens, jnp.zeros_like(of_tokens))
 
@@ -288,6 +291,7 @@ def _objective_gradient(
         total = -jnp.sum(per_token)
         diagnostics = {**diagnostics, "loss": (jax.lax.stop_gradient(total),)}
         if objective.router_aux_coef and aux is not None:
+            # The gradient reaches the router through `probs`; the load is a count without gradient.
             balance = load_balancing_loss(aux._replace(probs=probs), shape.mixture.top_k)
             total = total + (objective.router_aux_coef * share * balance).astype(total.dtype)
         return total, diagnostics
@@ -391,5 +395,6 @@ def router_diagnostics(aux: RouterStats | None) -> Diagnostics:
     return {
         "replay/flip_frac": (jnp.sum(aux.flips), tokens),
         "replay/unset_frac": (jnp.sum(aux.unset), tokens),
+        # Weighted by tokens, so that merged micro-batches give the mean over tokens.
         "moe/load_max_over_mean": (jnp.mean(load) * tokens, tokens),
     }

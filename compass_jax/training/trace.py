@@ -72,6 +72,7 @@ class TokenTrace:
                 if row in at:
                     logp[i, :length] = numbers[at[row], :length]
         self._seen = []
+        # The objective computes ratio and clip itself, since its ratio may be of a group of tokens.
         old, entropy, advantage = (self.values[x] for x in ("logp", "entropy", "advantage"))
         inputs = (logp, old, entropy, advantage, self.mask, self._groups)
         ratio, clipped = jax.device_get(_clip(*inputs, objective, vocab_size))

@@ -1,4 +1,4 @@
-"""What a run trains: the whole model, or adapters beside a frozen base (LoRA, arXiv 2106.09685).
+"""The trained part of a model: all of it, or adapters of a frozen base (LoRA, arXiv 2106.09685).
 
 `TrainState.params`, its optimiser, its gradients and its checkpoints have the trained tree alone;
 this module alone knows how it becomes the model's parameters.

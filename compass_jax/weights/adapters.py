@@ -22,8 +22,8 @@ PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def adapter_meta(lora: LoRAConfig, init_from: str, frozen: Tree | None) -> JsonObject:
-    """Returns what a checkpoint says of its adapters: their settings, and the base's place and
-    fingerprint; empty for a run that trains all weights.
+    """Returns the entry of a checkpoint's meta about its adapters: their settings, and the base's
+    path and fingerprint; empty for a run that trains all weights.
     """
     if frozen is None:
         return {}

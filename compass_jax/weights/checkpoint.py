@@ -112,6 +112,7 @@ def restore(
         else ocp.ArrayRestoreArgs(sharding=shardings[k], dtype=x.dtype, global_shape=x.shape)
         for k, x in stored.items()
     }
+    # Arrays without elements are in no checkpoint (orbax refuses them), so they are made here.
     flat = {k: jnp.zeros(x.shape, x.dtype) for k, x in requested.items() if not x.size}
     flat = {k: x if shardings[k] is None else put(x, shardings[k]) for k, x in flat.items()}
     try:

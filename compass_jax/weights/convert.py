@@ -49,6 +49,7 @@ def import_hf(
     source, out = Path(source), Path(out)
     if checkpoint.latest(out) is not None:
         raise WeightsError(f"{out} already holds a checkpoint: choose another folder, or remove it")
+    # Called for its error, before anything is written.
     carried_files(source)
     config = read_hf_config(source, family)
     for notice in import_notices(read_headers(source), config):

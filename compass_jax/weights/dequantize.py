@@ -1,4 +1,4 @@
-"""Weights in fewer bits than a float of the model, dequantised as they are read.
+"""Weights in fewer bits than a float of the model, dequantised when they are read.
 
 FP8: e4m3 values with one scale for each block of 128 x 128 (DeepSeek-V3, arXiv 2412.19437, section
 3.3.2; Qwen3's FP8 folders). MXFP4: e2m1 values, two in a byte, with one power of two for each 32
@@ -77,6 +77,7 @@ def refuse_quantized(folder: str | Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def _fits_fp8(values: Stored, scales: Stored) -> bool:
+    # At least two axes, so that the shape of a vector can be unpacked too.
     *lead, rows, columns = (0, 0, *values.shape)[-max(2, len(values.shape)) :]
     blocks = (*lead, -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
     is_scale = scales.dtype in DTYPES.values() and scales.shape == blocks
@@ -116,7 +117,7 @@ class Fp8(Encoding):
     scales: Stored
 
     def open(self, handle: Any) -> Any:
-        """Returns the tensor in float32, read where it is indexed."""
+        """Returns the tensor in float32; indexing it reads the values."""
         bits = np.memmap(self.file, np.uint8, "r", self.start, self.shape)
         if self.scales.file == self.file:
             return _Fp8Slice(bits, self._scales(handle))
@@ -137,6 +138,7 @@ class _Fp8Slice:
         blocks = np.arange(self.scales.shape[-2])
         scales = self.scales[np.ix_(*lead, blocks, columns // FP8_BLOCK)]
         values = np.take(_E4M3, self.bits[index])
+        # Scaled one block of rows at a time, so that the scales never take the size of the values.
         ends = np.searchsorted(rows // FP8_BLOCK, blocks, side="right")
         for block, (first, last) in enumerate(itertools.pairwise((0, *ends))):
             values[..., first:last, :] *= scales[..., block : block + 1, :]
@@ -156,7 +158,7 @@ class Mxfp4(Encoding):
     exponents: Stored
 
     def open(self, handle: Any) -> Any:
-        """Returns the tensor in float32, read where it is indexed."""
+        """Returns the tensor in float32; indexing it reads the values."""
         blocks = handle.get_slice(self.name)
         with open_file(self.exponents.file) as other:
             exponents = other.get_tensor(self.exponents_name)
@@ -176,6 +178,7 @@ class _Mxfp4Slice:
         packed = self.blocks[chosen, outputs]
         values = np.empty((*packed.shape[:-1], MXFP4_BLOCK), np.float32)
         values[..., 0::2], values[..., 1::2] = _E2M1[packed & 15], _E2M1[packed >> 4]
+        # A stored exponent has a bias of 127 (E8M0).
         powers = self.exponents[chosen, outputs].astype(np.int32) - 127
         wide = np.ldexp(values, powers[..., None])
         return wide.reshape(*wide.shape[:2], shape[1])[:, :, inputs].transpose(0, 2, 1)

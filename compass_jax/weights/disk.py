@@ -32,8 +32,9 @@ def told_once() -> Iterator[None]:
     """Suppresses reports of orbax and tensorstore threads about an error that is also raised.
 
     orbax logs it with tracebacks, even after the block, because a save continues in the background;
-    asyncio logs orbax's tasks and futures whose error nobody read, and Python warns of coroutines
-    that orbax then never awaits. tensorstore reports to an event loop that is already closed.
+    asyncio logs orbax's tasks and futures whose error was not retrieved, and Python warns of
+    coroutines that orbax then never awaits. tensorstore reports to an event loop that is already
+    closed.
     """
     warnings.filterwarnings("ignore", _NEVER_AWAITED, RuntimeWarning)
     logging.getLogger("absl").addFilter(_not_of_orbax)

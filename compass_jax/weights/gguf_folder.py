@@ -231,6 +231,7 @@ def _llama3_scaling(file: GGUFFile, raw: JsonMapping) -> JsonObject:
     original = 8192
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     wavelength = 2 * math.pi * raw["rope_theta"] ** (np.arange(factors.size) / factors.size)
+    # Low frequencies are divided by the whole factor.
     largest = float(factors.max())
     smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
     expected = 1 / ((1 - smooth) / largest + smooth)
@@ -288,6 +289,7 @@ def _counts(file: GGUFFile, places: Mapping[str, tuple[str, int | None]]) -> dic
     counts = {}
     for name, (stored, expert) in places.items():
         shape = file._tensors[stored].shape
+        # The fastest axis is first, so the expert is the last.
         counts[name] = math.prod(map(int, shape[:-1] if expert is not None else shape))
     return counts
 
@@ -305,6 +307,7 @@ def _tensors(
         values = file.read(stored)
         values = values if expert is None else values[expert]
         heads = next((key for part, key in rotated.items() if part in stored), None)
+        # Of the supported architectures only llama, which includes Mixtral, has reordered rows.
         if llama and heads is not None:
             values = _half_rotation(values, raw[heads])
         yield finite(values, jnp.dtype(dtype), f"{file.path}: tensor {stored}")

@@ -16,8 +16,8 @@ _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _OTHER = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2, _LLAMA3 = _WORDS + r"\p{N}" + _OTHER, _WORDS + r"\p{N}{1,3}" + _OTHER
-# tokenizer.ggml.pre -> the pattern of its words; "" is GPT-2's, "digits" GPT-2's with each digit
-# by itself
+# tokenizer.ggml.pre -> the pattern of its words; "" is GPT-2's, "digits" GPT-2's with every digit a
+# separate word
 SPLITS: Mapping[str, str] = {
     "default": "",
     "gpt-2": "",
@@ -109,7 +109,7 @@ def _byte_level(metadata: JsonMapping, where: str) -> Tokenizer:
     split = SPLITS[name]
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    # Llama 3 takes a word that is a token of its own whole, whatever its merges say
+    # Llama 3 keeps a word whole that is in the vocabulary, whatever its merges say.
     tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=split == _LLAMA3))
     if split in ("", "digits"):
         words: list[Tree] = [pre.Digits(individual_digits=True)] if split else []
@@ -156,7 +156,7 @@ def _sentencepiece(metadata: JsonMapping, where: str) -> Tokenizer:
 
 
 def _merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Returns the pairs of tokens that form a token, by falling score of what they form."""
+    """Returns the pairs of tokens that form a token, ordered by its score, the highest first."""
     pairs = [
         (-scores[number], vocab[token[:at]], vocab[token[at:]], token[:at], token[at:])
         for token, number in vocab.items()

@@ -182,6 +182,7 @@ def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, S
     stored = dequantized(without_extra_layers(stored, config))
     if config.moe is None or not any(name.endswith(FUSED) for name in stored):
         return stored
+    # The family's own tensors are fused: `_Leaf.stored_at` finds the experts in them.
     if find(config.family).tensor("moe.gate").fused:
         return stored
     family, tensors = find(config.family), dict(stored)
@@ -272,6 +273,7 @@ def _read_block(
                 tensor = place.read(handle, name, part)
                 tensor = finite(tensor, dtype, f"{file}: tensor {name}")
                 tensor = tensor.T if leaf.tensor.transposed else tensor
+                # Rows beyond those of the folder stay zero.
                 block[at][tuple(map(slice, tensor.shape))] = tensor
     return block
 
@@ -315,6 +317,7 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
         )
         problems.append(f"{folder} lacks {_some(missing)}, which the model needs{hint}")
     extra = [name for name in stored if name not in expected]
+    # A folder of a tied model may have the head too, as a copy of the embedding.
     if config.tie_embeddings and head in extra and embedding in stored:
         if not same_tensor((head, stored[head]), (embedding, stored[embedding])):
             problems.append(
@@ -363,6 +366,7 @@ def stored_dtype(folder: str | Path, config: ModelConfig, vocab_rows: int | None
     kinds = {stored[name].dtype for leaf in leaves for name in leaf.names.flat}
     if len(kinds) == 1:
         return kinds.pop()
+    # float32 holds every float16 and every bfloat16, which do not hold each other.
     return "float64" if "float64" in kinds else "float32"
 
 
@@ -400,6 +404,7 @@ def save_params(
                 f"parameter {'/'.join(leaf.path)} has shape {tuple(value.shape)}, the model has"
                 f" {leaf.spec.shape}"
             )
+    # Called for its error, before anything is written.
     carried_files(tokenizer_from)
     ids = {} if tokenizer_from is None else find_token_ids(tokenizer_from)
     if isinstance(ends := ids.get("eos_token_id"), list):  # only ids that the model can emit
@@ -409,6 +414,7 @@ def save_params(
     files = _files(leaves, dtype, shard_bytes or min(max(total // 16, 2**28), 4_000_000_000))
     number, count = process_index_and_count()
     own_files = dict(list(files.items())[number::count])
+    # In the order of `own_files`, as `write_files` needs them.
     tensors = _tensors(leaves, flat, dtype, {x for names in own_files.values() for x in names})
     with new_folder(folder, total, replace) as temporary:
         in_every_process(lambda: write_files(temporary, own_files, tensors))
@@ -441,6 +447,7 @@ def _tensors(
     """
     groups: dict[str, list[tuple[_Leaf, Tree]]] = {}  # first tensor -> the leaves in its tensors
     for leaf, value in zip(leaves, values, strict=True):
+        # Leaves that are columns of one fused tensor share its name.
         groups.setdefault(leaf.names.flat[0], []).append((leaf, value))
     for group in groups.values():
         leaf, kind = group[0][0], group[0][0].spec.dtype(dtype)

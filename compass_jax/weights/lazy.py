@@ -51,6 +51,7 @@ def chunk_shape(x: LazyArray) -> list[int]:
     chunk = list(x.shape)
     if len(chunk) >= 3 and x.nbytes > _CHUNK_BYTES:
         chunk[0] = 1
+    # The file's outermost axes are split first, which leaves its contiguous axes whole.
     for axis in x.axes:
         one = math.prod(chunk) // chunk[axis] * x.dtype.itemsize
         chunk[axis] = max(1, min(chunk[axis], _CHUNK_BYTES // one))
@@ -91,7 +92,7 @@ class LazyHandler(ocp.type_handlers.NumpyHandler):
             if refusal is not None:
                 raise refusal
 
-        # orbax's call has collectives of its own, which must have the same order in all processes
+        # orbax's call runs collectives too, and all processes must run them in the same order.
         self.saved.wait()
         in_every_process(finish)
 

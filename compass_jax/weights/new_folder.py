@@ -60,6 +60,7 @@ def _publish(temporary: Path, folder: Path) -> None:
     """Renames the complete folder; moves a folder that it replaces out of the way first."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
+    # A rename cannot replace a folder that is not empty.
     if folder.exists():
         os.rename(folder, old)
     os.rename(temporary, folder)

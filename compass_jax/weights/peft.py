@@ -100,6 +100,7 @@ def write_adapter(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        # PEFT scales by lora_alpha / r: both are multiplied, which keeps the scale.
         "r": times * lora.rank,
         "lora_alpha": times * lora.alpha,
         "lora_dropout": 0.0,
@@ -174,6 +175,8 @@ def _pair(
         block = slice(i * outputs, (i + 1) * outputs)
         rows = slice(i, None, len(parts)) if is_interleaved else block
         a[:, filled] = part.a.swapaxes(1, 2)
+        # [o r e]: PEFT orders the columns of lora_B by rank and then expert, the rows of lora_A by
+        # expert and then rank.
         b[rows, filled] = part.b.transpose(2, 1, 0)
     return {
         f"{_PREFIX}{module}.lora_A.weight": a.reshape(-1, inputs),
@@ -291,6 +294,7 @@ def _merged(
             if name in part.factors
         ]
         if deltas:
+            # In float32: adapters change less than bfloat16 resolves.
             wide = values.astype(np.float32) + sum(deltas)
             values = finite(wide, values.dtype, f"{place.file}: tensor {name} with its adapters")
         yield values

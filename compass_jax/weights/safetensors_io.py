@@ -36,7 +36,7 @@ class Encoding(Protocol):
     label: ClassVar[str]
 
     def open(self, handle: Any) -> Any:
-        """Returns the tensor's values, read where they are indexed, from its open file."""
+        """Returns the tensor's values in its open file; indexing them reads the file."""
 
 
 class Stored(NamedTuple):
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
     encoding: Encoding | None = None
 
     def open(self, handle: Any, name: str) -> Any:
-        """Returns the tensor called `name`, read where it is indexed, from its open file."""
+        """Returns the tensor called `name` in its open file; indexing it reads the file."""
         if self.encoding is not None:
             return self.encoding.open(handle)
         return handle.get_slice(self.tensor or name)
@@ -272,6 +272,7 @@ def _write_file(file: Path, names: Sequence[str], tensors: Iterator[np.ndarray])
     try:
         save_file(shard, file, {"format": "pt"})
     except SafetensorError as error:
+        # The library gives the operating system's error only as text.
         code = int(match[1]) if (match := _OS_ERROR.search(str(error))) else errno.EIO
         raise OSError(code, os.strerror(code)) from error
     with open(file, "rb") as shard_file:

@@ -72,6 +72,7 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
         requested = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), requested, shardings
         )
+    # The request must be nested as the checkpoint's arrays are.
     for key in reversed(prefix):
         requested = {key: requested}
     _, arrays, _ = checkpoint.restore(source, requested, subset=True)
@@ -119,7 +120,7 @@ def _leaf_name(prefix: tuple[str, ...], path: Tree) -> str:
 
 
 def _saved_dtype(manifest: Manifest, prefix: tuple[str, ...], path: Tree, leaf: Tree) -> np.dtype:
-    """Returns the type in which a checkpoint holds a parameter; that of `leaf` if it has none."""
+    """Returns a parameter's type in a checkpoint, or that of `leaf` if the checkpoint lacks it."""
     name = _leaf_name(prefix, path)
     return jnp.dtype(manifest.leaves[name][1]) if name in manifest.leaves else leaf.dtype
 
@@ -128,7 +129,7 @@ def _restore_adapted(
     source: checkpoint.ValidCheckpoint, shardings: Tree
 ) -> tuple[Tree, ModelConfig]:
     """Returns the parameters of a checkpoint of adapters, merged into their base, and the model.
-    Raises WeightsError if the base is not where it was, or has other weights.
+    Raises WeightsError if the base no longer exists, CheckpointMismatch if its weights changed.
     """
     model, saved = source.manifest.model, source.meta()[LORA]
     base, lora = Path(saved["base"]), settings_of(saved)
@@ -260,6 +261,7 @@ def _cast(params: Tree, model: ModelConfig, dtype: str) -> Tree:
     """
     leaves, structure = jax.tree.flatten(params)
     types = [x.dtype for x in jax.tree.leaves(abstract_params(model, dtype))]
+    # The caller's dictionary would keep the old leaves alive.
     params.clear()
     for i, (leaf, kind) in enumerate(zip(leaves, types, strict=True)):
         leaves[i] = leaf if leaf.dtype == kind else leaf.astype(kind)

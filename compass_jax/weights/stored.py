@@ -34,7 +34,7 @@ class StoredArray:
 
     @property
     def entries_read(self) -> int:
-        """Number of entries of the first axis that lie in one chunk, which is read as a whole."""
+        """Number of entries of the first axis in one chunk, which is read as a whole."""
         chunk = self.store.chunk_layout.read_chunk.shape
         return int((chunk and chunk[0]) or self.shape[0])
 

@@ -47,6 +47,7 @@ _STATIC = ("model", "dtype", "quantize", "stored", "tensor", "layout")
 _convert_jitted = partial(jax.jit, static_argnames=_STATIC)(_convert)
 
 
+# Cached, because a new jitted function for every sync would be compiled again.
 @cache
 def converter(
     model: ModelConfig,
@@ -151,6 +152,7 @@ def sync_program(
     if _is_disaggregated(params, placement):
         target = nearby_placement(params, placement.size("expert"), placement.size("tensor"))
     else:
+        # The sharding of parameters on one device has no mesh.
         source = getattr(jax.tree.leaves(params)[0].sharding, "mesh", None)
     options = (dtype, quantize, stored, placement.size("tensor"), layout)
     return Program("hand-over", converter(model, target, *options, source), (params,))
@@ -268,5 +270,6 @@ def sync_weights(
     decode = program.function(*program.arguments, **program.keywords)
     if placement is not None and _is_disaggregated(params, placement):
         decode = jax.device_put(decode, decode_shardings(decode, model, placement, layout))
+    # Waits, so that the metrics have the time of the whole sync.
     decode = jax.block_until_ready(decode)
     return decode, _sync_metrics(decode, started)

@@ -54,8 +54,8 @@ def upcycle(
     """Writes a mixture of experts whose experts are copies of a dense model's MLPs, with a random
     router; returns the folder's path.
 
-    The weights of a token's experts sum to 1, so that without noise the model computes what the
-    dense one does. One tensor is in memory at a time, and one shard while it is written.
+    The weights of a token's experts sum to 1, so that without noise the model computes the same
+    as the dense one. One tensor is in memory at a time, and one shard while it is written.
 
     Args:
         source: the Hugging Face folder of a dense model of a family in `SPARSE`.

@@ -51,7 +51,7 @@ class Checkpoints:
         run_dir: the run directory; the first save creates checkpoints/ in it.
         model: the configuration recorded in the manifests.
         keep: number of sound checkpoints to keep; older ones are removed.
-        reach: also keep what is needed to go back at least so many steps from the newest one.
+        reach: also keep the newest one that is at least this many steps older, and all since it.
     """
 
     def __init__(
@@ -103,6 +103,8 @@ class Checkpoints:
             manifest = Manifest(step, self.model, leaves, {META: digests.of_bytes(text)})
             save_args = {name: _save_args(x) for name, x in stored.items()}
             args = _Save(stored, save_args=save_args, meta=text, manifest=manifest)
+            # Lazy arrays start their collectives after orbax's call (LazyHandler), also if that
+            # fails.
             self._lazy.saved.clear()
             try:
                 manager.save(step, args=ocp.args.Composite(**{ARRAYS: args}), force=True)
@@ -167,6 +169,7 @@ class Checkpoints:
         """
         path = self._path(step)
         exists = path.exists()
+        # Every process must have looked before the first one renames the folder.
         multihost_utils.sync_global_devices("checkpoint of the same step")
         if exists:
             if jax.process_index() == 0:
@@ -181,6 +184,7 @@ class Checkpoints:
             with disk.told_once():
                 yield
         except Exception as error:
+            # The next save opens a new manager instead of one whose save failed.
             self._manager = None
             if jax.process_index() == 0:
                 with contextlib.suppress(OSError):
@@ -240,6 +244,7 @@ class _Handler(ocp.PyTreeCheckpointHandler):
         folder = Path(directory)
         step_folder, manifest = folder.parent, self._args.manifest
         files = {f"{ARRAYS}/{name}": digest for name, digest in _all_digests(folder).items()}
+        # The arrays must be on disk before the manifest that vouches for them.
         for path in [*folder.rglob("*"), folder]:
             _flush(path)
         _write(step_folder / META, self._args.meta)

@@ -45,6 +45,7 @@ class PolicyCalls:
     def missing(self) -> int:
         """Returns how many prompts to draw now."""
         n, inputs = self._call("missing", self.policy.missing, self.inputs), self.inputs
+        # True is an int for Python.
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise self._error("missing", f"returned {n!r:.200}; it must be a number of prompts")
         in_flight = len(inputs.open) + len(inputs.buffer.kept) + n
@@ -55,6 +56,8 @@ class PolicyCalls:
                 f"returned {n}: {in_flight} groups would be in flight, and groups_in_flight allows"
                 f" {most}; return fewer, or a larger number there",
             )
+        # A policy that chooses none of its groups would draw prompts for ever, so the message names
+        # `chosen`.
         limit = MAX_DRAWN * inputs.sampling.prompts_per_step
         if inputs.drawn + n > limit:
             raise self._error(
@@ -136,6 +139,8 @@ class PolicyCalls:
 
     def _json(self, state: JsonMapping) -> JsonObject:
         """Returns the state as the checkpoint will have it."""
+        # A resumed policy gets its state from JSON, which turns a tuple into a list. A policy that
+        # was not interrupted must see the same state.
         try:
             return json.loads(json.dumps(dict(state), allow_nan=False))
         except (TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from compass_jax.records import Group, Prompt, Score
 
 
 def uniform_posterior(prompt: Prompt) -> tuple[float, float]:
-    """Returns alpha and beta of a pass rate of which nothing is known: Beta(1, 1)."""
+    """Returns alpha and beta of the uniform distribution of a pass rate, Beta(1, 1)."""
     return 1.0, 1.0
 
 
@@ -72,7 +72,7 @@ class StepInputs(NamedTuple):
 
     def scores(self, key: GroupKey) -> list[Score | None]:
         """Returns the scores of a group's samples, in order, up to the last finished one; None
-        where a sample has none yet.
+        for a sample that has no score yet.
         """
         return self.buffer.scores(key)
 

@@ -1,4 +1,4 @@
-"""Screening: a few samples of each prompt, and the others where they are likely to teach."""
+"""Screening: a few samples of each prompt, and the others only for groups likely to vary."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Screening(StepPolicy):
         P = 1 - prod_{i < n - n0} (a + i) / (a + b + i)        all right
         P = 1 - prod_{i < n - n0} (b + i) / (a + b + i)        all wrong
 
-    is at least `min_chance`, or `min_chance_hard` where all n0 are wrong: a right answer that is
-    rare teaches most. Equal rewards between right and wrong have the prior Beta(1, 1).
+    is at least `min_chance`, or `min_chance_hard` where all n0 are wrong: a rare right answer
+    teaches most. Equal rewards between right and wrong have the prior Beta(1, 1).
 
     The advantage of a group is that of rl.advantage over all its samples. The number of samples
     depends on the rewards, so the estimate of the gradient is biased. For rewards of 0 and 1 the
@@ -42,12 +42,12 @@ class Screening(StepPolicy):
                sqrt(K (n - K)) / n          GRPO
                (n - K) / n, 0 for K = 0     MaxRL
 
-    for full groups. Screening takes from E[f(K)] the part of the groups that stop, which have an
-    advantage of 0, and nothing else: it never changes the direction of a prompt's gradient, but
-    gives prompts that are nearly always right or wrong less weight. With n0 = 4 of n = 8, where
-    only groups that vary already continue (`min_chance` and `min_chance_hard` 1), RLOO's weight is
-    0.65 at p = 0.1 and 0.9, 0.84 at 0.3 and 0.7, 0.90 at 0.5. Objectives that average over all
-    tokens (DAPO, CISPO) have these weights up to a factor that the prompts of an update share.
+    for full groups. Screening removes from E[f(K)] only the part of the groups that stop, which
+    have an advantage of 0: it never changes the direction of a prompt's gradient, but gives prompts
+    that are nearly always right or wrong less weight. With n0 = 4 of n = 8, where only groups that
+    vary already continue (`min_chance` and `min_chance_hard` 1), RLOO's weight is 0.65 at p = 0.1
+    and 0.9, 0.84 at 0.3 and 0.7, 0.90 at 0.5. Objectives that average over all tokens (DAPO, CISPO)
+    have these weights up to a factor that the prompts of an update share.
     RL-ZVP and shaping act on groups that stop as on any uniform group.
     """
 
@@ -66,6 +66,7 @@ class Screening(StepPolicy):
 
     def grow(self, inputs: StepInputs, group: GroupKey) -> int:
         """Returns n0, or rl.group_size for a group that continues."""
+        # Only the first n0 scores count, so that later ones do not change the decision.
         first = inputs.scores(group)[: self.n0]
         scores = [score for score in first if score is not None]
         if len(scores) < self.n0:
@@ -82,7 +83,7 @@ class Screening(StepPolicy):
         return int(index >= self.n0)
 
     def counts(self, inputs: StepInputs, chosen: Sequence[GroupKey]) -> dict[str, float]:
-        """Returns how many groups stopped, and what became of the others."""
+        """Returns metrics of the groups that stopped and of those that continued."""
         groups, n = [inputs.group(key) for key in chosen], inputs.sampling.group_size
         continued = [group for group in groups if len(group.rollouts) > self.n0]
         stopped = len(groups) - len(continued)
@@ -141,6 +142,7 @@ def chance_to_vary(right: int, wrong: int, further: int, prior: tuple[float, flo
     total = alpha + beta
     all_right = math.prod((alpha + i) / (total + i) for i in range(further))
     all_wrong = math.prod((beta + i) / (total + i) for i in range(further))
+    # With a wrong answer the group cannot become all right, nor all wrong with a right one.
     return 1.0 - (0.0 if wrong else all_right) - (0.0 if right else all_wrong)
 
 

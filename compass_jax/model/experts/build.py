@@ -58,6 +58,8 @@ class Experts(NamedTuple):
         local, placement = partial(moe_ffn, grouped=self.grouped), self.placement
         if placement is None:
             return local
+        # Rows that the expert axis does not divide are replicated along it, so every device has all
+        # tokens ("here").
         share: Any = Share(
             local,
             self.exchange if "expert" in placement.batch_axes(shape[0]) else "here",

@@ -94,10 +94,13 @@ def batched_swiglu(
         dispatch.starts(),
         dispatch.expert(),
     )
+    # [experts, height]; places past an expert's rows hold another expert's pair and are masked.
     pair = jnp.take(dispatch.order, starts[:, None] + offset, mode="clip")
     rows = rows_of(x, pair // k, offset < dispatch.sizes[:, None])
     wide_biases = None if biases is None else tuple(bias[:, None, :] for bias in biases)
     out = _swiglu(rows, gate_up, down, wide_biases, limit)
+    # A pair that does not fit into its block reads the block's last row here; the loop over the
+    # overflow writes its result afterwards.
     place = expert_of_pair * height + jnp.minimum(
         dispatch.row - jnp.take(starts, expert_of_pair), height - 1
     )
@@ -107,6 +110,7 @@ def batched_swiglu(
     ends = jnp.cumsum(blocks, dtype=jnp.int32)
 
     def one(i, out):
+        # The first expert whose cumulative number of blocks exceeds i.
         expert = jnp.sum(i >= ends, dtype=jnp.int32)
         done = (i - (ends[expert] - blocks[expert])) * extra
         at = jnp.arange(extra, dtype=jnp.int32)
@@ -261,6 +265,7 @@ def _sized_bwd(blocks: Blocks, limit: float, residuals, g):
     is not needed again.
     """
     (layout, x, a, u), dispatch, gates, gate, up, down, biases = residuals
+    # Empty rows have gate and g zero, so they add nothing to the weights' and biases' gradients.
     row_gates = rows_of(gates.reshape(-1, 1), layout.pair, layout.filled)
     rows = x, a, u, row_gates, rows_of(g, layout.pair // gates.shape[1], layout.filled)
 
@@ -337,6 +342,8 @@ def _over_blocks(layout: _Layout, blocks: Blocks, body, carry):
         return body(blocks.full, expert, layout.starts[expert] + done * blocks.full, carry)
 
     carry = jax.lax.fori_loop(jnp.int32(0), ends[-1], one_full, carry)
+    # Experts sorted by the units of their remainder: each size has a separate loop, whose product
+    # has a static shape.
     by_size = jnp.argsort(rest, stable=True).astype(jnp.int32)
     bounds = jnp.cumsum(
         jnp.sum(

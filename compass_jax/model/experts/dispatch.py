@@ -75,6 +75,7 @@ def counted_dispatch(expert: Int[Array, "m"], experts: int) -> Dispatch:
     counts = _running_counts(is_expert)
     sizes = counts[-1]
     starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    # One column of each row is true: the sum selects the count of the pair's expert.
     row = jnp.sum(jnp.where(is_expert, counts - 1 + starts[None, :], 0), axis=1, dtype=jnp.int32)
     order = jnp.zeros_like(row).at[row].set(jnp.arange(m, dtype=jnp.int32), unique_indices=True)
     return Dispatch(order, row, sizes[:experts])

@@ -31,7 +31,7 @@ def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
 
     def dot(x, w, sizes, **options):
         # The sizes may be a part of a larger array, whose address the GPU's kernel refuses; XLA
-        # cannot tell that this changes nothing, and gives the result a buffer of its own.
+        # cannot tell that this changes nothing, and gives the result a separate buffer.
         sizes = jnp.maximum(sizes, jnp.int32(0))
         return tokamax.ragged_dot(x, w, sizes, implementation=("mosaic", "xla"), **options)
 

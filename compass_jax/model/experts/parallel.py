@@ -2,7 +2,7 @@
 
 Each device receives tokens of the devices that hold the other experts: all of them (gather), or
 those that chose its experts (all_to_all). It runs its experts on them, and the sums are sent back.
-Nothing is dropped, and in float32 each token's routes equal those of a single device.
+No token is dropped, and in float32 each token's routes equal those of a single device.
 
 With all_to_all a token is sent once to each device that holds one of its experts (as in DeepEP's
 dispatch, arXiv 2412.19437 section 3.2), so that a device receives at most what an all-gather
@@ -159,6 +159,7 @@ def through_experts(
     is_repeat = jnp.tril(device[:, :, None] == device[:, None, :], -1).any(2)
     dispatch = counted_dispatch(jnp.where(is_repeat, devices, device).reshape(n * k), devices)
     sizes = jax.lax.all_gather(dispatch.sizes, AXIS)  # [source, destination]
+    # At most n tokens come from each device, because a token is sent to a device once.
     send = partial(exchange, sizes=sizes, room=n * devices, native=native)
 
     choices = _choices(ids, jnp.where(mask[:, None], gates, 0))
@@ -216,6 +217,7 @@ def _ragged(rows, sizes, room):
         jnp.zeros((room, *rows.shape[1:]), rows.dtype),
         input_offsets=_starts(sizes, 1)[device],
         send_sizes=sizes[device],
+        # Places in the receivers' buffers: after the rows of the devices before this one.
         output_offsets=_starts(sizes, 0)[device],
         recv_sizes=sizes[:, device],
         axis_name=AXIS,
@@ -228,6 +230,7 @@ def _gathered(rows, sizes, room):
     source = jnp.minimum(
         jnp.sum(at[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(ends) - 1
     )
+    # A row has the same offset among its sender's rows for this device on both sides.
     place = _starts(sizes, 1)[source, device] + at - _starts(sizes, 0)[source, device]
     return jnp.where(
         (at < ends[-1])[:, None],

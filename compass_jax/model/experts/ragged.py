@@ -2,7 +2,7 @@
 
 A device that has one of p parts of the experts gets every token of p devices, and about 1 / p of
 their pairs are of its experts. It computes windows of the sorted rows until none is left, usually
-one: so its work is that of its own pairs, and nothing is dropped even if it gets all of them.
+one: the work follows the number of these pairs, and none is dropped even if it gets all of them.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def ragged_swiglu(
     window = window_rows(order.shape[0], sizes.shape[0], parts)
     if window < order.shape[0]:
         return windowed_swiglu(x, gates, weights, dispatch, window, limit, dot)
+    # Pairs of masked tokens come last. Their tokens may be NaN, and the products leave their rows
+    # undefined.
     filled = jnp.arange(order.shape[0], dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32)
     rows = jnp.where(filled[:, None], repeat_tokens(x, order, row), jnp.zeros((), x.dtype))
     out = _swiglu_of_rows(rows, None, weights, sizes, limit, dot)
@@ -119,8 +121,8 @@ windowed_swiglu.defvjp(_windowed_forward, _windowed_backward)
 
 
 def _over_windows(of_window, dispatch: Dispatch, window: int):
-    """Returns the sum of `of_window(start)` over the windows with rows, usually one. The others are
-    in a loop of their own: around all, XLA would copy the weights and repeat their casts.
+    """Returns the sum of `of_window(start)` over the windows with rows, usually one. The others
+    run in a separate loop: around all windows, XLA would copy the weights and repeat their casts.
     """
     rows = jnp.sum(dispatch.sizes, dtype=jnp.int32)
 
@@ -143,6 +145,7 @@ def _window(dispatch: Dispatch, start, window: int):
     """
     order, _, sizes = dispatch
     ends, m = jnp.cumsum(sizes, dtype=jnp.int32) - start, order.shape[0]
+    # Padded to whole windows, because a slice past the end would be moved back.
     pair = jax.lax.dynamic_slice(jnp.pad(order, (0, -m % window)), (start,), (window,))
     pair = jnp.where(jnp.arange(window, dtype=jnp.int32) < ends[-1], pair, m)
     return pair, jnp.clip(ends, 0, window) - jnp.clip(ends - sizes, 0, window)

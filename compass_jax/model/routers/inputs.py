@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Int
 
 
 class RouterInputs(NamedTuple):
-    """What a router reads of a layer's tokens."""
+    """The inputs of a router: the logits of a layer's tokens, and its settings."""
 
     logits: Float[Array, "n e"]  # in at least float32
-    bias: Float[Array, "e"] | None  # of the choice; None: the router has none
+    bias: Float[Array, "e"] | None  # of the choice; None for a router without one
     top_k: int  # experts of a token
     normalised: bool  # model.moe.norm_top_k
 

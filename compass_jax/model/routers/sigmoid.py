@@ -71,6 +71,7 @@ class Sigmoid(Router):
         """Returns the gates of the experts `ids`."""
         gates = at_ids(jax.nn.sigmoid(inputs.logits), ids)
         if inputs.normalised:
+            # All sigmoids may round to 0: the small number avoids 0 / 0.
             gates = gates / (jnp.sum(gates, axis=-1, keepdims=True) + 1e-20)
         return gates * jnp.asarray(self.scale, gates.dtype)
 

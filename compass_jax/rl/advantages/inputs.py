@@ -12,7 +12,7 @@ from compass_jax.rl.grouping import GroupStatistics, group_statistics
 class AdvantageInputs(NamedTuple):
     """Every row of one update, one row a response, in any order."""
 
-    reward: Float[Array, "b"]  # after shaping; may hold any value where it is unknown
+    reward: Float[Array, "b"]  # after shaping; an unknown reward may have any value
     known: Bool[Array, "b"]  # False for padding rows too
     group: Int[Array, "b"]  # the prompt of each row; -1: padding
     n_groups: int

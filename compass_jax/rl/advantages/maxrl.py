@@ -19,7 +19,7 @@ class MaxRL(Advantage):
 
         A_i = (R_i - mean R) / mean R        for mean R > 0, else 0
 
-    Rewards are 0 and 1, or lie between; a rare success weighs more than a frequent one.
+    Rewards are in [0, 1]. A rare success weighs more than a frequent one.
     """
 
     needs_rewards_from_zero: ClassVar[bool] = True

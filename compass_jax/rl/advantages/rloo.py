@@ -23,5 +23,6 @@ class Rloo(Advantage):
     def responses(self, inputs: AdvantageInputs) -> Float[Array, "b"]:
         """Returns the advantage of each response."""
         stats = inputs.statistics
+        # A group of one response gets advantage 0 anyway (group_advantage); 2 avoids a 0 below.
         n = per_row(jnp.maximum(stats.known, 2), inputs.group).astype(inputs.reward.dtype)
         return (inputs.reward - per_row(stats.mean, inputs.group)) * (n / (n - 1))

@@ -98,6 +98,7 @@ class Espo(Objective):
         """
         member = self._members(inputs.entropy_group, inputs.mask)
         one = jnp.ones((), inputs.dtype)
+        # [b, n]: tokens of each entropy group; a response's empty groups are not in its mean.
         tokens = jnp.sum(member, axis=1).astype(inputs.dtype)
         groups = jnp.maximum(jnp.sum(tokens > 0, axis=1, keepdims=True), 1).astype(inputs.dtype)
         return inputs.responses * to_tokens(one / (jnp.maximum(tokens, one) * groups), member)
@@ -164,6 +165,8 @@ def entropy_groups(
     require_shape("entropy_groups", old_entropy.shape[:2], old_entropy=old_entropy, mask=mask)
     index = jnp.zeros(mask.shape, jnp.int32)
     for q in quantiles:
+        # A quantile that falls on a token equals its entropy exactly (masked_quantile), so that
+        # the token is in the upper group.
         index = index + (masked_quantile(old_entropy, mask, q)[:, None] <= old_entropy).astype(
             jnp.int32
         )
@@ -192,6 +195,7 @@ def clip_range(
     entropy = jax.lax.stop_gradient(
         jnp.where(jnp.any(member, axis=2), old_entropy, jnp.zeros((), old_entropy.dtype))
     )
+    # Eq. 8 as printed lacks the sum over the group's tokens; the paper's text says "average".
     adaptive = alpha * group_mean(entropy, member) / math.log(vocab_size)
     return jnp.maximum(adaptive, floor), adaptive < floor
 

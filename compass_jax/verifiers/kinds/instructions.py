@@ -106,7 +106,7 @@ def _paragraphs(text: str, num_paragraphs: int) -> bool:
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Returns whether there are so many paragraphs, and the n-th begins with the word."""
+    """Returns whether the text has this number of paragraphs, and the n-th begins with the word."""
     parts = [part.strip() for part in text.split("\n\n")]
     count = sum(bool(part) for part in parts)
     if count != num_paragraphs or not 1 <= nth_paragraph <= count or not parts[nth_paragraph - 1]:
@@ -134,7 +134,7 @@ def _postscript(text: str, postscript_marker: str) -> bool:
 
 
 def _highlights(text: str, num_highlights: int) -> bool:
-    """Returns whether the text has at least so many *highlighted* or **highlighted** parts."""
+    """Returns whether the text has at least n *highlighted* or **highlighted** parts."""
     parts = [*_HIGHLIGHT.findall(text), *_DOUBLE_HIGHLIGHT.findall(text)]
     return sum(bool(part.strip()) for part in parts) >= num_highlights
 

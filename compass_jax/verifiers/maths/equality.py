@@ -63,6 +63,7 @@ def same_answer(reference: str, answer: str) -> bool | None:
         return True
     if len(text) > 2 * MAX_CHARS:
         return False
+    # The reference is the letter of an option, and the answer adds its text: "B) 12".
     option = re.match(r"\(?([A-Z])[).:]\s+\S", text)
     if option and gold.strip("()") == option[1]:
         return True
@@ -130,6 +131,7 @@ def compare(gold: Value, answer: Value) -> bool | None:
     if all(_is_text(value, "clock") for value in pair):
         return _same_clock(gold.content, answer.content)
     for one, other in (pair, pair[::-1]):
+        # A set or list equals a single value if all its items do, such as {5} and 5.
         if isinstance(one, Items) and one.kind in ("set", "list") and one.items:
             return _all(compare(*((x, other) if one is gold else (other, x))) for x in one.items)
         if isinstance(one, Items) and one.kind == ":":

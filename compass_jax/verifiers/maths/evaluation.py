@@ -151,6 +151,7 @@ def _power(base: Number, exponent: Number) -> Number:
             base = _root(base, degree)
         if degree <= 100 and isinstance(base, Fraction):
             bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+            # The power of a rational number has about |n| times as many bits.
             if abs(n) * bits <= MAX_BITS:
                 return base**n
         exponent = Fraction(n) if degree <= 100 else exponent
@@ -226,8 +227,10 @@ def constant(node: Node) -> Number | None:
 def _coordinate(name: str, index: int) -> Fraction:
     digest = hashlib.sha256(f"{index} {name}".encode()).digest()
     if name in INTEGERS:
+        # Even and odd numbers alternate, which tells (-1)^n from 1.
         return Fraction(2 + (digest[0] % 12) * 2 + index % 2)
     value = Fraction(digest[0] % 89 + 11, digest[1] % 23 + 17)
+    # The first half of the points is positive, for functions that are defined only there.
     return -value if index >= POINTS // 2 and digest[2] % 3 else value
 
 
@@ -244,6 +247,7 @@ def equal(left: Node, right: Node) -> bool:
     if None not in values:
         return close(*values)
     agreed = count = 0
+    # Without i in either expression, points at which a part is not real are skipped.
     real = all(part != Node("const", ("i",)) for node in (left, right) for part in node.walk())
     for point in points(left, right):
         count += 1

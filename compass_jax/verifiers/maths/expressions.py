@@ -48,10 +48,12 @@ _TOKEN = re.compile(
     rf"(?P<word>{'|'.join(_WORDS)})(?![a-z])|(?P<label>[A-Z]{{2,}}'*)|(?P<letter>[^\W\d_]'*)|"
     r"(?P<mark>[^\s\\]))"
 )
+# A mixed number, 3 1/2 or 3\frac{1}{2}, whose denominator is not 0.
 _MIXED = re.compile(
     r"(?<![\w.^])(\d+)(\s*\\frac\s*(?=\{\s*\d+\s*\}\s*\{\s*0*[1-9]\d*\s*\})|\s+(?=\d+/0*[1-9]))"
     r"(\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+/\d+)"
 )
+# A fraction of two digits without braces: \frac12.
 _SHORT_FRACTION = re.compile(r"(\\?frac)\s*(\d)(\d)(?!\d)")
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _TIMES = ("*", "/", "cdot", "times", "div", "bullet")
@@ -208,6 +210,7 @@ class _Parser:
                 left = self.node("add", *terms, self.expression(PRODUCT))
             elif level <= PRODUCT and self.at(*_TIMES):
                 kind = "div" if self.next()[1] in ("/", "div") else "mul"
+                # If implicit products bind tighter, the right operand takes them: 1/2x is 1/(2x).
                 right = IMPLICIT if self.implicit == IMPLICIT else FACTOR
                 left = self.node(kind, left, self.expression(right))
             elif level <= self.implicit and self.begins():
@@ -227,7 +230,9 @@ class _Parser:
     def begins(self) -> bool:
         """Returns whether a factor of an implicit product begins here."""
         if self.kind == "mark":
+            # Inside bars, the next bar closes them.
             return self.text in _CLOSING or (self.text == "|" and not self.bars)
+        # A number begins none: "2 3" is not a product.
         return self.kind not in ("", "number") and self.text not in _NO_FACTOR
 
     def factor(self) -> Node:
@@ -255,6 +260,7 @@ class _Parser:
 
     def closed(self, *ends: str, separators: tuple[str, ...] = ()) -> list[Node]:
         """Returns the expressions before a closing bracket."""
+        # Inside brackets a bar opens again, even between outer bars.
         bars, self.bars = self.bars, 0
         values = [self.expression()]
         while separators and self.take(*separators):
@@ -343,6 +349,7 @@ class _Parser:
             raise Unreadable(f"{name} has no arguments")
         else:
             arguments = [self.unbracketed()]
+        # sin^{-1} x is the inverse function; sin^2 x is a power of the value.
         if power == Node("neg", (num(1),)) and name in _INVERSE:
             return self.node("arc" + name, *arguments)
         value = self.node(name, *arguments, *base)

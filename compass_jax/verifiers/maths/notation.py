@@ -99,8 +99,10 @@ def _repeating_fraction(mark: re.Match) -> str:
 # applied before commands are parsed: delimiters of formulas, and blanks in numbers
 _BEFORE = _compile(
     (r"&lt;", "<"), (r"&gt;", ">"), (r"&amp;", "&"),
+    # Separators of thousands: 1{,}000 and 1,\!000.
     (r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3})", ""),
     (r"(?<!\\)\\[()\[\]]|\\q?quad(?=[a-z])|\$\$", " "),
+    # NUL stands for the dollar sign of an amount until a later rule replaces it.
     (r"\\\$", "\0"),
     (r"(?s)^.*\$.*$", _remove_dollars),
     (rf"\x00\s*({_AMOUNT})", r" \1\\text{ dollar}"),

@@ -78,6 +78,7 @@ def interval(low: Node, high: Node, brackets: str) -> Region:
 
 def chain(sides: Sequence[Node], signs: Sequence[str]) -> Region:
     """Returns the region of inequalities such as 0 < x \\leq 1, with its variable's name."""
+    # f(x) is bounded like a variable.
     sides = [Node("sym", (repr(side),)) if side.kind == "unknown" else side for side in sides]
     names = set[str]().union(*map(variables, sides)) - {"infty"}
     middle = [side.parts[0] for side in (*sides[1:-1], *sides) if side.kind == "sym"]
@@ -111,6 +112,7 @@ def same_region(left: Region, right: Region) -> bool:
     if [[*map(len, region.alternatives)] for region in (left, right)] == [[1], [1]]:
         one, other = _relations(left, right)
         ratio = proportional(one.difference, other.difference) if one.sign == other.sign else 0
+        # A negative factor reverses an inequality, but neither "=" nor "neq".
         if ratio > 0 or (ratio and one.sign in ("=", "neq")):
             return True
     if not all(_bounds_its_variable(region) for region in (left, right)):
@@ -172,6 +174,7 @@ def _values(regions: Sequence[Region], parameters: Mapping[str, Number]) -> list
             end = evaluate(bound, parameters, real=True)
         except Undefined:
             continue
+        # A bound of |x| has two ends.
         ends |= {as_fraction(end): end, -as_fraction(end): -end}
     exact = sorted(ends)
     values = [*ends.values(), exact[0] - 1, exact[-1] + 1]

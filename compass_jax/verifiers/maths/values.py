@@ -204,6 +204,8 @@ def readings(text: str, reference: bool = False) -> list[Value]:
         text,
     )
     values = [read(plain)]
+    # A decimal comma, unless the digits may be thousands (1,000). A reference with one digit after
+    # the comma is a list of two numbers.
     comma = re.fullmatch(r"([-+]?\d+),(\d+)(?!,)(.*)", text)
     if comma and (comma[1].lstrip("+-") == "0" or len(comma[2]) in (2, 4, 5, 6) or (
         len(comma[2]) == 1 and not reference)):  # fmt: skip
@@ -420,6 +422,7 @@ def _related(text: str, depth: int) -> Value:
 def _equation(parts: Sequence[str], signs: Sequence[str], depth: int) -> Value:
     last = len(parts) - 1
     if r"\approx" in signs and signs[0] == "=":
+        # x = 2/3 \approx 0.67: the value is the exact one.
         last = signs.index(r"\approx")
     left = parts[0]
     if last > 1:
@@ -582,6 +585,7 @@ def _unit_splits(text: str) -> Iterator[tuple[str, str]]:
             yield head.strip(), tail
 
 
+# The first reader that returns a value decides, so their order matters.
 _READERS: tuple[Callable[[str, int], Value], ...] = (
     _moment, _statement, _set, _membership, _union, _list, _either_sign, _related, _bracketed,
     _matrix, _based, _ratio, _quantity,
