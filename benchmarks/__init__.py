@@ -1,3 +1,3 @@
-"""Measured side by side with what a user would pick instead: `python -m benchmarks.train`, `python
--m benchmarks.rollout`.
+"""Benchmarks against the software that a user would pick instead: `python -m benchmarks.train`,
+`python -m benchmarks.rollout`.
 """

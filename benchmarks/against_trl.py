@@ -1,5 +1,5 @@
-"""Whole steps of GRPO beside TRL's GRPOTrainer on the same processor: same model folder, prompts,
-reward, group size, lengths, optimiser and number of updates.
+"""Whole steps of GRPO, compared with those of TRL's GRPOTrainer on the same processor: same model
+folder, prompts, reward, group size, lengths, optimiser and number of updates.
 
     python -m benchmarks.against_trl --trl PYTHON [--models moe smollm2 smollm2_lora]
                                      [--rounds 3] [--steps 6] [--out FILE]
@@ -7,8 +7,8 @@ reward, group size, lengths, optimiser and number of updates.
 PYTHON is an interpreter that has trl (and peft for smollm2_lora). TRL's settings are first chosen
 on each model: the size of its micro-batches, the implementations of attention and of experts, one
 after the other, by the shortest step. Ours are the defaults of `compass train --model`. Then both
-run in processes of their own, in turn; the first steps of each process, in which programs are
-compiled and caches filled, are left out (`first_steps` measures those). The peak memory is the
+sides run in turn, each in a separate process; the first steps of each process, in which programs
+are compiled and caches filled, are left out (`first_steps` measures those). The peak memory is the
 largest resident size of the process. The last line is JSON.
 """
 
@@ -120,7 +120,7 @@ class Case:
     lora_rank: int = 0
     learning_rate: float = 1e-5
     has_experts: bool = False
-    columns: tuple[str, ...] = ()  # of a row that the reward gets after the response
+    columns: tuple[str, ...] = ()  # columns that the reward gets after the response
 
     @property
     def samples(self) -> int:
@@ -175,8 +175,9 @@ def _make_moe(folder: Path, small: bool) -> None:
 def execute(
     command: list[str], folder: Path, env: Mapping[str, str], seconds: float | None = None
 ) -> tuple[str, float]:
-    """Runs a command, which gets SIGTERM after `seconds` where they are given; returns its output
-    and its peak memory in GiB. RuntimeError with the last words of one that fails.
+    """Runs a command and returns its output and its peak memory in GiB. With `seconds` the command
+    gets SIGTERM after that time. Raises RuntimeError with the end of the output if the command
+    fails.
     """
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output)
@@ -214,9 +215,9 @@ def run_ours(
     """Runs `compass train`.
 
     Args:
-        changes: settings by name; rl.steps, seed, and what the comparison is about.
+        changes: settings by name: rl.steps, seed, and the subject of the comparison.
         cores: the processors that it may use, as taskset takes them; empty: all.
-        seconds: after which it saves and ends, at a step's end; None: it runs all steps.
+        seconds: the time after which it saves and ends, at a step's end; None: it runs all steps.
 
     Returns:
         Each step's metrics, and the peak memory in GiB.
@@ -291,9 +292,9 @@ def taskset_words(cores: str) -> list[str]:
 
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Medians over the steps after the warm-up."""
-    kept = steps[WARM_UP:]
-    return {name: statistics.median(step[name] for step in kept) for name in SIZES}
+    """Returns medians over the steps after the warm-up."""
+    counted = steps[WARM_UP:]
+    return {name: statistics.median(step[name] for step in counted) for name in SIZES}
 
 
 def calibrate(case: Case, folder: Path, python: str) -> tuple[dict[str, Any], dict[str, float]]:
@@ -324,12 +325,12 @@ def calibrate(case: Case, folder: Path, python: str) -> tuple[dict[str, Any], di
 
 
 def measure(case: Case, python: str, rounds: int, steps: int) -> dict[str, Any]:
-    """Returns one model's line: medians over the rounds, which alternate who goes first."""
+    """Returns one model's line: medians over the rounds; the side that goes first alternates."""
     folder = Path(tempfile.mkdtemp(prefix="against_trl_"))
     make(case, folder)
     choice, tried = calibrate(case, folder, python)
     print(json.dumps({"case": case.name, "trl": choice, "tried_s": tried}), flush=True)
-    found: dict[str, list[dict[str, float]]] = {"ours": [], "trl": []}
+    runs_by_side: dict[str, list[dict[str, float]]] = {"ours": [], "trl": []}
     for number in range(rounds):
         for side in ("ours", "trl")[:: -1 if number % 2 else 1]:
             run = (
@@ -337,13 +338,13 @@ def measure(case: Case, python: str, rounds: int, steps: int) -> dict[str, Any]:
                 if side == "ours"
                 else theirs(case, folder, python, choice, steps, number)
             )
-            found[side].append(run)
+            runs_by_side[side].append(run)
             rounded = {name: round(value, 3) for name, value in run.items()}
             print(json.dumps({"case": case.name, "round": number, "side": side, **rounded}))
             sys.stdout.flush()
     shutil.rmtree(folder, ignore_errors=True)
     line: dict[str, Any] = {"trl_settings": choice}
-    for side, runs in found.items():
+    for side, runs in runs_by_side.items():
         for name in (*SIZES, "tokens", "peak_gib"):
             line[f"{side}_{name}"] = round(statistics.median(run[name] for run in runs), 3)
     line["ratio"] = round(line["trl_step_s"] / line["ours_step_s"], 3)
@@ -352,7 +353,7 @@ def measure(case: Case, python: str, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def versions(python: str) -> dict[str, str]:
-    """The processor and the versions of both sides."""
+    """Returns the processor and the versions of both sides."""
     code = "import trl, torch, transformers as t; print(trl.__version__, torch.__version__,"
     words = subprocess.check_output([python, "-c", f"{code} t.__version__)"], text=True).split()
     processor = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x]

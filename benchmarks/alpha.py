@@ -29,7 +29,7 @@ SIZES = {"4 layers of 128": (4, 128), "2 layers of 64": (2, 64)}
 
 
 def model_config(size: str, vocab: int, seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """configs/tiny_reasoning_cpu.py with another model and a short cold start."""
+    """Returns configs/tiny_reasoning_cpu.py with another model and a short cold start."""
     config = rl_runs.without_stages()
     layers, hidden = SIZES[size]
     model = dataclasses.replace(config.model, vocab_size=vocab, layers=layers, hidden=hidden)
@@ -45,7 +45,7 @@ def model_config(size: str, vocab: int, seed: int, folder: Path, smoke: bool) ->
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures what is not finished, then writes the table and the picture."""
+    """Measures the models that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
     parser = rl_runs.parser(__doc__, "alpha")
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
                 continue
             config = model_config(size, vocab, args.seed, out, args.smoke)
             run_sft(config)
-            found = run_calibration(config, config.directory, config.directory, ALPHAS)
+            calibration = run_calibration(config, config.directory, config.directory, ALPHAS)
             experiments.forget_compiled()
             row = {
                 "size": size,
@@ -74,7 +74,12 @@ def main(argv: list[str] | None = None) -> None:
                 "commit": experiments.commit(),
             }
             experiments.append(
-                results, {**row, "suggested_alpha": found["suggested_alpha"], "rows": found["rows"]}
+                results,
+                {
+                    **row,
+                    "suggested_alpha": calibration["suggested_alpha"],
+                    "rows": calibration["rows"],
+                },
             )
     rows = experiments.finished(results)
     write_atomically(out / "alpha.md", report(rows))
@@ -83,8 +88,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown: clip fraction at each alpha, and at 0.02 the groups' ranges and how
-    often the floor acts.
+    """Returns a table in Markdown: clip fraction at each alpha, and at 0.02 the groups' ranges and
+    how often the floor acts.
     """
     lines = [
         "| model | vocabulary | "
@@ -109,7 +114,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Clip fraction against alpha, a line for each model."""
+    """Draws the clip fraction against alpha, a line for each model."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -6,9 +6,9 @@ model sizes.
 
 A variant is "task, size, alpha". The tasks are `decisions` and `noise` of benchmarks/objectives.py:
 in one the tokens of high entropy decide, in the other nothing depends on them. All alphas of a
-task, size and seed start from one cold start and differ in nothing else; ESPO's authors tested 0.01
-to 0.10. A line per finished run goes to OUT/alpha_outcome.jsonl, so that the same command goes on
-where it was killed; at the end OUT/alpha_outcome.md and OUT/alpha_outcome.png.
+task, size and seed start from one cold start; alpha is their only difference. ESPO's authors tested
+0.01 to 0.10. A line per finished run goes to OUT/alpha_outcome.jsonl, so that the same command
+continues after a kill; at the end OUT/alpha_outcome.md and OUT/alpha_outcome.png.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ VARIANTS = {
 
 
 def start_config(task: str, size: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The cold start of a task and a size, and everything of its RL but the objective."""
+    """Returns the configuration of a task and a size: its cold start, and all of its RL but the
+    objective.
+    """
     config = objectives.task_config(task, seed, folder, smoke)
     layers, hidden = alpha.SIZES[size]
     model = dataclasses.replace(config.model, layers=layers, hidden=hidden)
@@ -45,7 +47,7 @@ def start_config(task: str, size: str, seed: int, folder: Path, smoke: bool) -> 
 
 
 def with_alpha(config: RunConfig, weights: str, value: float, folder: Path) -> RunConfig:
-    """The RL run of one alpha from `weights`."""
+    """Returns the configuration of the RL run with one alpha from `weights`."""
     optim = OptimConfig(learning_rate=objectives.LEARNING_RATE, warmup_steps=2)
     rl = dataclasses.replace(config.rl, objective=Espo(alpha=value), optim=optim)
     return dataclasses.replace(
@@ -54,7 +56,7 @@ def with_alpha(config: RunConfig, weights: str, value: float, folder: Path) -> R
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the picture."""
+    """Runs the variants that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
     parser = rl_runs.parser(__doc__ or "", "alpha_outcome", seeds=SEEDS, variants=tuple(VARIANTS))
@@ -78,17 +80,17 @@ def main(argv: list[str] | None = None) -> None:
     print(report(rows))
 
 
-def _starts_alike(row: Mapping[str, Any]) -> tuple[str, str, int]:
+def _start_key(row: Mapping[str, Any]) -> tuple[str, str, int]:
     task, size, _ = VARIANTS[row["variant"]]
     return task, size, row["seed"]
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table in Markdown: clipped share, accuracy before and at the end, and the mean of the curve
-    up to the tokens that all runs of a cold start generated.
+    """Returns a table in Markdown: clipped share, accuracy before and at the end, and the mean of
+    the curve up to the tokens that all runs of a cold start generated.
     """
     budget = {
-        _starts_alike(row): min(r["tokens"] for r in rows if _starts_alike(r) == _starts_alike(row))
+        _start_key(row): min(r["tokens"] for r in rows if _start_key(r) == _start_key(row))
         for row in rows
     }
     lines = [
@@ -96,20 +98,20 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
         " | mean of the curve |",
         "|---" * 8 + "|",
     ]
-    for name, found in rl_runs.by_variant(rows).items():
+    for name, runs in rl_runs.by_variant(rows).items():
         task, size, value = VARIANTS[name]
-        clipped = [float(np.mean(row["series"]["policy/clip_frac"])) for row in found]
-        height = [rl_runs.mean_height(row["curve"], budget[_starts_alike(row)]) for row in found]
-        columns = [clipped, [row["start"] for row in found], [row["accuracy"] for row in found]]
-        cells = [task, size, f"{value:g}", str(len(found))]
+        clipped = [float(np.mean(row["series"]["policy/clip_frac"])) for row in runs]
+        height = [rl_runs.mean_height(row["curve"], budget[_start_key(row)]) for row in runs]
+        columns = [clipped, [row["start"] for row in runs], [row["accuracy"] for row in runs]]
+        cells = [task, size, f"{value:g}", str(len(runs))]
         cells += [rl_runs.spread(values) for values in (*columns, height)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Accuracy at the end against alpha: a panel for each task, a line for each size with its
-    seeds.
+    """Draws the accuracy at the end against alpha: a panel for each task, a line for each size with
+    its seeds.
     """
     import matplotlib
 
@@ -119,16 +121,16 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     for panel, task in zip(axes, TASKS, strict=True):
         for colour, size in zip(rl_runs.COLOURS[1:], alpha.SIZES, strict=False):
-            mine = [row for row in rows if VARIANTS[row["variant"]][:2] == (task, size)]
-            if not mine:
+            size_rows = [row for row in rows if VARIANTS[row["variant"]][:2] == (task, size)]
+            if not size_rows:
                 continue
-            at = {VARIANTS[name][2]: found for name, found in rl_runs.by_variant(mine).items()}
-            for value, found in at.items():
-                ends = [row["accuracy"] for row in found]
+            at = {VARIANTS[name][2]: runs for name, runs in rl_runs.by_variant(size_rows).items()}
+            for value, runs in at.items():
+                ends = [row["accuracy"] for row in runs]
                 panel.plot([value] * len(ends), ends, "o", color=colour, alpha=0.35, markersize=4)
-            means = [float(np.mean([row["accuracy"] for row in found])) for found in at.values()]
+            means = [float(np.mean([row["accuracy"] for row in runs])) for runs in at.values()]
             panel.plot(list(at), means, "-", color=colour, linewidth=2, label=size)
-            before = float(np.mean([row["start"] for row in mine]))
+            before = float(np.mean([row["start"] for row in size_rows]))
             panel.axhline(before, color=colour, linestyle=":", linewidth=1)
         panel.set(xscale="log", xlabel="ESPO's alpha", title=task)
         panel.spines[["top", "right"]].set_visible(False)

@@ -33,16 +33,18 @@ _START = (
 
 
 class BrowserError(RuntimeError):
-    """The browser did not start, did not answer, or an expression raised; the message says what."""
+    """A failed start, an answer that did not come, or an error raised by an expression; see the
+    message.
+    """
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium; None where there is none on PATH."""
+    """Returns the path of a Chromium, or None if PATH has no Chromium."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One tab. `errors` collects what a page's console shows of errors, exceptions and refusals."""
+    """One tab. `errors` collects the errors, exceptions and refusals that the console shows."""
 
     def __init__(self, width: int = 1280, height: int = 900, dark: bool = False):
         path = find_browser()
@@ -55,23 +57,23 @@ class Browser:
         self._session = ""
         self._rest = b""
         self._profile = tempfile.mkdtemp(prefix="compass_browser_")
-        ours_in, theirs_out = os.pipe()
-        theirs_in, ours_out = os.pipe()
+        pipe_in, browser_out = os.pipe()
+        browser_in, pipe_out = os.pipe()
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"]
         flags += ["--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars"]
         flags += [f"--user-data-dir={self._profile}", f"--window-size={width},{height}"]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(theirs_in), str(theirs_out), path, *flags],
-            pass_fds=(theirs_in, theirs_out),
+            [sys.executable, "-c", _START, str(browser_in), str(browser_out), path, *flags],
+            pass_fds=(browser_in, browser_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._in, self._out = ours_in, ours_out
+        os.close(browser_in)
+        os.close(browser_out)
+        self._in, self._out = pipe_in, pipe_out
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        found = self.send("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = found["sessionId"]
+        session = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = session["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
         self.send(
@@ -97,7 +99,7 @@ class Browser:
     # ---- the protocol ----------------------------------------------------------------------------
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of one command. Raises BrowserError where it fails or takes too long."""
+        """Returns the result of one command. Raises BrowserError if it fails or takes too long."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -129,8 +131,8 @@ class Browser:
         self._events.append(event)
         if method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
-            thrown = details.get("exception", {}).get("description", details.get("text"))
-            self.errors.append(str(thrown))
+            error = details.get("exception", {}).get("description", details.get("text"))
+            self.errors.append(str(error))
         elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.errors.append(params["entry"]["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
@@ -138,38 +140,38 @@ class Browser:
         elif method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
 
-    # ---- what a person does ----------------------------------------------------------------------
+    # ---- a user's actions ------------------------------------------------------------------------
 
     def open(self, path: Path) -> None:
-        """Loads a file, and waits until the page says that it is drawn."""
+        """Loads a file and waits until the page reports that it is drawn."""
         self.send("Page.navigate", url=path.absolute().as_uri())
         self.wait("document.documentElement?.dataset.ready")
 
     def wait(self, expression: str) -> Any:
-        """The value of an expression as soon as it is true."""
+        """Waits until an expression is true and returns its value."""
         until = time.monotonic() + TIMEOUT_S
-        while not (found := self.evaluate(expression)):
+        while not (value := self.evaluate(expression)):
             if time.monotonic() > until:
                 raise BrowserError(f"{expression} does not become true; errors: {self.errors}")
             time.sleep(0.02)
-        return found
+        return value
 
     def evaluate(self, expression: str) -> Any:
-        """The JSON value of a JavaScript expression in the page."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise BrowserError(f"{expression}: {found['result'].get('description')}")
-        return found["result"].get("value")
+        """Returns the JSON value of a JavaScript expression in the page."""
+        response = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in response:
+            raise BrowserError(f"{expression}: {response['result'].get('description')}")
+        return response["result"].get("value")
 
     def point(self, selector: str, number: int = 0) -> tuple[float, float]:
-        """The middle of an element, after it was scrolled into view."""
+        """Scrolls an element into view and returns its middle."""
         box = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
         if not self.evaluate(f"!!{box}"):
             raise BrowserError(f"the page has no {selector} number {number}")
         self.evaluate(f"{box}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
         rect = f"JSON.stringify((({box}).getClientRects()[0]))"
-        found = json.loads(self.evaluate(rect))
-        return found["x"] + found["width"] / 2, found["y"] + found["height"] / 2
+        rectangle = json.loads(self.evaluate(rect))
+        return rectangle["x"] + rectangle["width"] / 2, rectangle["y"] + rectangle["height"] / 2
 
     def hover(self, selector: str, number: int = 0) -> None:
         """Moves the mouse onto an element."""
@@ -197,7 +199,7 @@ class Browser:
         )
 
     def screenshot(self, file: Path, selector: str | None = None, most_height: int = 900) -> None:
-        """Writes a PNG of what is seen, or of an element, cut at `most_height` pixels."""
+        """Writes a PNG of the visible part, or of an element, cut at `most_height` pixels."""
         clip: dict[str, Any] = {}
         if selector:
             rect = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
@@ -206,5 +208,5 @@ class Browser:
             height = min(box["height"], most_height)
             clip = {"x": box["x"], "y": top, "width": box["width"], "height": height, "scale": 1}
         options = {"clip": clip, "captureBeyondViewport": True} if clip else {}
-        found = self.send("Page.captureScreenshot", format="png", **options)
-        file.write_bytes(base64.b64decode(found["data"]))
+        image = self.send("Page.captureScreenshot", format="png", **options)
+        file.write_bytes(base64.b64decode(image["data"]))

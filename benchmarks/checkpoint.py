@@ -7,7 +7,7 @@ optimiser does. Each round saves it both ways, the first of the two alternating:
 `checkpoint.save`, which returns when the checkpoint is written, digested and flushed; `background`
 is `Checkpoints.save`, after which five steps run. `step` is a step's time with no save, `step
 beside a save` the mean of those five, `written` the time until the background save is on the disk,
-and `verify` what a restore does before it reads. The last line is one of JSON.
+and `verify` the check that a restore makes before it reads. The last line is one of JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def step(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 class State:
-    """The arrays of a training, and the seconds of its steps."""
+    """The arrays of a training, and the step that updates them."""
 
     def __init__(self, arrays: dict[str, jax.Array]):
         self.arrays = arrays
@@ -57,31 +57,31 @@ class State:
 
 
 def in_background(run: Path, state: State, number: int) -> dict[str, float]:
-    """Returns the seconds of one save in the background and of the steps beside it."""
-    found = {}
+    """Returns the seconds of one save in the background and of the steps during it."""
+    timings = {}
     with checkpoint.Checkpoints(run, MODEL, keep=1) as checkpoints:
         checkpoints.save(number, {"x": state.arrays["leaf_0"][:1]}, {}, wait=True)  # opens orbax
         save = partial(checkpoints.save, number + 1, state.arrays, {})
-        found["background"] = seconds(save)
-        beside = [seconds(state.step) for _ in range(STEPS)]
-        found["written"] = found["background"] + sum(beside) + seconds(checkpoints.wait)
-    found["step_beside_a_save"] = sum(beside) / STEPS
-    return found
+        timings["background"] = seconds(save)
+        step_times = [seconds(state.step) for _ in range(STEPS)]
+        timings["written"] = timings["background"] + sum(step_times) + seconds(checkpoints.wait)
+    timings["step_beside_a_save"] = sum(step_times) / STEPS
+    return timings
 
 
 def one_round(run: Path, state: State, number: int) -> dict[str, float]:
     """Returns the seconds of both ways to save; the first of them alternates."""
-    found = {"step": min(seconds(state.step) for _ in range(STEPS))}
+    timings = {"step": min(seconds(state.step) for _ in range(STEPS))}
     for way in ("on disk", "background") if number % 2 else ("background", "on disk"):
         shutil.rmtree(run, ignore_errors=True)
         if way == "background":
-            found |= in_background(run, state, number)
+            timings |= in_background(run, state, number)
         else:
             save = partial(checkpoint.save, run, number, state.arrays, {}, model=MODEL)
-            found["on_disk"] = seconds(save)
-            where = checkpoint.locate(run)
-            found["verify"] = seconds(partial(sound.examine, where))
-    return {name: round(value, 4) for name, value in found.items()}
+            timings["on_disk"] = seconds(save)
+            location = checkpoint.locate(run)
+            timings["verify"] = seconds(partial(sound.examine, location))
+    return {name: round(value, 4) for name, value in timings.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -109,9 +109,9 @@ def main(argv: list[str] | None = None) -> None:
     print("| medians, seconds | |\n|---|---|")
     for name, value in medians.items():
         print(f"| {name.replace('_', ' ')} | {value:.3f} |")
-    found: dict[str, Any] = {"bytes": size, "device": jax.devices()[0].device_kind, **medians}
+    summary: dict[str, Any] = {"bytes": size, "device": jax.devices()[0].device_kind, **medians}
     details = {"cores": cores(), "per_round": rounds}
-    report("checkpoint", args.smoke, found, details, environment())
+    report("checkpoint", args.smoke, summary, details, environment())
 
 
 if __name__ == "__main__":

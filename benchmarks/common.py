@@ -1,14 +1,14 @@
-"""What both benchmarks share: the reference model with the same weights on both sides, alternating
-rounds with a probe of the machine, the report.
+"""Shared parts of the benchmarks: the reference model with the same weights on both sides,
+alternating rounds with a probe of the machine, the report.
 
-The opponent is transformers on torch, on the same CPU, in the same process and environment, with
-the fastest of its own options on this machine (`fastest`). A round times both sides once, the one
-that goes first alternating. A plain matmul is timed before, between and after them; a round in
-which it ran below `KEEP` of the best was disturbed and is dropped.
+The other side is transformers on torch, on the same CPU, in the same process and environment, with
+the options that are fastest on this machine (`fastest`). A round times both sides once; the side
+that goes first alternates. A plain matmul is timed before, between and after them; a round in which
+it ran below `KEEP` of the best was disturbed and is dropped.
 
 Measure on an otherwise idle machine: torch's threads wait for each other at every operator, so that
-a neighbour on one core slows transformers down far more than it does XLA. The report says how much
-of the processor others took.
+a neighbour on one core slows transformers down far more than it does XLA. The report has the share
+of the processor that other processes took.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from compass_jax.model.transformer import Transformer, apply
 from compass_jax.weights.hf import load_params
 from compass_jax.weights.hf_config import read_hf_config
 
-KEEP = 0.7  # of the best probe
+KEEP = 0.7  # share of the best probe below which a round is dropped
 LOGITS_ATOL = 2e-4
 DEFAULT_ROUNDS = 9
 
@@ -118,7 +118,7 @@ SMOKE = Setup(
 
 
 def arguments(description: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """`--rounds` and `--smoke`."""
+    """Parses `--rounds` and `--smoke`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--rounds",
@@ -138,21 +138,21 @@ def arguments(description: str, argv: list[str] | None = None) -> argparse.Names
 
 
 def cores() -> int:
-    """Processor cores that this process may use; XLA takes as many."""
+    """Returns the number of processor cores that this process may use; XLA takes all of them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def say(text: str) -> None:
-    """Progress, on stderr: stdout is left to the report."""
+    """Prints progress on stderr; stdout is left to the report."""
     print(text, file=sys.stderr, flush=True)
 
 
 def build_pair(setup: Setup, seed: int = 0) -> tuple[Any, ModelConfig, Any]:
-    """(torch model, our configuration, our stacked parameters), randomly initialised by
-    transformers and handed over as a saved folder.
+    """Returns (torch model, our configuration, our stacked parameters). transformers initialises
+    the weights randomly and saves a folder, from which ours are read.
 
-    The head is scaled so that the logits have a standard deviation of 1: with smaller ones their
-    comparison would say little.
+    The head is scaled so that the logits have a standard deviation of 1: a comparison of smaller
+    ones would hide differences.
     """
     torch.set_num_threads(cores())
     transformers.logging.set_verbosity_error()
@@ -171,17 +171,17 @@ def build_pair(setup: Setup, seed: int = 0) -> tuple[Any, ModelConfig, Any]:
 
 
 def random_tokens(setup: Setup, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Uniform token ids, int64 as torch wants them."""
+    """Returns uniform token ids, int64 as torch requires."""
     return np.random.default_rng(seed).integers(0, setup.model["vocab_size"], shape)
 
 
 def compare_logits(model: Any, config: ModelConfig, params: Any, setup: Setup) -> dict[str, float]:
-    """Largest difference of the two sides' logits, and their size; SystemExit above LOGITS_ATOL,
-    since then they do not compute the same.
+    """Returns the largest difference of the two sides' logits, and their size. Raises SystemExit
+    above LOGITS_ATOL, since then the sides do not compute the same.
     """
     tokens = random_tokens(setup, (4, setup.train_length), seed=1)
     with torch.no_grad():
-        theirs = model(torch.tensor(tokens)).logits.numpy()
+        transformers_logits = model(torch.tensor(tokens)).logits.numpy()
 
     @jax.jit
     def forward(params, tokens):
@@ -194,7 +194,9 @@ def compare_logits(model: Any, config: ModelConfig, params: Any, setup: Setup) -
         return logits_of(hidden, head_weights(params))
 
     difference = float(
-        np.abs(np.asarray(forward(params, jnp.asarray(tokens, jnp.int32))) - theirs).max()
+        np.abs(
+            np.asarray(forward(params, jnp.asarray(tokens, jnp.int32))) - transformers_logits
+        ).max()
     )
     if not difference <= LOGITS_ATOL:
         raise SystemExit(
@@ -204,12 +206,12 @@ def compare_logits(model: Any, config: ModelConfig, params: Any, setup: Setup) -
     return {
         "logits_max_abs_diff": difference,
         "logits_atol": LOGITS_ATOL,
-        "logits_std": float(theirs.std()),
+        "logits_std": float(transformers_logits.std()),
     }
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Wall time of one call, which must have finished its work when it returns."""
+    """Returns the wall time of one call, which must have finished its work when it returns."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -218,8 +220,8 @@ def seconds(call: Callable[[], Any]) -> float:
 def fastest(
     name: str, candidates: Mapping[str, Callable[[], Any]], repeats: int = 3
 ) -> tuple[str, dict[str, float]]:
-    """The candidate with the least time, and the best time of each in seconds; each runs once
-    before, untimed. One that raises is left out.
+    """Returns the candidate with the least time, and the best time of each in seconds. Each
+    candidate runs once before, untimed; one that raises is left out.
 
     The candidates take turns and their best times are compared, so that a disturbance of the
     machine does not choose among them.
@@ -233,18 +235,18 @@ def fastest(
             say(f"  {name} {label}: not usable here ({type(error).__name__}: {str(error)[:100]})")
     if not usable:
         raise SystemExit(f"no candidate for {name} runs on this machine: {', '.join(candidates)}")
-    taken: dict[str, list[float]] = {label: [] for label in usable}
+    durations: dict[str, list[float]] = {label: [] for label in usable}
     for _ in range(repeats):
         for label, call in usable.items():
-            taken[label].append(seconds(call))
-    times = {label: min(found) for label, found in taken.items()}
+            durations[label].append(seconds(call))
+    times = {label: min(values) for label, values in durations.items()}
     say(", ".join(f"{name} {label}: {t:.3f} s" for label, t in times.items()))
     return min(times, key=times.__getitem__), times
 
 
 def make_probe(size: int = 1024, repeats: int = 5) -> Callable[[], float]:
-    """A function that measures a plain float32 matmul [size size] x [size size] in GFLOP/s, the
-    median of `repeats`.
+    """Returns a function that measures a plain float32 matmul [size size] x [size size] in GFLOP/s,
+    the median of `repeats`.
     """
     a = jnp.asarray(np.random.default_rng(0).standard_normal((size, size)), jnp.float32)
     multiply = jax.jit(jnp.matmul)
@@ -258,8 +260,8 @@ def make_probe(size: int = 1024, repeats: int = 5) -> Callable[[], float]:
 
 
 def _cpu_seconds() -> tuple[float, float] | None:
-    """(processor time that the machine spent, that this process spent), in seconds; None where the
-    kernel does not tell.
+    """Returns (processor time that the machine spent, that this process spent) in seconds, or None
+    if the kernel does not report it.
     """
     try:
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -273,7 +275,9 @@ def _cpu_seconds() -> tuple[float, float] | None:
 def _others_share(
     before: tuple[float, float] | None, after: tuple[float, float] | None, wall: float
 ) -> float | None:
-    """Share of the machine's processor time that others took between two readings."""
+    """Returns the share of the machine's processor time that other processes took between two
+    readings.
+    """
     if before is None or after is None:
         return None
     return max(0.0, (after[0] - before[0]) - (after[1] - before[1])) / (
@@ -282,56 +286,61 @@ def _others_share(
 
 
 def run_rounds(
-    ours: Callable[[], int], theirs: Callable[[], int], rounds: int, probe: Callable[[], float]
+    run_compass: Callable[[], int],
+    run_transformers: Callable[[], int],
+    rounds: int,
+    probe: Callable[[], float],
 ) -> list[dict[str, Any]]:
-    """Times both sides once per round, alternately first. Each call returns the tokens that it
-    made; a round's probe is its slowest.
+    """Times both sides once per round, alternately first. Each call returns the number of tokens
+    that it processed; a round's probe is its slowest.
     """
     out = []
     for r in range(rounds):
-        found: dict[str, Any] = {"first": "transformers" if r % 2 else "ours"}
+        row: dict[str, Any] = {"first": "transformers" if r % 2 else "ours"}
         cpu, began = _cpu_seconds(), time.monotonic()
         probes = [probe()]
-        for name, call in (("ours", ours), ("transformers", theirs))[:: -1 if r % 2 else 1]:
+        for name, call in (("ours", run_compass), ("transformers", run_transformers))[
+            :: -1 if r % 2 else 1
+        ]:
             start = time.perf_counter()
             tokens = call()
-            found[f"{name}_tokens_per_s"] = tokens / (time.perf_counter() - start)
+            row[f"{name}_tokens_per_s"] = tokens / (time.perf_counter() - start)
             probes.append(probe())
-        found["matmul_gflops"] = min(probes)
-        found["others_cpu_share"] = _others_share(cpu, _cpu_seconds(), time.monotonic() - began)
-        out.append(found)
+        row["matmul_gflops"] = min(probes)
+        row["others_cpu_share"] = _others_share(cpu, _cpu_seconds(), time.monotonic() - began)
+        out.append(row)
         say(
             f"round {r + 1}/{rounds}: "
-            + ", ".join(f"{k} {v:,.2f}" for k, v in found.items() if isinstance(v, float))
+            + ", ".join(f"{k} {v:,.2f}" for k, v in row.items() if isinstance(v, float))
         )
     return out
 
 
 def summarise(rounds: list[dict[str, Any]], flops: float) -> dict[str, Any]:
-    """Medians over the rounds whose probe is at least KEEP of the best; `ratio` is the ratio of the
-    medians.
+    """Returns the medians over the rounds whose probe is at least KEEP of the best; `ratio` is the
+    ratio of the medians.
 
-    flops: of a token. A side's share of the matmul rate is what it needs for its tokens, over what
-    the probe's product reached.
+    flops: FLOPs of a token. A side's share of the matmul rate is the FLOPs of its tokens per second
+    over the rate that the probe reached.
     """
     best = max(r["matmul_gflops"] for r in rounds)
     marked = [{**r, "kept": r["matmul_gflops"] >= KEEP * best} for r in rounds]
-    kept = [r for r in marked if r["kept"]]
-    ours, theirs, matmul = (
-        statistics.median(r[k] for r in kept)
+    undisturbed = [r for r in marked if r["kept"]]
+    compass_rate, transformers_rate, matmul_rate = (
+        statistics.median(r[k] for r in undisturbed)
         for k in ("ours_tokens_per_s", "transformers_tokens_per_s", "matmul_gflops")
     )
     return {
-        "ours_tokens_per_s": round(ours, 1),
-        "transformers_tokens_per_s": round(theirs, 1),
-        "ratio": round(ours / theirs, 4),
-        "matmul_gflops": round(matmul, 1),
-        "ours_matmul_share": round(ours * flops / matmul / 1e9, 4),
-        "transformers_matmul_share": round(theirs * flops / matmul / 1e9, 4),
+        "ours_tokens_per_s": round(compass_rate, 1),
+        "transformers_tokens_per_s": round(transformers_rate, 1),
+        "ratio": round(compass_rate / transformers_rate, 4),
+        "matmul_gflops": round(matmul_rate, 1),
+        "ours_matmul_share": round(compass_rate * flops / matmul_rate / 1e9, 4),
+        "transformers_matmul_share": round(transformers_rate * flops / matmul_rate / 1e9, 4),
         "rounds": len(rounds),
-        "rounds_dropped": len(rounds) - len(kept),
+        "rounds_dropped": len(rounds) - len(undisturbed),
         "others_cpu_share_max": max(
-            (r["others_cpu_share"] for r in kept if r.get("others_cpu_share") is not None),
+            (r["others_cpu_share"] for r in undisturbed if r.get("others_cpu_share") is not None),
             default=None,
         ),
         "per_round": [
@@ -341,7 +350,7 @@ def summarise(rounds: list[dict[str, Any]], flops: float) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Machine, versions, commit, and what both sides share."""
+    """Returns the machine, the versions, the commit and the settings that both sides share."""
     packages = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "numpy")
     return {
         "cpu": _cpu_model(),
@@ -368,8 +377,8 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """The commit of this tree, with -dirty where tracked files differ from it; empty outside a git
-    checkout.
+    """Returns the commit of this tree, with -dirty if tracked files differ from it; empty outside a
+    git checkout.
     """
     command = [
         "git",

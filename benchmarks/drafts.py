@@ -19,11 +19,11 @@ times, of the products ten times and of sums of three terms of two digits twice.
 
 Measure: the tokens that were sampled in the second and the third epoch, without drafts over with
 drafts, paired by seed; and held-out accuracy at the end, the mean of the last three evaluations
-(avg@2 of 480 prompts), beside the standard error of its difference over the seeds. Rejected parts
-of drafts are scored, not sampled: their tokens are in a column of their own.
+(avg@2 of 480 prompts), with the standard error of its difference over the seeds. Rejected parts of
+drafts are scored, not sampled: a separate column has their tokens.
 
-A line per finished run goes to OUT/drafts.jsonl, so that the same command goes on where it was
-killed; at the end OUT/drafts.md.
+A line per finished run goes to OUT/drafts.jsonl, so that the same command continues after a kill;
+at the end OUT/drafts.md.
 """
 
 from __future__ import annotations
@@ -61,15 +61,13 @@ VARIANTS: dict[str, Drafts | None] = {
 }
 TUNED = Cell(16, 4, 1.5e-4)
 EPOCH_STEPS, EPOCHS = 197, 3
-ONE_OF, ONE_OF_SMOKE = 4, 50  # of how many prompts one is used
+ONE_OF, ONE_OF_SMOKE = 4, 50  # of this many prompts one is used
 SAMPLED = "waste/tokens_generated"
 TOKENS = {"sampled": SAMPLED, "kept": "waste/tokens_drafted", "scored": "drafts/scored_tokens"}
 
 
 def run_config(variant: str, seed: int, cold_starts: Path, out: Path, smoke: bool) -> RunConfig:
-    """Returns the configuration of a run; its cold start and the file of its prompts exist
-    afterwards.
-    """
+    """Makes the cold start and the file of prompts of a run; returns its configuration."""
     config = base_config(seed, cold_starts / f"seed{seed}", smoke)
     cold_start(config)
     config = dataclasses.replace(config, init_from=config.directory)
@@ -91,7 +89,7 @@ def run_config(variant: str, seed: int, cold_starts: Path, out: Path, smoke: boo
 
 
 def run(variant: str, config: RunConfig) -> dict[str, Any]:
-    """Trains, or goes on, and returns the run's row."""
+    """Trains, or resumes the training, and returns the run's row."""
     if run_rl(config)["stopped"]:
         raise SystemExit("stopped: the same command continues")
     lines = (Path(config.directory) / "metrics.jsonl").read_text().splitlines()
@@ -136,27 +134,27 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     variants = rl_runs.by_variant(rows)
     base = {row["seed"]: row for row in variants[BASELINE]}
-    for name, found in variants.items():
-        ratios = [later(base[row["seed"]], "sampled") / later(row, "sampled") for row in found]
-        times = [row["seconds"] / base[row["seed"]]["seconds"] for row in found]
-        kept = sum(later(row, "kept") for row in found)
-        kept /= max(sum(later(row, "scored") for row in found), 1.0)
-        change = [at_end(row) - at_end(base[row["seed"]]) for row in found]
+    for name, runs in variants.items():
+        ratios = [later(base[row["seed"]], "sampled") / later(row, "sampled") for row in runs]
+        times = [row["seconds"] / base[row["seed"]]["seconds"] for row in runs]
+        kept_share = sum(later(row, "kept") for row in runs)
+        kept_share /= max(sum(later(row, "scored") for row in runs), 1.0)
+        change = [at_end(row) - at_end(base[row["seed"]]) for row in runs]
         several = len(change) > 1
         error = f" ± {np.std(change, ddof=1) / len(change) ** 0.5:.3f}" if several else ""
         mean, low, high = tokens_report.interval([(x, False) for x in ratios])
         lines.append(
-            f"| {name} | {len(found)} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
-            f" {', '.join(f'{x:.2f}' for x in ratios)} | {kept:.0%} |"
+            f"| {name} | {len(runs)} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
+            f" {', '.join(f'{x:.2f}' for x in ratios)} | {kept_share:.0%} |"
             f" {rl_runs.spread(times, '{:.2f}')} |"
-            f" {rl_runs.spread([at_end(row) for row in found])} |"
+            f" {rl_runs.spread([at_end(row) for row in runs])} |"
             f" {np.mean(change):+.3f}{error} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table."""
+    """Runs the variants that are not finished yet, then writes the table."""
     if argv is None:
         tune_allocator()
         keep_programs()

@@ -5,10 +5,10 @@
 
 The demo's model from its cold start, ESPO with router replay R3; training is float32 throughout.
 The 8-bit rollouts have weights of 8 bits (on top of bfloat16, emulated: model/quantize.py) and
-truncated importance sampling. Same prompts, same number of samples. The trained weights are judged
-by a float32 sampler before and after; on the way by the run's own. A line per finished run goes to
-OUT/eight_bit.jsonl, so that the same command goes on where it was killed; at the end
-OUT/eight_bit.md and OUT/eight_bit.png.
+truncated importance sampling. The prompts and the number of samples are the same. The weights are
+judged by a float32 sampler before and after training, and by the run's sampler during it. A line
+per finished run goes to OUT/eight_bit.jsonl, so that the same command continues after a kill; at
+the end OUT/eight_bit.md and OUT/eight_bit.png.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GAPS = ("mismatch/logp_abs_diff", "mismatch/kl_k3", "mismatch/extreme_frac", "re
 
 
 def run_config(variant: str, seed: int, folder: Path, weights: str, smoke: bool) -> RunConfig:
-    """The RL run of one precision."""
+    """Returns the configuration of the RL run in one precision."""
     config = dataclasses.replace(
         rl_runs.without_stages(), seed=seed, run_dir=str(folder), init_from=weights
     )
@@ -58,7 +58,7 @@ def run_config(variant: str, seed: int, folder: Path, weights: str, smoke: bool)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the picture."""
+    """Runs the variants that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
     parser = rl_runs.parser(
@@ -95,24 +95,24 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in Markdown: accuracy before, at the end and at best; the gap of rollout and
-    training.
+    """Returns the table in Markdown: accuracy before, at the end and at best; the gap of rollout
+    and training.
     """
     lines = [
         "| rollout | seeds | before | accuracy, float32 sampler | own sampler | best on the way |"
     ]
     lines[0] += " mean gap, nats | k3 | ratios beyond 2 | routed otherwise |"
     lines += ["|---" * 10 + "|"]
-    for name, mine in rl_runs.by_variant(rows).items():
-        cells = [name, str(len(mine))]
+    for name, runs in rl_runs.by_variant(rows).items():
+        cells = [name, str(len(runs))]
         for values in (
-            [r["curve"][0][1] for r in mine],
-            [r["float32_accuracy"] for r in mine],
-            [r["accuracy"] for r in mine],
+            [r["curve"][0][1] for r in runs],
+            [r["float32_accuracy"] for r in runs],
+            [r["accuracy"] for r in runs],
         ):
             cells.append(rl_runs.spread(values))
-        cells.append(rl_runs.spread([max(a for _, a in r["curve"]) for r in mine]))
-        cells += [rl_runs.spread([r["gaps"][gap] for r in mine], "{:.1e}") for gap in GAPS]
+        cells.append(rl_runs.spread([max(a for _, a in r["curve"]) for r in runs]))
+        cells += [rl_runs.spread([r["gaps"][gap] for r in runs], "{:.1e}") for gap in GAPS]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -45,12 +45,12 @@ from compass_jax.training import step
 from compass_jax.training.scored import Sequences, put_rows, sequences
 from compass_jax.weights.sync import sync_weights
 
-SAMPLES = 8  # of a prompt
+SAMPLES = 8  # answers to a prompt
 MEAN = 52  # tokens of an answer, at least
 
 
 class Schedule(NamedTuple):
-    """How a rollout is computed, and how many tokens a micro-batch of training has."""
+    """The schedule of a rollout, and the tokens of a micro-batch of training."""
 
     slots: int = 128
     cache_bucket: int = 32
@@ -152,7 +152,7 @@ class Subject:
 
 
 def configured(dtype: str) -> RunConfig:
-    """The configuration in one precision."""
+    """Returns the configuration in one precision."""
     config = tiny_reasoning_cpu()
     return dataclasses.replace(config, compute=dataclasses.replace(config.compute, dtype=dtype))
 
@@ -177,9 +177,9 @@ def measure(
     if first is not None:
         # fewer samples, and a length of the cache that is a multiple of another bucket
         n, t = (min(x) for x in zip(first.tokens.shape, recorded.tokens.shape, strict=True))
-        same = first.tokens[:n, :t] == recorded.tokens[:n, :t]
-        same &= first.logp[:n, :t] == recorded.logp[:n, :t]
-        row["first"] = float(same[recorded.mask[:n, :t]].mean())
+        equal = first.tokens[:n, :t] == recorded.tokens[:n, :t]
+        equal &= first.logp[:n, :t] == recorded.logp[:n, :t]
+        row["first"] = float(equal[recorded.mask[:n, :t]].mean())
     return row, recorded
 
 
@@ -194,16 +194,16 @@ def cost(config: RunConfig, samples: int, rounds: int = 3) -> dict[str, Any]:
         subject.score(recorded, True)
         scored = time.perf_counter()
         subject.differentiate(recorded)
-        ended = time.perf_counter()
+        end = time.perf_counter()
         if i:  # the first round compiles
             rates["rollout"].append(int(recorded.mask.sum()) / recorded.seconds)
             rates["score"].append(total / (scored - started))
-            rates["gradient"].append(total / (ended - scored))
+            rates["gradient"].append(total / (end - scored))
     return {f"{part}_tokens_per_s": round(float(np.median(x))) for part, x in rates.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/exact.jsonl"))
     parser.add_argument("--tokens", type=int, default=100_000, help="of the first schedule")

@@ -1,5 +1,5 @@
-"""What the experiments share: results as lines of JSON, so that a killed experiment goes on where
-it was; and what identifies a run.
+"""Shared parts of the experiments: results as lines of JSON, so that a killed experiment can
+continue, and the identity of a run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from compass_jax.config.io import config_to_json
 
 
 def finished(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows written so far, oldest first; none where the file does not exist. A last line that a
-    kill cut off is left out.
+    """Returns the rows written so far, oldest first; none if the file does not exist. A last line
+    that a kill cut off is left out.
 
-    Raises ValueError, naming the line, where another one is not JSON.
+    Raises ValueError, with the line's number, if another line is not JSON.
     """
     file = Path(path)
     lines = file.read_text().split("\n") if file.exists() else []
@@ -33,22 +33,22 @@ def finished(path: str | os.PathLike) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            if number < len(lines):  # only the last line has no line feed behind it
+            if number < len(lines):  # only the last line has no line feed at its end
                 raise ValueError(f"{file}:{number}: not a line of JSON: {error}") from error
     return rows
 
 
 def append(path: str | os.PathLike, row: Mapping[str, Any]) -> None:
-    """Adds one row and has it on the disk before returning; the rest of a line that a kill cut off
-    is removed first.
+    """Appends one row and flushes it to the disk, after removing the rest of a line that a kill cut
+    off.
     """
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(row, allow_nan=False)
     with open(file, "a+b") as out:
         out.seek(0)
-        whole = out.read()
-        out.truncate(whole.rfind(b"\n") + 1)
+        content = out.read()
+        out.truncate(content.rfind(b"\n") + 1)
         out.write(line.encode() + b"\n")
         out.flush()
         os.fsync(out.fileno())
@@ -62,8 +62,8 @@ def forget_compiled() -> None:
 
 
 def config_hash(config: RunConfig) -> str:
-    """Twelve hexadecimal digits that change with any setting but the directories: the same run at
-    another place is the same run.
+    """Returns twelve hexadecimal digits that change with any setting but the directories, so that a
+    run keeps its hash in another directory.
     """
     settings = {
         k: v
@@ -76,8 +76,8 @@ def config_hash(config: RunConfig) -> str:
 
 
 def commit() -> str:
-    """The commit of this tree, with -dirty where tracked files differ from it; empty outside a git
-    checkout.
+    """Returns the commit of this tree, with -dirty if tracked files differ from it; empty outside a
+    git checkout.
     """
     command = [
         "git",

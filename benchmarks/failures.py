@@ -93,7 +93,7 @@ def false_alarms(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def plot(panels: Sequence[tuple[str, Mapping[int, float], float | None]], path: Path) -> None:
-    """Draws a curve a panel, and the limit at which the guard prints its notice."""
+    """Draws one curve per panel, and the limit at which the guard prints its notice."""
     import matplotlib
 
     matplotlib.use("Agg")

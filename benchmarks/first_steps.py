@@ -1,4 +1,4 @@
-"""From a command to the second step of RL: seconds with an empty cache of compiled programs, with a
+"""Seconds from a command to the second step of RL: with an empty cache of compiled programs, with a
 full one, and those of TRL on the same model, prompts and reward.
 
     python -m benchmarks.first_steps [--trl PYTHON] [--rounds 3]
@@ -42,7 +42,7 @@ GRPOTrainer(model=sys.argv[1], reward_funcs=score, args=args, train_dataset=data
 
 
 def make(folder: Path) -> None:
-    """A model of 0.4M parameters as transformers writes it, 200 prompts, a reward."""
+    """Writes a model of 0.4M parameters with transformers, 200 prompts and a reward."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -67,8 +67,8 @@ def make(folder: Path) -> None:
 
 
 def timed(command: list[str], folder: Path, env: dict[str, str]) -> tuple[float, float]:
-    """Seconds until step 2 is logged (NaN where no metrics.jsonl is written) and until the process
-    has ended; RuntimeError with its last words where it fails.
+    """Runs a command; returns the seconds until step 2 is logged (NaN without a metrics.jsonl) and
+    until the process ends. Raises RuntimeError with the end of the output if the process fails.
     """
     began, second = time.monotonic(), float("nan")
     with tempfile.TemporaryFile("w+") as words:
@@ -84,8 +84,8 @@ def timed(command: list[str], folder: Path, env: dict[str, str]) -> tuple[float,
     return second, time.monotonic() - began
 
 
-def ours(folder: Path, cache: Path) -> tuple[float, float]:
-    """Two steps of `compass train` into an empty directory (see `timed`)."""
+def run_compass(folder: Path, cache: Path) -> tuple[float, float]:
+    """Runs two steps of `compass train` in an empty directory (see `timed`)."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     env["XDG_CACHE_HOME"] = str(cache)
@@ -100,23 +100,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trl", metavar="PYTHON", help="an interpreter that has trl")
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="first_steps_"))
     make(folder)
     names = ("cold, step 2", "cold", "warm, step 2", "warm", "trl")
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(asked.rounds):
+    for number in range(options.rounds):
         cache = folder / f"cache_{number}"
         for name in ("cold", "warm"):
-            for key, value in zip((f"{name}, step 2", name), ours(folder, cache), strict=True):
+            for key, value in zip(
+                (f"{name}, step 2", name), run_compass(folder, cache), strict=True
+            ):
                 seconds[key].append(value)
-        if asked.trl:
+        if options.trl:
             env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-            command = [asked.trl, "with_trl.py", "model", "prompts.jsonl", "out"]
+            command = [options.trl, "with_trl.py", "model", "prompts.jsonl", "out"]
             seconds["trl"].append(timed(command, folder, env)[1])
         print({name: f"{x[-1]:.1f} s" for name, x in seconds.items() if x}, flush=True)
     medians = {name: round(statistics.median(x), 1) for name, x in seconds.items() if x}
-    print(json.dumps({"steps": 2, "rounds": asked.rounds, **medians}))
+    print(json.dumps({"steps": 2, "rounds": options.rounds, **medians}))
     shutil.rmtree(folder, ignore_errors=True)
     return 0
 

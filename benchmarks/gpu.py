@@ -1,9 +1,10 @@
-"""One GPU: training and decoding of a mixture of experts beside the chip's published peaks.
+"""Training and decoding of a mixture of experts on one GPU, compared with the chip's published
+peaks.
 
     python -m benchmarks.gpu [--only products train replay decode] [--smoke] [--trace DIR]
                              [--out FILE]
 
-`products` times one MoE layer's experts and one layer's attention by themselves, forward and with
+`products` times one MoE layer's experts and one layer's attention in isolation, forward and with
 gradient, for each implementation that the configuration offers. `train` times whole updates (AdamW
 in float32, products in bfloat16, rematerialised layers) of the first layers of Qwen3-30B-A3B, four
 of them on 80 GB, and counts MFU without the recomputation. `replay` generates with the engine and
@@ -53,8 +54,8 @@ class Sizes(NamedTuple):
     """The size of each part."""
 
     model: ModelConfig
-    layers: int  # of the trained model
-    rows: int  # of a training step
+    layers: int  # layers of the trained model
+    rows: int  # rows of a training step
     length: int
     slots: tuple[int, ...]
     prompt: int
@@ -86,7 +87,7 @@ SMOKE = Sizes(
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median wall time of a call after one that is not counted."""
+    """Returns the median wall time of a call, after a first call that is not counted."""
     jax.block_until_ready(call())
     times = []
     for _ in range(repeats):
@@ -97,8 +98,8 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def normal(tree: Any, seed: int = 0) -> Any:
-    """Random arrays of the shapes and types of `tree`: vectors are 1, as norms begin, others have a
-    standard deviation of 0.02.
+    """Returns random arrays of the shapes and types of `tree`: vectors are 1, as norms begin,
+    others have a standard deviation of 0.02.
     """
 
     @partial(jax.jit, static_argnums=(1, 2))
@@ -107,23 +108,23 @@ def normal(tree: Any, seed: int = 0) -> Any:
 
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
-    made = [
+    arrays = [
         jnp.ones(x.shape, x.dtype) if x.ndim == 1 else leaf(key, x.shape, x.dtype)
         for key, x in zip(keys, leaves, strict=True)
     ]
-    return jax.tree.unflatten(structure, made)
+    return jax.tree.unflatten(structure, arrays)
 
 
 def products(sizes: Sizes) -> dict[str, Any]:
-    """Experts and attention by themselves, as in a training step of `sizes`."""
+    """Times experts and attention in isolation, as in a training step of `sizes`."""
     config = sizes.model
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for n, names in (
         (sizes.slots[-1], ("tokamax", "ragged")),
         (sizes.rows * sizes.length, ("tokamax",)),  # "ragged" would hold the rows of every expert
     ):
         for name in names:
-            found[f"experts {name}, {n} tokens"] = _experts(config, name, n)
+            results[f"experts {name}, {n} tokens"] = _experts(config, name, n)
     keys = jax.random.split(jax.random.key(0), 2)
     b, t, d = sizes.rows, sizes.length, config.head_dim
     q = jax.random.normal(keys[0], (b, config.heads, t, d), jnp.bfloat16) * d**-0.5
@@ -138,13 +139,13 @@ def products(sizes: Sizes) -> dict[str, Any]:
 
     flops = 2.0 * b * config.heads * t * t * d
     for name, attention in (("cudnn", cudnn), ("portable", portable)):
-        found[f"attention {name}"] = _timed(attention, (q, k, k), flops, 3.5)
-        print(json.dumps(found), file=sys.stderr, flush=True)
-    return found
+        results[f"attention {name}"] = _timed(attention, (q, k, k), flops, 3.5)
+        print(json.dumps(results), file=sys.stderr, flush=True)
+    return results
 
 
 def _experts(config: ModelConfig, name: str, n: int) -> Any:
-    """One layer's experts on `n` tokens, whose choices are uniform."""
+    """Times one layer's experts on `n` tokens, whose choices are uniform."""
     moe, keys = config.mixture, jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (n, config.hidden), jnp.bfloat16)
     scores = jax.random.normal(keys[1], (n, moe.experts))
@@ -163,25 +164,26 @@ def _experts(config: ModelConfig, name: str, n: int) -> Any:
 def _timed(
     function: Callable[..., Any], inputs: tuple[Any, ...], flops: float, passes: float = 3.0
 ) -> Any:
-    """TFLOP/s forward and of gradient with forward, counted as `passes` forward passes; the error
-    of an implementation that this machine does not run.
+    """Returns milliseconds and TFLOP/s of the forward pass, and of the forward and backward pass
+    together, counted as `passes` forward passes; or the error of an implementation that this
+    machine does not run.
     """
     grad = jax.grad(lambda *x: jnp.sum(function(*x).astype(jnp.float32)), range(len(inputs)))
     try:
         alone = seconds(partial(jax.jit(function), *inputs), 5)
-        both = seconds(partial(jax.jit(grad), *inputs), 3)
+        with_gradient = seconds(partial(jax.jit(grad), *inputs), 3)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error)[:120]}"}
     return {
         "ms": round(1e3 * alone, 3),
         "tflops": round(flops / alone / 1e12, 1),
-        "with_gradient_ms": round(1e3 * both, 3),
-        "with_gradient_tflops": round(passes * flops / both / 1e12, 1),
+        "with_gradient_ms": round(1e3 * with_gradient, 3),
+        "with_gradient_tflops": round(passes * flops / with_gradient / 1e12, 1),
     }
 
 
 def train(sizes: Sizes, trace: Path | None) -> dict[str, Any]:
-    """Whole updates; MFU counts a forward pass and twice as much for the gradient."""
+    """Times whole updates; MFU counts a forward pass and twice as much for the gradient."""
     config = replace(sizes.model, layers=sizes.layers)
     model = Transformer(config, COMPUTE, training_layout(COMPUTE))
     state = optim.init_state(normal(abstract_params(config, "float32", model.layout)), OPTIM, 1000)
@@ -199,18 +201,18 @@ def train(sizes: Sizes, trace: Path | None) -> dict[str, Any]:
 
     def one():
         nonlocal state
-        grads, found = gradients()
+        grads, metrics = gradients()
         state, _ = step.apply(
             state, grads, config=OPTIM, total_steps=1000, decays=decays(config, model.layout)
         )
-        losses.append(found["loss"][0])
+        losses.append(metrics["loss"][0])
         return state
 
     start = time.perf_counter()
     jax.block_until_ready(one())
     first = time.perf_counter() - start
     repeats = bool(jax.jit(_equal)(gradients()[0], gradients()[0]))
-    taken = seconds(one, sizes.steps)
+    step_seconds = seconds(one, sizes.steps)
     with _traced(trace, "train"):
         jax.block_until_ready(one())
     flops = 3 * forward_flops(config, [sizes.length] * sizes.rows)
@@ -218,11 +220,11 @@ def train(sizes: Sizes, trace: Path | None) -> dict[str, Any]:
         "layers": config.layers,
         "parameters": param_count(config),
         "batch": [sizes.rows, sizes.length],
-        "step_s": round(taken, 4),
+        "step_s": round(step_seconds, 4),
         "first_step_s": round(first, 1),
-        "tokens_per_s": round(tokens.size / taken, 1),
-        "tflops": round(flops / taken / 1e12, 1),
-        **_share("mfu", flops / taken, "bf16_tflops", 1e12),
+        "tokens_per_s": round(tokens.size / step_seconds, 1),
+        "tflops": round(flops / step_seconds / 1e12, 1),
+        **_share("mfu", flops / step_seconds, "bf16_tflops", 1e12),
         "gradient_repeats_bit_for_bit": repeats,
         "losses": [round(float(x), 4) for x in losses],
         "peak_gib": _peak_gib(),
@@ -230,14 +232,14 @@ def train(sizes: Sizes, trace: Path | None) -> dict[str, Any]:
 
 
 def _equal(a: Any, b: Any) -> Any:
-    """Whether two trees are equal in every bit but the sign of zeros."""
-    same = jax.tree.map(lambda x, y: jnp.all(x == y), a, b)
-    return jnp.all(jnp.stack(jax.tree.leaves(same)))
+    """Returns whether two trees are equal in every bit but the sign of zeros."""
+    equal = jax.tree.map(lambda x, y: jnp.all(x == y), a, b)
+    return jnp.all(jnp.stack(jax.tree.leaves(equal)))
 
 
 def replay(sizes: Sizes) -> dict[str, Any]:
-    """Mean |log-prob of the engine - log-prob in training| of the same tokens in bfloat16, with the
-    routes that training chooses and with those of the rollout.
+    """Returns the mean |log-prob of the engine - log-prob in training| of the same tokens in
+    bfloat16, with the routes that training chooses and with those of the rollout.
     """
     config = replace(sizes.model, layers=sizes.layers)
     engine = _engine(config, sizes, sizes.slots[0])
@@ -246,21 +248,21 @@ def replay(sizes: Sizes) -> dict[str, Any]:
     tokens, lengths, logp, routes = _generate(engine, engine.load_params(params), sizes)
     generated = np.arange(tokens.shape[1])[None] >= sizes.prompt
     generated = generated & (np.arange(tokens.shape[1])[None] < lengths[:, None])
-    found = {}
+    gaps = {}
     for name, used in (("live", None), ("replayed", routes)):
         scored, _, chosen, _ = step.score(
             model, params, jnp.asarray(tokens), jnp.asarray(lengths), used, temperature=1.0
         )
         gap = np.abs(np.asarray(scored, np.float64) - logp)[generated]
-        same = np.sort(np.asarray(chosen), -1) == np.sort(np.asarray(routes), -1)
+        equal_sets = np.sort(np.asarray(chosen), -1) == np.sort(np.asarray(routes), -1)
         inputs = np.arange(tokens.shape[1])[None] < lengths[:, None] - 1
-        found[name] = {
+        gaps[name] = {
             "mean_abs_gap": float(gap.mean()),
             "max_abs_gap": float(gap.max()),
-            "tokens_routed_otherwise": float(1 - same.all((-2, -1))[inputs].mean()),
+            "tokens_routed_otherwise": float(1 - equal_sets.all((-2, -1))[inputs].mean()),
         }
-    found["ratio"] = found["live"]["mean_abs_gap"] / found["replayed"]["mean_abs_gap"]
-    return {"tokens": int(generated.sum()), **found}
+    gaps["ratio"] = gaps["live"]["mean_abs_gap"] / gaps["replayed"]["mean_abs_gap"]
+    return {"tokens": int(generated.sum()), **gaps}
 
 
 def _engine(config: ModelConfig, sizes: Sizes, slots: int) -> Engine:
@@ -276,7 +278,7 @@ def _engine(config: ModelConfig, sizes: Sizes, slots: int) -> Engine:
 
 
 def _begin(engine: Engine, params: Any, sizes: Sizes) -> Any:
-    """A state whose slots all hold a prompt of random tokens of their own."""
+    """Returns a state whose slots hold different prompts of random tokens, and the prompts."""
     state, slots, at_once = engine.init_decode_state(), engine.config.slots, 8
     prompts = np.random.default_rng(0).integers(
         0, engine.model_config.vocab_size, (slots, sizes.prompt), np.int32
@@ -297,7 +299,7 @@ def _begin(engine: Engine, params: Any, sizes: Sizes) -> Any:
 
 
 def _generate(engine: Engine, params: Any, sizes: Sizes) -> tuple[Any, ...]:
-    """(tokens `[b t]`, lengths, log-probs `[b t]`, routes `[b t l k]`) of one batch."""
+    """Returns (tokens `[b t]`, lengths, log-probs `[b t]`, routes `[b t l k]`) of one batch."""
     state, prompts = _begin(engine, params, sizes)
     rows: list[list[int]] = [list(x) for x in prompts]
     logp: list[list[float]] = [[0.0] * sizes.prompt for _ in prompts]
@@ -307,10 +309,10 @@ def _generate(engine: Engine, params: Any, sizes: Sizes) -> tuple[Any, ...]:
         routes = state.routes
         results = results.convert_to_numpy()
         for slot in range(len(rows)):
-            made = results.get_result_at_slot(slot)
-            kept = made.valid[0].astype(bool)
-            rows[slot] += made.tokens[0][kept].tolist()
-            logp[slot] += results.logp[slot][kept].tolist()
+            slot_result = results.get_result_at_slot(slot)
+            valid = slot_result.valid[0].astype(bool)
+            rows[slot] += slot_result.tokens[0][valid].tolist()
+            logp[slot] += results.logp[slot][valid].tolist()
     lengths = np.array([len(x) for x in rows], np.int32)
     width = routes.shape[1]
     pad = [np.pad(np.array(x), (0, width - len(x))) for x in rows]
@@ -320,7 +322,7 @@ def _generate(engine: Engine, params: Any, sizes: Sizes) -> tuple[Any, ...]:
 
 
 def decode(sizes: Sizes, trace: Path | None) -> dict[str, Any]:
-    """Token steps of the whole model at each number of slots."""
+    """Times token steps of the whole model at each number of slots."""
     engine = _engine(sizes.model, sizes, sizes.slots[0])
     params = normal(abstract_params(sizes.model, "bfloat16", engine.layout))
     jax.block_until_ready(params)
@@ -350,7 +352,7 @@ def _decode(sizes: Sizes, slots: int, params: Any, trace: Path | None) -> dict[s
         chosen = chosen.reshape(len(chosen), -1, config.mixture.top_k)
         layers = chosen.transpose(1, 0, 2).reshape(chosen.shape[1], -1)
         touched.append(np.mean([len(np.unique(x)) for x in layers]) / config.mixture.experts)
-    taken = statistics.median(times)
+    token_seconds = statistics.median(times)
     experts = 2 * len(config.moe_layers) * 3 * config.hidden * config.mixture.ffn
     experts *= config.mixture.experts
     keys = 2 * config.layers * config.kv_heads * (config.head_dim + config.value_dim)
@@ -359,24 +361,26 @@ def _decode(sizes: Sizes, slots: int, params: Any, trace: Path | None) -> dict[s
     read = 2 * param_count(config) - embedding - experts * (1 - float(np.mean(touched)))
     read += slots * length * keys
     return {
-        "token_ms": round(1e3 * taken, 3),
-        "tokens_per_s": round(slots / taken, 1),
+        "token_ms": round(1e3 * token_seconds, 3),
+        "tokens_per_s": round(slots / token_seconds, 1),
         "first_call_s": round(first, 1),
         "experts_read": round(float(np.mean(touched)), 3),
         "gib_read": round(read / 2**30, 2),
-        "gb_per_s": round(read / taken / 1e9, 1),
-        **_share("of_bandwidth", read / taken, "hbm_gb_s", 1e9),
+        "gb_per_s": round(read / token_seconds / 1e9, 1),
+        **_share("of_bandwidth", read / token_seconds, "hbm_gb_s", 1e9),
     }
 
 
 def _share(name: str, rate: float, peak: str, unit: float) -> dict[str, float]:
-    """The share of a published peak; nothing on a chip that chips.py does not know."""
+    """Returns the share of a published peak; empty for a chip that chips.py does not know."""
     chip = chip_of(jax.devices()[0].device_kind)
     return {} if chip is None else {name: round(rate / (getattr(chip, peak) * unit), 4)}
 
 
 def _traced(folder: Path | None, name: str) -> Any:
-    """A profiler trace of what runs within it; nothing without a folder."""
+    """Returns a context that profiles the code inside it, or one without effect if there is no
+    folder.
+    """
     return nullcontext() if folder is None else jax.profiler.trace(folder / name)
 
 

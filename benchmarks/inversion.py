@@ -6,19 +6,18 @@ three verdicts, both trained on the same preferences with 25% noise (benchmarks/
 
 A seed is a cold start of the policy, both reward models from the same random weights, and RL from
 the cold start with the gold label, the scalar model and the judge as the reward; the anchor is the
-right answer. A refreshed model goes on learning after each third of the RL: the same preferences,
+right answer. A refreshed model continues to learn after each third of the RL: the same preferences,
 and those mined from the policy's answers of that third (pipeline/mine.py), each MINED times; the
 next third starts from the policy's weights with a new optimiser. A third in which the guard sees
 "reward up, gold down" ends with the policy that it began with; its answers are mined all the same.
 With a refreshed model an answer that is no digit is Worse (rewards.judge_needs_form). A guarded
 judge is the plain one with rl.guard.action = "restore": where the guard sees "reward up, gold
-down", the run ends with the policy of the last checkpoint from before the window. Agreement
-and ties are of held-out pairs without noise, inverted advantages of the training samples against
-their gold labels, accuracy of held-out questions by the gold label. `alarm` is the first step at
-which the guard sees "reward up, gold down" in its window of WINDOW steps, or of a third; with a
-plain model it only warns.
-A line per finished run goes to OUT/inversion.jsonl; at the end OUT/inversion.md and
-OUT/inversion.png.
+down", the run ends with the policy of the last checkpoint from before the window. Agreement and
+ties are of held-out pairs without noise, inverted advantages of the training samples against their
+gold labels, accuracy of held-out questions by the gold label. `alarm` is the first step at which
+the guard sees "reward up, gold down" in its window of WINDOW steps, or of a third; with a plain
+model it only warns. A line per finished run goes to OUT/inversion.jsonl; at the end
+OUT/inversion.md and OUT/inversion.png.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ SEEDS = (0, 1, 2, 3, 4)
 MINED, WINDOW = 5, 12
 NOISE = 0.25  # of the verdicts in the training pairs
 HELD = 144  # of 720 questions
-VOCABULARY = 512  # in which what a judge is asked has 134 tokens, not 700
-FORM: dict[str, Any] = {  # of a refreshed model's reward: one digit
+VOCABULARY = 512  # with which a judge's question has 134 tokens, not 700
+FORM: dict[str, Any] = {  # the form that a refreshed model's reward requires: one digit
     "verifier": {"judge": 1.0, "regex": 0.01},
     "verifier_args": (("pattern", r"\d"),),
 }
@@ -77,11 +76,11 @@ SHARES = ("agreement", "preference", "tie_recall", "tie_precision")
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How much is trained: rows, and steps of each kind."""
+    """The amounts of training: rows, and steps of each kind."""
 
     pairs: int = 6000
     conversations: int = 3000
-    held: int = 300  # pairs
+    held_pairs: int = 300  # pairs
     cold: int = 100
     scalar: int = 600
     judge: int = 900  # of 32 questions, two a pair
@@ -95,39 +94,39 @@ SMOKE = Sizes(60, 60, 6, cold=2, scalar=2, judge=2, judge_rl=1, steps=2, prompts
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
-    """JSON Lines; their path."""
+    """Writes JSON Lines and returns their path."""
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
 def fine_tuned(steps: int, batch: int) -> dict[str, Any]:
-    """Settings of a fine-tuning from random weights."""
+    """Returns the settings of a fine-tuning from random weights."""
     optim = {"learning_rate": 2e-3, "warmup_steps": min(20, steps), "schedule": "cosine"}
     settings = {"sft.steps": steps, "sft.batch": batch, "sft.save_every": 0, "mesh.fsdp": 1}
     return settings | {f"sft.optim.{name}": value for name, value in optim.items()}
 
 
 def known(value: float | None) -> float | None:
-    """None of NaN, which JSON has no word for."""
+    """Returns a number, or None for NaN, which JSON does not have."""
     return None if value is None or math.isnan(value) else value
 
 
 class Trial:
-    """The runs of a seed, in a folder of their own."""
+    """The runs of a seed, in one folder."""
 
     def __init__(self, seed: int, folder: Path, smoke: bool):
         self.seed, self.folder = seed, folder
         self.sizes = SMOKE if smoke else Sizes()
         draw = random.Random(f"{seed} inversion")
-        asked = inversion_task.questions(draw)
-        held, training = asked[:HELD], asked[HELD:]
+        questions = inversion_task.questions(draw)
+        held_questions, training = questions[:HELD], questions[HELD:]
         folder.mkdir(parents=True, exist_ok=True)
         self.questions, self.held = (
             write_rows(folder / name, ({"prompt": x, "answer": max(x.split())} for x in part))
-            for name, part in (("training.jsonl", training), ("held.jsonl", held))
+            for name, part in (("training.jsonl", training), ("held.jsonl", held_questions))
         )
         noisy = inversion_task.pairs(training, self.sizes.pairs, NOISE, draw)
-        clean = inversion_task.pairs(held, self.sizes.held, 0.0, draw)
+        clean = inversion_task.pairs(held_questions, self.sizes.held_pairs, 0.0, draw)
         talks = inversion_task.conversations(training, self.sizes.conversations, draw)
         self.pairs = write_rows(folder / "pairs.jsonl", noisy)
         self.held_pairs = write_rows(folder / "held_pairs.jsonl", clean)
@@ -135,7 +134,9 @@ class Trial:
         self.model = self._model(smoke)
 
     def _model(self, smoke: bool) -> str:
-        """Random weights from which policy, scalar model and judge start, a Hugging Face folder."""
+        """Writes the random weights from which policy, scalar model and judge start; returns their
+        Hugging Face folder.
+        """
         base, folder = rl_runs.without_stages(), self.folder / "model"
         if not folder.exists():
             train_tokenizer(inversion_task.texts(), VOCABULARY, self.folder / "tokenizer")
@@ -153,7 +154,9 @@ class Trial:
         return str(folder)
 
     def cold_start(self) -> str:
-        """The policy before RL, which answers as inversion_task.MIXTURE does; its directory."""
+        """Trains the policy before RL, which answers as inversion_task.MIXTURE does; returns its
+        directory.
+        """
         settings = fine_tuned(self.sizes.cold, min(64, self.sizes.conversations))
         settings |= {"seed": self.seed, "run_dir": str(self.folder / "cold")}
         config = with_settings(sft_config(self.model, [self.talks]), settings)
@@ -161,8 +164,8 @@ class Trial:
         return config.directory
 
     def judge(self, kind: str, mined: str = "", start: str = "") -> tuple[str, Agreement]:
-        """(weights, agreement on held-out pairs) of the scalar model or the judge; of one that
-        learns the file `mined`, too, from the weights `start`.
+        """Trains the scalar model or the judge; returns its weights and its agreement on held-out
+        pairs. With `mined` the model also learns that file, from the weights `start`.
         """
         sizes, scalar = self.sizes, kind == "scalar"
         run = Path(mined).parent / "model" if mined else self.folder / f"{kind}_model"
@@ -174,14 +177,14 @@ class Trial:
         settings = fine_tuned(-(-steps // sizes.parts) if mined else steps, min(32, sizes.pairs))
         settings |= {"rl.steps": sizes.judge_rl, "rl.eval_every": 0, "rl.save_every": 0}
         settings |= {"rl.prompts_per_step": sizes.prompts, "rl.updates_per_rollout": 1}
-        settings |= {"rl.optim.learning_rate": 1e-4, "data.eval_prompts": sizes.held}
+        settings |= {"rl.optim.learning_rate": 1e-4, "data.eval_prompts": sizes.held_pairs}
         settings |= {"seed": self.seed, "run_dir": str(run)}
         out = run_train_judge(with_settings(config, settings), scalar)
         stage = "scalar" if scalar else "rl"
         return f"{run}/{stage}", out[stage]
 
     def mined(self, rollouts: Path, out: Path) -> str:
-        """The file of preferences on the answers of an RL run, with their reasons."""
+        """Writes the preferences on the answers of an RL run, with reasons; returns their file."""
         rows = mine_file(str(rollouts), 2)
         for row in rows:
             worth = (inversion_task.gold(row["prompt"], row[x]) for x in ("candidate", "anchor"))
@@ -192,8 +195,8 @@ class Trial:
     def policy(
         self, reward: str, folder: str, steps: int, judge: str = "", start: str = ""
     ) -> RunConfig:
-        """RL of `steps` from `start`, whose reward is gold, or that of a scalar model or judge with
-        the weights `judge`.
+        """Returns the configuration of `steps` of RL from `start`. The reward is the gold label, or
+        that of a scalar model or judge with the weights `judge`.
         """
         kind, refreshed = kind_of(reward), reward.endswith(REFRESHED)
         formed = FORM if refreshed else {"verifier": "judge"}
@@ -225,12 +228,12 @@ class Trial:
         return with_settings(config, settings | {"run_dir": str(self.folder / folder)})
 
     def accuracy(self, weights: str) -> float:
-        """Share of held-out answers that are the largest digit, by the gold label."""
+        """Returns the share of held-out answers that are the largest digit, by the gold label."""
         return evaluate_weights(self.policy("gold", "gold", 1), weights).avg_at_k
 
     def measure(self, reward: str) -> dict[str, Any]:
-        """The row of a reward: its model is trained, then the policy, which the gold label
-        judges.
+        """Trains the model of a reward, then the policy, which the gold label judges; returns the
+        row.
         """
         began, cold = time.perf_counter(), self.cold_start()
         kind = kind_of(reward)
@@ -244,8 +247,8 @@ class Trial:
                 if part:
                     rollouts = Path(start) / "rollouts.jsonl"
                     mined = self.mined(rollouts, self.folder / folder / "judge")
-                weights, found = self.judge(kind, mined, weights)
-                shares = {name: known(getattr(found, name)) for name in SHARES}
+                weights, agreement = self.judge(kind, mined, weights)
+                shares = {name: known(getattr(agreement, name)) for name in SHARES}
             most = max(1, self.sizes.steps // parts)
             config = self.policy(reward, f"{folder}/rl", most, weights, start)
             run_rl(config)
@@ -269,7 +272,7 @@ def kind_of(reward: str) -> str:
 
 
 def alarm(p_values: Sequence[float | None], config: RunConfig) -> int | None:
-    """The first step at which the guard warned, from 1; None where it did not."""
+    """Returns the first step at which the guard warned, counted from 1, or None."""
     guard = config.rl.guard
     level = guard.false_alarms / max(1, config.rl.steps - guard.window + 1)
     steps = (n for n, p in enumerate(p_values, 1) if p is not None and p <= level)
@@ -277,14 +280,16 @@ def alarm(p_values: Sequence[float | None], config: RunConfig) -> int | None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown: how good each reward model is, and what came of training with it."""
+    """Returns a table in Markdown: the quality of each reward model, and the results of training
+    with it.
+    """
     names = {**{name: name.replace("_", " ") for name in SHARES}, "inversion": "inverted pairs"}
     names |= {"before": "accuracy before", "accuracy": "after"}
     lines = [f"| reward | seeds | {' | '.join(names.values())} |", "|---" * (len(names) + 2) + "|"]
-    for variant, found in rl_runs.by_variant(rows).items():
-        cells = [variant, str(len(found))]
+    for variant, runs in rl_runs.by_variant(rows).items():
+        cells = [variant, str(len(runs))]
         for name in names:
-            values = [row[name] for row in found if row.get(name) is not None]
+            values = [row[name] for row in runs if row.get(name) is not None]
             cells.append(rl_runs.spread(values) if values else "")
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| judge beside scalar, paired by seed | seeds | accuracy | inverted pairs |"]
@@ -304,7 +309,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def of_seeds(rows: Sequence[Mapping[str, Any]], variant: str) -> dict[int, Mapping[str, Any]]:
-    """The rows of a reward by seed, those with both numbers."""
+    """Returns the rows of a reward by seed, for the seeds that have both numbers."""
     return {
         row["seed"]: row
         for row in rows
@@ -313,14 +318,16 @@ def of_seeds(rows: Sequence[Mapping[str, Any]], variant: str) -> dict[int, Mappi
 
 
 def difference(values: Sequence[float]) -> str:
-    """The mean and its 95% percentile bootstrap interval over seeds, from all resamples."""
+    """Returns the mean and its 95% percentile bootstrap interval over seeds, from all resamples."""
     draws = itertools.product(values, repeat=len(values))
     low, high = np.percentile([np.mean(draw) for draw in draws], (2.5, 97.5))
     return f"{np.mean(values):+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Inverted pairs and the samples' gold labels by step: means over seeds, the seeds faintly."""
+    """Draws inverted pairs and the samples' gold labels by step: means over seeds, the seeds
+    faintly.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -332,15 +339,15 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         "reward/gold/mean": "mean gold label of the samples",
     }
     for panel, (name, title) in zip(axes, panels.items(), strict=True):
-        for colour, (variant, found) in zip(
+        for colour, (variant, runs) in zip(
             rl_runs.COLOURS, rl_runs.by_variant(rows).items(), strict=False
         ):
-            series = [row["series"][gold_series(variant, name)] for row in found]
+            series = [row["series"][gold_series(variant, name)] for row in runs]
             # a run that the guard ended has fewer steps
             curves = np.array(list(itertools.zip_longest(*series)), float).T
             steps = np.arange(1, curves.shape[1] + 1)
             panel.plot(steps, curves.T, color=colour, alpha=0.25, linewidth=0.8)
-            label = f"{variant} ({len(found)})"
+            label = f"{variant} ({len(runs)})"
             panel.plot(steps, np.nanmean(curves, 0), color=colour, linewidth=2, label=label)
         panel.set(xlabel="step", title=title)
         panel.spines[["top", "right"]].set_visible(False)
@@ -350,13 +357,15 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def gold_series(variant: str, name: str) -> str:
-    """Where the reward is the gold label, it has no component beside it."""
-    both = (variant, name) == ("gold", "reward/gold/mean")
-    return "reward/mean" if both else name
+    """Returns the name of a series; with the gold label as the reward, the gold component is the
+    reward.
+    """
+    is_gold = (variant, name) == ("gold", "reward/gold/mean")
+    return "reward/mean" if is_gold else name
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the picture."""
+    """Runs the rewards that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
     args = rl_runs.parser(__doc__, "inversion", seeds=SEEDS, variants=REWARDS).parse_args(argv)

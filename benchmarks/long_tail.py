@@ -4,10 +4,10 @@
     python -m benchmarks.long_tail [--rounds 7] [--smoke]
 
 Ours is the rollout's collector: freed slots are filled again, the longest expected requests first;
-what it expects is the true length times e^(0.5 z), z standard normal. transformers generates static
-batches of 64 in the order of arrival, each until its longest request is done; tokens that a request
-did not ask for do not count. `arrival_over_longest_first` compares our two orders, in decode steps
-and in seconds.
+the expected length is the true length times e^(0.5 z), z standard normal. transformers generates
+static batches of 64 in the order of arrival, each until its longest request is done; tokens that a
+request did not ask for do not count. `arrival_over_longest_first` compares our two orders, in
+decode steps and in seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from benchmarks import common
-from benchmarks.rollout import CACHE_BUCKET, Theirs, calibrate
+from benchmarks.rollout import CACHE_BUCKET, TransformersGenerator, calibrate
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.flops import flops_per_token
@@ -30,13 +30,13 @@ from compass_jax.rollout.sampling import Purpose
 from compass_jax.weights.sync import sync_weights
 
 MEDIAN, SIGMA, ERROR = 64, 1.0, 0.5
-ORDER_ROUNDS = 3  # of our two orders against each other, behind the rounds
+ORDER_ROUNDS = 3  # rounds that compare our two orders, after the others
 
 
 def request_lengths(
     n: int, longest: int, median: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(new tokens of each request, what is expected of it)."""
+    """Returns (new tokens of each request, their expected number)."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(np.exp(np.log(median) + SIGMA * rng.standard_normal(n)), 1, longest).astype(
         np.int64
@@ -44,8 +44,8 @@ def request_lengths(
     return lengths, lengths * np.exp(ERROR * rng.standard_normal(n))
 
 
-class Ours:
-    """compass_jax: one collection over all requests, each at its next visit."""
+class CompassGenerator:
+    """compass_jax's side: one collection over all requests, each at its next visit."""
 
     def __init__(
         self,
@@ -88,21 +88,25 @@ class Ours:
             expected=self.expected if by_length else None,
             max_new_tokens=self.lengths,
         )
-        made = sum(rollout.response_length for rollout in collection)
+        new_tokens = sum(rollout.response_length for rollout in collection)
         jax.block_until_ready(collection.routes)
         self.stats[by_length] = collection.stats
-        return made
+        return new_tokens
 
 
-def static_batches(theirs: Theirs, prompts: np.ndarray, lengths: np.ndarray, slots: int) -> int:
-    """transformers' side; returns the number of tokens that were asked for."""
+def static_batches(
+    generator: TransformersGenerator, prompts: np.ndarray, lengths: np.ndarray, slots: int
+) -> int:
+    """Generates with transformers in static batches; returns the number of tokens that the requests
+    need.
+    """
     import torch
 
     for first in range(0, len(prompts), slots):
         part = slice(first, first + slots)
-        theirs.prompts = torch.tensor(prompts[part])
-        theirs.mask = torch.ones_like(theirs.prompts)
-        theirs(int(lengths[part].max()))
+        generator.prompts = torch.tensor(prompts[part])
+        generator.mask = torch.ones_like(generator.prompts)
+        generator(int(lengths[part].max()))
     return int(lengths.sum())
 
 
@@ -114,17 +118,17 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     agreement = common.compare_logits(model, config, params, setup)
     prompts = common.random_tokens(setup, (requests, setup.prompt_length), seed=3)
     lengths, expected = request_lengths(requests, longest, median)
-    theirs = Theirs(model, prompts[:slots], setup.new_tokens)
-    options, times = calibrate(theirs)
-    ours = Ours(config, params, prompts, lengths, expected, slots)
+    transformers_side = TransformersGenerator(model, prompts[:slots], setup.new_tokens)
+    options, times = calibrate(transformers_side)
+    compass_side = CompassGenerator(config, params, prompts, lengths, expected, slots)
     for by_length in (False, True):
-        if (made := ours.generate(by_length)) != lengths.sum():
+        if (new_tokens := compass_side.generate(by_length)) != lengths.sum():
             raise SystemExit(
-                f"ours generated {made} tokens, not {lengths.sum()}: nothing was timed"
+                f"ours generated {new_tokens} tokens, not {lengths.sum()}: nothing was timed"
             )
-    found = common.run_rounds(
-        ours.generate,
-        lambda: static_batches(theirs, prompts, lengths, slots),
+    timings = common.run_rounds(
+        compass_side.generate,
+        lambda: static_batches(transformers_side, prompts, lengths, slots),
         rounds,
         common.make_probe(),
     )
@@ -132,9 +136,9 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     for r in range(min(rounds, ORDER_ROUNDS)):
         for by_length in (False, True)[:: -1 if r % 2 else 1]:
             seconds[by_length].append(
-                common.seconds(lambda by_length=by_length: ours.generate(by_length))
+                common.seconds(lambda by_length=by_length: compass_side.generate(by_length))
             )
-    arrival, by_length = ours.stats[False], ours.stats[True]
+    arrival, by_length = compass_side.stats[False], compass_side.stats[True]
     details = {
         "requests": requests,
         "slots": slots,
@@ -162,14 +166,14 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     common.report(
         "long_tail",
         smoke,
-        common.summarise(found, flops_per_token(config)),
+        common.summarise(timings, flops_per_token(config)),
         details,
         common.environment(),
     )
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command line."""
     if argv is None:
         tune_allocator()
     args = common.arguments("generation of a long-tailed mix against transformers", argv)

@@ -3,7 +3,7 @@
     git clone https://github.com/huggingface/Math-Verify
     python -m benchmarks.math_pairs Math-Verify/tests
 
-The reference and the answer are the texts of a test as they are; the whole answer counts
+The reference and the answer are the unchanged texts of a test; the whole answer counts
 (`answer_tag` is empty). The tests' files are read as data and never imported.
 """
 
@@ -36,9 +36,9 @@ def pairs(folder: Path) -> Iterator[Pair]:
                 if "gold" not in names:
                     continue
                 for row in _rows(node.args[1]):
-                    given = dict(zip(names, row, strict=True))
-                    expected = given["expected" if "expected" in given else "result"]
-                    yield Pair(given["gold"], given["pred"], int(expected))
+                    parameters = dict(zip(names, row, strict=True))
+                    expected = parameters["expected" if "expected" in parameters else "result"]
+                    yield Pair(parameters["gold"], parameters["pred"], int(expected))
 
 
 def _rows(node: ast.expr) -> list[Any]:
@@ -50,13 +50,13 @@ def _rows(node: ast.expr) -> list[Any]:
     return list(ast.literal_eval(text))
 
 
-def ours(pair: Pair) -> float:
+def compass_score(pair: Pair) -> float:
     """Returns the reward of `math`."""
-    found = judge(pair.answer, pair.gold, "")
-    return found if isinstance(found, float) else float(found["reward"])
+    verdict = judge(pair.answer, pair.gold, "")
+    return verdict if isinstance(verdict, float) else float(verdict["reward"])
 
 
-def theirs(pair: Pair) -> float:
+def math_verify_score(pair: Pair) -> float:
     """Returns Math-Verify's score with its default settings."""
     import math_verify
 
@@ -64,14 +64,16 @@ def theirs(pair: Pair) -> float:
 
 
 def main() -> None:
-    """Prints how many pairs get the expected score, and those that do not here."""
+    """Prints how many pairs get the expected score, and the pairs that do not get it here."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="the tests of a clone of Math-Verify")
-    found = list(pairs(parser.parse_args().folder))
-    right, other = (sum(f(pair) == pair.expected for pair in found) for f in (ours, theirs))
-    print(f"{len(found)} pairs: here {right}, Math-Verify {other}")
-    for pair in found:
-        if ours(pair) != pair.expected:
+    tests = list(pairs(parser.parse_args().folder))
+    right, other = (
+        sum(f(pair) == pair.expected for pair in tests) for f in (compass_score, math_verify_score)
+    )
+    print(f"{len(tests)} pairs: here {right}, Math-Verify {other}")
+    for pair in tests:
+        if compass_score(pair) != pair.expected:
             print(f"expected {pair.expected}: {pair.gold[-60:]!r} | {pair.answer[-60:]!r}")
 
 

@@ -1,23 +1,23 @@
-"""What each measure of the rollout is worth, one added to the other: seconds of a whole RL step,
+"""The worth of each measure of the rollout, one added to the other: seconds of a whole RL step,
 with a verifier that waits 50 ms per sample.
 
     python -m benchmarks.measures [--rounds 7] [--cold-starts runs/cold_starts] [--smoke]
 
-The demo's model from its cold start, 64 prompts of 8 samples a step. Every row is a run of its own;
-they take turns step by step, so that a disturbance of the machine meets all alike, and their
+The demo's model from its cold start, 64 prompts of 8 samples a step. Every row is a separate run;
+the runs take turns step by step, so that a disturbance of the machine meets all alike, and their
 medians over the rounds are compared.
     base                     texts are made and sent to the verifiers when the rollout is over
-    + detokenisation         texts are made as samples finish, by a thread beside the decoding;
+    + detokenisation         texts are made as samples finish, by a thread during the decoding;
                              scored when the rollout is over
     + reward overlap         scored as samples finish: what `compass train` always does
     + 8-bit rollout          rollout.quantize int8; on a CPU emulated: the numbers of 8 bits, not
                              their speed
-    + longest first          requests start in the order of the length that is expected of them
-    + one step off           rl.one_step_off: the next rollout runs beside the training
+    + longest first          requests start in the order of their expected lengths
+    + one step off           rl.one_step_off: the next rollout runs during the training
     + partial rollouts       rl.partial_prompts, a quarter of the step's: a rollout ends with its
-                             last whole group, the rest goes on in the next
-One row more has reward overlap and a verifier that does not wait: what is left of the wait is
-`wait_hidden`.
+                             last whole group, the rest continues in the next
+One row more has reward overlap and a verifier that does not wait: `wait_hidden` is the part of the
+wait that remains.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import StopSignal
 from compass_jax.training.loop import RLTrainer
 
-# they only wait; with fewer than the rollout finishes samples in 50 ms, samples queue for them, and
-# no overlap could hide that
+# The workers only wait. If there were fewer than the samples that a rollout finishes in 50 ms,
+# samples would queue for them, which no overlap could hide.
 WORKERS = 32
 _TEXTS = ThreadPoolExecutor(1, "texts")
 
 
 class Late(Scorer):
-    """Verifiers that get nothing before somebody waits for them. `texts_early`: the texts are made
-    beside the decoding all the same.
+    """Verifiers that get no sample before the rewards are collected. `texts_early`: the texts are
+    still made during the decoding.
     """
 
     texts_early = False
@@ -59,28 +59,28 @@ class Late(Scorer):
         super().__init__(*args, **options)
 
     def submit(self, key, prompt, response) -> None:
-        """Keeps it for `collect`."""
+        """Stores the sample for `collect`."""
         if self.texts_early:
             response = _TEXTS.submit(response).result
         self._held.append((key, prompt, response))
 
     def collect(self, block: bool):
-        """Submits what was kept, then collects."""
-        for held in self._held:
-            key, prompt, response = held
+        """Submits the stored samples, then collects."""
+        for submission in self._held:
+            key, prompt, response = submission
             super().submit(key, prompt, response())
         self._held.clear()
         return super().collect(block)
 
 
 class EarlyTexts(Late):
-    """`Late` with texts that are ready by then."""
+    """A `Late` scorer whose texts are made during the decoding."""
 
     texts_early = True
 
 
 class Variant(NamedTuple):
-    """One row: its scorer, its verifier, and what differs in its run from the row before."""
+    """One row: its scorer, its verifier, and the differences of its run from the row before."""
 
     scorer: type[Scorer]
     verifier: str
@@ -105,7 +105,7 @@ VARIANTS = {
 def variant_config(
     variant: Variant, weights: str, folder: Path, steps: int, smoke: bool
 ) -> RunConfig:
-    """The demo's RL run with the row's measures."""
+    """Returns the demo's RL run with the row's measures."""
     config = rl_runs.without_stages()
     rl = dataclasses.replace(
         config.rl,
@@ -139,7 +139,7 @@ def variant_config(
 def steps_of(
     variant: Variant, config: RunConfig, scope: contextlib.ExitStack
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """The row's steps, one for each `next`."""
+    """Returns an iterator over the row's steps."""
     scorer = scope.enter_context(variant.scorer(config.rewards, config.data))
     scorer.wait_ready()
     telemetry = scope.enter_context(Telemetry(config.directory, config.rl.steps, "rl"))
@@ -150,8 +150,8 @@ def steps_of(
 
 
 def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str, Any]]:
-    """One row of numbers for each variant: medians over the rounds; two steps of each before them
-    are not counted.
+    """Returns one row of numbers for each variant: medians over the rounds, without the first two
+    steps of each.
     """
     warm = 2
     with contextlib.ExitStack() as scope:
@@ -163,20 +163,22 @@ def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str,
             )
             for i, (name, variant) in enumerate(VARIANTS.items())
         }
-        taken: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+        timings: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
         for r in range(rounds + warm):
             for name in list(VARIANTS)[:: -1 if r % 2 else 1]:
                 started = time.perf_counter()
                 metrics = next(running[name])[1]
-                taken[name].append({"step_s": time.perf_counter() - started, **metrics})
+                timings[name].append({"step_s": time.perf_counter() - started, **metrics})
             print(
                 f"round {r + 1 - warm}: "
-                + ", ".join(f"{name} {found[-1]['step_s']:.2f} s" for name, found in taken.items()),
+                + ", ".join(
+                    f"{name} {steps[-1]['step_s']:.2f} s" for name, steps in timings.items()
+                ),
                 flush=True,
             )
     rows = []
-    for name, found in taken.items():
-        counted = found[warm:]
+    for name, steps in timings.items():
+        counted = steps[warm:]
         row = {
             "variant": name,
             **{
@@ -195,8 +197,8 @@ def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str,
 
 
 def wait_hidden(rows: list[dict[str, Any]]) -> float:
-    """What a verifier that waits costs with overlap, as a share of what it costs without, in
-    seconds of rollout and of waiting for rewards.
+    """Returns the cost with overlap of a verifier that waits, as a share of its cost without
+    overlap, in seconds of rollout and of waiting for rewards.
     """
     cost = {row["variant"]: row["time/rollout_s"] + row["time/reward_wait_s"] for row in rows}
     return (cost["+ reward overlap"] - cost["no wait"]) / (
@@ -222,17 +224,17 @@ def main(argv: list[str] | None = None) -> None:
     weights = "" if args.smoke else rl_runs.cold_start(0, Path(args.cold_starts))
     rows = measure(weights, out, args.rounds, args.smoke)
     print(report(rows))
-    found = {
+    summary = {
         "benchmark": "measures",
         "smoke": args.smoke,
         "wait_over_no_overlap": round(wait_hidden(rows), 4),
         "rows": rows,
     }
-    print(json.dumps({**found, "commit": experiments.commit()}), flush=True)
+    print(json.dumps({**summary, "commit": experiments.commit()}), flush=True)
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """The cumulative table in Markdown."""
+    """Returns the cumulative table in Markdown."""
     base, before = rows[0]["step_s"], rows[0]["step_s"]
     lines = [
         "| measures | step, s | base over it | the row before over it | rollout, s | waiting for"

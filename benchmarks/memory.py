@@ -1,9 +1,10 @@
-"""Peak memory of real runs beside the estimate of `compass train --dry-run`:
+"""Peak memory of real runs, compared with the estimate of `compass train --dry-run`.
 
     python -m benchmarks.memory [CONFIG | MODEL_FOLDER ROWS] [SETTINGS]
 
-runs two steps of a configuration (default: tiny_reasoning_cpu), or of a model's folder on a file of
-rows, in a process of their own, and prints one line of JSON: estimate_gib, peak_gib, ratio.
+The command runs two steps of a configuration (default: tiny_reasoning_cpu), or of a model's folder
+on a file of rows, in a separate process, and prints one line of JSON: estimate_gib, peak_gib,
+ratio.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SHORT += ("--rl.eval-every", "0")
 
 
 def main(words: list[str]) -> dict[str, float]:
-    """Runs the two steps and returns what it prints."""
+    """Runs the two steps; prints and returns the numbers."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*_command(words), *SHORT, "--run-dir", folder]
         dry = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True)
@@ -28,14 +29,14 @@ def main(words: list[str]) -> dict[str, float]:
         estimate = float(line.split("about ")[1].split(" GiB")[0])
         peak = peak_of(command)
         logged = Path(folder, "metrics.jsonl").read_text().splitlines()[-1]
-    found = {
+    result = {
         "estimate_gib": estimate,
         "peak_gib": round(peak, 2),
         "logged_gib": round(json.loads(logged)["metrics"]["memory/peak_gib"], 2),
         "ratio": round(estimate / peak, 3),
     }
-    print(json.dumps(found))
-    return found
+    print(json.dumps(result))
+    return result
 
 
 def _command(words: list[str]) -> list[str]:
@@ -50,7 +51,9 @@ def _command(words: list[str]) -> list[str]:
 
 
 def peak_of(command: list[str]) -> float:
-    """Returns the most resident memory of a command's process in GiB; RuntimeError if it fails."""
+    """Returns the peak resident memory of a command's process in GiB. Raises RuntimeError if the
+    command fails.
+    """
     peak = 0.0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:

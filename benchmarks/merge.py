@@ -1,11 +1,11 @@
-"""What a merge costs: seconds and memory of `compass merge` on two random parents of many
+"""The cost of a merge: seconds and memory of `compass merge` on two random parents of many
 gigabytes.
 
     python -m benchmarks.merge [--out runs/merge] [--gib 2] [--method ties] [--smoke]
 
 Base and parents are Qwen3-MoE folders in bfloat16, in shards of a quarter of their size; the
-parents' entries all differ from the base's. The command runs in a process of its own, whose peak of
-resident memory the kernel keeps (VmHWM); it counts pages of files that are mapped too. Everything
+parents' entries all differ from the base's. The command runs in a separate process, whose peak of
+resident memory the kernel records (VmHWM); it counts pages of files that are mapped too. Everything
 written is removed. The last line is one of JSON.
 """
 
@@ -39,7 +39,7 @@ ROW = 4_194_319  # entries, a prime
 
 
 def model_of_size(size: int, smoke: bool) -> ModelConfig:
-    """A MoE model whose bfloat16 weights have `size` bytes, and at most a layer more."""
+    """Returns an MoE model whose bfloat16 weights have `size` bytes, and at most a layer more."""
     hidden, experts, vocab = (32, 4, 64) if smoke else (1024, 32, 32_000)
     moe = MoEConfig(experts=experts, top_k=2, ffn=hidden // 2)
     layer = 3 * experts * moe.ffn * hidden + 4 * hidden * hidden
@@ -50,10 +50,10 @@ def model_of_size(size: int, smoke: bool) -> ModelConfig:
 
 
 def write_model(folder: Path, config: ModelConfig, number: int) -> None:
-    """A folder of random weights; those of number 1 and 2 are near those of number 0.
+    """Writes a folder of random weights; those of number 1 and 2 are near those of number 0.
 
-    Each leaf repeats one row of random numbers, from a place of its own on: drawing billions of
-    them would take longer than merging.
+    Each leaf repeats one row of random numbers, from a different place on: drawing billions of them
+    would take longer than merging.
     """
     leaves, structure = jax.tree.flatten(abstract_params(config, "bfloat16"))
     row = 0.02 * np.random.default_rng(0).standard_normal(ROW, np.float32)
@@ -66,7 +66,7 @@ def write_model(folder: Path, config: ModelConfig, number: int) -> None:
 
 
 class Cost(NamedTuple):
-    """What a command took: its peak of resident memory, and seconds on the clock and of the
+    """The cost of a command: its peak of resident memory, and seconds on the clock and of the
     processors.
     """
 
@@ -76,7 +76,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(command: Sequence[str]) -> Cost:
-    """What a command takes. Raises SystemExit where it fails."""
+    """Runs a command and returns its cost. Raises SystemExit if the command fails."""
     started, spent, peak = time.perf_counter(), _children_s(), 0
     with subprocess.Popen(command, stdout=sys.stderr) as child:
         while child.poll() is None:
@@ -84,8 +84,8 @@ def cost_of(command: Sequence[str]) -> Cost:
                 text = Path(f"/proc/{child.pid}/status").read_text()
             except OSError:
                 break
-            if found := re.search(r"VmHWM:\s+(\d+) kB", text):
-                peak = int(found[1]) * 1024
+            if match := re.search(r"VmHWM:\s+(\d+) kB", text):
+                peak = int(match[1]) * 1024
             time.sleep(POLL_S)
     if child.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit status {child.returncode}")

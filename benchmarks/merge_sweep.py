@@ -4,9 +4,10 @@ mixture-of-experts models of two sizes.
     python -m benchmarks.merge_sweep [--out runs/merge_sweep] [--method linear] [--steps 200]
 
 For each of four models a base is tuned on worked solutions of short sums and of counting the bits
-of small numbers; then one parent goes on with longer sums, the other with larger numbers. Held-out
-prompts of both are evaluated for each of five weights of the sums' parent. What exists already is
-not made again. Writes OUT/NAME/METHOD/sweep.png and sweep.json; the last line is one of JSON.
+of small numbers; then one parent continues with longer sums, the other with larger numbers.
+Held-out prompts of both are evaluated for each of five weights of the sums' parent. Results that
+exist are not made again. Writes OUT/NAME/METHOD/sweep.png and sweep.json; the last line is one of
+JSON.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ TASKS = {
 
 
 def models() -> dict[str, ModelConfig]:
-    """Name -> model: dense and with experts, of two sizes."""
-    found = {}
+    """Returns the models by name: dense and with experts, of two sizes."""
+    configs = {}
     for size, hidden in (("small", 64), ("larger", 128)):
         dense = ModelConfig(
             "qwen3", 384, hidden, 2, 4, 2, hidden // 4, 2 * hidden, max_positions=160, init_std=0.05
         )
         moe = MoEConfig(experts=8, top_k=2, ffn=hidden)
-        found[f"dense, {size}"] = dense
-        found[f"MoE, {size}"] = dataclasses.replace(dense, family="qwen3_moe", moe=moe)
-    return found
+        configs[f"dense, {size}"] = dense
+        configs[f"MoE, {size}"] = dataclasses.replace(dense, family="qwen3_moe", moe=moe)
+    return configs
 
 
 def _sums(terms: int, size: int) -> ProceduralSource:
@@ -71,7 +72,9 @@ def _bits(digits: int, size: int) -> ProceduralSource:
 
 
 def config_of(model: ModelConfig, folder: Path, part: str, steps: int) -> RunConfig:
-    """The run that tunes `part`, one of TASKS: parents start from the base."""
+    """Returns the configuration of the run that tunes `part`, one of TASKS; parents start from the
+    base.
+    """
     return RunConfig(
         name=part,
         run_dir=str(folder / part),
@@ -127,8 +130,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200, help="of each parent: %(default)s")
     args = parser.parse_args(argv)
     one = partial(sweep, out=Path(args.out), method=args.method, steps=args.steps)
-    found = [one(name, models()[name]) for name in args.only]
-    print(json.dumps({"benchmark": "merge_sweep", "method": args.method, "models": found}))
+    results = [one(name, models()[name]) for name in args.only]
+    print(json.dumps({"benchmark": "merge_sweep", "method": args.method, "models": results}))
 
 
 if __name__ == "__main__":

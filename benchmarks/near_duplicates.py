@@ -1,4 +1,4 @@
-"""Whether `compass prepare-sft` finds near-duplicates and nothing else, and what many rows cost.
+"""The precision and recall of `compass prepare-sft` on near-duplicates, and its cost on many rows.
 
     python -m benchmarks.near_duplicates [--rows 6000] [--lines 1000000] [--out FILE.json]
 
@@ -14,8 +14,8 @@ near-duplicate where a row of its family came before.
 
 Both for each kind of edit, at several thresholds; "without numbers" leaves the rule out that
 questions with other numbers differ. The lines are short made-up questions and answers: a tenth of
-them copies, a tenth edited copies, a fifth of one template. The command runs as a process of its
-own; its peak of memory is the kernel's. Ends with one line of JSON.
+them copies, a tenth edited copies, a fifth of one template. The command runs in a separate process,
+whose peak of memory the kernel reports. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Edit = Callable[[random.Random, str], str]
 
 
 def _changed(rng: random.Random, text: str, count: int, drop: bool) -> str:
-    """`count` words without a digit are other ones, or are left out."""
+    """Returns a text of which `count` words without a digit are replaced or left out."""
     parts = re.split(r"(\s+)", text)
     places = [i for i in range(0, len(parts), 2) if parts[i].isalpha()]
     for i in rng.sample(places, min(count, len(places))):
@@ -57,7 +57,7 @@ def _changed(rng: random.Random, text: str, count: int, drop: bool) -> str:
 
 
 def _reordered(rng: random.Random, text: str) -> str:
-    """Two neighbouring sentences, or lines, change places."""
+    """Returns a text of which two neighbouring sentences, or lines, change places."""
     parts = re.split(r"(?<=[.?!])\s+|\n", text)
     if len(parts) < 2:
         return text
@@ -83,22 +83,22 @@ EDITS: dict[str, Edit] = {
 
 
 def corpus(rows: int, seed: int) -> list[dict[str, Any]]:
-    """Rows in a random order; each says its family, and the edit that made it (empty: none)."""
+    """Returns rows in a random order, each with its family and its edit (empty: none)."""
     import reasoning_gym
 
     rng = random.Random(seed)
     drawn = reasoning_gym.create_dataset("gsm_symbolic", seed=seed, size=rows)
-    found, seen = [], set()
+    corpus_rows, seen = [], set()
     for entry in drawn:
         question, values = entry["question"].strip(), entry["metadata"]["variables"]
-        same = tuple((x, str(v)) for x, v in sorted(values.items()) if re.search(r"\d", str(v)))
-        problem = same or question
+        numbers = tuple((x, str(v)) for x, v in sorted(values.items()) if re.search(r"\d", str(v)))
+        problem = numbers or question
         if problem in seen:
             continue
         seen.add(problem)
         family = len(seen)
         answer = entry["metadata"]["answer_cot"]
-        found.append(_row(question, answer, family, ""))
+        corpus_rows.append(_row(question, answer, family, ""))
         if rng.random() < EDITED:
             name = rng.choice(list(EDITS))
             # the longer texts have the edit in one half or the other
@@ -106,9 +106,9 @@ def corpus(rows: int, seed: int) -> list[dict[str, Any]]:
                 question = EDITS[name](rng, question)
             else:
                 answer = EDITS[name](rng, answer)
-            found.append(_row(question, answer, family, name))
-    rng.shuffle(found)
-    return found
+            corpus_rows.append(_row(question, answer, family, name))
+    rng.shuffle(corpus_rows)
+    return corpus_rows
 
 
 def _row(question: str, answer: str, family: int, edit: str) -> dict[str, Any]:
@@ -116,65 +116,65 @@ def _row(question: str, answer: str, family: int, edit: str) -> dict[str, Any]:
     return {"messages": messages, "family": family, "edit": edit}
 
 
-def found_in(rows: list[dict[str, Any]], folder: Path, near: float) -> dict[str, Any]:
-    """Precision and recall of one threshold, and the recall of each kind of edit."""
-    file, out = folder / "rows.jsonl", folder / f"out_{near}_{time.monotonic_ns()}"
+def found_in(rows: list[dict[str, Any]], folder: Path, similarity: float) -> dict[str, Any]:
+    """Returns the precision and recall of one threshold, and the recall of each kind of edit."""
+    file, out = folder / "rows.jsonl", folder / f"out_{similarity}_{time.monotonic_ns()}"
     numbered = [{**row, "number": i} for i, row in enumerate(rows)]
     file.write_text("".join(json.dumps(row) + "\n" for row in numbered))
-    config = PrepareConfig((str(file),), similarity=near, most_repeated=1.0, unfinished=False)
+    config = PrepareConfig((str(file),), similarity=similarity, most_repeated=1.0, unfinished=False)
     prepare(config, str(out), lambda line: None)
     lines = (out / "train.jsonl").read_text().splitlines()
-    kept = {json.loads(line)["number"] for line in lines}
+    kept_numbers = {json.loads(line)["number"] for line in lines}
     edit_of = {row["family"]: row["edit"] for row in rows if row["edit"]}
     seen: set[int] = set()
     counts = {name: [0, 0] for name in EDITS}  # [taken out, all] of the rows that come again
     wrong = 0
     for row in numbered:
-        taken = row["number"] not in kept
+        is_removed = row["number"] not in kept_numbers
         if row["family"] in seen:
             count = counts[edit_of[row["family"]]]
-            count[0] += taken
+            count[0] += is_removed
             count[1] += 1
         else:
-            wrong += taken
+            wrong += is_removed
         seen.add(row["family"])
-    right = sum(taken for taken, _ in counts.values())
+    right = sum(removed for removed, _ in counts.values())
     return {
         "rows": len(rows),
         "near_duplicates": sum(every for _, every in counts.values()),
         "taken_out": right + wrong,
         "precision": round(right / max(right + wrong, 1), 4),
         "recall": round(right / sum(every for _, every in counts.values()), 4),
-        "recall_of": {name: round(taken / every, 4) for name, (taken, every) in counts.items()},
+        "recall_of": {name: round(removed / every, 4) for name, (removed, every) in counts.items()},
     }
 
 
 def lines(count: int, seed: int) -> Iterator[str]:
-    """Short rows: new ones, copies, edited copies, and those of one template."""
+    """Yields short rows: new ones, copies, edited copies, and those of one template."""
     rng = random.Random(seed)
     names = ["".join(rng.choices(string.ascii_lowercase, k=7)) for _ in range(VOCABULARY)]
-    held: list[tuple[str, str]] = []
+    pool: list[tuple[str, str]] = []
     for i in range(count):
         kind = rng.random()
-        if kind < 0.2 and held:
-            question, answer = rng.choice(held)
+        if kind < 0.2 and pool:
+            question, answer = rng.choice(pool)
             question = question if kind < 0.1 else _changed(rng, question, 1, False)
         elif kind < 0.4:
-            asked = f"{rng.randrange(10**6)} + {rng.randrange(10**6)}"
-            question = f"State the final answer to the following arithmetic problem: {asked} ="
+            expression = f"{rng.randrange(10**6)} + {rng.randrange(10**6)}"
+            question = f"State the final answer to the following arithmetic problem: {expression} ="
             answer = f"<answer>{rng.randrange(10**6)}</answer>"
         else:
-            said = [names[int(VOCABULARY * rng.random() ** 2)] for _ in range(32)]
-            question, answer = " ".join(said[:16]) + "?", " ".join(said[16:]) + "."
-        if len(held) < 10_000:
-            held.append((question, answer))
+            words = [names[int(VOCABULARY * rng.random() ** 2)] for _ in range(32)]
+            question, answer = " ".join(words[:16]) + "?", " ".join(words[16:]) + "."
+        if len(pool) < 10_000:
+            pool.append((question, answer))
         else:
-            held[rng.randrange(10_000)] = (question, answer)
+            pool[rng.randrange(10_000)] = (question, answer)
         yield json.dumps({"prompt": question, "completion": answer, "number": i}) + "\n"
 
 
 def cost(count: int, folder: Path) -> dict[str, Any]:
-    """Seconds and memory of the command on `count` lines."""
+    """Returns the seconds and memory of the command on `count` lines."""
     file = folder / "lines.jsonl"
     with file.open("w") as out:
         out.writelines(lines(count, 0))
@@ -205,7 +205,7 @@ def cost(count: int, folder: Path) -> dict[str, Any]:
 
 
 def _least(folder: Path) -> int:
-    """Bytes that the command takes for one row: what it imports."""
+    """Returns the bytes that the command takes for one row: its imports."""
     file = folder / "one.jsonl"
     file.write_text(next(lines(1, 0)))
     code = (
@@ -226,23 +226,23 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--lines", type=int, default=1_000_000, help="Short lines; 0: none")
     parser.add_argument("--out", default="", help="This file gets the JSON")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as made:
-        folder, rows = Path(made), corpus(args.rows, 0)
-        found: dict[str, Any] = {"command": f"{COMMAND} --rows {args.rows} --lines {args.lines}"}
-        found["thresholds"] = {}
-        for near in THRESHOLDS:
-            found["thresholds"][str(near)] = found_in(rows, folder, near)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, rows = Path(temporary), corpus(args.rows, 0)
+        result: dict[str, Any] = {"command": f"{COMMAND} --rows {args.rows} --lines {args.lines}"}
+        result["thresholds"] = {}
+        for threshold in THRESHOLDS:
+            result["thresholds"][str(threshold)] = found_in(rows, folder, threshold)
         rule, sample.numbers_in = sample.numbers_in, lambda words: []
         try:
-            found["without_numbers"] = found_in(rows, folder, 0.7)
+            result["without_numbers"] = found_in(rows, folder, 0.7)
         finally:
             sample.numbers_in = rule
         if args.lines:
-            found["cost"] = cost(args.lines, folder)
+            result["cost"] = cost(args.lines, folder)
     if args.out:
-        Path(args.out).write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found))
-    return found
+        Path(args.out).write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ On sums the five objectives, on the other two (a model of two layers, each its o
 ESPO's ablations as well. Each objective has its paper's clip range, and all have one learning rate,
 chosen by hand and tuned for none. Uniform groups get nothing from anyone (no RL-ZVP, no dynamic
 sampling), so that objectives alone differ. A line per finished run goes to OUT/objectives.jsonl, so
-that the same command goes on where it was killed; at the end OUT/objectives.md and a picture for
-each task.
+that the same command continues after a kill; at the end OUT/objectives.md and a picture for each
+task.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ABLATIONS = tuple(VARIANTS)[5:]
 
 
 def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The cold start of a task and everything of its RL but the objective."""
+    """Returns the configuration of a task: its cold start, and all of its RL but the objective."""
     config = dataclasses.replace(
         load_config(str(rl_runs.CONFIG)),
         seed=seed,
@@ -94,7 +94,7 @@ def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
 
 
 def _sums(config: RunConfig, smoke: bool) -> RunConfig:
-    """The data of configs/tiny_reasoning_cpu.py."""
+    """Returns the configuration with the data of configs/tiny_reasoning_cpu.py."""
     data = dataclasses.replace(config.data, eval_prompts=256)
     if not smoke:
         return dataclasses.replace(config, data=data)
@@ -104,7 +104,9 @@ def _sums(config: RunConfig, smoke: bool) -> RunConfig:
 
 
 def _synthetic(config: RunConfig, task: str, folder: Path, seed: int) -> RunConfig:
-    """One of the tasks whose entropy lies where it was put; a smaller model learns it."""
+    """Returns the configuration of a task whose entropy has a known place; a smaller model learns
+    it.
+    """
     files = synthetic_tasks.write(task, folder, seed)
     data = DataConfig(
         (FileSource(str(files.prompts), label=task),),
@@ -132,7 +134,7 @@ def _synthetic(config: RunConfig, task: str, folder: Path, seed: int) -> RunConf
 
 
 def with_objective(config: RunConfig, weights: str, name: str, folder: Path) -> RunConfig:
-    """The RL run of one variant from the task's cold start."""
+    """Returns the configuration of the RL run of one variant from the task's cold start."""
     objective = VARIANTS[name]
     optim = OptimConfig(learning_rate=LEARNING_RATE, warmup_steps=2)
     safe = name.replace(", ", "_").replace(" ", "_").replace("/", "_")
@@ -145,13 +147,13 @@ def with_objective(config: RunConfig, weights: str, name: str, folder: Path) -> 
 
 
 def run_sft_of(config: RunConfig) -> str:
-    """The task's own cold start; its directory."""
+    """Trains the task's cold start and returns its directory."""
     run_sft(config)
     return config.directory
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the pictures."""
+    """Runs the variants that are not finished yet, then writes the table and the pictures."""
     if argv is None:
         tune_allocator()
     parser = rl_runs.parser(
@@ -196,34 +198,38 @@ def main(argv: list[str] | None = None) -> None:
     )
     write_atomically(out / "objectives.md", report(rows))
     for task in TASKS:
-        if found := [row for row in rows if row["task"] == task]:
-            rl_runs.plot_curves(found, out / f"objectives_{task}.png", f"Objectives on {task}")
+        if task_rows := [row for row in rows if row["task"] == task]:
+            rl_runs.plot_curves(task_rows, out / f"objectives_{task}.png", f"Objectives on {task}")
     print(report(rows))
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown for each task: accuracy before, at the end and over the whole run,
-    tokens, clip fraction, entropy at the end.
+    """Returns a table in Markdown for each task: accuracy before, at the end and over the whole
+    run, tokens, clip fraction, entropy at the end.
     """
     lines = []
     for task in TASKS:
-        if not (found := [row for row in rows if row["task"] == task]):
+        if not (task_rows := [row for row in rows if row["task"] == task]):
             continue
-        lines += ["", f"**{task}**, from {rl_runs.spread([r['curve'][0][1] for r in found])}", ""]
+        lines += [
+            "",
+            f"**{task}**, from {rl_runs.spread([r['curve'][0][1] for r in task_rows])}",
+            "",
+        ]
         lines += [
             "| objective | seeds | accuracy | mean of the curve | thousand tokens | clip fraction |"
             " entropy at the end, nats |"
         ]
         lines += ["|---|---|---|---|---|---|---|"]
-        budget = min(r["tokens"] for r in found)
-        for name, mine in rl_runs.by_variant(found).items():
-            cells = [name, str(len(mine)), rl_runs.spread([r["accuracy"] for r in mine])]
-            cells.append(rl_runs.spread([rl_runs.mean_height(r["curve"], budget) for r in mine]))
-            cells.append(rl_runs.spread([r["tokens"] / 1e3 for r in mine], "{:.0f}"))
+        budget = min(r["tokens"] for r in task_rows)
+        for name, runs in rl_runs.by_variant(task_rows).items():
+            cells = [name, str(len(runs)), rl_runs.spread([r["accuracy"] for r in runs])]
+            cells.append(rl_runs.spread([rl_runs.mean_height(r["curve"], budget) for r in runs]))
+            cells.append(rl_runs.spread([r["tokens"] / 1e3 for r in runs], "{:.0f}"))
             cells += [
-                rl_runs.spread([float(np.mean(r["series"]["policy/clip_frac"])) for r in mine])
+                rl_runs.spread([float(np.mean(r["series"]["policy/clip_frac"])) for r in runs])
             ]
-            cells += [rl_runs.spread([r["series"]["entropy_nats"][-1] for r in mine])]
+            cells += [rl_runs.spread([r["series"]["entropy_nats"][-1] for r in runs])]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines).strip() + "\n"
 

@@ -1,4 +1,5 @@
-"""Real tokens a second of SFT with and without `sft.packing`, conversations of log-normal lengths.
+"""Real tokens a second of SFT with and without `sft.packing`, on conversations of log-normal
+lengths.
 
     python -m benchmarks.packing [--rounds 5] [--out runs/packing]
 
@@ -33,19 +34,19 @@ LONGEST, BATCH, UPDATES = 512, 64, 2  # tokens, conversations of an update, upda
 
 
 def make_file(path: Path, count: int) -> None:
-    """Conversations whose answers have log-normal lengths, half of them below 75 tokens."""
+    """Writes conversations whose answers have log-normal lengths, half of them below 75 tokens."""
     rng = np.random.default_rng(0)
     with open(path, "w") as file:
         for number in range(count):
             words = int(min(rng.lognormal(3.4, 0.9), 230))
-            said = " ".join(str(x) for x in rng.integers(0, 10, words))
+            answer = " ".join(str(x) for x in rng.integers(0, 10, words))
             turns = [{"role": "user", "content": f"{number}?"}]
-            turns.append({"role": "assistant", "content": said})
+            turns.append({"role": "assistant", "content": answer})
             file.write(json.dumps({"messages": turns}) + "\n")
 
 
 def trainer_of(out: Path, packing: bool, buckets: tuple[int, ...]) -> SFTTrainer:
-    """A trainer before its first update."""
+    """Returns a trainer before its first update."""
     directory = str(out / ("packed" if packing else "apart"))
     sft = SFTConfig(
         files=(str(out / "rows.jsonl"),),
@@ -61,23 +62,23 @@ def trainer_of(out: Path, packing: bool, buckets: tuple[int, ...]) -> SFTTrainer
 
 
 def round_of(trainer: SFTTrainer) -> dict[str, float]:
-    """Real tokens a second, by the clock and of the processors, of the first updates; the share of
-    padding and the loss of the last one.
+    """Runs the first updates; returns the real tokens a second, by the clock and of the processors,
+    the share of padding and the loss of the last update.
     """
     start = trainer.stream.state()
     clock, processor, tokens = time.perf_counter(), time.process_time(), 0
     for _ in range(UPDATES):
         examples = trainer.stream.next_batch(BATCH)
         tokens += sum(example.size for example in examples)
-        found, _ = trainer._update(examples)
+        metrics, _ = trainer._update(examples)
         jax.block_until_ready(trainer.state)
     trainer.stream.restore(start)
-    padding, area = found["padding_frac"]
+    padding, area = metrics["padding_frac"]
     return {
         "tokens_per_s": tokens / (time.perf_counter() - clock),
         "tokens_per_cpu_s": tokens / (time.process_time() - processor),
         "padding_frac": float(padding / area),
-        "loss": float(found["loss"][0]),
+        "loss": float(metrics["loss"][0]),
     }
 
 

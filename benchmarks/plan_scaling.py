@@ -1,5 +1,4 @@
-"""What a plan costs and finds as a model and a pod grow: compile seconds, memory per chip, bytes of
-collectives.
+"""Plans of growing models and pods: compile seconds, memory per chip, bytes of collectives.
 
     python -m benchmarks.plan_scaling [--out benchmarks/results] [--smoke] [--draw]
 
@@ -26,8 +25,8 @@ CHIPS = {16: "v5p:2x2x4", 64: "v5p:4x4x4", 256: "v5p:4x8x8", 512: "v5p:8x8x8"}
 
 
 def configured(chips: int, layers: int, experts: int) -> Any:
-    """The 30B model's RunConfig with so many layers and experts, experts over 8 devices, the rest
-    of the chips for fsdp.
+    """Returns the 30B model's RunConfig with these layers and experts, experts over 8 devices, the
+    rest of the chips for fsdp.
     """
     from compass_jax.config import MeshConfig
     from compass_jax.config.pods import QWEN3_30B_A3B, pod_run
@@ -50,7 +49,7 @@ def configured(chips: int, layers: int, experts: int) -> Any:
 
 
 def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
-    """Forward and backward of one row of LENGTH tokens a chip."""
+    """Compiles forward and backward of one row of LENGTH tokens a chip; returns their numbers."""
     from compass_jax.plan.collectives import collectives
     from compass_jax.plan.memory import memory_of, resident
     from compass_jax.plan.programs import Step, topology_devices
@@ -82,7 +81,9 @@ def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
 
 
 def draw(rows: list[dict[str, Any]], png: Path) -> None:
-    """Seconds and memory against each thing that grows, and the collectives of weak scaling."""
+    """Draws seconds and memory against each number that grows, and the collectives of weak
+    scaling.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -121,7 +122,7 @@ def draw(rows: list[dict[str, Any]], png: Path) -> None:
 
 
 def _draw_sent(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Bars of what a chip sends."""
+    """Draws bars of the bytes that a chip sends."""
     bottom = [0.0] * len(rows)
     for kind, colour in (
         ("all-gather", "#3b6ea5"),
@@ -157,23 +158,23 @@ def main() -> None:
     if args.draw:
         return draw(json.loads((out / "plan_scaling.json").read_text()), out / "plan_scaling.png")
     os.environ.update(COMPILER_ALONE)
-    wanted = (
+    cases = (
         [("layers", 64, n, 128) for n in LAYERS]
         + [("experts", 64, 48, n) for n in EXPERTS]
         + [("chips", n, 48, 128) for n in CHIPS]
     )
     if args.smoke:
-        wanted = [
+        cases = [
             ("layers", 16, 2, 32),
             ("layers", 16, 4, 32),
             ("experts", 16, 2, 32),
             ("chips", 16, 2, 32),
         ]
     rows, known = [], {}
-    for varied, *what in wanted:
-        if tuple(what) not in known:
-            known[tuple(what)] = measure(*what)
-        rows.append({"varied": varied, **known[tuple(what)]})
+    for varied, *shape in cases:
+        if tuple(shape) not in known:
+            known[tuple(shape)] = measure(*shape)
+        rows.append({"varied": varied, **known[tuple(shape)]})
         print(json.dumps(rows[-1]), flush=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / "plan_scaling.json").write_text(json.dumps(rows, indent=1) + "\n")

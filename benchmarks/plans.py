@@ -1,10 +1,10 @@
-"""The plans of the pod configurations: each in a process of its own, its JSON and picture
-kept, one table of all.
+"""The plans of the pod configurations: a process, a JSON file and a picture for each, and one table
+of all.
 
     python -m benchmarks.plans [--out benchmarks/results/plans] [--only NAME ...] [--table]
 
 Needs the extra `plan` and no TPU; minutes and at most a few GiB each. `--table` prints the table of
-what is in the folder and compiles nothing.
+the plans in the folder and compiles nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = {
-    "qwen3_30b_a3b_v5p_4x4x4": "v5p:4x4x4",  # and its second phase, which has the same programs
+    "qwen3_30b_a3b_v5p_4x4x4": "v5p:4x4x4",  # the second phase has the same programs
     "compass_thinker_7b_v5p_4x4x4": "v5p:4x4x4",
     "qwen3_235b_a22b_v5p_4x8x8": "v5p:4x8x8",
     "compass_245b_a71b_v5p_8x8x8": "v5p:8x8x8",
@@ -30,7 +30,7 @@ PLANS = {
 
 
 def make(name: str, out: Path) -> None:
-    """One plan, with its wall time and peak memory."""
+    """Makes one plan, with its wall time and peak memory."""
     command = [
         sys.executable,
         "-m",
@@ -42,16 +42,16 @@ def make(name: str, out: Path) -> None:
     ]
     command += ["--json", "--png", str(out / f"{name}.png")]
     started = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    plan = json.loads(completed.stdout.splitlines()[-1])
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ).stdout.strip()
-    found |= {"wall_s": round(time.perf_counter() - started, 1), "commit": commit}
-    found["peak_gib_so_far"] = round(
+    plan |= {"wall_s": round(time.perf_counter() - started, 1), "commit": commit}
+    plan["peak_gib_so_far"] = round(
         resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2
     )
-    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (out / f"{name}.json").write_text(json.dumps(plan, indent=1) + "\n")
 
 
 def _sent(program: dict[str, Any]) -> float:
@@ -59,14 +59,16 @@ def _sent(program: dict[str, Any]) -> float:
 
 
 def _needs(plan: dict[str, Any]) -> str:
-    """GiB per chip of the fullest program; the compiler does not always say of one that fails."""
+    """Returns the GiB per chip of the fullest program; the compiler does not always report them for
+    a program that fails.
+    """
     size = plan["hbm_gib_per_chip"]
     return "more than there is" if size is None else f"{size:.1f}"
 
 
 def table(out: Path) -> str:
-    """Markdown: memory per chip of each part and of the fullest program, what a chip sends, the
-    bound.
+    """Returns a table in Markdown: memory per chip of each part and of the fullest program, the
+    bytes that a chip sends, and the bound.
     """
     lines = [
         (
@@ -102,7 +104,7 @@ def table(out: Path) -> str:
 
 
 def main() -> None:
-    """Plans, then the table."""
+    """Makes the plans, then prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out",

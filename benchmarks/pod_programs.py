@@ -35,7 +35,7 @@ BEFORE = {
 
 
 def with_predecessors(programs: list[str]) -> set[str]:
-    """The names of programs, and of those whose results they take."""
+    """Returns the names of programs, and of those whose results they take."""
     names = set(programs)
     for program in programs:
         kind, _, length = program.partition(" ")
@@ -44,7 +44,7 @@ def with_predecessors(programs: list[str]) -> set[str]:
 
 
 def measure(program: Any, compiled: Any, chip: Any) -> dict[str, Any]:
-    """The numbers of one compiled program."""
+    """Returns the numbers of one compiled program."""
     from compass_jax.plan.collectives import collectives, total_bytes
     from compass_jax.plan.cycles import estimated_cycles
 
@@ -63,7 +63,7 @@ def measure(program: Any, compiled: Any, chip: Any) -> dict[str, Any]:
 
 
 def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for each program of `args`."""
+    """Returns one row for each program of `args`."""
     from compass_jax.plan.programs import Step, topology_devices
     from compass_jax.tpu_versions import installed
 
@@ -72,9 +72,9 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     names = with_predecessors(args.programs)
     command = ["git", "rev-parse", "--short=8", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
-    made = {"change": args.change, "commit": commit, "versions": installed()}
-    made |= {"flags": os.environ.get(VARIABLE, "")}
-    made |= {"config": args.config, "settings": args.settings, "topology": args.topology}
+    common_fields = {"change": args.change, "commit": commit, "versions": installed()}
+    common_fields |= {"flags": os.environ.get(VARIABLE, "")}
+    common_fields |= {"config": args.config, "settings": args.settings, "topology": args.topology}
     measured = []
     for program in step.programs:
         if program.name in names:
@@ -82,7 +82,7 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
             compiled = program.lower(step.results).compile()
             step.done(program, compiled)
             if program.name in args.programs:
-                row = made | measure(program, compiled, step.chip)
+                row = common_fields | measure(program, compiled, step.chip)
                 measured.append(row | {"compile_s": round(time.perf_counter() - started, 1)})
     return measured
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--change", default="", help="what the row is of")
     parser.add_argument("--out", help="file to append to")
     words = [*sys.argv[1:], "--"]
-    end = words.index("--")  # argparse gives no option's rest to a positional
+    end = words.index("--")  # argparse leaves no words after an option's list to a positional
     args = parser.parse_args(words[:end], argparse.Namespace(settings=words[end + 1 : -1]))
     os.environ.update(COMPILER_ALONE)
     set_flags(args.topology.partition(":")[0])

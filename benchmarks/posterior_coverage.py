@@ -1,5 +1,5 @@
-"""Measures the coverage of predicted pass rates: how often the posterior's 90% interval holds the
-number of right answers among fresh samples of the trained policy.
+"""The coverage of predicted pass rates: how often the posterior's 90% interval holds the number of
+right answers among fresh samples of the trained policy.
 
     python -m benchmarks.posterior_coverage RUN [RUN ...] [--prompts 200] [--samples 64] [--out DIR]
 
@@ -8,7 +8,7 @@ policy and the posteriors; the prompts are drawn from all training prompts. The 
 the Beta-binomial distribution of the fresh samples. `coverage` counts a number of right answers at
 its edge by the part that lies inside (data/posterior.py), so that 0.9 is right for counts too;
 `coverage_closed` counts it whole, which is more than 0.9 where answers are nearly always wrong.
-`coverage_of_beta` is the share of prompts whose measured rate lies in the interval of the Beta
+`coverage_of_beta` is the share of prompts whose measured rate is inside the interval of the Beta
 distribution alone, which leaves out rates of exactly 0 and 1 and the noise of the samples. Writes a
 line per run to OUT/posterior_coverage.jsonl; a killed measurement continues.
 """
@@ -91,13 +91,13 @@ def measure(run: str, count: int, samples: int, out: Path) -> dict[str, Any]:
     prompts = [prompt for i, prompt in enumerate(every) if i in chosen]
     folder = out / f"seed{config.seed}_{experiments.config_hash(config)}"
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / "prompts.jsonl"
+    keep_file = folder / "prompts.jsonl"
     rows = (
         PassRate(x.id, x.label, x.question, 0.0, 0, 1, 0, 0.0, 1.0, i in chosen)
         for i, x in enumerate(every)
     )
-    write_atomically(kept, "".join(json.dumps(row._asdict()) + "\n" for row in rows))
-    data = dataclasses.replace(config.data, keep_file=str(kept))
+    write_atomically(keep_file, "".join(json.dumps(row._asdict()) + "\n" for row in rows))
+    data = dataclasses.replace(config.data, keep_file=str(keep_file))
     run_filter(dataclasses.replace(config, data=data), run, str(folder), Bounds(samples))
     result = covered(selector, prompts, read_pass_rates(folder / FILE))
     return {"run": run, "seed": config.seed, "samples": samples, **result}

@@ -29,8 +29,8 @@ METRICS = 80
 def synthetic_run(
     folder: Path, groups: int = 50, samples: int = 16, tokens: int = 2000, logged: int = 2048
 ) -> None:
-    """Writes the logs of a run as a real one does: groups of samples of so many tokens, four
-    characters a token, of which `logged` tokens of each step of four groups have numbers.
+    """Writes the logs of a synthetic run: groups of samples of `tokens` tokens, four characters a
+    token. In each step of four groups `logged` tokens have numbers.
     """
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,20 +46,20 @@ def synthetic_run(
             left = left if group else logged
             rewards = [float(x) for x in rng.integers(0, 2, samples)]
             starts = rng.integers(0, len(WORDS), samples)
-            taken = []
+            token_logs = []
             for s in range(samples):
                 if count := min(tokens, left):
-                    taken.append({"sample": s, "tokens": count, **_numbers(rng, count)})
+                    token_logs.append({"sample": s, "tokens": count, **_numbers(rng, count)})
                 left -= count
-            said = [texts[start : start + 4 * tokens] for start in starts]
+            responses = [texts[start : start + 4 * tokens] for start in starts]
             rows = [
                 {"response": text, "reward": r, "outcome": "ok", "tokens": tokens}
-                for text, r in zip(said, rewards, strict=True)
+                for text, r in zip(responses, rewards, strict=True)
             ]
             row = {"prompt": f"problem {number}", "label": f"label_{number % 5}", "answer": "12"}
             rollouts.write(json.dumps({**head, **row, "samples": rows}) + "\n")
             means = {"advantage": [round(x - np.mean(rewards), 3) for x in rewards]}
-            line = {**head, "group": group, "means": means, "samples": taken}
+            line = {**head, "group": group, "means": means, "samples": token_logs}
             log.write(json.dumps(line) + "\n")
 
 
@@ -89,7 +89,7 @@ def _numbers(rng: np.random.Generator, count: int) -> dict[str, Any]:
 
 
 def measured(folder: Path, runs: int = 5) -> dict[str, Any]:
-    """Bytes and times of the page of a run; the times to open it are those of so many openings."""
+    """Returns the bytes and times of the page of a run, which is opened `runs` times."""
     began = time.perf_counter()
     page = run_report([folder], out=str(folder / "page.html"))[-1]
     written_s = time.perf_counter() - began
@@ -98,20 +98,20 @@ def measured(folder: Path, runs: int = 5) -> dict[str, Any]:
         for _ in range(runs):
             browser.open(page)
             opened.append(int(browser.evaluate("document.documentElement.dataset.ready")))
-        found = json.loads(browser.evaluate(_GROUP))
+        group_times = json.loads(browser.evaluate(_GROUP))
         version = browser.send("Browser.getVersion")["product"]
         errors = browser.errors
     return {
         "page_bytes": page.stat().st_size,
         "write_s": round(written_s, 2),
         "open_ms": opened,
-        **found,
+        **group_times,
         "console_errors": errors,
         "browser": version,
     }
 
 
-# the next group, drawn and laid out, and a search that reads every text for the first time
+# the next group, drawn and laid out
 _GROUP = """(() => {
   const clock = () => performance.now();
   const began = clock();
@@ -135,14 +135,14 @@ def measure(out: Path) -> None:
             synthetic_run(Path(folder) / "run", logged=logged)
             rows[name] = measured(Path(folder) / "run")
     what = "50 groups of 16 samples of 2,000 tokens, four characters a token"
-    found = {"commit": commit, "cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
-    found |= {"run": what, "logged": rows}
-    out.write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+    result = {"commit": commit, "cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
+    result |= {"run": what, "logged": rows}
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
 
 
 def pictures(runs: list[str], out: Path) -> None:
-    """Screenshots of the page's parts, of the comparison where there are several runs."""
+    """Takes screenshots of the page's parts, and of the comparison if there are several runs."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, Browser(width=1200) as browser:
         file = Path(folder) / "page.html"
@@ -179,7 +179,7 @@ def accuracy_card(run: str, out: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("measure")

@@ -1,5 +1,5 @@
-"""What the RL experiments share: a run as one row (accuracy against tokens, where the signal came
-from), rows as a table and a picture.
+"""Shared parts of the RL experiments: a run as one row (accuracy against tokens, where the signal
+came from), rows as a table and a picture.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SERIES = (
     "zero_variance/rate_all_right",
     "zero_variance/rate_all_wrong",
 )
-# Okabe and Ito's
+# the palette of Okabe and Ito
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 
 
@@ -45,27 +45,27 @@ def parser(
     seeds: Sequence[int] = (),
     variants: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """The options that experiments share: --smoke, and of --out and --cold-starts (folders of
-    runs/), --seeds, --only those asked for.
+    """Returns a parser of the options that experiments share: --smoke, and those of --out and
+    --cold-starts (folders of runs/), --seeds and --only that the caller names.
     """
-    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    argument_parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     if out:
-        made.add_argument(
+        argument_parser.add_argument(
             "--out",
             default=f"runs/{out}",
             help="directory of the runs and the results (default: %(default)s)",
         )
     if cold_starts:
-        made.add_argument(
+        argument_parser.add_argument(
             "--cold-starts",
             default=f"runs/{cold_starts}",
             help="cold starts that experiments share (default: %(default)s)",
         )
     if seeds:
-        made.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+        argument_parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     if variants:
         helps = f"some of {', '.join(variants)}"
-        made.add_argument(
+        argument_parser.add_argument(
             "--only",
             nargs="+",
             choices=list(variants),
@@ -73,17 +73,17 @@ def parser(
             metavar="VARIANT",
             help=helps,
         )
-    made.add_argument(
+    argument_parser.add_argument(
         "--smoke",
         action="store_true",
         help="a version of minutes: it shows that everything runs, not what it is worth",
     )
-    return made
+    return argument_parser
 
 
 def without_stages() -> RunConfig:
-    """configs/tiny_reasoning_cpu.py with 64 prompts a step and RL-ZVP alone, which older
-    measurements have.
+    """Returns configs/tiny_reasoning_cpu.py with 64 prompts a step and RL-ZVP alone, as in older
+    measurements.
     """
     config = load_config(str(CONFIG))
     rl = dataclasses.replace(
@@ -97,8 +97,8 @@ def without_stages() -> RunConfig:
 
 
 def cold_start(seed: int, folder: Path) -> str:
-    """The cold start of configs/tiny_reasoning_cpu.py with this seed, trained once for all
-    experiments that start from it; its directory.
+    """Trains the cold start of configs/tiny_reasoning_cpu.py with this seed, once for all
+    experiments that start from it; returns its directory.
     """
     config = dataclasses.replace(
         load_config(str(CONFIG)), seed=seed, run_dir=str(folder / f"seed{seed}")
@@ -108,7 +108,7 @@ def cold_start(seed: int, folder: Path) -> str:
 
 
 def start_accuracy(config: RunConfig, weights: str, folder: Path) -> float:
-    """Held-out accuracy of the cold start, measured once and kept in `folder`."""
+    """Returns the held-out accuracy of the cold start, measured once and stored in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "start.json"
     if not file.exists():
@@ -117,8 +117,8 @@ def start_accuracy(config: RunConfig, weights: str, folder: Path) -> float:
 
 
 def run(config: RunConfig, start_accuracy: float, variant: str) -> dict[str, Any]:
-    """Trains `config` (or goes on with it) and returns its row. Held-out accuracy is avg@k, at 0
-    tokens that of the start.
+    """Trains `config`, or resumes its training, and returns its row. Held-out accuracy is avg@k, at
+    0 tokens that of the start.
     """
     started = time.perf_counter()
     final = run_rl(config)["evaluation"]
@@ -143,8 +143,8 @@ def run(config: RunConfig, start_accuracy: float, variant: str) -> dict[str, Any
 
 
 def accounts(rows: Sequence[Mapping[str, float]], start: float, final: float) -> dict[str, Any]:
-    """From the metrics of every step: every token that was generated, filter rollouts included, by
-    where its advantage came from.
+    """Returns the curve, the series, and the generated tokens, filter rollouts included, with the
+    origins of their advantages, from the metrics of every step.
     """
     filtered = rows[0].get("waste/filter_tokens", 0.0)
     tokens = np.cumsum([row["waste/tokens_generated"] for row in rows]) + filtered
@@ -171,8 +171,8 @@ def accounts(rows: Sequence[Mapping[str, float]], start: float, final: float) ->
 
 
 def tokens_to_reach(curve: Sequence[Sequence[float]], accuracy: float) -> float | None:
-    """Tokens at which the curve first passes `accuracy`, linearly interpolated; None where it does
-    not.
+    """Returns the tokens at which the curve first passes `accuracy`, linearly interpolated, or None
+    if it does not.
     """
     for (t0, a0), (t1, a1) in itertools.pairwise(curve):
         if a1 >= accuracy:
@@ -183,8 +183,8 @@ def tokens_to_reach(curve: Sequence[Sequence[float]], accuracy: float) -> float 
 
 
 def mean_height(curve: Sequence[Sequence[float]], until: float) -> float:
-    """Mean accuracy over the tokens up to `until` (a budget that all compared runs spent), linear
-    between points: it tells who is there sooner.
+    """Returns the mean accuracy over the tokens up to `until` (a budget that all compared runs
+    spent), linear between points: a run that improves sooner has a greater mean.
     """
     tokens, accuracy = np.asarray(curve, np.float64).T
     grid = np.append(tokens[tokens < until], until)
@@ -192,15 +192,15 @@ def mean_height(curve: Sequence[Sequence[float]], until: float) -> float:
 
 
 def by_variant(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Rows of each variant by seed, variants in the order in which they first come."""
+    """Returns the rows of each variant by seed, variants in the order of their first rows."""
     out: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         out.setdefault(row["variant"], []).append(row)
-    return {name: sorted(found, key=lambda row: row["seed"]) for name, found in out.items()}
+    return {name: sorted(runs, key=lambda row: row["seed"]) for name, runs in out.items()}
 
 
 def spread(values: Sequence[float], form: str = "{:.3f}") -> str:
-    """ "mean (least to greatest)"; one value alone as it is."""
+    """Returns "mean (least to greatest)", or a single value alone."""
     values = list(values)
     mean = form.format(float(np.mean(values)))
     return (
@@ -211,8 +211,8 @@ def spread(values: Sequence[float], form: str = "{:.3f}") -> str:
 
 
 def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Held-out accuracy against tokens generated: the mean over seeds of each variant as a line,
-    the seeds faintly behind it.
+    """Draws held-out accuracy against tokens generated: the mean over seeds of each variant as a
+    line, the seeds faintly behind it.
     """
     import matplotlib
 
@@ -221,15 +221,13 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> No
 
     figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
     styles = itertools.product(("-", "--", ":"), COLOURS)
-    for (style, colour), (name, found) in zip(styles, by_variant(rows).items(), strict=False):
-        curves = [np.array(row["curve"]) for row in found]
+    for (style, colour), (name, runs) in zip(styles, by_variant(rows).items(), strict=False):
+        curves = [np.array(row["curve"]) for row in runs]
         for curve in curves:
             axes.plot(curve[:, 0] / 1e3, curve[:, 1], color=colour, alpha=0.25, linewidth=0.8)
         grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), 60)
         mean = np.mean([np.interp(grid, c[:, 0], c[:, 1]) for c in curves], axis=0)
-        axes.plot(
-            grid / 1e3, mean, style, color=colour, linewidth=2, label=f"{name} ({len(found)})"
-        )
+        axes.plot(grid / 1e3, mean, style, color=colour, linewidth=2, label=f"{name} ({len(runs)})")
     axes.set(
         xlabel="tokens generated, in thousands (everything counted)",
         ylabel="held-out accuracy, avg@k",

@@ -31,8 +31,8 @@ from compass_jax.weights.sync import sync_weights
 CACHE_BUCKET = 16
 
 
-class Ours:
-    """compass_jax: one `Collection` per call, each prompt at its next visit, so that no call
+class CompassGenerator:
+    """compass_jax's side: one `Collection` per call, each prompt at its next visit, so that no call
     repeats another's samples.
     """
 
@@ -54,7 +54,7 @@ class Ours:
         self.visit = 0
 
     def generate(self) -> list[Any]:
-        """The finished rollouts; their routing is in the collection's store by then."""
+        """Returns the finished rollouts; their routing is in the collection's store by then."""
         prompts = [prompt.at_visit(self.visit) for prompt in self.prompts]
         self.visit += 1
         collection = Collection(
@@ -75,9 +75,9 @@ class Ours:
         return sum(rollout.response_length for rollout in self.generate())
 
 
-class Theirs:
-    """transformers: `generate`, sampling from the whole distribution as ours does (its default
-    top_k of 50 is off).
+class TransformersGenerator:
+    """transformers' side: `generate`, sampling from the whole distribution as ours does (its
+    default top_k of 50 is off).
     """
 
     def __init__(self, model: Any, prompts: np.ndarray, new_tokens: int):
@@ -99,7 +99,7 @@ class Theirs:
 
     @torch.inference_mode()
     def __call__(self, new_tokens: int | None = None) -> int:
-        """Generates, as many tokens as were asked for at first unless told otherwise; returns the
+        """Generates `new_tokens` tokens, by default as many as the constructor names; returns the
         number of new tokens.
         """
         out = self.model.generate(
@@ -118,12 +118,12 @@ class Theirs:
         return out.numel() - self.prompts.numel()
 
 
-def calibrate(theirs: Theirs) -> tuple[dict[str, str], dict[str, float]]:
-    """The fastest of transformers' options here, one after the other; and the seconds of a
-    generation with each. It is left switched on.
+def calibrate(transformers_side: TransformersGenerator) -> tuple[dict[str, str], dict[str, float]]:
+    """Returns the fastest of transformers' options here, chosen one after the other, and the
+    seconds of a generation with each. The fastest options stay switched on.
 
-    The cache is chosen on whole generations, since its cost grows with their length; what does not
-    depend on it, on an eighth.
+    The cache is chosen on whole generations, since its cost grows with their length; the other
+    options are chosen on an eighth.
     """
     best = {"experts": "grouped_mm", "attention": "sdpa", "cache": "dynamic"}
     times = {}
@@ -133,24 +133,30 @@ def calibrate(theirs: Theirs) -> tuple[dict[str, str], dict[str, float]]:
         "cache": ("dynamic", "static"),
     }
     for option, choices in values.items():
-        length = theirs.new_tokens if option == "cache" else max(2, theirs.new_tokens // 8)
+        length = (
+            transformers_side.new_tokens
+            if option == "cache"
+            else max(2, transformers_side.new_tokens // 8)
+        )
         candidates = {
-            value: partial(theirs.generate_with, length, **{**best, option: value})
+            value: partial(transformers_side.generate_with, length, **{**best, option: value})
             for value in choices
         }
-        best[option], found = common.fastest(option, candidates, repeats=2)
-        times |= {f"{option}={value}": round(t, 3) for value, t in found.items()}
-    theirs.choose(**best)
+        best[option], timings = common.fastest(option, candidates, repeats=2)
+        times |= {f"{option}={value}": round(t, 3) for value, t in timings.items()}
+    transformers_side.choose(**best)
     return best, times
 
 
-def check_counts(ours: Ours, theirs: Theirs, expected: int) -> None:
-    """SystemExit unless both sides make all tokens: a sequence that ended early would be time
-    saved.
+def check_counts(
+    compass_side: CompassGenerator, transformers_side: TransformersGenerator, expected: int
+) -> None:
+    """Raises SystemExit unless both sides make all tokens: a sequence that ended early would save
+    time.
     """
-    for name, made in (("ours", ours()), ("transformers", theirs())):
-        if made != expected:
-            raise SystemExit(f"{name} generated {made} tokens, not {expected}: nothing was timed")
+    for name, count in (("ours", compass_side()), ("transformers", transformers_side())):
+        if count != expected:
+            raise SystemExit(f"{name} generated {count} tokens, not {expected}: nothing was timed")
 
 
 def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
@@ -158,15 +164,15 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     model, config, params = common.build_pair(setup)
     agreement = common.compare_logits(model, config, params, setup)
     prompts = common.random_tokens(setup, (setup.prompts, setup.prompt_length), seed=3)
-    theirs = Theirs(model, prompts, setup.new_tokens)
-    options, times = calibrate(theirs)
-    ours = Ours(config, params, prompts, setup)
-    first = common.seconds(ours)
-    check_counts(ours, theirs, setup.prompts * setup.new_tokens)
-    again = common.seconds(ours)
-    found = common.run_rounds(ours, theirs, rounds, common.make_probe())
+    transformers_side = TransformersGenerator(model, prompts, setup.new_tokens)
+    options, times = calibrate(transformers_side)
+    compass_side = CompassGenerator(config, params, prompts, setup)
+    first = common.seconds(compass_side)
+    check_counts(compass_side, transformers_side, setup.prompts * setup.new_tokens)
+    second = common.seconds(compass_side)
+    timings = common.run_rounds(compass_side, transformers_side, rounds, common.make_probe())
     details = {
-        "ours_compile_s": round(first - again, 2),
+        "ours_compile_s": round(first - second, 2),
         "warm_up": "excluded from the rounds",
         "ours_returns": "tokens, log-probs, entropies, routing; transformers: tokens",
         "transformers_options": options,
@@ -182,14 +188,14 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     common.report(
         "rollout",
         smoke,
-        common.summarise(found, flops_per_token(config)),
+        common.summarise(timings, flops_per_token(config)),
         details,
         common.environment(),
     )
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command line."""
     if argv is None:
         tune_allocator()
     args = common.arguments("generation against transformers", argv)

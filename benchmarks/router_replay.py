@@ -4,7 +4,7 @@
         causes ...] [--smollm2 | --smoke]
 
 Cold start, recorded rollouts, causes of the gap, RL curves; a line per finished run in
-OUT/router_replay.jsonl, so that the same command goes on where it was killed; at the end
+OUT/router_replay.jsonl, so that the same command continues after a kill; at the end
 OUT/router_replay.md and OUT/router_replay.png (benchmarks/router_replay_report.py).
 
 **bf16, e4m3, int8**: a model of configs/router_replay_cpu.py samples in that precision (8 bits: the
@@ -13,17 +13,15 @@ and 8 of them float32 training scores the samples with the weights of that momen
 `off` routes live, `R2` replays the routes of a float32 pass at the first weights, `R3` those of the
 rollout. All three see the same weights, so they differ by the routes alone. Compared are
 (algorithms: mean |difference|, k3, share of ratios beyond 2)
- - `now`: with the sampler at the same weights, by a pass over the recorded tokens. It tells how
-   stale the recorded routes are: a fresh rollout
-   would have this gap if it were given them. That pass is not the decoder: in bfloat16 it rounds
-       and routes a little otherwise, which R3 feels;
+ - `now`: with the sampler at the same weights, by a pass over the recorded tokens. It shows how
+   stale the recorded routes are: a fresh rollout would have this gap if it were given them. That
+   pass is not the decoder: in bfloat16 it rounds and routes a little otherwise, which R3 feels;
    before the first update only `recorded` is the gap of a rollout.
  - `recorded`: with the log-probs of the rollout, which had the first weights; from update 1 on this
    holds the policy's own change too.
  - `drift`: with the same way at the first weights: the ratio that the objective sees. It is where
-   R2 works: R2 is as far from the rollout
-   as `off` is (both route live when the old log-probs are made) and keeps the routes still in
-       between.
+   R2 works: R2 is as far from the rollout as `off` is (both route live when the old log-probs are
+   made) and keeps the routes fixed in between.
 `flip_frac`: share of (token, layer) whose live top-k set is not the routes used; for `off`, not the
 rollout's. **bf16_slow**: the same with a tenth of the learning rate, for the gap against the
 distance of the weights. **causes**: the gap at equal weights with parts of the bfloat16 sampler
@@ -85,8 +83,8 @@ _forward = jax.jit(step.forward, static_argnums=(0, 5))
 
 @dataclass
 class Recording:
-    """One rollout: its samples as arrays with their routes, its micro-batches, the ids that its
-    tokenizer has.
+    """One rollout: its samples as arrays with their routes, its micro-batches, and the number of
+    ids that its tokenizer has.
     """
 
     arrays: StepArrays
@@ -95,7 +93,7 @@ class Recording:
 
 
 def record(config: RunConfig, params: Any) -> Recording:
-    """One step's rollout in `config.rollout`'s precision, scored."""
+    """Samples and scores one step's rollout in `config.rollout`'s precision."""
     tokenizer, rl = load_tokenizer(config), config.rl
     compute, known = config.rollout_compute, tokenizer.vocab_size
     engine = Engine(config.model, compute, config.rollout, tokenizer.end_ids, known=known)
@@ -136,36 +134,38 @@ def whole_pass(
     store: jax.Array | None,
     temperature: float,
 ):
-    """(log-probs `[b t]`, routes used `[b t l k]`, flips per (token, layer)) of the recorded
-    sequences; routes of `store`, None: live.
+    """Returns (log-probs `[b t]`, routes used `[b t l k]`, flips per (token, layer)) of the
+    recorded sequences; routes of `store`, None: live.
     """
     arrays, logp = recording.arrays, np.zeros_like(recording.arrays.rollout_logp)
     routes = jnp.full_like(arrays.routes, unset_id(arrays.routes.dtype))
     flips = counted = 0.0
     for micro in recording.micros:
         inputs = sequences(arrays, micro, store)
-        found, _, used, aux = _forward(model, params, *inputs[:3], temperature)
-        put_rows(logp, micro, found)
+        micro_logp, _, used, aux = _forward(model, params, *inputs[:3], temperature)
+        put_rows(logp, micro, micro_logp)
         routes = put_routes(routes, device_rows(micro, routes), used)
         flips, counted = flips + float(jnp.sum(aux.flips)), counted + float(jnp.sum(aux.tokens))
     return logp, routes, flips / counted
 
 
 def gap(logp: np.ndarray, other: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-    """The four measures of rl/correction.py by their last names, with rho = exp(logp - other)."""
-    found = jax.device_get(
+    """Returns the four measures of rl/correction.py by their last names, with rho = exp(logp -
+    other).
+    """
+    measures = jax.device_get(
         finalize_diagnostics(mismatch(jnp.asarray(logp), jnp.asarray(other), jnp.asarray(mask)))
     )
-    return {name.removeprefix("mismatch/"): float(x) for name, x in found.items()}
+    return {name.removeprefix("mismatch/"): float(x) for name, x in measures.items()}
 
 
 def flips_between(a: jax.Array, b: jax.Array) -> dict[str, Any]:
-    """Shares of (token, layer), of tokens in any layer, and of tokens in each layer whose sets of
-    experts differ; over tokens that both have a route for.
+    """Returns the shares of (token, layer), of tokens in any layer, and of tokens in each layer
+    whose sets of experts differ, over the tokens for which both have a route.
     """
     a, b = (np.sort(np.asarray(x), axis=-1) for x in (a, b))
-    both = (a[:, :, 0, -1] != unset_id(a.dtype)) & (b[:, :, 0, -1] != unset_id(b.dtype))
-    differ = np.any(a != b, axis=-1)[both]
+    routed = (a[:, :, 0, -1] != unset_id(a.dtype)) & (b[:, :, 0, -1] != unset_id(b.dtype))
+    differ = np.any(a != b, axis=-1)[routed]
     return {
         "flip_frac": float(differ.mean()),
         "flip_any_frac": float(differ.any(axis=-1).mean()),
@@ -174,7 +174,7 @@ def flips_between(a: jax.Array, b: jax.Array) -> dict[str, Any]:
 
 
 def distance(params: Any, first: Any) -> float:
-    """|params - first| / |first| over all weights."""
+    """Returns |params - first| / |first| over all weights."""
     return float(
         optim.global_norm(jax.tree.map(jnp.subtract, params, first)) / optim.global_norm(first)
     )
@@ -183,7 +183,9 @@ def distance(params: Any, first: Any) -> float:
 def measure(
     config: RunConfig, params: Any, recording: Recording, after: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """The points of one precision: after each of these numbers of updates, for off, R2 and R3."""
+    """Returns the points of one precision: after each of these numbers of updates, for off, R2 and
+    R3.
+    """
     arrays, temperature = recording.arrays, config.rollout.temperature
     model, sampler = (
         Transformer(config.model, compute, known=recording.known)
@@ -203,8 +205,8 @@ def measure(
             low = emulate(trained, specs, config.rollout.quantize, sampler.compute.dtype)
             sampled, _, _ = whole_pass(sampler, low, recording, None, temperature)
             for mode in ("off", "R2", "R3"):
-                # recorded while routing live: the same pass as off, whose routes are R2's from now
-                # on
+                # Recorded with live routing: this is the same pass as off, whose routes R2 replays
+                # from now on.
                 if mode == "R2" and not updates:
                     points.append({**points[-1], "mode": "R2", "flip_frac": 0.0})
                     first["R2"] = first["off"]
@@ -234,8 +236,8 @@ def measure(
 
 
 def cause_rows() -> list[tuple[str, tuple[str, ...], str]]:
-    """(name, parts of the sampler in float32, whose rounding of weights is taken away: none,
-    router, all).
+    """Returns (name, parts of the sampler in float32, whose rounding of weights is taken away:
+    none, router, all).
     """
     rows = [("all in bfloat16", (), "none"), ("weights in float32", (), "all")]
     rows += [(f"{part} in float32", (part,), "none") for part in PARTS]
@@ -252,7 +254,9 @@ def cause_rows() -> list[tuple[str, tuple[str, ...], str]]:
 
 
 def round_weights(params: Any, which: str) -> Any:
-    """`params` with the weights that `which` names rounded to bfloat16 and kept in their type."""
+    """Returns `params` with the weights that `which` names rounded to bfloat16 and kept in their
+    type.
+    """
 
     def leaf(path, w):
         chosen = which == "all" or (which == "router" and getattr(path[-1], "key", "") == "router")
@@ -262,8 +266,8 @@ def round_weights(params: Any, which: str) -> Any:
 
 
 def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[str, Any]]:
-    """For each row of `cause_rows`: the gap of live and of replayed training to that sampler, and
-    how many (token, layer) it routes otherwise.
+    """Returns, for each row of `cause_rows`, the gap of live and of replayed training to that
+    sampler, and how many (token, layer) it routes otherwise.
     """
     mask, temperature = recording.arrays.mask, config.rollout.temperature
     model, points, live = Transformer(config.model, config.compute, known=recording.known), [], {}
@@ -315,13 +319,13 @@ class Runs:
         return record(self.setup.replay("bf16", quantize, seed), self.trained(seed))
 
     def config(self, variant: str, seed: int) -> RunConfig:
-        """The configuration that a run's hash is of."""
+        """Returns the configuration whose hash identifies a run."""
         if variant.startswith("curve_"):
             return self.setup.curve(variant.removeprefix("curve_"), seed, self.out)
         return self.setup.replay(variant, PRECISIONS.get(variant, "off"), seed)
 
     def run(self, variant: str, seed: int) -> dict[str, Any]:
-        """What one run found."""
+        """Returns the result of one run."""
         config = self.config(variant, seed)
         if variant.startswith("curve_"):
             return self._curve(config)
@@ -364,7 +368,7 @@ class Runs:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command line."""
     parser = rl_runs.parser(
         __doc__, "router_replay", cold_starts="cold_starts", seeds=(0, 1, 2), variants=VARIANTS
     )
@@ -386,14 +390,14 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{variant}, seed {seed}: done before", flush=True)
             continue
         started = time.perf_counter()
-        found = runs.run(variant, seed)
+        result = runs.run(variant, seed)
         experiments.forget_compiled()
         row = dict(zip(("variant", "seed", "config"), key, strict=True)) | {
             "commit": experiments.commit(),
             "smoke": args.smoke,
         }
         experiments.append(
-            path, {**row, "seconds": round(time.perf_counter() - started, 1), **found}
+            path, {**row, "seconds": round(time.perf_counter() - started, 1), **result}
         )
         print(f"{variant}, seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
     write_report(experiments.finished(path), out)

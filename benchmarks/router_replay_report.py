@@ -10,7 +10,7 @@ import numpy as np
 
 from compass_jax.runs.rundir import write_atomically
 
-# Colours that remain apart for colour-blind readers (Okabe and Ito).
+# colours that colour-blind readers can tell apart (Okabe and Ito)
 COLOURS = {"off": "#D55E00", "R2": "#E69F00", "R3": "#0072B2"}
 MARKS = {"off": "o", "R2": "s", "R3": "^"}
 PRECISIONS = ("bf16", "e4m3", "int8", "bf16_slow")
@@ -20,18 +20,18 @@ NAMES = {
     "int8": "int8",
     "bf16_slow": "bfloat16, learning rate / 10",
 }
-BARS = {"logp_abs_diff": 3.0, "kl_k3": 10.0}  # off over R3, bfloat16, that the project asks for
+BARS = {"logp_abs_diff": 3.0, "kl_k3": 10.0}  # required ratio of off to R3 in bfloat16
 
 Row = Mapping[str, Any]
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """The last row of each (variant, seed): an earlier one may be of other settings."""
+    """Returns the last row of each (variant, seed); an earlier one may have other settings."""
     return list({(row["variant"], row["seed"]): row for row in rows}.values())
 
 
 def spread(values: Sequence[float], form: str = "{:.2e}") -> str:
-    """Mean and, of two or more, the standard deviation between seeds (ddof 1)."""
+    """Returns the mean and, of two or more values, their standard deviation (ddof 1)."""
     mean = form.format(np.mean(values))
     return mean if len(values) < 2 else f"{mean} ± {form.format(np.std(values, ddof=1))}"
 
@@ -39,13 +39,13 @@ def spread(values: Sequence[float], form: str = "{:.2e}") -> str:
 def values(
     rows: Sequence[Row], variant: str, mode: str, updates: int, of: Callable[[Row], float]
 ) -> list[float]:
-    """One number per seed."""
+    """Returns one number per seed."""
     points = [p for row in rows if row["variant"] == variant for p in row["points"]]
     return [of(p) for p in points if (p["mode"], p["updates"]) == (mode, updates)]
 
 
 def ratios(rows: Sequence[Row], variant: str, measure: str) -> list[float]:
-    """off / R3 of each seed before the first update, against the recorded rollout."""
+    """Returns off / R3 of each seed before the first update, against the recorded rollout."""
     off, r3 = (
         values(rows, variant, mode, 0, lambda p: p["recorded"][measure]) for mode in ("off", "R3")
     )
@@ -53,7 +53,7 @@ def ratios(rows: Sequence[Row], variant: str, measure: str) -> list[float]:
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """Returns a table."""
     return (
         "\n".join(
             "| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *lines)
@@ -63,15 +63,15 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def fresh_table(rows: Sequence[Row]) -> str:
-    """The gap between rollout and training at the same weights."""
+    """Returns a table of the gap between rollout and training at the same weights."""
     lines = []
     for variant in PRECISIONS[:3]:
         for mode in ("off", "R2", "R3"):
-            found = [
+            columns = [
                 values(rows, variant, mode, 0, lambda p, m=m: p["recorded"][m])
                 for m in ("logp_abs_diff", "kl_k3", "extreme_frac")
             ]
-            if not found[0]:
+            if not columns[0]:
                 continue
             flips = spread(values(rows, variant, mode, 0, lambda p: 100 * p["flip_frac"]), "{:.2f}")
             any_layer = (
@@ -82,7 +82,7 @@ def fresh_table(rows: Sequence[Row]) -> str:
                 if mode == "off"
                 else "-"
             )
-            lines.append([NAMES[variant], mode, *(spread(v) for v in found), flips, any_layer])
+            lines.append([NAMES[variant], mode, *(spread(v) for v in columns), flips, any_layer])
     header = [
         "rollout",
         "replay",
@@ -95,8 +95,8 @@ def fresh_table(rows: Sequence[Row]) -> str:
 
 
 def stale_table(rows: Sequence[Row]) -> str:
-    """The same after updates: against the sampler at the weights of that moment, against the
-    recorded rollout, and within training.
+    """Returns a table of the gap after updates: against the sampler at the weights of that moment,
+    against the recorded rollout, and within training.
     """
     lines = []
     for variant in PRECISIONS:
@@ -114,10 +114,10 @@ def stale_table(rows: Sequence[Row]) -> str:
                     lambda p: p["recorded"]["kl_k3"],
                     lambda p: p["drift"],
                 ]
-                found = [values(rows, variant, mode, updates, one) for one in of]
+                columns = [values(rows, variant, mode, updates, one) for one in of]
                 flips = values(rows, variant, mode, updates, lambda p: 100 * p["flip_frac"])
                 if flips:
-                    numbers = [spread(found[0], "{:.3f}"), *(spread(v) for v in found[1:])]
+                    numbers = [spread(columns[0], "{:.3f}"), *(spread(v) for v in columns[1:])]
                     lines.append(
                         [NAMES[variant], str(updates), mode, *numbers, spread(flips, "{:.2f}")]
                     )
@@ -136,17 +136,17 @@ def stale_table(rows: Sequence[Row]) -> str:
 
 
 def cause_points(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Cause -> its point of each seed, in the order of the runs' rows."""
-    found: dict[str, list[Row]] = {}
+    """Returns the points of each cause, one for each seed, in the order of the runs' rows."""
+    by_cause: dict[str, list[Row]] = {}
     for row in rows:
         for point in row["points"] if row["variant"] == "causes" else ():
-            found.setdefault(point["cause"], []).append(point)
-    return found
+            by_cause.setdefault(point["cause"], []).append(point)
+    return by_cause
 
 
 def cause_table(rows: Sequence[Row]) -> str:
-    """What is left of the gap when one part of the sampler is in float32, and what one part alone
-    makes.
+    """Returns a table of the gap that remains with one part of the sampler in float32, and of the
+    gap that one part alone makes.
     """
     lines = [
         [
@@ -171,7 +171,9 @@ def cause_table(rows: Sequence[Row]) -> str:
 
 
 def curve_table(rows: Sequence[Row]) -> str:
-    """Reward of the last quarter of the steps, held-out accuracy, gap and flips over all steps."""
+    """Returns a table of the reward of the last quarter of the steps, held-out accuracy, gap and
+    flips over all steps.
+    """
     lines = []
     for mode in ("off", "R3"):
         runs = [row for row in rows if row["variant"] == f"curve_{mode}"]
@@ -211,22 +213,22 @@ def curve_table(rows: Sequence[Row]) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Whether the bars are met, seed by seed."""
+    """Returns whether the bars are met, seed by seed."""
     text = []
     for measure, bar in BARS.items():
-        found = ratios(rows, "bf16", measure)
-        if found:
-            each = ", ".join(f"{x:.1f}" for x in found)
-            met = "met" if min(found) >= bar else "missed"
+        seed_ratios = ratios(rows, "bf16", measure)
+        if seed_ratios:
+            each = ", ".join(f"{x:.1f}" for x in seed_ratios)
+            met = "met" if min(seed_ratios) >= bar else "missed"
             text.append(
-                f"{measure}: off / R3 = {spread(found, '{:.1f}')} (seeds: {each}); asked for:"
+                f"{measure}: off / R3 = {spread(seed_ratios, '{:.1f}')} (seeds: {each}); asked for:"
                 f" {bar:g}; {met}."
             )
     return "\n".join(f"- {line}" for line in text) + "\n"
 
 
 def text_of(rows: Sequence[Row]) -> str:
-    """Everything as markdown."""
+    """Returns the whole report in Markdown."""
     rows = latest(rows)
     seeds = sorted({row["seed"] for row in rows})
     commits = ", ".join(sorted({row["commit"] for row in rows}))
@@ -255,11 +257,11 @@ What is compared is said in the docstring of benchmarks/router_replay.py.
 def _draw_fresh(axes: Any, rows: Sequence[Row]) -> None:
     for i, variant in enumerate(PRECISIONS[:3]):
         for j, mode in enumerate(("off", "R2", "R3")):
-            found = values(rows, variant, mode, 0, lambda p: p["recorded"]["logp_abs_diff"])
-            x = [i + 0.2 * (j - 1)] * len(found)
+            gaps = values(rows, variant, mode, 0, lambda p: p["recorded"]["logp_abs_diff"])
+            x = [i + 0.2 * (j - 1)] * len(gaps)
             axes.plot(
                 x,
-                found,
+                gaps,
                 MARKS[mode],
                 color=COLOURS[mode],
                 label=mode if i == 0 else None,
@@ -310,13 +312,13 @@ def _draw_stale(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _draw_causes(axes: Any, rows: Sequence[Row]) -> None:
-    found = cause_points(rows)
-    names = list(found)[::-1]
+    points = cause_points(rows)
+    names = list(points)[::-1]
     axes.set_title("causes: parts of the bfloat16 sampler in float32")
     if not names:
         return
     for mode, shift in (("off", 0.2), ("R3", -0.2)):
-        mean = [np.mean([p[mode]["logp_abs_diff"] for p in found[name]]) for name in names]
+        mean = [np.mean([p[mode]["logp_abs_diff"] for p in points[name]]) for name in names]
         axes.barh(np.arange(len(names)) + shift, mean, height=0.38, color=COLOURS[mode], label=mode)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set(xscale="log", xlabel="mean |log-prob gap|, nats")
@@ -363,7 +365,7 @@ def write_report(rows: Sequence[Row], out: Path) -> None:
         (_draw_fresh, _draw_stale, _draw_causes, _draw_curves), axes.flat, strict=True
     ):
         draw(panel, latest(rows))
-        # nothing measured: a logarithmic axis of nothing is an error
+        # without measurements a logarithmic axis is an error
         if not np.isfinite(panel.dataLim.get_points()).all():
             panel.set(xscale="linear", yscale="linear")
         panel.spines[["top", "right"]].set_visible(False)

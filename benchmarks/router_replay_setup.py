@@ -29,8 +29,8 @@ _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 @dataclass(frozen=True)
 class Setup:
-    """`deep`: the model of the recorded rollouts; `small`: that of the RL curves; `updates`: the
-    numbers of updates after which the gap is measured.
+    """The models of an experiment. `deep`: the model of the recorded rollouts; `small`: that of the
+    RL curves; `updates`: the numbers of updates after which the gap is measured.
     """
 
     deep: RunConfig
@@ -38,8 +38,8 @@ class Setup:
     updates: tuple[int, ...] = (0, 1, 4, 8)
 
     def cold_start(self, seed: int, out: Path) -> RunConfig:
-        """SFT of the deep model; settings that it does not use are the defaults, so that changing
-        them leaves it valid.
+        """Returns the SFT of the deep model; settings that it does not use are the defaults, so
+        that changing them leaves it valid.
         """
         return dataclasses.replace(
             self.deep,
@@ -50,16 +50,16 @@ class Setup:
         )
 
     def curve_cold_start(self, out: Path) -> RunConfig:
-        """SFT of the smoke version's small model, one for all its curves; the full one takes the
-        cold start that experiments share.
+        """Returns the SFT of the smoke version's small model, one for all its curves; the full
+        version takes the cold start that experiments share.
         """
         return dataclasses.replace(
             self.small, run_dir=str(out / "sft_curves"), rl=RLConfig(), rollout=RolloutConfig()
         )
 
     def replay(self, variant: str, quantize: str, seed: int) -> RunConfig:
-        """Sampling in bfloat16, with 8-bit weights where `quantize` says so, and eight updates;
-        `bf16_slow` has a tenth of the learning rate.
+        """Returns a run that samples in bfloat16, with 8-bit weights if `quantize` names a kind,
+        and makes eight updates; `bf16_slow` has a tenth of the learning rate.
         """
         config = self.deep
         rate = config.rl.optim.learning_rate * (0.1 if variant == "bf16_slow" else 1.0)
@@ -73,8 +73,8 @@ class Setup:
         ).validate_for_rl()
 
     def curve(self, replay: str, seed: int, out: Path) -> RunConfig:
-        """RL with or without replay, bfloat16 rollout, no correction: what is seen is the mismatch
-        itself.
+        """Returns RL with or without replay, with a bfloat16 rollout and no correction, so that the
+        mismatch itself shows.
         """
         config, folder = self.small, str(out / f"rl_{replay}_seed{seed}")
         return dataclasses.replace(
@@ -88,8 +88,8 @@ class Setup:
 
 
 def full() -> Setup:
-    """configs/router_replay_cpu.py; and configs/tiny_reasoning_cpu.py with eight updates of a
-    rollout, at a third of its learning rate for them.
+    """Returns the setup of configs/router_replay_cpu.py, and of configs/tiny_reasoning_cpu.py with
+    eight updates of a rollout, at a third of its learning rate for them.
     """
     small = rl_runs.without_stages()
     small = dataclasses.replace(
@@ -109,18 +109,18 @@ def full() -> Setup:
 
 
 def smollm2(out: Path) -> Setup:
-    """SmolLM2-135M-Instruct, upcycled to four experts of which two are used (373M parameters, with
-    noise on the copies), after the worked solutions of configs/smollm2_135m_cpu.py. The gap is
-    measured before the first update.
+    """Returns the setup of SmolLM2-135M-Instruct, upcycled to four experts of which two are used
+    (373M parameters, with noise on the copies), after the worked solutions of
+    configs/smollm2_135m_cpu.py. The gap is measured before the first update.
     """
-    imported, taught = smollm2_135m_cpu.pipeline().stages[:2]
-    assert isinstance(imported, Import) and isinstance(taught, Sft)
+    imported, sft_stage = smollm2_135m_cpu.pipeline().stages[:2]
+    assert isinstance(imported, Import) and isinstance(sft_stage, Sft)
     dense, sparse = out / "dense", out / "sparse"
     if not sparse.exists():
         if not dense.exists():
             import_gguf(imported.file, dense)
         upcycle(dense, sparse, experts=4, top_k=2, noise=0.05)
-    run, sft = taught.run, taught.run.sft
+    run, sft = sft_stage.run, sft_stage.run.sft
     return Setup(
         dataclasses.replace(
             run,
@@ -144,7 +144,7 @@ def smollm2(out: Path) -> Setup:
 
 
 def smoke() -> Setup:
-    """The same with two or three narrow layers and a handful of steps."""
+    """Returns the full setup with two or three narrow layers and a handful of steps."""
     setup = full()
     deep, small = (
         dataclasses.replace(

@@ -1,13 +1,13 @@
-"""Whether two versions of the code train alike, bit for bit: short runs of every kind, recorded and
-compared.
+"""A comparison, bit for bit, of the training of two versions of the code: short runs of every kind,
+recorded and compared.
 
     python -m benchmarks.same_metrics record DIR             two steps of each kind of run; --demo:
         `compass demo` too
     python -m benchmarks.same_metrics compare BEFORE AFTER   every metric but times and rates, and
         every sample
 
-Both versions must run on one machine, since a processor's matrix products are its own. Exit status
-1 where anything differs.
+Both versions must run on one machine, since the matrix products of processors differ. The exit
+status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("PJRT_NPROC", "64")
 
 TESTS = Path(__file__).parent.parent / "tests"
-# and the reward workers' path, which they inherit
+# also for the reward workers, which inherit PYTHONPATH
 sys.path[:0] = [str(TESTS), str(TESTS / "training")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    """What each run has of its own: fields of RLConfig, and under "run" those of RunConfig."""
+    """Returns the settings of each run: fields of RLConfig, and under "run" those of RunConfig."""
     from compass_jax.config import (
         MeshConfig,
         ShapingConfig,
@@ -94,7 +94,7 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def configured(directory: Path, rl: dict[str, Any], verifier: str = "reasoning_gym"):
-    """The configuration of one run."""
+    """Returns the configuration of one run."""
     from tiny_run import tiny_run
 
     config, rl = tiny_run(verifier), dict(rl)
@@ -128,18 +128,18 @@ def record(out: Path, demo: bool, only: list[str]) -> None:
 
 
 def rows(path: Path) -> list[Any]:
-    """The lines of a log without times and rates."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in found:
+    """Returns the lines of a log without times and rates."""
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in entries:
         row.pop("time", None)
         for name in list(row.get("metrics", {})):
             if name.startswith("time/") or name.endswith(("_s", "/mfu", "peak_gib")):
                 del row["metrics"][name]
-    return found
+    return entries
 
 
 def compare(before: Path, after: Path) -> int:
-    """Prints what differs; returns how many logs do."""
+    """Prints the differences; returns the number of logs that differ."""
     logs = sorted(path.relative_to(before) for path in before.rglob("*.jsonl"))
     differ = 0
     for log in logs:
@@ -155,13 +155,13 @@ def compare(before: Path, after: Path) -> int:
         print(f"{log}: differs, {len(one)} and {len(two)} lines")
         for a, b in zip(one, two):
             names = {**a.get("metrics", {}), **b.get("metrics", {})}
-            found = [
+            differences = [
                 f"{n}: {a['metrics'].get(n)} {b['metrics'].get(n)}"
                 for n in names
                 if a["metrics"].get(n) != b["metrics"].get(n)
             ]
             if a != b:
-                print(f"  step {a.get('step')}: {found[:5] or 'a sample'}")
+                print(f"  step {a.get('step')}: {differences[:5] or 'a sample'}")
                 break
     return differ
 

@@ -1,5 +1,5 @@
-"""How many of 1,024 sequences come out otherwise when the same requests run in another order, on
-other slots, or are preempted.
+"""How many of 1,024 sequences change when the same requests run in another order, on other slots,
+or are preempted.
 
     python -m benchmarks.same_tokens [--weights DIR] [--cold-starts runs/cold_starts] [--smoke]
 
@@ -11,7 +11,7 @@ requests, so in exact arithmetic all of them would be equal. Against the run in 
     64 slots         other shapes, other programs: sums are rounded otherwise, and a draw between
                      two nearly equal tokens may fall otherwise
     few pages        a cache of an eighth of the pages, of 4 tokens each: samples are preempted, and
-                     go on with their own routes
+                     continue with their recorded routes
     few pages, live  the same without recorded routes
 `first` is the median position in the response of the first other token; `gap` the median distance,
 at that position, of the two log-probs of the token before it (in float32 a few rounding errors), of
@@ -50,7 +50,7 @@ SAMPLES = 8
 def collect(
     config: RunConfig, weights: str, prompts: list[Any], keep_routes: bool = True
 ) -> tuple[dict[tuple[int, int], Rollout], int]:
-    """((prompt id, sample) -> rollout, times that a sample was preempted)."""
+    """Returns ((prompt id, sample) -> rollout, number of preemptions)."""
     engine, decode, tokenizer = decoder_of(config, weights)
     engine = Engine(
         config.model,
@@ -62,14 +62,14 @@ def collect(
     collection = Collection(
         engine, decode, prompts, SAMPLES, Purpose.TRAIN, config.seed, keep_routes=keep_routes
     )
-    found = {(r.prompt.id, r.sample): r for r in collection}
-    return found, collection.stats.preempted
+    rollouts = {(r.prompt.id, r.sample): r for r in collection}
+    return rollouts, collection.stats.preempted
 
 
 def compare(
     base: dict[tuple[int, int], Rollout], other: dict[tuple[int, int], Rollout]
 ) -> dict[str, float]:
-    """How many sequences differ, and where they begin to."""
+    """Returns the number of sequences that differ, and the places where they begin to differ."""
     first, gaps = [], []
     for key, a in base.items():
         b = other[key]
@@ -89,7 +89,7 @@ def compare(
 
 
 def measure(config: RunConfig, weights: str, prompts: list[Any]) -> list[dict[str, Any]]:
-    """The rows of one precision."""
+    """Returns the rows of one precision."""
     rollout = config.rollout
 
     def with_rollout(**changes: Any) -> RunConfig:
@@ -112,9 +112,9 @@ def measure(config: RunConfig, weights: str, prompts: list[Any]) -> list[dict[st
         "few pages, live": (few, prompts, False),
     }
     rows = []
-    for name, (changed, asked, keep_routes) in runs.items():
-        found, preempted = collect(changed, weights, asked, keep_routes)
-        rows.append({"run": name, **compare(base, found), "preempted": preempted})
+    for name, (changed, requests, keep_routes) in runs.items():
+        rollouts, preempted = collect(changed, weights, requests, keep_routes)
+        rows.append({"run": name, **compare(base, rollouts), "preempted": preempted})
     return rows
 
 
@@ -137,15 +137,17 @@ def main(argv: list[str] | None = None) -> None:
         )
     rows = []
     for precision, changes in PRECISIONS.items():
-        here = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, **changes))
-        _, _, tokenizer = decoder_of(here, weights)
-        prompts = train_prompts(here.data, tokenizer, here.seed)
-        chosen = np.random.default_rng(here.seed).permutation(len(prompts))[
+        precision_config = dataclasses.replace(
+            config, rollout=dataclasses.replace(config.rollout, **changes)
+        )
+        _, _, tokenizer = decoder_of(precision_config, weights)
+        prompts = train_prompts(precision_config.data, tokenizer, precision_config.seed)
+        chosen = np.random.default_rng(precision_config.seed).permutation(len(prompts))[
             : 4 if args.smoke else 128
         ]
         rows += [
             {"precision": precision, **row}
-            for row in measure(here, weights, [prompts[i] for i in chosen])
+            for row in measure(precision_config, weights, [prompts[i] for i in chosen])
         ]
     print(report(rows))
     rows = [{key: None if value != value else value for key, value in row.items()} for row in rows]
@@ -163,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """The table in Markdown."""
+    """Returns the table in Markdown."""
     lines = [
         "| precision | run | sequences | differ | first | gap, nats | preempted |",
         "|---|---|---|---|---|---|---|",

@@ -1,5 +1,5 @@
-"""What a check of an answer costs, through the whole path (submit -> collect), and what share of
-the demo's time that is.
+"""The cost of a check of an answer, through the whole path (submit -> collect), and its share of
+the demo's time.
 
     python -m benchmarks.sandbox [--checks 400] [--demo-checks 30000] [--demo-s 780]
 
@@ -35,8 +35,8 @@ Rows = list[tuple[Prompt, str]]
 
 
 def processor_s(worker: int) -> float:
-    """Seconds of processor of this process, and of a worker's processes with all their children
-    that have ended.
+    """Returns the processor seconds of this process, and of a worker's processes with all their
+    children that have ended.
     """
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
     fields = [
@@ -52,7 +52,9 @@ def _prompt(number: int, row: dict[str, Any]) -> Prompt:
 
 
 def procedural(source: ProceduralSource) -> Callable[[int], Rows]:
-    """Rows of a reasoning-gym source: its own answers, every second one spoilt."""
+    """Returns a function that makes rows of a reasoning-gym source with its answers, every second
+    one spoilt.
+    """
 
     def rows(count: int) -> Rows:
         entries = distinct_entries(source, 0)
@@ -68,12 +70,14 @@ def procedural(source: ProceduralSource) -> Callable[[int], Rows]:
 
 
 def numbers(count: int) -> Rows:
-    """Whole numbers, half of them wrong: what most answers to mathematical questions are."""
+    """Returns rows with whole numbers, half of them wrong, like most answers to mathematical
+    questions.
+    """
     return [(_prompt(n, {"answer": str(n)}), f"<answer>{n + n % 2}</answer>") for n in range(count)]
 
 
 def algebra(count: int) -> Rows:
-    """Expressions that need math-verify, half of them wrong."""
+    """Returns rows with expressions that need math-verify, half of them wrong."""
     answer = "<answer>\\frac{{{}}}{{3}} + \\sqrt{{2}}</answer>"
     return [
         (
@@ -99,7 +103,7 @@ CHEAP = 20
 
 
 def through_scorer(data: DataConfig, rows: Rows, mode: str) -> tuple[float, float]:
-    """Seconds of wall clock and of processor that one check takes."""
+    """Returns the seconds of wall clock and of processor that one check takes."""
     with Scorer(RewardConfig(workers=1, sandbox=mode), data) as scorer:
         scorer.wait_ready()
         worker = scorer._workers[0].process.pid
@@ -114,7 +118,7 @@ def through_scorer(data: DataConfig, rows: Rows, mode: str) -> tuple[float, floa
 
 
 def in_place(data: DataConfig, rows: Rows) -> float:
-    """Seconds of processor that the verifier alone takes, called here."""
+    """Returns the processor seconds of the verifier alone, called in this process."""
     check = build(checks_of(data)[0], "answer")
     start = time.process_time()
     for prompt, response in rows:
@@ -123,7 +127,7 @@ def in_place(data: DataConfig, rows: Rows) -> float:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -142,13 +146,13 @@ def main() -> None:
         " second and core |"
     )
     print("| --- | --- | --- | --- | --- | --- |")
-    found = {}
+    costs = {}
     for name, (data, make) in KINDS.items():
         rows = make(options.checks * (CHEAP if name in IN_PLACE else 1))
         alone = in_place(data, rows)
         _, off = through_scorer(data, rows, "off")
         wall, auto = through_scorer(data, rows, "auto")
-        found[name] = {
+        costs[name] = {
             "in_place_s": alone,
             "off_s": off,
             "auto_s": auto,
@@ -160,7 +164,7 @@ def main() -> None:
             f" | {1 / auto:.0f} |",
             flush=True,
         )
-    demo = found["sums (the demo's)"]["auto_s"] * options.demo_checks
+    demo = costs["sums (the demo's)"]["auto_s"] * options.demo_checks
     share = demo / options.demo_s
     print(
         f"the demo: {options.demo_checks:,} checks cost {demo:.1f} s of processor, {share:.2%} of"
@@ -169,7 +173,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "checks": found,
+                "checks": costs,
                 "demo_checks": options.demo_checks,
                 "demo_scoring_s": demo,
                 "demo_share": share,

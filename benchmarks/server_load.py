@@ -1,5 +1,5 @@
-"""Load on `compass serve --openai`: good clients of all kinds beside hostile ones, against a server
-process of its own.
+"""Load on `compass serve --openai`: good clients of all kinds and hostile ones, against a separate
+server process.
 
 A tiny random model is made and served. First a lone client asks every request of a catalogue. Then
 all good clients ask them together, in turns without and with the hostile clients. Every text of a
@@ -32,8 +32,8 @@ from benchmarks.hostile_clients import KINDS, STREAM, connected, end, for_ever, 
 ROOT = Path(__file__).parent.parent
 TURNS = 2  # of both kinds, alternating
 WATCHED = ("process_resident_memory_bytes", "process_open_fds", "compass_connections")
-MOST_LATENCY = 2.0  # with the hostile clients, of that without them
-MOST_GROWTH = 0.05  # of memory between the second quarter of the hostile time and its last
+MOST_LATENCY = 2.0  # with the hostile clients, over the latency without them
+MOST_GROWTH = 0.05  # of memory, between the second and the last quarter of the hostile time
 MOST_STOP_S = 10.0
 CONNECTIONS = 640
 OPTIONS = (
@@ -43,8 +43,8 @@ OPTIONS = (
 
 
 @dataclass
-class Found:
-    """What the good clients saw."""
+class LoadResults:
+    """The results of the good clients."""
 
     right: int = 0
     wrong: int = 0
@@ -56,14 +56,14 @@ class Found:
 
 
 def catalogue() -> list[tuple[str, dict[str, Any]]]:
-    """(path, body) of every kind of request; each has one right answer."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    """Returns (path, body) of every kind of request; each has one right answer."""
+    requests: list[tuple[str, dict[str, Any]]] = []
     for i in range(12):
         text = f"{i} + {3 * i} = "
         greedy = {"prompt": text, "max_tokens": 8 + i, "temperature": 0, "seed": i}
         user = [{"role": "user", "content": f"How much is {i} - 5?"}]
         talk = {"messages": user, "max_tokens": 8 + i, "temperature": 0}
-        found += [
+        requests += [
             ("/v1/completions", greedy),
             ("/v1/completions", {**greedy, "stream": True}),
             ("/v1/completions", {**greedy, "n": 2}),
@@ -73,21 +73,21 @@ def catalogue() -> list[tuple[str, dict[str, Any]]]:
             ("/v1/chat/completions", talk),
             ("/v1/chat/completions", {**talk, "stream": True, "logprobs": True}),
         ]
-    return found
+    return requests
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:
-    found = b""
+    content = b""
     while size := int(await reader.readline(), 16):
-        found += (await reader.readexactly(size + 2))[:-2]
+        content += (await reader.readexactly(size + 2))[:-2]
     await reader.readline()
-    return found
+    return content
 
 
 async def exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes
 ) -> tuple[int, bytes]:
-    """(status, body) of one answer. ConnectionError where none came."""
+    """Returns (status, body) of one answer. Raises ConnectionError if none came."""
     writer.write(sent)
     head = {}
     status = await reader.readline()
@@ -102,16 +102,16 @@ async def exchange(
 
 
 def texts(body: bytes, streamed: bool) -> tuple[list[str], list[str]]:
-    """(text, why it ended) of each choice."""
+    """Returns the texts of the choices, and the reasons why they ended."""
     parts: dict[int, str] = {}
     ends: dict[int, str] = {}
     if streamed:
         events = [x.removeprefix(b"data: ") for x in body.split(b"\n\n") if x]
         assert events[-1] == b"[DONE]", events[-1:]
-        found = [json.loads(x) for x in events[:-1]]
+        answers = [json.loads(x) for x in events[:-1]]
     else:
-        found = [json.loads(body)]
-    for choice in (c for event in found for c in event["choices"]):
+        answers = [json.loads(body)]
+    for choice in (c for event in answers for c in event["choices"]):
         index = choice["index"]
         text = choice.get(
             "text", (choice.get("delta") or choice.get("message") or {}).get("content")
@@ -122,19 +122,21 @@ def texts(body: bytes, streamed: bool) -> tuple[list[str], list[str]]:
 
 
 class Client:
-    """A good client: keeps its connection, and comes back where it is told to, or finds it
-    closed.
+    """A good client: keeps its connection, tries again when the server is busy, and reconnects when
+    the connection was closed.
     """
 
-    def __init__(self, host: str, port: int, found: Found):
+    def __init__(self, host: str, port: int, results: LoadResults):
         self.host = host
         self.port = port
-        self.found = found
+        self.results = results
         self._held: contextlib.AsyncExitStack | None = None
         self._connection: Any = None
 
     async def ask(self, path: str, body: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """The answer's texts, after as many tries as are needed. RuntimeError after thirty."""
+        """Returns the answer's texts, after as many tries as are needed. Raises RuntimeError after
+        thirty.
+        """
         sent = request(json.dumps(body).encode(), path)
         for tried in range(30):
             try:
@@ -150,12 +152,12 @@ class Client:
                     raise RuntimeError(f"{status}: {answer[:200]!r}")
             except (OSError, asyncio.IncompleteReadError):
                 await self.close()
-            self.found.retried += 1
+            self.results.retried += 1
             await asyncio.sleep(min(0.02 * 2**tried, 1.0))
         raise RuntimeError("thirty tries were refused")
 
     async def close(self) -> None:
-        """Gives the connection up."""
+        """Closes the connection."""
         if self._held is not None:
             await self._held.aclose()
         self._held = None
@@ -164,21 +166,21 @@ class Client:
 async def good(
     client: Client, todo: list[int], asks: Sequence, expected: Sequence, turn: str
 ) -> None:
-    """Asks what is left to do, one after the other, and compares."""
+    """Sends the remaining requests one after the other, and compares the answers."""
     while todo:
         number = todo.pop() % len(asks)
         began = time.monotonic()
         try:
             answer = await client.ask(*asks[number])
         except (RuntimeError, AssertionError, ValueError) as error:
-            client.found.failed += 1
+            client.results.failed += 1
             print(f"{turn}: {asks[number]}: {error}", flush=True)
             continue
-        client.found.latency[turn].append(time.monotonic() - began)
+        client.results.latency[turn].append(time.monotonic() - began)
         if answer == expected[number]:
-            client.found.right += 1
+            client.results.right += 1
         else:
-            client.found.wrong += 1
+            client.results.wrong += 1
             print(f"{turn}: {asks[number]}: {answer} instead of {expected[number]}", flush=True)
     await client.close()
 
@@ -201,48 +203,50 @@ async def watch(host: str, port: int, seen: list[dict[str, float]]) -> None:
 
 async def load(
     host: str, port: int, args: argparse.Namespace
-) -> tuple[Found, dict[str, int], dict[str, list]]:
-    """The lone client, then the turns. Returns what was found, the hostile attempts, and the
-    metrics of each turn.
+) -> tuple[LoadResults, dict[str, int], dict[str, list]]:
+    """Runs the lone client, then the turns. Returns the results of the good clients, the hostile
+    attempts, and the metrics of each turn.
     """
-    found = Found()
+    results = LoadResults()
     asks = catalogue()
-    lone = Client(host, port, found)
+    lone = Client(host, port, results)
     expected = []
     for _ in range(2):  # the first round compiles
         expected = [await lone.ask(*ask) for ask in asks]
     for ask, answer in zip(asks, expected, strict=True):
         began = time.monotonic()
-        found.wrong += await lone.ask(*ask) != answer
-        found.latency["alone"].append(time.monotonic() - began)
+        results.wrong += await lone.ask(*ask) != answer
+        results.latency["alone"].append(time.monotonic() - began)
     await lone.close()
     counts: dict[str, int] = {}
     seen: dict[str, list] = {"quiet": [], "hostile": []}
     for turn in ("quiet", "hostile") * TURNS:
         bad = range(args.hostile if turn == "hostile" else 0)
-        others = [
+        tasks = [
             asyncio.ensure_future(for_ever(KINDS[i % len(KINDS)], host, port, i, counts))
             for i in bad
         ]
-        others.append(asyncio.ensure_future(watch(host, port, seen[turn])))
+        tasks.append(asyncio.ensure_future(watch(host, port, seen[turn])))
         todo = list(range(args.requests // (2 * TURNS)))
-        clients = [Client(host, port, found) for _ in range(args.clients - args.hostile)]
-        await asyncio.sleep(2 if bad else 0)  # they are at work before the good ones come
+        clients = [Client(host, port, results) for _ in range(args.clients - args.hostile)]
+        await asyncio.sleep(2 if bad else 0)  # the hostile clients start before the good ones
         began = time.monotonic()
         await asyncio.gather(*(good(client, todo, asks, expected, turn) for client in clients))
         took = time.monotonic() - began
         print(
-            f"{turn}: {took:.1f} s, {found.right} right so far, {found.retried} tries again;"
+            f"{turn}: {took:.1f} s, {results.right} right so far, {results.retried} tries again;"
             f" {seen[turn][-1:]}",
             flush=True,
         )
-        await end(others)
+        await end(tasks)
         await asyncio.sleep(1)
-    return found, counts, seen
+    return results, counts, seen
 
 
 async def stop(host: str, port: int, process: subprocess.Popen) -> float:
-    """Seconds from SIGTERM to the process's end, while clients are at work and others are slow."""
+    """Returns the seconds from SIGTERM to the process's end, while clients are at work and others
+    are slow.
+    """
     tasks = [
         asyncio.ensure_future(for_ever(KINDS[i % len(KINDS)], host, port, i, {})) for i in range(24)
     ]
@@ -261,7 +265,7 @@ async def stop(host: str, port: int, process: subprocess.Popen) -> float:
 
 
 def make_model(folder: Path) -> None:
-    """A model of random weights, in Hugging Face form."""
+    """Writes a model of random weights in Hugging Face form."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
 
@@ -290,7 +294,7 @@ def make_model(folder: Path) -> None:
 
 
 def start(folder: Path, errors: Any) -> tuple[subprocess.Popen, str, int]:
-    """(process, host, port) of the server, which listens by then."""
+    """Starts the server; returns (process, host, port) when it listens."""
     command = [sys.executable, "-m", "compass_jax", "serve", str(folder), *OPTIONS.split()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
     line = process.stdout.readline()
@@ -301,18 +305,18 @@ def start(folder: Path, errors: Any) -> tuple[subprocess.Popen, str, int]:
 
 
 def flat(seen: list[dict[str, float]]) -> dict[str, float]:
-    """Of each number: its median in the second quarter of the time, in the last, and its
-    maximum.
+    """Returns of each number its median in the second quarter of the time, its median in the last,
+    and its maximum.
     """
-    found = {}
+    summary = {}
     quarter = max(len(seen) // 4, 1)
     numbers = {name: [x[name] for x in seen] for name in WATCHED}
     numbers["other_descriptors"] = [x["process_open_fds"] - x["compass_connections"] for x in seen]
     for name, values in numbers.items():
-        found[f"{name}_early"] = statistics.median(values[quarter : 2 * quarter] or values)
-        found[f"{name}_late"] = statistics.median(values[-quarter:])
-        found[f"{name}_max"] = max(values)
-    return found
+        summary[f"{name}_early"] = statistics.median(values[quarter : 2 * quarter] or values)
+        summary[f"{name}_late"] = statistics.median(values[-quarter:])
+        summary[f"{name}_max"] = max(values)
+    return summary
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -325,25 +329,25 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def judged(
-    found: Found,
+    results: LoadResults,
     counts: dict[str, int],
     seen: dict[str, list],
     stop_s: float,
     status: int,
-    told: str,
+    stderr_text: str,
 ) -> dict[str, Any]:
-    """What is reported of the load, and under `checks` what had to hold. `status` and `told`: the
-    server's at its end, and on its stderr.
+    """Returns the report of the load, with the properties that must hold under `checks`. `status`
+    and `stderr_text`: the server's exit status, and its output on stderr.
     """
-    median = {turn: statistics.median(values) for turn, values in found.latency.items()}
+    median = {turn: statistics.median(values) for turn, values in results.latency.items()}
     watched = flat(seen["hostile"])
     memory = [watched[f"process_resident_memory_bytes_{when}"] for when in ("early", "late")]
     growth = memory[1] / memory[0] - 1
     return {
-        "right": found.right,
-        "wrong": found.wrong,
-        "failed": found.failed,
-        "retried": found.retried,
+        "right": results.right,
+        "wrong": results.wrong,
+        "failed": results.failed,
+        "retried": results.retried,
         **{f"median_latency_{turn}_s": round(value, 4) for turn, value in median.items()},
         "latency_ratio": round(median["hostile"] / median["quiet"], 3),
         "memory_growth": round(growth, 4),
@@ -351,7 +355,7 @@ def judged(
         "hostile_attempts": counts,
         "sigterm_s": round(stop_s, 2),
         "checks": {
-            "right": found.wrong == found.failed == 0,
+            "right": results.wrong == results.failed == 0,
             "latency": median["hostile"] <= MOST_LATENCY * median["quiet"],
             "memory": growth <= MOST_GROWTH,
             "descriptors": (
@@ -360,34 +364,34 @@ def judged(
             ),
             "stop": stop_s <= MOST_STOP_S and status == 0,
             "hostile": counts.get("answered", 0) == 0,
-            "quiet_log": told == "",
+            "quiet_log": stderr_text == "",
         },
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the load; 0 where all that the summary's `passed` says holds."""
+    """Runs the load; returns 0 if all checks of the summary hold."""
     args = _arguments(argv)
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryFile("w+") as errors:
         folder = Path(temporary) / "tiny"
         make_model(folder)
         process, host, port = start(folder, errors)
         try:
-            found, counts, seen = asyncio.run(load(host, port, args))
+            results, counts, seen = asyncio.run(load(host, port, args))
             stop_s = asyncio.run(stop(host, port, process))
         finally:
             process.kill()
             process.communicate()
         errors.seek(0)
-        told = errors.read()
-    if told:
-        print(f"the server's stderr:\n{told[-5000:]}")
+        stderr_text = errors.read()
+    if stderr_text:
+        print(f"the server's stderr:\n{stderr_text[-5000:]}")
     summary = {
         "requests": args.requests,
         "clients": args.clients,
         "hostile_clients": args.hostile,
         "status": process.returncode,
-        **judged(found, counts, seen, stop_s, process.returncode, told),
+        **judged(results, counts, seen, stop_s, process.returncode, stderr_text),
     }
     summary["passed"] = all(summary["checks"].values())
     print(json.dumps(summary))

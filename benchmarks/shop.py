@@ -1,5 +1,4 @@
-"""Measures what RL over whole conversations adds to a tiny model in the shop
-(configs/shop_tiny_cpu.py).
+"""The gain of a tiny model in the shop (configs/shop_tiny_cpu.py) from RL over whole conversations.
 
     python -m benchmarks.shop [--out runs/shop] [--seeds 0 1] [--smoke]
 
@@ -37,10 +36,10 @@ EACH = 100  # requests of each number of calls and language in the cold start
 
 
 def write_conversations(file: Path, seed: int, calls: Sequence[int], careless: float) -> None:
-    """The cold start's conversations, as `python -m compass_jax.gym.shop` writes them."""
+    """Writes the cold start's conversations, as `python -m compass_jax.gym.shop` does."""
     random_ = random.Random(f"{seed} clerks")
-    found = shop.rows(seed, calls, EACH)
-    talks = [talk for row in found for talk in shop.clerks(row, careless, random_)]
+    requests = shop.rows(seed, calls, EACH)
+    talks = [talk for row in requests for talk in shop.clerks(row, careless, random_)]
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, "".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
 
@@ -48,7 +47,7 @@ def write_conversations(file: Path, seed: int, calls: Sequence[int], careless: f
 def cold_start(
     config: RunConfig, folder: Path, calls: Sequence[int] = (1, 2), careless: float = CARELESS
 ) -> str:
-    """Trains on them, once; the directory of the run, folder/sft."""
+    """Trains on the conversations, once; returns the directory of the run, folder/sft."""
     write_conversations(folder / "shop.jsonl", config.seed, calls, careless)
     config = dataclasses.replace(config, run_dir=str(folder / "sft"))
     run_sft(config)
@@ -56,13 +55,15 @@ def cold_start(
 
 
 def configuration(seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The runs of a seed, their directory left out; every held-out request is asked 8 times."""
+    """Returns the configuration of a seed's runs, without their directory; each held-out request is
+    sampled 8 times.
+    """
     config = load_config(str(CONFIG))
     sft = dataclasses.replace(config.sft, files=(str(folder / "shop.jsonl"),))
     data = dataclasses.replace(config.data, eval_prompts=256)
     evaluation, rl = dataclasses.replace(config.evaluation, k=8), config.rl
     if smoke:
-        # most of a smoke run's time is the compiler's, which fewer layers and rows have less of
+        # most of a smoke run's time is compilation, which is shorter for fewer layers and rows
         moe = MoEConfig(experts=4, top_k=2, ffn=16)
         model = dict(hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32, moe=moe)
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
@@ -77,33 +78,35 @@ def configuration(seed: int, folder: Path, smoke: bool) -> RunConfig:
 
 
 def standard_error(rewards: Sequence[Sequence[float]]) -> float:
-    """Of the mean of (requests, conversations) rewards, in points, over requests: conversations of
-    one request are not independent.
+    """Returns the standard error of the mean of (requests, conversations) rewards, in points, over
+    requests: conversations of one request are not independent.
     """
     shares = np.mean(rewards, axis=1)
     return 100 * float(np.std(shares, ddof=1) / np.sqrt(len(shares)))
 
 
 def success(config: RunConfig, weights: str, out: Path) -> dict[str, Any]:
-    """The share of right conversations with its standard error over requests, in points, and the
-    greedy one's share; all and by the calls that requests need.
+    """Returns the share of right conversations with its standard error over requests, in points,
+    and the greedy one's share; all and by the calls that requests need.
     """
-    found = evaluate_weights(config, weights, str(out))
+    evaluation = evaluate_weights(config, weights, str(out))
     groups = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
     rewards = [[sample["reward"] for sample in group["samples"][:-1]] for group in groups]
-    by_label = {name: [n, round(100 * avg, 1)] for name, (n, avg, _) in found.labels.items()}
+    by_label = {name: [n, round(100 * avg, 1)] for name, (n, avg, _) in evaluation.labels.items()}
     return {
-        "success": round(100 * found.avg_at_k, 1),
+        "success": round(100 * evaluation.avg_at_k, 1),
         "standard_error": round(standard_error(rewards), 1),
-        "greedy": round(100 * found.greedy, 1),
-        "requests": found.prompts,
-        "conversations": found.prompts * found.k,
+        "greedy": round(100 * evaluation.greedy, 1),
+        "requests": evaluation.prompts,
+        "conversations": evaluation.prompts * evaluation.k,
         "by_label": by_label,
     }
 
 
 def measure(seed: int, folder: Path, smoke: bool) -> dict[str, Any]:
-    """The row of a seed: success before and after, seconds of the clock and of the processor."""
+    """Returns the row of a seed: success before and after, seconds of the clock and of the
+    processor.
+    """
     config = configuration(seed, folder, smoke)
     started, worked = time.perf_counter(), time.process_time()
     clock = {}
@@ -137,7 +140,7 @@ def measure(seed: int, folder: Path, smoke: bool) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures the seeds that are not measured."""
+    """Measures the seeds that are not measured yet."""
     if argv is None:
         tune_allocator()
     args = rl_runs.parser(__doc__, "shop", seeds=(0, 1)).parse_args(argv)

@@ -1,5 +1,5 @@
-"""Experiment: SmolLM2-135M-Instruct as the judge of short English answers, beside a scalar head on
-the same model, both trained on the same preferences.
+"""Experiment: SmolLM2-135M-Instruct as the judge of short English answers, compared with a scalar
+head on the same model, both trained on the same preferences.
 
     python -m benchmarks.smollm2_judge [--out runs/smollm2_judge] [--seeds 0] [--only NAME ...]
         [--smoke]
@@ -20,8 +20,8 @@ facts, whose answers are in no training pair, so that a judge has to know them.
 
 Agreement and ties are of HELD pairs on held-out facts, with 95% bootstrap intervals over the facts;
 a scalar model's ties are differences of its rewards up to a threshold that is fitted to the
-training pairs. `majority` is the share of the most frequent verdict.
-A line per finished run goes to OUT/smollm2_judge.jsonl; at the end OUT/smollm2_judge.md.
+training pairs. `majority` is the share of the most frequent verdict. A line per finished run goes
+to OUT/smollm2_judge.jsonl; at the end OUT/smollm2_judge.md.
 """
 
 from __future__ import annotations
@@ -173,12 +173,12 @@ def questions(facts: Sequence[tuple[Kind, str]]) -> list[Question]:
     ]
 
 
-def pairs(asked: Sequence[Question], count: int, draw: random.Random) -> Iterator[dict[str, str]]:
+def pairs(pool: Sequence[Question], count: int, draw: random.Random) -> Iterator[dict[str, str]]:
     """Yields `count` preferences on answers to these questions in turn. Of a third the answers are
     of equal worth; no two texts are equal.
     """
     unequal = list(itertools.permutations(WORTH, 2))
-    for one in itertools.islice(itertools.cycle(asked), count):
+    for one in itertools.islice(itertools.cycle(pool), count):
         tie = draw.random() < 1 / 3
         worths = (draw.choice(list(WORTH)),) * 2 if tie else draw.choice(unequal)
         texts = ["", ""]
@@ -215,7 +215,7 @@ VARIANTS = {
 
 
 class Trial:
-    """The data of a seed, in a folder of its own, and the runs on it."""
+    """The data of a seed in one folder, and the runs on it."""
 
     def __init__(self, seed: int, out: Path, smoke: bool):
         self.seed, self.folder, self.smoke = seed, out / f"seed{seed}", smoke
@@ -225,12 +225,12 @@ class Trial:
             assert isinstance(imported, Import)
             import_gguf(imported.file, self.model)
         draw = random.Random(f"{seed} {NAME}")
-        everything = [(kind, thing) for kind in KINDS for thing in kind.facts]
-        draw.shuffle(everything)
-        count = round(HELD_FACTS * len(everything))
-        held, known_facts = questions(everything[:count]), questions(everything[count:])
+        all_facts = [(kind, thing) for kind in KINDS for thing in kind.facts]
+        draw.shuffle(all_facts)
+        count = round(HELD_FACTS * len(all_facts))
+        held_questions, known_facts = questions(all_facts[:count]), questions(all_facts[count:])
         training = list(pairs(known_facts, 16 if smoke else PAIRS, draw))
-        self.held = self._write("held", list(pairs(held, 2 if smoke else HELD, draw)))
+        self.held = self._write("held", list(pairs(held_questions, 2 if smoke else HELD, draw)))
         self.rows = len(training)
         self.pairs = {
             True: self._write("pairs", training),
@@ -276,26 +276,26 @@ class Trial:
                 raise SystemExit("stopped: the same command continues")
             weights = config.directory
         minutes = (time.perf_counter() - began) / 60
-        found = self._agreement(config, weights, variant.scalar)
+        agreement = self._agreement(config, weights, variant.scalar)
         experiments.forget_compiled()
         row = {"variant": name, "seed": self.seed, "commit": experiments.commit()}
         row |= {"hash": experiments.config_hash(config), "training_minutes": round(minutes, 2)}
-        row |= {"pairs": found.pairs, **{share: known(found, share) for share in SHARES}}
+        row |= {"pairs": agreement.pairs, **{share: known(agreement, share) for share in SHARES}}
         rulings = experiments.finished(Path(config.directory) / "judged" / RULINGS)
-        asked = [row["prompt"] for row in experiments.finished(self.held)]
-        return row | by_fact(rulings, asked)
+        prompts = [row["prompt"] for row in experiments.finished(self.held)]
+        return row | by_fact(rulings, prompts)
 
     def _agreement(self, config: RunConfig, weights: str, scalar: bool) -> Agreement:
         out = f"{config.directory}/judged"
-        training, held = split_pairs(config.data)
+        training, held_pairs = split_pairs(config.data)
         if not scalar:
-            return judged(held, own_judge(config, weights), {"judge": weights}, out)
+            return judged(held_pairs, own_judge(config, weights), {"judge": weights}, out)
         rate = ScalarModel(config, weights, CHATS, config.sft.micro_batch_tokens)
         rated = Rated(rate, training)
-        return report(rated.ruled(held), {"judge": weights, "tie_margin": rated.margin}, out)
+        return report(rated.ruled(held_pairs), {"judge": weights, "tie_margin": rated.margin}, out)
 
 
-def by_fact(rulings: Sequence[dict[str, Any]], asked: Sequence[str]) -> dict[str, Any]:
+def by_fact(rulings: Sequence[dict[str, Any]], prompts: Sequence[str]) -> dict[str, Any]:
     """Returns the share of the most frequent gold verdict, and 95% bootstrap intervals over the
     facts of agreement and tie recall; rulings and their questions are in the same order.
     """
@@ -303,7 +303,7 @@ def by_fact(rulings: Sequence[dict[str, Any]], asked: Sequence[str]) -> dict[str
     joint = [both_orders(row["first"], row["swapped"]) for row in rulings]
     judged_pairs = np.array([one is not None for one in joint])
     right = np.array([one == label for one, label in zip(joint, gold, strict=True)])
-    facts, place = np.unique(asked, return_inverse=True)
+    facts, place = np.unique(prompts, return_inverse=True)
     draws = np.random.default_rng(0).integers(0, len(facts), (2000, len(facts)))
     out: dict[str, Any] = {"facts": len(facts)}
     out["majority"] = round(float(np.unique(gold, return_counts=True)[1].max() / len(gold)), 4)
@@ -317,9 +317,9 @@ def by_fact(rulings: Sequence[dict[str, Any]], asked: Sequence[str]) -> dict[str
     return out
 
 
-def known(found: Agreement, share: str) -> float | None:
+def known(agreement: Agreement, share: str) -> float | None:
     """Returns a share, None for one of zero pairs."""
-    value = getattr(found, share)
+    value = getattr(agreement, share)
     return None if value != value else round(value, 4)
 
 
@@ -328,17 +328,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     names = [*SHARES, "training_minutes"]
     titles = [name.replace("_", " ") for name in names]
     lines = [f"| | seeds | {' | '.join(titles)} |", "|---" * (len(names) + 2) + "|"]
-    for variant, found in rl_runs.by_variant(rows).items():
-        cells = [variant, str(len(found))]
+    for variant, runs in rl_runs.by_variant(rows).items():
+        cells = [variant, str(len(runs))]
         for name in names:
-            values = [row[name] for row in found if row[name] is not None]
+            values = [row[name] for row in runs if row[name] is not None]
             cells.append(rl_runs.spread(values) if values else "-")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table."""
+    """Runs the variants that are not finished yet, then writes the table."""
     if argv is None:
         tune_allocator()
     args = rl_runs.parser(__doc__ or "", NAME, seeds=(0,), variants=tuple(VARIANTS)).parse_args(

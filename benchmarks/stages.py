@@ -8,13 +8,13 @@ Both start from the same cold start of configs/compass_thinker_tiny_cpu.py and h
 growth, shaping and RL-ZVP:
     stages      the configuration's stages: mixes of difficulty, lengths, group size, learning rate
     mix         the stages' mixes alone: lengths, group size and learning rate stay
-    shuffled    no stages: prompts as they come
+    shuffled    no stages: prompts in a shuffled order
     labels      no stages: prompts by the chance that their group varies
                 (rl.zero_variance.curriculum)
-Every variant makes the same number of steps. What is compared is the accuracy at the least tokens
-that any of them generated, linear between evaluations, and the mean of the curve up to there. A
-line per finished run goes to OUT/stages.jsonl, so that the same command goes on where it was
-killed; at the end OUT/stages.md and OUT/stages.png.
+Every variant makes the same number of steps. Compared are the accuracy at the least tokens that
+any of them generated, linear between evaluations, and the mean of the curve up to there. A
+line per finished run goes to OUT/stages.jsonl, so that the same command continues after a
+kill; at the end OUT/stages.md and OUT/stages.png.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ VARIANTS: dict[str, Callable[[RLConfig], RLConfig]] = {
 
 
 def base_config(seed: int, smoke: bool) -> RunConfig:
-    """What all variants share; with `smoke` everything of it in minutes."""
+    """Returns the settings that all variants share; with `smoke` a run takes minutes."""
     config = dataclasses.replace(load_config(str(CONFIG)), seed=seed)
     rl = dataclasses.replace(config.rl, eval_every=EVERY, save_every=0)
     if not smoke:
@@ -88,20 +88,20 @@ def base_config(seed: int, smoke: bool) -> RunConfig:
 
 
 def cold_start(config: RunConfig, folder: Path) -> str:
-    """The dense model's cold start of this seed, trained once; its directory."""
+    """Trains the dense model's cold start of this seed, once; returns its directory."""
     config = dataclasses.replace(config, run_dir=str(folder / f"seed{config.seed}"))
     run_sft(config)
     return config.directory
 
 
 def accuracy_at(curve: Sequence[Sequence[float]], tokens: float) -> float:
-    """Held-out accuracy after so many tokens, linear between two evaluations."""
+    """Returns the held-out accuracy after `tokens` tokens, linear between two evaluations."""
     grid, accuracy = np.asarray(curve, np.float64).T
     return float(np.interp(tokens, grid, accuracy))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the picture."""
+    """Runs the variants that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
     parser = rl_runs.parser(
@@ -137,8 +137,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table in Markdown: accuracy at the budget that all runs of a seed spent, the mean of the
-    curve up to it, and at each run's own end; tokens; where the signal came from.
+    """Returns a table in Markdown: accuracy at the budget that all runs of a seed spent, the mean
+    of the curve up to it, and at each run's own end; tokens; where the signal came from.
     """
     budget = {
         seed: min(r["tokens"] for r in rows if r["seed"] == seed)
@@ -149,14 +149,14 @@ def report(rows: Sequence[Mapping[str, Any]]) -> str:
         " | thousand tokens | verifier | none |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, mine in rl_runs.by_variant(rows).items():
-        at = [accuracy_at(r["curve"], budget[r["seed"]]) for r in mine]
-        height = [rl_runs.mean_height(r["curve"], budget[r["seed"]]) for r in mine]
-        cells = [name, str(len(mine)), rl_runs.spread(at), rl_runs.spread(height)]
-        cells.append(rl_runs.spread([r["accuracy"] for r in mine]))
-        cells.append(rl_runs.spread([r["tokens"] / 1e3 for r in mine], "{:.0f}"))
+    for name, runs in rl_runs.by_variant(rows).items():
+        at = [accuracy_at(r["curve"], budget[r["seed"]]) for r in runs]
+        height = [rl_runs.mean_height(r["curve"], budget[r["seed"]]) for r in runs]
+        cells = [name, str(len(runs)), rl_runs.spread(at), rl_runs.spread(height)]
+        cells.append(rl_runs.spread([r["accuracy"] for r in runs]))
+        cells.append(rl_runs.spread([r["tokens"] / 1e3 for r in runs], "{:.0f}"))
         cells += [
-            rl_runs.spread([100 * r["shares"][signal] for r in mine], "{:.0f}") + " %"
+            rl_runs.spread([100 * r["shares"][signal] for r in runs], "{:.0f}") + " %"
             for signal in ("verifier_signal", "none")
         ]
         lines.append("| " + " | ".join(cells) + " |")

@@ -1,15 +1,15 @@
-"""What SFT over a large JSONL file costs: seconds to the first batch, memory while batches are
-taken, and whether a run that goes on in the middle of a pass on another number of processes gets
+"""The cost of SFT over a large JSONL file: seconds to the first batch, memory while batches are
+taken, and whether a run that continues in the middle of a pass on another number of processes gets
 the same batches; and seconds to open 256 MiB of rows in each format.
 
     python -m benchmarks.streaming [--gib 5] [--out runs/streaming] [--smoke]
 
-The file is made first, and deleted at the end. Each part is a process of its own: a first start
-(the file is out of the page cache and has no index), a second start, which takes all batches, and
+The file is made first, and deleted at the end. Each part is a separate process: a first start (the
+file is out of the page cache and has no index), a second start, which takes all batches, and
 continuations in the middle of them by two and by four processes, which are threads that exchange
-what they read as processes do. A batch is compared by the digest of its tokens and masks. The wait
-for rows is measured in the training loop of a tiny model too, with rows read inside the step (no
-threads) and ahead of it. The last line is one of JSON.
+data as processes do. A batch is compared by the digest of its tokens and masks. The wait for rows
+is measured in the training loop of a tiny model too, with rows read inside the step (no threads)
+and ahead of it. The last line is one of JSON.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from compass_jax.config import DataConfig, ModelConfig, RunConfig, SFTConfig
 
 TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"
 BATCH = 64
-ROW_BYTES = 1024  # about
+ROW_BYTES = 1024  # approximately
 
 
 def make_file(path: Path, size: int) -> None:
-    """Rows of one question and one answer, all different, until the file has `size` bytes."""
-    said = " ".join(f"step {n}: add {n} to the sum" for n in range(ROW_BYTES // 27))
+    """Writes different rows of a question and an answer until the file has `size` bytes."""
+    solution = " ".join(f"step {n}: add {n} to the sum" for n in range(ROW_BYTES // 27))
     turns = '{"messages": [{"role": "user", "content": "Sum number %d of the file?"},'
     turns += ' {"role": "assistant", "content": "%s; the sum is %d."}]}\n'
-    written, number = 0, 0
+    bytes_written, number = 0, 0
     with open(path, "w") as file:
-        while written < size:
-            some = [turns % (n, said, n * 7919 % 10007) for n in range(number, number + 1000)]
-            written += file.write("".join(some))
+        while bytes_written < size:
+            some = [turns % (n, solution, n * 7919 % 10007) for n in range(number, number + 1000)]
+            bytes_written += file.write("".join(some))
             number += 1000
 
 
 def memory_mib() -> float:
-    """MiB that this process holds in memory now."""
+    """Returns the MiB that this process holds in memory now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def crowd(count: int) -> list[Callable[[bytes], list[bytes]]]:
-    """The exchanges of so many threads, each with its number."""
+    """Returns the exchanges of `count` threads, one for each."""
     board: list[bytes] = [b""] * count
     barrier = threading.Barrier(count)
 
@@ -65,9 +65,9 @@ def crowd(count: int) -> list[Callable[[bytes], list[bytes]]]:
         def exchange(payload: bytes) -> list[bytes]:
             board[number] = payload
             barrier.wait()
-            found = list(board)
-            barrier.wait()  # nobody writes before all have read
-            return found
+            payloads = list(board)
+            barrier.wait()  # all threads read before one writes again
+            return payloads
 
         return exchange
 
@@ -75,8 +75,8 @@ def crowd(count: int) -> list[Callable[[bytes], list[bytes]]]:
 
 
 def part(task: dict[str, Any]) -> dict[str, Any]:
-    """What one process found: seconds to the first batch, on the clock and of the processors; MiB,
-    digests of batches, a state.
+    """Measures one process: seconds to the first batch, on the clock and of the processors; MiB,
+    digests of batches, and a state.
     """
     began = time.perf_counter()
     from compass_jax.data.stream import Workers
@@ -90,7 +90,7 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
     imported_s = time.perf_counter() - began
 
     def member(number: int, exchange: Callable[[bytes], list[bytes]]) -> dict[str, Any]:
-        found: dict[str, Any] = {"digests": [], "memory_mib": {}}
+        result: dict[str, Any] = {"digests": [], "memory_mib": {}}
         tokenizer = Tokenizer.load(TOKENIZER)
         team = Workers(number, task["processes"], exchange)
         records, _ = sft_records(config, tokenizer, lambda line: None)
@@ -99,24 +99,24 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
             stream.restore(task["state"])
         for count in range(1, task["batches"] + 1):
             batch = stream.next_batch(BATCH)
-            found.setdefault("first_batch_s", time.perf_counter() - began)
-            found.setdefault("first_batch_cpu_s", time.process_time())
+            result.setdefault("first_batch_s", time.perf_counter() - began)
+            result.setdefault("first_batch_cpu_s", time.process_time())
             keys = "".join(example.key for example in batch)
-            found["digests"].append(hashlib.blake2b(keys.encode(), digest_size=8).hexdigest())
+            result["digests"].append(hashlib.blake2b(keys.encode(), digest_size=8).hexdigest())
             if count in task["looked_at"]:
-                found["memory_mib"][count] = round(memory_mib(), 1)
+                result["memory_mib"][count] = round(memory_mib(), 1)
             if count == task["state_after"]:
-                found["state"] = stream.state()
-        return found | {"rows": len(stream), "all_s": time.perf_counter() - began}
+                result["state"] = stream.state()
+        return result | {"rows": len(stream), "all_s": time.perf_counter() - began}
 
     with ThreadPoolExecutor(task["processes"]) as pool:
         every = list(pool.map(member, range(task["processes"]), crowd(task["processes"])))
-    same = all(one["digests"] == every[0]["digests"] for one in every)
-    return {**every[0], "all_processes_same": same, "imported_s": imported_s}
+    all_same = all(one["digests"] == every[0]["digests"] for one in every)
+    return {**every[0], "all_processes_same": all_same, "imported_s": imported_s}
 
 
 def ask(**task: Any) -> dict[str, Any]:
-    """`part` in a new process."""
+    """Runs `part` in a new process and returns its result."""
     usual = {"processes": 1, "state": None, "state_after": 0, "looked_at": []}
     command = [sys.executable, "-m", "benchmarks.streaming", "--part", json.dumps(usual | task)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -126,14 +126,14 @@ def ask(**task: Any) -> dict[str, Any]:
 
 
 def out_of_the_page_cache(path: Path) -> None:
-    """The next reader gets the file from the disk."""
+    """Removes a file from the page cache, so that the next reader gets it from the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def measure(folder: Path, gib: float, batches: int) -> dict[str, Any]:
-    """All parts over a file of so many GiB."""
+    """Measures all parts over a file of `gib` GiB."""
     file, cache = folder / "rows.jsonl", folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     make_file(file, int(gib * 2**30))
@@ -142,28 +142,28 @@ def measure(folder: Path, gib: float, batches: int) -> dict[str, Any]:
     first = ask(**where, batches=1)
     half, some = batches // 2, min(20, batches // 2)
     looked_at = sorted({min(10, batches), batches // 5, half, batches})
-    whole = ask(**where, batches=batches, state_after=half, looked_at=looked_at)
-    expected = whole["digests"][half : half + some]
+    full_pass = ask(**where, batches=batches, state_after=half, looked_at=looked_at)
+    expected = full_pass["digests"][half : half + some]
     goes_on = {}
     for processes in (1, 2, 4):
-        found = ask(**where, batches=some, state=whole["state"], processes=processes)
-        same = found["digests"] == expected and found["all_processes_same"]
-        goes_on[str(processes)] = {"same_batches": same, "batches": some}
-    per_batch = (whole["all_s"] - whole["first_batch_s"]) / max(batches - 1, 1)
+        continuation = ask(**where, batches=some, state=full_pass["state"], processes=processes)
+        matches = continuation["digests"] == expected and continuation["all_processes_same"]
+        goes_on[str(processes)] = {"same_batches": matches, "batches": some}
+    per_batch = (full_pass["all_s"] - full_pass["first_batch_s"]) / max(batches - 1, 1)
     result = {
         "file_gib": round(file.stat().st_size / 2**30, 3),
-        "rows": whole["rows"],
+        "rows": full_pass["rows"],
         "index_mib": round(sum(x.stat().st_size for x in cache.glob("*.lines")) / 2**20, 1),
         "imported_s": round(first["imported_s"], 2),
         "first_start_s": round(first["first_batch_s"], 2),
         "first_start_cpu_s": round(first["first_batch_cpu_s"], 2),
-        "second_start_s": round(whole["first_batch_s"], 2),
-        "second_start_cpu_s": round(whole["first_batch_cpu_s"], 2),
-        "memory_mib_after_batches": whole["memory_mib"],
+        "second_start_s": round(full_pass["first_batch_s"], 2),
+        "second_start_cpu_s": round(full_pass["first_batch_cpu_s"], 2),
+        "memory_mib_after_batches": full_pass["memory_mib"],
         "batches": batches,
         "rows_per_batch": BATCH,
         "batch_ms": round(1000 * per_batch, 1),
-        "passes_at_the_state": round(whole["state"]["position"] / whole["rows"], 6),
+        "passes_at_the_state": round(full_pass["state"]["position"] / full_pass["rows"], 6),
         "goes_on_by_processes": goes_on,
     }
     file.unlink()
@@ -194,7 +194,7 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
     model = ModelConfig("qwen3", 512, 16, 1, 2, 1, 8, 32, max_positions=1024)
     run_dir = str(folder / "run")
     config = RunConfig("loop", model, data=data, sft=sft, run_dir=run_dir).validate()
-    found = {}
+    times = {}
     for name in ("inside_the_step", "ahead"):
         telemetry = Telemetry(config.directory, steps, "sft", writes=False)
         with StopSignal() as stop, telemetry:
@@ -203,16 +203,16 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
                 records, _ = trainer.examples()
                 trainer.stream = ExampleStream(records, config.seed)
             logged = [metrics for _, metrics in trainer.steps()][2:]
-        found[name] = {
+        times[name] = {
             f"{key}_ms": round(1000 * statistics.median(x[f"time/{key}_s"] for x in logged), 2)
             for key in ("data", "step")
         }
-    return found
+    return times
 
 
 def other_formats(folder: Path, size: int) -> dict[str, Any]:
-    """Of the same rows in each format: bytes of the file and of what is kept, and seconds to open
-    it the first time.
+    """Measures the same rows in each format: bytes of the file and of its cache, and seconds to
+    open it the first time.
     """
     import pyarrow
     from array_record.python.array_record_module import ArrayRecordWriter
@@ -220,7 +220,7 @@ def other_formats(folder: Path, size: int) -> dict[str, Any]:
 
     from compass_jax.data.files import FileRows
 
-    importlib.import_module("grain")  # seconds, which no format is charged
+    importlib.import_module("grain")  # takes seconds, which no format should bear
     folder = folder / "formats"
     folder.mkdir(exist_ok=True)
     plain = folder / "rows.jsonl"
@@ -236,12 +236,12 @@ def other_formats(folder: Path, size: int) -> dict[str, Any]:
     for line in lines:
         writer.write(line)
     writer.close()
-    found = {}
+    formats = {}
     for file in sorted(folder.glob("rows.*")):
         cache = folder / "cache"
         began, spent = time.perf_counter(), time.process_time()
         rows = FileRows(str(file), {"messages": "add it"}, (), str(cache))
-        found[file.name] = {
+        formats[file.name] = {
             "rows": len(rows),
             "open_s": round(time.perf_counter() - began, 2),
             "open_cpu_s": round(time.process_time() - spent, 2),
@@ -250,7 +250,7 @@ def other_formats(folder: Path, size: int) -> dict[str, Any]:
         }
         shutil.rmtree(cache, ignore_errors=True)
     shutil.rmtree(folder)
-    return found
+    return formats
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -269,12 +269,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     head = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
-    found = measure(options.out, gib, batches)
+    measurements = measure(options.out, gib, batches)
     command = f"python -m benchmarks.streaming --gib {gib:g}"
     machine = {"cores": os.cpu_count(), "load_1_min": round(os.getloadavg()[0], 1)}
     formats = {"formats": other_formats(options.out, 2**20 if options.smoke else 2**28)}
     formats["loop"] = in_the_loop(options.out, 4 if options.smoke else 30)
-    line = {"command": command, "commit": head.stdout.strip(), **machine, **found, **formats}
+    line = {"command": command, "commit": head.stdout.strip(), **machine, **measurements, **formats}
     print(json.dumps(line), flush=True)
     return line
 

@@ -1,14 +1,13 @@
-"""Two tasks made to tell objectives apart by where a response's entropy lies. Files of worked
-solutions and of prompts, from a seed.
+"""Two tasks that tell objectives apart by the place of a response's entropy: files of worked
+solutions and of prompts, made from a seed.
 
 A question shows one or two signs; a secret table gives each sign one of four letters; the answer is
 the letters of the signs.
     decisions   the cold start sees every letter equally often: the few tokens of high entropy are
                 the decisions, all else is known by heart
     noise       twelve random letters come first, and nothing depends on them; the cold start sees
-                the right letter of a sign in one case of
-                eight and one wrong letter in the others: what decides has low entropy, what has
-                    high entropy decides nothing
+                the right letter of a sign in one case of eight and one wrong letter in the others:
+                the decisions have low entropy, and the tokens of high entropy decide nothing
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ EXAMPLES, FILLER_LETTERS, RIGHT_SHARE = 1500, 12, 1 / 8
 
 
 class Files(NamedTuple):
-    """Where a task's files are."""
+    """The paths of a task's files."""
 
     examples: Path
     prompts: Path
 
 
 def secret(seed: int) -> dict[str, str]:
-    """The letter of each sign; every letter belongs to as many signs as every other."""
+    """Returns the letter of each sign; every letter belongs to as many signs as every other."""
     letters = np.random.default_rng((seed, 1)).permutation(
         list(LETTERS * (len(SIGNS) // len(LETTERS)))
     )
@@ -40,17 +39,17 @@ def secret(seed: int) -> dict[str, str]:
 
 
 def wrong_letter(sign: str, table: dict[str, str]) -> str:
-    """The letter that the cold start of `noise` is taught: the one after the right one."""
+    """Returns the letter that the cold start of `noise` is taught: the one after the right one."""
     return LETTERS[(LETTERS.index(table[sign]) + 1) % len(LETTERS)]
 
 
 def question(signs: str) -> str:
-    """What the user asks."""
+    """Returns the user's question."""
     return f"Signs: {' '.join(signs)}"
 
 
 def response(task: str, signs: str, letters: str, rng: np.random.Generator) -> str:
-    """A response that chooses `letters`, in the form that the cold start teaches."""
+    """Returns a response that chooses `letters`, in the form that the cold start teaches."""
     steps = " ".join(f"{sign} is {letter}." for sign, letter in zip(signs, letters, strict=True))
     filler = (
         "" if task == "decisions" else " ".join(rng.choice(list(FILLERS), FILLER_LETTERS)) + "\n"
@@ -59,8 +58,8 @@ def response(task: str, signs: str, letters: str, rng: np.random.Generator) -> s
 
 
 def reference(letters: str) -> str:
-    """The answer of `letters`; a word before them makes it text, which no checker takes for a
-    product.
+    """Returns the answer of `letters`; a word before them makes it text, which no checker takes for
+    a product.
     """
     return f"key {letters}"
 
@@ -68,9 +67,9 @@ def reference(letters: str) -> str:
 def write(task: str, folder: Path, seed: int) -> Files:
     """Writes the files of `task` into `folder`; the same seed gives the same bytes."""
     rng, table = np.random.default_rng((seed, 2)), secret(seed)
-    asked = [*SIGNS, *("".join(pair) for pair in itertools.product(SIGNS, repeat=2))]
+    sign_strings = [*SIGNS, *("".join(pair) for pair in itertools.product(SIGNS, repeat=2))]
     examples = []
-    for signs in rng.choice(asked, EXAMPLES):
+    for signs in rng.choice(sign_strings, EXAMPLES):
         if task == "decisions":
             letters = "".join(rng.choice(list(LETTERS)) for _ in signs)
         else:
@@ -84,7 +83,7 @@ def write(task: str, folder: Path, seed: int) -> Files:
         examples.append({"messages": talk})
     prompts = [
         {"prompt": question(signs), "answer": reference("".join(table[s] for s in signs))}
-        for signs in asked
+        for signs in sign_strings
     ]
     folder.mkdir(parents=True, exist_ok=True)
     files = Files(folder / "examples.jsonl", folder / "prompts.jsonl")

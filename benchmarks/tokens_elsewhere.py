@@ -60,7 +60,7 @@ SCALES = {
     "sums": Scale(120_000, 16, rates=()),
 }
 RATE_SEED = 0
-PROMPT, ANSWER = 104, 128  # tokens, of words
+PROMPT, ANSWER = 104, 128  # tokens of the task `words`
 OPTIONS = (("min_animals", 5), ("max_animals", 5), ("max_instances", 60))
 HARD = ProceduralSource("leg_counting", OPTIONS, 3000, "many_legs")
 
@@ -74,7 +74,7 @@ class Elsewhere(Experiment):
         self.scale = Scale(1200, 2, rates=()) if smoke else SCALES[task]
 
     def tuned(self) -> Cell:
-        """Runs GRPO at the task's rates, where it has several, and returns the step size."""
+        """Runs GRPO at the task's rates, if it has several, and returns the step size."""
         cell = CELLS[self.task]
         tried = [cell._replace(rate=rate) for rate in self.scale.rates]
         if not tried:
@@ -175,7 +175,7 @@ def words_config(seed: int, model: Path, folder: Path, smoke: bool) -> RunConfig
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the picture."""
+    """Runs the arms that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
         keep_programs()

@@ -25,9 +25,9 @@ from compass_jax.report.targets import (
 Row = Mapping[str, Any]
 Smooth = Callable[[Curve], list[list[float]]]
 BASELINE = "grpo"
-WINDOW_SHARE = 0.13  # of a run's tokens, over which `over_window` takes means
+WINDOW_SHARE = 0.13  # share of a run's tokens over which `over_window` takes means
 MOST_RESAMPLES = 10_000  # all resamples of up to five seeds are fewer
-UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.2)  # that the task is meant to have
+UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.2)  # planned for the task
 
 
 class Interval(NamedTuple):
@@ -59,13 +59,13 @@ def targets(rows: Sequence[Row]) -> dict[int, float]:
     """Returns the target accuracy of each seed whose baseline gained: a0 + 0.9 (a1 - a0), with a0
     before RL and a1 the mean of the baseline's last three evaluations.
     """
-    found = {}
+    accuracies = {}
     for row in rows:
         if row["variant"] == BASELINE:
             target = target_of(means_of_evaluations(by_tokens(row)))
             if target is not None:
-                found[row["seed"]] = target
-    return found
+                accuracies[row["seed"]] = target
+    return accuracies
 
 
 def ratios(
@@ -77,8 +77,8 @@ def ratios(
     curve_of = by_minutes if minutes else by_tokens
     base = {row["seed"]: row for row in rows if row["variant"] == BASELINE}
     goals, out = targets(rows), dict[str, list[Reached]]()
-    for name, found in rl_runs.by_variant(rows).items():
-        for row in found:
+    for name, runs in rl_runs.by_variant(rows).items():
+        for row in runs:
             if (goal := goals.get(row["seed"])) is None:
                 continue
             cost, reached = cost_to_stay(smooth(curve_of(row)), goal)
@@ -87,13 +87,13 @@ def ratios(
     return out
 
 
-def interval(found: Sequence[Reached]) -> Interval:
+def interval(reached: Sequence[Reached]) -> Interval:
     """Returns the geometric mean of ratios and its percentile bootstrap interval over seeds, from
     all resamples of up to five seeds and from MOST_RESAMPLES drawn ones of more.
     """
-    if not found:
+    if not reached:
         return Interval(math.nan, math.nan, math.nan)
-    logs, n = np.log([ratio for ratio, _ in found]), len(found)
+    logs, n = np.log([ratio for ratio, _ in reached]), len(reached)
     if n**n <= MOST_RESAMPLES:
         draws = np.array(list(itertools.product(range(n), repeat=n)))
     else:
@@ -105,9 +105,9 @@ def interval(found: Sequence[Reached]) -> Interval:
 
 def report(rows: Sequence[Row], step: str, planned: bool = True) -> str:
     """Returns a table in Markdown: ratios of tokens (by both measures) and of minutes to tuned
-    GRPO, accuracy at the end, tokens, shares of uniform groups and of the verifier's signal; and
-    whether the task was as planned, where it is that of tokens_to_accuracy (`planned`). `step`:
-    the arms' step size.
+    GRPO, accuracy at the end, tokens, shares of uniform groups and of the verifier's signal; and,
+    for the task of tokens_to_accuracy (`planned`), whether it was as planned. `step`: the arms'
+    step size.
     """
     lines = [
         f"{'Tuned ' if planned else ''}GRPO: {step}. Ratios are geometric means over seeds with 95%"
@@ -119,24 +119,24 @@ def report(rows: Sequence[Row], step: str, planned: bool = True) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     measures = ratios(rows), ratios(rows, smooth=over_window), ratios(rows, minutes=True)
-    for name, found in rl_runs.by_variant(rows).items():
-        cells = [found[0]["name"], str(len(found))]
+    for name, runs in rl_runs.by_variant(rows).items():
+        cells = [runs[0]["name"], str(len(runs))]
         cells += [_ratio(of.get(name, [])) for of in measures]
-        cells.append(rl_runs.spread([means_of_evaluations(by_tokens(row))[-1][1] for row in found]))
-        cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"))
-        cells.append(rl_runs.spread([100 * row["uniform_frac"] for row in found], "{:.0f}") + " %")
-        verifier = [100 * row["shares"]["verifier_signal"] for row in found]
+        cells.append(rl_runs.spread([means_of_evaluations(by_tokens(row))[-1][1] for row in runs]))
+        cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in runs], "{:.0f}"))
+        cells.append(rl_runs.spread([100 * row["uniform_frac"] for row in runs], "{:.0f}") + " %")
+        verifier = [100 * row["shares"]["verifier_signal"] for row in runs]
         cells.append(rl_runs.spread(verifier, "{:.0f}") + " %")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *([_conditions(rows), ""] if planned else [])])
 
 
-def _ratio(found: Sequence[Reached]) -> str:
-    """Returns a ratio with its interval in words."""
-    if not found:
+def _ratio(reached: Sequence[Reached]) -> str:
+    """Returns a ratio with its interval as text."""
+    if not reached:
         return "-"
-    mean, low, high = interval(found)
-    missed = sum(not one.reached for one in found)
+    mean, low, high = interval(reached)
+    missed = sum(not one.reached for one in reached)
     text = f"{mean:.2f} ({low:.2f} to {high:.2f})"
     return f"> {text} [{missed}]" if missed else text
 
@@ -147,9 +147,9 @@ def _conditions(rows: Sequence[Row]) -> str:
     starts = [row["curve"][0][2] for row in base]
     uniform = float(np.mean([row["uniform_frac"] for row in base]))
     low, high = COLD_ACCURACY
-    kept = all(low <= x <= high for x in starts) and uniform >= UNIFORM_SHARE
+    is_as_planned = all(low <= x <= high for x in starts) and uniform >= UNIFORM_SHARE
     return (
-        f"The task is {'' if kept else 'not '}as planned: accuracy before RL"
+        f"The task is {'' if is_as_planned else 'not '}as planned: accuracy before RL"
         f" {rl_runs.spread(starts)} (planned {low} to {high}), uniform groups of tuned GRPO"
         f" {100 * uniform:.0f} % (planned at least {100 * UNIFORM_SHARE:.0f} %)."
     )
@@ -166,13 +166,13 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     sides = ((by_tokens, 1e3, "thousand generated tokens"), (by_minutes, 1, "minutes"))
     for side, (curve_of, unit, label) in zip(axes, sides, strict=True):
         styles = itertools.product(("-", "--", ":"), rl_runs.COLOURS)
-        for (style, colour), (name, found) in zip(
+        for (style, colour), (name, runs) in zip(
             styles, rl_runs.by_variant(rows).items(), strict=False
         ):
-            curves = [np.array(means_of_evaluations(curve_of(row))) for row in found]
+            curves = [np.array(means_of_evaluations(curve_of(row))) for row in runs]
             grid = np.linspace(max(c[0, 0] for c in curves), min(c[-1, 0] for c in curves), 60)
             mean = np.mean([np.interp(grid, c[:, 0], c[:, 1]) for c in curves], axis=0)
-            side.plot(grid / unit, mean, style, color=colour, label=f"{name} ({len(found)})")
+            side.plot(grid / unit, mean, style, color=colour, label=f"{name} ({len(runs)})")
         side.set(xlabel=label)
         side.spines[["top", "right"]].set_visible(False)
     axes[0].set(ylabel="held-out accuracy, smoothed")

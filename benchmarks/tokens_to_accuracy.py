@@ -22,8 +22,8 @@ Tuning, on seeds that are not used again. Score: the mean of the accuracy curve 
              samples an update make the accuracy fall)
     rates    the two best cells, each at 7.5e-5, 1.5e-4 and 3e-4, on seed 101; the best one is tuned
              GRPO
-    trials   every other arm has tuned GRPO's prompts a step and rate, its samples unless they are
-             what the arm sets, and up to five trials of its own settings, on seed 101; posterior
+    trials   every other arm has tuned GRPO's prompts a step and rate, its samples unless the arm
+             sets them, and up to five trials of the arm's settings, on seed 101; posterior
              selection, of whose groups more vary, has one with twice the rate and one with half the
              prompts
 
@@ -47,8 +47,8 @@ geometric mean over seeds and its 95% bootstrap interval. A run that never stays
 its whole budget, as a lower bound, and is marked. Minutes are those of rollouts, rewards and
 updates; the tuning leaves compiled programs in JAX's cache, so that the arms hardly compile.
 
-A line per finished run goes to OUT/tokens_to_accuracy.jsonl, so that the same command goes on where
-it was killed; at the end OUT/tokens_to_accuracy.md and OUT/tokens_to_accuracy.png. The same command
+A line per finished run goes to OUT/tokens_to_accuracy.jsonl, so that the same command continues
+after a kill; at the end OUT/tokens_to_accuracy.md and OUT/tokens_to_accuracy.png. The same command
 in several processes shares the runs among them.
 """
 
@@ -99,10 +99,10 @@ Row = dict[str, Any]
 RESULTS = "tokens_to_accuracy"
 PROMPTS, GROUPS, RATES, RATE = (16, 32, 64), (4, 8), (7.5e-5, 1.5e-4, 3e-4), 1.5e-4
 CELL_SEEDS, RATE_SEEDS, TRIAL_SEEDS = (100,), (101,), (101,)
-BEST_CELLS = 2  # that are tried at other rates
+BEST_CELLS = 2  # cells that are tried at other rates
 FILTER_SAMPLES = 4
 FEW_PROMPTS = 16  # training prompts of each length, for drafts
-WAIT_S = 5.0  # before the runs of other processes are looked for again
+WAIT_S = 5.0  # between two looks for the runs of other processes
 CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
 GRPO, PERMUTED = "grpo", "permuted"
 
@@ -111,11 +111,11 @@ class Scale(NamedTuple):
     """The size of the experiment."""
 
     budget: int = 300_000  # generated tokens of a run
-    evaluations: int = 16  # of a run
+    evaluations: int = 16  # evaluations of a run
     cells: tuple[tuple[int, int], ...] = tuple((p, g) for p in PROMPTS for g in GROUPS)
     rates: tuple[float, ...] = RATES
-    trials: int = 5  # of an arm, at most
-    answer_tokens: int = 40  # expected, which sets the interval of evaluations
+    trials: int = 5  # trials of an arm, at most
+    answer_tokens: int = 40  # expected tokens of an answer, which set the interval of evaluations
 
 
 FULL = Scale()
@@ -147,8 +147,8 @@ def with_fields(**changes: Any) -> Change:
     return lambda rl: dataclasses.replace(rl, **changes)
 
 
-def both(first: Change, second: Change) -> Change:
-    """Returns a change after another."""
+def compose(first: Change, second: Change) -> Change:
+    """Returns a change that makes one change after another."""
     return lambda rl: second(first(rl))
 
 
@@ -171,8 +171,8 @@ def replay(max_age: int, max_route_age: int) -> Change:
     """Returns the change to a replay of all groups up to an age, in steps of one update."""
 
     def change(rl: RLConfig) -> RLConfig:
-        kept = GroupReplayConfig(rl.prompts_per_step * max_age, max_age, max_route_age)
-        return dataclasses.replace(rl, correction=Tis(), group_replay=kept)
+        group_replay = GroupReplayConfig(rl.prompts_per_step * max_age, max_age, max_route_age)
+        return dataclasses.replace(rl, correction=Tis(), group_replay=group_replay)
 
     return change
 
@@ -210,7 +210,7 @@ ARMS: dict[str, Arm] = {
     GRPO: Arm({"": lambda rl: rl}),
     "dapo": Arm(
         {
-            f"rounds of {n}": both(
+            f"rounds of {n}": compose(
                 with_fields(objective=dapo_surrogate()),
                 zero_variance(dynamic_sampling=True, dynamic_batch=n),
             )
@@ -240,13 +240,13 @@ ARMS: dict[str, Arm] = {
             for target, discount in ((0.3, 0.9), (0.5, 0.9), (0.5, 0.7))
         }
         | {
-            "target 0.5, twice the rate": both(POSTERIOR, faster(2)),
-            "target 0.5, half the prompts": both(POSTERIOR, fewer_prompts),
+            "target 0.5, twice the rate": compose(POSTERIOR, faster(2)),
+            "target 0.5, half the prompts": compose(POSTERIOR, fewer_prompts),
         }
     ),
     "screening, posterior": Arm(
-        {f"{n0} of {n}": both(screening(n0, n), POSTERIOR) for n0, n in ((2, 4), (2, 8), (4, 8))}
-        | {"2 of 8, half the prompts": both(both(screening(2, 8), POSTERIOR), fewer_prompts)}
+        {f"{n0} of {n}": compose(screening(n0, n), POSTERIOR) for n0, n in ((2, 4), (2, 8), (4, 8))}
+        | {"2 of 8, half the prompts": compose(compose(screening(2, 8), POSTERIOR), fewer_prompts)}
     ),
     "drafts": Arm(
         {
@@ -408,7 +408,7 @@ class Experiment:
             with lock(self.out / f"seed{seed}"):
                 config, start, minutes = self._configured(seed, arm, trial, cell)
             with lock(directory):
-                if row := finished():  # by a process that held the lock
+                if row := finished():  # a process that held the lock finished it
                     return row
                 rl = dataclasses.replace(config.rl, permute_rewards=permuted)
                 config = dataclasses.replace(config, rl=rl, run_dir=str(directory))
@@ -439,15 +439,17 @@ class Experiment:
     def _scores(
         self, phase: str, tried: dict[Any, tuple[str, str, Cell]], seeds: Sequence[int]
     ) -> dict[Any, float]:
-        """Returns the mean height of the curves of what is tried, over seeds."""
-        found = iter(self.all([(phase, seed, *what) for what in tried.values() for seed in seeds]))
-        rows = {key: [next(found) for _ in seeds] for key in tried}
-        until = min(row["tokens"] for found in rows.values() for row in found)
+        """Returns the mean height of the curves of each trial, over seeds."""
+        results = iter(
+            self.all([(phase, seed, *what) for what in tried.values() for seed in seeds])
+        )
+        rows = {key: [next(results) for _ in seeds] for key in tried}
+        until = min(row["tokens"] for runs in rows.values() for row in runs)
         return {
             key: float(
-                np.mean([rl_runs.mean_height(tokens_report.by_tokens(row), until) for row in found])
+                np.mean([rl_runs.mean_height(tokens_report.by_tokens(row), until) for row in runs])
             )
-            for key, found in rows.items()
+            for key, runs in rows.items()
         }
 
     def _seed(self, seed: int) -> tuple[RunConfig, float]:
@@ -484,8 +486,8 @@ class Experiment:
 
 
 def lock(folder: Path, wait_s: float = 0) -> FileLock:
-    """Returns the lock of a folder among processes, in a file beside it: a run has a lock of its
-    own inside. filelock's Timeout if another process holds it.
+    """Returns the lock of a folder among processes, in a file next to it, since a run has another
+    lock inside. Raises filelock's Timeout if another process holds it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(folder.with_name(f"{folder.name}.shared"), timeout=wait_s)
@@ -516,14 +518,16 @@ def cold_start(config: RunConfig) -> float:
     if not file.exists():
         if run_sft(config)["stopped"]:
             raise SystemExit("stopped: the same command continues")
-        found = {"accuracy": evaluate_weights(config, config.directory).avg_at_k}
-        write_atomically(file, json.dumps(found))
+        result = {"accuracy": evaluate_weights(config, config.directory).avg_at_k}
+        write_atomically(file, json.dumps(result))
         experiments.forget_compiled()
     return json.loads(file.read_text())["accuracy"]
 
 
 def _train(config: RunConfig, start: float, minutes: float, budget: int) -> Row:
-    """Trains until the budget is spent, or goes on; returns the run's part of its row."""
+    """Trains, or resumes the training, until the budget is spent; returns the run's part of its
+    row.
+    """
     file = Path(config.directory) / "metrics.jsonl"
 
     def spent() -> bool:
@@ -564,7 +568,7 @@ def _metrics(file: Path) -> list[dict[str, float]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the picture."""
+    """Runs the arms that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
         keep_programs()

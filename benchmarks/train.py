@@ -4,9 +4,9 @@ update), against transformers.
     python -m benchmarks.train [--rounds 9] [--smoke]
 
 Both sides start from the same weights, see the same batches in the same order and make the same
-updates; the router's load-balancing loss is off. That they do the same is checked before timing:
-logits, and the losses of the first steps. The warm-up (compilation on our side) is not timed in the
-rounds; `ours_compile_s` reports it.
+updates; the router's load-balancing loss is off. Before timing, the logits and the losses of the
+first steps are compared. The warm-up (compilation on our side) is not timed in the rounds;
+`ours_compile_s` reports it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.training import optim, step
 
 OPTIM = OptimConfig(learning_rate=1e-4, weight_decay=0.0, clip_grad_norm=1.0)
-TOTAL_STEPS = 10_000  # of the schedule, which is constant
+TOTAL_STEPS = 10_000  # steps of the schedule, which is constant
 CHECKED_STEPS = 3
 LOSS_ATOL = 1e-3
 
 
-class Ours:
-    """compass_jax as its SFT trainer runs it: `sft_gradients`, then `apply`."""
+class CompassTrainer:
+    """compass_jax's side, as the SFT trainer runs it: `sft_gradients`, then `apply`."""
 
     def __init__(self, config: ModelConfig, params: Any, batches: np.ndarray):
         compute = ComputeConfig(scan_layers=False)
@@ -50,8 +50,8 @@ class Ours:
         self.load = 0.0  # of the fullest expert over the mean, in the last step
 
     def step(self) -> float:
-        """One update; returns the loss before it."""
-        grads, found = step.sft_gradients(
+        """Makes one update; returns the loss before it."""
+        grads, metrics = step.sft_gradients(
             self.model,
             self.state.params,
             next(self.batches),
@@ -68,13 +68,13 @@ class Ours:
             decays=decays(self.model.config, self.model.layout),
         )
         jax.block_until_ready((self.state, applied))
-        load, tokens = found["moe/load_max_over_mean"]
+        load, tokens = metrics["moe/load_max_over_mean"]
         self.load = float(load) / float(tokens)
-        return float(found["loss"][0])
+        return float(metrics["loss"][0])
 
 
-class Theirs:
-    """transformers' model with its own loss, torch's AdamW."""
+class TransformersTrainer:
+    """The side of transformers: a model with its loss, and torch's AdamW."""
 
     def __init__(self, model: Any, batches: np.ndarray, experts: str, attention: str, adamw: str):
         self.model = copy.deepcopy(model).train()
@@ -92,7 +92,7 @@ class Theirs:
         )
 
     def step(self) -> float:
-        """One update; returns the loss before it."""
+        """Makes one update; returns the loss before it."""
         tokens = next(self.batches)
         loss = self.model(input_ids=tokens, labels=tokens, use_cache=False).loss
         loss.backward()
@@ -103,8 +103,8 @@ class Theirs:
 
 
 def calibrate(model: Any, batches: np.ndarray) -> tuple[dict[str, str], dict[str, float]]:
-    """The fastest of transformers' options here, one after the other; and the seconds of a step
-    with each.
+    """Returns the fastest of transformers' options here, chosen one after the other, and the
+    seconds of a step with each.
 
     `batched_mm` is not among them: it copies the expert's weights for every token and choice, 6 GiB
     a layer at the reference size, and keeps them for the backward pass.
@@ -117,21 +117,24 @@ def calibrate(model: Any, batches: np.ndarray) -> tuple[dict[str, str], dict[str
         "adamw": ("fused", "foreach"),
     }.items():
         candidates = {
-            value: Theirs(model, batches, **{**best, option: value}).step for value in values
+            value: TransformersTrainer(model, batches, **{**best, option: value}).step
+            for value in values
         }
-        best[option], found = common.fastest(option, candidates)
-        times |= {f"{option}={value}": round(t, 4) for value, t in found.items()}
+        best[option], timings = common.fastest(option, candidates)
+        times |= {f"{option}={value}": round(t, 4) for value, t in timings.items()}
     return best, times
 
 
-def compare_losses(ours: Ours, theirs: Theirs) -> tuple[dict[str, float], float]:
-    """Largest difference of the losses of the first steps, from which both sides go on; and the
-    seconds of our first step.
+def compare_losses(
+    compass_side: CompassTrainer, transformers_side: TransformersTrainer
+) -> tuple[dict[str, float], float]:
+    """Returns the largest difference of the losses of the first steps, after which both sides
+    continue, and the seconds of our first step.
     """
     our_losses: list[float] = []
-    first = common.seconds(lambda: our_losses.append(ours.step()))
-    our_losses += [ours.step() for _ in range(CHECKED_STEPS - 1)]
-    difference = max(abs(loss - theirs.step()) for loss in our_losses)
+    first = common.seconds(lambda: our_losses.append(compass_side.step()))
+    our_losses += [compass_side.step() for _ in range(CHECKED_STEPS - 1)]
+    difference = max(abs(loss - transformers_side.step()) for loss in our_losses)
     if not difference <= LOSS_ATOL:
         raise SystemExit(
             f"losses of the first {CHECKED_STEPS} steps differ by {difference:.1e}, above"
@@ -150,24 +153,30 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     agreement = common.compare_logits(model, config, params, setup)
     batches = common.random_tokens(setup, (8, setup.train_rows, setup.train_length), seed=2)
     options, times = calibrate(model, batches)
-    ours, theirs = Ours(config, params, batches), Theirs(model, batches, **options)
-    losses, first = compare_losses(ours, theirs)
+    compass_side, transformers_side = (
+        CompassTrainer(config, params, batches),
+        TransformersTrainer(model, batches, **options),
+    )
+    losses, first = compare_losses(compass_side, transformers_side)
     tokens = setup.steps * setup.train_rows * setup.train_length
-    again = min(common.seconds(ours.step) for _ in range(2))
+    second = min(common.seconds(compass_side.step) for _ in range(2))
     for _ in range(2):
-        theirs.step()  # both have made the same updates when the rounds start
+        transformers_side.step()  # both have made the same updates when the rounds start
 
-    def several(side: Ours | Theirs) -> int:
+    def several(side: CompassTrainer | TransformersTrainer) -> int:
         for _ in range(setup.steps):
             side.step()
         return tokens
 
-    load = ours.load
-    found = common.run_rounds(
-        lambda: several(ours), lambda: several(theirs), rounds, common.make_probe()
+    load = compass_side.load
+    timings = common.run_rounds(
+        lambda: several(compass_side),
+        lambda: several(transformers_side),
+        rounds,
+        common.make_probe(),
     )
     details = {
-        "ours_compile_s": round(first - again, 2),
+        "ours_compile_s": round(first - second, 2),
         "warm_up": "excluded from the rounds",
         "transformers_options": options,
         "transformers_calibration_s": times,
@@ -176,7 +185,7 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
         "batch": [setup.train_rows, setup.train_length],
         "steps_per_round": setup.steps,
         # before the first and after the last round
-        "moe_load_max_over_mean": [round(load, 2), round(ours.load, 2)],
+        "moe_load_max_over_mean": [round(load, 2), round(compass_side.load, 2)],
         "both_sides": (
             f"float32, full AdamW step, gradient clipping at {OPTIM.clip_grad_norm}, no router"
             " loss, no weight decay"
@@ -185,14 +194,14 @@ def run(rounds: int, setup: common.Setup, smoke: bool = False) -> None:
     common.report(
         "train",
         smoke,
-        common.summarise(found, 3 * flops_per_token(config)),
+        common.summarise(timings, 3 * flops_per_token(config)),
         details,
         common.environment(),
     )
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command line."""
     if argv is None:
         tune_allocator()
     args = common.arguments("training step against transformers", argv)

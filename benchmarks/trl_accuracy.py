@@ -1,4 +1,5 @@
-"""Held-out accuracy of GRPO after equal minutes, and after equal steps, beside TRL's GRPOTrainer.
+"""Held-out accuracy of GRPO after equal minutes, and after equal steps, compared with TRL's
+GRPOTrainer.
 
     compass pipeline smollm2_135m_cpu      its first two stages make the start
     python -m benchmarks.trl_accuracy --trl PYTHON [--start runs/smollm2_135m_cpu/02-sft]
@@ -6,7 +7,7 @@
 
 Both train SmolLM2-135M, after SFT on the worked solutions of configs/smollm2_135m_cpu.py, on the
 questions of that file: adapters of rank 16, 8 prompts of 8 samples, one update a step, a reward of
-1 for a right total. They run at the same time, each on a processor of its own, so that a change of
+1 for a right total. They run at the same time, each on a separate processor, so that a change of
 the machine's speed meets both, and end with the step that is running when the minutes are over;
 start and compilation count. Ours are the defaults of `compass train --model`; TRL has the
 micro-batches that were fastest in benchmarks.against_trl. Afterwards the start, both ends, and ours
@@ -77,7 +78,7 @@ def make(folder: Path, start: str, seed: int) -> None:
 
 def train(folder: Path, python: str, seconds: float, seed: int) -> dict[str, dict[str, Any]]:
     """Runs both trainers at the same time; returns the steps and the peak memory of each."""
-    many = 100_000  # steps, which the minutes end before
+    many = 100_000  # steps; the minutes end first
     changes = {"rl.steps": many, "rl.save-every": 1, "keep-checkpoints": many, "seed": seed}
     choice = {
         "rows": ROWS,
@@ -89,9 +90,9 @@ def train(folder: Path, python: str, seconds: float, seed: int) -> dict[str, dic
         "save": str(folder / "trl_end"),
     }
     with ThreadPoolExecutor(2) as threads:
-        ours = threads.submit(run_ours, CASE, folder, changes, CORES["ours"], seconds)
+        compass = threads.submit(run_ours, CASE, folder, changes, CORES["ours"], seconds)
         trl = threads.submit(run_trl, CASE, folder, python, choice, CORES["trl"])
-        (rows, ours_peak), (result, trl_peak) = ours.result(), trl.result()
+        (rows, ours_peak), (result, trl_peak) = compass.result(), trl.result()
     return {
         "ours": {"steps": len(rows), "peak_gib": round(ours_peak, 2)},
         "trl": {"steps": len(result["steps"]), "peak_gib": round(trl_peak, 2)},

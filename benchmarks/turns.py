@@ -42,7 +42,7 @@ STAGES = {
     "no stages": ZeroVarianceConfig(rl_zvp=False),
     "RL-ZVP and growth": ZeroVarianceConfig(rl_zvp=True, grow_to=16),
 }
-# prompt tokens, and tokens after it, that a right conversation of so many calls has room in
+# calls -> prompt tokens, and later tokens, in which a right conversation has room
 ROOM = {1: (16, 32), 2: (16, 72), 4: (32, 144), 8: (48, 304)}
 SEEDS = (0, 1, 2)
 VARIANTS = {
@@ -57,8 +57,8 @@ STEPS = 1200  # of the cold start: after half of them 0.15 of four calls' reques
 
 
 def tokenizer(folder: Path) -> str:
-    """`folder`, with a tokenizer that has the shop's words whole: conversations are half as long,
-    and an item is copied as one token.
+    """Returns `folder`, with a tokenizer that has the shop's words whole: conversations are half as
+    long, and an item is copied as one token.
     """
     if not folder.exists():
         talks = (shop.conversation(row) for row in shop.rows(7, shop.CALLS, 60))
@@ -68,8 +68,8 @@ def tokenizer(folder: Path) -> str:
 
 
 def start_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
-    """The cold start of a seed, and what all of its RL runs share; `folder` is that of all seeds'
-    cold starts.
+    """Returns the configuration of a seed's cold start, which all of its RL runs share; `folder` is
+    that of all seeds' cold starts.
     """
     config = shop_rl.configuration(seed, folder / f"seed{seed}", smoke)
     buckets = tuple(sum(ROOM[calls]) for calls in shop.CALLS)
@@ -82,7 +82,7 @@ def start_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
 
 
 def variant_config(name: str, seed: int, folder: Path, cold_starts: Path, smoke: bool) -> RunConfig:
-    """The RL run of a variant in `folder`, without the weights from which it starts."""
+    """Returns the RL run of a variant in `folder`, without the weights from which it starts."""
     calls, reward, stages = VARIANTS[name]
     config = start_config(seed, cold_starts, smoke)
     prompt, after = ROOM[calls]
@@ -118,7 +118,7 @@ def variant_config(name: str, seed: int, folder: Path, cold_starts: Path, smoke:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the pictures."""
+    """Runs the variants that are not finished yet, then writes the table and the pictures."""
     if argv is None:
         tune_allocator()
     parser = rl_runs.parser(
@@ -133,8 +133,8 @@ def main(argv: list[str] | None = None) -> None:
         if (name, seed) in {(r["variant"], r["seed"]) for r in experiments.finished(results)}:
             continue
         calls, cold = VARIANTS[name][0], Path(args.cold_starts)
-        begun = start_config(seed, cold, args.smoke)
-        start = shop_rl.cold_start(begun, cold / f"seed{seed}", shop.CALLS, CARELESS)
+        cold_config = start_config(seed, cold, args.smoke)
+        start = shop_rl.cold_start(cold_config, cold / f"seed{seed}", shop.CALLS, CARELESS)
         config = variant_config(name, seed, out, cold, args.smoke)
         config = dataclasses.replace(config, init_from=start)
         before = rl_runs.start_accuracy(config, start, cold / f"seed{seed}" / f"accuracy_{calls}")
@@ -146,38 +146,38 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown: success before and after RL, tokens, and those without a signal."""
+    """Returns a table in Markdown: success before and after RL, tokens, tokens without a signal."""
     lines = [
         "| calls | reward | stages | seeds | success before | after | points gained"
         " | thousand tokens | tokens without a signal |",
         "|---" * 9 + "|",
     ]
     order = list(VARIANTS)
-    for name, found in rl_runs.by_variant(
+    for name, runs in rl_runs.by_variant(
         sorted(rows, key=lambda row: order.index(row["variant"]))
     ).items():
         calls, reward, stages = VARIANTS[name]
-        cells = [str(calls), reward if calls > 2 else "either", stages, str(len(found))]
+        cells = [str(calls), reward if calls > 2 else "either", stages, str(len(runs))]
         for part in ("start", "accuracy"):
-            cells.append(rl_runs.spread([row[part] for row in found]))
-        gained = [100 * (row["accuracy"] - row["start"]) for row in found]
+            cells.append(rl_runs.spread([row[part] for row in runs]))
+        gained = [100 * (row["accuracy"] - row["start"]) for row in runs]
         cells.append(rl_runs.spread(gained, "{:+.1f}"))
-        cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"))
-        cells.append(rl_runs.spread([row["shares"]["none"] for row in found]))
+        cells.append(rl_runs.spread([row["tokens"] / 1e3 for row in runs], "{:.0f}"))
+        cells.append(rl_runs.spread([row["shares"]["none"] for row in runs]))
         lines.append("| " + " | ".join(cells) + " |")
-    there = {(row["variant"], row["seed"]) for row in rows}
+    finished = {(row["variant"], row["seed"]) for row in rows}
     missing = [
         f"{name} (seeds {', '.join(absent)})"
         for name in VARIANTS
-        if (absent := [str(seed) for seed in SEEDS if (name, seed) not in there])
+        if (absent := [str(seed) for seed in SEEDS if (name, seed) not in finished])
     ]
     lines += ["", f"Not run: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines) + "\n"
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Success before and after RL by the number of calls: means over seeds as bars, the seeds as
-    dots.
+    """Draws success before and after RL by the number of calls: means over seeds as bars, the seeds
+    as dots.
     """
     import matplotlib
 
@@ -187,13 +187,13 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
     kinds = list(itertools.product(REWARDS, STAGES))
     for place, calls in enumerate(shop.CALLS):
-        mine = [row for row in rows if VARIANTS[row["variant"]][0] == calls]
-        if mine:
-            before = float(np.mean([row["start"] for row in mine]))
+        calls_rows = [row for row in rows if VARIANTS[row["variant"]][0] == calls]
+        if calls_rows:
+            before = float(np.mean([row["start"] for row in calls_rows]))
             axes.hlines(before, place - 0.42, place + 0.42, color="black", linestyle=":")
-        for name, found in rl_runs.by_variant(mine).items():
+        for name, runs in rl_runs.by_variant(calls_rows).items():
             kind = kinds.index(VARIANTS[name][1:])
-            ends, at = [row["accuracy"] for row in found], place + 0.2 * (kind - 1.5)
+            ends, at = [row["accuracy"] for row in runs], place + 0.2 * (kind - 1.5)
             colour = rl_runs.COLOURS[1 + kind]
             axes.bar(at, float(np.mean(ends)), 0.18, color=colour, alpha=0.6)
             axes.plot([at] * len(ends), ends, "o", color=colour, markersize=4)

@@ -7,14 +7,13 @@ thirds give plain GRPO nothing.
 For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,800 of its prompts
 from 12 samples each; a prompt set of one third always right, one third always wrong and one third
 mixed ones, 240 each; then the same RL with the stages added one by one. Stage 0 estimates the set's
-pass rates with 4 samples of its own, and pays for them. Three ways for the last uniform groups
-stand in for RL-ZVP: growth at a rising temperature, a curriculum (instead of the selection), and
-an ensemble of verifiers; and the curriculum in place of filter and selection, too, for it costs
-nothing. Every variant has the same number of updates, of 32 prompts a step, and of 16 in three
-variants: where all groups teach, half as many may do. What was generated, filter rollouts and
-dropped groups included, is on the axis. A line per finished run goes to OUT/zero_variance.jsonl, so
-that the same command goes on where it was killed; at the end OUT/zero_variance.md and
-OUT/zero_variance.png.
+pass rates with 4 samples that it draws and pays for. Three ways for the last uniform groups replace
+RL-ZVP: growth at a rising temperature, a curriculum (instead of the selection), and an ensemble of
+verifiers; and the curriculum in place of filter and selection, too, for it costs nothing. Every
+variant has the same number of updates, of 32 prompts a step, and of 16 in three variants: where all
+groups teach, half as many may do. The axis has all generated tokens, filter rollouts and dropped
+groups included. A line per finished run goes to OUT/zero_variance.jsonl, so that the same command
+continues after a kill; at the end OUT/zero_variance.md and OUT/zero_variance.png.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.sft import run_sft
 
-# of a prompt's pass rate, by which the prompt set is put together; and prompts that it is chosen
-# from
+# samples of a prompt's pass rate, by which the prompt set is put together; and the prompts from
+# which it is chosen
 SAMPLES, LOOKED_AT = 12, 1800
 FILTER_SAMPLES = 4
 KINDS = ("always right", "always wrong", "mixed")
@@ -114,7 +113,7 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     ),
     "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }
-# The ensemble looks at the length too, of right and wrong answers: a group that is alike in one is
+# The ensemble also scores the length, of right and wrong answers: a group that is alike in one is
 # seldom alike in both.
 ENSEMBLE = "ensemble in place of RL-ZVP"
 VARIANTS[ENSEMBLE] = (True, _with(zero_variance=GROW))
@@ -127,7 +126,7 @@ VARIANTS |= {
 
 
 def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
-    """(plain GRPO on configs/tiny_reasoning_cpu.py, prompts of each kind)."""
+    """Returns (plain GRPO on configs/tiny_reasoning_cpu.py, prompts of each kind)."""
     config = dataclasses.replace(
         load_config(str(rl_runs.CONFIG)), seed=seed, run_dir=str(folder / "sft")
     )
@@ -145,9 +144,9 @@ def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
         save_every=0,
         eval_every=8,
     )
-    once = tuple(dataclasses.replace(source, repeat=1) for source in config.data.sources)
+    single_sources = tuple(dataclasses.replace(source, repeat=1) for source in config.data.sources)
     data, evaluation, sft = (
-        dataclasses.replace(config.data, eval_prompts=256, sources=once),
+        dataclasses.replace(config.data, eval_prompts=256, sources=single_sources),
         dataclasses.replace(config.evaluation, k=2),
         config.sft,
     )
@@ -163,7 +162,7 @@ def base_config(seed: int, folder: Path, smoke: bool) -> tuple[RunConfig, int]:
 
 
 def with_verifiers(config: RunConfig, name: str) -> RunConfig:
-    """`config` with the verifiers of a variant; accuracy stays the share of right answers."""
+    """Returns `config` with a variant's verifiers; accuracy stays the share of right answers."""
     if name != ENSEMBLE:
         return config
     sources = tuple(
@@ -178,10 +177,10 @@ def with_verifiers(config: RunConfig, name: str) -> RunConfig:
 
 
 def pass_rates(config: RunConfig, weights: str) -> list[tuple[Prompt, float, int]]:
-    """(prompt, pass rate of SAMPLES samples, known ones) of every training prompt; 0 known for
-    those that were not looked at.
+    """Returns (prompt, pass rate of SAMPLES samples, known ones) of every training prompt; 0 known
+    for a prompt that was not sampled.
 
-    The draws are none of RL's nor of the filter's.
+    The draws differ from those of RL and of the filter.
     """
     engine, decode, tokenizer = decoder_of(config, weights)
     every = train_prompts(config.data, tokenizer, config.seed)
@@ -211,8 +210,8 @@ def pass_rates(config: RunConfig, weights: str) -> list[tuple[Prompt, float, int
 
 
 def choose(rates: Sequence[tuple[Prompt, float, int]], each: int, seed: int) -> dict[int, str]:
-    """Prompt id -> kind: `each` prompts of each kind, fewer where a kind has fewer, but of all
-    kinds the same number.
+    """Returns the kinds of the chosen prompts by id: `each` prompts of each kind, fewer where a
+    kind has fewer, but the same number of all kinds.
     """
     kinds: dict[str, list[int]] = {kind: [] for kind in KINDS}
     for prompt, rate, known in rates:
@@ -233,8 +232,8 @@ def choose(rates: Sequence[tuple[Prompt, float, int]], each: int, seed: int) -> 
 def prepare(
     seed: int, out: Path, cold_starts: Path, smoke: bool
 ) -> tuple[RunConfig, Path, Path, float]:
-    """(plain GRPO's config, file of the prompt set, stage 0's file, accuracy of the start), made
-    once for each seed.
+    """Returns (plain GRPO's config, file of the prompt set, stage 0's file, accuracy of the start).
+    Each is made once for a seed.
     """
     folder = out / f"seed{seed}"
     config, each = base_config(seed, folder, smoke)
@@ -268,12 +267,12 @@ def prepare(
 
 
 def _complete(filtered: Path, chosen: Path) -> None:
-    """Stage 0's file with the prompts outside the set, which it does not keep and which cost
+    """Writes stage 0's file with the prompts outside the set, which it does not keep and which cost
     nothing: RL asks for every training prompt.
     """
-    mine = {row["id"]: row for row in map(json.loads, filtered.read_text().splitlines())}
+    by_id = {row["id"]: row for row in map(json.loads, filtered.read_text().splitlines())}
     rows = [
-        mine.get(row["id"], {**row, "keep": False})
+        by_id.get(row["id"], {**row, "keep": False})
         for row in map(json.loads, chosen.read_text().splitlines())
     ]
     write_atomically(
@@ -282,7 +281,7 @@ def _complete(filtered: Path, chosen: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs what is not finished, then writes the table and the picture."""
+    """Runs the variants that are not finished yet, then writes the table and the picture."""
     if argv is None:
         tune_allocator()
     parser = rl_runs.parser(
@@ -334,8 +333,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown: accuracy, tokens, tokens to plain GRPO's final accuracy over its own,
-    where the tokens' signal came from.
+    """Returns a table in Markdown: accuracy, tokens, tokens to plain GRPO's final accuracy over its
+    own, where the tokens' signal came from.
     """
     grouped = rl_runs.by_variant(rows)
     plain = {row["seed"]: row for row in grouped.get("grpo", [])}
@@ -346,17 +345,17 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, found in grouped.items():
-        ratios = [_ratio(row, plain[row["seed"]]) for row in found if row["seed"] in plain]
+    for name, runs in grouped.items():
+        ratios = [_ratio(row, plain[row["seed"]]) for row in runs if row["seed"] in plain]
         reached = [r for r in ratios if r is not None]
         ratio = rl_runs.spread(reached, "{:.2f}") if reached else "-"
         ratio += f", {len(ratios) - len(reached)} not" if len(reached) < len(ratios) else ""
         shares = [
-            rl_runs.spread([100 * row["shares"][signal] for row in found], "{:.1f}") + " %"
+            rl_runs.spread([100 * row["shares"][signal] for row in runs], "{:.1f}") + " %"
             for signal in rl_runs.SIGNALS
         ]
-        cells = [name, str(len(found)), rl_runs.spread([row["accuracy"] for row in found])]
-        cells += [rl_runs.spread([row["tokens"] / 1e3 for row in found], "{:.0f}"), ratio, *shares]
+        cells = [name, str(len(runs)), rl_runs.spread([row["accuracy"] for row in runs])]
+        cells += [rl_runs.spread([row["tokens"] / 1e3 for row in runs], "{:.0f}"), ratio, *shares]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """A model of 245B parameters, 71B active, on 512 chips of TPU v5p (8x8x8): 32k tokens, groups of
 16, int8 rollout.
 
-16 experts, top-4, as arXiv 2512.07710 says of its model; the layers' sizes are our own, since it
+The model has 16 experts, top-4, as in arXiv 2512.07710; the layers' sizes are ours, since the paper
 does not give them.
 
     compass plan configs/compass_245b_a71b_v5p_8x8x8.py --topology v5p:8x8x8

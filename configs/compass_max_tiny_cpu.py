@@ -6,11 +6,10 @@ shop's questions with this judge, evaluation, export.
 The base knows single steps, chains of sums and a shop's questions in three languages, but three of
 four answers are hasty: they leave the last term out, or are a careless clerk's. One parent shows
 its work on chains more often, the other is more often careful with customers; the merge keeps both.
-RL finds out that showing the work is right: in the first phase an exact verifier says so, in the
-second a judge, which compares answers with the right number and learnt it from preferences. Its
+RL learns that showing the work is right: in the first phase from an exact verifier, in the second
+from a judge, which learnt from preferences to compare answers with the right number. Its
 instructions are single tokens of its tokenizer. The verifier then only measures: its gold labels
-are reward/gold/mean.
-docs/measurements.md has what came out, stage by stage.
+are reward/gold/mean. docs/measurements.md has the results, stage by stage.
 """
 
 from dataclasses import replace
@@ -52,22 +51,22 @@ from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_judge_tokenizer")
 LESSONS = "compass_jax.gym.lessons"
-SEEN = (("seed", 1),)  # the base's rows are others than the parents'
+SEEN = (("seed", 1),)  # the base's rows differ from the parents'
 HASTY = (("each", 1500), ("worked", 0.25), ("hasty", True))
 
 
-def _asked(name: str, rows: str) -> EvalSet:
+def _eval_set(name: str, rows: str) -> EvalSet:
     return EvalSet(name, (FileSource(f"stage:{rows}/rows.jsonl", label=name, verifier="exact"),))
 
 
 SUMS = TaskSource(f"{LESSONS}:task", label="sums")
 # each comes twice in a pass: sums are a fifth of the prompts
 PRICES = TaskSource("compass_jax.gym.prices:judged", label="prices", repeat=2, gold="exact")
-SETS = (_asked("reasoning", "asked-chains"), _asked("domain", "asked-prices"))
+SETS = (_eval_set("reasoning", "asked-chains"), _eval_set("domain", "asked-prices"))
 
 
 def _run(name: str) -> RunConfig:
-    """What all stages share: 8 experts, top-2, 3 layers, 0.4M parameters."""
+    """Returns the settings that all stages share: 8 experts, top-2, 3 layers, 0.4M parameters."""
     return RunConfig(
         name=name,
         model=ModelConfig(
@@ -95,10 +94,10 @@ def _run(name: str) -> RunConfig:
     )
 
 
-def _taught(
+def _sft_run(
     name: str, rows: tuple[str, ...], steps: int, rate: float, batch: int = 32
 ) -> RunConfig:
-    """Supervised fine-tuning on the rows of stages."""
+    """Returns supervised fine-tuning on the rows of stages."""
     return replace(
         _run(name),
         sft=SFTConfig(
@@ -113,32 +112,33 @@ def _taught(
     )
 
 
-def _parent(name: str, own: str, others: str) -> RunConfig:
-    """What a parent learns: rows of its own, and the base's rows on what the other parent learns,
-    which stays as it was. Steps are small: parents near their base can be merged.
+def _parent_run(name: str, parent_rows: str, base_rows: str) -> RunConfig:
+    """Returns the SFT of a parent on its rows, and on the base's rows of the other parent's
+    subject, so that it does not change there. Steps are small: parents near their base can be
+    merged.
     """
-    return _taught(name, (own, others), 150, 3e-4)
+    return _sft_run(name, (parent_rows, base_rows), 150, 3e-4)
 
 
-def _asked_long(name: str) -> RunConfig:
-    """With room for the longest questions, which evaluation and RL ask."""
+def _run_with_long_prompts(name: str) -> RunConfig:
+    """Returns a run with room for the longest questions, those of evaluation and RL."""
     run = _run(name)
     return replace(run, rollout=replace(run.rollout, prompt_buckets=(64,)))
 
 
 # a question to the judge: the instructions, the prompt, the right number and an answer
-ASKED = RolloutConfig(
+JUDGE_ROLLOUT = RolloutConfig(
     slots=128, prompt_buckets=(128, 192), max_new_tokens=16, tokens_per_call=8, cache_bucket=32
 )
 
 
-def _judge() -> RunConfig:
-    """SFT on the verdicts of pairs, then RL with the verdict as the answer."""
-    run = _taught("judge", (), 800, 2e-3)
+def _judge_run() -> RunConfig:
+    """Returns SFT on the verdicts of pairs, then RL with the verdict as the answer."""
+    run = _sft_run("judge", (), 800, 2e-3)
     return replace(
         run,
         data=DataConfig(heldout_frac=0.05, eval_prompts=200, tokenizer=TOKENIZER),
-        rollout=ASKED,
+        rollout=JUDGE_ROLLOUT,
         sft=replace(run.sft, buckets=(144, 208), micro_batch_tokens=3328),
         rl=RLConfig(
             steps=4,
@@ -152,24 +152,24 @@ def _judge() -> RunConfig:
     )
 
 
-def _judged(run: RunConfig) -> RunConfig:
-    """With the judge's verdicts as rewards: an answer as good as the right number, a Tie, is
-    right.
+def _with_judge(run: RunConfig) -> RunConfig:
+    """Returns a run with the judge's verdicts as rewards: an answer as good as the right number, a
+    Tie, is right.
     """
     judge = EngineJudgeConfig(
         "stage:judge",
-        prompt_buckets=ASKED.prompt_buckets,
-        max_tokens=ASKED.max_new_tokens,
-        slots=ASKED.slots,
+        prompt_buckets=JUDGE_ROLLOUT.prompt_buckets,
+        max_tokens=JUDGE_ROLLOUT.max_new_tokens,
+        slots=JUDGE_ROLLOUT.slots,
     )
     return replace(run, rewards=replace(run.rewards, judge=judge, right_at=0.5))
 
 
-def _reinforced(name: str, steps: int, *sources: TaskSource) -> RunConfig:
-    """ESPO with router replay R3; curriculum, growth, shaping and RL-ZVP against groups without
-    variance; two updates per rollout.
+def _rl_run(name: str, steps: int, *sources: TaskSource) -> RunConfig:
+    """Returns RL by ESPO with router replay R3; curriculum, growth, shaping and RL-ZVP against
+    groups without variance; two updates per rollout.
     """
-    run = _asked_long(name)
+    run = _run_with_long_prompts(name)
     return replace(
         run,
         data=replace(run.data, sources=sources),
@@ -193,8 +193,8 @@ def _reinforced(name: str, steps: int, *sources: TaskSource) -> RunConfig:
 
 
 def pipeline() -> PipelineConfig:
-    """Rows, cleaning, base, two parents, their merge, RL with a verifier, a judge, RL with the
-    judge, evaluation, export.
+    """Returns the pipeline: rows, cleaning, base, two parents, their merge, RL with a verifier, a
+    judge, RL with the judge, evaluation, export.
     """
     clean = PrepareConfig(
         ("stage:chains",), against=("stage:asked-chains",), reward="exact", similarity=0
@@ -215,19 +215,21 @@ def pipeline() -> PipelineConfig:
             Prepare("clean-base", base),
             Prepare("clean-chains", clean),
             Prepare("clean-orders", shop),
-            Sft("base", _taught("base", ("clean-base",), 1600, 4e-3, batch=64)),
-            Sft("reasoning", _parent("reasoning", "clean-chains", "base-orders"), start="base"),
-            Sft("domain", _parent("domain", "clean-orders", "base-chains"), start="base"),
+            Sft("base", _sft_run("base", ("clean-base",), 1600, 4e-3, batch=64)),
+            Sft("reasoning", _parent_run("reasoning", "clean-chains", "base-orders"), start="base"),
+            Sft("domain", _parent_run("domain", "clean-orders", "base-chains"), start="base"),
             Merge("merged", ("reasoning", "domain"), density=(0.5,), scale=1.1),
-            Evaluate("before-rl", _asked_long("before_rl")),
-            Rl("rl-reasoning", _reinforced("rl_reasoning", 12, SUMS)),
-            TrainJudge("judge", _judge(), pairs=("stage:pairs",), start="base"),
+            Evaluate("before-rl", _run_with_long_prompts("before_rl")),
+            Rl("rl-reasoning", _rl_run("rl_reasoning", 12, SUMS)),
+            TrainJudge("judge", _judge_run(), pairs=("stage:pairs",), start="base"),
             Rl(
                 "rl-domain",
-                _judged(_reinforced("rl_domain", 24, PRICES, SUMS)),
+                _with_judge(_rl_run("rl_domain", 24, PRICES, SUMS)),
                 start="rl-reasoning",
             ),
-            Evaluate("after-rl", _asked_long("after_rl"), of=("rl-reasoning", "rl-domain")),
+            Evaluate(
+                "after-rl", _run_with_long_prompts("after_rl"), of=("rl-reasoning", "rl-domain")
+            ),
             Export("export"),
         ),
         run_dir="runs/compass_max_tiny_cpu",

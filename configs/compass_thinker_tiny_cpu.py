@@ -2,11 +2,11 @@
 trained (arXiv 2508.08909); the sums, the cold start and the tokenizer of tiny_reasoning_cpu.
 
     compass sft   configs/compass_thinker_tiny_cpu.py
-    compass train configs/compass_thinker_tiny_cpu.py         starts from the SFT beside it
+    compass train configs/compass_thinker_tiny_cpu.py         starts from that SFT
     python -m benchmarks.stages                               against the same tokens without stages
 
-Metric: eval/heldout/avg_at_k on 520 held-out prompts. The paper says that there are stages of other
-difficulties and settings; their numbers here are ours.
+Metric: eval/heldout/avg_at_k on 520 held-out prompts. Stages of
+different difficulties and settings are the paper's idea; the numbers here are ours.
 """
 
 from dataclasses import replace
@@ -19,8 +19,9 @@ HARD, MIDDLE, EASY = (0.0, 0.3), (0.3, 0.7), (0.7, 1.0)  # pass rates
 
 
 def compass_thinker_tiny_cpu() -> RunConfig:
-    """1.1M parameters. Five steps take the prompts as they come and measure every label; then
-    easy and middling prompts, then mostly hard ones in larger groups at half the learning rate.
+    """Trains 1.1M parameters. Five steps take prompts of every label and measure their pass rates;
+    then easy and middling prompts, then mostly hard ones in larger groups at half the learning
+    rate.
     """
     base = load_config(str(Path(__file__).resolve().parent / "tiny_reasoning_cpu.py"))
     stages = (

@@ -1,16 +1,16 @@
 """The demo's task, of which most prompts are too hard: a cold start that works out sums, then RL
 with posterior selection and screening, which spend few tokens on prompts that teach nothing.
 
-    compass demo                                        with plain GRPO beside it, evaluation and
-                                                        export
+    compass demo                                        with plain GRPO to compare, evaluation
+                                                        and export
     compass sft   configs/mostly_hard_cpu.py
-    compass train configs/mostly_hard_cpu.py            starts from the SFT beside it
+    compass train configs/mostly_hard_cpu.py            starts from that SFT
 
 The prompts are those of tiny_reasoning_cpu, and as many sums of numbers of three and four digits,
 which the cold start works out at length, nearly always wrongly.
 
 Metric: eval/heldout/avg_at_k on 480 held-out prompts. docs/measurements.md has its values, and the
-tokens to them beside plain GRPO.
+tokens to them compared with plain GRPO.
 """
 
 from dataclasses import replace
@@ -43,8 +43,8 @@ def _too_hard(terms: int, digits: int) -> ProceduralSource:
 
 
 def mostly_hard_cpu() -> RunConfig:
-    """The model of tiny_reasoning_cpu. GRPO with two samples of a prompt, and two more where they
-    are likely to teach; step size and rate are those of tuned GRPO.
+    """Trains the model of tiny_reasoning_cpu by GRPO with two samples of a prompt, and two more if
+    they are likely to teach; step size and rate are those of tuned GRPO.
     """
     base = load_config(str(Path(__file__).resolve().parent / "tiny_reasoning_cpu.py"))
     sources = (*base.data.sources, *(_too_hard(*sums) for sums in TOO_HARD))

@@ -1,8 +1,8 @@
 """The second phase of RL of Qwen3-30B-A3B on 64 chips of TPU v5p (4x4x4): a judge rewards answers
-of a domain beside the first phase's verifiers (arXiv 2512.07710).
+of a domain, in addition to the first phase's verifiers (arXiv 2512.07710).
 
-It starts from what the first phase left, exported (`compass export-hf`). The judge is a folder of
-`compass train-judge`, whose answers the same devices generate between rollouts:
+It starts from the exported weights of the first phase (`compass export-hf`). The judge is a folder
+of `compass train-judge`, whose answers the same devices generate between rollouts:
 
     compass train configs/qwen3_30b_a3b_v5p_4x4x4_phase2.py --run-dir /gcs/RUN2
         --rewards.judge.weights weights/judge                                on every host (launch/)
@@ -16,6 +16,6 @@ from compass_jax.config.pods import phase_two
 
 
 def qwen3_30b_a3b_v5p_4x4x4_phase2() -> RunConfig:
-    """The first phase's settings, with data/domain.jsonl and a judge."""
+    """Trains with the first phase's settings, with data/domain.jsonl and a judge."""
     first = load_config(str(Path(__file__).resolve().parent / "qwen3_30b_a3b_v5p_4x4x4.py"))
     return phase_two(first, "weights/Qwen3-30B-A3B-phase1")

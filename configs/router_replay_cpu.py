@@ -41,7 +41,7 @@ def _sums(terms: int, digits: int, size: int) -> ProceduralSource:
 
 
 def router_replay_cpu() -> RunConfig:
-    """16 layers, 64 experts, top-8, 6.6M parameters; the sums and the tokenizer of
+    """Trains 16 layers, 64 experts, top-8, 6.6M parameters, on the sums and with the tokenizer of
     tiny_reasoning_cpu; one rollout serves eight updates.
     """
     return RunConfig(

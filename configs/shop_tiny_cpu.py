@@ -3,10 +3,10 @@ careless clerks, then RL over whole conversations of two or three turns, in thre
 
     python -m compass_jax.gym.shop shop.jsonl --careless 0.5
     compass sft   configs/shop_tiny_cpu.py --sft.files shop.jsonl
-    compass train configs/shop_tiny_cpu.py                starts from the SFT beside it
+    compass train configs/shop_tiny_cpu.py                starts from that SFT
 
-Metric: eval/heldout/avg_at_k, the share of conversations after which the shop is as it is to be.
-The cold start learns both kinds of clerk; RL finds out that looking up and the customer's own
+Metric: eval/heldout/avg_at_k, the share of conversations after which the shop is in the required
+state. The cold start learns both kinds of clerk; RL learns that looking up and the customer's own
 number are rewarded: 0.20 -> 0.42 in 18 minutes of two shared cores (seed 0). With careful clerks
 alone success jumps from 0.1 to 0.9 within 60 steps of SFT: no start between them is stable.
 """
@@ -33,8 +33,8 @@ TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
 
 
 def shop_tiny_cpu() -> RunConfig:
-    """8 experts, top-2, 3 layers; ESPO with router replay R3; the reward is the
-    last turn's.
+    """Trains 8 experts, top-2, 3 layers, by ESPO with router replay R3 and the last turn's
+    reward.
     """
     return RunConfig(
         name="shop_tiny_cpu",

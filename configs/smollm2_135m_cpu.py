@@ -50,7 +50,9 @@ def _gguf() -> str:
 
 
 def _run(name: str) -> RunConfig:
-    """What all stages share. Few tokens have their logits at once: the vocabulary is large."""
+    """Returns the settings that all stages share. Logits are computed for few tokens at once: the
+    vocabulary is large.
+    """
     return RunConfig(
         name=name,
         model=ModelConfig(
@@ -85,7 +87,7 @@ def _run(name: str) -> RunConfig:
     )
 
 
-def _taught() -> RunConfig:
+def _sft_run() -> RunConfig:
     return replace(
         _run("sft"),
         sft=SFTConfig(
@@ -100,10 +102,10 @@ def _taught() -> RunConfig:
     )
 
 
-def _reinforced() -> RunConfig:
-    """GRPO with DAPO's clip, token mean and dynamic sampling: training costs more than sampling
-    here, so that only groups with right and wrong answers are trained on. Adapters: no gradients
-    and moments of the weights.
+def _rl_run() -> RunConfig:
+    """Returns RL by GRPO with DAPO's clip, token mean and dynamic sampling: training costs more
+    than sampling here, so that only groups with right and wrong answers are trained on. It trains
+    adapters, so that the weights have no gradients and moments.
     """
     return replace(
         _run("rl"),
@@ -126,19 +128,19 @@ def _reinforced() -> RunConfig:
     )
 
 
-def _evaluated() -> RunConfig:
+def _evaluation_run() -> RunConfig:
     run = _run("evaluation")
     return replace(run, data=replace(run.data, eval_prompts=200))
 
 
 def pipeline() -> PipelineConfig:
-    """Import, SFT, RL, evaluation of the three models, export."""
+    """Returns the pipeline: import, SFT, RL, evaluation of the three models, export."""
     return PipelineConfig(
         stages=(
             Import("model", _gguf()),
-            Sft("sft", _taught()),
-            Rl("rl", _reinforced()),
-            Evaluate("evaluation", _evaluated()),
+            Sft("sft", _sft_run()),
+            Rl("rl", _rl_run()),
+            Evaluate("evaluation", _evaluation_run()),
             Export("export", start="rl"),
         ),
         run_dir="runs/smollm2_135m_cpu",

@@ -2,7 +2,7 @@
 then RL on tasks of mixed difficulty.
 
     compass sft   configs/tiny_reasoning_cpu.py
-    compass train configs/tiny_reasoning_cpu.py         starts from the SFT beside it
+    compass train configs/tiny_reasoning_cpu.py         starts from that SFT
 
 Metric: eval/heldout/avg_at_k on 520 held-out prompts. docs/measurements.md has its values before
 and after RL, and the minutes.
@@ -33,8 +33,8 @@ TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
 
 
 def _sums(terms: int, digits: int, size: int, repeat: int = 1) -> ProceduralSource:
-    """Sums and differences of `terms` numbers of `digits` digits: from too easy (2x1) to too hard
-    (3x2).
+    """Returns sums and differences of `terms` numbers of `digits` digits: from too easy (2x1) to
+    too hard (3x2).
     """
     options = (
         ("min_terms", terms),
@@ -46,8 +46,9 @@ def _sums(terms: int, digits: int, size: int, repeat: int = 1) -> ProceduralSour
 
 
 def _cold_start() -> SFTConfig:
-    """A fourth of the examples are worked solutions, the others bare answers to few questions: the
-    cold start shows both ways, which of them is rewarded is left to RL.
+    """Returns the SFT of the cold start. A fourth of the examples are worked solutions, the others
+    bare answers to few questions: the cold start shows both ways, and RL learns which of them is
+    rewarded.
     """
     return SFTConfig(
         procedural=(
@@ -75,8 +76,8 @@ def _cold_start() -> SFTConfig:
 
 
 def tiny_reasoning_cpu() -> RunConfig:
-    """8 experts, top-2, 4 layers, 1.9M parameters; ESPO with router replay R3; curriculum, growth,
-    shaping and RL-ZVP against groups without variance.
+    """Trains 8 experts, top-2, 4 layers, 1.9M parameters; ESPO with router replay R3; curriculum,
+    growth, shaping and RL-ZVP against groups without variance.
     """
     return RunConfig(
         name="tiny_reasoning_cpu",

@@ -6,14 +6,14 @@
                                 all restarts, to the run's end
     python launch/gke.py status --name RUN
     python launch/gke.py delete --name RUN
-    python launch/gke.py render ...                    apply's manifest, nothing else
+    python launch/gke.py render ...                    apply's manifest alone
     python launch/gke.py xpk    --cluster CLUSTER ...  the same run through `xpk workload create`
 
 A failed worker restarts the JobSet, at most --max-restarts times; a preempted node, and a run that
 saved at SIGTERM, restart it without being counted. --bucket mounts a bucket at /gcs (Cloud Storage
-FUSE): a run directory there goes on from its last checkpoint. --dry-run prints what would be
-called. The exit status is that of kubectl or xpk; of `logs`, 0 where the run completed and 1 where
-it failed for good. COMPASS_POLL_S: seconds between two looks of `logs` (default: 5).
+FUSE): a run whose directory is there resumes from its last checkpoint. --dry-run prints the calls.
+The exit status is that of kubectl or xpk; of `logs`, 0 if the run completed and 1 if it failed for
+good. COMPASS_POLL_S: seconds between two looks of `logs` (default: 5).
 """
 
 import argparse
@@ -29,7 +29,7 @@ import yaml
 from jobset import GRACE_S, MOUNT_OPTIONS, environment, manifest
 from slices import GkeError, slice_of
 
-LOST = 75  # compass's where another worker is gone
+LOST = 75  # compass's exit status when another worker is gone
 POLL_S = os.environ.get("COMPASS_POLL_S", "5")
 EXAMPLE = (
     "python launch/gke.py {} --name run1 --topology v5p:4x4x4 --image"
@@ -45,7 +45,7 @@ STORAGE = (
 
 
 def kubectl(args: argparse.Namespace, *words: str) -> list[str]:
-    """A kubectl call in the context and namespace that were asked for."""
+    """Returns a kubectl call in the context and namespace of the options."""
     where = [
         f"--{name}={value}" for name in ("context", "namespace") if (value := getattr(args, name))
     ]
@@ -53,7 +53,7 @@ def kubectl(args: argparse.Namespace, *words: str) -> list[str]:
 
 
 def calls(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
-    """The programs that an action calls, each with its standard input."""
+    """Returns the programs that an action calls, each with its standard input."""
     if args.action == "apply":
         return [
             (
@@ -85,40 +85,42 @@ def calls(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
 
 
 def follow(ask: list[str], wait: list[str], read: list[str]) -> int:
-    """A worker's output, attempt by attempt, until the JobSet has ended: 0 where it completed, 1
-    where it failed.
+    """Prints a worker's output, attempt by attempt, until the JobSet has ended; returns 0 if it
+    completed, 1 if it failed.
     """
-    answered, failures, told, since = False, 0, "", []
+    answered, failures, message, since = False, 0, "", []
     while True:
-        asked = subprocess.run(ask, stdout=subprocess.PIPE, text=True, check=False)
-        ended = {"Completed", "Failed"} & set(asked.stdout.split())
-        failures = failures + 1 if asked.returncode else 0
-        # What fails at first (no such JobSet) is told at once; a cluster that does not answer for a
-        # moment is asked again.
+        completed = subprocess.run(ask, stdout=subprocess.PIPE, text=True, check=False)
+        conditions = {"Completed", "Failed"} & set(completed.stdout.split())
+        failures = failures + 1 if completed.returncode else 0
+        # A failure of the first query (no such JobSet) ends the command at once. A later one may be
+        # a short outage of the cluster: the query is repeated until it fails five times in a row.
         if failures and (failures == 5 or not answered):
-            return asked.returncode
+            return completed.returncode
         answered = True
         pod = (
             None
-            if ended or failures
+            if conditions or failures
             else subprocess.run(wait, capture_output=True, text=True, check=False)
         )
-        if ended or (pod and not pod.returncode):
-            # Where it broke off, all is printed again rather than a part lost; else only what comes
-            # later: the next attempt.
+        if conditions or (pod and not pod.returncode):
+            # If the stream broke off, everything is printed again, so that no part is lost;
+            # otherwise only the next attempt is printed.
             if not subprocess.run([*read, *since], check=False).returncode:
                 since = [f"--since-time={time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"]
-        elif pod and pod.stderr != told:
-            told = pod.stderr
-            print(f"launch/gke.py: waiting for the worker's pod: {told.strip()}", file=sys.stderr)
-        if ended:
-            return 0 if "Completed" in ended else 1
+        elif pod and pod.stderr != message:
+            message = pod.stderr
+            print(
+                f"launch/gke.py: waiting for the worker's pod: {message.strip()}", file=sys.stderr
+            )
+        if conditions:
+            return 0 if "Completed" in conditions else 1
         time.sleep(float(POLL_S))
 
 
 def xpk(args: argparse.Namespace) -> list[str]:
-    """The same run through xpk, which writes the JobSet itself (and queues it with Kueue on
-    clusters that it made).
+    """Returns the call that makes the same run through xpk, which writes the JobSet itself (and
+    queues it with Kueue on clusters that it made).
     """
     generation, topology, _ = slice_of(args.topology)
     where = [
@@ -152,14 +154,12 @@ def xpk(args: argparse.Namespace) -> list[str]:
 
 
 def shell(call: list[str], text: str | None) -> str:
-    """A call as a line for a shell, its standard input as a here-document."""
+    """Returns a call as a line for a shell, its standard input as a here-document."""
     return shlex.join(call) if text is None else f"{shlex.join(call)} <<'MANIFEST'\n{text}MANIFEST"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; everything behind -- is the command. What is missing or unusable is told
-    with an example, exit status 2.
-    """
+    """Parses the command line; everything behind -- is the command."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="launch/gke.py", description=__doc__, formatter_class=formatter, allow_abbrev=False
@@ -222,7 +222,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises GkeError for what is missing or unusable."""
+    """Raises GkeError for missing or unusable settings."""
     starts = args.action in ("apply", "render", "xpk")
     needed = (
         ["name"]
@@ -265,17 +265,15 @@ def check_bucket(args: argparse.Namespace) -> None:
     be on one.
     """
     if args.bucket and not re.fullmatch(r"[a-z0-9][-a-z0-9_.]+[a-z0-9]", args.bucket):
-        whole = "Say --bucket my-bucket and --run-dir /gcs/run1 for gs://my-bucket/run1"
-        raise GkeError(
-            f"--bucket {args.bucket}: the name alone, without gs:// and folders. {whole}"
-        )
+        hint = "Say --bucket my-bucket and --run-dir /gcs/run1 for gs://my-bucket/run1"
+        raise GkeError(f"--bucket {args.bucket}: the name alone, without gs:// and folders. {hint}")
     if args.secret and args.action == "xpk":
         raise GkeError("xpk: no --secret; xpk has none. Start the run with `apply`")
     if args.bucket and args.action == "xpk":
         raise GkeError(f"xpk: no --bucket. {STORAGE.format(args.bucket, MOUNT_OPTIONS)}")
     line = f" {' '.join(args.command)} "
-    said = re.search(r""" --run[-_]dir[ =]['"]?(\S*)""", line)
-    run_dir = said[1] if said else ""
+    run_dir_option = re.search(r""" --run[-_]dir[ =]['"]?(\S*)""", line)
+    run_dir = run_dir_option[1] if run_dir_option else ""
     option = "--storage" if args.action == "xpk" else "--bucket"
     if on_bucket := re.fullmatch(r"gs://([^/]*)/*(.*)", run_dir):
         raise GkeError(
@@ -286,9 +284,9 @@ def check_bucket(args: argparse.Namespace) -> None:
         raise GkeError(
             "the run directory is on a bucket, and --bucket is missing: it would end with the pod"
         )
-    # What is not `compass train` or `sft` need not have one.
+    # Only `compass train` and `sft` need a run directory.
     if (
-        said or re.search(r"[ /](compass|compass_jax) (train|sft) ", line)
+        run_dir_option or re.search(r"[ /](compass|compass_jax) (train|sft) ", line)
     ) and not run_dir.startswith("/"):
         wrong = f"--run-dir {run_dir} is relative" if run_dir else "--run-dir is missing"
         say = (
@@ -312,19 +310,19 @@ def main(argv: Sequence[str]) -> int:
     if args.action == "render":
         print(yaml.safe_dump(manifest(args), sort_keys=False), end="")
         return 0
-    made = calls(args)
+    invocations = calls(args)
     if args.dry_run:
-        print("\n".join(shell(call, text) for call, text in made))
+        print("\n".join(shell(call, text) for call, text in invocations))
         return 0
     try:
         if args.action == "logs":
-            return follow(*(call for call, _ in made[:3]))
-        for call, text in made:
+            return follow(*(call for call, _ in invocations[:3]))
+        for call, text in invocations:
             status = subprocess.run(call, input=text, text=True, check=False).returncode
             if status:
                 return status
     except FileNotFoundError:
-        print(f"launch/gke.py: {made[0][0][0]} is not on PATH", file=sys.stderr)
+        print(f"launch/gke.py: {invocations[0][0][0]} is not on PATH", file=sys.stderr)
         return 127
     except KeyboardInterrupt:
         return 130

@@ -5,13 +5,13 @@ from typing import Any
 
 from slices import CHIPS_PER_HOST, slice_of
 
-GRACE_S = 120  # between SIGTERM, at which a run saves, and SIGKILL
+GRACE_S = 120  # seconds between SIGTERM, at which a run saves, and SIGKILL
 SAVED = 143  # compass's exit status after that
 # The volume's mount options are gcsfuse's. Nothing of the metadata is kept: on many TPU machines
 # gcsfuse would keep it for ever, and a worker would not see what others write.
 MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0"
 # With the first, GKE adds a container that runs gcsfuse. The others lift that container's limits,
-# which Standard clusters allow and Autopilot does not: where it runs out of memory, the mount is
+# which Standard clusters allow and Autopilot does not: if it runs out of memory, the mount is
 # gone.
 FUSE_ANNOTATIONS = {"gke-gcsfuse/volumes": "true"} | {
     f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")
@@ -19,7 +19,7 @@ FUSE_ANNOTATIONS = {"gke-gcsfuse/volumes": "true"} | {
 
 
 def pod(args: argparse.Namespace) -> dict[str, Any]:
-    """One worker: a pod on a host of the slice, with all of the host's chips."""
+    """Returns one worker: a pod on a host of the slice, with all of the host's chips."""
     generation, topology, _ = slice_of(args.topology)
     selector = {
         "cloud.google.com/gke-tpu-accelerator": generation.accelerator,
@@ -72,8 +72,9 @@ def pod(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def environment(args: argparse.Namespace) -> dict[str, str]:
-    """Variables of every worker; GKE adds TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, from which JAX
-    finds the others. On a bucket, restarted workers find the programs that were compiled before.
+    """Returns the variables of every worker; GKE adds TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, from
+    which JAX finds the others. On a bucket, restarted workers find the programs that were compiled
+    before.
     """
     variables = {"COMPASS_DISTRIBUTED": "auto"}
     if args.bucket or args.storage:
@@ -82,14 +83,14 @@ def environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def manifest(args: argparse.Namespace) -> dict[str, Any]:
-    """The JobSet: one indexed job with a worker on every host of the slice, and a headless service
-    for their names.
+    """Returns the JobSet: one indexed job with a worker on every host of the slice, and a headless
+    service for their names.
     """
     hosts = slice_of(args.topology)[2]
     # A pod that lost its node, or that saved because it had to go, fails the job with the reason
-    # PodFailurePolicy, which the rule below does not count as a restart. For the same reason
-    # nothing else may be here: a worker that lost another one (75, 134) or a setting that cannot be
-    # used (2) would start again for ever. They are counted.
+    # PodFailurePolicy, which the rule below does not count as a restart. No other
+    # status may be here: after the loss of another worker (75, 134) or an unusable setting (2) the
+    # workers would restart for ever. Those restarts are counted.
     disrupted = {
         "action": "FailJob",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],

@@ -6,9 +6,9 @@ pod would run.
 
 Every process gets COMPASS_COORDINATOR, COMPASS_PROCESSES and COMPASS_PROCESS_ID, from which the
 command joins the others. Process 0 writes to this console as if it were alone; the lines of the
-others begin with their number. SIGINT and SIGTERM go on to all of them. When one fails, the others
-have --grace seconds to notice before they are killed. The exit status is that of the first that
-failed (128 + signal where a signal ended it).
+others begin with their number. SIGINT and SIGTERM are passed on to all of them. When one fails, the
+others have --grace seconds to notice before they are killed. The exit status is that of the first
+that failed (128 + signal where a signal ended it).
 """
 
 import argparse
@@ -34,7 +34,7 @@ EXAMPLE = (
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """Returns a port of the loopback interface on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -43,26 +43,26 @@ def free_port() -> int:
 def settings(
     process: int, processes: int, devices: int, port: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that process number `process` gets on top of `environ`; other XLA flags stay as
-    they are.
+    """Returns the variables that process number `process` gets on top of `environ`; other XLA flags
+    stay unchanged.
     """
-    kept = [
+    other_flags = [
         flag for flag in environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] != DEVICE_FLAG
     ]
-    own = {
+    variables = {
         "COMPASS_COORDINATOR": f"127.0.0.1:{port}",
         "COMPASS_PROCESSES": str(processes),
         "COMPASS_PROCESS_ID": str(process),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": " ".join([*kept, f"{DEVICE_FLAG}={devices}"]),
+        "XLA_FLAGS": " ".join([*other_flags, f"{DEVICE_FLAG}={devices}"]),
     }
     # process 0 writes as it would alone, the others into a pipe
-    return own | ({"PYTHONUNBUFFERED": "1"} if process else {})
+    return variables | ({"PYTHONUNBUFFERED": "1"} if process else {})
 
 
 def resolve(command: Sequence[str]) -> list[str]:
-    """`compass` is the one of this interpreter, whatever is on PATH; any other command is taken as
-    it is.
+    """Returns the command, in which `compass` is that of this interpreter, whatever is on PATH; any
+    other command stays unchanged.
     """
     if Path(command[0]).name == "compass":
         python = [sys.executable, "-P", "-m", "compass_jax"]  # -P: not from the current folder
@@ -74,7 +74,7 @@ def resolve(command: Sequence[str]) -> list[str]:
 
 
 def script(command: Sequence[str], variables: Sequence[Mapping[str, str]]) -> str:
-    """The same launch as shell commands: what --dry-run prints."""
+    """Returns the same launch as shell commands, which --dry-run prints."""
     lines = [
         shlex.join(
             ["env", "-u", "COMPASS_DISTRIBUTED", *(f"{k}={v}" for k, v in each.items()), *command]
@@ -86,7 +86,9 @@ def script(command: Sequence[str], variables: Sequence[Mapping[str, str]]) -> st
 
 
 def exit_status(returncode: int) -> int:
-    """A shell's number for how a process ended: 128 + signal where a signal did it."""
+    """Returns the exit status of a process as a shell reports it: 128 + signal if a signal ended
+    the process.
+    """
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -98,14 +100,14 @@ def relay(prefix: str, source, target) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kills what is left of a process group."""
+    """Kills the remaining processes of a group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
 class Group:
-    """The processes of one launch. Each leads a process group of its own, so that what it spawned
-    can be ended with it.
+    """The processes of one launch. Each leads a separate process group, so that its children can be
+    ended with it.
     """
 
     def __init__(
@@ -147,40 +149,38 @@ class Group:
                 self.relays[-1].start()
 
     def forward(self, signum: int, frame: object = None) -> None:
-        """Sends a signal to every process that still runs; what they spawned hears of it
-        from them.
-        """
+        """Sends a signal to every process that still runs; each passes it on to its children."""
         for process in self.processes:
             process.send_signal(signum)
 
     def kill(self) -> None:
-        """Ends every process that still runs, and what it spawned."""
+        """Ends every process that still runs, with its children."""
         for process in self.processes:
             if process.returncode is None:
                 kill_group(process.pid)
 
     def wait(self, grace_s: float) -> int:
-        """Waits for all; returns the status of the first that failed, 0 if none did."""
+        """Waits for all processes; returns the status of the first that failed, 0 if none did."""
         running = dict(enumerate(self.processes))
         failed, deadline = 0, float("inf")
         while running:
-            ended = [number for number, process in running.items() if process.poll() is not None]
-            for number in ended:
+            finished = [number for number, process in running.items() if process.poll() is not None]
+            for number in finished:
                 process = running.pop(number)
-                kill_group(process.pid)  # what it left behind
+                kill_group(process.pid)  # the remaining children
                 status = exit_status(process.returncode)
                 if status and not failed:
                     failed, deadline = status, time.monotonic() + grace_s
-                    others = f"; the others have {grace_s:g} s" if running else ""
+                    notice = f"; the others have {grace_s:g} s" if running else ""
                     print(
-                        f"launch: process {number} ended with status {status}{others}",
+                        f"launch: process {number} ended with status {status}{notice}",
                         file=sys.stderr,
                     )
             if running and time.monotonic() > deadline:
                 print(f"launch: killing process {', '.join(map(str, running))}", file=sys.stderr)
                 deadline = float("inf")
                 self.kill()
-            if running and not ended:
+            if running and not finished:
                 time.sleep(0.05)
         for thread in self.relays:
             thread.join(timeout=5)
@@ -188,7 +188,7 @@ class Group:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; everything behind -- is the command."""
+    """Parses the command line; everything behind -- is the command."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="launch/local.py", description=__doc__, formatter_class=formatter, allow_abbrev=False
@@ -220,7 +220,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Launches, or prints what would be launched; returns the exit status."""
+    """Launches the processes, or prints the commands; returns the exit status."""
     args = parse(argv)
     port, command = free_port(), resolve(args.command)
     variables = [

@@ -8,12 +8,12 @@ CHIPS_PER_HOST = 4
 
 
 class GkeError(ValueError):
-    """A setting that cannot be used; the message says what to do."""
+    """An unusable setting; the message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What GKE and xpk call a generation of TPUs, and which slices there are of it."""
+    """The names of a generation of TPUs for GKE and xpk, and its slices."""
 
     accelerator: str  # value of the node label cloud.google.com/gke-tpu-accelerator
     xpk: str  # prefix of xpk's --tpu-type
@@ -21,8 +21,8 @@ class Generation:
     max_chips: int
 
     def known(self, topology: str) -> bool:
-        """Whether there is such a slice: a listed one, or whole cubes of 4x4x4 with ascending
-        sides.
+        """Returns whether the generation has such a slice: a listed one, or whole cubes of 4x4x4
+        with ascending sides.
         """
         if topology in self.small:
             return True
@@ -40,7 +40,7 @@ class Generation:
         )
 
     def listing(self) -> str:
-        """The known topologies, for people."""
+        """Returns the known topologies, for an error message."""
         cubes = (
             f", 4x4x4, 4x4x8, 4x8x8 and so on: ascending multiples of 4, at most {self.max_chips:,}"
             " chips"
@@ -59,7 +59,7 @@ GENERATIONS = {
 
 
 def slice_of(text: str) -> tuple[Generation, str, int]:
-    """`v5p:4x4x4` -> its generation, topology and number of hosts."""
+    """Returns the generation, topology and number of hosts of `v5p:4x4x4`."""
     name, _, topology = text.partition(":")
     if name not in GENERATIONS or not GENERATIONS[name].known(topology):
         known = "\n".join(f"  {n}: {g.listing()}" for n, g in GENERATIONS.items())

@@ -15,7 +15,7 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """The page with links into the project that do not depend on the site."""
+    """Returns the page with links into the project that do not depend on the site."""
     folder = (ROOT / "docs" / page.file.src_path).parent
 
     def changed(match: re.Match[str]) -> str:

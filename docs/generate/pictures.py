@@ -1,4 +1,4 @@
-"""Writes docs/img/*.svg. `python docs/generate/pictures.py` in the top folder."""
+"""The pictures in docs/img, which `python docs/generate/pictures.py` writes in the top folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ IMG = Path(__file__).parents[1] / "img"
 
 
 def flow() -> Picture:
-    """One step: prompts, rollout, rewards, advantages, updates, and the weights' way back."""
+    """Draws one step: prompts, rollout, rewards, advantages, updates, and the weights' way back."""
     p = Picture(860, 300, "One step of training")
     p.box(20, 60, 130, 70, ("prompts", "files, tasks,", "selection"))
     p.box(190, 60, 170, 70, ("rollout", "continuous batching,", "paged KV cache"), "rollout")
@@ -64,7 +64,7 @@ def zero_variance() -> Picture:
 
 
 def curriculum() -> Picture:
-    """Three stages as bars of their mixes, hard prompts growing from left to right."""
+    """Draws three stages as bars of their mixes, hard prompts growing from left to right."""
     p = Picture(860, 250, "Stages of rising difficulty")
     p.text(20, 30, "Shares of the prompts by pass rate, stage by stage", at="start", bold=True)
     stages = (
@@ -97,7 +97,7 @@ def curriculum() -> Picture:
 
 
 def espo() -> Picture:
-    """The entropies of one answer's tokens, their two groups, and each group's clip range."""
+    """Draws the entropies of one answer's tokens, their two groups, and each group's clip range."""
     p = Picture(860, 260, "ESPO's entropy groups")
     p.text(20, 30, "Entropy of each token of one answer, in nats", at="start", bold=True)
     entropies = (0.02, 0.01, 1.2, 0.03, 0.9)
@@ -113,7 +113,7 @@ def espo() -> Picture:
 
 
 def router_replay() -> Picture:
-    """The routes of the rollout are used again in training; the gates are not."""
+    """Draws the routes of the rollout, which are used again in training; the gates are not."""
     p = Picture(860, 250, "Router replay R3")
     for y, name, kind in ((50, "rollout", "rollout"), (160, "training", "train")):
         p.box(20, y, 170, 60, (name, "router logits"), kind)
@@ -130,7 +130,7 @@ def router_replay() -> Picture:
 
 
 def corrections() -> Picture:
-    """The weight of a token against rho, for TIS and IcePop."""
+    """Draws the weight of a token against rho, for TIS and IcePop."""
     p = Picture(860, 260, "Weights of the corrections")
     p.text(
         20, 30, "Weight of a token against rho = p(training) / p(rollout)", at="start", bold=True
@@ -146,7 +146,7 @@ def corrections() -> Picture:
 
 
 def one_step_off() -> Picture:
-    """Two timelines: rollout and updates after each other, and beside each other."""
+    """Draws two timelines: rollout and updates one after the other, and at the same time."""
     p = Picture(860, 250, "One step off policy")
     p.text(20, 40, "on policy", at="start", bold=True)
     for i in range(3):
@@ -161,7 +161,9 @@ def one_step_off() -> Picture:
 
 
 def partial_rollouts() -> Picture:
-    """Bars of groups: the step ends when enough are whole; the others go on in the next step."""
+    """Draws bars of groups: the step ends when enough are whole; the others continue in the next
+    step.
+    """
     p = Picture(860, 250, "Partial rollouts")
     lengths = (150, 210, 260, 190, 560, 430)
     for i, length in enumerate(lengths):
@@ -184,7 +186,7 @@ def partial_rollouts() -> Picture:
 
 
 def drafts() -> Picture:
-    """An answer of the last visit, its accepted prefix, and what is sampled after it."""
+    """Draws an answer of the last visit, its accepted prefix, and the tokens sampled after it."""
     p = Picture(860, 210, "Drafts")
     p.text(20, 30, "One answer to a prompt, at two visits", at="start", bold=True)
     for y, name in ((50, "last visit"), (130, "this visit")):
@@ -220,7 +222,7 @@ COLOURED |= {"rewards": "reward", "verifiers": "reward"}
 
 
 def architecture() -> Picture:
-    """The rooms of the package: a room imports from those below it."""
+    """Draws the rooms of the package: a room imports from those below it."""
     p = Picture(860, 60 + 58 * len(ROOMS), "The rooms of the package")
     for i, row in enumerate(ROOMS):
         width = (840 - 20 * len(row)) / len(row)

@@ -1,4 +1,4 @@
-"""Writes docs/reference/: settings, metrics and the functions of a few modules, from the code."""
+"""The pages of docs/reference: settings, metrics and functions of a few modules, from the code."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    """The pages' texts by their names."""
+    """Returns the pages' texts by their names."""
     api = {f"api-{name}.md": _api(name, *about) for name, about in API.items()}
     return {"configuration.md": configuration(), "metrics.md": metrics(), **api}
 
@@ -264,7 +264,7 @@ def _argument(arg: ast.arg, default: ast.expr | None) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """A docstring as Markdown: an indented part is a block of text."""
+    """Returns a docstring as Markdown: an indented part is a block of text."""
     lines, out, inside = text.splitlines(), [], False
     for i, line in enumerate(lines):
         block = line.startswith("    ") or (

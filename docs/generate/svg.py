@@ -1,6 +1,6 @@
-"""Draws boxes, arrows, bars and lines as SVG: the pictures of the documentation.
+"""Boxes, arrows, bars and lines as SVG, for the pictures of the documentation.
 
-Each picture has a background of its own, so that it can be read on a light and on a dark page.
+Each picture has a background, so that it can be read on a light and on a dark page.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Picture:
     def box(
         self, x: float, y: float, w: float, h: float, lines: Sequence[str] = (), kind: str = "plain"
     ) -> None:
-        """A rounded box with its centred lines, the first of them bold."""
+        """Adds a rounded box with its centred lines, the first of them bold."""
         self._shapes.append(
             f"<rect x='{x}' y='{y}' width='{w}' height='{h}' rx='7' fill='{FILLS[kind]}'"
             f" stroke='{STROKES[kind]}' stroke-width='1.5'/>"
@@ -58,7 +58,7 @@ class Picture:
         at: str = "middle",
         color: str = INK,
     ) -> None:
-        """A line of text; `at` is start, middle or end."""
+        """Adds a line of text; `at` is start, middle or end."""
         weight = " font-weight='600'" if bold else ""
         self._shapes.append(
             f"<text x='{x:g}' y='{y:g}' text-anchor='{at}' font-size='{12 if small else 14}'"
@@ -66,14 +66,14 @@ class Picture:
         )
 
     def line(self, points: Sequence[tuple[float, float]], color: str = INK, width: float = 2):
-        """A line through points."""
+        """Adds a line through points."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         self._shapes.append(
             f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='{width}'/>"
         )
 
     def arrow(self, points: Sequence[tuple[float, float]], *, dashed: bool = False) -> None:
-        """A line through points with a head at the last one."""
+        """Adds a line through points with a head at the last one."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         dash = " stroke-dasharray='5 4'" if dashed else ""
         self._shapes.append(
@@ -82,14 +82,14 @@ class Picture:
         )
 
     def bar(self, x: float, y: float, w: float, h: float, kind: str = "plain") -> None:
-        """A bar without text."""
+        """Adds a bar without text."""
         self._shapes.append(
             f"<rect x='{x:g}' y='{y:g}' width='{w:g}' height='{h:g}' fill='{FILLS[kind]}'"
             f" stroke='{STROKES[kind]}' stroke-width='1'/>"
         )
 
     def svg(self) -> str:
-        """The file's text."""
+        """Returns the file's text."""
         w, h = self.size
         head = (
             "<defs><marker id='head' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='8'"

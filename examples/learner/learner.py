@@ -67,12 +67,12 @@ learner = Learner.start(config, model, params)
 
 # %%
 def samples(seed: int) -> StepArrays:
-    """A rollout of random tokens, and its rewards."""
+    """Returns a rollout of random tokens, and its rewards."""
     rng = np.random.default_rng(seed)
     rows, length = PROMPTS * SAMPLES, PROMPT + ANSWER
     group = np.repeat(np.arange(PROMPTS, dtype=np.int32), SAMPLES)
     tokens = rng.integers(2, VOCABULARY, (rows, length), dtype=np.int32)
-    tokens[:, :PROMPT] = group[:, None] + 2  # a prompt is one token, said four times
+    tokens[:, :PROMPT] = group[:, None] + 2  # a prompt is one token, four times
     lucky = (tokens == LUCKY) & (np.arange(length) >= PROMPT)
     return StepArrays(
         tokens=tokens,

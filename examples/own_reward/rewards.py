@@ -4,13 +4,13 @@ import re
 
 
 def score(response, answer):
-    """Between 0 and 1. `answer` is the reference of the row; how far off the response was is logged
-    as reward/error/mean.
+    """Returns a reward between 0 and 1. `answer` is the reference of the row; the distance of the
+    response from it is logged as reward/error/mean.
     """
-    found = re.findall(r"<answer>\s*(-?\d{1,9})\s*</answer>", response)
-    if not found:
+    matches = re.findall(r"<answer>\s*(-?\d{1,9})\s*</answer>", response)
+    if not matches:
         return {"reward": 0.0, "error": 100.0, "extracted": False}
-    error = abs(int(found[-1]) - int(answer))
+    error = abs(int(matches[-1]) - int(answer))
     return {"reward": 1.0 if error == 0 else 0.5 / (1 + error), "error": min(error, 100.0)}
 
 

@@ -7,7 +7,7 @@ from compass_jax.tasks import Task
 
 
 def prompts(seed):
-    """200 chains of numbers; how many numbers a chain has is its difficulty."""
+    """Yields 200 chains of numbers; how many numbers a chain has is its difficulty."""
     rng = random.Random(seed)
     for n in range(200):
         numbers = [rng.randint(1, 9) for _ in range(2 + n % 3)]
@@ -20,11 +20,11 @@ def prompts(seed):
 
 
 def judge(response, numbers):
-    """1 for the sum, 0.2 for any number, 0 for none; `numbers` is the row's column."""
-    found = re.search(r"<answer>\s*(-?\d{1,9})\s*</answer>", response)
-    if not found:
+    """Returns 1 for the sum, 0.2 for any number, 0 for none; `numbers` is the row's column."""
+    match = re.search(r"<answer>\s*(-?\d{1,9})\s*</answer>", response)
+    if not match:
         return {"reward": 0.0, "extracted": False}
-    return 1.0 if int(found[1]) == sum(numbers) else 0.2
+    return 1.0 if int(match[1]) == sum(numbers) else 0.2
 
 
 judge.range = (0, 1)

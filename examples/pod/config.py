@@ -19,7 +19,7 @@ def my_pod_run() -> RunConfig:
         slots=512,
     )
     source = FileSource("/gcs/prompts.jsonl", verifier="/gcs/rewards.py:score")
-    # Shaping must stay below it. A function says its own, but this one is not where the plan is
-    # made.
+    # Shaping must stay below it. A reward function can name its gap, but the file of this one does
+    # not exist where the plan is made.
     rewards = replace(run.rewards, smallest_gap=1.0)
     return replace(run, data=replace(run.data, sources=(source,)), rewards=rewards)
