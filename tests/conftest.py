@@ -1,8 +1,8 @@
-"""Strict test environment: 8 simulated CPU devices, strict dtype promotion, rank promotion raises,
-warnings are errors, no network.
+"""The strict environment of all tests: 8 simulated CPU devices, strict dtype promotion, an error
+for rank promotion and for warnings, and no network.
 
-Shapes in the signatures of the rooms of arrays (`rl`, `masked`, `model`) are checked in every call,
-by jaxtyping and beartype.
+jaxtyping and beartype check the shapes in the signatures of the packages of arrays (`rl`, `masked`,
+`model`) in every call.
 """
 
 import atexit
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import quick_compile
 
-# `make test-slow` compiles as a user's run does.
+# `make test-slow` sets full optimisation in the environment, as in a user's run.
 os.environ.update(quick_compile.asked(os.environ, devices=8))
 os.environ.setdefault("PJRT_NPROC", "64")  # as distributed.initialize sets it
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have it from the process that started them
-    # What one process of this session compiled, all others load: tests, and commands that they run.
-    # It is of this session, so that no test depends on an earlier one's.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit it
+    # Tests, and the commands that they run, share the compiled programs of this test session. A
+    # new folder for each session keeps tests independent of earlier sessions.
     _PROGRAMS = tempfile.mkdtemp(prefix="compass_programs_")
     atexit.register(shutil.rmtree, _PROGRAMS, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS
@@ -40,11 +40,11 @@ from slow_parts import part_of
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# a busy machine is no fault of the code
+# A slow example on a busy machine is not an error of the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# Before the first import of these modules: the hook rewrites them as they are loaded.
+# The hook rewrites these modules when they are imported, so it must come before their imports.
 jaxtyping.install_import_hook(
     ["compass_jax.rl", "compass_jax.masked", "compass_jax.model"], "beartype.beartype"
 )
@@ -57,16 +57,16 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out the slow tests of other parts. The dearest folder comes first: with two workers
-    the last file would be left to one of them.
+    """Deselects the slow tests of other parts. Puts the most expensive folder first: at the end,
+    one of two workers would run its last file alone.
     """
     items.sort(key=lambda item: "tests/training/" not in item.nodeid)
-    asked = config.getoption("--slow-part")
-    if not asked:
+    part = config.getoption("--slow-part")
+    if not part:
         return
     slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
     try:
-        left = slow - part_of(slow, asked)
+        left = slow - part_of(slow, part)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """The collector of garbage passes over what the imports left, and comes more rarely: it took an
+    """Freezes the objects that the imports made and makes garbage collections rarer: they took an
     eighth of the time.
     """
     gc.collect()
@@ -87,12 +87,12 @@ _connect = socket.socket.connect
 
 
 class NetworkBlocked(OSError):
-    """A test tried to reach another machine."""
+    """The error of a test that tries to reach another machine."""
 
 
 def _guarded_connect(self, address):
-    """Connects to this machine alone; sockets of other families than IP (pipes, Unix) are local by
-    nature.
+    """Connects to this machine alone. Sockets of families other than IP (pipes, Unix) are always
+    local.
     """
     if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(_LOCAL):
         raise NetworkBlocked(f"tests run without network; this one connected to {address[0]}")
@@ -104,8 +104,8 @@ socket.socket.connect = _guarded_connect
 
 @pytest.fixture(autouse=True)
 def own_path(monkeypatch):
-    """A folder that a test's configuration or reward was read from leaves the path of imports with
-    the test: the next one's `mine` is another file.
+    """Restores `sys.path` after each test, so that a module `mine` of one test's configuration or
+    reward is not imported by the next test.
     """
     monkeypatch.setattr(sys, "path", list(sys.path))
 
@@ -115,28 +115,28 @@ MOST_MAPPINGS = 30_000  # the kernel allows a process 65,530
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """What was traced and compiled serves the files after it, until thousands of programs come near
-    the kernel's limit of mappings.
+    """Drops compiled programs after a file once the process nears the kernel's limit of memory
+    mappings. Until then, later files reuse them.
     """
     yield
     if len(Path("/proc/self/maps").read_bytes().splitlines()) > MOST_MAPPINGS:
         jax.clear_caches()
         gc.unfreeze()
     gc.collect()
-    gc.freeze()  # what stays is not looked through again
+    gc.freeze()  # later collections skip the objects that exist now
 
 
 @pytest.fixture
 def x64():
-    """float64 within one test."""
+    """Enables float64 within one test."""
     with jax.enable_x64(True):
         yield
 
 
 @pytest.fixture
 def unchecked():
-    """Signatures are not checked within one test: for tests of the errors that our own checks raise
-    on wrong shapes.
+    """Disables the checks of signatures within one test, so that it sees the errors that our own
+    checks raise for wrong shapes.
     """
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
@@ -145,8 +145,8 @@ def unchecked():
 
 @contextlib.contextmanager
 def optimised():
-    """Programs are compiled as in a user's run, but for `quick_compile.FLAG`; what was compiled
-    otherwise is dropped.
+    """Compiles programs as a user's run does, except for `quick_compile.FLAG`. Drops programs that
+    were compiled with other settings.
     """
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
@@ -160,15 +160,15 @@ def optimised():
 
 @pytest.fixture(scope="module")
 def fully_optimised():
-    """`optimised` for all tests of a file."""
+    """Applies `optimised` to all tests of a file."""
     with optimised():
         yield
 
 
 @pytest.fixture
 def optimised_alike():
-    """`optimised` for one test: two programs that must agree bit for bit, of which one has an input
-    more, do so as they are optimised alike.
+    """Applies `optimised` to one test. Two programs of which one has an additional input agree bit
+    for bit only if XLA optimises both in the same way.
     """
     with optimised():
         yield

@@ -20,6 +20,6 @@ def evolve(config: T, **changes: Any) -> T:
 
 
 def with_size(data: DataConfig, size: int) -> DataConfig:
-    """Returns the data with so many prompts of each source, of which some may be held out."""
+    """Returns the data with `size` prompts of each source, some of which may be held out."""
     sources = tuple(dataclasses.replace(x, size=size) for x in data.sources)
     return dataclasses.replace(data, sources=sources)

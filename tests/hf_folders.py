@@ -35,20 +35,20 @@ QWEN2 = dataclasses.replace(
 
 
 def random_params(config, dtype="float32", seed=0):
-    """Every leaf random, so that no two tensors are alike."""
+    """Returns parameters in which every leaf is random, so that no two tensors are equal."""
     leaves, structure = jax.tree.flatten(abstract_params(config, dtype))
     rng = np.random.default_rng(seed)
     return structure.unflatten([jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in leaves])
 
 
 def tensors_of(folder):
-    """Name -> array of every tensor of a folder, by the reference reader."""
-    found = {}
+    """Returns the arrays of a folder by tensor name, read by safetensors' reader."""
+    tensors = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(file, framework="np") as handle:
             assert handle.metadata() == {"format": "pt"}
-            found |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    return found
+            tensors |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    return tensors
 
 
 def assert_same_bits(a, b):
@@ -57,7 +57,7 @@ def assert_same_bits(a, b):
 
 
 def write_folder(folder, config, tensors, shards=1):
-    """An independent writer: safetensors' own, with an index if sharded."""
+    """Writes a model's folder with safetensors' own writer, with an index if it is sharded."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(write_hf_config(config)))
     names = sorted(tensors)

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def random_model(raw, seed=3, dtype="float32"):
-    """A model of transformers by the keys of its config.json, every parameter random."""
+    """Returns a transformers model with the keys of its config.json and random parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -17,8 +17,8 @@ def random_model(raw, seed=3, dtype="float32"):
 
 
 def randomise(model, seed):
-    """Every parameter random, norms and biases too, in scales that give logits of std above 1 and
-    distinct router choices.
+    """Sets every parameter, norms and biases too, to random values whose scales give logits with a
+    standard deviation above 1 and distinct router choices.
     """
     import torch
 
@@ -31,8 +31,8 @@ def randomise(model, seed):
             p.data = 0.5 * noise
         elif "embed_tokens" in name or "lm_head" in name:
             p.data = 0.3 * noise
-        # what the layers write outweighs the embedding, or a tied model would repeat its last token
-        # for ever
+        # The outputs of the layers must outweigh the embedding: otherwise a tied model would repeat
+        # its last token for ever.
         else:
             p.data = (
                 (4.0 if "o_proj" in name or "down_proj" in name else 1.5)
@@ -40,13 +40,13 @@ def randomise(model, seed):
                 / p.shape[-1] ** 0.5
             )
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # of the choice of experts
+        if name.endswith("e_score_correction_bias"):  # added to the router's scores
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def in_dtype(model, dtype):
-    """A copy of a model of transformers in `dtype`, with the parts that its classes keep in
-    float32: the bias of the choice of experts.
+    """Returns a copy of a transformers model in `dtype`. The bias of the choice of experts stays in
+    float32, as in its classes.
     """
     import copy
 
@@ -62,7 +62,7 @@ def in_dtype(model, dtype):
 
 
 def reference_logits(model, tokens):
-    """The logits `[b t v]` of a model of transformers."""
+    """Returns the logits `[b t v]` of a transformers model."""
     import torch
 
     with torch.no_grad():
@@ -70,7 +70,7 @@ def reference_logits(model, tokens):
 
 
 def reference_greedy(model, prompt, new):
-    """`new` greedy tokens of a model of transformers after `prompt`, without its cache."""
+    """Returns `new` greedy tokens of a transformers model after `prompt`, without a cache."""
     import torch
 
     tokens = torch.tensor(np.asarray(prompt)[None], dtype=torch.long)

@@ -1,6 +1,6 @@
-"""The rules that keep the code readable as it grows: who imports whom, pure rooms, sizes, words.
-Each function returns the offences that it sees; test_house_rules runs them.
-"""
+"""The rules that keep the code readable as it grows: imports between rooms, pure rooms, sizes,
+names and docstrings. Each function returns the offences against one rule; test_house_rules calls
+them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "compass_jax"
 CODE_FOLDERS = ("compass_jax", "configs", "docs", "examples", "launch", "tests", "benchmarks")
 
-# Room -> the rooms it may import, itself included. A room is a folder of the package or one of its
-# top-level files; the longest entry that fits a file decides. ANY: the rooms that put everything
+# The rooms that each room may import, itself included. A room is a folder of the package or one of
+# its top-level files; the longest matching entry decides. ANY is for rooms that put everything
 # together.
 ANY = None
 BASE = {"records", "config", "masked", "untrusted", "programs"}
 MODEL = BASE | {"sharding", "model"}
 SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data", "tasks"}
-GROUND = {"aliases", "errors", "processes"}  # what every room may import
+GROUND = {"aliases", "errors", "processes"}  # every room may import these
 RUN = {"config", "untrusted", "runs", "trackers", "report"}
 LAYERS = {
     "aliases": set(),
@@ -118,7 +118,7 @@ IMPURE_MODULES = {
 }
 IMPURE_MODULES |= {"os", "io", "pathlib", "shutil", "tempfile"}
 LIGHT = PURE
-# Rooms whose functions may take or return a RunConfig, and the number of these functions.
+# Rooms whose functions may take or return a RunConfig, and the maximum number of such functions.
 WHOLE_RUN = ("commands", "config", "from_files", "session")
 WHOLE_RUN += ("pipeline.train_judge", "training.loop", "training.rl", "training.sft")
 MOST_RUN_CONFIGS = 30
@@ -136,7 +136,7 @@ HEAVY = (
 
 
 def room_of(module: str) -> str | None:
-    """The entry of LAYERS for a dotted module name inside the package."""
+    """Returns the entry of LAYERS for a dotted module name inside the package."""
     parts = module.split(".")
     return next(
         (".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in LAYERS),
@@ -145,8 +145,8 @@ def room_of(module: str) -> str | None:
 
 
 def imports(tree: ast.AST) -> set[str]:
-    """Dotted names of the modules imported; `from a import b` counts as a.b, which may be a
-    module.
+    """Returns the dotted names of the imported modules. `from a import b` counts as a.b, which may
+    be a module.
     """
     names = set()
     for node in ast.walk(tree):
@@ -162,10 +162,10 @@ def layer_offences(module: str, tree: ast.AST) -> list[str]:
     if room is None:
         return [f"{module}: belongs to no room of LAYERS"]
     allowed = LAYERS[room]
-    found = []
+    offences = []
     for name in sorted(imports(tree)):
         if name.startswith("."):
-            found.append(f"{module}: relative import {name}")
+            offences.append(f"{module}: relative import {name}")
         if not name.startswith("compass_jax.") or allowed is ANY:
             continue
         target = room_of(name.removeprefix("compass_jax."))
@@ -176,23 +176,25 @@ def layer_offences(module: str, tree: ast.AST) -> list[str]:
             or (target not in allowed and target.split(".")[0] not in allowed)
             or LAYERS.get(target) is ANY
         ):
-            found.append(f"{module}: imports {name}, which {room} may not")
-    return found
+            offences.append(f"{module}: imports {name}, which {room} may not")
+    return offences
 
 
 def imported_rooms(modules: Mapping[str, ast.AST]) -> dict[str, set[str]]:
-    """What each folder of the package, or file beside the folders, imports of the others."""
-    found: dict[str, set[str]] = {module.split(".")[0]: set() for module in modules}
+    """Returns, for each folder and each top-level file of the package, which of the others it
+    imports.
+    """
+    imported: dict[str, set[str]] = {module.split(".")[0]: set() for module in modules}
     for module, tree in modules.items():
         names = {name.split(".")[1] for name in imports(tree) if name.startswith("compass_jax.")}
-        found[module.split(".")[0]] |= names
-    # the package itself re-exports what stands on top of it
-    return {room: names & set(found) - {room} for room, names in found.items() if room}
+        imported[module.split(".")[0]] |= names
+    # The package itself re-exports names of its upper layers.
+    return {room: names & set(imported) - {room} for room, names in imported.items() if room}
 
 
 def circles(modules: Mapping[str, ast.AST]) -> list[list[str]]:
-    """Rooms that import each other, also by way of others: where there is none, no arrow between
-    folders runs up.
+    """Returns the groups of rooms that import each other, directly or through other rooms. Without
+    such a group, the imports between folders have one direction.
     """
     below = imported_rooms(modules)
     reached = {room: _reached(room, below) for room in below}
@@ -211,15 +213,15 @@ def _reached(room: str, below: Mapping[str, set[str]]) -> set[str]:
 
 
 def purity_offences(module: str, tree: ast.AST) -> list[str]:
-    """Clock, file, thread, global, print."""
-    found = [
+    """Returns the uses of clocks, files, threads, globals and print."""
+    offences = [
         f"{module}: imports {name}"
         for name in sorted(imports(tree))
         if name.split(".")[0] in IMPURE_MODULES
     ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Global | ast.Nonlocal):
-            found.append(
+            offences.append(
                 f"{module}: line {node.lineno}: {type(node).__name__.lower()}"
                 f" {', '.join(node.names)}"
             )
@@ -228,8 +230,8 @@ def purity_offences(module: str, tree: ast.AST) -> list[str]:
                 node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
             )
             if name in ("print", "open", "input"):
-                found.append(f"{module}: line {node.lineno}: calls {name}")
-    return found
+                offences.append(f"{module}: line {node.lineno}: calls {name}")
+    return offences
 
 
 def size_notes(name: str, text: str) -> list[str]:
@@ -247,8 +249,9 @@ def size_notes(name: str, text: str) -> list[str]:
 
 
 def docstring_offences(module: str, tree: ast.Module) -> list[str]:
-    """Public functions and classes, and public methods of public classes, unless the class that
-    another one of the module overrides describes the method. `validate` is described once.
+    """Returns the public functions, classes and methods of public classes that have no docstring. A
+    method needs none if another class of the module that it overrides describes it, and `validate`
+    needs none.
     """
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     public = [
@@ -269,7 +272,7 @@ def docstring_offences(module: str, tree: ast.Module) -> list[str]:
     ]
 
 
-# Participles, adverbs and pronouns say nothing of what a name holds.
+# Participles, adverbs and pronouns do not describe a value.
 _NO_NAMES = """found told asked said held kept given made near mine theirs ours here there others
     already still taken heard wanted meant gone come came went begun ended again once never ever
     anyone someone nobody nothing none anything everything something alike apart ahead behind beside
@@ -281,7 +284,9 @@ NO_NAMES, NO_OPENINGS = (frozenset(words.split()) for words in (_NO_NAMES, _NO_O
 
 
 def name_offences(module: str, tree: ast.AST) -> list[str]:
-    """Names (of locals, parameters, fields, functions and classes) that are in NO_NAMES."""
+    """Returns the names (of locals, parameters, fields, functions and classes) that are in
+    NO_NAMES.
+    """
     bound = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -298,7 +303,7 @@ def name_offences(module: str, tree: ast.AST) -> list[str]:
 
 
 def opening_offences(module: str, tree: ast.AST) -> list[str]:
-    """Docstrings of public functions that do not begin with a verb or a noun phrase."""
+    """Returns the docstrings of public functions that do not begin with a verb or a noun phrase."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     public = [
         node
@@ -313,34 +318,36 @@ def opening_offences(module: str, tree: ast.AST) -> list[str]:
 
 
 def error_offences(module: str, tree: ast.Module) -> list[str]:
-    """Public exceptions that are no CompassError: a command would end with their traceback."""
-    found = []
+    """Returns the public exceptions that do not derive from CompassError: a command would end with
+    their traceback.
+    """
+    offences = []
     for node in tree.body if module != "errors" else ():
         bases = [getattr(b, "id", "") for b in node.bases] if isinstance(node, ast.ClassDef) else []
         kinds = [getattr(builtins, name, None) for name in bases]
-        ours = [
+        custom_bases = [
             kind
             for kind in kinds
             if not (isinstance(kind, type) and issubclass(kind, BaseException))
         ]
-        if bases and not ours and not node.name.startswith("_"):
-            found.append(f"{module}: {node.name} is no CompassError")
-    return found
+        if bases and not custom_bases and not node.name.startswith("_"):
+            offences.append(f"{module}: {node.name} is no CompassError")
+    return offences
 
 
 def reserved_offences(module: str, tree: ast.AST) -> list[str]:
-    """Names that one file alone may use."""
-    found = []
+    """Returns the uses of names that only one file may use."""
+    offences = []
     if module != "rollout.jetstream_api" and any(
         n.split(".")[0] == "jetstream" for n in imports(tree)
     ):
-        found.append(f"{module}: imports jetstream; only rollout/jetstream_api.py may")
+        offences.append(f"{module}: imports jetstream; only rollout/jetstream_api.py may")
     names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)} | {
         n.split(".")[-1] for n in imports(tree)
     }
     if module != "training.optim" and "numpy_dtype_promotion" in names:
-        found.append(f"{module}: changes numpy_dtype_promotion; only training/optim.py may")
-    return found
+        offences.append(f"{module}: changes numpy_dtype_promotion; only training/optim.py may")
+    return offences
 
 
 def run_config_signatures(module: str, tree: ast.AST) -> list[str]:
@@ -363,28 +370,32 @@ def _hints(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.AST]:
 
 
 def _names_run_config(hint: ast.AST) -> bool:
-    """Also in a hint that is a text, and of a module ("config.RunConfig")."""
+    """Returns whether a hint names RunConfig, also as a string or as an attribute of a module
+    ("config.RunConfig").
+    """
     names = {getattr(x, "attr", getattr(x, "id", getattr(x, "value", ""))) for x in ast.walk(hint)}
     return any(isinstance(x, str) and re.search(r"\bRunConfig\b", x) for x in names)
 
 
 def run_config_offences(modules: Mapping[str, ast.AST]) -> list[str]:
-    """RunConfig in the signatures of a room that needs a part of it, or in too many."""
-    found = {name: run_config_signatures(name, tree) for name, tree in modules.items()}
+    """Returns the signatures that name RunConfig in a room that needs only a part of it, and one
+    line if there are too many in all.
+    """
+    signatures = {name: run_config_signatures(name, tree) for name, tree in modules.items()}
     offences = [
         f"{text} takes or returns a RunConfig; take the section or part that it reads"
-        for name, texts in found.items()
+        for name, texts in signatures.items()
         if not any(name == room or name.startswith(room + ".") for room in WHOLE_RUN)
         for text in texts
     ]
-    count = sum(map(len, found.values()))
+    count = sum(map(len, signatures.values()))
     if count > MOST_RUN_CONFIGS:
         offences.append(f"{count} signatures name RunConfig, {MOST_RUN_CONFIGS} may")
     return offences
 
 
 def path_offences(name: str, text: str) -> list[str]:
-    """Paths of somebody's machine."""
+    """Returns the lines with paths of a particular machine."""
     machine = ["/" + folder + "/" for folder in ("work", "root")]
     return [
         f"{name}:{i}: {path}"

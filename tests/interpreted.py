@@ -1,7 +1,6 @@
-"""TPU kernels on a CPU. jax's interpreter of TPU kernels does not know views of another shape, and
-slices that repeat one element, as in tokamax's gmm_v2: here it reads and writes both through
-indices of elements.
-"""
+"""TPU kernels on a CPU. The interpreter of TPU kernels in jax supports neither views of another
+shape nor slices that repeat one element, which tokamax's gmm_v2 uses; this module reads and writes
+both through indices of elements."""
 
 from __future__ import annotations
 
@@ -38,7 +37,9 @@ def on_a_tpu(monkeypatch) -> Iterator[None]:
 
 
 def _for_views(plain: Callable, change: Callable) -> Callable:
-    """Returns `plain`, and `change` where an access goes through a view of another shape."""
+    """Returns a function that calls `change` for an access through a view of another shape, and
+    `plain` otherwise.
+    """
 
     def access(token, *args, **options):
         *where, transforms = args[:5]
@@ -61,7 +62,7 @@ def _elements(key, transforms) -> tuple[Any, np.ndarray, np.ndarray]:
     content, (shape, _), _ = memory.get_buffer_content(key, (), None, increment_clock=False)
     at = np.arange(content.size).reshape(content.shape)[tuple(slice(n) for n in shape)]
     for one in transforms:
-        at = at.reshape(one.shape) if isinstance(one, ReshapeTransform) else _taken(at, one)
+        at = at.reshape(one.shape) if isinstance(one, ReshapeTransform) else _indexed(at, one)
     return memory, content, at
 
 
@@ -70,7 +71,7 @@ def _is_unknown(transform) -> bool:
     return isinstance(transform, ReshapeTransform) or any(x.stride == 0 for x in slices)
 
 
-def _taken(at: np.ndarray, indexer) -> np.ndarray:
+def _indexed(at: np.ndarray, indexer) -> np.ndarray:
     for axis, index in reversed(list(enumerate(indexer.indices))):
         if isinstance(index, Slice):
             index = index.start + np.arange(index.size) * index.stride

@@ -1,4 +1,4 @@
-"""A judge that is no model: an HTTP server in a thread, which answers as a test says."""
+"""A stand-in for a judge: an HTTP server in a thread, whose answers the test decides."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from compass_jax.config import JudgeConfig
 
 
 def said(text: Any) -> dict[str, Any]:
-    """A chat completion of OpenAI's form."""
+    """Returns a chat completion in OpenAI's form."""
     message = {"role": "assistant", "content": text}
     return {"object": "chat.completion", "choices": [{"index": 0, "message": message}]}
 
 
 def quoted(content: str, name: str) -> str:
-    """One of the texts that `verifiers/judge.py:messages` quotes."""
+    """Returns one of the texts that `verifiers/judge.py:messages` quotes."""
     block = content.split(f"{name}:\n", 1)[1].split("\n\n", 1)[0]
     return "\n".join(line.removeprefix("> ") for line in block.splitlines())
 
 
 class Behaviour:
-    """What a server does with request number n (from 0): a text is a completion's, bytes are sent
-    as they are, a pair is (status, text), a number is seconds of silence before "Tie".
+    """The answers of a server by request number (from 0). A string is the text of a completion,
+    bytes are the raw body, a pair is (status, text), and a float is seconds of silence before
+    "Tie".
     """
 
     def __init__(self, answer: Callable[[int, dict[str, Any]], Any]):
@@ -53,7 +54,8 @@ class Behaviour:
                 answer = "Tie"
         finally:
             with self._lock:
-                self._now -= 1  # before the client can send its next request
+                # This must precede the response, after which the client sends its next request.
+                self._now -= 1
         self._send(request, answer)
 
     @staticmethod
@@ -70,7 +72,7 @@ class Behaviour:
 
 @contextlib.contextmanager
 def served(answer: Callable[[int, dict[str, Any]], Any]) -> Iterator[tuple[str, Behaviour]]:
-    """(address, what it was asked) of a server that runs meanwhile."""
+    """Runs a server and yields (address, its Behaviour, which records the requests)."""
     behaviour = Behaviour(answer)
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,5 +96,5 @@ def served(answer: Callable[[int, dict[str, Any]], Any]) -> Iterator[tuple[str, 
 
 
 def settings(endpoint: str, **changed: Any) -> JudgeConfig:
-    """A judge at an address, with limits that suit a test."""
+    """Returns the configuration of a judge at an address, with limits that suit a test."""
     return JudgeConfig(**{"endpoint": endpoint, "model": "judge", "timeout_s": 5.0, **changed})

@@ -1,21 +1,21 @@
-"""What a run wrote, read back."""
+"""Readers of a run's logs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-# of a run whose rollout was cut in two, the whole rollout/ family depends on where
+# In a run whose rollout was interrupted, all rollout/ metrics depend on where that happened.
 CLOCKS = ("time/", "rollout/", "memory/")
 
 
 def lines(directory: Path, name: str = "metrics") -> list[dict]:
-    """The rows of NAME.jsonl."""
+    """Returns the rows of NAME.jsonl."""
     return [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
 
 
 def numbers(directory: Path, clocks: tuple[str, ...] = CLOCKS) -> list[dict[str, float]]:
-    """What each step's result is, without the clock: [{name: value}] by step."""
+    """Returns each step's metrics ({name: value}), except those that depend on the clock."""
     rows = lines(directory)
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return [

@@ -1,4 +1,4 @@
-"""A run's configuration with a value of each kind, on which nothing is ever run."""
+"""A run's configuration with a value of each kind. It is only read and written, never run."""
 
 from compass_jax.config import (
     DataConfig,

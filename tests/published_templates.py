@@ -1,6 +1,6 @@
-"""Tokenizer folders with the chat templates of tests/chat_templates, over one vocabulary: ids 0, 1
-and 2 pad, begin and end a text in each, so that one compiled model serves all of them.
-"""
+"""Tokenizer folders with the chat templates of tests/chat_templates. They share one vocabulary, in
+which ids 0, 1 and 2 are the padding, begin and end tokens, so that one compiled model serves all of
+them."""
 
 import json
 from pathlib import Path
@@ -9,22 +9,22 @@ from typing import NamedTuple
 from tiny_run import TOKENIZER
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
-KNOWN = 338  # of the vocabulary without added tokens
-CONTROL = 22  # added tokens
+KNOWN = 338  # size of the vocabulary without added tokens
+CONTROL = 22  # number of added tokens
 VOCAB = KNOWN + CONTROL
 END = 2  # the id of the token that ends a text
 
 
 class Family(NamedTuple):
-    """The tokens of a family's published tokenizer that its template writes."""
+    """The tokens of a family's published tokenizer that its chat template uses."""
 
     template: str
     end: str
     begin: str = "<s>"
     control: tuple[str, ...] = ()  # special tokens
-    ends: tuple[str, ...] = ()  # beside `end`, in generation_config.json
+    ends: tuple[str, ...] = ()  # more end tokens, in generation_config.json
     plain: tuple[str, ...] = ()  # added tokens that are not special
-    tools: bool = True  # the template shows them
+    tools: bool = True  # whether the template renders tools
 
 
 _CHATML = ("<|im_start|>",)
@@ -93,8 +93,10 @@ def write_folder(folder: Path, name: str) -> str:
     raw = json.loads((Path(TOKENIZER) / "tokenizer.json").read_text())
     first = ["<|pad|>", family.begin, family.end]
     special = [*first, *family.control]
-    others = [*family.plain]
-    others += [f"<|unused_{n}|>" for n in range(CONTROL - len(family.control) - len(others))]
+    plain_tokens = [*family.plain]
+    plain_tokens += [
+        f"<|unused_{n}|>" for n in range(CONTROL - len(family.control) - len(plain_tokens))
+    ]
     vocabulary = sorted(raw["model"]["vocab"].items(), key=lambda item: item[1])
     raw["model"]["vocab"] = {
         first[index] if index < len(first) else token: index for token, index in vocabulary
@@ -110,7 +112,7 @@ def write_folder(folder: Path, name: str) -> str:
             "normalized": False,
             "special": token in special,
         }
-        for index, token in zip(ids, [*special, *others], strict=True)
+        for index, token in zip(ids, [*special, *plain_tokens], strict=True)
     ]
     ends = [index for index, token in zip(ids, special) if token in (family.end, *family.ends)]
     files = {

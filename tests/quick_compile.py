@@ -1,19 +1,19 @@
-"""How the quick tests compile: most of a test's time is the compiler's.
+"""Compiler settings of the quick tests, which spend most of their time in the compiler.
 
-No import of JAX: what is said here must be said before it.
+This module does not import JAX: the settings must be in the environment before JAX is imported.
 """
 
 from collections.abc import Mapping
 from importlib.metadata import version
 
-# Fusions that LLVM compiles one by one take two thirds of it; without them XLA emits plain loops.
-# An unknown flag ends the process, and jaxlib 0.11 no longer knows this one.
+# LLVM compiles fusions one by one, which takes two thirds of the time; without them XLA emits plain
+# loops. jaxlib 0.11 no longer has this flag, and an unknown flag ends the process.
 FLAG = "--xla_cpu_use_fusion_emitters=false"
 
 
 def asked(environment: Mapping[str, str], devices: int | None = None) -> dict[str, str]:
-    """What to set in `environment` before JAX reads it: few optimisations, unless it says
-    otherwise, and so many simulated devices.
+    """Returns the variables to set before JAX reads `environment`: few optimisations, unless the
+    environment decides otherwise, and `devices` simulated devices.
     """
     flags = environment.get("XLA_FLAGS", "").split()
     if devices is not None:

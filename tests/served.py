@@ -1,4 +1,4 @@
-"""A tiny served model: its weights, a server that runs meanwhile, and our own rollout's answer."""
+"""A tiny served model: its weights, a server in a thread, and the answers of our own rollout."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ MODEL = ModelConfig(
 )
 MOST, LONG = 48, "x" * 30
 FORWARD = 80  # longest sequence of `forward`
-# Pages that do not last for four slots; and what a rollout on a pod may have, all of it.
+# PAGED has too few pages for four slots; WHOLE adds every option of a rollout on a pod.
 PAGED = {"slots": 4, "prompt_tokens": 32, "max_new_tokens": 24, "cache_pages": 16, "page_tokens": 4}
 WHOLE = {**PAGED, "cache_pages": 64, "dtype": "bfloat16", "quantize": "int8"}
 WHOLE |= {"kv_quantize": "int8", "mesh": "fsdp=2,expert=2,tensor=2"}
@@ -49,19 +49,19 @@ WHOLE |= {"kv_quantize": "int8", "mesh": "fsdp=2,expert=2,tensor=2"}
 
 @functools.cache
 def parameters():
-    """The model's, as a training has them."""
+    """Returns the model's parameters in the layout of training."""
     return init_params(MODEL, ComputeConfig(), jax.random.key(3))
 
 
 def saved(folder):
-    """The model as a Hugging Face folder with a tokenizer."""
+    """Saves the model as a Hugging Face folder with a tokenizer."""
     save_params(parameters(), MODEL, folder, "float32", tokenizer_from=TOKENIZER)
     return folder
 
 
 @contextlib.contextmanager
 def served(folder, **options):
-    """The options, their port known, of a server for OpenAI's clients that runs meanwhile."""
+    """Runs a server for OpenAI's clients and yields its options with the port that it chose."""
     config = Serve(weights=str(folder), port=0, openai=True, **options)
     with openai_server(config) as running:
         thread = threading.Thread(target=running.run)
@@ -72,7 +72,7 @@ def served(folder, **options):
 
 
 def own(text_or_ids, limit, temperature=0.0):
-    """Our rollout's answer: (text, log-probs of its tokens, finish reason)."""
+    """Returns our rollout's answer: (text, log-probs of its tokens, finish reason)."""
     tokenizer = Tokenizer.load(TOKENIZER)
     ids = tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
     rollout = RolloutConfig(slots=2, prompt_buckets=(16, 64), max_new_tokens=MOST)
@@ -91,8 +91,8 @@ def _hidden(params, tokens, mask):
 
 
 def forward(ids):
-    """[t v] float64: log-probs of what follows each of `ids`, by one pass of the model that is
-    trained, without a cache.
+    """Returns the log-probs [t v] (float64) of the token after each of `ids`, from one forward pass
+    of the training model, without a cache.
     """
     n = len(ids)
     tokens = np.zeros((1, FORWARD), np.int32)
@@ -107,8 +107,8 @@ def forward(ids):
 
 
 def own_texts(weights, options, texts, limits):
-    """Greedy, by a collection with the settings of a server: of each prompt the last tokens that
-    it takes, the padding token for an empty one.
+    """Returns the greedy texts of a Collection with the settings of a server. It takes the last
+    tokens of each prompt that fit, and the padding token for an empty prompt.
     """
     config = Serve(weights=str(weights), **options)
     engine, params, tokenizer = make_engine(config)
@@ -118,14 +118,16 @@ def own_texts(weights, options, texts, limits):
 
 
 def rolled_out(engine, params, tokenizer, prompts, limits, temperature=0.0):
-    """(text, log-probs, whether it was cut) for the ids of each prompt, by a Collection over them
-    all.
+    """Returns (text, log-probs, whether it was truncated) for the ids of each prompt, from one
+    Collection.
     """
-    made = [Prompt(i, 0, "", "", np.array(ids, np.int32), "") for i, ids in enumerate(prompts)]
+    prompt_records = [
+        Prompt(i, 0, "", "", np.array(ids, np.int32), "") for i, ids in enumerate(prompts)
+    ]
     job = Collection(
         engine,
         params,
-        made,
+        prompt_records,
         1,
         Purpose.SERVE,
         0,
@@ -133,19 +135,19 @@ def rolled_out(engine, params, tokenizer, prompts, limits, temperature=0.0):
         keep_routes=False,
         max_new_tokens=limits,
     )
-    found = {}
+    answers = {}
     for r in job:
         logp = r.logp[len(r.prompt.tokens) :]
         answer = tokenizer.decode_response(r.response), logp, r.truncated
-        found[r.row] = answer
-    return [found[i] for i in range(len(made))]
+        answers[r.row] = answer
+    return [answers[i] for i in range(len(prompt_records))]
 
 
 def ask(server, method, path, body=None, **headers):
-    """(status, headers, body) of one exchange."""
+    """Sends one request; returns (status, headers, body)."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, body, {"content-type": "application/json", **headers})
     response = connection.getresponse()
-    found = response.status, dict(response.getheaders()), response.read()
+    reply = response.status, dict(response.getheaders()), response.read()
     connection.close()
-    return found
+    return reply

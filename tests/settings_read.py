@@ -1,8 +1,8 @@
-"""Which fields of which classes the package reads: a small static inference of types, from
-annotations and assignments alone.
+"""A static check of which fields of which classes the package reads, with a small inference of
+types from annotations and assignments.
 
 `config.sft.batch` is a read of SFTConfig.batch where `config` is annotated as a RunConfig, was
-assigned from something of that type, or is an attribute of a class that says so.
+assigned from a value of that type, or is an attribute that a class declares so.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import ast
 from collections.abc import Iterator
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Scope = dict[str, set[str]]  # name -> the classes that it may be of
+Scope = dict[str, set[str]]  # maps a name to its possible classes
 
 
 def names_in(hint: ast.AST | None) -> set[str]:
-    """Every name that an annotation mentions: those that are classes decide."""
+    """Returns every name that an annotation mentions. Only the names of classes matter later."""
     if isinstance(hint, ast.Constant) and isinstance(hint.value, str):
         hint = ast.parse(hint.value, mode="eval")
     nodes = list(ast.walk(hint)) if hint else []
@@ -23,7 +23,7 @@ def names_in(hint: ast.AST | None) -> set[str]:
 
 
 class Reads:
-    """`of_fields` is the set of (class, field) that the modules of `trees` read.
+    """The fields that modules read: `of_fields` holds (class, field).
 
     Functions called `validate` do not count: a check of a value is not a use of it.
     """
@@ -35,7 +35,7 @@ class Reads:
             name: {n.id for n in node.bases if isinstance(n, ast.Name)}
             for name, node in self.classes.items()
         }
-        # Source = FileSource | TaskSource: what is of the alias may be of any of them
+        # After Source = FileSource | TaskSource, a Source may have any of these classes.
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
                 several = names_in(node.value) & set(self.classes)
@@ -53,16 +53,16 @@ class Reads:
                 self._block(tree.body, {}, None)
 
     def _declared(self, cls: ast.ClassDef) -> Scope:
-        found = {
+        fields = {
             x.target.id: names_in(x.annotation)
             for x in cls.body
             if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)
         }
         properties = [x for x in cls.body if isinstance(x, Function) and x.decorator_list]
-        return found | {x.name: names_in(x.returns) for x in properties}
+        return fields | {x.name: names_in(x.returns) for x in properties}
 
     def lineage(self, name: str) -> Iterator[str]:
-        """A class and those that it inherits from."""
+        """Yields a class and its base classes."""
         yield name
         for base in self.bases.get(name, ()):
             yield from self.lineage(base)
@@ -119,13 +119,15 @@ class Reads:
                 known[target.attr] = known.get(target.attr, set()) | self.types(value, scope)
 
     def _bind_each(self, target: ast.AST, values: ast.AST, scope: Scope) -> None:
-        # an annotation's names are those of a container and of what is in it: one set for both
+        # An annotation names a container and its items alike, so that one set stands for both.
         items = values.args if isinstance(values, ast.Call) else [values]
         for value in items:
             self._bind(target, value, scope)
 
     def types(self, node: ast.AST, scope: Scope) -> set[str]:
-        """The classes that an expression may be of; empty where nothing says so."""
+        """Returns the classes that an expression may have, or an empty set where no annotation
+        tells.
+        """
         if isinstance(node, ast.Name):
             return scope.get(node.id, set())
         if isinstance(node, ast.Attribute):

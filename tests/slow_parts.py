@@ -1,4 +1,4 @@
-"""A share of the slow tests, so that a run of CI has time for it: every N runs all of them ran."""
+"""Parts of the slow tests, each short enough for a run of CI: N runs together run them all."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def part_of(items: Sequence[str], asked: str) -> set[str]:
-    """The K-th of N parts of `items`; the parts together are all of them, each once.
+def part_of(items: Sequence[str], part: str) -> set[str]:
+    """Returns the K-th of N parts of `items`. The parts are disjoint and together hold all items.
 
-    Tests of one file are neighbours after sorting, and go to different parts: the dear ones of a
-    file do not meet in one.
+    Tests of one file are neighbours after sorting and go to different parts, so that the expensive
+    tests of a file do not end up in one part.
 
     Args:
         items: node ids.
-        asked: "K/N", 1 <= K <= N.
+        part: "K/N", 1 <= K <= N.
 
     Raises ValueError for any other text.
     """
-    numbers = asked.split("/")
+    numbers = part.split("/")
     if len(numbers) != 2 or not all(x.isascii() and x.isdigit() for x in numbers):
-        raise ValueError(f"--slow-part is {asked!r}; write K/N, such as 2/5")
+        raise ValueError(f"--slow-part is {part!r}; write K/N, such as 2/5")
     k, n = map(int, numbers)
     if not 1 <= k <= n:
-        raise ValueError(f"--slow-part is {asked!r}; K goes from 1 to N")
+        raise ValueError(f"--slow-part is {part!r}; K goes from 1 to N")
     return set(sorted(items)[k - 1 :: n])
 
 
 def slow_functions() -> Iterator[tuple[str, str]]:
-    """File and name of each test that is marked slow, or has a case that is, also by a list of
-    cases that has a name in its file.
+    """Yields the file and name of each test that is marked slow, itself or in one of its cases,
+    even if the cases are in a named list of its file.
     """
     for path in sorted(HERE.rglob("test_*.py")):
         lists: set[str] = set()

@@ -1,5 +1,5 @@
 """A minute on CPU with the core dependencies alone: a forward pass, one step of reinforcement
-learning, a checkpoint exported.
+learning, and the export of its checkpoint.
 
 python tests/smoke.py
 """
@@ -26,8 +26,8 @@ from compass_jax.weights.convert import export_hf
 
 
 def check_forward(config) -> None:
-    """Log-probs are those of a distribution over the vocabulary, and feeding the routes back
-    changes no bit.
+    """Checks that the log-probs are those of a distribution over the vocabulary, and that replaying
+    the routes changes no bit.
     """
     model, params = (
         Transformer(config.model, config.compute),
@@ -38,17 +38,17 @@ def check_forward(config) -> None:
     )
     run = jax.jit(forward, static_argnums=(0, 5))
     logp, entropy, routes, _ = run(model, params, tokens, jnp.array([24, 15]), None, 1.0)
-    again = run(model, params, tokens, jnp.array([24, 15]), routes, 1.0)[0]
+    replayed_logp = run(model, params, tokens, jnp.array([24, 15]), routes, 1.0)[0]
     assert (
         np.isfinite(logp).all()
         and np.all(np.asarray(logp)[0, 1:] < 0)
         and 0 < entropy[0, 5] <= np.log(config.model.vocab_size)
     )
-    np.testing.assert_array_equal(again, logp)
+    np.testing.assert_array_equal(replayed_logp, logp)
 
 
 def check_training(config) -> None:
-    """One step logs its numbers, saves, and what it saved is exported."""
+    """Runs one step of RL, and checks its metrics, its checkpoint and the exported folder."""
     result = run_rl(config)
     assert (
         result["steps"] == 1
@@ -74,7 +74,7 @@ def check_training(config) -> None:
 
 if __name__ == "__main__":
     started = time.perf_counter()
-    # compiling takes most of the time, and speed is not what this shows
+    # Compiling takes most of the time, and this test does not measure speed.
     jax.config.update("jax_disable_most_optimizations", True)
     base = tiny_run()
     with tempfile.TemporaryDirectory() as directory:

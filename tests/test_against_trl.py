@@ -1,4 +1,4 @@
-"""The comparison with TRL: how its settings are chosen, and that our side runs as asked."""
+"""The comparison with TRL: the choice of its settings, and the steps that our side runs."""
 
 import json
 import os
@@ -14,10 +14,10 @@ def test_the_settings_of_trl_are_those_of_its_shortest_step(monkeypatch, tmp_pat
     seconds = {"rows": {64: 3.0, 16: 2.0}, "attention": {"sdpa": 0.5, "eager": 0.0}}
     seconds["experts"] = {"grouped_mm": 0.2, "eager": 0.1}
 
-    def theirs(case, folder, python, choice, steps, seed):
+    def stand_in(case, folder, python, choice, steps, seed):
         return {"step_s": sum(times[choice[name]] for name, times in seconds.items())}
 
-    monkeypatch.setattr(against_trl, "theirs", theirs)
+    monkeypatch.setattr(against_trl, "theirs", stand_in)
     best, tried = against_trl.calibrate(CASES["moe"], tmp_path, "python")
     assert best == {"rows": 16, "attention": "eager", "experts": "eager"}
     assert tried["rows=64"] == 3.7 and tried["experts=eager"] == 2.1
@@ -61,8 +61,10 @@ def test_the_reward_of_both_sides_is_the_last_answer(response, reward):
 def test_our_side_runs_the_steps_of_the_case(tmp_path):
     case = CASES["tiny"]
     against_trl.make(case, tmp_path)
-    found = against_trl.ours(case, tmp_path, 3, 0)
-    assert 0 < found["rollout_s"] < found["step_s"] and 0 < found["tokens"] <= case.new_tokens
+    measured = against_trl.ours(case, tmp_path, 3, 0)
+    assert (
+        0 < measured["rollout_s"] < measured["step_s"] and 0 < measured["tokens"] <= case.new_tokens
+    )
     (config,) = tmp_path.glob("runs/*/rl/config.json")
     rl = json.loads(config.read_text())["rl"]
     assert rl["prompts_per_step"] == case.prompts and rl["group_size"] == case.group

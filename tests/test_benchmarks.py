@@ -1,6 +1,5 @@
-"""The benchmarks: arithmetic of the report by value, and both commands end to end on a toy
-model.
-"""
+"""The benchmarks: the arithmetic of their reports by value, and both commands end to end on a toy
+model."""
 
 import json
 import math
@@ -24,8 +23,12 @@ from compass_jax.model.params import is_spec, param_specs
 ROOT = Path(__file__).parent.parent
 
 
-def a_round(ours, theirs, gflops):
-    return {"ours_tokens_per_s": ours, "transformers_tokens_per_s": theirs, "matmul_gflops": gflops}
+def a_round(our_rate, their_rate, gflops):
+    return {
+        "ours_tokens_per_s": our_rate,
+        "transformers_tokens_per_s": their_rate,
+        "matmul_gflops": gflops,
+    }
 
 
 def test_disturbed_rounds_are_dropped_and_the_ratio_is_that_of_the_medians():
@@ -35,24 +38,26 @@ def test_disturbed_rounds_are_dropped_and_the_ratio_is_that_of_the_medians():
         a_round(1000.0, 1.0, 69.9),
         a_round(14.0, 11.0, 90.0),
     ]
-    found = common.summarise(rounds, 2e9)
-    assert (found["rounds"], found["rounds_dropped"]) == (4, 1)
-    assert [r["kept"] for r in found["per_round"]] == [True, True, False, True]
+    summary = common.summarise(rounds, 2e9)
+    assert (summary["rounds"], summary["rounds_dropped"]) == (4, 1)
+    assert [r["kept"] for r in summary["per_round"]] == [True, True, False, True]
     assert (
-        found["ours_tokens_per_s"],
-        found["transformers_tokens_per_s"],
-        found["matmul_gflops"],
+        summary["ours_tokens_per_s"],
+        summary["transformers_tokens_per_s"],
+        summary["matmul_gflops"],
     ) == (14.0, 11.0, 90.0)
-    assert (found["ours_matmul_share"], found["transformers_matmul_share"]) == (
+    assert (summary["ours_matmul_share"], summary["transformers_matmul_share"]) == (
         round(28 / 90, 4),
         round(22 / 90, 4),
     )
-    # the median of the rounds' ratios would be 14/11 too, their mean not
-    assert found["ratio"] == round(14 / 11, 4)
+    # The median of the rounds' ratios would be 14/11 too, but not their mean.
+    assert summary["ratio"] == round(14 / 11, 4)
 
 
 def test_flops_of_a_token_are_two_for_each_weight_that_it_meets():
-    """Against the parameter tree: everything but embedding and norms, of 16 experts the top 4."""
+    """The parameter tree is the reference: every weight except embedding and norms counts, and of
+    16 experts the top 4.
+    """
     moe = MoEConfig(experts=16, top_k=4, ffn=24, dense_layers=(1,))
     config = ModelConfig(
         "qwen3_moe",
@@ -74,10 +79,10 @@ def test_flops_of_a_token_are_two_for_each_weight_that_it_meets():
 
 
 def test_the_ratio_is_not_the_median_of_ratios():
-    found = common.summarise(
+    summary = common.summarise(
         [a_round(10.0, 20.0, 100.0), a_round(20.0, 10.0, 100.0), a_round(30.0, 60.0, 100.0)], 1.0
     )
-    assert found["ratio"] == 1.0  # of the ratios 0.5, 2, 0.5 the median is 0.5
+    assert summary["ratio"] == 1.0  # of the ratios 0.5, 2, 0.5 the median is 0.5
 
 
 def test_the_side_that_goes_first_alternates_and_a_round_keeps_its_slowest_probe():
@@ -96,15 +101,15 @@ def test_the_side_that_goes_first_alternates_and_a_round_keeps_its_slowest_probe
 def test_rates_are_tokens_over_seconds(monkeypatch):
     clock = iter([0.0, 4.0, 10.0, 12.0])
     monkeypatch.setattr(common.time, "perf_counter", lambda: next(clock))
-    (found,) = common.run_rounds(lambda: 100, lambda: 50, 1, lambda: 1.0)
-    assert (found["ours_tokens_per_s"], found["transformers_tokens_per_s"]) == (25.0, 25.0)
+    (rates,) = common.run_rounds(lambda: 100, lambda: 50, 1, lambda: 1.0)
+    assert (rates["ours_tokens_per_s"], rates["transformers_tokens_per_s"]) == (25.0, 25.0)
 
 
 def test_processor_time_of_others_is_what_the_machine_spent_and_this_process_did_not(monkeypatch):
     monkeypatch.setattr(common.os, "cpu_count", lambda: 2)
     # 5 of 20 core-seconds
     assert common._others_share((100.0, 10.0), (115.0, 20.0), wall=10.0) == 0.25
-    # the kernel's tick is coarser than ours
+    # The kernel's tick is coarser than the clock of this process.
     assert common._others_share((100.0, 10.0), (109.0, 20.0), wall=10.0) == 0.0
     assert common._others_share(None, None, wall=1.0) is None
 
@@ -123,10 +128,10 @@ def test_the_fastest_usable_candidate_is_chosen_by_its_best_time(monkeypatch):
         return call
 
     monkeypatch.setattr(common, "seconds", lambda call: next(times[call()]))
-    best, found = common.fastest(
+    best, best_times = common.fastest(
         "option", {name: candidate(name) for name in ("steady", "broken", "disturbed")}, repeats=2
     )
-    assert (best, found) == ("disturbed", {"steady": 3.0, "disturbed": 2.0})
+    assert (best, best_times) == ("disturbed", {"steady": 3.0, "disturbed": 2.0})
     assert calls == ["steady", "broken", "disturbed", "steady", "disturbed", "steady", "disturbed"]
     with pytest.raises(SystemExit, match="no candidate for option"):
         common.fastest("option", {"broken": candidate("broken")})
@@ -154,7 +159,9 @@ def test_the_reference_model_is_the_one_of_the_published_numbers():
 
 
 def run_train(capsys):
-    """As a user does, in a process of its own, which starts itself again for huge pages."""
+    """Runs the benchmark as a user does: in its own process, which restarts itself to get huge
+    pages.
+    """
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "GLIBC_TUNABLES")}
     command = [sys.executable, "-m", "benchmarks.train", "--smoke", "--rounds", "2"]
     result = subprocess.run(
@@ -167,7 +174,7 @@ def run_train(capsys):
 
 
 def run_rollout(capsys):
-    """In this process, which has paid for the imports."""
+    """Runs the benchmark in this process, which has imported the modules already."""
     rollout.main(["--smoke", "--rounds", "2"])
     return capsys.readouterr().out
 
@@ -176,57 +183,59 @@ def run_rollout(capsys):
 @pytest.mark.parametrize("run", [run_train, run_rollout])
 def test_the_command_ends_with_one_line_of_json(run, capsys):
     (line,) = run(capsys).splitlines()
-    found = json.loads(line)
+    summary = json.loads(line)
     assert (
-        found["benchmark"] == run.__name__.removeprefix("run_")
-        and found["smoke"]
-        and found["rounds"] == 2
+        summary["benchmark"] == run.__name__.removeprefix("run_")
+        and summary["smoke"]
+        and summary["rounds"] == 2
     )
-    kept = [r for r in found["per_round"] if r["kept"]]
-    assert len(kept) == 2 - found["rounds_dropped"] and len(found["per_round"]) == 2
+    kept_rounds = [r for r in summary["per_round"] if r["kept"]]
+    assert len(kept_rounds) == 2 - summary["rounds_dropped"] and len(summary["per_round"]) == 2
     for key in ("ours_tokens_per_s", "transformers_tokens_per_s"):
-        # of one or two, the median is the mean
-        assert found[key] == pytest.approx(sum(r[key] for r in kept) / len(kept), abs=0.2)
-    assert found["ratio"] == pytest.approx(
-        found["ours_tokens_per_s"] / found["transformers_tokens_per_s"], rel=0.05
+        # The median of one or two rounds is their mean.
+        assert summary[key] == pytest.approx(
+            sum(r[key] for r in kept_rounds) / len(kept_rounds), abs=0.2
+        )
+    assert summary["ratio"] == pytest.approx(
+        summary["ours_tokens_per_s"] / summary["transformers_tokens_per_s"], rel=0.05
     )
-    assert found["agreement"]["logits_max_abs_diff"] < 1e-4 and found["ours_compile_s"] > 0
-    assert found["others_cpu_share_max"] is None or 0 <= found["others_cpu_share_max"] <= 1.1
-    assert set(found["transformers_options"]) >= {"experts", "attention"}
+    assert summary["agreement"]["logits_max_abs_diff"] < 1e-4 and summary["ours_compile_s"] > 0
+    assert summary["others_cpu_share_max"] is None or 0 <= summary["others_cpu_share_max"] <= 1.1
+    assert set(summary["transformers_options"]) >= {"experts", "attention"}
 
 
 @pytest.mark.slow
 def test_the_long_tail_ends_with_one_line_of_json(capsys):
     long_tail.main(["--smoke", "--rounds", "2"])
     (line,) = capsys.readouterr().out.splitlines()
-    found = json.loads(line)
+    summary = json.loads(line)
     assert (
-        found["benchmark"] == "long_tail"
-        and found["smoke"]
-        and found["requests"] == 12
-        and found["ratio"] > 0
+        summary["benchmark"] == "long_tail"
+        and summary["smoke"]
+        and summary["requests"] == 12
+        and summary["ratio"] > 0
     )
-    assert 0 < found["slot_occupancy"] <= 1 and found["arrival_over_longest_first"]["steps"] > 0
+    assert 0 < summary["slot_occupancy"] <= 1 and summary["arrival_over_longest_first"]["steps"] > 0
 
 
 @pytest.mark.slow
 def test_the_parts_of_the_gpu_benchmark_measure(tmp_path, capsys):
     gpu.main(["--smoke", "--trace", str(tmp_path)])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     sizes = gpu.SMOKE
-    losses, decoded = found["train"]["losses"], found["decode"][f"{sizes.slots[0]} slots"]
+    losses, decoded = summary["train"]["losses"], summary["decode"][f"{sizes.slots[0]} slots"]
     assert losses[0] == pytest.approx(np.log(sizes.model.vocab_size), rel=0.1)
-    assert losses[-1] < losses[0] and found["train"]["gradient_repeats_bit_for_bit"]
-    # in bfloat16 on a CPU the same routes are chosen, or replay brings the sides closer
-    replay = found["replay"]
+    assert losses[-1] < losses[0] and summary["train"]["gradient_repeats_bit_for_bit"]
+    # In bfloat16 on a CPU both sides choose the same routes, or replay brings them closer.
+    replay = summary["replay"]
     assert replay["tokens"] == sizes.slots[0] * sizes.new_tokens
     assert replay["replayed"]["tokens_routed_otherwise"] == 0
     assert replay["replayed"]["mean_abs_gap"] <= replay["live"]["mean_abs_gap"] < 0.01
     share = sizes.model.mixture.top_k / sizes.model.mixture.experts
     assert share <= decoded["experts_read"] <= 1 and decoded["token_ms"] > 0
     rows = sizes.rows * sizes.length
-    assert found["products"][f"experts ragged, {sizes.slots[0]} tokens"]["ms"] > 0
-    assert f"experts tokamax, {rows} tokens" in found["products"]
+    assert summary["products"][f"experts ragged, {sizes.slots[0]} tokens"]["ms"] > 0
+    assert f"experts tokamax, {rows} tokens" in summary["products"]
     assert {file.parents[3].name for file in tmp_path.rglob("*.xplane.pb")} == {
         "train",
         f"decode_{sizes.slots[0]}_slots",

@@ -1,6 +1,5 @@
-"""Settings that cannot be used: each is refused when it is loaded, by the name that the command
-line gives it. And none is there for nothing.
-"""
+"""Settings that cannot be used are refused when they are loaded, by their names on the command
+line; and every setting has an effect."""
 
 import ast
 import dataclasses
@@ -133,7 +132,7 @@ def test_a_penalty_that_contradicts_its_own_threshold_is_refused(shaping, messag
 
 
 def test_all_stages_can_be_on_at_once():
-    """No stage contradicts another: each takes what those before it left uniform."""
+    """The stages agree with each other: each takes the groups that earlier stages left uniform."""
     base = tiny_run()
     zero_variance = ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=8)
     rl = dataclasses.replace(
@@ -146,8 +145,8 @@ def test_all_stages_can_be_on_at_once():
 
 
 def test_no_setting_is_ignored():
-    """Every field of every configuration class is read from something of that class, outside its
-    validation.
+    """Code outside the validation reads each field of each configuration class, from a value of
+    that class.
     """
     reads = Reads([ast.parse(text) for text in sources("compass_jax").values()])
     built_in = [seam_class(base, name) for base in Seam.__subclasses__() for name in base.classes]
@@ -181,8 +180,8 @@ def go(loop: Loop, other):
     part = replace(loop.b, every=2)
     return [other.steps for part in (part,) if part.every] + [loop.a.steps]
 """
-    found = Reads([ast.parse(text)]).of_fields
-    assert {("A", "steps"), ("B", "every")} <= found and ("A", "every") not in found
+    fields = Reads([ast.parse(text)]).of_fields
+    assert {("A", "steps"), ("B", "every")} <= fields and ("A", "every") not in fields
 
 
 def test_a_run_directory_is_a_path_not_a_bucket():

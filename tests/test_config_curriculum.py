@@ -1,4 +1,5 @@
-"""Stages in the configuration: what they are at each step, what is refused, JSON and back."""
+"""Stages in the configuration: their settings at each step, invalid stages, and the round trip
+through JSON."""
 
 import dataclasses
 
@@ -31,14 +32,14 @@ def config_with(stages=STAGES, **rl):
 def test_a_step_has_the_settings_of_the_last_stage_that_has_begun():
     config = config_with()
     config.validate_for_rl()
-    found = [at_step(config, done) for done in range(11)]
-    assert [c.rollout.max_new_tokens for c in found] == [8] * 3 + [16] * 8
-    assert [c.rl.group_size for c in found] == [4] * 3 + [6] * 4 + [8] * 4
-    assert [c.rl.optim.learning_rate for c in found] == [1e-2] * 3 + [1e-3] * 4 + [1e-2] * 4
-    assert [type(c.rl.objective) for c in found] == [Espo] * 3 + [Gspo] * 4 + [Espo] * 4
-    assert all(c.rl.stages == () and c.rl.steps == 10 for c in found)
-    # nothing else changes
-    changed = {key for c in found for key in differences(dataclasses.replace(config), c)}
+    configs = [at_step(config, done) for done in range(11)]
+    assert [c.rollout.max_new_tokens for c in configs] == [8] * 3 + [16] * 8
+    assert [c.rl.group_size for c in configs] == [4] * 3 + [6] * 4 + [8] * 4
+    assert [c.rl.optim.learning_rate for c in configs] == [1e-2] * 3 + [1e-3] * 4 + [1e-2] * 4
+    assert [type(c.rl.objective) for c in configs] == [Espo] * 3 + [Gspo] * 4 + [Espo] * 4
+    assert all(c.rl.stages == () and c.rl.steps == 10 for c in configs)
+    # No other setting changes.
+    changed = {key for c in configs for key in differences(dataclasses.replace(config), c)}
     assert {key for key in changed if not key.startswith("rl.stages")} <= {
         "rollout.max_new_tokens",
         "rl.group_size",
@@ -50,10 +51,10 @@ def test_a_step_has_the_settings_of_the_last_stage_that_has_begun():
 
 def test_where_a_run_stands_among_its_stages():
     rl = config_with().rl
-    found = [stage_at(rl, done) for done in range(11)]
-    assert [s.number for s in found] == [0] * 3 + [1] * 4 + [2] * 4
-    assert [s.end for s in found] == [3] * 3 + [7] * 4 + [10] * 4
-    assert found[0].mix == HALVES and found[3].mix == () and found[0].total == 3
+    stages = [stage_at(rl, done) for done in range(11)]
+    assert [s.number for s in stages] == [0] * 3 + [1] * 4 + [2] * 4
+    assert [s.end for s in stages] == [3] * 3 + [7] * 4 + [10] * 4
+    assert stages[0].mix == HALVES and stages[3].mix == () and stages[0].total == 3
     short = dataclasses.replace(rl, steps=7)  # the last stage never begins
     assert [stage_at(short, done)[:2] for done in (6, 7)] == [(1, 7)] * 2
     cut = dataclasses.replace(rl, steps=5)
@@ -69,7 +70,9 @@ def test_a_run_without_stages_is_as_it_is():
 
 
 def test_the_largest_stage_is_what_a_device_needs_room_for():
-    """56 and 48 positions in buckets of 56: 16 tokens and 8 samples against 8 tokens and 4."""
+    """Stages with 56 and 48 positions share the bucket of 56, so that samples and new tokens
+    decide: 8 samples of 16 tokens, or 4 of 8.
+    """
     assert largest_stage(config_with()) == at_step(config_with(), 7)
     longer = (RLStage(0, group_size=6), RLStage(1, max_new_tokens=72, group_size=4))
     assert largest_stage(config_with(longer)).rollout.max_new_tokens == 72

@@ -1,6 +1,5 @@
-"""Every setting of a run, found by introspection, refuses what means nothing: by its name, and
-before anything is built.
-"""
+"""Every setting of a run, found by introspection, refuses senseless values by its name, before
+anything is built."""
 
 import dataclasses
 import time
@@ -42,7 +41,7 @@ NONSENSE = {
     "long tuple of texts": ("a",) * 10**5,
     "a list": [1],
 }
-# Where such a value means something.
+# The settings in which such a value is valid.
 MEANT = {
     "empty text": {
         "run_dir",
@@ -85,13 +84,13 @@ MEANT = {
     },
     "-1": {"rewards.wrong_at"},
 }
-# reasoning-gym and a judge's endpoint say whether they mean something
+# Only reasoning-gym or a judge's endpoint can check these.
 OF_OTHERS = ("-1", "2^31", "true", "empty text")
 THEIRS = ("data.sources.0.options.", "rewards.judge.fields.0.1")
 
 
 def whole_run():
-    """A run in which every optional part is there and no tuple is empty."""
+    """Returns a run in which every optional part is set and no tuple is empty."""
     base = tiny_run()
     moe = dataclasses.replace(base.model.moe, dense_layers=(0,))
     sources = (*base.data.sources, FileSource("a.jsonl"))
@@ -110,7 +109,7 @@ def whole_run():
 
 
 def leaves(value, path=()):
-    """Every (path, value) below a configuration: parts, tuples and their entries too."""
+    """Yields every (path, value) below a configuration, with parts, tuples and their entries."""
     if path:
         yield path, value
     if dataclasses.is_dataclass(value):
@@ -121,7 +120,7 @@ def leaves(value, path=()):
 
 
 def put(value, path, new):
-    """`value` with `new` at a path."""
+    """Returns `value` with `new` at a path."""
     if not path:
         return new
     first, rest = path[0], path[1:]
@@ -137,9 +136,9 @@ PATHS = sorted({path for path, _ in leaves(RUN)}, key=str)
 def test_the_walk_reaches_every_setting():
     assert len(PATHS) > 150 and RUN.validate_for_rl() is RUN
     names = {".".join(map(str, path)) for path in PATHS}
-    meant = set().union(*MEANT.values())
+    allowed = set().union(*MEANT.values())
     assert (
-        meant <= names
+        allowed <= names
         and {"rl.optim.b1", "mesh.fsdp", "data.sources.0.options.0.1", "rewards.timeout_s"} <= names
     )
 
@@ -169,7 +168,7 @@ def get(path):
 
 
 def rules(hint):
-    """Every number's type in a field's type, with its Range or None."""
+    """Yields the Range of every number in a field's type, or None for a number without one."""
     for option in options(hint):
         inner = getattr(option, "__metadata__", None)
         base = option.__origin__ if inner else option
@@ -210,7 +209,7 @@ def configurations(value):
 
 
 def test_absurd_sizes_are_refused_at_once(tmp_path, capsys):
-    """Nothing loops over layers, experts or repeats before they are known to be sensible."""
+    """Counts of layers, experts and repeats are checked before code loops over them."""
     (tmp_path / "file.py").write_text(
         "from test_config_ranges import RUN\n\ndef run():\n    return RUN\n"
     )
@@ -225,8 +224,8 @@ def test_absurd_sizes_are_refused_at_once(tmp_path, capsys):
         ),
     ):
         assert cli.main(["train", str(tmp_path / "file.py"), *words, "--dry-run", "--json"]) == 2
-        told = capsys.readouterr().err
-        assert message in told and told.count("\n") == 1
+        output = capsys.readouterr().err
+        assert message in output and output.count("\n") == 1
     with pytest.raises(SystemExit) as stop:
         deep = ["--data.sources.0.options", "[" * 100_000]
         cli.main(["train", str(tmp_path / "file.py"), *deep, "--dry-run", "--json"])

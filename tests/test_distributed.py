@@ -1,6 +1,5 @@
-"""What the environment must say for several processes, and what one process alone does where
-several would exchange.
-"""
+"""The environment variables that start several processes, and the behaviour of a single process in
+functions that exchange values among several."""
 
 import os
 import subprocess
@@ -17,7 +16,7 @@ GOOD = {"COMPASS_COORDINATOR": "10.0.0.1:8476", "COMPASS_PROCESSES": "4", "COMPA
 
 @pytest.fixture
 def joined(monkeypatch):
-    """What jax.distributed.initialize was told."""
+    """Records the arguments of jax.distributed.initialize."""
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **options: calls.append(options))
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
@@ -27,7 +26,7 @@ def joined(monkeypatch):
     return calls
 
 
-C, P, ID = GOOD  # coordinator, processes, id
+C, P, ID = GOOD  # variables of the coordinator, the number of processes, the id
 BAD = {
     "no coordinator": ({C: ""}, f"{C} not set, but {P}, {ID}: set all of"),
     "no count": ({P: ""}, f"{P} not set, but {C}, {ID}"),
@@ -134,13 +133,13 @@ jax.block_until_ready(out)
 
 
 def test_simulated_devices_may_lag_behind_their_host():
-    """180 programs are launched without a wait."""
+    """A process can launch 180 programs without waiting for one of them."""
     environment = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
     environment |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert completed.returncode == 0, completed.stderr[-2000:]
 
 
 def test_values_that_differ_are_named_with_the_process(monkeypatch):
@@ -166,16 +165,16 @@ def test_an_error_in_any_process_is_raised_in_every_one(monkeypatch):
     with pytest.raises(OSError, match=r"^disk full$"):
         distributed.in_every_process(fail)
     distributed.in_every_process(lambda: None)
-    monkeypatch.setattr(distributed, "all_gather_bytes", lambda own: [own, b"disk full"])
+    monkeypatch.setattr(distributed, "all_gather_bytes", lambda payload: [payload, b"disk full"])
     with pytest.raises(distributed.DistributedError, match=r"^process 1: disk full$"):
         distributed.in_every_process(lambda: None)
-    monkeypatch.setattr(distributed, "all_gather_bytes", lambda own: [own, b""])
+    monkeypatch.setattr(distributed, "all_gather_bytes", lambda payload: [payload, b""])
     with pytest.raises(OSError, match=r"^disk full$"):
         distributed.in_every_process(fail)
 
 
 def test_payloads_of_any_size_come_back_whole(monkeypatch):
-    """Over two processes, the other of which says the same."""
+    """There are two processes, and the other one sends the same payload."""
     monkeypatch.setattr(distributed, "process_index_and_count", lambda: (0, 2))
     sizes = []
 
@@ -191,7 +190,7 @@ def test_payloads_of_any_size_come_back_whole(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error,code,said",
+    "error,code,message",
     [
         (ConfigError("seed is bad"), 2, "process 1 of 2: seed is bad"),
         (distributed.DistributedError("gone"), 1, "process 1 of 2: gone"),
@@ -205,7 +204,7 @@ def test_payloads_of_any_size_come_back_whole(monkeypatch):
         (KeyboardInterrupt(), 130, "ended from outside"),
     ],
 )
-def test_what_ends_a_process_is_told(error, code, said, capsys, monkeypatch):
+def test_what_ends_a_process_is_told(error, code, message, capsys, monkeypatch):
     monkeypatch.setattr(distributed.time, "sleep", lambda seconds: None)
     assert distributed._report_error("process 1 of 2", error) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,6 +1,5 @@
-"""Every error that the package raises on purpose has one base class, which says how a command
-ends.
-"""
+"""The base class of all errors that the package raises on purpose, which decides a command's exit
+status."""
 
 import pytest
 
@@ -27,7 +26,7 @@ BEFALLEN = [CheckpointError, LogError, RunDirectoryGone, RunDirectoryInUse, Trai
 
 @pytest.mark.parametrize("kind", GIVEN + BEFALLEN)
 def test_the_exit_status_is_the_errors_own(kind, capsys):
-    """Of a command in one process (cli) and in several (distributed) alike."""
+    """It is the same for a command in one process (cli) and in several (distributed)."""
     assert issubclass(kind, CompassError)
     error = kind("what was wrong")
     status = 2 if kind in GIVEN else 1
@@ -38,6 +37,6 @@ def test_the_exit_status_is_the_errors_own(kind, capsys):
 
 def test_a_mistake_is_none_of_ours():
     class Mistake(ValueError):
-        """As a library below may raise it."""
+        """An error as a library raises it."""
 
     assert words.in_words(Mistake("x")) is None and words.in_words(KeyError("x")) is None

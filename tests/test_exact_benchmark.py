@@ -1,6 +1,5 @@
-"""benchmarks/exact.py: the tiles compute what they should, and log-probs of rollout and training
-are equal bit for bit.
-"""
+"""benchmarks/exact.py: the tiles compute the function of all rows, and the log-probs of rollout and
+training are equal bit for bit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The experiments: every variant is a configuration that may run."""
+"""The experiments: every variant is a valid configuration."""
 
 import dataclasses
 
@@ -81,7 +81,7 @@ def test_every_variant_is_a_configuration_that_may_run(configured, name, tmp_pat
 
 
 ALPHA = "decisions, 2 layers of 64, 0.02"
-# Experiment -> the name of its files, its options, and what its table holds.
+# For each experiment: the name of its files, its options, and rows of its table in order.
 SMOKES = {
     zero_variance_audit: (
         "zero_variance",
@@ -134,7 +134,7 @@ def test_an_experiment_runs_once(experiment, tmp_path, monkeypatch):
     options = [x.replace("OUT", str(tmp_path)) for x in options]
     arguments = ["--out", str(tmp_path), "--smoke", *options]
     experiment.main(arguments)
-    written = {file: file.read_bytes() for file in tmp_path.glob(f"{name}.*")}
+    contents = {file: file.read_bytes() for file in tmp_path.glob(f"{name}.*")}
     table = (tmp_path / f"{name}.md").read_text()
     places = [table.index(row) for row in rows]
     assert places == sorted(places)
@@ -144,7 +144,7 @@ def test_an_experiment_runs_once(experiment, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "run_rl", lambda *_, **__: pytest.fail("it ran again"))
     experiment.main(arguments)
     for file in (tmp_path / f"{name}.md", tmp_path / f"{name}.jsonl"):
-        assert file.read_bytes() == written[file]
+        assert file.read_bytes() == contents[file]
 
 
 @pytest.mark.slow

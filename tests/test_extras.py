@@ -1,6 +1,5 @@
-"""What is said where a package is missing can be typed as it stands, from a clone and from an
-installed package.
-"""
+"""The install commands in messages about missing packages: each can be typed as printed, in a clone
+and with an installed package."""
 
 import shlex
 import tomllib
@@ -18,10 +17,12 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def metadata():
-    """What pip writes of pyproject.toml's extras into an installed package."""
+    """Returns the requirements that pip writes into an installed package for pyproject.toml's
+    extras.
+    """
     lines = list(PROJECT["dependencies"])
-    for extra, wanted in EXTRAS.items():
-        for one in map(Requirement, wanted):
+    for extra, requirements in EXTRAS.items():
+        for one in map(Requirement, requirements):
             marker = f"({one.marker}) and " if one.marker else ""
             one.marker = None
             lines.append(f'{one}; {marker}extra == "{extra}"')
@@ -44,16 +45,16 @@ def test_both_commands_install_what_the_extra_asks_for(extra, packages, monkeypa
     assert shlex.split(second) == ["pip", "install", "-e", f".[{extra}]"] and extra in EXTRAS
     pip, install, *words = shlex.split(first)
     assert (pip, install) == ("pip", "install")
-    asked = [Requirement(word) for word in words]  # each of them is one
-    assert [one.name for one in asked] == packages
-    here = [
+    requested = [Requirement(word) for word in words]  # raises if a word is not a requirement
+    assert [one.name for one in requested] == packages
+    applicable = [
         one for one in map(Requirement, EXTRAS[extra]) if not one.marker or one.marker.evaluate()
     ]
-    for one in asked:
-        wanted = [x for x in here if x.name == one.name]
-        # libtpu comes with jax[tpu] where the extra does not name it
-        assert not wanted or any(x.specifier == one.specifier for x in wanted)
-        assert not wanted or one.extras == wanted[0].extras
+    for one in requested:
+        matching = [x for x in applicable if x.name == one.name]
+        # If the extra does not name libtpu, jax[tpu] brings it.
+        assert not matching or any(x.specifier == one.specifier for x in matching)
+        assert not matching or one.extras == matching[0].extras
 
 
 def test_a_package_that_was_never_installed_says_the_names(monkeypatch):
@@ -65,6 +66,6 @@ def test_a_package_that_was_never_installed_says_the_names(monkeypatch):
 
 
 def test_no_message_names_an_extra_of_an_installed_package():
-    """`pip install 'compass_jax[plan]'` asks an index for a package that may not be there."""
+    """`pip install 'compass_jax[plan]'` would ask an index for a package that it may not have."""
     for file in (Path(extras.__file__).parent).rglob("*.py"):
         assert "install 'compass_jax[" not in file.read_text(), file

@@ -1,4 +1,4 @@
-"""The experiment on failure signatures: which runs it shows, and which count as sound."""
+"""The experiment on failure signatures: the runs that it draws, and its sound runs."""
 
 import numpy as np
 import pytest

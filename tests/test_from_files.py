@@ -1,4 +1,4 @@
-"""A model's folder, a file of prompts and a reward are enough: the command, and the call."""
+"""A run from a model's folder, a file of prompts and a reward alone: the command, and the call."""
 
 import dataclasses
 import json
@@ -43,7 +43,9 @@ FAST = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model as transformers writes it, prompts of two lengths, chats and a reward."""
+    """Writes a model as transformers does, prompts of two lengths, chats and a reward; returns
+    their folder.
+    """
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -70,37 +72,37 @@ def folder(tmp_path_factory):
     return home
 
 
-def asked(folder, **changes):
+def config_from(folder, **changes):
     words = {"model": str(folder / "model"), "data": [str(folder / "prompts.jsonl")], **changes}
     return rl_config(**words)
 
 
 def test_what_is_not_given_is_chosen_by_the_model_the_data_and_the_machine(folder):
-    config = asked(folder, reward=str(folder / "my_reward.py:score"))
+    config = config_from(folder, reward=str(folder / "my_reward.py:score"))
     config.validate_for_rl()
     assert config.name == "model-prompts" and config.init_from == str(folder / "model")
     assert (config.model.hidden, config.model.moe.experts) == (16, 8)
-    assert config.mesh.devices == 8  # all that there are
+    assert config.mesh.devices == 8  # all devices
     assert config.rollout.max_length <= config.model.max_positions
     assert (
         config.rl.buckets[-1] >= config.rollout.prompt_buckets[-1] + config.rollout.max_new_tokens
     )
-    assert config == asked(folder, reward=str(folder / "my_reward.py:score"))
+    assert config == config_from(folder, reward=str(folder / "my_reward.py:score"))
 
 
 def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(folder):
-    config = asked(folder, answer=24).validate_for_rl()
+    config = config_from(folder, answer=24).validate_for_rl()
     longest = config.rollout.prompt_buckets[-1] + 24
     assert config.rollout.max_new_tokens == 24 and config.rl.buckets[-1] == longest
     assert config.rollout.cache_bucket <= longest
-    assert asked(folder).rl.buckets[-1] > longest
+    assert config_from(folder).rl.buckets[-1] > longest
     words = Train(model=str(folder / "model"), data=(str(folder / "prompts.jsonl"),))
-    for given in (
+    for overrides in (
         ["--rollout.max-new-tokens", "24"],
         ["--rollout.max_new_tokens=24", "--seed", "1"],
     ):
-        assert config_from_options(words, given) == config
-    assert config_from_options(words, ["--rollout.max-new-tokens", "many"]) == asked(folder)
+        assert config_from_options(words, overrides) == config
+    assert config_from_options(words, ["--rollout.max-new-tokens", "many"]) == config_from(folder)
 
 
 @pytest.mark.parametrize(
@@ -114,21 +116,23 @@ def test_the_micro_batches_of_an_update_have_one_shape_if_that_halves_none(rows,
 def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch):
     monkeypatch.setitem(from_files.MICRO_BATCH_TOKENS, "cpu", 7 * 160)
     monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig())
-    rl = asked(folder, answer=128, method="gspo").rl
+    rl = config_from(folder, answer=128, method="gspo").rl
     rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
     size = rl.micro_batch_tokens // rl.buckets[-1]
     assert 1 < size < rows and rows % size == 0
 
 
 def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, monkeypatch):
-    """Half the tokens of a micro-batch; logits of 2^25 columns in all, in a power of two tokens."""
+    """A micro-batch has half of the tokens, and the logits of one chunk fit a limit: the chunk is
+    the largest power of two of tokens that does.
+    """
     monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig())
-    usual = asked(folder, answer=128)
+    usual = config_from(folder, answer=128)
     vocabulary = usual.model.vocab_size
     assert usual.compute.logprob_chunk == 4096
     monkeypatch.setattr(from_files, "MANY_PARAMETERS", 1)
     monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", 700 * vocabulary)
-    large = asked(folder, answer=128)
+    large = config_from(folder, answer=128)
     rl, longest = usual.rl, usual.rl.buckets[-1]
     rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
     for tokens, run in ((1024, usual), (512, large)):
@@ -137,7 +141,7 @@ def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, 
     assert large.rl.micro_batch_tokens < rl.micro_batch_tokens
     assert large.compute.logprob_chunk == 512
     monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", vocabulary)
-    assert asked(folder, answer=128).compute.logprob_chunk == 128
+    assert config_from(folder, answer=128).compute.logprob_chunk == 128
 
 
 def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
@@ -148,23 +152,32 @@ def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
         "task = Task(prompts)\n"
     )
     task, file = f"{folder}/my_task.py:task", str(folder / "prompts.jsonl")
-    config = asked(folder, data=[task, file], evaluation=task).validate_for_rl()
+    config = config_from(folder, data=[task, file], evaluation=task).validate_for_rl()
     assert config.data.sources == (TaskSource(task), FileSource(file))
     assert config.data.eval_sources == (TaskSource(task),)
     assert config.name == "model-my_task-prompts"
 
 
 def test_a_preset_is_its_papers(folder):
-    made = {name: asked(folder, method=name).rl for name in PRESETS}
-    assert made["screened"] == asked(folder).rl  # the default
-    assert made["screened"].step_policy == Screening(n0=2)
-    assert made["screened"].objective == Grpo() and made["screened"].zero_variance.posterior
-    assert made["espo"].objective == Espo() and made["gspo"].objective == Gspo()
-    assert made["grpo"].objective == Grpo(kl_coef=0.04) and made["grpo"].group_size == 64
-    assert made["dapo"].zero_variance.dynamic_sampling and made["dapo"].objective.clip_high == 0.28
-    assert made["dapo"].shaping.overlong_penalty == 0.5
+    rl_by_preset = {name: config_from(folder, method=name).rl for name in PRESETS}
+    assert rl_by_preset["screened"] == config_from(folder).rl  # the default
+    assert rl_by_preset["screened"].step_policy == Screening(n0=2)
+    assert (
+        rl_by_preset["screened"].objective == Grpo()
+        and rl_by_preset["screened"].zero_variance.posterior
+    )
+    assert rl_by_preset["espo"].objective == Espo() and rl_by_preset["gspo"].objective == Gspo()
+    assert (
+        rl_by_preset["grpo"].objective == Grpo(kl_coef=0.04)
+        and rl_by_preset["grpo"].group_size == 64
+    )
+    assert (
+        rl_by_preset["dapo"].zero_variance.dynamic_sampling
+        and rl_by_preset["dapo"].objective.clip_high == 0.28
+    )
+    assert rl_by_preset["dapo"].shaping.overlong_penalty == 0.5
     with pytest.raises(ConfigError, match="preset 'ppo': choose one of screened, espo, gspo"):
-        asked(folder, method="ppo")
+        config_from(folder, method="ppo")
 
 
 def test_conversations_make_an_sft_run(folder):
@@ -195,10 +208,10 @@ BAD = {
 @pytest.mark.parametrize("bad", list(BAD))
 def test_what_cannot_be_used_is_one_line(folder, monkeypatch, capsys, bad):
     monkeypatch.chdir(folder)
-    words, told = BAD[bad]
+    words, message = BAD[bad]
     assert main(["train", *words]) == 2
     error = capsys.readouterr().err
-    assert told in error and len(error.splitlines()) == 1
+    assert message in error and len(error.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -217,8 +230,8 @@ def test_a_file_is_written_that_makes_the_same_run(folder, monkeypatch, capsys):
     files = ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=1", "format=0.2"]
     assert main(["init", "mine.py", *files, "--preset", "dapo"]) == 0
     reward = {"math": 1.0, "format": 0.2}
-    wanted = rl_config("model", ["prompts.jsonl"], reward, method="dapo")
-    assert load_config("mine.py") == wanted
+    expected = rl_config("model", ["prompts.jsonl"], reward, method="dapo")
+    assert load_config("mine.py") == expected
     text = (folder / "mine.py").read_text()
     assert "# Number of updates into which the groups of a rollout are split.\n" in text
     assert "top_k" not in text.split("rollout=")[1]  # a default
@@ -248,11 +261,11 @@ def test_a_yaml_may_name_a_folder_as_its_model(folder, monkeypatch):
 
 
 def test_what_a_class_and_its_base_say_of_their_fields_is_found():
-    said = field_docs(RunConfig)
-    assert said["mesh"] == "Mesh of the training: devices along each axis."
-    assert said["init_from"].endswith("folder or checkpoint; empty: random weights.")
-    assert said["rollout_apart"].endswith("with rl.one_step_off both run at once.")  # on two lines
-    assert set(said) == {field.name for field in dataclasses.fields(RunConfig)}
+    docs = field_docs(RunConfig)
+    assert docs["mesh"] == "Mesh of the training: devices along each axis."
+    assert docs["init_from"].endswith("folder or checkpoint; empty: random weights.")
+    assert docs["rollout_apart"].endswith("with rl.one_step_off both run at once.")  # on two lines
+    assert set(docs) == {field.name for field in dataclasses.fields(RunConfig)}
     assert {"kl_coef", "alpha"} <= set(field_docs(Espo))
 
 

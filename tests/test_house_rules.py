@@ -1,4 +1,4 @@
-"""The rules of house_rules.py hold, and each checker is shown to catch an offence."""
+"""The house rules: the code follows them, and each checker catches an offence."""
 
 import ast
 import re
@@ -84,8 +84,8 @@ def test_few_functions_take_a_whole_run(modules):
     assert run_config_offences(modules) == []
     taking, method = "def f(x, *y: RunConfig): ...", "async def f(self, x: c.RunConfig): ..."
     for text in (taking, "def f() -> 'list[RunConfig]': ...", f"class A:\n {method}"):
-        (found,) = run_config_offences({"rollout.attic": ast.parse(text)})
-        assert re.match(r"rollout\.attic: line \d: f takes or returns a RunConfig", found)
+        (offence,) = run_config_offences({"rollout.attic": ast.parse(text)})
+        assert re.match(r"rollout\.attic: line \d: f takes or returns a RunConfig", offence)
     allowed = {"commands.attic": ast.parse("\n".join([taking] * 31))}
     assert run_config_offences(allowed) == ["31 signatures name RunConfig, 30 may"]
     holding = ast.parse("class A:\n run: RunConfig\n def f(x: RLRunConfig): ...")
@@ -117,7 +117,9 @@ def test_tests_keep_up_with_the_source():
 
 
 def test_a_test_file_has_a_name_of_its_own():
-    """pytest imports it by that name alone, and where there are two it collects one."""
+    """pytest imports a test file by its base name, and collects only one of two files with the same
+    name.
+    """
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert not [name for name in set(names) if names.count(name) > 1]
 
@@ -137,8 +139,8 @@ def test_no_machine_paths():
 
 
 def test_types_are_checked_everywhere():
-    """`make lint` has mypy look into every function of the package; what it passes over is named,
-    line by line and module by module, and none of that is ours.
+    """`make lint` runs mypy on every function of the package. Exceptions are named line by line or
+    module by module, and none of those modules belongs to this project.
     """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     overrides = settings.pop("overrides")

@@ -1,6 +1,5 @@
-"""The experiment on inverted advantages: its gold labels and preferences, and the length of what a
-judge is asked.
-"""
+"""The experiment on inverted advantages: its gold labels and preferences, and the length of a
+judge's question."""
 
 import random
 import re
@@ -22,27 +21,27 @@ def sign(pair):
     return int(np.sign(one - two))
 
 
-@pytest.mark.parametrize("said, worth", [("8", 1.0), (" 5\n", 0.5), ("3", 0.0), ("9", 0.0)])
-def test_the_largest_digit_is_worth_most_and_the_middle_one_half(said, worth):
-    assert inversion_task.gold("some system turn\n3 8 5", said) == worth
+@pytest.mark.parametrize("response, worth", [("8", 1.0), (" 5\n", 0.5), ("3", 0.0), ("9", 0.0)])
+def test_the_largest_digit_is_worth_most_and_the_middle_one_half(response, worth):
+    assert inversion_task.gold("some system turn\n3 8 5", response) == worth
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.25])
 def test_a_share_of_the_verdicts_is_noise(noise):
     draw = random.Random(3)
-    asked = inversion_task.questions(draw)
-    found = list(inversion_task.pairs(asked, 4000, noise, draw))
-    wrong = [sign(pair) != VALUES[pair["verdict"]] for pair in found]
+    questions = inversion_task.questions(draw)
+    pairs = list(inversion_task.pairs(questions, 4000, noise, draw))
+    wrong = [sign(pair) != VALUES[pair["verdict"]] for pair in pairs]
     assert np.mean(wrong) == pytest.approx(noise, abs=0.02)
-    assert 0.2 < np.mean([pair["verdict"] == "Tie" for pair in found]) < 0.5
+    assert 0.2 < np.mean([pair["verdict"] == "Tie" for pair in pairs]) < 0.5
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.25])
 def test_a_pair_says_why_as_its_verdict_does(noise):
     draw = random.Random(3)
     for pair in inversion_task.pairs(inversion_task.questions(draw), 400, noise, draw):
-        said = "{prompt}: candidate {candidate} (.+), anchor {anchor} (.+)".format(**pair)
-        names = re.fullmatch(said, pair["reasoning"]).groups()
+        pattern = "{prompt}: candidate {candidate} (.+), anchor {anchor} (.+)".format(**pair)
+        names = re.fullmatch(pattern, pair["reasoning"]).groups()
         one, two = (inversion_task.WORTH[name] for name in names)
         assert np.sign(one - two) == VALUES[pair["verdict"]]
         if sign(pair) == VALUES[pair["verdict"]]:
@@ -53,14 +52,15 @@ def test_a_pair_says_why_as_its_verdict_does(noise):
 def test_what_a_judge_is_asked_has_room_in_its_bucket(tmp_path):
     tokenizer = train_tokenizer(inversion_task.texts(), inversion.VOCABULARY, tmp_path)
     questions = inversion_task.questions(random.Random(0))
-    asked = [judge.messages(one, "0", "9") for one in questions]
-    lengths = [len(ids) for ids in map(tokenizer.encode_chat, asked)]
+    requests = [judge.messages(question, "0", "9") for question in questions]
+    lengths = [len(ids) for ids in map(tokenizer.encode_chat, requests)]
     assert max(lengths) == min(lengths) == 134
 
 
 def test_the_alarm_is_the_first_step_at_the_level_of_one_of_the_runs_tests():
     run = evolve(tiny_run(), rl={"steps": 24, "guard": {"window": 12, "false_alarms": 0.13}})
-    assert inversion.alarm([None, 0.5, 0.011, 0.0099, 0.0], run) == 4  # 0.13 over 13 tests
+    # The level is 0.13 divided by 13 tests.
+    assert inversion.alarm([None, 0.5, 0.011, 0.0099, 0.0], run) == 4
     assert inversion.alarm([None, 1.0], run) is None
 
 
@@ -73,8 +73,8 @@ def test_the_guard_of_a_refreshed_part_acts_within_it(tmp_path):
     assert trial.policy("gold", "rl", 24).rl.guard.window == inversion.WINDOW
     guarded = trial.policy("judge guarded", "rl", 24, "judge")
     assert guarded.rl.guard.action == "restore" and guarded.rl.save_every == 1
-    same = trial.policy("judge", "rl", 24, "judge")
-    assert evolve(guarded, rl={"guard": same.rl.guard, "save_every": 0}) == same
+    unguarded = trial.policy("judge", "rl", 24, "judge")
+    assert evolve(guarded, rl={"guard": unguarded.rl.guard, "save_every": 0}) == unguarded
 
 
 def test_a_run_that_the_guard_ended_is_drawn_beside_longer_ones(tmp_path):
@@ -101,5 +101,5 @@ def test_the_report_pairs_judge_and_scalar_by_seed():
     )
     guarded = inversion.report([*rows, row("judge guarded", 0, 0.8, 0.0)])
     assert "| judge guarded beside judge | 1 | +0.100 (+0.100 to +0.100) |" in guarded
-    # of the four resamples of two values the means are 0, 0.2, 0.2 and 0.4
+    # The four resamples of two values have the means 0, 0.2, 0.2 and 0.4.
     assert inversion.difference([0.0, 0.4]) == "+0.200 (+0.015 to +0.385)"

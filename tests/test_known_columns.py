@@ -1,4 +1,5 @@
-"""The LM head's columns beyond the tokenizer: no probability, no gradient, never drawn."""
+"""The LM head's columns beyond the tokenizer's vocabulary: they have no probability and no
+gradient, and are never sampled."""
 
 import dataclasses
 
@@ -26,7 +27,7 @@ from compass_jax.weights.sync import sync_weights
 
 B, T, D, V = 3, 6, 4, 16
 MODEL = evolve(TINY, layers=1, moe={"dense_layers": ()})
-KNOWN = 29  # of the 40 columns of the tiny model
+KNOWN = 29  # out of the 40 columns of the tiny model
 SAMPLERS = [
     Sampler(0.0),
     Sampler(1.0),
@@ -41,7 +42,9 @@ SAMPLERS = [
 
 
 def problem(known, seed=0):
-    """(hidden, head, tokens): the columns from `known` on would win every draw."""
+    """Returns (hidden, head, tokens). Without a mask, the columns from `known` on would win every
+    draw.
+    """
     rng = np.random.default_rng(seed)
     head = rng.standard_normal((D, V))
     head[:, known:] *= 40
@@ -49,30 +52,30 @@ def problem(known, seed=0):
 
 
 def reference(hidden, head, tokens, temperature, known):
-    """(logp, entropy) by numpy, from the first `known` columns, in float64."""
+    """Returns (logp, entropy) over the first `known` columns, computed by numpy in float64."""
     logits = hidden @ head[:, :known] / temperature
     logp = logits - logits.max(-1, keepdims=True)
     logp -= np.log(np.exp(logp).sum(-1, keepdims=True))
     entropy = -(np.exp(logp) * logp).sum(-1)
-    taken = np.take_along_axis(logp[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
-    return np.pad(taken, ((0, 0), (1, 0))), np.pad(entropy[:, :-1], ((0, 0), (1, 0)))
+    chosen = np.take_along_axis(logp[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
+    return np.pad(chosen, ((0, 0), (1, 0))), np.pad(entropy[:, :-1], ((0, 0), (1, 0)))
 
 
 @pytest.mark.parametrize("known", [1, 7, 15, 16])
 @pytest.mark.parametrize("chunk", [5, 100])
 def test_log_probs_and_entropies_are_those_of_the_known_columns(x64, known, chunk):
     hidden, head, tokens = problem(known)
-    found = token_logprobs(*map(jnp.asarray, (hidden, head, tokens)), 0.7, chunk, known=known)
+    results = token_logprobs(*map(jnp.asarray, (hidden, head, tokens)), 0.7, chunk, known=known)
     expected = reference(hidden, head, tokens, 0.7, known)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    for result, target in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, target, atol=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
 @pytest.mark.parametrize("mesh", [None, {"tensor": 8}, {"fsdp": 2, "tensor": 4}])
 def test_gradients_are_those_of_the_known_columns_and_exactly_zero_elsewhere(x64, mesh, share):
-    """Over eight devices two hold no known column at all. Of tokens that are not predicted nothing
-    is computed.
+    """Over eight devices, two hold no known column at all. Tokens that are not predicted get no
+    log-prob and no gradient.
     """
     rng, known = np.random.default_rng(1), 11
     probe, predicted = rng.standard_normal((4, T)), rng.random((4, T)) < share
@@ -152,7 +155,9 @@ def test_a_tokenizer_that_fills_the_head_gives_the_same_program_as_before(known)
 
 
 def heavy_params():
-    """The tiny model, untied, whose unknown columns have the largest logits by far."""
+    """Returns the tiny model's parameters, untied, with by far the largest logits in unknown
+    columns.
+    """
     params = random_params(MODEL)
     return {**params, "head": params["head"].at[:, KNOWN:].multiply(300.0)}
 
@@ -186,11 +191,11 @@ def test_without_the_tokenizer_s_size_the_model_would_draw_unknown_ids():
 
 def test_the_rollout_over_a_mesh_is_that_of_one_device():
     placement = Placement(make_mesh(MeshConfig(tensor=2, expert=2, fsdp=2)), "decode")
-    found, expected = collect(placement=placement), collect()
+    sharded, expected = collect(placement=placement), collect()
     for row, rollout in expected.items():
-        np.testing.assert_array_equal(found[row].tokens, rollout.tokens)
-        np.testing.assert_allclose(found[row].logp, rollout.logp, atol=2e-5)
-        np.testing.assert_allclose(found[row].entropy, rollout.entropy, atol=2e-5)
+        np.testing.assert_array_equal(sharded[row].tokens, rollout.tokens)
+        np.testing.assert_allclose(sharded[row].logp, rollout.logp, atol=2e-5)
+        np.testing.assert_allclose(sharded[row].entropy, rollout.entropy, atol=2e-5)
 
 
 def test_a_plan_masks_what_the_run_masks():
@@ -232,7 +237,7 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
     np.testing.assert_allclose(np.asarray(scored)[mask], logp[mask], atol=3e-5)
     np.testing.assert_allclose(np.asarray(spread)[mask], entropy[mask], atol=3e-5)
     espo = Espo(quantiles=())
-    grads, found, _ = step.gradients(
+    grads, metrics, _ = step.gradients(
         model, params, batch, jnp.float32(1), objective=espo, temperature=1.0
     )
     np.testing.assert_array_equal(grads["head"][:, KNOWN:], 0.0)
@@ -241,8 +246,8 @@ def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_column
     expected, _ = clip_range(
         jnp.asarray(entropy), jnp.asarray(member), espo.alpha, espo.floor, KNOWN
     )
-    total, count = found["espo/group_0/epsilon"]
-    # ln v is of the known columns
+    total, count = metrics["espo/group_0/epsilon"]
+    # ln v, the largest entropy, counts only known columns.
     np.testing.assert_allclose(total / count, np.mean(expected), rtol=1e-6)
     weight = (mask / mask.sum()).astype(np.float32)
     tuned, _ = step.sft_gradients(model, params, tokens, lengths, weight, jnp.float32(1), 0.0)

@@ -1,6 +1,5 @@
-"""Masked statistics against numpy on the selected values, empty selections, and NaN outside the
-mask.
-"""
+"""Masked statistics compared with numpy on the selected values, with empty selections and NaN
+outside the mask."""
 
 import functools
 
@@ -44,7 +43,7 @@ def test_gradient_is_finite_and_zero_outside_the_mask(name, x64):
     grad = np.asarray(jax.grad(lambda x: of(name, x, MASK, axis=1).sum())(jnp.asarray(constant)))
     assert np.all(np.isfinite(grad)) and np.all(grad[~MASK] == 0)
     n = MASK.sum(1)
-    # shifting a row by c shifts its statistic by c * this
+    # Adding c to a row adds c times this number to its statistic.
     sums = {"sum": n, "mean": n > 0, "std": 0 * n, "max": n > 0, "min": n > 0}[name]
     np.testing.assert_allclose(grad.sum(1), sums, atol=1e-12)
 
@@ -62,8 +61,8 @@ def test_quantile_is_numpys(q, x64):
 
 
 def test_quantile_falls_exactly_on_a_value_in_float32():
-    """0.8 (n - 1) is whole for these n; computed in float32 it would be off by up to 1e-3 of a
-    position.
+    """0.8 (n - 1) is an integer for these n; in float32 arithmetic it would be off by up to 1e-3 of
+    a position.
     """
     for n in (6, 30_001):
         values = jnp.asarray(RNG.exponential(size=(1, n)), jnp.float32)

@@ -1,4 +1,4 @@
-"""The estimate of a run's memory, and what this machine has."""
+"""The estimate of a run's memory, and the memory of this machine."""
 
 import dataclasses
 import platform
@@ -55,17 +55,17 @@ def test_activations_are_those_that_the_training_step_keeps(moe, scan):
         lambda p, t, n, r: step.forward_and_pullback(network, p, t, n, r, 1.0),
         *(params, tokens, lengths, routes),
     )
-    kept = tree_bytes(pullback)
-    found = estimate(config, config.rl).activations / MICRO_BATCHES_AT_ONCE
-    assert found == pytest.approx(kept, rel=0.02) and tree_bytes(results) < kept
+    saved_bytes = tree_bytes(pullback)
+    estimated = estimate(config, config.rl).activations / MICRO_BATCHES_AT_ONCE
+    assert estimated == pytest.approx(saved_bytes, rel=0.02) and tree_bytes(results) < saved_bytes
 
 
 def test_rows_fit_into_what_is_usable(monkeypatch):
     config = config_of()
     need = estimate(config, config.rl)
     for share, rows in ((1.0, 4), (0.5, 1)):
-        beside = need.total - need.activations - need.logits
-        room = beside + share * (need.activations + need.logits)
+        other_bytes = need.total - need.activations - need.logits
+        room = other_bytes + share * (need.activations + need.logits)
         monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda room=room: room + 1)
         assert fitting_rows(config, config.rl, 64) in (rows, 2 * rows)
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 0.0)
@@ -75,16 +75,16 @@ def test_rows_fit_into_what_is_usable(monkeypatch):
 
 
 def replaying(max_route_age, groups=6):
-    """A run with MoE layers that keeps groups for replay."""
+    """Returns a run with MoE layers that keeps groups for replay."""
     base = config_of(moe=True)
-    kept = GroupReplayConfig(groups, 3, max_route_age)
-    return dataclasses.replace(base, rl=dataclasses.replace(base.rl, group_replay=kept))
+    group_replay = GroupReplayConfig(groups, 3, max_route_age)
+    return dataclasses.replace(base, rl=dataclasses.replace(base.rl, group_replay=group_replay))
 
 
 def test_groups_that_are_kept_for_replay_count_and_must_fit(monkeypatch):
-    samples, tokens = 6 * 4, 40 + 16  # of a prompt and its answer
+    samples, tokens = 6 * 4, 40 + 16  # tokens of a prompt and its answer
     of_tokens = samples * tokens * 4 * 4 / jax.local_device_count()
-    of_routes = samples * tokens * 3 * 2  # three layers, two experts of one byte
+    of_routes = samples * tokens * 3 * 2  # three layers, two experts, one byte each
     assert estimate(config_of(), config_of().rl).replay == 0
     for age, expected in ((0, of_tokens), (1, of_tokens + of_routes)):
         config = replaying(age)
@@ -202,7 +202,7 @@ print(before - freed, freed - resident())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_returned_to_the_system():
-    """100 MiB that the allocator would keep below a block that is still used."""
+    """The allocator would keep 100 MiB of freed blocks below a block that is still used."""
     output = subprocess.check_output([sys.executable, "-c", FREED], text=True)
     by_itself, returned = map(int, output.split())
     assert by_itself < 10 * 2**20 and returned > 80 * 2**20

@@ -1,4 +1,4 @@
-"""The benchmarks of merging: sizes of what is made, and the peak of a command's memory."""
+"""The benchmarks of merging: the size of the models that they make, and a command's peak memory."""
 
 import json
 import sys
@@ -22,7 +22,9 @@ def test_the_models_have_the_size_that_was_asked_for(gib):
 
 
 def test_the_peak_is_the_commands_and_not_this_processes():
-    """A child that holds 200 MB for half a second, beside a small one."""
+    """One child holds 200 MB for half a second; the peak of the small child after it does not
+    include them.
+    """
     program = "import time; x = bytearray({}); x[::4096] = b'1' * len(x[::4096]); time.sleep(0.5)"
     costs = [
         merge.cost_of([sys.executable, "-c", program.format(size)]) for size in (200_000_000, 1_000)
@@ -48,8 +50,8 @@ def test_each_part_of_the_sweep_is_a_run_that_can_be(tmp_path):
 @pytest.mark.slow
 def test_a_merge_is_measured(tmp_path, capfd):
     merge.main(["--smoke", "--out", str(tmp_path / "merge"), "--method", "ties"])
-    found = json.loads(capfd.readouterr().out.splitlines()[-1])
-    (row,) = found["merges"]
-    assert found["smoke"] and row["method"] == "ties" and 1e8 < row["peak_bytes"] < 1e9
-    assert row["tensors_per_s"] == pytest.approx(found["tensors"] / row["seconds"], rel=0.01)
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    (row,) = summary["merges"]
+    assert summary["smoke"] and row["method"] == "ties" and 1e8 < row["peak_bytes"] < 1e9
+    assert row["tensors_per_s"] == pytest.approx(summary["tensors"] / row["seconds"], rel=0.01)
     assert not (tmp_path / "merge").exists()

@@ -1,6 +1,5 @@
-"""What is installed is whole: from an empty folder, far from any clone, a configuration is found by
-its name and everything that it names is there.
-"""
+"""The installed package: from an empty folder, far from any clone, it finds a configuration by its
+name and every file that the configuration names."""
 
 import os
 import re
@@ -26,7 +25,7 @@ SHIPPED_FILES = sorted(
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of a copy of the sources: what an earlier build left behind is not in it."""
+    """Builds the wheel from a copy of the sources, without the files of earlier builds."""
     pytest.importorskip("setuptools", "77")
     home = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -35,12 +34,12 @@ def wheel(tmp_path_factory):
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, home / name, symlinks=True, ignore=unwanted)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(home)]
-    made = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", *options, str(home)],
         capture_output=True,
         text=True,
     )
-    assert made.returncode == 0, made.stderr
+    assert completed.returncode == 0, completed.stderr
     (file,) = home.glob("*.whl")
     return file
 
@@ -78,16 +77,16 @@ def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_fold
             timeout=120,
         )
 
-    # tokenizer, prompts and verifiers are opened
-    told = run("train", "tiny_reasoning_cpu", "--dry-run")
-    assert told.returncode == 0, told.stderr
+    # A dry run opens the tokenizer, the prompts and the verifiers.
+    planned = run("train", "tiny_reasoning_cpu", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
     tokenizer = site / "compass_jax" / "configs" / "tiny_tokenizer"
-    assert str(tokenizer) in told.stdout
-    assert "520 held out" in told.stdout
+    assert str(tokenizer) in planned.stdout
+    assert "520 held out" in planned.stdout
     assert "compass demo" in run("demo", "--help").stdout
-    unknown = run("train", "tyni")
-    assert unknown.returncode == 2 and unknown.stderr.count("\n") == 1
-    assert "or a name: " in unknown.stderr and "tiny_reasoning_cpu" in unknown.stderr
+    refused = run("train", "tyni")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "or a name: " in refused.stderr and "tiny_reasoning_cpu" in refused.stderr
     assert list(empty.iterdir()) == []
 
 
@@ -103,7 +102,9 @@ def test_every_configuration_has_a_name_from_everywhere(file, tmp_path, monkeypa
 
 
 def test_no_message_of_the_package_asks_for_make():
-    """Who installed a wheel has no Makefile."""
+    """A user who installed the wheel has no Makefile."""
     texts = {file: file.read_text() for file in (ROOT / "compass_jax").rglob("*.py")}
-    found = [str(file) for file, text in texts.items() if re.search(r"`make |\brun make\b", text)]
-    assert len(texts) > 100 and found == []
+    offenders = [
+        str(file) for file, text in texts.items() if re.search(r"`make |\brun make\b", text)
+    ]
+    assert len(texts) > 100 and offenders == []

@@ -1,6 +1,5 @@
-"""The benchmark of packing: both sides learn from the same conversations, and each number is that
-of its own side.
-"""
+"""The benchmark of packing: both sides learn from the same conversations, and report their own
+numbers."""
 
 import json
 
@@ -11,7 +10,7 @@ from compass_jax.rl.bucketing import best_buckets
 
 
 def sizes_of(out):
-    """Tokens of each conversation of the benchmark's file, in the order of the updates."""
+    """Returns the tokens of each conversation in the benchmark's file, by update."""
     trainer = packing.trainer_of(out, False, (packing.LONGEST,))
     return [
         [example.size for example in trainer.stream.next_batch(packing.BATCH)]
@@ -27,7 +26,7 @@ def test_both_sides_learn_from_the_same_conversations_and_packing_pads_less(tmp_
     buckets = best_buckets([x for row in sizes for x in row], 3, packing.LONGEST)
     assert report["buckets"] == buckets
     assert report["mean_tokens"] == pytest.approx(sum(map(sum, sizes)) / sum(map(len, sizes)))
-    # in rows of their own: each conversation is padded to the smallest bucket that holds it
+    # Without packing, each conversation is padded to the smallest bucket that holds it.
     area = sum(min(b for b in buckets if b >= size) for size in sizes[-1])
     alone = 1 - sum(sizes[-1]) / area
     assert report["apart"]["padding_frac"] >= alone - 1e-9  # micro-batches add empty rows

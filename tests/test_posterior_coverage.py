@@ -37,18 +37,18 @@ def test_rates_from_the_posteriors_are_covered_at_the_stated_level():
     for prompt in prompts:
         rate = rng.beta(*selector.posterior(prompt))
         rates[prompt.id] = measured(prompt, rng.binomial(SAMPLES, rate))
-    found = experiment.covered(selector, prompts, rates)
-    assert found["prompts"] == 3000 and found["visited"] == 1500
-    assert 0.88 < found["coverage"] < 0.92
-    assert 0.88 < found["coverage_visited"] < 0.92
-    assert 0.89 < found["coverage_closed"] < 0.94  # whole numbers hold at least 90%
+    summary = experiment.covered(selector, prompts, rates)
+    assert summary["prompts"] == 3000 and summary["visited"] == 1500
+    assert 0.88 < summary["coverage"] < 0.92
+    assert 0.88 < summary["coverage_visited"] < 0.92
+    assert 0.89 < summary["coverage_closed"] < 0.94  # integer intervals hold at least 90%
 
 
 def test_rates_of_another_policy_are_not_covered():
     selector, prompts, _ = selector_and_prompts(200)
-    found = experiment.covered(selector, prompts, {x.id: measured(x, SAMPLES) for x in prompts})
-    assert found["coverage"] < 0.15 and found["abs_error"] > 0.5
-    assert found["mean_rate"] == 1 and found["coverage_of_beta"] == 0
+    summary = experiment.covered(selector, prompts, {x.id: measured(x, SAMPLES) for x in prompts})
+    assert summary["coverage"] < 0.15 and summary["abs_error"] > 0.5
+    assert summary["mean_rate"] == 1 and summary["coverage_of_beta"] == 0
 
 
 def test_a_run_without_predictions_is_refused(tmp_path):

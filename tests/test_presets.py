@@ -1,4 +1,4 @@
-"""Presets on a machine that decodes fewer samples at once than the paper's step has."""
+"""Presets on a machine that decodes fewer samples at once than a step of the paper has."""
 
 import json
 from dataclasses import replace
@@ -43,8 +43,8 @@ def test_what_was_changed_is_said(name):
     base, paper = tiny_run(), preset(name, 256)
     rl = fitted_preset(name, 256, 64, 10_000)
     line = describe_changes(name, rl, base.rollout)
-    said = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step (preset:"
-    assert f"{said} {paper.prompts_per_step} x {paper.group_size})" in line
+    sizes = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step (preset:"
+    assert f"{sizes} {paper.prompts_per_step} x {paper.group_size})" in line
     assert describe_changes(name, paper, base.rollout) == ""
 
 
@@ -62,6 +62,6 @@ def test_a_run_that_has_begun_keeps_the_sizes_that_were_chosen(tmp_path):
     assert with_recorded_sizes(config) == config, "nothing was trained"
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "step": 1}) + "\n")
     assert with_recorded_sizes(config) == old
-    found = with_recorded_sizes(config, ["--rl.group-size=8", "--rollout.slots", "4"])
-    assert found.rl.micro_batch_tokens == 77 and found.rl.group_size == config.rl.group_size
-    assert found.rollout.slots == config.rollout.slots
+    restored = with_recorded_sizes(config, ["--rl.group-size=8", "--rollout.slots", "4"])
+    assert restored.rl.micro_batch_tokens == 77 and restored.rl.group_size == config.rl.group_size
+    assert restored.rollout.slots == config.rollout.slots

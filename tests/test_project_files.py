@@ -1,6 +1,5 @@
-"""What surrounds the code says nothing that is not so: files that it names exist, versions agree,
-and the workflow calls what a person calls.
-"""
+"""The files around the code: the files that they name exist, versions agree, and the workflow runs
+the same commands as a person."""
 
 import re
 import tomllib
@@ -41,7 +40,7 @@ def test_versions_and_licences_agree():
 
 
 def test_git_and_ruff_pass_over_no_folder_of_code():
-    """`runs/` without a slash before it also means compass_jax/runs."""
+    """`runs/` in .gitignore would also match compass_jax/runs if it had no leading slash."""
     lines = (ROOT / ".gitignore").read_text().splitlines()
     anywhere = {line.rstrip("/") for line in lines if not line.startswith("/")} - {"__pycache__"}
     tops = [ROOT / name for name in CODE_FOLDERS]

@@ -1,4 +1,4 @@
-"""The experiments on RL: their accounts by hand, and their tasks."""
+"""The experiments on RL: their accounting by hand, and their tasks."""
 
 import json
 
@@ -13,11 +13,11 @@ from compass_jax.verifiers.kinds.texts import length
 SHARES = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
 
 
-def step(tokens, *shares, **others):
+def step(tokens, *shares, **metrics):
     """Returns the metrics of a step."""
     waste = dict(zip(SHARES, shares, strict=True))
     fractions = {f"waste/frac_{name}": share for name, share in waste.items()}
-    return {"waste/tokens_generated": tokens, "waste/filter_tokens": 50.0, **fractions, **others}
+    return {"waste/tokens_generated": tokens, "waste/filter_tokens": 50.0, **fractions, **metrics}
 
 
 STEPS = [
@@ -28,12 +28,12 @@ STEPS = [
 
 
 def test_every_token_is_counted_once_filter_rollouts_under_nothing():
-    found = rl_runs.accounts(STEPS, 0.1, 0.6)
-    assert found["tokens"] == 500 and found["filter_tokens"] == 50
-    assert found["shares"] == pytest.approx(
+    accounts = rl_runs.accounts(STEPS, 0.1, 0.6)
+    assert accounts["tokens"] == 500 and accounts["filter_tokens"] == 50
+    assert accounts["shares"] == pytest.approx(
         {"verifier_signal": 0.7, "shaping_signal": 0.1, "entropy_signal": 0.04, "none": 0.16}
     )
-    assert found["curve"] == [[50, 0.1], [450, 0.4], [500, 0.6]]
+    assert accounts["curve"] == [[50, 0.1], [450, 0.4], [500, 0.6]]
 
 
 def test_tokens_to_reach_an_accuracy_are_interpolated_at_the_first_passing():
@@ -58,7 +58,7 @@ def test_the_mean_height_of_a_curve_weighs_by_tokens():
 def test_the_prompt_set_has_as_many_prompts_of_each_kind():
     prompts = [Prompt(i, 0, "t", str(i), np.zeros(1, np.int32), "") for i in range(30)]
     rates = [(p, (0.0, 0.5, 1.0)[i % 3], 12) for i, p in enumerate(prompts)]
-    rates[0] = (prompts[0], 0.0, 0)  # not looked at: of no kind
+    rates[0] = (prompts[0], 0.0, 0)  # no samples: it has no kind
     chosen = zero_variance_audit.choose(rates, 20, seed=0)
     kinds = {
         kind: {i for i, k in chosen.items() if k == kind} for kind in zero_variance_audit.KINDS
@@ -77,19 +77,19 @@ def test_the_ensemble_tells_wrong_answers_apart_and_puts_none_above_a_right_one(
     changed = zero_variance_audit.with_verifiers(config, zero_variance_audit.ENSEMBLE)
     assert zero_variance_audit.with_verifiers(config, "all") is config
     for source in changed.data.sources:
-        weights, given = dict(source.verifier), dict(source.verifier_args)
-        found = [length(text, **given) for text in ("3", "1 + 1 = 3 " * 9)]
-        assert found == pytest.approx([1, 6 / 88])
+        weights, arguments = dict(source.verifier), dict(source.verifier_args)
+        scores = [length(text, **arguments) for text in ("3", "1 + 1 = 3 " * 9)]
+        assert scores == pytest.approx([1, 6 / 88])
         best_wrong, worst_right = weights["length"], weights["reasoning_gym"]
         assert best_wrong <= changed.rewards.wrong_at < changed.rewards.right_at <= worst_right
 
 
 @pytest.mark.parametrize("task", ["decisions", "noise"])
 def test_a_synthetic_task_is_what_it_says(task, tmp_path):
-    """The reference of every prompt follows from the table."""
+    """The reference of every prompt follows from the secret table."""
     files, table = synthetic_tasks.write(task, tmp_path, seed=3), synthetic_tasks.secret(3)
-    again = synthetic_tasks.write(task, tmp_path / "again", seed=3)
-    assert [f.read_bytes() for f in files] == [f.read_bytes() for f in again]
+    second_files = synthetic_tasks.write(task, tmp_path / "again", seed=3)
+    assert [f.read_bytes() for f in files] == [f.read_bytes() for f in second_files]
     assert sorted(table.values()) == sorted("wxyz" * 3) and len(table) == 12
     prompts = [json.loads(line) for line in files.prompts.read_text().splitlines()]
     check = build(Check("math", "answer"), "answer")

@@ -24,12 +24,12 @@ def test_sequences_differ_from_their_first_other_token_on():
         2: rollout([1, 2, 3, 4], [-1, -1, -1.25, -1]),
         3: rollout([1, 2, 3]),
     }
-    found = same_tokens.compare(base, other)
-    assert (found["sequences"], found["differ"]) == (4, 2)
-    # positions 1 and 3; |1.5 - 1| and |1.25 - 1| before them
-    assert found["first"] == 2.0 and found["gap"] == pytest.approx(0.375)
+    summary = same_tokens.compare(base, other)
+    assert (summary["sequences"], summary["differ"]) == (4, 2)
+    # They differ first at positions 1 and 3; the log-probs before differ by 0.5 and 0.25.
+    assert summary["first"] == 2.0 and summary["gap"] == pytest.approx(0.375)
     early = same_tokens.compare({0: rollout([1, 2])}, {0: rollout([2, 2])})
-    # before it is the prompt, which has no log-prob
+    # The position before it is the prompt's, which has no log-prob.
     assert early["first"] == 0 and np.isnan(early["gap"])
     assert same_tokens.compare(base, base)["differ"] == 0
 
@@ -67,5 +67,5 @@ def test_the_slow_verifier_compares_texts(monkeypatch):
 def test_a_smoke_run_ends_with_one_line_of_json(benchmark, tmp_path, capsys):
     out = [] if benchmark is same_tokens else ["--out", str(tmp_path / "out")]
     benchmark.main(["--smoke", *out, *(["--rounds", "1"] if benchmark is measures else [])])
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["smoke"] and found["benchmark"] == benchmark.__name__.split(".")[-1]
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["smoke"] and summary["benchmark"] == benchmark.__name__.split(".")[-1]

@@ -1,6 +1,5 @@
-"""rollout.dtype and rollout.quantize: what is refused, and that sampler, evaluation and loop all
-take the same copy of the weights.
-"""
+"""rollout.dtype and rollout.quantize: invalid values, and the one copy of the weights that sampler,
+evaluation and loop share."""
 
 import dataclasses
 import json
@@ -33,7 +32,7 @@ def test_a_quantised_rollout_without_correction_is_refused_in_rl_alone(kind):
         match=f"rollout.quantize = '{kind}' samples from other weights .* rl.correction to",
     ):
         with_rollout(correction="off", quantize=kind).validate_for_rl()
-    with_rollout(correction="off", quantize=kind).validate()  # evaluation may
+    with_rollout(correction="off", quantize=kind).validate()  # evaluation needs no correction
     with_rollout(correction="off", dtype="bfloat16").validate_for_rl()
     for correction in ("tis", "icepop", "sequence"):
         with_rollout(correction=correction, quantize=kind).validate_for_rl()
@@ -61,7 +60,7 @@ def test_the_sampler_computes_as_training_does_unless_told_otherwise():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["off", "e4m3"])
 def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path, monkeypatch, kind):
-    """Every copy that is handed over, in evaluation too, is in bfloat16 and quantised."""
+    """The sync gives copies in bfloat16, quantised as configured, in evaluation too."""
     handed, engines = [], []
 
     def recorded(params, model, dtype, quantize="off", **options):
@@ -80,8 +79,8 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
     config = with_rollout(dtype="bfloat16", quantize=kind)
     config = evolve(config, run_dir=str(tmp_path), rl={"steps": 1})
     run_rl(config)
-    found = evaluate.evaluate_weights(config, str(tmp_path))
-    assert found.prompts == 4 and len(handed) == 3 and len(engines) == 2
+    evaluation = evaluate.evaluate_weights(config, str(tmp_path))
+    assert evaluation.prompts == 4 and len(handed) == 3 and len(engines) == 2
     for params, decode in handed:
         assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
         assert {x.dtype for x in jax.tree.leaves(decode)} == {jnp.dtype("bfloat16")}

@@ -1,6 +1,5 @@
-"""The router replay experiment: lines of JSON that survive a kill, the arithmetic of the tables by
-hand, and a toy run end to end.
-"""
+"""The router replay experiment: a log of JSON lines that survives a kill, the arithmetic of the
+tables by hand, and a toy run end to end."""
 
 import dataclasses
 import json
@@ -73,8 +72,8 @@ def test_the_configurations_are_what_the_experiment_says(tmp_path):
         "off",
         8,
     )
-    same = evolve(off, run_dir=r3.run_dir, rl={"replay": "R3"})
-    assert same == r3 and off.rollout.dtype == "bfloat16"
+    expected = evolve(off, run_dir=r3.run_dir, rl={"replay": "R3"})
+    assert expected == r3 and off.rollout.dtype == "bfloat16"
 
 
 def test_a_cold_start_outlives_a_change_of_the_settings_that_it_does_not_use(tmp_path):
@@ -82,8 +81,8 @@ def test_a_cold_start_outlives_a_change_of_the_settings_that_it_does_not_use(tmp
     with RunDir(tmp_path / "sft_seed0", setup.cold_start(0, tmp_path)):
         (tmp_path / "sft_seed0" / "metrics.jsonl").write_text("{}\n")
     other = evolve(setup, deep={"rl": {"prompts_per_step": 16}})
-    with RunDir(tmp_path / "sft_seed0", other.cold_start(0, tmp_path)) as again:
-        assert again.resumed
+    with RunDir(tmp_path / "sft_seed0", other.cold_start(0, tmp_path)) as run:
+        assert run.resumed
 
 
 def test_flips_are_of_sets_and_leave_out_what_either_side_lacks():
@@ -152,7 +151,7 @@ def test_the_tables_hold_means_and_spreads_and_the_bars_are_judged_by_the_worst_
         "| bfloat16 | off | 5.00e-02 ± 1.41e-02 | 1.00e-03 ± 0.00e+00 |"
         in router_replay_report.fresh_table(rows)
     )
-    # header, rule, off and R3 after one update
+    # The four lines are the header, the rule, off, and R3 after one update.
     assert router_replay_report.stale_table(rows).count("\n") == 2 + 2
     newer = {**rows[0], "seconds": 1.0}
     assert router_replay_report.latest([*rows, newer]) == [newer, rows[1]]
@@ -160,7 +159,7 @@ def test_the_tables_hold_means_and_spreads_and_the_bars_are_judged_by_the_worst_
 
 
 def test_a_report_of_curves_alone_is_written(tmp_path):
-    """What the command with --only curve_off finds has no gaps and no causes."""
+    """A run with --only curve_off has curves, but no gaps and no causes."""
     names = ("reward/mean", "mismatch/logp_abs_diff", "mismatch/kl_k3", "entropy_nats", "grad_norm")
     row = {
         "variant": "curve_off",
@@ -182,8 +181,8 @@ def test_a_report_of_curves_alone_is_written(tmp_path):
 
 
 def check_points(rows):
-    """Every number where a relation must hold: R2 is off at first, and what is recorded drifts from
-    what is as the weights move.
+    """Checks the relations between the points: R2 starts as if replay were off, and recorded
+    log-probs drift from current ones as the weights move. Returns the points.
     """
     points = {(p["mode"], p["updates"]): p for p in rows["bf16"]["points"]}
     assert set(points) == {(mode, u) for mode in ("off", "R2", "R3") for u in (0, 1, 4, 8)}
@@ -203,24 +202,28 @@ def check_points(rows):
 
 
 def check_causes(rows, fresh):
-    """float32 throughout leaves rounding alone, and replay of fresh routes flips nothing."""
+    """Checks that float32 everywhere leaves rounding alone, and that replay of fresh routes flips
+    none.
+    """
     causes = {p["cause"]: p for p in rows["causes"]["points"]}
     assert (
         causes["nothing in bfloat16"]["off"]["logp_abs_diff"] < 1e-5
         and causes["nothing in bfloat16"]["flip_frac"] == 0
     )
-    whole = causes["all in bfloat16"]["R3"]["logp_abs_diff"]
-    # that sampler's own routes against those of the rollout
-    assert whole == pytest.approx(fresh["now"]["logp_abs_diff"], rel=0.5)
+    full_gap = causes["all in bfloat16"]["R3"]["logp_abs_diff"]
+    # It compares the routes of that sampler with the routes of the rollout.
+    assert full_gap == pytest.approx(fresh["now"]["logp_abs_diff"], rel=0.5)
     assert all(
-        causes[f"only {part} in bfloat16"]["R3"]["logp_abs_diff"] < whole
+        causes[f"only {part} in bfloat16"]["R3"]["logp_abs_diff"] < full_gap
         for part in router_replay.PARTS
     )
 
 
 @pytest.mark.slow
 def test_a_toy_run_end_to_end_and_again(tmp_path, capsys):
-    """The numbers of every part of the experiment; a second run has nothing left to do."""
+    """The first run has the numbers of every part of the experiment; a second run finds every part
+    done.
+    """
     command = [
         "--smoke",
         "--out",

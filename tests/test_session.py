@@ -1,6 +1,5 @@
-"""What several processes agree on before and between steps: the run directory, its newest
-checkpoint, requests to stop, meshes of all devices.
-"""
+"""The agreement of several processes before and between steps: on the run directory, its newest
+checkpoint, requests to stop, and meshes of all devices."""
 
 import dataclasses
 import json
@@ -31,8 +30,8 @@ from compass_jax.session import (
 
 @pytest.fixture
 def second(monkeypatch):
-    """This is process 1 of 2; the fixture is what process 0 says at each exchange, one after the
-    other (None: the same as this one).
+    """Makes this process number 1 of 2. Returns the list of payloads that process 0 sends, one for
+    each exchange (None: the same as this process).
     """
     says = []
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
@@ -86,7 +85,7 @@ def with_rewards(directory, file):
 
 
 def test_a_run_goes_on_with_a_reward_file_that_was_moved_and_holds_the_same(tmp_path):
-    """One that was changed as well is another reward."""
+    """A file that was changed as well counts as another reward."""
     file, other = tmp_path / "mine.py", tmp_path / "there" / "yours.py"
     file.write_text("def f(response): return 1.0\ng = f\n")
     with open_run(with_rewards(tmp_path / "run", file)) as run:
@@ -97,10 +96,10 @@ def test_a_run_goes_on_with_a_reward_file_that_was_moved_and_holds_the_same(tmp_
     assert look_into(tmp_path / "run", with_code(moved))  # as --dry-run does
     with open_run(moved) as run:
         assert run.resumed and code_changes(run) == []
-    begun = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert begun["data"]["sources"][0]["verifier"][0] == [f"{other}:f", 0.5]
+    recorded = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert recorded["data"]["sources"][0]["verifier"][0] == [f"{other}:f", 0.5]
     heavier = (((f"{other}:f", 0.6), ("math", 0.5)), ((f"{other}:g", 0.5), ("math", 0.5)))
-    for weights in heavier:  # another weight, another function of the file
+    for weights in heavier:  # one changes a weight, the other the function
         source = dataclasses.replace(moved.data.sources[0], verifier=weights)
         changed = dataclasses.replace(moved, data=DataConfig(sources=(source,)))
         with pytest.raises(ConfigMismatch, match=r"data\.sources\.0\.verifier"), open_run(changed):
@@ -112,8 +111,8 @@ def test_a_run_goes_on_with_a_reward_file_that_was_moved_and_holds_the_same(tmp_
     other.rename(file)
     file.write_text("def f(response): return 3.0\n")
     back = with_rewards(tmp_path / "run", file)
-    told = r"yours\.py:f.* in the run, .*mine\.py:f.* now"
-    with pytest.raises(ConfigMismatch, match=told), open_run(back):
+    message = r"yours\.py:f.* in the run, .*mine\.py:f.* now"
+    with pytest.raises(ConfigMismatch, match=message), open_run(back):
         pass
 
 
@@ -140,14 +139,14 @@ def test_processes_that_see_different_checkpoints_do_not_share_a_disk(tmp_path, 
 
 
 def test_one_process_that_is_asked_to_stop_stops_all(monkeypatch):
-    asked = []
+    flags = []
     monkeypatch.setattr(
-        distributed, "any_process", lambda flag: asked.append(flag) or flag or len(asked) == 3
+        distributed, "any_process", lambda flag: flags.append(flag) or flag or len(flags) == 3
     )
     with StopSignal() as stop:
         assert not stop.requested and not stop.requested and stop.requested and stop.requested
-        assert asked == [False] * 3  # it is agreed, and not asked again
-        os.kill(os.getpid(), signal.SIGTERM)  # the first that this process gets
+        assert flags == [False] * 3  # Once all agree to stop, there are no more exchanges.
+        os.kill(os.getpid(), signal.SIGTERM)  # the first signal to this process
         assert stop.requested
         with pytest.raises(SystemExit):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -179,9 +178,9 @@ def test_host_values_and_parts_come_and_go_whole():
     parts = jax.NamedSharding(mesh, jax.P("fsdp"))
     x = sharding.put(np.arange(16), parts)
     assert x.sharding == parts
-    found = sharding.fetch({"x": x, "y": np.ones(2)})
-    np.testing.assert_array_equal(found["x"], np.arange(16))
-    assert isinstance(found["x"], np.ndarray) and sharding.everywhere().device_set == set(
+    fetched = sharding.fetch({"x": x, "y": np.ones(2)})
+    np.testing.assert_array_equal(fetched["x"], np.arange(16))
+    assert isinstance(fetched["x"], np.ndarray) and sharding.everywhere().device_set == set(
         jax.devices()
     )
 
@@ -193,7 +192,7 @@ def test_the_tokenizer_is_carried_without_the_weights_beside_it(tmp_path):
         (source / name).write_text(name)
     config = config_at(tmp_path / "run")
     config = evolve(config, data={"tokenizer": str(source)})
-    for _ in range(2):  # a resumed run carries it again
+    for _ in range(2):  # a resumed run copies it again
         with open_run(config):
             carry_tokenizer(config.directory, config.data.tokenizer)
     assert sorted(x.name for x in (tmp_path / "run" / "tokenizer").iterdir()) == [

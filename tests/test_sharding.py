@@ -1,4 +1,4 @@
-"""Meshes of eight simulated devices: the numbers of one device, whatever the axes."""
+"""Meshes of eight simulated devices: they give the numbers of one device, whatever the axes."""
 
 import dataclasses
 import itertools
@@ -45,8 +45,8 @@ DENSE = ModelConfig(
     max_positions=64,
     init_std=0.3,
 )
-# What other families have besides: windows in some layers, a norm of all heads together, sinks,
-# a shared expert with a gate, biases and a clipped activation of the experts.
+# Parts of other families: windows in some layers, a norm over all heads together, sinks, a shared
+# expert with a gate, biases and a clipped activation of the experts.
 VARIED = dataclasses.replace(
     MODEL,
     layers=4,
@@ -84,7 +84,7 @@ def batch(model, routes, rows=ROWS, tokens=TOKENS):
         noise = scale * rng.standard_normal((ROWS, TOKENS))
         return np.where(mask, noise, 0).astype(np.float32)
 
-    whole = step.UpdateBatch(
+    full_batch = step.UpdateBatch(
         tokens=rng.integers(0, model.vocab_size, (ROWS, TOKENS)).astype(np.int32),
         lengths=lengths,
         mask=mask,
@@ -96,17 +96,17 @@ def batch(model, routes, rows=ROWS, tokens=TOKENS):
         weight=(mask / mask.sum()).astype(np.float32),
         entropy_group=(at % 2 * mask).astype(np.int32),
     )
-    cut = {
+    fields = {
         name: x[:rows] if x.ndim == 1 else x[:rows, :tokens]
-        for name, x in whole._asdict().items()
+        for name, x in full_batch._asdict().items()
         if x is not None and name not in ("routes", "ref_logp")
     }
-    cut["lengths"] = np.minimum(cut["lengths"], tokens)
-    return step.UpdateBatch(**cut, routes=routes, ref_logp=None)
+    fields["lengths"] = np.minimum(fields["lengths"], tokens)
+    return step.UpdateBatch(**fields, routes=routes, ref_logp=None)
 
 
 def recorded(model):
-    """Routes of each input, distinct; of the last row unset."""
+    """Returns distinct routes for each input; those of the last row are unset."""
     rng = np.random.default_rng(1)
     ids = np.stack(
         [
@@ -120,8 +120,8 @@ def recorded(model):
 
 
 def run(model, compute, mesh, routes, rows=ROWS, tokens=TOKENS):
-    """(log-probs, entropies, routes used, diagnostics of the gradient, gradient), on one device or
-    over a mesh.
+    """Returns ((log-probs, entropies, routes used, router diagnostics, diagnostics of the gradient,
+    gradient) as numpy arrays, gradient on its devices). Runs on one device if `mesh` is None.
     """
     params = init_params(model, compute, jax.random.key(0))
     if model is VARIED:
@@ -131,19 +131,23 @@ def run(model, compute, mesh, routes, rows=ROWS, tokens=TOKENS):
     transformer = Transformer(model, compute, training_layout(compute), placement)
     if placement is not None:
         params = place(params, model, placement)
-    given = batch(model, routes, rows, tokens)
-    logp, entropy, used, found = step.score(
-        transformer, params, given.tokens, given.lengths, given.routes, temperature=0.7
+    inputs = batch(model, routes, rows, tokens)
+    logp, entropy, used, router_diagnostics = step.score(
+        transformer, params, inputs.tokens, inputs.lengths, inputs.routes, temperature=0.7
     )
-    there = given._replace(old_logp=np.asarray(logp) + noise()[:rows, :tokens])
+    shifted = inputs._replace(old_logp=np.asarray(logp) + noise()[:rows, :tokens])
     grads, diagnostics, _ = step.gradients(
-        transformer, params, there, jnp.float32(1), objective=CONFIG.objective, temperature=0.7
+        transformer, params, shifted, jnp.float32(1), objective=CONFIG.objective, temperature=0.7
     )
-    return jax.tree.map(np.asarray, (logp, entropy, used, found, diagnostics, grads)), grads
+    return jax.tree.map(
+        np.asarray, (logp, entropy, used, router_diagnostics, diagnostics, grads)
+    ), grads
 
 
 def with_biases(path, x):
-    """Biases begin as zeros, which hide what is added twice."""
+    """Returns non-zero values for a bias: biases start as zeros, which would hide that one is added
+    twice.
+    """
     is_bias = "bias" in str(path[-1])
     return jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) if is_bias else x
 
@@ -165,26 +169,27 @@ def one_device():
     return of
 
 
-def compare(found, expected):
-    for name, a, b in zip(("logp", "entropy"), found[:2], expected[:2], strict=True):
-        # relative too, as below: one of 128 log-probs of 6 nats differs by 1.7e-5 on Intel's
-        # processors and by less on AMD's
+def compare(actual, expected):
+    for name, a, b in zip(("logp", "entropy"), actual[:2], expected[:2], strict=True):
+        # The tolerance is also relative, as below: one of 128 log-probs of 6 nats differs by 1.7e-5
+        # on Intel's processors and by less on AMD's.
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
     if expected[2] is not None:
-        np.testing.assert_array_equal(found[2], expected[2])
+        np.testing.assert_array_equal(actual[2], expected[2])
     for part in (3, 4):
         for name in expected[part]:
             np.testing.assert_allclose(
-                found[part][name], expected[part][name], rtol=1e-5, atol=1e-5, err_msg=name
+                actual[part][name], expected[part][name], rtol=1e-5, atol=1e-5, err_msg=name
             )
     scale = max(np.abs(g).max() for g in jax.tree.leaves(expected[5]))
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), found[5], expected[5]
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), actual[5], expected[5]
     )
     assert scale > 1e-3
 
 
-QUICK = [{"fsdp": 2, "expert": 4}, {"tensor": 2, "context": 4}]  # every axis but replica
+# Together these have every axis except replica.
+QUICK = [{"fsdp": 2, "expert": 4}, {"tensor": 2, "context": 4}]
 SLOW = [
     pytest.param(mesh, marks=pytest.mark.slow) for mesh in [*ALONE, *PAIRS] if mesh not in QUICK
 ]
@@ -192,10 +197,10 @@ SLOW = [
 
 @pytest.mark.parametrize("mesh", [*QUICK, *SLOW], ids=named)
 def test_log_probs_loss_and_gradients_are_those_of_one_device(one_device, mesh):
-    """MoE with router replay, every axis alone and every pair."""
+    """The model has MoE layers with router replay; each axis is tested alone, and in pairs."""
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
-    found, grads = run(MODEL, compute, mesh, recorded(MODEL))
-    compare(found, one_device(MODEL, compute, True))
+    actual, grads = run(MODEL, compute, mesh, recorded(MODEL))
+    compare(actual, one_device(MODEL, compute, True))
     assert len(jax.tree.leaves(grads)[0].sharding.device_set) == 8
 
 
@@ -205,7 +210,7 @@ def test_log_probs_loss_and_gradients_are_those_of_one_device(one_device, mesh):
     ids=named,
 )
 def test_a_dense_model_and_live_routing_too(one_device, mesh):
-    """Layers in a scan; a dense model with tied embeddings and biases."""
+    """The layers are in a scan; the dense model has tied embeddings and biases."""
     compute = ComputeConfig(logprob_chunk=24)
     compare(run(MODEL, compute, mesh, None)[0], one_device(MODEL, compute, False))
     if "expert" not in mesh:
@@ -219,8 +224,8 @@ def test_a_dense_model_and_live_routing_too(one_device, mesh):
 )
 def test_parts_of_other_families_too(one_device, mesh):
     compute = ComputeConfig(logprob_chunk=24)
-    found = run(VARIED, compute, mesh, recorded(VARIED))[0]
-    compare(found, one_device(VARIED, compute, True))
+    actual = run(VARIED, compute, mesh, recorded(VARIED))[0]
+    compare(actual, one_device(VARIED, compute, True))
 
 
 EXCHANGED = [
@@ -241,8 +246,8 @@ EXCHANGED = [
 )
 @pytest.mark.parametrize("chunk", [pytest.param(0, marks=pytest.mark.slow), 6])
 def test_tokens_sent_to_their_experts_alone_give_the_same(one_device, mesh, chunk):
-    """compute.exchange = "all_to_all", all tokens at once and by chunks of which the last is not
-    full.
+    """compute.exchange = "all_to_all" sends all tokens at once, or in chunks of which the last is
+    not full.
     """
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
     sent = ComputeConfig(
@@ -252,7 +257,9 @@ def test_tokens_sent_to_their_experts_alone_give_the_same(one_device, mesh, chun
 
 
 def test_rows_and_tokens_that_an_axis_does_not_divide_are_repeated(one_device):
-    """15 tokens over two devices, 8 rows over three axes of which one does not fit."""
+    """Two devices do not divide 15 tokens; the replica axis divides 6 rows, but replica and expert
+    together do not.
+    """
     compute = ComputeConfig(scan_layers=False, logprob_chunk=24)
     short = [
         run(MODEL, compute, mesh, recorded(MODEL)[:6, :15], rows=6, tokens=15)[0]

@@ -1,4 +1,4 @@
-"""The slow tests' parts, and the page that says what each proves."""
+"""The parts of the slow tests, and the page that explains what each slow test proves."""
 
 import re
 from pathlib import Path
@@ -17,14 +17,14 @@ def test_the_parts_are_all_tests_each_once_and_of_one_size(count):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize("asked", ["", "3", "0/5", "6/5", "a/5", "1/", "-1/5", "1/5/2", "²/5"])
-def test_what_is_no_part_is_refused_by_name(asked):
+@pytest.mark.parametrize("part", ["", "3", "0/5", "6/5", "a/5", "1/", "-1/5", "1/5/2", "²/5"])
+def test_what_is_no_part_is_refused_by_name(part):
     with pytest.raises(ValueError, match="--slow-part is"):
-        part_of(["a"], asked)
+        part_of(["a"], part)
 
 
 def test_a_part_runs_its_own_and_no_other(pytestconfig):
-    """The option, as the collection hook reads it."""
+    """The collection hook reads the option and deselects the slow tests of the other parts."""
 
     class Item:
         def __init__(self, nodeid, slow):
@@ -33,11 +33,11 @@ def test_a_part_runs_its_own_and_no_other(pytestconfig):
         def get_closest_marker(self, _):
             return self.slow
 
-    gone = []
+    deselected = []
 
     class Config:
         class hook:
-            pytest_deselected = staticmethod(lambda items: gone.extend(items))
+            pytest_deselected = staticmethod(lambda items: deselected.extend(items))
 
         @staticmethod
         def getoption(_):
@@ -47,7 +47,7 @@ def test_a_part_runs_its_own_and_no_other(pytestconfig):
     items = [Item(f"x::{i}", slow=i != 0) for i in range(5)]
     conftest.pytest_collection_modifyitems(Config, items)
     assert [item.nodeid for item in items] == ["x::0", "x::2"]
-    assert [item.nodeid for item in gone] == ["x::1", "x::3", "x::4"]
+    assert [item.nodeid for item in deselected] == ["x::1", "x::3", "x::4"]
 
 
 def test_every_slow_test_says_what_it_proves():

@@ -14,51 +14,53 @@ FACTS = [(kind, thing) for kind in KINDS for thing in kind.facts]
 ASKED = questions(FACTS)
 
 
-def worth(asked, text):
-    """What an answer is worth, by its text alone."""
+def worth(question, text):
+    """Returns the value of an answer, judged by its text alone."""
     if text in UNSURE:
         return 0.5
     last = text.removesuffix(".").removeprefix("I think it is ")
-    frame = asked.kind.sentence.format(asked.thing, "|").split("|")[0]
-    return float(last.removeprefix(frame).lower() == asked.right.lower())
+    frame = question.kind.sentence.format(question.thing, "|").split("|")[0]
+    return float(last.removeprefix(frame).lower() == question.right.lower())
 
 
 def test_the_verdict_compares_what_the_texts_are_worth():
-    asked = random.Random(0).sample(ASKED, len(ASKED))
-    rows = list(pairs(asked, 900, random.Random(1)))
+    shuffled = random.Random(0).sample(ASKED, len(ASKED))
+    rows = list(pairs(shuffled, 900, random.Random(1)))
     by_question = {x.kind.question.format(x.thing): x for x in ASKED}
     for row in rows:
-        one = by_question[row["prompt"]]
-        first, second = (worth(one, row[name]) for name in ("candidate", "anchor"))
-        said = ("Worse", "Tie", "Better")[1 + (first > second) - (first < second)]
-        assert row["verdict"] == said, row
+        question = by_question[row["prompt"]]
+        first, second = (worth(question, row[name]) for name in ("candidate", "anchor"))
+        verdict = ("Worse", "Tie", "Better")[1 + (first > second) - (first < second)]
+        assert row["verdict"] == verdict, row
         assert row["candidate"] != row["anchor"]
     counts = Counter(row["verdict"] for row in rows)
-    assert all(0.28 < counts[said] / 900 < 0.39 for said in ("Worse", "Tie", "Better")), counts
+    assert all(0.28 < counts[verdict] / 900 < 0.39 for verdict in ("Worse", "Tie", "Better")), (
+        counts
+    )
 
 
 def test_the_reason_names_the_right_answer_and_follows_the_order(tmp_path):
     rows = list(pairs(ASKED, 12, random.Random(2)))
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = list(asked_in_both_orders(str(file)))
-    for row, first, swapped in zip(rows, asked[::2], asked[1::2], strict=True):
-        right = KINDS[0].facts  # the first twelve questions are of the first kind
+    examples = list(asked_in_both_orders(str(file)))
+    for row, first, swapped in zip(rows, examples[::2], examples[1::2], strict=True):
+        right = KINDS[0].facts  # the first twelve questions have the first kind
         assert right[row["prompt"].split()[-1].rstrip("?")] in first.taught
         assert first.taught.splitlines()[-1] == row["verdict"]
-        said = first.taught.replace("candidate", "x").replace("anchor", "candidate")
-        assert swapped.taught.splitlines()[0] == said.replace("x", "anchor").splitlines()[0]
+        renamed = first.taught.replace("candidate", "x").replace("anchor", "candidate")
+        assert swapped.taught.splitlines()[0] == renamed.replace("x", "anchor").splitlines()[0]
 
 
 def test_the_answers_to_held_out_facts_are_in_no_training_pair():
     facts = random.Random(3).sample(FACTS, len(FACTS))
-    held, training = questions(facts[:40]), questions(facts[40:])
+    heldout, training = questions(facts[:40]), questions(facts[40:])
     for question in training:
-        held_answers = {x.right for x in held if x.kind is question.kind}
-        assert not held_answers & {question.right, *question.others}
+        heldout_answers = {x.right for x in heldout if x.kind is question.kind}
+        assert not heldout_answers & {question.right, *question.others}
         assert question.right not in question.others and len(question.others) > 5
-    rows = list(pairs(held, 100, random.Random(4)))
-    assert {row["prompt"] for row in rows} == {x.kind.question.format(x.thing) for x in held}
+    rows = list(pairs(heldout, 100, random.Random(4)))
+    assert {row["prompt"] for row in rows} == {x.kind.question.format(x.thing) for x in heldout}
 
 
 def test_no_answer_serves_two_facts():
@@ -69,8 +71,8 @@ def test_no_answer_serves_two_facts():
 
 
 def test_a_share_of_nothing_is_no_number_and_the_table_says_so():
-    found = agreement([1, -1], [None, None], [None, None])
-    assert known(found, "agreement") is None and known(found, "missing") == 1.0
+    shares = agreement([1, -1], [None, None], [None, None])
+    assert known(shares, "agreement") is None and known(shares, "missing") == 1.0
     row = {"variant": "untrained", "seed": 0, "training_minutes": 0.0, "missing": 1.0}
     row |= dict.fromkeys(
         ("agreement", "preference", "tie_recall", "tie_precision", "position_bias")
@@ -80,11 +82,16 @@ def test_a_share_of_nothing_is_no_number_and_the_table_says_so():
 
 
 def test_intervals_are_over_facts_not_over_pairs():
-    """Two facts of 50 pairs each, one always right: the agreement is 0.5, and can be 0 or 1."""
+    """There are two facts of 50 pairs each, and one is always right: the agreement is 0.5, and its
+    interval is 0 to 1.
+    """
     rulings = [{"gold": 0, "first": 0, "swapped": 0}] * 50
     rulings += [{"gold": 1, "first": -1, "swapped": 1}] * 50
-    found = by_fact(rulings, ["a"] * 50 + ["b"] * 50)
-    assert found["agreement_interval"] == [0.0, 1.0] and found["tie_recall_interval"] == [1.0, 1.0]
-    assert (found["facts"], found["majority"]) == (2, 0.5)
+    summary = by_fact(rulings, ["a"] * 50 + ["b"] * 50)
+    assert summary["agreement_interval"] == [0.0, 1.0] and summary["tie_recall_interval"] == [
+        1.0,
+        1.0,
+    ]
+    assert (summary["facts"], summary["majority"]) == (2, 0.5)
     missing = by_fact([{"gold": 1, "first": None, "swapped": 1}], ["a"])
     assert missing["agreement_interval"] is None

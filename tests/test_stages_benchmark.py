@@ -1,4 +1,4 @@
-"""The experiment on stages: its accounts by hand."""
+"""The experiment on stages: its accounting by hand."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from benchmarks import stages
 def row(variant, tokens, curve):
     shares = {"verifier_signal": 0.6, "none": 0.1}
     curve = [*curve, [tokens, 0.8]]
-    found = {"variant": variant, "seed": 0, "tokens": tokens, "shares": shares}
-    return found | {"accuracy": 0.8, "curve": curve}
+    fields = {"variant": variant, "seed": 0, "tokens": tokens, "shares": shares}
+    return fields | {"accuracy": 0.8, "curve": curve}
 
 
 def test_variants_are_compared_at_the_tokens_of_the_shortest_run():
-    """By hand: 0.2 to 0.4 over 100 tokens, then to 0.8 at 300: at 200 tokens 0.6."""
+    """The curve rises from 0.2 to 0.4 at 100 tokens and to 0.8 at 300: at 200 it is 0.6."""
     long, short = row("stages", 300, [[0, 0.2], [100, 0.4]]), row("shuffled", 200, [[0, 0.2]])
     assert stages.accuracy_at(long["curve"], 200) == pytest.approx(0.6)
     first, second = stages.report([long, short]).splitlines()[2:]

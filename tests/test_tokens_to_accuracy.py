@@ -1,6 +1,5 @@
 """The experiment on tokens to an accuracy: its task, its measure by hand, its plan with a stand-in
-for training, and every trial of every arm as a configuration.
-"""
+for training, and a valid configuration for every trial of every arm."""
 
 import dataclasses
 import itertools
@@ -57,17 +56,18 @@ def row(variant, seed, accuracies, step=100, **changes):
     curve = [[step * i, 0.5 * i, accuracy] for i, accuracy in enumerate(accuracies)]
     shares = {"verifier_signal": 0.25}
     common = {"phase": "arms", "name": variant, "uniform_frac": 0.7, "shares": shares}
-    found = {"variant": variant, "seed": seed, "tokens": curve[-1][0], "curve": curve}
-    return common | found | changes
+    fields = {"variant": variant, "seed": seed, "tokens": curve[-1][0], "curve": curve}
+    return common | fields | changes
 
 
 def test_the_cost_is_that_from_which_the_smoothed_curve_stays_at_the_target():
-    # smoothed: 0.1 (the start), 0.4, 0.3, 0.4, 0.5, 0.7
+    # The smoothed values are 0.1 (the start), 0.4, 0.3, 0.4, 0.5, 0.7.
     curve = [[100 * i, a] for i, a in enumerate([0.1, 0.4, 0.2, 0.6, 0.7, 0.8])]
-    found = [accuracy for _, accuracy in means_of_evaluations(curve)]
-    assert found == pytest.approx([0.1, 0.4, 0.3, 0.4, 0.5, 0.7])
+    smoothed = [accuracy for _, accuracy in means_of_evaluations(curve)]
+    assert smoothed == pytest.approx([0.1, 0.4, 0.3, 0.4, 0.5, 0.7])
     means = means_of_evaluations(curve)
-    assert cost_to_stay(means, 0.35) == (pytest.approx(250), True)  # not at 100
+    # The curve first reaches 0.35 before 100, but falls below it again.
+    assert cost_to_stay(means, 0.35) == (pytest.approx(250), True)
     assert cost_to_stay(means, 0.6) == (pytest.approx(450), True)
     assert cost_to_stay(means, 0.75) == (500, False)
     assert cost_to_stay(means, 0.05) == (0, True)
@@ -77,12 +77,12 @@ def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
     base = [0.1, 0.1, 0.3, 0.5, 0.5, 0.5]  # a1 = 0.5: the target is 0.46
     rows = [row("grpo", 0, base), row("grpo", 1, base, step=200)]
     rows += [row("arm", 0, base, step=50), row("arm", 1, [0.1] * 6, step=200)]
-    rows += [row("grpo", 2, [0.3, 0.2, 0.2]), row("arm", 2, base)]  # without a gain no target
+    rows += [row("grpo", 2, [0.3, 0.2, 0.2]), row("arm", 2, base)]  # no gain, so no target
     assert tokens_report.targets(rows) == pytest.approx({0: 0.46, 1: 0.46})
-    found = tokens_report.ratios(rows)
-    assert [x.cost for x in found["grpo"]] == [1, 1]
+    ratios = tokens_report.ratios(rows)
+    assert [x.cost for x in ratios["grpo"]] == [1, 1]
     usual = cost_to_stay(means_of_evaluations(tokens_report.by_tokens(rows[1])), 0.46).cost
-    assert found["arm"] == [(pytest.approx(0.5), True), (pytest.approx(1000 / usual), False)]
+    assert ratios["arm"] == [(pytest.approx(0.5), True), (pytest.approx(1000 / usual), False)]
     minutes = tokens_report.ratios(rows, minutes=True)["arm"]
     assert minutes[0] == (pytest.approx(1), True)
     text = tokens_report.report(rows, "4 x 4")
@@ -92,20 +92,20 @@ def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
 
 
 def test_means_over_equal_tokens_do_not_depend_on_the_number_of_evaluations():
-    """A line from 0 to 1 over 1,000,000 tokens, evaluated 4 and 40 times, costs the same by means
-    over a window around each point; means of evaluations lag by one of them.
+    """A line from 0 to 1 over 1,000,000 tokens has the same cost whether it is evaluated 4 or 40
+    times, if means are taken over a window of tokens; means of evaluations lag by one evaluation.
     """
     few, many = ([i / n for i in range(n + 1)] + [1.0] * n for n in (4, 40))
     rows = [row("grpo", 0, many, step=25_000), row("arm", 0, few, step=250_000)]
-    found = tokens_report.ratios(rows, smooth=tokens_report.over_window)["arm"]
-    assert found == [(pytest.approx(1.0, abs=0.01), True)]
+    ratios = tokens_report.ratios(rows, smooth=tokens_report.over_window)["arm"]
+    assert ratios == [(pytest.approx(1.0, abs=0.01), True)]
     assert tokens_report.ratios(rows)["arm"][0].cost > 1.2
 
 
 def test_means_over_a_width_are_those_of_the_line_between_the_points():
     line = means_over([[0, 0.0], [1e6, 1.0], [2e6, 1.0]], 40_000)
     assert cost_to_stay(line, 0.5) == (pytest.approx(5e5, rel=1e-3), True)
-    assert line[0][1] == pytest.approx(0.01, abs=1e-3)  # half of the width is missing
+    assert line[0][1] == pytest.approx(0.01, abs=1e-3)  # the left half of the window is empty
     assert line[500] == [pytest.approx(1e6), pytest.approx(1 - 0.02 / 4, abs=1e-3)]
     assert cost_to_stay(means_over([[0, 0.0], [1e6, 0.4]], 40_000), 0.5) == (1e6, False)
     assert means_over([[0.0, 0.3]], 10) == [[0.0, 0.3]] and target_of([[0.0, 0.3]]) is None
@@ -113,10 +113,10 @@ def test_means_over_a_width_are_those_of_the_line_between_the_points():
 
 def test_the_interval_is_that_of_all_resamples():
     values = [0.5, 1.0, 2.0]
-    found = tokens_report.interval([Reached(x, True) for x in values])
+    interval = tokens_report.interval([Reached(x, True) for x in values])
     means = [math.exp(np.log(x).mean()) for x in itertools.product(values, repeat=3)]
-    assert found.mean == pytest.approx(1)
-    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))))
+    assert interval.mean == pytest.approx(1)
+    assert (interval.low, interval.high) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))))
     many = tokens_report.interval([Reached(x, True) for x in np.linspace(0.5, 2.0, 8)])
     assert many.low < many.mean < many.high
     assert all(math.isnan(x) for x in tokens_report.interval([]))
@@ -152,15 +152,17 @@ def test_drafts_have_a_few_prompts_of_each_length_and_the_same_held_out_ones(tmp
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A training that ends sooner for some settings; the runs that it was called for."""
-    made = []
+    """Replaces the training by one that ends sooner for some settings; returns the list of its
+    runs.
+    """
+    run_dirs = []
 
     def train(config, start, minutes, budget):
         rl = config.rl
         speed = rl.group_size * (2 if rl.optim.learning_rate == 3e-4 else 1)
         speed += 20 * (rl.step_policy is not None and rl.step_policy.n0 == 4)
         speed *= 0.01 if rl.permute_rewards else 1
-        made.append(config.run_dir)
+        run_dirs.append(config.run_dir)
         values = [start, *(min(0.9, start + 0.01 * speed * i) for i in range(1, 9))]
         return {k: v for k, v in row("", 0, values).items() if k not in ("phase", "variant",
                 "name", "seed")}  # fmt: skip
@@ -171,7 +173,7 @@ def stand_in(monkeypatch):
 
     monkeypatch.setattr(experiment, "_train", train)
     monkeypatch.setattr(experiment.Experiment, "_seed", seed)
-    return made
+    return run_dirs
 
 
 def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, capsys):
@@ -182,7 +184,7 @@ def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, capsys):
     phases = {
         phase: [x for x in rows if x["phase"] == phase] for phase in {x["phase"] for x in rows}
     }
-    counts = {phase: len(found) for phase, found in phases.items()}
+    counts = {phase: len(phase_rows) for phase, phase_rows in phases.items()}
     assert counts == {"cells": 6, "rates": 6, "trials of screening": 3, "arms": 8}
     assert {x["seed"] for x in phases["cells"]} == {100}
     assert {x["seed"] for x in phases["rates"]} == {101}
@@ -200,8 +202,8 @@ def test_the_plan_tunes_then_runs_each_arm_once(stand_in, tmp_path, capsys):
 
 
 def test_a_run_of_another_process_is_waited_for_and_not_repeated(stand_in, tmp_path, monkeypatch):
-    """A lock of the run's folder stands for the other process, which has written its row when the
-    lock is free.
+    """A lock on the run's folder stands for the other process, which has written its row when it
+    releases the lock.
     """
     monkeypatch.setattr(experiment, "WAIT_S", 0.05)
     shared = experiment.Experiment(tmp_path, tmp_path / "cold", smoke=True)

@@ -1,4 +1,4 @@
-"""Calls of tools: every format reads back what was written, and nothing hostile runs or lasts."""
+"""Calls of tools: every format can be read back, and hostile text neither runs nor takes long."""
 
 import json
 import keyword
@@ -36,43 +36,45 @@ def objects(calls):
 
 
 def hermes(calls):
-    said = (f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in objects(calls))
-    return "Let me see.\n" + "\n".join(said)
+    blocks = (f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in objects(calls))
+    return "Let me see.\n" + "\n".join(blocks)
 
 
 def openai(calls):
-    made = [
+    entries = [
         {"type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
         for c in calls
     ]
-    return json.dumps({"role": "assistant", "content": None, "tool_calls": made})
+    return json.dumps({"role": "assistant", "content": None, "tool_calls": entries})
 
 
 def python(calls):
-    said = (
+    texts = (
         f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
         for call in calls
     )
-    return f"[{', '.join(said)}]"
+    return f"[{', '.join(texts)}]"
 
 
-def same(read, made):
-    """Equal, with the difference of True and 1, and of 1 and 1.0, that JSON text keeps."""
-    return json.dumps([c[:2] for c in read]) == json.dumps([c[:2] for c in made])
+def equal_as_json(read, expected):
+    """Returns whether the calls are equal as JSON text, which distinguishes True from 1, and 1 from
+    1.0.
+    """
+    return json.dumps([c[:2] for c in read]) == json.dumps([c[:2] for c in expected])
 
 
 @pytest.mark.parametrize("write", [hermes, openai, python, lambda c: json.dumps(objects(c))])
 @given(CALLS)
 def test_every_format_reads_back_what_was_written(write, calls):
-    assert same(tool_calls(write(calls)), calls)
-    assert same(tool_calls("<think>f(a=2)</think>\n" + write(calls)), calls)
+    assert equal_as_json(tool_calls(write(calls)), calls)
+    assert equal_as_json(tool_calls("<think>f(a=2)</think>\n" + write(calls)), calls)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])) | st.from_regex(r"[\[{<(f\"'=:,\-1]*"))
 def test_any_text_is_calls_none_or_malformed(text):
-    for said in (text, "<tool_call>" + text, "[f(a=" + text, '{"name": ' + text):
+    for variant in (text, "<tool_call>" + text, "[f(a=" + text, '{"name": ' + text):
         try:
-            assert all(isinstance(call, ToolCall) for call in tool_calls(said))
+            assert all(isinstance(call, ToolCall) for call in tool_calls(variant))
         except MalformedCall as error:
             assert str(error)
 
@@ -97,7 +99,7 @@ def test_what_is_a_call_and_what_is_none(text, calls):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('<tool_call>{"name": "f", "arguments": {"a": 1}', "not JSON"),
         ('<tool_call>{"name": "f", "arguments": {}}', "no </tool_call>"),
@@ -130,8 +132,8 @@ def test_what_is_a_call_and_what_is_none(text, calls):
         ('<tool_call>{"name": "f"}</tool_call>' * 999, "65 calls, more than 64"),
     ],
 )
-def test_a_call_that_cannot_be_read_says_why(text, told):
-    with pytest.raises(MalformedCall, match=told):
+def test_a_call_that_cannot_be_read_says_why(text, message):
+    with pytest.raises(MalformedCall, match=message):
         tool_calls(text)
 
 
@@ -154,6 +156,6 @@ def test_texts_without_end_are_refused_in_time():
             tool_calls(text)
         except MalformedCall:
             continue
-        assert text.startswith("[[")  # no call begins
+        assert text.startswith("[[")  # no call starts, so the text is not malformed
     tool_calls("```\n" * 10**5 + "```json" * 10**5)
     assert time.process_time() - start < 10

@@ -1,6 +1,5 @@
 """The order of TPU chips on the mesh: neighbours on the torus, and slices along the outer axes. The
-chips are stand-ins with coordinates.
-"""
+chips are stand-ins with coordinates."""
 
 import itertools
 from typing import NamedTuple
@@ -30,8 +29,8 @@ def chips(sides, slices=1):
 
 @pytest.fixture
 def grid(monkeypatch):
-    """Returns the slice and the coordinates of each chip on the mesh, [*axes 4], in training and in
-    the rollout.
+    """Returns a function that places chips on a mesh: it returns each chip's slice and coordinates,
+    [*axes 4], in training and in the rollout.
     """
 
     def numbers(config, devices):
@@ -46,7 +45,9 @@ def grid(monkeypatch):
 
 
 def steps(mesh, axis):
-    """The distances on a torus of 4 chips a side between neighbours on an axis of the mesh."""
+    """Returns the distances between neighbours on an axis of the mesh, on a torus of 4 chips a
+    side.
+    """
     away = np.abs(np.diff(mesh[..., 1:], axis=AXES.index(axis)))
     return np.minimum(away, 4 - away).sum(-1)
 
@@ -86,7 +87,7 @@ def test_a_mesh_that_the_slices_do_not_hold_is_refused(grid):
 
 @pytest.mark.parametrize("count", [7, 24])
 def test_a_part_of_a_torus_that_is_no_box_is_refused(grid, count):
-    """It ran before in the order of the chips' numbers, whatever its neighbours."""
+    """Such a mesh once ran in the order of the chips' numbers, regardless of their neighbours."""
     with pytest.raises(ConfigError, match=rf"fsdp {count}, .* {count} TPU devices, .*no box"):
         grid(MeshConfig(fsdp=count), chips((4, 4, 4))[:count])
 

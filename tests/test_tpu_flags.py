@@ -1,4 +1,4 @@
-"""The flags of the TPU's compiler: which are set, and that libtpu knows them."""
+"""The flags of the TPU compiler: the flags that a run sets, and that libtpu knows them."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ import pytest
 from compass_jax.commands.work import COMPILER_ALONE
 from compass_jax.tpu_flags import FLAGS, VARIABLE, attached_generation, set_flags
 
-# the gradient through four layers whose weights are gathered from four chips
+# Compiles the gradient through four layers whose weights are gathered from four chips.
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
@@ -29,7 +29,7 @@ print("sparse core:", text.count("sparsecore"))
 
 
 def compiled(topology, flags):
-    """(exit status, output) of compiling PROGRAM with LIBTPU_INIT_ARGS."""
+    """Compiles PROGRAM with `flags` in LIBTPU_INIT_ARGS; returns (exit status, output)."""
     variables = {**os.environ, **COMPILER_ALONE, VARIABLE: flags}
     command = [sys.executable, "-c", PROGRAM, topology]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
@@ -39,14 +39,14 @@ def compiled(topology, flags):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_libtpu_knows_the_flags_and_sends_beside_the_tensor_core(monkeypatch):
-    found = {}
+    uses_sparse_core = {}
     for generation, topology in (("v5p", "v5p:2x2x1"), ("v6e", "v6e:2x2"), ("v5e", "v5e:2x2")):
         monkeypatch.delenv(VARIABLE, raising=False)
         set_flags(generation)
         status, text = compiled(topology, os.environ[VARIABLE])
         assert status == 0, text
-        found[generation] = "sparse core: 0" not in text
-    assert found == {"v5p": True, "v6e": True, "v5e": False}
+        uses_sparse_core[generation] = "sparse core: 0" not in text
+    assert uses_sparse_core == {"v5p": True, "v6e": True, "v5e": False}
     assert "sparse core: 0" in compiled("v5p:2x2x1", "")[1]
     status, text = compiled("v5p:2x2x1", "--xla_no_such_flag=true")
     assert status != 0 and "xla_no_such_flag" in text
@@ -75,6 +75,6 @@ def test_the_generation_is_that_of_the_attached_chips(vendor, device, generation
         (tmp_path / name).mkdir()
         for file, text in zip(("vendor", "device"), entry, strict=True):
             (tmp_path / name / file).write_text(f"{text}\n")
-    (tmp_path / "0000:00:05.0").mkdir()  # without the two files
+    (tmp_path / "0000:00:05.0").mkdir()  # a device without the two files
     assert attached_generation(tmp_path) == generation
     assert attached_generation(tmp_path / "none") == ""

@@ -1,4 +1,4 @@
-"""Older versions of jax and libtpu are refused by name where experts are trained on TPUs."""
+"""Old versions of jax and libtpu, which are refused by name where a run trains experts on TPUs."""
 
 import tomllib
 from pathlib import Path
@@ -21,9 +21,9 @@ ROOT = Path(__file__).parent.parent
 )
 def test_older_versions_are_refused_where_there_are_experts(name, version, needed):
     versions = {"jax": "0.12.0", "libtpu": "0.0.50", name: version}
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         check_versions(128, versions)
-    text = str(told.value)
+    text = str(error.value)
     assert text.startswith(f"{name} {version} computes the gradients of all 128 experts")
     assert f"install {name}>={needed} " in text
     check_versions(0, versions)
@@ -41,8 +41,8 @@ def test_the_installed_versions_are_those_of_the_packages():
 
 def test_the_extra_for_tpus_asks_for_what_is_needed():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = " ".join(extras["optional-dependencies"]["tpu"])
-    assert "jax[tpu]>=0.12" in wanted and "libtpu>=0.0.50" in wanted
+    requirements = " ".join(extras["optional-dependencies"]["tpu"])
+    assert "jax[tpu]>=0.12" in requirements and "libtpu>=0.0.50" in requirements
     for file in ("Dockerfile", "worker.sh"):
         assert ".[tpu]" in (ROOT / "launch" / file).read_text()
 
@@ -61,9 +61,9 @@ def test_a_run_on_a_tpu_is_refused_before_anything_is_written(tmp_path, monkeypa
 
 def test_a_plan_is_refused_unless_it_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(tpu_versions, "installed", lambda: {"jax": "0.10.2", "libtpu": "0.0.42"})
-    for name, value in COMPILER_ALONE.items():  # what the command sets is undone after the test
+    for name, value in COMPILER_ALONE.items():  # undone after the test, though the command sets it
         monkeypatch.setenv(name, value)
     config = str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py")
     assert main(["plan", config, "--topology", "v5p:4x4x4"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("compass plan: jax 0.10.2 ") and "--any-versions" in told
+    message = capsys.readouterr().err
+    assert message.startswith("compass plan: jax 0.10.2 ") and "--any-versions" in message

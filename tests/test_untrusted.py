@@ -1,6 +1,5 @@
-"""The reader of other people's files: what is not plain JSON is an error with a place, never a
-traceback of the library below.
-"""
+"""The reader of untrusted files: malformed JSON is an error with its place, never a traceback of
+the library below."""
 
 import json
 import os
@@ -17,7 +16,7 @@ class OwnError(RuntimeError):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"a": NaN}', "NaN is no number"),
         ("[-Infinity]", "-Infinity is no number"),
@@ -34,14 +33,14 @@ class OwnError(RuntimeError):
         (b'{"a": "\xff"}', "not UTF-8 (byte 7"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_place_and_the_callers_error(text, told):
+def test_what_is_not_json_is_refused_with_its_place_and_the_callers_error(text, message):
     with pytest.raises(OwnError) as caught:
         parse_json(text, "rows.jsonl, line 3", error=OwnError)
-    assert str(caught.value).startswith("rows.jsonl, line 3: ") and told in str(caught.value)
+    assert str(caught.value).startswith("rows.jsonl, line 3: ") and message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"a": {"b": [1, NaN]}}', "x: NaN is no number"),
         ('[{"temperature": 1e400}]', "x: the number 1e400"),
@@ -52,10 +51,10 @@ def test_what_is_not_json_is_refused_with_its_place_and_the_callers_error(text, 
         ('{"a": 1, "b": 2, "b": 3}', "x: the key 'b' comes twice"),
     ],
 )
-def test_the_place_within_the_text_is_named(text, told):
+def test_the_place_within_the_text_is_named(text, message):
     with pytest.raises(UntrustedError) as caught:
         parse_json(text, "x")
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
 
 
 def test_long_integers_pass_where_the_caller_says_so():
@@ -94,12 +93,12 @@ def test_files_that_are_none_are_named(tmp_path):
     with pytest.raises(UntrustedError, match=r"a\.json begins with a byte order mark; save it"):
         read_json(file)
     os.mkfifo(tmp_path / "pipe")
-    for path, told in (
+    for path, message in (
         (tmp_path / "none.json", "does not exist"),
         (tmp_path, "is not a file"),
         (tmp_path / "pipe", "is not a file"),
         (tmp_path / ("x" * 5000), "cannot be read"),
         (str(tmp_path) + "/a\0b", "cannot be read"),
     ):
-        with pytest.raises(UntrustedError, match=told):
+        with pytest.raises(UntrustedError, match=message):
             read_json(path)

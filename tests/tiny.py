@@ -31,8 +31,8 @@ UNSET = 255
 
 
 def random_params(config=MODEL, dtype="float32", seed=0, scale=0.3):
-    """Stacked parameters; hidden states depend on every layer, and the end token comes now and
-    then.
+    """Returns stacked parameters with which hidden states depend on every layer, and the end token
+    is sampled now and then.
     """
     leaves, structure = jax.tree.flatten(abstract_params(config, dtype))
     rng = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ def random_params(config=MODEL, dtype="float32", seed=0, scale=0.3):
 
 
 def make_prompt(number, length, visit=0):
-    """A prompt of `length` tokens that `number` decides; no token is the end token."""
+    """Returns a prompt of `length` tokens that `number` decides; none of them is the end token."""
     tokens = (
         np.random.default_rng([7, number]).integers(2, MODEL.vocab_size, length).astype(np.int32)
     )

@@ -1,6 +1,5 @@
-"""A whole run that takes seconds: real tasks, the real tokenizer, a model of 60,000 random weights.
-Also a configuration file for `compass train`.
-"""
+"""A run that takes seconds, with real tasks, the real tokenizer and a model of 60,000 random
+weights. It is also a configuration file for `compass train`."""
 
 from pathlib import Path
 
@@ -25,7 +24,9 @@ _SUM = (("min_terms", 2), ("max_terms", 2), ("min_digits", 1), ("max_digits", 1)
 
 
 def tiny_run(verifier: str = "reasoning_gym") -> RunConfig:
-    """The whole response is the answer, so that a random model is now and then partly right."""
+    """Returns the run. The whole response is the answer, so that a random model is sometimes partly
+    right.
+    """
     return RunConfig(
         name="tiny_run",
         model=ModelConfig(

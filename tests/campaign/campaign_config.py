@@ -1,5 +1,5 @@
-"""The run that faults are done to: 20,000 weights, prompts of a file. Paths are relative: every
-case has a folder of its own.
+"""The run that the faults disturb: 20,000 weights, prompts from a file. Its paths are relative,
+since every case has a separate folder.
 """
 
 from compass_jax.config import (
@@ -20,7 +20,7 @@ from compass_jax.rl.objectives.grpo import Grpo
 
 
 def tiny() -> RunConfig:
-    """Two layers of four experts; two steps of RL, each saved."""
+    """Returns a configuration with two layers of four experts and two RL steps, each saved."""
     return RunConfig(
         name="tiny",
         run_dir="run",

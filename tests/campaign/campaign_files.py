@@ -1,5 +1,5 @@
-"""Valid files of every kind that a user brings, random damage to bytes and JSON, and what is
-required of an error.
+"""Valid files of every kind that a user brings, random damage to bytes and JSON, and the
+requirements of an error message.
 """
 
 import copy
@@ -112,8 +112,8 @@ def exported_tensors(folder: Path) -> dict[str, Any]:
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
-def assert_same_tensors(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def assert_same_tensors(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Requires the same names, and for each the same bits."""
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value)
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(actual[name], value)

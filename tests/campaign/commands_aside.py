@@ -1,4 +1,4 @@
-"""Commands in processes of their own, for kills and for two at the same time."""
+"""Commands in separate processes, for kills and for two commands at the same time."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Command:
             )
 
     def finish(self) -> int:
-        """Waits for its end and returns its exit status."""
+        """Waits for the process and returns its exit status."""
         try:
             return self.process.wait(TIMEOUT_S)
         finally:
             self.process.kill()
 
     def output(self) -> str:
-        """Returns what it has written."""
+        """Returns the output so far."""
         return self.log.read_text(errors="replace")

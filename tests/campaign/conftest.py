@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "rewards"))
 
 
 def pytest_generate_tests(metafunc):
-    """Runs a test with an argument `draw` once for each fault, with a generator of its own."""
+    """Runs a test with an argument `draw` once for each fault, each with its random generator."""
     if "draw" in metafunc.fixturenames:
         count, seed = (metafunc.config.getoption(name) for name in ("--faults", "--fault-seed"))
         draws = [random.Random(f"{seed} {number}") for number in range(count)]
@@ -46,11 +46,11 @@ def _tuned(_files, tmp_path_factory):
 
 @pytest.fixture
 def files(_files, tmp_path, monkeypatch):
-    """The current directory: rows.jsonl, chats.jsonl, rates.jsonl, tokenizer and hf."""
+    """Returns the current directory, which has rows.jsonl, chats.jsonl, tokenizer and hf."""
     return copied(_files, tmp_path / "folder", monkeypatch)
 
 
 @pytest.fixture
 def tuned(_tuned, tmp_path, monkeypatch):
-    """The current directory: `files` and run, a finished fine-tuning of two steps."""
+    """Returns the current directory, which has `files` and run, a fine-tuning of two steps."""
     return copied(_tuned, tmp_path / "folder", monkeypatch)

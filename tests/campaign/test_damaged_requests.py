@@ -20,7 +20,7 @@ COMPLETION = {"prompt": "What is 3 + 4?", "max_tokens": 6, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "max_tokens": 6}
 SENT = request(json.dumps(COMPLETION).encode())
 STREAMED = request(json.dumps({**COMPLETION, "stream": True}).encode())
-# What is sent on a connection, and what becomes of the connection then.
+# The bytes that a client sends, and how it then treats the connection.
 CONNECTIONS = {
     "nothing": (b"", "hold"),
     "half a line": (SENT[:9], "hold"),
@@ -38,7 +38,7 @@ CONNECTIONS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server and the honest client's text."""
+    """Yields the configuration of a running server and the honest client's text."""
     folder = saved(tmp_path_factory.mktemp("serve") / "hf")
     options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": 16, "max_waiting": 64}
     with served(folder, **options) as config:
@@ -55,8 +55,8 @@ def honest_text(config):
 def test_a_damaged_body_is_refused_with_a_message_or_answered(draw, server, caplog):
     config, text = server
     base = draw.choice([COMPLETION, CHAT])
-    whole = json.dumps(base).encode()
-    body = damage_json(base, draw) if draw.random() < 0.7 else damage_bytes(whole, draw)
+    valid_body = json.dumps(base).encode()
+    body = damage_json(base, draw) if draw.random() < 0.7 else damage_bytes(valid_body, draw)
     path = PATHS["prompt" if "prompt" in base else "messages"]
     with caplog.at_level(logging.ERROR):
         status, _, answer = ask(config, "POST", path, body)
@@ -73,10 +73,10 @@ def test_a_damaged_body_is_refused_with_a_message_or_answered(draw, server, capl
 def test_misused_connections_keep_nobody_out(kind, server, caplog):
     config, text = server
     data, then = CONNECTIONS[kind]
-    with contextlib.ExitStack() as held, caplog.at_level(logging.ERROR):
+    with contextlib.ExitStack() as links, caplog.at_level(logging.ERROR):
         for _ in range(20):
             link = socket.create_connection(("127.0.0.1", config.port), TIMEOUT_S)
-            held.callback(link.close)
+            links.callback(link.close)
             with contextlib.suppress(OSError):
                 link.sendall(data)
                 if then == "reset":

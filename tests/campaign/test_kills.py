@@ -1,5 +1,5 @@
-"""Runs that are killed at random moments and started again end with the numbers and the weights of
-a run that was left alone.
+"""Runs that are killed at random moments and resumed end with the numbers and the weights of an
+undisturbed run.
 """
 
 import os
@@ -17,7 +17,7 @@ from compass_jax.commands.cli import main
 
 STEPS, TIMEOUT_S = 12, 200
 REWARD = f"{Path(__file__).with_name('odd_reward.py')}:odd"
-# A rollout that was cut in two was made by two processes, each of which used its slots otherwise.
+# Two processes generated the rollout in which a kill came, so its slot occupancy differs.
 NOT_COMPARED = ("time/", "memory/", "rollout/slot_occupancy", "rollout/preempted")
 CORRECTED = ["--rl.correction", "tis"]
 VARIANTS = {
@@ -47,7 +47,7 @@ SIGNALS = {  # and the exit statuses that may follow
 
 
 def start(variant, steps, folder):
-    """Starts the run, or continues it."""
+    """Starts or resumes the run."""
     options = ["--rl.steps", str(steps), "--rl.save-every", "2"]
     options += ["--data.sources.0.verifier", REWARD]
     return Command(["train", CONFIG, *options, *VARIANTS[variant]], folder, "train")
@@ -114,7 +114,7 @@ def finished(variant, steps, folder):
 
 
 def prove(draw, variant, kills, steps, files):
-    """Compares a run that is killed `kills` times with a run that is left alone."""
+    """Compares a run that is killed `kills` times with an undisturbed run."""
     folders = [files / "undisturbed", files / "killed"]
     for folder in folders:
         folder.mkdir()
@@ -125,11 +125,11 @@ def prove(draw, variant, kills, steps, files):
     assert any(row["groups/varied_frac"] > 0 for row in metrics)
     for _ in range(kills):
         kill_once(draw, variant, steps, folders[1])
-    found_metrics, found_tensors, found_samples = finished(variant, steps, folders[1])
-    assert found_metrics == metrics
-    assert_same_tensors(found_tensors, tensors)
+    resumed_metrics, resumed_tensors, resumed_samples = finished(variant, steps, folders[1])
+    assert resumed_metrics == metrics
+    assert_same_tensors(resumed_tensors, tensors)
     if variant == "plain":
-        assert found_samples == samples
+        assert resumed_samples == samples
 
 
 def test_a_kill_changes_no_number(files):

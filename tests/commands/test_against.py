@@ -1,4 +1,4 @@
-"""`compass check FOLDER --against transformers`: 0 for what is computed alike, 1 for a family file
+"""`compass check FOLDER --against transformers`: status 0 for equal results, 1 for a family file
 that overlooks something.
 """
 
@@ -77,8 +77,8 @@ CASES = {
 }
 
 
-def written(folder, kind, tokenizer=True):
-    """A random model of transformers in a folder, with the tiny tokenizer."""
+def write_model(folder, kind, tokenizer=True):
+    """Writes a random model of transformers into a folder, with the tiny tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -98,20 +98,20 @@ def written(folder, kind, tokenizer=True):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
+    paths = {}
 
     def folder(kind):
-        if kind not in made:
-            made[kind] = written(tmp_path_factory.mktemp(kind), kind)
-        return made[kind]
+        if kind not in paths:
+            paths[kind] = write_model(tmp_path_factory.mktemp(kind), kind)
+        return paths[kind]
 
     return folder
 
 
 def compared(capsys, folder, family=None):
-    """(exit status, the lines about the comparison)."""
+    """Returns the exit status and the lines about the comparison."""
     words = ["check", str(folder), "--against", "transformers"]
-    capsys.readouterr()  # the bars of what was written before
+    capsys.readouterr()  # drops the progress bars of the model's writing
     status = cli.main(words + (["--family", family] if family else []))
     out = capsys.readouterr()
     assert out.err == ""
@@ -128,7 +128,7 @@ def test_a_folder_that_is_computed_alike(capsys, folders, kind):
     assert end.startswith(f"{folders(kind)}: as in transformers 5.")
 
 
-WRONG = {  # what a family file for Mixtral may say wrongly
+WRONG = {  # mistakes of a family file for Mixtral
     "weights": {'"norm_topk_prob": True': '"norm_topk_prob": False'},
     "gate and up": {".w1": ".w0", ".w3": ".w1", ".w0": ".w3"},
 }
@@ -151,13 +151,13 @@ def test_a_wrong_family_file_differs(capsys, folders, tmp_path, name):
 
 
 def test_a_folder_without_a_tokenizer_is_compared_too(capsys, tmp_path):
-    folder = written(tmp_path / "bare", "qwen3", tokenizer=False)
+    folder = write_model(tmp_path / "bare", "qwen3", tokenizer=False)
     status, lines = compared(capsys, folder)
     assert status == 0 and len(lines) == 3
 
 
 def test_a_default_that_is_not_the_classs_differs(capsys, folders, tmp_path):
-    """config.json does not say rms_norm_eps: 1e-6 in transformers, 0.02 by the family file."""
+    """config.json lacks rms_norm_eps, which is 1e-6 in transformers and 0.02 in one family file."""
     folder = shutil.copytree(folders("llama"), tmp_path / "model")
     raw = json.loads((folder / "config.json").read_text())
     del raw["rms_norm_eps"]
@@ -185,8 +185,10 @@ def test_what_cannot_be_compared_is_said(capsys, folders, tmp_path, monkeypatch)
     assert "transformers cannot load" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert cli.main(["check", str(folders("qwen3")), "--against", "transformers"]) == 2
-    told = capsys.readouterr().err
-    assert "--against transformers needs the extra 'transformers'" in told and "pip install" in told
+    error = capsys.readouterr().err
+    assert (
+        "--against transformers needs the extra 'transformers'" in error and "pip install" in error
+    )
 
 
 @pytest.mark.slow

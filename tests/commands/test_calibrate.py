@@ -1,5 +1,5 @@
-"""compass calibrate-alpha: what it measures is what a training step reports, wider ranges clip
-less, the suggestion by hand.
+"""compass calibrate-alpha: it measures the numbers that a training step reports, wider ranges clip
+less, and the suggestion is checked by hand.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ def trained(tmp_path_factory):
 
 
 def test_it_measures_what_a_step_reports_and_wider_ranges_clip_less(trained, tmp_path):
-    """A step's clip fraction is over both updates, the first of which clips nothing: the second's
-    is larger by the share of its tokens.
+    """A step's clip fraction covers both updates, and the first one does not clip: the fraction of
+    the second update alone is about twice as large.
     """
     directory, config, start = trained
-    found = run_calibration(config, start, str(tmp_path), (0.002, 0.02, 0.2))
-    assert found == json.loads((tmp_path / "alpha.json").read_text())
-    rows = found["rows"]
+    report = run_calibration(config, start, str(tmp_path), (0.002, 0.02, 0.2))
+    assert report == json.loads((tmp_path / "alpha.json").read_text())
+    rows = report["rows"]
     clips, ranges = [row["clip_frac"] for row in rows], [row["group_1 epsilon"] for row in rows]
     assert clips[0] > clips[2] and clips == sorted(clips, reverse=True)
     assert ranges[1] == pytest.approx(10 * ranges[0], rel=1e-4) and ranges[2] == pytest.approx(
@@ -55,16 +55,19 @@ def test_the_suggestion_is_where_the_clip_fraction_passes_the_target():
 
 
 def test_a_target_beyond_what_was_measured_is_said_to_be_out_of_it():
-    """Never the end of the range: its clip fraction is not the target."""
+    """The suggestion is never the end of the range, whose clip fraction is not the target."""
     assert suggest([0.01, 0.1], [0.05, 0.01], 0.2) is suggest([0.01, 0.1], [0.9, 0.8], 0.2) is None
     assert suggest([0.01, 0.1], [0.3, 0.3], 0.3) is None
-    told = out_of_range([0.01, 0.1], [0.05, 0.01], 0.2)
-    assert told.startswith(
+    message = out_of_range([0.01, 0.1], [0.05, 0.01], 0.2)
+    assert message.startswith(
         "no alpha from 0.01 to 0.1 gives a clip fraction of 0.2: it lies above the 0.01 to 0.05 "
     )
-    assert "; lower --target-clip" in told
-    told = out_of_range([0.01, 0.1], [0.9, 0.8], 0.2)
-    assert "it lies below the 0.8 to 0.9 that were measured" in told and "; raise --target" in told
+    assert "; lower --target-clip" in message
+    message = out_of_range([0.01, 0.1], [0.9, 0.8], 0.2)
+    assert (
+        "it lies below the 0.8 to 0.9 that were measured" in message
+        and "; raise --target" in message
+    )
 
 
 def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):

@@ -1,4 +1,4 @@
-"""What `compass tasks` lists: every verifier, task and data set, each with what is known of it."""
+"""`compass tasks` lists every verifier, task and data set, each with its description."""
 
 import json
 
@@ -17,36 +17,36 @@ from compass_jax.verifiers.base import kinds
 
 
 def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):
-    """The tasks are those that a look at the modules finds; two of them are read."""
+    """The tasks are those that the modules define; only two of them are read, which is faster."""
     few = {name: task for name, task in shipped().items() if name.endswith(("short_1", "short_8"))}
     assert set(few) == {f"compass_jax.gym.shop:short_{n}" for n in (1, 8)}
-    mine = {f"compass_jax.gym.shop:{n}" for n, x in vars(shop).items() if isinstance(x, Task)}
-    assert mine < set(shipped()) and "compass_jax.gym.human_eval:problems" in shipped()
+    shop_tasks = {f"compass_jax.gym.shop:{n}" for n, x in vars(shop).items() if isinstance(x, Task)}
+    assert shop_tasks < set(shipped()) and "compass_jax.gym.human_eval:problems" in shipped()
     monkeypatch.setattr(catalogue, "shipped", lambda: few)
     assert main(["tasks"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, kind in kinds().items():
-        assert f"  {name}: 1 where {kind.about}\n" in told
+        assert f"  {name}: 1 where {kind.about}\n" in output
     rows = len(list(shop.short_8.prompts(0)))
     about = f"shop:short_8: a conversation of up to 10 turns; {rows:,} rows; en, id, pt\n"
-    assert about in told and f"reasoning-gym's {len(DATASETS)} data sets" in told
-    assert set(told.splitlines()[-1].strip().split(", ")) == set(DATASETS)
+    assert about in output and f"reasoning-gym's {len(DATASETS)} data sets" in output
+    assert set(output.splitlines()[-1].strip().split(", ")) == set(DATASETS)
 
 
 def test_an_example_is_a_row_that_the_verifier_reads():
     entry = entry_of("compass_jax.gym.shop:easy")
     assert entry.languages == ("en", "id", "pt") and entry.rows == len(list(shop.easy.prompts(0)))
     assert "prices" in decode_row(entry.row)["shop"]
-    found = decode_row(entry_of("chain_sum", seed=3).row)
-    assert {"question", "answer", "metadata"} <= set(found)
+    row = decode_row(entry_of("chain_sum", seed=3).row)
+    assert {"question", "answer", "metadata"} <= set(row)
     assert json.loads(entry_of("regex").row) == dict(kinds()["regex"].example.row)
 
 
 def test_one_name_is_shown_whole(capsys):
     assert main(["tasks", "tools"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     example = kinds()["tools"].example
-    assert f"right: {example.right}\nwrong: {example.wrong}\n" in told
+    assert f"right: {example.right}\nwrong: {example.wrong}\n" in output
 
 
 def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
@@ -64,7 +64,7 @@ def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "hint"),
     [
         ("maths", "did you mean 'math'"),
         ("chain_sums", "did you mean 'chain_sum'"),
@@ -75,9 +75,9 @@ def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
         ("judge", "a run asks it"),
     ],
 )
-def test_a_name_that_means_nothing_names_the_nearest(name, said, capsys):
-    with pytest.raises(ConfigError) as told:
+def test_a_name_that_means_nothing_names_the_nearest(name, hint, capsys):
+    with pytest.raises(ConfigError) as exc_info:
         source_of(name)
-    assert said in str(told.value)
+    assert hint in str(exc_info.value)
     assert main(["try", name, "--response", "x"]) == UserError.exit_status
     assert capsys.readouterr().err.count("\n") == 1

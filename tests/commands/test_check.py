@@ -1,4 +1,4 @@
-"""`compass check`: a line for each thing, every fault of it, and 0 where all is sound."""
+"""`compass check`: a line for each part, with all of its faults, and status 0 if all is sound."""
 
 import json
 import shutil
@@ -20,8 +20,10 @@ MODEL = ModelConfig("qwen3", 300, 16, 2, 2, 1, 8, 32)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A folder with hf/, a Hugging Face folder of several shards, and run/ with two checkpoints."""
+def originals(tmp_path_factory):
+    """Returns a folder with hf/, a Hugging Face folder of several shards, and run/, a run with two
+    checkpoints.
+    """
     folder = tmp_path_factory.mktemp("made")
     train_tokenizer(["a b c"], 300, folder / "run" / "tokenizer")
     params = init_params(MODEL, ComputeConfig(), jax.random.key(0))
@@ -34,21 +36,21 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def hf(made, tmp_path):
-    return shutil.copytree(made / "hf", tmp_path / "hf")
+def hf(originals, tmp_path):
+    return shutil.copytree(originals / "hf", tmp_path / "hf")
 
 
 @pytest.fixture
-def run(made, tmp_path):
-    return shutil.copytree(made / "run", tmp_path / "run")
+def run(originals, tmp_path):
+    return shutil.copytree(originals / "run", tmp_path / "run")
 
 
 def check(path, capsys):
-    """(exit code, the lines of stdout); nothing is said on stderr."""
+    """Returns the exit code and the lines of stdout; stderr must be empty."""
     code = cli.main(["check", str(path)])
-    told = capsys.readouterr()
-    assert told.err == ""
-    return code, told.out.splitlines()
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return code, captured.out.splitlines()
 
 
 def faults(lines):
@@ -90,9 +92,9 @@ def test_every_damaged_checkpoint_of_a_run_is_named_with_each_of_its_faults(run,
     shutil.copytree(one, run / "checkpoints" / "damaged_step_00000003")
     code, lines = check(run, capsys)
     assert code == 1 and lines[-1] == f"{run}: 2 damaged"
-    told = faults(lines)
-    assert told[0].endswith("step_00000001/manifest.json does not exist")
-    assert told[1:] == [
+    fault_lines = faults(lines)
+    assert fault_lines[0].endswith("step_00000001/manifest.json does not exist")
+    assert fault_lines[1:] == [
         "arrays/_METADATA is missing",
         "meta.json has 2 bytes, 9 were written",
         "arrays/more was not written with it",
@@ -117,10 +119,10 @@ def test_a_tokenizer_larger_than_the_model_and_a_configuration_that_is_none(run,
     small = ModelConfig("qwen3", 100, 16, 2, 2, 1, 8, 32)
     checkpoint.save(run, 1, {"x": jnp.arange(10.0)}, {}, model=small)
     code, lines = check(run, capsys)
-    told = faults(lines)
-    assert code == 1 and len(told) == 2 and "not JSON" in told[0]
-    assert told[1].startswith("it has ids up to 2")
-    assert told[1].endswith(", and the model has rows for 100 alone")
+    fault_lines = faults(lines)
+    assert code == 1 and len(fault_lines) == 2 and "not JSON" in fault_lines[0]
+    assert fault_lines[1].startswith("it has ids up to 2")
+    assert fault_lines[1].endswith(", and the model has rows for 100 alone")
 
 
 def edit(file, change):
@@ -145,13 +147,13 @@ def test_everything_that_is_wrong_with_a_folder_is_listed(hf, capsys):
     (hf / "tokenizer_config.json").write_text("{}")
     code, lines = check(hf, capsys)
     assert code == 1 and lines[-1] == f"{hf}: 4 damaged"
-    told = "\n".join(faults(lines))
-    assert f"shard {hf / shards[0]} is missing: " in told
-    assert f"{hf / shards[1]} (" in told and "is truncated or damaged" in told
-    assert f"{hf} lacks tensor" in told
-    assert f"tensor {key} has shape (3,), the model expects (8,)" in told
-    assert f"tensor {norm}: 3 numbers are not finite" in told
-    assert "tokenizer_config.json names no eos_token" in told
+    text = "\n".join(faults(lines))
+    assert f"shard {hf / shards[0]} is missing: " in text
+    assert f"{hf / shards[1]} (" in text and "is truncated or damaged" in text
+    assert f"{hf} lacks tensor" in text
+    assert f"tensor {key} has shape (3,), the model expects (8,)" in text
+    assert f"tensor {norm}: 3 numbers are not finite" in text
+    assert "tokenizer_config.json names no eos_token" in text
 
 
 def test_a_configuration_that_is_not_supported_does_not_hide_the_rest(hf, capsys):
@@ -159,9 +161,11 @@ def test_a_configuration_that_is_not_supported_does_not_hide_the_rest(hf, capsys
     (hf / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     (hf / "model.safetensors.index.json").write_text("[]")
     code, lines = check(hf, capsys)
-    told = faults(lines)
-    assert code == 1 and len(told) == 2 and lines[-2].startswith("sound    tokenizer")
-    assert "model_type = 'gpt2' is not supported" in told[0] and "index.json" in told[1]
+    fault_lines = faults(lines)
+    assert code == 1 and len(fault_lines) == 2 and lines[-2].startswith("sound    tokenizer")
+    assert (
+        "model_type = 'gpt2' is not supported" in fault_lines[0] and "index.json" in fault_lines[1]
+    )
 
 
 def test_what_is_nothing_to_check_is_told(tmp_path, capsys):

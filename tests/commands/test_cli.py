@@ -30,11 +30,11 @@ def file(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch, tmp_path):
-    """Replaces the rooms that the commands call by recorders, which say that they were stopped on
-    request.
+    """Replaces the functions that the commands call by recorders, which report that they were
+    stopped on request. Returns the recorded calls.
     """
     monkeypatch.chdir(tmp_path)
-    found = []
+    records = []
     rooms = {
         "commands.demo": "run_demo",
         "training.sft": "run_sft",
@@ -45,12 +45,12 @@ def calls(monkeypatch, tmp_path):
     for room, functions in rooms.items():
         record = {
             name: lambda *args, name=name, **options: (
-                found.append((name, *args)) or {"stopped": True}
+                records.append((name, *args)) or {"stopped": True}
             )
             for name in functions.split()
         }
         monkeypatch.setitem(sys.modules, f"compass_jax.{room}", types.SimpleNamespace(**record))
-    return found
+    return records
 
 
 def test_each_command_calls_its_room(calls, file):
@@ -129,8 +129,8 @@ def test_wrong_overrides_are_told_and_exit_with_2(file, calls, capsys, words, me
     with pytest.raises(SystemExit) as error:
         cli.main(["train", file, *words])
     assert error.value.code == 2 and calls == []
-    told = capsys.readouterr().err
-    assert all(message in told for message in messages)
+    printed = capsys.readouterr().err
+    assert all(message in printed for message in messages)
 
 
 def test_errors_of_the_project_are_one_message(file, calls, capsys):
@@ -155,7 +155,7 @@ def test_errors_of_the_project_are_one_message(file, calls, capsys):
         raise ZeroDivisionError
 
     sys.modules["compass_jax.training.rl"].run_rl = fail
-    with pytest.raises(ZeroDivisionError):  # a mistake of ours keeps its traceback
+    with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
         cli.main(["train", file])
 
 
@@ -197,9 +197,9 @@ def test_help(file, capsys):
     assert "with CONFIG, --help lists them all" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["train"]) == 2
     assert cli.main(["train", file, "--rl.steps", "7", "--help"]) == 0
-    told = capsys.readouterr().out
-    assert "--rl.objective.alpha FLOAT" in told and "(default: 7)" in told
-    assert told.index("--model FOLDER") < told.index("--rl.steps INT")
+    output = capsys.readouterr().out
+    assert "--rl.objective.alpha FLOAT" in output and "(default: 7)" in output
+    assert output.index("--model FOLDER") < output.index("--rl.steps INT")
     with pytest.raises(SystemExit) as stop:
         cli.main(["export-hf", "a", "b", "--fast"])
     assert stop.value.code == 2 and "--fast" in capsys.readouterr().err
@@ -230,7 +230,7 @@ def test_report_reads_a_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "runs/a"),
@@ -244,13 +244,13 @@ def test_report_reads_a_run(tmp_path, capsys):
         (MemoryError("Unable to allocate 9 TiB"), "not enough memory: Unable to allocate 9 TiB"),
     ],
 )
-def test_what_the_system_refuses_is_one_line_with_the_path(file, calls, capsys, error, told):
+def test_what_the_system_refuses_is_one_line_with_the_path(file, calls, capsys, error, message):
     def fail(config):
         raise error
 
     sys.modules["compass_jax.training.rl"].run_rl = fail
     assert cli.main(["train", file]) == 1
-    assert re.fullmatch(rf"compass train: {told}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"compass train: {message}\n", capsys.readouterr().err)
 
 
 _WITH = (
@@ -261,7 +261,7 @@ _WITH = (
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("x = 1\ndef a(:\n", "line 2: SyntaxError: invalid syntax"),
         (
@@ -292,13 +292,14 @@ _WITH = (
         (_WITH.format("rl=RLConfig(group_size=1)"), "line 7: rl.group_size = 1: a group-relative"),
     ],
 )
-def test_what_a_configuration_file_raises_is_one_line_of_that_file(tmp_path, capsys, text, told):
+def test_what_a_configuration_file_raises_is_one_line_of_that_file(tmp_path, capsys, text, message):
     path = tmp_path / "mine.py"
     path.write_text(text)
     assert cli.main(["train", str(path)]) == 2
     printed = capsys.readouterr().err
     assert (
-        re.match(rf"compass train: {path}.*{re.escape(told)}", printed) and printed.count("\n") == 1
+        re.match(rf"compass train: {path}.*{re.escape(message)}", printed)
+        and printed.count("\n") == 1
     )
 
 
@@ -334,23 +335,28 @@ def test_an_export_of_what_holds_no_checkpoint_ends_as_what_a_person_gave(
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
     assert cli.main(["export-hf", source, "out"]) == 2
-    told = capsys.readouterr().err
-    assert f"{source} holds no checkpoint: give a run directory" in told and told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert (
+        f"{source} holds no checkpoint: give a run directory" in printed
+        and printed.count("\n") == 1
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_log_that_may_be_lost_is_said_to_the_run(file, calls):
-    kept = []
+    option_sets = []
     sys.modules["compass_jax.training.rl"].run_rl = lambda *args, **options: (
-        kept.append(options) or {"stopped": True, "status": 130}
+        option_sets.append(options) or {"stopped": True, "status": 130}
     )
     assert cli.main(["train", file, "--lost-log"]) == cli.main(["train", file]) == 130
     assert cli.main(["train", file, "--strict"]) == 130
-    assert kept == [{"lost_log": True}, {}, {"strict": True}]
+    assert option_sets == [{"lost_log": True}, {}, {"strict": True}]
 
 
 def test_eval_of_a_run_takes_the_runs_own_configuration(calls, file, tmp_path, capsys):
-    """Of its directory and of a checkpoint inside, with settings of one's own."""
+    """The configuration is found from the run's directory or a checkpoint in it, and options change
+    it.
+    """
     step = tmp_path / "mine" / "checkpoints" / "step_00000004"
     step.mkdir(parents=True)
     (tmp_path / "mine" / "config.json").write_text(config_to_json(CONFIG))
@@ -360,8 +366,8 @@ def test_eval_of_a_run_takes_the_runs_own_configuration(calls, file, tmp_path, c
     assert first == CONFIG and second.evaluation.k == 2 and where == str(step)
     words = "--dry-run --json --checkpoint mine --rollout.prompt-buckets 8 16 --name value"
     assert cli.main(["eval", *words.split()]) == 0
-    shown = config_from_json(capsys.readouterr().out)
-    assert shown.name == "value" and shown.rollout.prompt_buckets == (8, 16)
+    resolved = config_from_json(capsys.readouterr().out)
+    assert resolved.name == "value" and resolved.rollout.prompt_buckets == (8, 16)
     (tmp_path / "empty").mkdir()
     assert cli.main(["eval", "--checkpoint", "empty"]) == 2
     assert "empty is no run and no checkpoint of one" in capsys.readouterr().err

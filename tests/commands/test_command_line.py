@@ -31,7 +31,7 @@ from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs import signals
 
-# what a number counts or measures; the last line is of those that have no unit
+# words for the unit of a number; the last line has the words for numbers without a unit
 UNITS = re.compile(
     r"\b(seconds?|tokens?|bytes|GiB|prompts?|samples?|steps?|updates?|micro-batches|epochs|rounds|"
     r"devices?|processes|layers?|experts?|heads?|positions?|items|questions|slots?|pages|"
@@ -42,7 +42,7 @@ UNITS = re.compile(
 
 
 def faults(key: str, text: str, hint: object) -> list[str]:
-    """What the sentence of an option or setting lacks."""
+    """Returns the faults in the sentence of an option or setting."""
     sentence = re.match(r"[A-Z0-9]", text) and len(text.split()) > 2 and text.endswith(".")
     number = re.search(r"\b(int|float)\b", type_name(hint)) and hint != Options
     lacks_unit = number and not UNITS.search(text)
@@ -87,8 +87,8 @@ def test_step_policy_and_drafts_are_switched_off_by_none():
         tiny_run().rl, step_policy=Screening(n0=2), drafts=Lenient(), group_size=4
     )
     config = dataclasses.replace(tiny_run(), rl=rl)
-    found = override(config, ["--rl.step-policy", "none", "--rl.drafts", "none"]).rl
-    assert found == dataclasses.replace(rl, step_policy=None, drafts=None)
+    overridden = override(config, ["--rl.step-policy", "none", "--rl.drafts", "none"]).rl
+    assert overridden == dataclasses.replace(rl, step_policy=None, drafts=None)
 
 
 def test_dapo_replaces_screening_and_posterior_selection():
@@ -103,8 +103,8 @@ def test_the_help_of_a_configuration_lists_every_setting_within_80_columns():
     config = whole_config(Espo())
     text = settings_help(config, "compass train x.py")
     listed = set(re.findall(r"^ *(--\w\S+)", text, re.M)) - {"--help"}
-    wanted = {f"--{one.key.replace('_', '-')}" for one in settings(config)}
-    assert listed == wanted | {"--rl.step-policy"} and max(map(len, text.splitlines())) <= 80
+    expected = {f"--{one.key.replace('_', '-')}" for one in settings(config)}
+    assert listed == expected | {"--rl.step-policy"} and max(map(len, text.splitlines())) <= 80
     assert "--rl.objective NAME: Class: grpo, gspo, cispo, espo, dapo, dr_grpo" in text
 
 
@@ -117,8 +117,8 @@ def test_a_setting_without_a_sentence_or_a_unit_is_found():
 
     config = tiny_run()
     config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, objective=Mine()))
-    found = [x.split()[0] for x in faults_of_settings(config)]
-    assert found == ["rl.objective.much", "rl.objective.bare:"]
+    keys = [x.split()[0] for x in faults_of_settings(config)]
+    assert keys == ["rl.objective.much", "rl.objective.bare:"]
 
 
 @pytest.mark.parametrize("command", FIRST)
@@ -151,8 +151,8 @@ def test_every_command_describes_its_options_and_the_exit_statuses(name):
     assert [x for field in hints for x in faults(field, docs[field], hints[field])] == []
     text = help_text(name)
     statuses = [int(n) for n in re.findall(r"^  (\d+) ", text.partition("exit status:\n")[2], re.M)]
-    wanted = {0, errors.CompassError.exit_status, ConfigError.exit_status, session.STRICT}
-    assert sorted(statuses) == sorted(wanted | set(signals.STATUSES))
+    expected = {0, errors.CompassError.exit_status, ConfigError.exit_status, session.STRICT}
+    assert sorted(statuses) == sorted(expected | set(signals.STATUSES))
     assert max(map(len, text.splitlines())) <= 80 and f"  {name} " in overview()
     assert max(map(len, overview().splitlines())) <= 80
 
@@ -196,7 +196,7 @@ def test_version_is_one_line_at_once_without_jax(word):
     )
     started = time.monotonic()
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, word],
         env=environment,
         capture_output=True,
@@ -205,6 +205,6 @@ def test_version_is_one_line_at_once_without_jax(word):
     )
     took = time.monotonic() - started
     python = ".".join(map(str, sys.version_info[:3]))
-    wanted = f"compass_jax {__version__}, jax {jax.__version__}, Python {python}\n"
-    assert told.stdout == wanted and told.returncode == 0, told.stderr
+    expected = f"compass_jax {__version__}, jax {jax.__version__}, Python {python}\n"
+    assert completed.stdout == expected and completed.returncode == 0, completed.stderr
     assert took < 5  # a third of a second on a free core

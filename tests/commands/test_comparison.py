@@ -1,4 +1,4 @@
-"""Two runs side by side, against sums done by hand."""
+"""Two runs side by side, checked with sums done by hand."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ from compass_jax.commands.demo import comparison_rows, difference_in_words
 
 
 def series():
-    """Three steps of 100, 300 and 200 tokens; half, a quarter and all of the groups vary."""
+    """Returns metrics of three steps of 100, 300 and 200 tokens, in which half, a quarter and all
+    of the groups vary.
+    """
     values = {
         "waste/tokens_generated": [100, 300, 200],
         "groups/varied_frac": [0.5, 0.25, 1.0],
@@ -40,7 +42,7 @@ def test_a_signal_that_no_run_has_is_no_row():
 
 
 @pytest.mark.parametrize(
-    ("difference", "interval", "told"),
+    ("difference", "interval", "sentence"),
     [
         (0.05, [0.02, 0.08], "accuracy: 5.0 points above plain GRPO's (95% interval of the"),
         (-0.03, [-0.05, -0.01], "accuracy: 3.0 points below plain GRPO's"),
@@ -50,8 +52,8 @@ def test_a_signal_that_no_run_has_is_no_row():
     ],
 )
 def test_the_difference_is_said_with_its_interval_and_without_a_winner_where_there_is_none(
-    difference, interval, told
+    difference, interval, sentence
 ):
     words = difference_in_words({"difference": difference, "interval": interval, "prompts": 520})
-    assert told in words
+    assert sentence in words
     assert ("no difference" in words) == (difference in (0.01, 0.0))

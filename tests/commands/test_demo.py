@@ -1,4 +1,4 @@
-"""The demo's account of itself, and (slow) the whole demo with a few updates."""
+"""The demo's summary, and (slow) the full demo with a few updates."""
 
 import dataclasses
 import io
@@ -95,16 +95,16 @@ def test_the_baseline_ends_with_the_step_that_reaches_the_tokens_of_the_run(tmp_
     rl = demo.demo_configs(tmp_path, 7)[1]
     write_metrics(tmp_path / "rl", 4)  # 2,000 tokens
     enough = demo._spent_as_much(rl.directory, demo.baseline_config(rl).directory)
-    assert not enough()  # it has not begun
-    found = []
+    assert not enough()  # the baseline has no metrics yet
+    reached = []
     for steps in range(1, 6):
         write_metrics(tmp_path / "grpo", steps)
-        found.append(enough())
-    assert found == [False, False, False, True, True]
+        reached.append(enough())
+    assert reached == [False, False, False, True, True]
 
 
 def write_answers(folder, right):
-    """An evaluation of ten prompts, of which the first `right` are solved."""
+    """Writes an evaluation of ten prompts, of which the first `right` are solved."""
     folder.mkdir(parents=True)
     settings = {"right_at": 1.0, "top_k": 0}
     one = {"k": 2, "temperature": 1.0}
@@ -127,9 +127,9 @@ def test_the_end_shows_both_runs_on_one_screen_and_the_difference_of_their_answe
     write_answers(tmp_path / "rl" / "evaluation", 7)
     write_answers(tmp_path / "grpo" / "evaluation", 6)
     directories = rl.directory, demo.baseline_config(rl).directory
-    found = demo.against_grpo(*directories, evaluation(0.0), evaluation(0.3), evaluation(0.2))
+    comparison = demo.against_grpo(*directories, evaluation(0.0), evaluation(0.3), evaluation(0.2))
     console = Console(width=80, file=io.StringIO())
-    console.print(summary_table(found.rows, title=found.title))
+    console.print(summary_table(comparison.rows, title=comparison.title))
     screen = console.file.getvalue()
     for text in (title, "0.400 -> 0.700", "0.400 -> 0.600"):
         assert text in screen
@@ -138,14 +138,14 @@ def test_the_end_shows_both_runs_on_one_screen_and_the_difference_of_their_answe
     expected = demo.costs_to_target(
         *([[0, 0.4], [400, 0.6], [tokens, accuracy]] for tokens, accuracy in ends.values())
     )
-    assert found.to_target == pytest.approx(expected) and expected["reached"]
+    assert comparison.to_target == pytest.approx(expected) and expected["reached"]
     assert 0.5 < expected["ratio"] <= 1
-    assert found.words.startswith("accuracy: 10.0 points above plain GRPO's")
-    assert found.words.endswith("10 prompts, one seed): these prompts show no difference")
+    assert comparison.words.startswith("accuracy: 10.0 points above plain GRPO's")
+    assert comparison.words.endswith("10 prompts, one seed): these prompts show no difference")
 
 
 def line(tokens, accuracy, total):
-    """From 0.1 to an accuracy, which it then keeps."""
+    """Returns a curve from 0.1 to an accuracy, which it then keeps."""
     return [[0.0, 0.1], [float(tokens), accuracy], [float(total), accuracy]]
 
 
@@ -162,15 +162,16 @@ def test_the_tokens_to_the_accuracy_of_plain_grpo(run, baseline, words):
 
 
 def test_the_ratio_is_that_of_the_tokens_where_the_means_stay_at_the_target():
-    """A straight gain over 400,000 of 1,000,000 tokens, and over twice as many: within a window of
-    a quarter the means are the line, and 90% of the gain is reached after 90% of it.
+    """One curve gains in a straight line over 400,000 of 1,000,000 tokens, the other over 800,000.
+    The means over a quarter of the tokens follow the line, so that 90% of the gain takes at most
+    90% of its tokens.
     """
     curves = [[[0.0, 0.0], [x, 1.0], [2e6, 1.0]] for x in (8e5, 1.6e6)]
-    found = demo.costs_to_target(*([[t / 2, a] for t, a in points] for points in curves))
+    costs = demo.costs_to_target(*([[t / 2, a] for t, a in points] for points in curves))
     line_end = {"tokens": 4e5, "baseline_tokens": 8e5}
     for name, end in line_end.items():
-        assert 0.85 * end < found[name] <= end
-    assert found["reached"] and 0.5 <= found["ratio"] < 0.55
+        assert 0.85 * end < costs[name] <= end
+    assert costs["reached"] and 0.5 <= costs["ratio"] < 0.55
 
 
 def test_an_evaluation_without_a_number_is_no_point_of_the_curve():
@@ -200,16 +201,16 @@ def test_the_start_is_read_from_its_evaluation(tmp_path):
     summary = {"k": 4, "prompts": 40, "unscored": 0, "avg_at_k": 0.4, "pass_at_k": 0.7}
     summary |= {"labels": labels}
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"greedy": None}))
-    found = read_summary(tmp_path)
-    assert (found.k, found.prompts, found.avg_at_k) == (4, 40, 0.4) and math.isnan(found.greedy)
-    assert found.labels == first.labels
+    start = read_summary(tmp_path)
+    assert (start.k, start.prompts, start.avg_at_k) == (4, 40, 0.4) and math.isnan(start.greedy)
+    assert start.labels == first.labels
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ReportError, match="no summary of an evaluation"):
         read_summary(tmp_path)
 
 
 def ids_of(folder):
-    """The number of ids of a folder's tokenizer."""
+    """Returns the number of ids of a folder's tokenizer."""
     return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
 
 
@@ -222,18 +223,20 @@ def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tm
     assert summary["to_target"].keys() >= {"target"}
     assert summary["heldout_prompts"] == 64 and 0 <= summary["rl_avg_at_2"] <= 1
     rows = {row.pop(""): row for row in summary["against_grpo"]}
-    ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"].values())
-    # Up to the step that reaches them, or to the last if GRPO's answers are shorter.
+    run_tokens, grpo_tokens = (int(x.replace(",", "")) for x in rows["generated tokens"].values())
+    # GRPO ends with the step that reaches the run's tokens, or with its last step.
     last_step = rows["steps"]["plain GRPO"] == str(read_config(tmp_path / "grpo").rl.steps)
-    assert (0 < ours <= theirs or last_step) and 0.8 * ours < theirs < 1.5 * ours
+    assert (
+        0 < run_tokens <= grpo_tokens or last_step
+    ) and 0.8 * run_tokens < grpo_tokens < 1.5 * run_tokens
     exported = Path(summary["hf_dir"])
     model, ids = demo.demo_configs(tmp_path, 3)[1].model, ids_of(exported)
-    # rows without an id are left out
+    # the export leaves out vocabulary rows without an id
     assert read_hf_config(exported) == dataclasses.replace(model, vocab_size=ids)
     assert Path(summary["page"]).stat().st_size > 20_000
-    shown = capsys.readouterr().out
-    assert ("fewer tokens" in shown) == (theirs < 0.95 * ours)
-    assert summary["page"] in shown and "next:\n  compass show" in shown
-    # a finished demo is only read again
-    again = demo.run_demo(str(tmp_path), seed=3, quick=True)
-    assert again["rl_avg_at_2"] == summary["rl_avg_at_2"]
+    output = capsys.readouterr().out
+    assert ("fewer tokens" in output) == (grpo_tokens < 0.95 * run_tokens)
+    assert summary["page"] in output and "next:\n  compass show" in output
+    # a second call only reads the finished demo
+    repeat = demo.run_demo(str(tmp_path), seed=3, quick=True)
+    assert repeat["rl_avg_at_2"] == summary["rl_avg_at_2"]

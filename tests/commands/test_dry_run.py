@@ -1,4 +1,6 @@
-"""`--dry-run` opens what the real command opens, refuses what it refuses, and writes nothing."""
+"""`--dry-run` opens the same files as the real command, refuses the same mistakes, and does not
+write.
+"""
 
 import dataclasses
 import json
@@ -31,8 +33,8 @@ ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(30)]
 RUNS = {"train": run_rl, "sft": run_sft}
 
 
-def own(tmp_path: Path, **changes) -> RunConfig:
-    """A run on a file of prompts, whose directory is not there yet."""
+def run_on_file(tmp_path: Path, **changes) -> RunConfig:
+    """Returns a run on a file of prompts, whose directory does not exist yet."""
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     config = tiny_run()
     data = dataclasses.replace(config.data, sources=(FileSource(str(tmp_path / "p.jsonl")),))
@@ -40,7 +42,7 @@ def own(tmp_path: Path, **changes) -> RunConfig:
     return dataclasses.replace(config, **{"data": data, "run_dir": run_dir, **changes})
 
 
-def told(config: RunConfig, command: str = "train", weights: str | None = None) -> list[str]:
+def dry_lines(config: RunConfig, command: str = "train", weights: str | None = None) -> list[str]:
     lines: list[str] = []
     run_dry(config, command, weights, lines.append)
     return lines
@@ -48,10 +50,10 @@ def told(config: RunConfig, command: str = "train", weights: str | None = None) 
 
 def test_it_says_the_stages_and_what_cannot_act(tmp_path):
     stages = (RLStage(0, max_new_tokens=8), RLStage(1, group_size=6), RLStage(2, group_size=8))
-    config = own(tmp_path, evaluation=EvalConfig(at=(2, 50)))
-    lines = told(dataclasses.replace(config, rl=dataclasses.replace(config.rl, stages=stages)))
-    said = [line for line in lines if line.startswith("stage ")]
-    assert [line.split(";")[1] for line in said] == [
+    config = run_on_file(tmp_path, evaluation=EvalConfig(at=(2, 50)))
+    lines = dry_lines(dataclasses.replace(config, rl=dataclasses.replace(config.rl, stages=stages)))
+    stage_lines = [line for line in lines if line.startswith("stage ")]
+    assert [line.split(";")[1] for line in stage_lines] == [
         " 4 samples of at most 8 tokens",
         " 6 samples of at most 16 tokens",
     ]
@@ -61,23 +63,23 @@ def test_it_says_the_stages_and_what_cannot_act(tmp_path):
 
 
 def test_it_says_the_essentials_and_writes_nothing(tmp_path):
-    config = own(tmp_path)
+    config = run_on_file(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    lines = [" ".join(line.split()) for line in told(config)]
+    lines = [" ".join(line.split()) for line in dry_lines(config)]
     assert "trains on 23 prompts, 4 held out" in lines and "weights random" in lines
     assert f"directory {config.run_dir}" in lines and "steps 2" in lines
     assert f"model qwen3_moe, {param_count(config.model) / 1e3:.3g}k parameters" in "\n".join(lines)
     assert sorted(tmp_path.rglob("*")) == before
-    sft = [" ".join(line.split()) for line in told(tiny_run(), "sft")]
+    sft = [" ".join(line.split()) for line in dry_lines(tiny_run(), "sft")]
     assert any(line.startswith("trains on 24 examples, ") for line in sft) and "steps 3" in sft
 
 
 def test_it_counts_a_pass_as_the_run_does(tmp_path):
-    """Each prompt as often as it comes: the same line begins the run."""
-    config = own(tmp_path)
+    """A prompt counts as often as a pass repeats it; the run starts with the same line."""
+    config = run_on_file(tmp_path)
     (source,) = config.data.sources
     data = dataclasses.replace(config.data, sources=(dataclasses.replace(source, repeat=3),))
-    lines = [" ".join(line.split()) for line in told(dataclasses.replace(config, data=data))]
+    lines = [" ".join(line.split()) for line in dry_lines(dataclasses.replace(config, data=data))]
     assert "trains on 69 prompts, 4 held out" in lines
 
 
@@ -87,15 +89,15 @@ def test_a_line_for_each_setting_that_is_not_the_default():
     assert "rl.steps = 2  (default 100)" in lines and "rl.optim.learning_rate = 0.01" in "".join(
         lines
     )
-    # SFT's own default and not OptimConfig's
+    # SFT's default, not OptimConfig's
     assert "sft.optim.learning_rate = 0.01  (default 0.001)" in lines
     assert "model.hidden = 32" in lines  # it has no default
     assert max(map(len, lines)) <= 80 + len(config.data.tokenizer)
     assert not [line for line in lines if line.startswith(("rl.objective", "evaluation.temp"))]
     rl = dataclasses.replace(config.rl, objective=grpo(kl_coef=0.5))
-    found = changes(dataclasses.replace(config, rl=rl))
-    mine = [line for line in found if line.startswith("rl.objective")]
-    assert mine == [
+    grpo_lines = changes(dataclasses.replace(config, rl=rl))
+    objective_lines = [line for line in grpo_lines if line.startswith("rl.objective")]
+    assert objective_lines == [
         "rl.objective = grpo  (default espo)",
         "rl.objective.kl_coef = 0.5  (default 0.0)",
     ]
@@ -103,8 +105,8 @@ def test_a_line_for_each_setting_that_is_not_the_default():
 
 
 def broken(tmp_path: Path, kind: str) -> tuple[str, RunConfig]:
-    """(command, a run in which one thing cannot be used)."""
-    config = own(tmp_path)
+    """Returns the command and a run with one setting or file that it cannot use."""
+    config = run_on_file(tmp_path)
     data, folder = config.data, tmp_path / "weights"
     if kind == "no file":
         data = dataclasses.replace(data, sources=(FileSource(str(tmp_path / "q.jsonl")),))
@@ -152,17 +154,17 @@ KINDS = (
 def test_what_the_real_command_refuses_is_refused_in_its_words(tmp_path, kind):
     command, config = broken(tmp_path, kind)
     with pytest.raises(CompassError) as dry:
-        told(config, command)
+        dry_lines(config, command)
     with pytest.raises(CompassError) as real:
         RUNS[command](config)
     assert str(dry.value) == str(real.value) and type(dry.value) is type(real.value)
 
 
 def test_commands_with_weights_of_their_own_look_at_them(tmp_path):
-    lines = told(own(tmp_path), "eval")
+    lines = dry_lines(run_on_file(tmp_path), "eval")
     assert "prompts    23 of the training, 4 held out" in lines
     with pytest.raises(CompassError, match="there is no such folder"):
-        told(own(tmp_path), "eval", str(tmp_path / "none"))
+        dry_lines(run_on_file(tmp_path), "eval", str(tmp_path / "none"))
 
 
 def test_a_directory_is_looked_into_as_it_would_be_opened(tmp_path):
@@ -186,8 +188,8 @@ def test_the_command_prints_it_or_refuses_with_status_2(tmp_path, capsys):
         "    return dataclasses.replace(base, data=data)\n"
     )
     assert cli.main(["train", str(tmp_path / "mine.py"), "--dry-run"]) == 2
-    found = capsys.readouterr().err
-    assert "none.jsonl" in found and found.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "none.jsonl" in error and error.count("\n") == 1
     assert cli.main(["train", str(tmp_path / "mine.py"), "--json"]) == 2
     assert "--json prints the configuration of a --dry-run" in capsys.readouterr().err
     plan = ["plan", "tests/tiny_run.py", "--topology", "v5p:2x2x1", "--dry-run"]

@@ -1,4 +1,4 @@
-"""Names of other projects, of the Hugging Face Hub, and configurations that are no Python."""
+"""Names of other projects and of the Hugging Face Hub, and configurations in YAML and JSON."""
 
 import json
 
@@ -21,18 +21,21 @@ from compass_jax.library import with_settings
 def test_names_of_other_projects_are_told_ours_which_exist(name):
     config = load_config("tiny_reasoning_cpu")
     known = {setting.key for setting in settings(config)} | {"rl.objective.kl_coef"}
-    ours = TRL.get(name) or VERL[name]
-    assert ours.startswith("--") or ours.replace(",", " ").replace(":", " ").split()[0] in known
+    our_name = TRL.get(name) or VERL[name]
+    assert (
+        our_name.startswith("--")
+        or our_name.replace(",", " ").replace(":", " ").split()[0] in known
+    )
     form = name if name in VERL else f"--{name.replace('_', '-')}"
     with pytest.raises(ConfigError) as error:
         override(config, [f"{form}=3"])
-    assert f"'s {name} is called {ours} here" in str(error.value)
+    assert f"'s {name} is called {our_name} here" in str(error.value)
     with pytest.raises(ConfigError, match="is called"):
         with_settings(config, {name: 3})
 
 
 @pytest.mark.parametrize(
-    ("word", "near"),
+    ("word", "key"),
     [
         ("--group-size", "rl.group_size"),
         ("--clip-grad-norm=1", "rl.optim.clip_grad_norm"),
@@ -41,8 +44,8 @@ def test_names_of_other_projects_are_told_ours_which_exist(name):
         ("--system_prompt", "data.system_prompt"),
     ],
 )
-def test_a_setting_without_its_section_is_told_where_it_is(word, near):
-    with pytest.raises(ConfigError, match=f"no such setting; did you mean .*{near}"):
+def test_a_setting_without_its_section_is_told_where_it_is(word, key):
+    with pytest.raises(ConfigError, match=f"no such setting; did you mean .*{key}"):
         override(load_config("tiny_reasoning_cpu"), [word, "3"])
 
 
@@ -70,11 +73,11 @@ def test_a_name_of_the_hub_is_answered_with_its_download(name):
 
 @pytest.mark.parametrize("command", [["import-hf", "OUT"], ["check"], ["serve", "--openai"]])
 def test_every_command_that_reads_a_model_names_the_download(command, tmp_path, capsys):
-    name, *others = command
-    words = [str(tmp_path / "out") if x == "OUT" else x for x in others]
+    name, *arguments = command
+    words = [str(tmp_path / "out") if x == "OUT" else x for x in arguments]
     assert main([name, "Qwen/Qwen3-0.6B", *words]) == 2
-    told = capsys.readouterr().err
-    assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in told and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["runs/a/b", "./a/b", "/a/b", "rows", "a/", "../a"])
@@ -86,7 +89,7 @@ def test_other_paths_are_no_names_of_the_hub(name, tmp_path, monkeypatch):
 
 
 def as_yaml(value, indent=0):
-    """A plain value as block YAML, written without the library that reads it."""
+    """Returns a plain value as block YAML, without the library that reads it."""
     pad = " " * indent
     if isinstance(value, dict) and value:
         return "".join(
@@ -133,7 +136,7 @@ def test_a_short_yaml_says_what_differs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (
             ("learning_rate", "lerning_rate"),
@@ -146,9 +149,9 @@ def test_a_short_yaml_says_what_differs(tmp_path):
         (("path:", "pth:"), "data.sources.0.kind"),
     ],
 )
-def test_what_a_yaml_cannot_say_is_refused_with_the_file(tmp_path, change, told):
+def test_what_a_yaml_cannot_say_is_refused_with_the_file(tmp_path, change, message):
     path = tmp_path / "short.yaml"
     path.write_text(SHORT.replace(*change))
     with pytest.raises(ConfigError) as error:
         load_config(str(path))
-    assert str(error.value).startswith(f"{path}: ") and told in str(error.value)
+    assert str(error.value).startswith(f"{path}: ") and message in str(error.value)

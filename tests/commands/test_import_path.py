@@ -1,4 +1,4 @@
-"""A command imports nothing from the folder in which it is started, except the file that its user
+"""A command imports no module of the folder in which it is started, except the file that its user
 names.
 """
 
@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def compass(tmp_path_factory):
-    """The script that an installation makes of `compass`."""
+    """Returns a command that runs the script of an installed `compass`."""
     script = tmp_path_factory.mktemp("bin") / "compass"
     script.write_text(
         "import sys\nfrom compass_jax.commands.cli import main\n\n"
@@ -92,7 +92,7 @@ def test_python_m_drops_the_current_folder(tmp_path):
 )
 @pytest.mark.parametrize("last_on_path", [False, True])
 def test_children_import_what_their_parent_imports(folder, monkeypatch, module, last_on_path):
-    if last_on_path:  # as it is once a file of this folder has been named
+    if last_on_path:  # like the path after a file of this folder was named
         monkeypatch.syspath_prepend(str(folder))
         sys.path.append(sys.path.pop(0))
     code = (

@@ -1,4 +1,4 @@
-"""`compass data` shows what the model will see and judges the ground truths."""
+"""`compass data` shows the prompts that the model will see, and judges the ground truths."""
 
 import dataclasses
 import io
@@ -41,7 +41,7 @@ def test_a_ground_truth_that_no_answer_could_match_is_named(tmp_path):
 
 
 def test_prompts_without_a_ground_truth_are_counted_beside_those_that_are_judged(tmp_path):
-    """The first row has none, so that the column is not asked of the others."""
+    """The first row has no ground truth, so that the column is not required of the other rows."""
     (tmp_path / "mine.py").write_text("def score(answer, response):\n    return 1.0\n")
     rows = [row if n % 2 else {"prompt": row["prompt"]} for n, row in enumerate(ROWS)]
     share, text = looked(tmp_path, rows, verifier=str(tmp_path / "mine.py:score"))
@@ -57,20 +57,20 @@ HALF = "def score(weight, response):\n    return float(weight)\n"
 def test_a_graded_reward_is_shown_with_the_response_and_the_bar(tmp_path):
     (tmp_path / "graded.py").write_text(GRADED)
     share, text = looked(tmp_path, ROWS, verifier=str(tmp_path / "graded.py:score"))
-    told = "not right: reward 0.6, below rewards.right_at = 1, for the response '<answer>"
-    assert share == 0.0 and told in text
+    notice = "not right: reward 0.6, below rewards.right_at = 1, for the response '<answer>"
+    assert share == 0.0 and notice in text
 
 
 def test_answers_without_a_verdict_are_counted_apart_with_the_reason(tmp_path):
-    """Every second row lacks the column that the reward asks for; then all of them get None."""
+    """Half of the rows lack a column that the reward takes; the second reward returns None."""
     (tmp_path / "half.py").write_text(HALF)
     rows = [{**row, **({"weight": 1} if n % 2 else {})} for n, row in enumerate(ROWS)]
     share, text = looked(tmp_path, rows, verifier=str(tmp_path / "half.py:score"))
-    found = re.search(r"(\d+) of (\d+) answers have no verdict: (.*)", text)
-    lost, every = int(found[1]), int(found[2])
+    match = re.search(r"(\d+) of (\d+) answers have no verdict: (.*)", text)
+    lost, every = int(match[1]), int(match[2])
     place = f"score ({tmp_path / 'half.py'}, line "
-    assert 0 < lost < every and found[3].startswith(place)
-    assert "takes 'weight', and the row has no such column" in found[3]
+    assert 0 < lost < every and match[3].startswith(place)
+    assert "takes 'weight', and the row has no such column" in match[3]
     assert share == 1.0 and f"finds right: {every - lost} of {every - lost}" in text
     (tmp_path / "none.py").write_text("def score(response):\n    pass\n")
     share, text = looked(tmp_path, ROWS, verifier=str(tmp_path / "none.py:score"))
@@ -94,10 +94,10 @@ def test_the_prompts_are_shown_as_template_args_make_them(tmp_path):
     base = tiny_run()
     data = dataclasses.replace(base.data, tokenizer=folder)
     args = {"enable_thinking": False}
-    found = []
+    closed = []
     for changed in (data, dataclasses.replace(data, template_args=args)):
         out = io.StringIO()
         config = dataclasses.replace(base, data=changed)
         run_look(config, console=Console(file=out, width=100))
-        found.append("</think>" in out.getvalue())
-    assert found == [False, True]
+        closed.append("</think>" in out.getvalue())
+    assert closed == [False, True]

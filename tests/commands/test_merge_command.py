@@ -1,5 +1,5 @@
-"""`compass merge`: what it prints and writes, what it refuses, and a sweep that goes on after a
-stop.
+"""`compass merge`: its output and files, the mistakes that it refuses, and a sweep that resumes
+after a stop.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from compass_jax.weights.hf import save_params
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """base, one and two in the present folder."""
+    """Writes base, one and two into the current folder."""
     monkeypatch.chdir(tmp_path)
     base = random_params()
     save_params(base, MODEL, "base", "float32")
@@ -46,15 +46,15 @@ ALL = ["merge", "--base", "base", "--models", "one", "two", "--out", "out"]
 def test_a_merge_prints_a_row_for_each_model(folders, capsys):
     options = ["--weights", "0.5", "0.25", "--density", "0.3", "--scale", "0.9"]
     assert main([*ALL, *options, "--routers", "2", "--shard-gib", "0.00001"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     record = json.loads((folders / "out" / "merge.json").read_text())
     assert record["weights"] == [0.5, 0.25] and record["density"] == [0.3, 0.3]
     assert (record["method"], record["scale"], record["routers"]) == ("ties", 0.9, 2)
     for model, row in zip(("one", "two"), record["models"], strict=True):
         cells = [f"{row[x]:.4g}" for x in ("kept_share", "agreeing", "norm", "relative_norm")]
-        (line,) = [x for x in told.splitlines() if x.startswith(f"│ {model} ")]
+        (line,) = [x for x in output.splitlines() if x.startswith(f"│ {model} ")]
         assert [x.strip() for x in line.strip("│").split("│")] == [model, *cells]
-    assert "how it was made is in merge.json" in told
+    assert "how it was made is in merge.json" in output
     sizes = [file.stat().st_size for file in (folders / "out").glob("*.safetensors")]
     assert len(sizes) > 3
 
@@ -81,8 +81,8 @@ REFUSED = {
 def test_what_cannot_be_is_one_line_and_status_2(folders, capsys, name):
     options, message = REFUSED[name]
     assert main([*ALL, *options]) == 2
-    told = capsys.readouterr().err
-    assert message in told and told.startswith("compass merge: ") and told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("compass merge: ") and error.count("\n") == 1
     assert not (folders / "out").exists()
 
 
@@ -110,51 +110,53 @@ def test_one_process_merges_into_a_folder(folders, capsys):
 
 
 def evaluated(config, folder):
-    """An accuracy that follows from the folder's weight."""
+    """Returns an evaluation whose accuracies follow from the weight in the folder's name."""
     weight = float(folder.rpartition("_")[2])
     labels = {"sums": (30, 1 - weight, 0.5), "domain/shop": (10, weight, 0.25)}
     return Evaluation(4, 40, 0.75 - weight / 2, 0.9, 0.4, 0, labels)
 
 
 class Stopped(Exception):
-    """As a kill: nothing after it runs."""
+    """A stop of the sweep in the middle, like a kill."""
 
 
 def sweep(tmp_path, weights, evaluate=evaluated, keep=False, **settings):
-    """(rows, folders that were merged with which weights)."""
-    made = []
+    """Runs a sweep. Returns its rows, and the weights and the folder of each merge."""
+    merges = []
 
     def merge_into(pair, folder):
         folder.mkdir()
-        made.append((pair, folder.name))
+        merges.append((pair, folder.name))
 
     settings = {"method": "ties", **settings}
     out = tmp_path / "sweep"
-    return run_sweep(merge_into, weights, tiny_run.tiny_run(), out, settings, keep, evaluate), made
+    return run_sweep(
+        merge_into, weights, tiny_run.tiny_run(), out, settings, keep, evaluate
+    ), merges
 
 
 def test_a_sweep_has_a_row_for_each_weight(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(merge_sweep, "plot_sweep", lambda rows, path: drawn.append((rows, path)))
-    rows, made = sweep(tmp_path, (1.0, 0.25))
-    assert made == [((1.0, 0.0), "weight_1.0"), ((0.25, 0.75), "weight_0.25")]
+    rows, merges = sweep(tmp_path, (1.0, 0.25))
+    assert merges == [((1.0, 0.0), "weight_1.0"), ((0.25, 0.75), "weight_0.25")]
     assert [row["weight"] for row in rows] == [0.25, 1.0]
     assert rows[0]["labels"] == {
         "sums": {"prompts": 30, "avg_at_k": 0.75, "greedy": 0.5},
         "domain/shop": {"prompts": 10, "avg_at_k": 0.25, "greedy": 0.25},
         "all": {"prompts": 40, "avg_at_k": 0.625, "greedy": 0.4},
     }
-    found = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert found["rows"] == rows and found["settings"]["method"] == "ties"
+    saved = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert saved["rows"] == rows and saved["settings"]["method"] == "ties"
     assert drawn == [(rows, tmp_path / "sweep" / "sweep.png")]
     assert not list((tmp_path / "sweep").glob("weight_*"))
 
 
 def test_a_sweep_over_evaluation_sets_alone_is_drawn_and_goes_on(tmp_path):
-    """Without held-out prompts their accuracies are of nobody; a set's may be unknown, too."""
+    """The held-out accuracies are NaN if there are no held-out prompts; a set's may be NaN, too."""
 
     def on_sets(config, folder):
-        known = SetResult(
+        result = SetResult(
             prompts=3,
             k=8,
             avg_at_k=0.5,
@@ -173,13 +175,13 @@ def test_a_sweep_over_evaluation_sets_alone_is_drawn_and_goes_on(tmp_path):
             kinds={},
             overlap=0,
         )
-        unknown = dataclasses.replace(known, avg_at_k=math.nan, k=4)
-        sets = {"mine": known, "other": unknown}
+        nan_result = dataclasses.replace(result, avg_at_k=math.nan, k=4)
+        sets = {"mine": result, "other": nan_result}
         return Evaluation(4, 0, math.nan, math.nan, math.nan, 0, sets=sets)
 
     rows, _ = sweep(tmp_path, (0.0,), on_sets)
-    rows, made = sweep(tmp_path, (0.0, 1.0), on_sets)
-    assert [name for _, name in made] == ["weight_1.0"]
+    rows, merges = sweep(tmp_path, (0.0, 1.0), on_sets)
+    assert [name for _, name in merges] == ["weight_1.0"]
     for row in rows:
         assert row["labels"] == {
             "set/mine": {"prompts": 3, "avg_at_k": 0.5, "greedy": 0.4, "k": 8},
@@ -198,13 +200,13 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path):
     with pytest.raises(Stopped):
         sweep(tmp_path, (0.0, 0.5, 1.0), stops)
     assert (tmp_path / "sweep" / "weight_0.5").exists()
-    rows, made = sweep(tmp_path, (0.0, 0.5, 1.0))
-    assert [name for _, name in made] == ["weight_0.5", "weight_1.0"]
-    whole, _ = sweep(tmp_path / "whole", (0.0, 0.5, 1.0))
-    assert rows == whole
-    again, made = sweep(tmp_path, (0.0, 0.25, 0.5, 1.0), keep=True)
-    assert [name for _, name in made] == ["weight_0.25"]
-    assert [row["weight"] for row in again] == [0.0, 0.25, 0.5, 1.0]
+    rows, merges = sweep(tmp_path, (0.0, 0.5, 1.0))
+    assert [name for _, name in merges] == ["weight_0.5", "weight_1.0"]
+    uninterrupted, _ = sweep(tmp_path / "whole", (0.0, 0.5, 1.0))
+    assert rows == uninterrupted
+    extended, merges = sweep(tmp_path, (0.0, 0.25, 0.5, 1.0), keep=True)
+    assert [name for _, name in merges] == ["weight_0.25"]
+    assert [row["weight"] for row in extended] == [0.0, 0.25, 0.5, 1.0]
     assert [x.name for x in (tmp_path / "sweep").glob("weight_*")] == ["weight_0.25"]
     assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
@@ -239,7 +241,7 @@ def test_weights_of_a_sweep_that_cannot_be_are_named(tmp_path, weights, message)
 
 
 def test_shares_of_one_make_the_two_weights(folders, monkeypatch):
-    """The command's own merge and table; the evaluation is replaced."""
+    """The merge and the table are the command's; only the evaluation is replaced."""
     seen = []
 
     def swept(merge_into, weights, config, out, settings, keep):

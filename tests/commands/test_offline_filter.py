@@ -1,5 +1,5 @@
-"""compass filter on a real tiny model: rates by value, what is kept, continued after a kill, read
-by RL.
+"""compass filter on a real tiny model: the pass rates, the prompts that are kept, a resume after a
+kill, and RL on the kept prompts.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from compass_jax.training.sft import run_sft
 
 
 class Verdicts:
-    """Prompt n of those it meets: always right, always wrong, right for even samples, no verdict,
-    in turn.
+    """A scorer that decides by the prompt's id: always right, always wrong, right for even samples,
+    or no verdict.
     """
 
     def __init__(self, *_):
@@ -45,8 +45,8 @@ class Verdicts:
         self.waiting.append((key, Score(reward, kind != 3)))
 
     def collect(self, block):
-        taken, self.waiting = self.waiting, []
-        return taken
+        scores, self.waiting = self.waiting, []
+        return scores
 
 
 def filtered(config, out, **options):
@@ -70,7 +70,7 @@ def verdicts(monkeypatch):
     monkeypatch.setattr(offline_filter, "open_scorer", Verdicts)
 
 
-# pass rate, kept; without a verdict a prompt stays
+# (pass rate, whether the prompt is kept); a prompt without a verdict is kept
 EXPECTED = {0: (1.0, False), 1: (0.0, False), 2: (0.5, True), 3: (0.0, True)}
 
 
@@ -94,14 +94,14 @@ def test_rates_what_is_kept_the_picture_and_the_account(trained, tmp_path, verdi
     )
     assert summary == json.loads((tmp_path / "summary.json").read_text(), object_hook=_ints)
     assert (tmp_path / "histogram.png").stat().st_size > 5000
-    kept, tokens, measured = kept_prompts(prompts, str(tmp_path / "pass_rates.jsonl"))
+    remaining, tokens, measured = kept_prompts(prompts, str(tmp_path / "pass_rates.jsonl"))
     expected = {2: (2, 4), 3: (0, 0)}  # right and known answers
     assert [(m.prompt.id, m.right, m.known) for m in measured] == [
-        (p.id, *expected[p.id % 4]) for p in kept
+        (p.id, *expected[p.id % 4]) for p in remaining
     ]
-    assert [p.id for p in kept] == [p.id for p in prompts if p.id % 4 > 1] and tokens == summary[
-        "tokens"
-    ]
+    assert [p.id for p in remaining] == [
+        p.id for p in prompts if p.id % 4 > 1
+    ] and tokens == summary["tokens"]
 
 
 def _ints(pairs):
@@ -117,16 +117,16 @@ def test_a_killed_filter_continues_and_other_settings_are_refused(
     text = path.read_text()
     half = text.splitlines(keepends=True)[:9]
     path.write_text("".join(half) + '{"id": 12, "la')
-    asked = []
+    sampled = []
     real = offline_filter.answers
 
     def spying(engine, params, prompts, *args, **options):
-        asked.extend(prompts)
+        sampled.extend(prompts)
         return real(engine, params, prompts, *args, **options)
 
     monkeypatch.setattr(offline_filter, "answers", spying)
     filtered(trained, str(tmp_path / "cut"), samples=4)
-    assert path.read_text() == text and len(asked) == len(text.splitlines()) - 9
+    assert path.read_text() == text and len(sampled) == len(text.splitlines()) - 9
     with pytest.raises(ConfigError, match=r"was begun with --samples 4 --low 0\.0 --high 1\.0"):
         filtered(trained, str(tmp_path / "cut"), samples=8)
 
@@ -137,13 +137,13 @@ def test_a_second_filter_on_one_folder_is_refused_and_a_removed_folder_is_missed
     out = tmp_path / "out"
     real = offline_filter.answers
 
-    def beside(*args, **options):
+    def start_second(*args, **options):
         with pytest.raises(RunDirectoryInUse, match=f"{out} is in use by process {os.getpid()}"):
             filtered(trained, str(out), samples=2)
         out.rename(tmp_path / "moved")
         return real(*args, **options)
 
-    monkeypatch.setattr(offline_filter, "answers", beside)
+    monkeypatch.setattr(offline_filter, "answers", start_second)
     with pytest.raises(RunDirectoryGone, match="was removed or replaced"):
         filtered(trained, str(out), samples=2)
     assert not out.exists()
@@ -163,14 +163,14 @@ def test_rl_trains_on_what_is_kept_and_reports_what_the_filter_cost(trained, tmp
         for line in (tmp_path / "rl" / "metrics.jsonl").read_text().splitlines()
     ]
     assert [m["waste/filter_tokens"] for m in metrics] == [summary["tokens"]] * 2
-    asked = {
+    trained_questions = {
         json.loads(line)["prompt"]
         for line in (tmp_path / "rl" / "rollouts.jsonl").read_text().splitlines()
     }
-    kept = {
+    kept_questions = {
         row.question for row in read_pass_rates(tmp_path / "pass_rates.jsonl").values() if row.keep
     }
-    assert len(asked) > 4 and asked <= kept
+    assert len(trained_questions) > 4 and trained_questions <= kept_questions
 
 
 def rate(number, p, known=4, keep=True):
@@ -178,23 +178,23 @@ def rate(number, p, known=4, keep=True):
 
 
 def test_what_is_advised_is_of_the_kept_prompts_and_says_how_sure_it_is():
-    """Ten prompts at 1/2 of 200 samples: 2 * 0.5^n, so that five samples leave 1 group in 16
-    uniform. Prompts at 0 and 1, which are not kept, change nothing of it.
+    """The groups of ten prompts with a rate of 1/2 are uniform with the chance 2 * 0.5^n, which is
+    1 in 16 for five samples. Prompts at 0 and 1 are not kept and do not change the advice.
     """
     even = [rate(n, 0.5, known=200)._replace(samples=200) for n in range(10)]
     ends = [rate(n, float(n % 2), known=200, keep=False) for n in range(10, 30)]
-    found = summarise([*even, *ends], 200)
-    shares = found["expected_uniform"]
-    assert found["suggested_group_size"] == 5 and list(shares) == [2, 4, 5, 8, 16, 32, 64]
+    summary = summarise([*even, *ends], 200)
+    shares = summary["expected_uniform"]
+    assert summary["suggested_group_size"] == 5 and list(shares) == [2, 4, 5, 8, 16, 32, 64]
     for n, share in shares.items():
         assert share["mean"] == pytest.approx(2 * 0.5**n, rel=0.1, abs=1e-3)
         assert 0 <= share["low"] <= share["mean"] + 0.05 and share["low"] <= share["high"]
-    assert offline_filter._advice(found) == (
+    assert offline_filter._advice(summary) == (
         "suggested rl.group_size: 5 (about 6% of the kept prompts' groups come out uniform (0% to"
         " 20% in 9 of 10 cases))"
     )
-    found = summarise([rate(1, 0.5), rate(2, 1.0, keep=False), rate(3, 0.0, known=0)], 4)
-    assert (found["prompts"], found["kept"], found["without_verdict"], found["tokens"]) == (
+    summary = summarise([rate(1, 0.5), rate(2, 1.0, keep=False), rate(3, 0.0, known=0)], 4)
+    assert (summary["prompts"], summary["kept"], summary["without_verdict"], summary["tokens"]) == (
         3,
         2,
         1,
@@ -203,15 +203,15 @@ def test_what_is_advised_is_of_the_kept_prompts_and_says_how_sure_it_is():
 
 
 def test_where_no_group_size_does_it_the_advice_says_so():
-    """Prompts at 1/200: even of groups of 64 samples three quarters are uniform."""
+    """The prompts have a rate of 1/200, so that three quarters of groups of 64 are uniform."""
     rare = [rate(n, 0.005, known=200)._replace(samples=200) for n in range(50)]
-    found = summarise(rare, 200)
-    assert found["suggested_group_size"] is None
-    assert found["expected_uniform"][64]["mean"] == pytest.approx(0.995**64, abs=0.1)
-    told = offline_filter._advice(found)
-    assert re.match(r"no rl\.group_size up to 64 makes 10% or less .*: at 64 about [67]\d%", told)
-    nothing = summarise([rate(1, 1.0, keep=False)], 4)
-    assert nothing["suggested_group_size"] is None and nothing["expected_uniform"] == {}
+    summary = summarise(rare, 200)
+    assert summary["suggested_group_size"] is None
+    assert summary["expected_uniform"][64]["mean"] == pytest.approx(0.995**64, abs=0.1)
+    advice = offline_filter._advice(summary)
+    assert re.match(r"no rl\.group_size up to 64 makes 10% or less .*: at 64 about [67]\d%", advice)
+    empty = summarise([rate(1, 1.0, keep=False)], 4)
+    assert empty["suggested_group_size"] is None and empty["expected_uniform"] == {}
 
 
 def test_files_that_cannot_be_used(tmp_path, trained):

@@ -27,7 +27,7 @@ def test_every_setting_is_an_option_with_its_default():
         "9",
     ]
     words += ["--reward", "math", "--examples", "0", "--unfinished", "True", "--response-field", ""]
-    wanted = PrepareConfig(
+    expected = PrepareConfig(
         ("a.jsonl", "b.jsonl"),
         similarity=0.5,
         exact=False,
@@ -37,24 +37,25 @@ def test_every_setting_is_an_option_with_its_default():
         examples=0,
         response_field="",
     )
-    assert parse("prepare-sft", words)[0].settings == wanted
+    assert parse("prepare-sft", words)[0].settings == expected
 
 
 def test_the_counts_are_printed_and_the_rows_written(tmp_path, capsys):
     data, against = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
-    asked = {"messages": [{"role": "user", "content": "Why  ever"}, GOOD["messages"][1]]}
-    data.write_bytes(LINE * 3 + json.dumps(asked).encode() + b"\n")
+    question_row = {"messages": [{"role": "user", "content": "Why  ever"}, GOOD["messages"][1]]}
+    data.write_bytes(LINE * 3 + json.dumps(question_row).encode() + b"\n")
     against.write_text('{"prompt": "why ever?", "answer": "4"}\n')
     out = tmp_path / "out"
     words = ["prepare-sft", "--data", str(data), "--out", str(out), "--against", str(against)]
     assert main([*words, "--reward", "exact"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "│ duplicate     │    2 │ 50.00% │" in told and "│ kept          │    1 │ 25.00% │" in told
+        "│ duplicate     │    2 │ 50.00% │" in output
+        and "│ kept          │    1 │ 25.00% │" in output
     )
-    assert f"{against}: 1 of 1 questions stand in 1 rows, which are left out" in told
-    assert "0 answers were judged; 3 without a verdict stay" in told
-    assert f"kept 1 rows: {out}/train.jsonl; examples: {out}/report.md" in told
+    assert f"{against}: 1 of 1 questions stand in 1 rows, which are left out" in output
+    assert "0 answers were judged; 3 without a verdict stay" in output
+    assert f"kept 1 rows: {out}/train.jsonl; examples: {out}/report.md" in output
     assert (out / "train.jsonl").read_bytes() == LINE
 
 
@@ -73,20 +74,20 @@ UNREADABLE = {
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("option", ["--data", "--against"])
 def test_a_file_that_cannot_be_read_is_named_with_its_line(kind, option, tmp_path, capsys):
-    content, told = UNREADABLE[kind]
+    content, message = UNREADABLE[kind]
     bad, good = tmp_path / "bad.jsonl", tmp_path / "good.jsonl"
     bad.write_bytes(content)
     good.write_bytes(LINE)
     words = ["--data", str(bad)] if option == "--data" else ["--data", str(good), option, str(bad)]
     assert main(["prepare-sft", *words, "--out", str(tmp_path / "out")]) == 2
-    found = capsys.readouterr().err
-    assert found.startswith(f"compass prepare-sft: {bad}") and told in found
-    assert len(found.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"compass prepare-sft: {bad}") and message in error
+    assert len(error.splitlines()) == 1
     assert not (tmp_path / "out" / "train.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--similarity", "2"], "prepare.similarity = 2.0: must be at most 1"),
         (["--shingle-words", "0"], "prepare.shingle_words = 0: must be positive"),
@@ -99,8 +100,8 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(kind, option, tmp_pat
         (["--against", "no-such.jsonl"], "no-such.jsonl does not exist"),
     ],
 )
-def test_settings_that_cannot_be_used_are_named(words, told, tmp_path, capsys):
+def test_settings_that_cannot_be_used_are_named(words, message, tmp_path, capsys):
     data = tmp_path / "rows.jsonl"
     data.write_bytes(LINE)
     assert main(["prepare-sft", "--data", str(data), "--out", str(tmp_path / "o"), *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

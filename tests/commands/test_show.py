@@ -1,4 +1,4 @@
-"""`compass show` finds the samples that one asks for."""
+"""`compass show` prints the samples that its options select."""
 
 import json
 
@@ -8,8 +8,8 @@ from compass_jax.commands.cli import main
 
 
 def sample(text, reward, outcome="ok", truncated=False, **components):
-    found = {"response": text, "reward": reward, "outcome": outcome, "tokens": len(text)}
-    return {**found, "truncated": truncated, **({"components": components} if components else {})}
+    fields = {"response": text, "reward": reward, "outcome": outcome, "tokens": len(text)}
+    return {**fields, "truncated": truncated, **({"components": components} if components else {})}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def run(tmp_path):
     return str(tmp_path)
 
 
-ASKED = {
+SELECTIONS = {
     "all": ([], ["two", "three", "five", "six", "say[/bold] it", "no verdict (crash)"], []),
     "best": (["--best", "--most", "1"], ["two", "reward 1"], ["three", "five"]),
     "worst": (["--worst", "--most", "1"], ["three", "reward 0"], ["two", "five"]),
@@ -44,12 +44,12 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("asked", list(ASKED))
-def test_what_is_asked_for_is_shown(run, capsys, asked):
-    words, there, absent = ASKED[asked]
+@pytest.mark.parametrize("selection", list(SELECTIONS))
+def test_what_is_asked_for_is_shown(run, capsys, selection):
+    words, present, absent = SELECTIONS[selection]
     assert main(["show", run, *words]) == 0
     out = capsys.readouterr().out
-    assert all(text in out for text in there) and not any(text in out for text in absent)
+    assert all(text in out for text in present) and not any(text in out for text in absent)
 
 
 BAD = {
@@ -60,8 +60,8 @@ BAD = {
 
 @pytest.mark.parametrize("bad", list(BAD))
 def test_what_is_not_there_is_named(run, capsys, bad):
-    words, told = BAD[bad]
-    assert main(["show", run, *words]) == 2 and told in capsys.readouterr().err
+    words, message = BAD[bad]
+    assert main(["show", run, *words]) == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("choice", ["best", "worst", "varied", "truncated"])
@@ -70,8 +70,8 @@ def test_without_a_verdict_there_is_no_best_or_worst_to_show(tmp_path, capsys, c
     row["samples"] = [sample("two", 0.0, "error")]
     (tmp_path / "rollouts.jsonl").write_text(json.dumps(row) + "\n")
     assert main(["show", str(tmp_path), f"--{choice}"]) == 0
-    told = "none of them is truncated" if choice == "truncated" else "no sample has a reward"
-    assert capsys.readouterr().out.splitlines()[-1] == told
+    message = "none of them is truncated" if choice == "truncated" else "no sample has a reward"
+    assert capsys.readouterr().out.splitlines()[-1] == message
 
 
 def test_no_run_and_a_damaged_line_are_named(run, tmp_path, capsys):

@@ -45,14 +45,14 @@ SETTINGS = {
 
 
 def larger(count, seed=0):
-    """Which of two numbers is the larger one, a tie where they are equal."""
+    """Yields pairs of numbers with the verdict on which is larger, or a tie if they are equal."""
     draw = random.Random(seed)
     for n in range(count):
         one, two = draw.randrange(10), draw.randrange(10)
         two = one if n % 3 == 0 else two
-        said = "Tie" if one == two else "Better" if one > two else "Worse"
+        verdict = "Tie" if one == two else "Better" if one > two else "Worse"
         row = {"prompt": f"{n}: a large number?", "candidate": str(one), "anchor": str(two)}
-        yield {**row, "verdict": said}
+        yield {**row, "verdict": verdict}
 
 
 def write(path, rows):
@@ -77,16 +77,16 @@ def test_both_orders_of_the_training_pairs_are_learnt_and_no_held_out_one(folder
     config.validate_for_rl()
     tokenizer = Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
     examples, counts = sft_examples(config, tokenizer)
-    training, held = split_pairs(config.data)
-    assert len(training) + len(held) == 60 and held
-    asked = {x.asks for x in questions(config.data, 0) if x.heldout}
-    assert asked == {pair.question for pair in held}
+    training, heldout_pairs = split_pairs(config.data)
+    assert len(training) + len(heldout_pairs) == 60 and heldout_pairs
+    heldout_questions = {x.asks for x in questions(config.data, 0) if x.heldout}
+    assert heldout_questions == {pair.question for pair in heldout_pairs}
     texts = [tokenizer.decode(x.tokens) for x in examples]
     learnt = [tokenizer.decode(x.tokens[x.mask]) for x in examples]
-    distinct = sum(1 + (pair.gold != 0) for pair in training)  # both orders of 7 and 7 are one
+    distinct = sum(1 + (pair.gold != 0) for pair in training)  # equal orders of a tie count once
     assert len(examples) == distinct and counts["duplicates"] == len(training) * 2 - distinct
-    assert not any(f"> {question}" in text for question in asked for text in texts)
-    assert {word for said in learnt for word in ("Better", "Tie", "Worse") if word in said} == {
+    assert not any(f"> {question}" in text for question in heldout_questions for text in texts)
+    assert {word for answer in learnt for word in ("Better", "Tie", "Worse") if word in answer} == {
         *("Better", "Tie", "Worse")
     }
     assert config.sft.buckets[-1] >= max(len(x.tokens) for x in examples)
@@ -94,12 +94,12 @@ def test_both_orders_of_the_training_pairs_are_learnt_and_no_held_out_one(folder
 
 def test_rare_ties_are_told(tmp_path):
     rows = list(larger(60))
-    apart = [row for row in rows if row["verdict"] != "Tie"]
-    found = [list(read_preferences(write(tmp_path / "p.jsonl", x))) for x in (rows, apart)]
-    counted, rare = map(balance, found)
+    untied = [row for row in rows if row["verdict"] != "Tie"]
+    pair_lists = [list(read_preferences(write(tmp_path / "p.jsonl", x))) for x in (rows, untied)]
+    counted, rare = map(balance, pair_lists)
     assert len(counted) == 1 and counted[0].startswith("60 training pairs: Better ")
     assert "0.0% of the pairs are ties" in rare[1] and "add pairs of equally good" in rare[1]
-    assert "always says Tie" in balance([x for x in found[0] if x.gold == 0])[1]
+    assert "always says Tie" in balance([x for x in pair_lists[0] if x.gold == 0])[1]
 
 
 def test_a_judge_needs_preferences():
@@ -111,12 +111,12 @@ def test_pairs_of_an_evaluation_file_are_the_held_out_ones(tmp_path):
     rows = list(larger(9))
     files = (write(tmp_path / name, x) for name, x in (("p.jsonl", rows), ("e.jsonl", rows[:2])))
     one, two = ((FileSource(path, verifier="verdict"),) for path in files)
-    training, held = split_pairs(DataConfig(one, two))
-    assert [len(training), len(held)] == [7, 2]
+    training, heldout_pairs = split_pairs(DataConfig(one, two))
+    assert [len(training), len(heldout_pairs)] == [7, 2]
 
 
 class Says:
-    """A judge that knows its verdicts."""
+    """A judge whose verdicts come from a function."""
 
     def __init__(self, answer):
         self.generate, self.asked, self.name = answer, [], "says"
@@ -126,8 +126,8 @@ class Says:
         return self.asked[-1][1]
 
     def run(self):
-        for messages, found in self.asked:
-            found.set_result(Reply(self.generate(messages)))
+        for messages, future in self.asked:
+            future.set_result(Reply(self.generate(messages)))
         self.asked = []
 
     def close(self):
@@ -162,18 +162,18 @@ def test_rl_begins_with_what_sft_left_and_the_judge_is_measured_after_each(folde
     assert seen == runs
     assert out["sft"].tie_recall == 1 and out["sft"].preference == 0
     assert out["rl"].agreement == 1 and out["rl"].pairs == len(split_pairs(config.data)[1])
-    found = json.loads((folder / "stubbed" / "judged_rl" / "summary.json").read_text())
-    assert found["agreement"] == 1 and found["judge"] == rl
+    summary = json.loads((folder / "stubbed" / "judged_rl" / "summary.json").read_text())
+    assert summary["agreement"] == 1 and summary["judge"] == rl
     monkeypatch.setattr(train_judge, "run_sft", partial(run, "sft", stopped=True))
     seen.clear()
     assert train_judge.run_train_judge(config)["stopped"] and seen == runs[:1]
 
 
 def test_a_folder_of_weights_is_a_judge_in_an_engine_that_holds_its_questions(folder, monkeypatch):
-    found = []
+    calls = []
 
     def judge(config, weights):
-        found.append((config.rollout, weights))
+        calls.append((config.rollout, weights))
         return Says(right)
 
     monkeypatch.setattr(eval_judge, "own_judge", judge)
@@ -181,7 +181,7 @@ def test_a_folder_of_weights_is_a_judge_in_an_engine_that_holds_its_questions(fo
     out = folder / "right"
     command = ["eval-judge", pairs, "--model", model, "--max-tokens", "24", "--out", str(out)]
     assert main(command) == 0
-    (rollout, weights), config = found[0], judge_config(model, [pairs], answer=8)
+    (rollout, weights), config = calls[0], judge_config(model, [pairs], answer=8)
     assert weights == model and rollout.max_new_tokens == 24
     assert rollout.prompt_buckets[-1] >= config.rollout.prompt_buckets[-1]
     summary = json.loads((out / "summary.json").read_text())
@@ -200,10 +200,10 @@ def test_one_command_tunes_trains_and_measures_and_goes_on(folder, monkeypatch, 
     assert read_config(run / "rl").init_from == str(run.relative_to(folder) / "sft")
     measured = [(run / at / "summary.json").read_text() for at in ("judged_sft", "judged_rl")]
     assert [json.loads(x)["pairs"] for x in measured] == [3, 3]
-    told = capsys.readouterr().out
-    assert "training pairs: Better" in told and "3 held-out pairs" in told
+    output = capsys.readouterr().out
+    assert "training pairs: Better" in output and "3 held-out pairs" in output
     before = numbers(run / "rl")
-    assert main([*command, "--rl.steps", "3"]) == 0  # as after a kill: what is done is not repeated
+    assert main([*command, "--rl.steps", "3"]) == 0  # as after a kill: no step is repeated
     assert numbers(run / "rl")[:2] == before and len(lines(run / "rl")) == 3
     assert len(lines(run / "sft")) == 2
     rl = str(run / "rl")
@@ -213,7 +213,7 @@ def test_one_command_tunes_trains_and_measures_and_goes_on(folder, monkeypatch, 
 
 @pytest.mark.slow  # minutes of training; the composition is tested above
 def test_a_tiny_judge_learns_which_digit_is_larger(tmp_path, monkeypatch):
-    """From random weights: 600 pairs of digits, in questions of their own."""
+    """The judge starts from random weights and learns from 600 pairs of digits."""
     base = tiny_run()
     sizes = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128}
     experts = MoEConfig(experts=4, top_k=2, ffn=64)

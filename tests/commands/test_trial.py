@@ -1,4 +1,4 @@
-"""`compass try`: one answer, judged by real workers, and why."""
+"""`compass try`: one answer, judged by real workers, with the reason."""
 
 import io
 import json
@@ -31,39 +31,42 @@ task = Task(lambda seed: [{"prompt": "Two letters.", "letters": 2}], {score: 1.0
 
 @pytest.fixture
 def tried(tmp_path, capsys, monkeypatch):
-    """What `compass try` prints, by line, and its exit status."""
+    """Returns a function that runs `compass try` and returns its output lines by their first word,
+    the exit status and the text on stderr.
+    """
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
 
     def run(*words):
         status = main(["try", *words])
-        told = capsys.readouterr()
-        lines = [line.partition(" ") for line in told.out.splitlines()]
-        return {name: text.strip() for name, _, text in lines}, status, told.err
+        captured = capsys.readouterr()
+        lines = [line.partition(" ") for line in captured.out.splitlines()]
+        return {name: text.strip() for name, _, text in lines}, status, captured.err
 
     return run
 
 
 def test_the_reason_of_wrong_calls_is_the_verifiers_own(tried):
-    found, status, _ = tried("tools", "--response", "[weather(city='Paris')]")
-    assert (found["reward"], found["outcome"], status) == ("0", "ok", 0)
-    assert found["components"] == "arguments 0, name 1" and found["why"] == "weather lacks days"
+    result, status, _ = tried("tools", "--response", "[weather(city='Paris')]")
+    assert (result["reward"], result["outcome"], status) == ("0", "ok", 0)
+    assert result["components"] == "arguments 0, name 1" and result["why"] == "weather lacks days"
 
 
 def test_the_answer_may_come_from_standard_input(tried, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(r"so \boxed{0.5}"))
-    found, _, _ = tried("math", "--response", "-")
-    assert found["reward"] == "1" and "the answer was read as '0.5'" in found["why"]
+    result, _, _ = tried("math", "--response", "-")
+    assert result["reward"] == "1" and "the answer was read as '0.5'" in result["why"]
 
 
 def test_a_row_of_a_data_set_is_chosen_by_number(tried):
     (row,) = rows_of(ProceduralSource("chain_sum", size=3), 1)[2:]
     words = ["chain_sum", "--seed", "1", "--number", "2", "--response"]
-    found, status, _ = tried(*words, f"<answer>{row.answer}</answer>")
-    assert (found["reward"], status) == ("1", 0) and found["asked"] == row.text
-    found, _, _ = tried(*words, row.answer)
+    result, status, _ = tried(*words, f"<answer>{row.answer}</answer>")
+    assert (result["reward"], status) == ("1", 0) and result["asked"] == row.text
+    result, _, _ = tried(*words, row.answer)
     assert (
-        found["why"] == "no answer was found; looked for: the text in the last <answer>...</answer>"
+        result["why"]
+        == "no answer was found; looked for: the text in the last <answer>...</answer>"
     )
 
 
@@ -71,13 +74,13 @@ def test_a_conversation_is_judged_turn_by_turn(tried):
     row = decode_row(rows_of(source_of(SHORT), 0)[0].row)
     turns = [one["content"] for one in conversation(row) if one["role"] == "assistant"]
     words = [word for text in turns for word in ("--response", text)]
-    found, _, _ = tried(SHORT, *words)
-    assert (found["reward"], found["why"]) == ("1", "the conversation is over")
-    found, _, _ = tried(SHORT, *words[:2])
-    assert found["tool"] and found["why"] == "the conversation would go on"
-    _, status, told = tried(SHORT, *words, "--response", "more")
+    result, _, _ = tried(SHORT, *words)
+    assert (result["reward"], result["why"]) == ("1", "the conversation is over")
+    result, _, _ = tried(SHORT, *words[:2])
+    assert result["tool"] and result["why"] == "the conversation would go on"
+    _, status, error = tried(SHORT, *words, "--response", "more")
     assert (
-        status == 2 and f"the conversation is over after {len(turns)} of {len(turns) + 1}" in told
+        status == 2 and f"the conversation is over after {len(turns)} of {len(turns) + 1}" in error
     )
 
 
@@ -91,20 +94,20 @@ def test_a_conversation_is_judged_turn_by_turn(tried):
 )
 def test_without_a_verdict_the_status_is_1_and_the_reason_is_said(name, outcome, why, tried):
     limit = ["--timeout-s", "0.5" if name == "hang" else "20"]
-    found, status, told = tried(f"own.py:{name}", "--response", "x", *limit)
-    assert (found["outcome"], status, told) == (outcome, 1, "")
-    assert found["reward"].startswith("none") and why in found["why"]
+    result, status, error = tried(f"own.py:{name}", "--response", "x", *limit)
+    assert (result["outcome"], status, error) == (outcome, 1, "")
+    assert result["reward"].startswith("none") and why in result["why"]
 
 
 def test_several_verifiers_give_a_component_and_a_reason_each(tried):
-    found, _, _ = tried("own.py:task", "--response", "<think>a</think><answer>b</answer>")
-    assert (found["reward"], found["asked"]) == ("0.5", "Two letters.")
-    assert found["components"] == "format 1, score 0, score_n 34"
-    assert found["why"].startswith("format: right: the response is <think>")
+    result, _, _ = tried("own.py:task", "--response", "<think>a</think><answer>b</answer>")
+    assert (result["reward"], result["asked"]) == ("0.5", "Two letters.")
+    assert result["components"] == "format 1, score 0, score_n 34"
+    assert result["why"].startswith("format: right: the response is <think>")
 
 
 def polite(number, body):
-    """Polite answers are better; of two that are not the first one is."""
+    """Prefers the polite answer, or the candidate if neither is polite."""
     for name, word in (("Candidate", "Better"), ("Anchor", "Worse")):
         if "please" in quoted(body["messages"][1]["content"], name):
             return f"Reasons.\n{word}"
@@ -115,13 +118,18 @@ def test_the_judge_of_a_task_is_asked_in_both_orders(tried):
     row = ["--row", json.dumps({"prompt": "Tea?", "answer": "No."})]
     with served(polite) as (at, seen):
         words = ["judge", *row, "--endpoint", at, "--model", "m", "--response"]
-        found, status, _ = tried(*words, "<think>hm</think>Yes, please.")
-        assert (found["reward"], found["outcome"], found["asked"], status) == ("1", "ok", "Tea?", 0)
+        result, status, _ = tried(*words, "<think>hm</think>Yes, please.")
+        assert (result["reward"], result["outcome"], result["asked"], status) == (
+            "1",
+            "ok",
+            "Tea?",
+            0,
+        )
         judge = "Worse of the anchor against the answer; it ended 'Reasons.\\nWorse'"
-        assert found["judge"] == judge and "both orders" in found["why"]
+        assert result["judge"] == judge and "both orders" in result["why"]
         assert len(seen.requests) == 2 and all(x["model"] == "m" for x in seen.requests)
-        found, _, _ = tried(*words, "Yes.")
-        assert found["reward"] == "0.5" and "judge_disagreed 1" in found["components"]
+        result, _, _ = tried(*words, "Yes.")
+        assert result["reward"] == "0.5" and "judge_disagreed 1" in result["components"]
 
 
 @pytest.mark.parametrize(
@@ -135,13 +143,13 @@ def test_the_judge_of_a_task_is_asked_in_both_orders(tried):
 def test_why_a_judge_gives_no_verdict_is_one_sentence(answer, why, tried):
     with served(lambda number, body: answer) as (at, _):
         words = ["judge", "--endpoint", at, "--model", "m", "--row", '{"answer": "No."}']
-        found, status, told = tried(*words, "--response", "Yes.")
-    assert (status, told) == (1, "") and found["reward"].startswith("none")
-    assert found["why"].startswith(why)
+        result, status, error = tried(*words, "--response", "Yes.")
+    assert (status, error) == (1, "") and result["reward"].startswith("none")
+    assert result["why"].startswith(why)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["regex", "--row", "{}", "--response", "x"],
@@ -160,9 +168,9 @@ def test_why_a_judge_gives_no_verdict_is_one_sentence(answer, why, tried):
         (["math", "--timeout-s", "0", "--response", "x"], "must be positive"),
     ],
 )
-def test_what_cannot_be_judged_is_one_line_and_status_2(words, said, tried):
-    found, status, told = tried(*words)
-    assert (found, status) == ({}, 2) and said in told and told.count("\n") == 1
+def test_what_cannot_be_judged_is_one_line_and_status_2(words, message, tried):
+    result, status, error = tried(*words)
+    assert (result, status) == ({}, 2) and message in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", list(kinds()))
@@ -170,5 +178,5 @@ def test_every_verifier_says_why_its_own_examples_are_right_and_wrong(name):
     example, source = kinds()[name].example, source_of(name)
     for text, reward in ((example.right, 1.0), (example.wrong, 0.0)):
         trial = Trial(source, example.row, "", [text], "answer")
-        (said,) = reasons(trial, Score(reward, True, "ok"))
-        assert said.startswith("right: " if reward else ("not so: ", "weather: days"))
+        (reason,) = reasons(trial, Score(reward, True, "ok"))
+        assert reason.startswith("right: " if reward else ("not so: ", "weather: days"))

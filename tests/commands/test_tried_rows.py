@@ -1,4 +1,6 @@
-"""Commands end before their first step where a row cannot be judged, with the file and the row."""
+"""Commands end before their first step if a row cannot be judged; the error names the file and the
+row.
+"""
 
 import dataclasses
 import json

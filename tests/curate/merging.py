@@ -1,4 +1,4 @@
-"""What the tests of merged folders share: a base with two parents that were moved a little."""
+"""A base and two perturbed parents, which the tests of merged folders share."""
 
 import json
 import shutil
@@ -21,8 +21,8 @@ MODEL = {"type": "BPE", "vocab": VOCAB, "merges": [["a", "b"]]}
 TOKENIZER = {"version": "1.0", "model": MODEL, "added_tokens": [END]}
 
 
-def near(base, seed):
-    """A parent: every tensor moved a little, in float32."""
+def perturb(base, seed):
+    """Returns a parent: every tensor of the base with a little noise, in float32."""
     rng = np.random.default_rng(seed)
     return {
         name: (x.astype(np.float32) + 0.1 * rng.standard_normal(x.shape)).astype(np.float32)
@@ -31,21 +31,21 @@ def near(base, seed):
 
 
 def family_of_three(where):
-    """base (bfloat16, 4 shards), one (bfloat16, 3 shards) and two (float32, one file) in `where`,
-    each with a tokenizer.
+    """Writes base (bfloat16, 4 shards), one (bfloat16, 3 shards) and two (float32, one file) into
+    `where`, each with a tokenizer.
     """
     drawn = tensors_of(save_params(random_params(MOE), MOE, where / "drawn", "float32"))
     shutil.rmtree(where / "drawn")
     base = {name: x.astype(BF16) for name, x in drawn.items()}
-    one = {name: x.astype(BF16) for name, x in near(base, 1).items()}
-    made = (
+    one = {name: x.astype(BF16) for name, x in perturb(base, 1).items()}
+    folders = (
         write_folder(where / "base", MOE, base, 4),
         write_folder(where / "one", MOE, one, 3),
-        write_folder(where / "two", MOE, near(base, 2)),
+        write_folder(where / "two", MOE, perturb(base, 2)),
     )
-    for folder in made:
+    for folder in folders:
         (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    return made
+    return folders
 
 
 def merge(folders, out, name="ties", *, weights=None, density=None, **options):

@@ -1,4 +1,4 @@
-"""Evaluation questions are found in training rows by runs of words and as a whole."""
+"""Evaluation questions are found in training rows by a run of words, short ones in full."""
 
 import json
 
@@ -8,8 +8,8 @@ from compass_jax.curate.sample import Sample
 LONG = "a train leaves the old station at noon and travels sixty miles an hour to the far coast"
 
 
-def sample(asked, answer="yes"):
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+def sample(question, answer="yes"):
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return Sample("x", messages, (), 3)
 
 
@@ -20,27 +20,31 @@ def against(tmp_path, *questions, length=13):
 
 
 def test_a_run_of_words_is_enough_and_one_less_is_not(tmp_path):
-    found = against(tmp_path, "What is 2 + 2?", LONG)
-    said = LONG.split()
-    hit = found.hit(sample("Tell me: " + " ".join(said[2:15]).upper() + "."))
+    contamination = against(tmp_path, "What is 2 + 2?", LONG)
+    words = LONG.split()
+    hit = contamination.hit(sample("Tell me: " + " ".join(words[2:15]).upper() + "."))
     assert hit is not None and (hit.question, hit.why.split()[2]) == (1, "13")
-    assert found.hit(sample("Tell me: " + " ".join(said[2:14]) + " never")) is None
-    assert found.hit(sample("Tell me", " ".join(said))).question == 1  # in the answer
+    assert contamination.hit(sample("Tell me: " + " ".join(words[2:14]) + " never")) is None
+    assert contamination.hit(sample("Tell me", " ".join(words))).question == 1  # in the answer
 
 
 def test_a_short_question_counts_as_a_whole(tmp_path):
-    found = against(tmp_path, "What is 2 + 2?", LONG)
-    assert found.hit(sample("what is  2 + 2")).question == 0
-    assert found.hit(sample("what is 2 - 2?")) is None
-    assert found.hit(sample("what is 2 + 2 + 2?")) is None
-    assert found.hit(sample("Well?", "What is 2 + 2?")) is None
+    contamination = against(tmp_path, "What is 2 + 2?", LONG)
+    assert contamination.hit(sample("what is  2 + 2")).question == 0
+    assert contamination.hit(sample("what is 2 - 2?")) is None
+    assert contamination.hit(sample("what is 2 + 2 + 2?")) is None
+    assert contamination.hit(sample("Well?", "What is 2 + 2?")) is None
 
 
 def test_what_many_questions_share_is_their_template(tmp_path):
     rule = "solve the task below step by step and write the last line as answer then the number"
-    found = against(tmp_path, *(f"{rule} {LONG} {n} {rule}" for n in range(OF_TEMPLATE)), LONG[:40])
-    assert found.hit(sample(f"{rule} how many apples are there?")) is None
-    assert found.hit(sample(f"coast 7 {rule}")).question == 7  # with the number it is one's own
+    contamination = against(
+        tmp_path, *(f"{rule} {LONG} {n} {rule}" for n in range(OF_TEMPLATE)), LONG[:40]
+    )
+    assert contamination.hit(sample(f"{rule} how many apples are there?")) is None
+    assert (
+        contamination.hit(sample(f"coast 7 {rule}")).question == 7
+    )  # the number makes the run unique
     few = against(tmp_path, f"{rule} one", f"{rule} two", "three")
     assert few.hit(sample(f"{rule} four")) is None
     one = against(tmp_path, f"{rule} one")
@@ -48,8 +52,8 @@ def test_what_many_questions_share_is_their_template(tmp_path):
 
 
 def test_the_length_is_a_setting_and_questions_are_counted(tmp_path):
-    found = against(tmp_path, LONG, LONG.upper(), "?!", length=4)
-    assert found.hit(sample("at the old station at noon")).question == 0
-    assert (len(found.questions), found.of_file) == (2, [0, 0])
+    contamination = against(tmp_path, LONG, LONG.upper(), "?!", length=4)
+    assert contamination.hit(sample("at the old station at noon")).question == 0
+    assert (len(contamination.questions), contamination.of_file) == (2, [0, 0])
     other = against(tmp_path, LONG, length=4)
-    assert other.digest != found.digest
+    assert other.digest != contamination.digest

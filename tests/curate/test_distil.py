@@ -1,5 +1,5 @@
-"""`compass distil`: answers that are right are kept, from an endpoint and from our own engine, also
-after a stop.
+"""`compass distil` keeps the right answers, from an endpoint and from our engine, also after a
+stop.
 """
 
 import json
@@ -44,9 +44,9 @@ def completion(text, finish="stop", tokens=0, **message):
     return json.dumps(body).encode()
 
 
-def teacher(asked=None):
-    """Answers right, wrong, in more words, and cut, in turn for each sum."""
-    counts = asked if asked is not None else {}
+def teacher(tally=None):
+    """Returns a teacher whose answers to a sum are right, wrong, longer, and cut off, in turn."""
+    counts = tally if tally is not None else {}
 
     def answer(number, body):
         question = body["messages"][-1]["content"]
@@ -64,7 +64,7 @@ def teacher(asked=None):
 
 
 def settings(prompts, at, **changed):
-    # the order of answers to one question is that of one request after the other
+    # one request at a time, so that the answers to a question keep their order
     usual = {"reward": "exact", "endpoint": at, "samples": 4, "requests": 1, "timeout_s": 20.0}
     return DistilConfig((prompts,), "teacher", **{**usual, **changed})
 
@@ -94,13 +94,13 @@ def test_right_answers_are_kept_with_their_thoughts_and_counted(prompts, tmp_pat
         ("9", 9, 2),
         ("2", 9, 2),
     ]
-    wanted = {"prompts": 3, "solved": 3, "answers": 12, "right": 6, "unknown": 0, "cut": 3}
-    wanted |= {"kept": 3, "tokens": 3 * 64, "kept_tokens": 27}
-    wanted |= {"pass_rate": 0.5, "tokens_a_kept_answer": 64.0}
-    assert report["labels"] == {"sums": wanted} and report["failures"] == {}
-    assert {name: report[name] for name in wanted} == wanted
-    written = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert {name: written[name] for name in wanted} == wanted
+    expected = {"prompts": 3, "solved": 3, "answers": 12, "right": 6, "unknown": 0, "cut": 3}
+    expected |= {"kept": 3, "tokens": 3 * 64, "kept_tokens": 27}
+    expected |= {"pass_rate": 0.5, "tokens_a_kept_answer": 64.0}
+    assert report["labels"] == {"sums": expected} and report["failures"] == {}
+    assert {name: report[name] for name in expected} == expected
+    saved_report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert {name: saved_report[name] for name in expected} == expected
     assert seen.requests[0]["temperature"] == 1.0 and seen.requests[0]["max_tokens"] == 64
 
 
@@ -110,8 +110,8 @@ def test_sft_reads_what_is_written(prompts, tmp_path):
     config = RunConfig(
         "sft", tiny_run().model, sft=SFTConfig(files=(str(tmp_path / "out" / "train.jsonl"),))
     )
-    found = list(conversations(config, print))
-    assert len(found) == 3 and found[0].messages[-1]["content"].startswith("<think>")
+    examples = list(conversations(config, print))
+    assert len(examples) == 3 and examples[0].messages[-1]["content"].startswith("<think>")
 
 
 def test_only_what_is_missing_is_asked_again(prompts, tmp_path, capsys):
@@ -124,14 +124,16 @@ def test_only_what_is_missing_is_asked_again(prompts, tmp_path, capsys):
         assert lost == 1 and report["answers"] == 5
         before = len(seen.requests)
         with (tmp_path / "out" / "answers.jsonl").open("a") as file:
-            file.write('{"id": 1, "sam')  # what a kill leaves
+            file.write('{"id": 1, "sam')  # an incomplete line, as after a kill
         report = distil(settings(prompts, at, samples=2), out, print)
         assert len(seen.requests) - before == lost and report["answers"] == 6
-        whole = (tmp_path / "out" / "train.jsonl").read_bytes()
+        train_bytes = (tmp_path / "out" / "train.jsonl").read_bytes()
         distil(settings(prompts, at, samples=2), out, print)
         assert len(seen.requests) - before == lost
-        assert (tmp_path / "out" / "train.jsonl").read_bytes() == whole
-        more = distil(settings(prompts, at, samples=4, keep=9), out, print)  # more may be asked for
+        assert (tmp_path / "out" / "train.jsonl").read_bytes() == train_bytes
+        more = distil(
+            settings(prompts, at, samples=4, keep=9), out, print
+        )  # a higher number continues the run
         assert (more["answers"], len(seen.requests) - before) == (12, lost + 6)
         assert [row["sample"] for row in kept_in(tmp_path / "out")].count(0) >= 2
         with pytest.raises(ConfigError, match=r"begun with temperature = 1.0, and now it is 0.5"):
@@ -224,7 +226,7 @@ def test_a_damaged_line_and_a_folder_in_use_are_named(prompts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--endpoint", "nowhere"], "distil.endpoint = 'nowhere': must be an address"),
         (["--endpoint", "http://h/v1", "--key-env", "sk-1"], "distil.key_env must be the name"),
@@ -234,11 +236,11 @@ def test_a_damaged_line_and_a_folder_in_use_are_named(prompts, tmp_path):
         (["--model", "no/folder"], "--model no/folder: there is no such folder"),
     ],
 )
-def test_settings_that_cannot_be_used_are_named(words, told, prompts, tmp_path, capsys):
+def test_settings_that_cannot_be_used_are_named(words, message, prompts, tmp_path, capsys):
     command = ["distil", "--data", prompts, "--out", str(tmp_path / "out")]
     words = words if "--model" in words else [*words, "--model", "m"]
     assert main([*command, *words, "--compilation-cache", "off"]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 EVEN = """
@@ -248,7 +250,7 @@ def even(response, answer):
 
 
 def a_model_that_ends(folder):
-    """Random weights that give the end token in every few."""
+    """Writes random weights that sample the end token once in a few tokens."""
     model = tiny_run().model
     params = random_params(model)
     params["head"] = params["head"].at[:, 2].multiply(25.0)
@@ -261,19 +263,21 @@ def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatc
     (tmp_path / "own.py").write_text(EVEN)
     rows = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = []  # the second command has the first one's engine: compiling takes longest
+    engines = []  # the second command reuses the first one's engine: compiling takes longest
     decoder_of = evaluate.decoder_of
     monkeypatch.setattr(
         evaluate,
         "decoder_of",
-        lambda *given: made[0] if made else made.append(decoder_of(*given)) or made[0],
+        lambda *arguments: (
+            engines[0] if engines else engines.append(decoder_of(*arguments)) or engines[0]
+        ),
     )
     command = ["distil", "--data", "sums.jsonl", "--model", "model", "--reward", "own.py:even"]
     command += ["--samples", "6", "--keep", "2", "--max-tokens", "8"]
     command += ["--compilation-cache", "off", "--out"]
     assert main([*command, "whole"]) == 0
-    told = capsys.readouterr().out
-    assert "24 of 24 answers are to be drawn" in told and "│ all" in told
+    output = capsys.readouterr().out
+    assert "24 of 24 answers are to be drawn" in output and "│ all" in output
     lines = (tmp_path / "whole" / "answers.jsonl").read_text().splitlines(keepends=True)
     answers = [json.loads(line) for line in lines]
     assert len(lines) == 24 and len({one["text"] for one in answers}) > 6
@@ -287,7 +291,7 @@ def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatc
     assert "15 of 24 answers are to be drawn" in capsys.readouterr().out
     for name in ("train.jsonl", "report.json"):
         assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    kept = kept_in(tmp_path / "whole")
+    kept_rows = kept_in(tmp_path / "whole")
     right = [one for one in answers if one["complete"] and len(one["text"]) % 2 == 0]
     assert [one["reward"] for one in answers] == [1.0 - len(one["text"]) % 2 for one in answers]
-    assert 0 < len(kept) <= len(right)
+    assert 0 < len(kept_rows) <= len(right)

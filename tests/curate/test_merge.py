@@ -1,5 +1,5 @@
-"""The methods of merging against references written from their equations, on models in memory that
-are cut into blocks at random.
+"""The merging methods against references written from their equations, on models in memory that
+are cut into blocks.
 """
 
 import math
@@ -40,14 +40,14 @@ class InMemory:
 
 
 def model_of(deltas, base=None, size=10**6):
-    """One tensor whose parents differ from its base by `deltas` [p n]."""
+    """Returns a model of one tensor whose parents differ from its base by `deltas` [p n]."""
     deltas = np.asarray(deltas, F32)
     base = np.zeros(deltas.shape[1], F32) if base is None else np.asarray(base, F32)
     return InMemory([("w", base, base + deltas)], size)
 
 
 def merged(method, model):
-    """(kept [p n], merged [n]) of a whole model."""
+    """Returns the trimmed deltas [p n] and the merged entries [n] of a model."""
     parts = list(model.map(method.prepare(model)))
     return (
         np.concatenate([part.trimmed for part in parts], 1),
@@ -56,7 +56,9 @@ def merged(method, model):
 
 
 def random_model(seed, parents=3, entries=5000, size=700):
-    """Two tensors; deltas of very different sizes, some of them zero, with ties by rounding."""
+    """Returns a model of two tensors and its deltas, which have very different sizes, zeros and
+    ties by rounding.
+    """
     rng = np.random.default_rng(seed)
     shape = (parents, entries)
     deltas = rng.standard_normal(shape) * np.exp(3 * rng.standard_normal(shape))
@@ -68,14 +70,16 @@ def random_model(seed, parents=3, entries=5000, size=700):
 
 
 def ties_reference(deltas, weights, density):
-    """Algorithm 1 of arXiv 2306.01708 with weights, entry by entry, from a full sort; float32."""
-    kept = []
+    """Computes Algorithm 1 of arXiv 2306.01708 with weights, entry by entry, from a full sort, in
+    float32.
+    """
+    trimmed = []
     for delta, share in zip(deltas, density, strict=True):
         count = -(-len(delta) * round(share * 10**6) // 10**6)
         least = sorted(np.abs(delta))[len(delta) - count]
-        kept.append([d if abs(d) >= least else F32(0) for d in delta])
+        trimmed.append([d if abs(d) >= least else F32(0) for d in delta])
     out = []
-    for column in zip(*kept, strict=True):
+    for column in zip(*trimmed, strict=True):
         total = F32(0)
         for weight, d in zip(weights, column, strict=True):
             total = F32(total + F32(weight) * d)
@@ -85,7 +89,7 @@ def ties_reference(deltas, weights, density):
                 numerator = F32(numerator + F32(weight) * d)
                 denominator = F32(denominator + F32(weight))
         out.append(numerator / denominator if denominator > 0 else F32(0))
-    return np.array(kept, F32), np.array(out, F32)
+    return np.array(trimmed, F32), np.array(out, F32)
 
 
 @pytest.mark.parametrize(
@@ -100,36 +104,38 @@ def ties_reference(deltas, weights, density):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_ties_equals_an_independent_implementation_within_2_ulp(weights, density, seed):
     model, deltas = random_model(seed, len(weights))
-    kept, found = merged(Ties(weights, density), model)
-    wanted_kept, wanted = ties_reference(deltas, weights, density)
-    np.testing.assert_array_equal(kept, wanted_kept)
-    np.testing.assert_array_max_ulp(found, wanted, 2)
-    assert np.count_nonzero(found) > 0
+    trimmed, actual = merged(Ties(weights, density), model)
+    expected_trimmed, expected = ties_reference(deltas, weights, density)
+    np.testing.assert_array_equal(trimmed, expected_trimmed)
+    np.testing.assert_array_max_ulp(actual, expected, 2)
+    assert np.count_nonzero(actual) > 0
 
 
 def test_ties_by_hand():
-    """Of six entries 0.5 keeps three. Parent 1: 3, -2, 4. Parent 2: -5, 3, 2 and its tie -2."""
+    """A density of 0.5 keeps three of six entries: 3, -2 and 4 of parent 1; -5, 3, 2 and the tie -2
+    of parent 2.
+    """
     deltas = [[3, -2, 1, 0, 0.5, 4], [-5, 3, 1, 2, 1, -2]]
-    kept, found = merged(Ties((1.0, 3.0), (0.5, 0.5)), model_of(deltas))
-    np.testing.assert_array_equal(kept, [[3, -2, 0, 0, 0, 4], [-5, 3, 0, 2, 0, -2]])
+    trimmed, actual = merged(Ties((1.0, 3.0), (0.5, 0.5)), model_of(deltas))
+    np.testing.assert_array_equal(trimmed, [[3, -2, 0, 0, 0, 4], [-5, 3, 0, 2, 0, -2]])
     # sums with weights 1 and 3: -12, 7, 0, 6, 0, -2
-    np.testing.assert_array_equal(found, [-5, 3, 0, 2, 0, -2])
+    np.testing.assert_array_equal(actual, [-5, 3, 0, 2, 0, -2])
 
 
 def test_a_sum_of_zero_is_no_direction():
-    kept, found = merged(Ties((1.0, 2.0), (1.0, 1.0)), model_of([[4, 1], [-2, 1]]))
-    np.testing.assert_array_equal(found, [0, 1])
-    np.testing.assert_array_equal(kept, [[4, 1], [-2, 1]])
+    trimmed, actual = merged(Ties((1.0, 2.0), (1.0, 1.0)), model_of([[4, 1], [-2, 1]]))
+    np.testing.assert_array_equal(actual, [0, 1])
+    np.testing.assert_array_equal(trimmed, [[4, 1], [-2, 1]])
 
 
 def test_all_ties_at_the_threshold_stay():
-    kept, _ = merged(Ties((1.0,), (0.25,)), model_of([[1, -1, 1, 2, -1, 0.5, 0, 1]]))
-    np.testing.assert_array_equal(kept, [[1, -1, 1, 2, -1, 0, 0, 1]])
+    trimmed, _ = merged(Ties((1.0,), (0.25,)), model_of([[1, -1, 1, 2, -1, 0.5, 0, 1]]))
+    np.testing.assert_array_equal(trimmed, [[1, -1, 1, 2, -1, 0, 0, 1]])
 
 
 def test_the_count_is_of_the_decimal_that_was_written():
     assert [kept_count(0.1, 30), kept_count(0.2, 11), kept_count(1e-6, 5)] == [3, 3, 1]
-    assert math.ceil(0.1 * 3 * 10) == 4  # why
+    assert math.ceil(0.1 * 3 * 10) == 4  # the product in floating point is above 3
 
 
 @given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=60), st.data())
@@ -137,8 +143,8 @@ def test_the_kth_magnitude_is_exact(values, data):
     k = data.draw(st.integers(1, len(values)))
     size = data.draw(st.integers(1, 60))
     values = np.array([values], F32)
-    (found,) = kth_magnitudes(model_of(values, size=size), lambda n: [k])
-    assert found.view(F32) == np.sort(np.abs(values[0]))[-k]
+    (magnitude,) = kth_magnitudes(model_of(values, size=size), lambda n: [k])
+    assert magnitude.view(F32) == np.sort(np.abs(values[0]))[-k]
 
 
 def test_linear_is_the_weighted_mean_and_task_arithmetic_the_sum():

@@ -1,4 +1,4 @@
-"""Parents that cannot be merged, options that cannot be: each by name, and nothing is written."""
+"""Parents that cannot be merged and invalid options: the error names each, and writes no folder."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from hf_folders import MOE, random_params, tensors_of, write_folder
-from merging import END, ROUTER, family_of_three, merge, near, tensors_with
+from merging import END, ROUTER, family_of_three, merge, perturb, tensors_with
 
 from compass_jax.curate.merge import MergeError, method_of
 from compass_jax.curate.merge_folders import merge_folders
@@ -103,18 +103,18 @@ def test_what_changes_no_maths_is_settled_by_the_base(folders, tmp_path, kind):
         "tokens": {"eos_token_id": 3},
     }[kind]
     config_with(folders[1], **changes)
-    found = merge(folders, tmp_path / "out")
-    assert (found.path / "config.json").read_bytes() == (folders[0] / "config.json").read_bytes()
-    told = [x for x in found.notices if "eos_token_id 3; the merged model has the base's" in x]
-    assert len(told) == (kind == "tokens")
+    result = merge(folders, tmp_path / "out")
+    assert (result.path / "config.json").read_bytes() == (folders[0] / "config.json").read_bytes()
+    notices = [x for x in result.notices if "eos_token_id 3; the merged model has the base's" in x]
+    assert len(notices) == (kind == "tokens")
 
 
 def test_a_parent_of_another_base_is_wondered_at(folders, tmp_path):
     far = {name: -x for name, x in tensors_of(folders[0]).items()}
     write_folder(folders[2], MOE, far)
-    found = merge(folders, tmp_path / "out")
-    (told,) = [x for x in found.notices if "was it trained from this base?" in x]
-    assert told.startswith(f"{folders[2]} differs from the base by 2 times the base's norm")
+    result = merge(folders, tmp_path / "out")
+    (notice,) = [x for x in result.notices if "was it trained from this base?" in x]
+    assert notice.startswith(f"{folders[2]} differs from the base by 2 times the base's norm")
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -164,7 +164,7 @@ def test_options_that_cannot_be_are_named(folders, tmp_path, options, message):
 def test_dense_models_have_no_routers(tmp_path):
     dense = dataclasses.replace(MOE, family="qwen3", moe=None, layers=2)
     base = save_params(random_params(dense), dense, tmp_path / "base", "float32")
-    other = write_folder(tmp_path / "other", dense, near(tensors_of(base), 1))
+    other = write_folder(tmp_path / "other", dense, perturb(tensors_of(base), 1))
     with pytest.raises(MergeError, match="routers: the models have none, they are dense"):
         merge((base, other), tmp_path / "out", routers_from=0)
 

@@ -14,60 +14,61 @@ def sample(text):
 
 
 def kept_of(samples, threshold, size=100, index=None):
-    """The places of the samples that stay, decided in batches of `size`."""
-    kept = []
-    index = index or NearDuplicates(threshold, lambda row: samples[kept[row]].shingles)
+    """Returns the places of the samples that stay, decided in batches of `size`."""
+    kept_places = []
+    index = index or NearDuplicates(threshold, lambda row: samples[kept_places[row]].shingles)
     for first in range(0, len(samples), size):
         batch = Batch(index, samples[first : first + size])
         for place in range(len(samples[first : first + size])):
             if batch.near_duplicate(place) is None:
-                assert batch.keep(place) == len(kept)
-                kept.append(first + place)
+                assert batch.keep(place) == len(kept_places)
+                kept_places.append(first + place)
         batch.close()
-    return kept
+    return kept_places
 
 
 def by_every_pair(samples, threshold):
-    """The same by sets, each row against all kept ones."""
-    kept = []
+    """Returns the places of the samples that stay when each row is compared with all kept rows."""
+    kept_places = []
     for place, one in enumerate(samples):
-        mine = set(one.shingles.tolist())
-        others = (samples[i] for i in kept)
-        same = (set(x.shingles.tolist()) for x in others if x.numbers == one.numbers)
-        if not any(len(mine & x) >= threshold * len(mine | x) for x in same):
-            kept.append(place)
-    return kept
+        shingles = set(one.shingles.tolist())
+        kept_samples = (samples[i] for i in kept_places)
+        shingle_sets = (set(x.shingles.tolist()) for x in kept_samples if x.numbers == one.numbers)
+        if not any(len(shingles & x) >= threshold * len(shingles | x) for x in shingle_sets):
+            kept_places.append(place)
+    return kept_places
 
 
-def edited(rng, said, count):
-    said = list(said)
-    for i in rng.sample(range(len(said)), count):
-        said[i] = f"new{rng.choice('abcdefgh')}"
-    return said
+def edited(rng, words, count):
+    words = list(words)
+    for i in rng.sample(range(len(words)), count):
+        words[i] = f"new{rng.choice('abcdefgh')}"
+    return words
 
 
 @pytest.fixture(scope="module")
 def corpus():
-    """Texts of 50 words, half of them an earlier one with up to five words changed."""
-    rng, made = random.Random(0), []
+    """Returns texts of 50 words; half of them are an earlier text with up to five words changed."""
+    rng, texts = random.Random(0), []
     for _ in range(250):
-        if made and rng.random() < 0.5:
-            said = edited(rng, rng.choice(made), rng.randrange(6))
+        if texts and rng.random() < 0.5:
+            words = edited(rng, rng.choice(texts), rng.randrange(6))
         else:
-            said = [
+            words = [
                 f"word{rng.choice('abcdefghijklmnop')}{rng.choice('qrstuvw')}" for _ in range(50)
             ]
-        made.append(said)
-    return [sample(" ".join(said)) for said in made]
+        texts.append(words)
+    return [sample(" ".join(words)) for words in texts]
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.9])
 def test_what_stays_is_what_a_comparison_of_every_pair_leaves(corpus, threshold):
-    found, wanted = kept_of(corpus, threshold), by_every_pair(corpus, threshold)
-    # of what is an earlier row, as many as the bands promise are found; nothing else is taken
-    assert set(wanted) <= set(found)
-    assert len(corpus) - len(found) >= LEAST_RECALL * (len(corpus) - len(wanted))
-    assert 0.4 * len(corpus) < len(wanted) < len(corpus) - 10
+    actual, expected = kept_of(corpus, threshold), by_every_pair(corpus, threshold)
+    # The index removes at least the share of true near-duplicates that its bands promise, and no
+    # other row.
+    assert set(expected) <= set(actual)
+    assert len(corpus) - len(actual) >= LEAST_RECALL * (len(corpus) - len(expected))
+    assert 0.4 * len(corpus) < len(expected) < len(corpus) - 10
 
 
 def test_decisions_do_not_depend_on_batches(corpus):
@@ -79,13 +80,13 @@ def test_a_near_duplicate_among_thousands_of_one_template_is_found_and_nothing_e
     frame = [f"frame{c}{d}" for c in "abcde" for d in "abcdef"]
     filled = [frame + [f"slot{rng.getrandbits(40):x}" for _ in range(20)] for _ in range(600)]
     twin = [*filled[300][:-1], "other"]
-    digits = str.maketrans("0123456789", "ghijklmnop")  # which would be told apart by themselves
-    samples = [sample(" ".join(said).translate(digits)) for said in [*filled, twin]]
+    digits = str.maketrans("0123456789", "ghijklmnop")  # since numbers alone make rows different
+    samples = [sample(" ".join(words).translate(digits)) for words in [*filled, twin]]
     assert jaccard(samples[0].shingles, samples[1].shingles) > 0.4
     read = []
     index = NearDuplicates(0.7, lambda row: read.append(row) or samples[row].shingles)
     assert kept_of(samples, 0.7, 50, index) == list(range(600))
-    assert read == [300]  # of all the others no text was looked at
+    assert read == [300]  # no other row's text was read
 
 
 def test_other_numbers_are_another_question_however_long_the_text():
@@ -100,14 +101,14 @@ def test_a_row_without_words_is_nobodys_duplicate():
 
 
 def test_a_crowd_counts_the_rows_of_the_batch_too():
-    """The row that makes a bucket a crowd is the same, wherever a batch ends."""
-    same = [sample(f"all these words are the same {'x' * i}") for i in range(CROWD + 6)]
-    assert kept_of(same, 0.3, 1) == kept_of(same, 0.3, 9) == kept_of(same, 0.3, 1000)
+    """A bucket becomes a crowd at the same row, wherever a batch ends."""
+    samples = [sample(f"all these words are the same {'x' * i}") for i in range(CROWD + 6)]
+    assert kept_of(samples, 0.3, 1) == kept_of(samples, 0.3, 9) == kept_of(samples, 0.3, 1000)
 
 
 def test_edited_word_problems_are_found_and_others_of_their_template_are_not(tmp_path):
-    """The measurement of docs/measurements.md, on fewer rows."""
+    """The measurement of docs/measurements.md holds on fewer rows too."""
     rows = near_duplicates.corpus(400, 3)
-    found = near_duplicates.found_in(rows, tmp_path, 0.7)
-    assert found["precision"] >= 0.95 and found["recall"] >= 0.95
-    assert found["near_duplicates"] > 100 and min(found["recall_of"].values()) > 0.8
+    scores = near_duplicates.found_in(rows, tmp_path, 0.7)
+    assert scores["precision"] >= 0.95 and scores["recall"] >= 0.95
+    assert scores["near_duplicates"] > 100 and min(scores["recall_of"].values()) > 0.8

@@ -1,4 +1,4 @@
-"""The filters that look at one row alone: what they take, what they leave, and why."""
+"""The filters that look at one row alone: the rows that they remove, with the reasons."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The whole preparation: what is kept, what each filter took and why, and a kill at any moment."""
+"""A full preparation: the rows that stay, the rows that each filter removes, and kills at any
+moment.
+"""
 
 import json
 import signal
@@ -35,12 +37,12 @@ SIX = [
 ]
 
 
-def row(asked, said, **others):
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
-    return {"messages": messages, **others}
+def row(prompt, response, **columns):
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+    return {"messages": messages, **columns}
 
 
-def written(path, rows):
+def write_rows(path, rows):
     path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows))
     return str(path)
 
@@ -49,28 +51,28 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def prepared(tmp_path, *files, out="out", told=None, **settings):
+def prepared(tmp_path, *files, out="out", notices=None, **settings):
     config = PrepareConfig(tuple(files), **settings)
-    tally = prepare(config, str(tmp_path / out), (told if told is not None else []).append)
+    tally = prepare(config, str(tmp_path / out), (notices if notices is not None else []).append)
     return tally, lines(tmp_path / out / "train.jsonl")
 
 
 def test_the_six_rows_are_each_caught_or_kept_for_the_stated_reason(tmp_path):
     rows = [row(*one[:2], answer=one[2]) for one in SIX]
-    path = written(tmp_path / "six.jsonl", rows)
-    tally, kept = prepared(tmp_path, path, reward="math")
-    assert kept == rows[:1]
-    wanted = {
+    path = write_rows(tmp_path / "six.jsonl", rows)
+    tally, kept_rows = prepared(tmp_path, path, reward="math")
+    assert kept_rows == rows[:1]
+    expected = {
         "near_duplicate": (2, "as train.jsonl, line 1"),
         "duplicate": (3, "as train.jsonl, line 1"),
         "repetition": (4, "94% of its runs of 8 words repeat an earlier one"),
         "wrong": (5, "math gives 0; the reference is '42'"),
         "unfinished": (6, "<think> is never closed"),
     }
-    assert {name: n for name, n in tally.removed.items() if n} == dict.fromkeys(wanted, 1)
-    for name, (line, reason) in wanted.items():
-        (shown,) = tally.examples[name]
-        assert (shown["where"], shown["reason"]) == (f"{path}, line {line}", reason)
+    assert {name: n for name, n in tally.removed.items() if n} == dict.fromkeys(expected, 1)
+    for name, (line, reason) in expected.items():
+        (example,) = tally.examples[name]
+        assert (example["where"], example["reason"]) == (f"{path}, line {line}", reason)
     assert (tally.judged, tally.unjudged) == (4, 0)  # a copy within a batch is judged too
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["removed"] == tally.removed and report["settings"]["reward"] == "math"
@@ -80,18 +82,18 @@ def test_the_six_rows_are_each_caught_or_kept_for_the_stated_reason(tmp_path):
 
 
 def test_each_filter_can_be_switched_off(tmp_path):
-    path = written(tmp_path / "six.jsonl", [row(*one[:2], answer=one[2]) for one in SIX])
+    path = write_rows(tmp_path / "six.jsonl", [row(*one[:2], answer=one[2]) for one in SIX])
     off = {"exact": False, "similarity": 0.0, "most_repeated": 1.0, "unfinished": False}
     assert len(prepared(tmp_path, path, **off)[1]) == 6
     for i, name in enumerate(off):
         left = {x: value for x, value in off.items() if x != name}
         tally, _ = prepared(tmp_path, path, out=f"on{i}", **left)
-        taken = {
+        filter_names = {
             "exact": "duplicate",
             "similarity": "near_duplicate",
             "most_repeated": "repetition",
         }
-        counts = {taken.get(name, name): 2 if name == "similarity" else 1}
+        counts = {filter_names.get(name, name): 2 if name == "similarity" else 1}
         assert {x: n for x, n in tally.removed.items() if n} == counts
 
 
@@ -100,11 +102,11 @@ def test_kept_rows_are_unchanged_whatever_their_columns(tmp_path):
     second = [{"prompt": "Why is it?", "completion": "so it is", "score": 2**60}]
     table = pyarrow.Table.from_pylist([{"question": "How?", "answer": "by hand\n#### 3"}])
     parquet.write_table(table, tmp_path / "c.parquet")
-    files = [written(tmp_path / "a.jsonl", first), written(tmp_path / "b.jsonl", second)]
-    told = []
-    tally, kept = prepared(tmp_path, *files, str(tmp_path / "c.parquet"), told=told)
-    assert kept == [*first, *second, *table.to_pylist()] and tally.rows == 3
-    assert told == [
+    files = [write_rows(tmp_path / "a.jsonl", first), write_rows(tmp_path / "b.jsonl", second)]
+    notices = []
+    tally, kept_rows = prepared(tmp_path, *files, str(tmp_path / "c.parquet"), notices=notices)
+    assert kept_rows == [*first, *second, *table.to_pylist()] and tally.rows == 3
+    assert notices == [
         "a.jsonl: OpenAI rows: messages",
         "b.jsonl: TRL rows: prompt, completion",
         "c.parquet: GSM8K rows: question, answer",
@@ -113,19 +115,19 @@ def test_kept_rows_are_unchanged_whatever_their_columns(tmp_path):
 
 def test_evaluation_questions_are_told_with_counts(tmp_path):
     rows = [row(*one[:2]) for one in SIX[:1]] + [row("What is 2 + 2?", "It is 4.")] * 2
-    data = written(tmp_path / "rows.jsonl", [*rows, row("Which one?", "The other one.")])
-    asked = [{"prompt": QUESTION, "answer": "7"}, {"prompt": "What is 2+2?", "answer": "4"}]
-    asked += [{"prompt": "Where is it?", "answer": "here"}]
-    against = written(tmp_path / "eval.jsonl", asked)
-    tally, kept = prepared(tmp_path, data, against=(against,))
-    assert [one["messages"][0]["content"] for one in kept] == ["Which one?"]
+    data = write_rows(tmp_path / "rows.jsonl", [*rows, row("Which one?", "The other one.")])
+    questions = [{"prompt": QUESTION, "answer": "7"}, {"prompt": "What is 2+2?", "answer": "4"}]
+    questions += [{"prompt": "Where is it?", "answer": "here"}]
+    against = write_rows(tmp_path / "eval.jsonl", questions)
+    tally, kept_rows = prepared(tmp_path, data, against=(against,))
+    assert [one["messages"][0]["content"] for one in kept_rows] == ["Which one?"]
     assert tally.overlap == {against: {"questions": 3, "rows": 3, "hit": [0, 1]}}
-    reasons = [shown["reason"] for shown in tally.examples["contamination"]]
+    reasons = [example["reason"] for example in tally.examples["contamination"]]
     assert reasons[0].startswith("it asks an evaluation question of ") and "Tom has" in reasons[0]
     page = (tmp_path / "out" / "report.md").read_text()
     assert f"- {against}: 2 of 3 questions stand in 3 rows, which are left out" in page
-    again, _ = prepared(tmp_path, data, out="off", against=(against,), ngram_words=0)
-    assert again.removed["contamination"] == 0 and again.overlap == {}
+    unfiltered, _ = prepared(tmp_path, data, out="off", against=(against,), ngram_words=0)
+    assert unfiltered.removed["contamination"] == 0 and unfiltered.overlap == {}
 
 
 def test_tokens_are_counted_by_the_tokenizer(tmp_path):
@@ -133,10 +135,10 @@ def test_tokens_are_counted_by_the_tokenizer(tmp_path):
     train_tokenizer(["some text"] * 9, 300, folder)
     rows = [row("Say it.", "a " * n + "b") for n in (3, 40)]
     odd = {"messages": [{"role": "assistant", "content": "It says that."}]}
-    data = written(tmp_path / "rows.jsonl", [*rows, odd])
+    data = write_rows(tmp_path / "rows.jsonl", [*rows, odd])
     settings = {"tokenizer": str(folder), "most_repeated": 1.0, "similarity": 0.0}
-    tally, kept = prepared(tmp_path, data, most_tokens=60, **settings)
-    assert kept == [rows[0], odd] and tally.removed["too_long"] == 1
+    tally, kept_rows = prepared(tmp_path, data, most_tokens=60, **settings)
+    assert kept_rows == [rows[0], odd] and tally.removed["too_long"] == 1
     assert tally.examples["too_long"][0]["reason"].endswith("tokens, more than 60")
     with pytest.raises(ConfigError, match="most_tokens = 60: tokens of which tokenizer"):
         PrepareConfig((data,), most_tokens=60).validate()
@@ -145,9 +147,9 @@ def test_tokens_are_counted_by_the_tokenizer(tmp_path):
         "{% if messages and messages[0].role != 'user' %}{{ raise_exception('first the user') }}"
         "{% endif %}" + template.read_text()
     )
-    data = written(tmp_path / "more.jsonl", [odd, rows[0], odd, odd, rows[1]])
-    tally, kept = prepared(tmp_path, data, out="refused", exact=False, **settings)
-    assert kept == rows and tally.removed["template"] == 3
+    data = write_rows(tmp_path / "more.jsonl", [odd, rows[0], odd, odd, rows[1]])
+    tally, kept_rows = prepared(tmp_path, data, out="refused", exact=False, **settings)
+    assert kept_rows == rows and tally.removed["template"] == 3
     assert "first the user" in tally.examples["template"][0]["reason"]
 
 
@@ -157,20 +159,20 @@ def test_the_reference_is_a_known_column_or_the_named_one(tmp_path):
         {"prompt": f"{n}?", "extra_info": {"answer": four}, "reward_model": {"ground_truth": n}}
         for n in ("4", "5")
     ]
-    own = [row("Four?", four, truth={"is": "4"}), row("Five?", four, truth={"is": "5"})]
-    # what is learnt is no reference of itself
+    custom = [row("Four?", four, truth={"is": "4"}), row("Five?", four, truth={"is": "5"})]
+    # the response that SFT learns is not a reference for itself
     gsm = [{"question": "2 + 2?", "answer": "It is 4.\n#### 5"}]
     files = [
-        written(tmp_path / f"{name}.jsonl", rows)
-        for name, rows in (("verl", verl), ("own", own), ("gsm", gsm))
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+        for name, rows in (("verl", verl), ("own", custom), ("gsm", gsm))
     ]
     settings = {"reward": "exact", "similarity": 0.0}
-    tally, kept = prepared(tmp_path, *files, **settings)
-    assert kept == [verl[0], *own, *gsm] and tally.removed["wrong"] == 1
+    tally, kept_rows = prepared(tmp_path, *files, **settings)
+    assert kept_rows == [verl[0], *custom, *gsm] and tally.removed["wrong"] == 1
     assert (tally.judged, tally.unjudged) == (2, 3)
     named = {**settings, "answer_field": "truth.is"}
-    tally, kept = prepared(tmp_path, files[1], out="own", **named)
-    assert kept == own[:1] and (tally.judged, tally.unjudged) == (2, 0)
+    tally, kept_rows = prepared(tmp_path, files[1], out="own", **named)
+    assert kept_rows == custom[:1] and (tally.judged, tally.unjudged) == (2, 0)
 
 
 # ---- a stop, and what changed since ----------------------------------------------------------
@@ -203,9 +205,9 @@ def corpus(count):
     words = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "rstxz"]
     rows = []
     for i in range(count):
-        said = [words[(i * 37 + j * j * (i % 11 + 1)) % len(words)] for j in range(30)]
-        said = said if i % 3 else ["the", *said[1:]]
-        rows.append(row(" ".join(said[:12]) + f" {i % 50}?", " ".join(said[12:]) + "."))
+        sentence = [words[(i * 37 + j * j * (i % 11 + 1)) % len(words)] for j in range(30)]
+        sentence = sentence if i % 3 else ["the", *sentence[1:]]
+        rows.append(row(" ".join(sentence[:12]) + f" {i % 50}?", " ".join(sentence[12:]) + "."))
         if i % 4 == 0:
             rows.append(rows[i // 2])
         if i % 7 == 0:
@@ -214,9 +216,9 @@ def corpus(count):
 
 
 def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
-    data = written(tmp_path / "rows.jsonl", corpus(200))
-    asked = {"prompt": corpus(9)[5]["messages"][0]["content"], "answer": "?"}
-    against = written(tmp_path / "eval.jsonl", [asked])
+    data = write_rows(tmp_path / "rows.jsonl", corpus(200))
+    question = {"prompt": corpus(9)[5]["messages"][0]["content"], "answer": "?"}
+    against = write_rows(tmp_path / "eval.jsonl", [question])
     alone, _ = prepared(tmp_path, data, against=(against,), out="alone")
     assert alone.removed["near_duplicate"] and alone.removed["duplicate"]
     assert alone.removed["contamination"] and alone.rows_kept > 100
@@ -224,10 +226,10 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
         command = [sys.executable, "-c", KILLED, data, against, str(tmp_path / "out"), str(moment)]
         assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
         assert not (tmp_path / "out" / "train.jsonl").exists()
-    for again in (False, True):
-        told = []
-        prepared(tmp_path, data, against=(against,), told=told)
-        assert again == told[-1].endswith("train.jsonl was made by this command before")
+    for is_repeat in (False, True):
+        notices = []
+        prepared(tmp_path, data, against=(against,), notices=notices)
+        assert is_repeat == notices[-1].endswith("train.jsonl was made by this command before")
     for name in ("train.jsonl", "report.json", "report.md"):
         one, other = (tmp_path / folder / name for folder in ("alone", "out"))
         assert one.read_bytes() == other.read_bytes()
@@ -235,29 +237,33 @@ def test_the_same_command_ends_with_the_same_files_after_kills(tmp_path):
 
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
-    """A folder of a preparation that met an unreadable line, and the file without it."""
+    """Stops a preparation at an unreadable line; returns the file without that line."""
     monkeypatch.setattr(run, "AT_ONCE", 8)
     path = tmp_path / "rows.jsonl"
     rows = [(*(x["content"] for x in one["messages"]), i) for i, one in enumerate(corpus(30))]
-    tagged = [row(asked, f"{said} <answer>1</answer>", answer=i % 5) for asked, said, i in rows]
-    written(path, tagged)
-    whole = path.read_text()
-    path.write_text(whole + '{"messages": 3}\n')
+    tagged = [
+        row(prompt, f"{response} <answer>1</answer>", answer=i % 5) for prompt, response, i in rows
+    ]
+    write_rows(path, tagged)
+    valid_text = path.read_text()
+    path.write_text(valid_text + '{"messages": 3}\n')
     with pytest.raises(DataError, match=f"{path}, line 44: messages must be a non-empty list"):
         prepared(tmp_path, str(path), reward="exact")
-    path.write_text(whole)
+    path.write_text(valid_text)
     return path
 
 
 def test_it_ends_once_a_bad_row_is_gone_and_judges_no_row_twice(stopped, tmp_path):
-    alone, kept = prepared(tmp_path, str(stopped), out="alone", reward="exact")
+    alone, kept_rows = prepared(tmp_path, str(stopped), out="alone", reward="exact")
     verdicts = tmp_path / "out" / "verdicts.jsonl"
-    first, *others = verdicts.read_text().splitlines(keepends=True)
+    first, *verdict_lines = verdicts.read_text().splitlines(keepends=True)
     key, wrong = json.loads(first)
-    assert wrong.startswith("exact gives 0") and len(others) > 20
-    verdicts.write_text(json.dumps([key, "as the file says"]) + "\n" + "".join(others) + '["ab')
-    tally, again = prepared(tmp_path, str(stopped), reward="exact")
-    assert again == kept and tally.removed == alone.removed
+    assert wrong.startswith("exact gives 0") and len(verdict_lines) > 20
+    verdicts.write_text(
+        json.dumps([key, "as the file says"]) + "\n" + "".join(verdict_lines) + '["ab'
+    )
+    tally, resumed_rows = prepared(tmp_path, str(stopped), reward="exact")
+    assert resumed_rows == kept_rows and tally.removed == alone.removed
     assert tally.examples["wrong"][0]["reason"] == "as the file says"
     assert not verdicts.exists()
 
@@ -272,7 +278,7 @@ def test_other_settings_are_refused_and_more_workers_are_not(stopped, tmp_path):
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
-    data = written(tmp_path / "rows.jsonl", [row("What?", "That.")])
+    data = write_rows(tmp_path / "rows.jsonl", [row("What?", "That.")])
     out = tmp_path / "out"
     out.mkdir()
     (out / "train.jsonl").write_text("mine")
@@ -282,7 +288,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 
 def test_nothing_left_is_an_error_with_the_counts(tmp_path):
-    data = written(tmp_path / "rows.jsonl", [row("What?", ""), row("1", "2")])
+    data = write_rows(tmp_path / "rows.jsonl", [row("What?", ""), row("1", "2")])
     with pytest.raises(DataError, match="none of 2 rows is left: unfinished 1, too_short 1"):
         prepared(tmp_path, data)
     assert "too few characters" in (tmp_path / "out" / "report.md").read_text()

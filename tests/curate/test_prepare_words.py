@@ -1,4 +1,4 @@
-"""Words, and the numbers that stand for runs of them, against whole numbers of Python's own."""
+"""Words and the hashes of runs of words, checked with Python's integers."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ BASE = 0x9E3779B97F4A7C15
 
 
 def run_of(names):
-    """sum_i w_i B^(i+1) mod 2^64, written down with Python's integers."""
+    """Computes sum_i w_i B^(i+1) mod 2^64 with Python's integers."""
     numbers = [xxhash.xxh3_64_intdigest(name.encode()) for name in names]
     return sum(w * BASE ** (i + 1) for i, w in enumerate(numbers)) % 2**64
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("Was ist  3+4?\n", ["was", "ist", "3", "+", "4"]),
         ("STRASSE Straße", ["strasse", "strasse"]),
@@ -28,16 +28,16 @@ def run_of(names):
         (" ,;! ", []),
     ],
 )
-def test_words(text, found):
-    assert words(text) == found
+def test_words(text, expected):
+    assert words(text) == expected
 
 
 def test_a_number_stands_for_each_run_of_words():
     names = ["a", "b", "c", "d", "a", "b", "c"]
-    wanted = [run_of(names[i : i + 3]) for i in range(5)]
-    found = runs(hashed(names), 3)
-    assert found.dtype == np.uint64 and found.tolist() == wanted
-    assert wanted[0] == wanted[4] and len(set(wanted)) == 4
+    expected = [run_of(names[i : i + 3]) for i in range(5)]
+    actual = runs(hashed(names), 3)
+    assert actual.dtype == np.uint64 and actual.tolist() == expected
+    assert expected[0] == expected[4] and len(set(expected)) == 4
 
 
 def test_a_short_text_is_one_run_and_an_empty_one_none():
@@ -46,7 +46,7 @@ def test_a_short_text_is_one_run_and_an_empty_one_none():
 
 
 @pytest.mark.parametrize(
-    ("text", "other", "same"),
+    ("text", "other", "is_same"),
     [
         ("Tom has 3 apples. Ann has 5.", "Ann has 5. Tom has 3 apples.", True),
         ("12 - 7", "12-7", True),
@@ -56,5 +56,5 @@ def test_a_short_text_is_one_run_and_an_empty_one_none():
         ("none", "other", True),
     ],
 )
-def test_questions_have_the_same_numbers_whatever_their_order(text, other, same):
-    assert (numbers_in(words(text)) == numbers_in(words(other))) is same
+def test_questions_have_the_same_numbers_whatever_their_order(text, other, is_same):
+    assert (numbers_in(words(text)) == numbers_in(words(other))) is is_same

@@ -1,5 +1,5 @@
-"""Rows of published evaluation sets, each made after the set's own documentation: what is asked,
-and whether the verifier finds its reference right.
+"""Rows of published evaluation sets, written after each set's documentation: their questions, and
+whether the verifier finds the reference right.
 """
 
 import json
@@ -135,55 +135,55 @@ SETS = {
 }  # fmt: skip
 
 
-def asked_of(folder, row, verifier, name="set.jsonl", **settings):
-    """The one question of a file of this one row, and the lines that were told."""
-    path, told = folder / name, []
+def question_of(folder, row, verifier, name="set.jsonl", **settings):
+    """Returns the question of a file with this one row, and the notices."""
+    path, notices = folder / name, []
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.Table.from_pylist([row]), path)
     else:
         path.write_text(json.dumps(row) + "\n")
     source = FileSource(str(path), verifier=verifier, **settings)
-    (found,) = questions(DataConfig(sources=(source,)), 0, told.append)
-    return found, told
+    (question,) = questions(DataConfig(sources=(source,)), 0, notices.append)
+    return question, notices
 
 
-def judged(asked):
-    """The rewards of (question, verifier, response), in order, from real workers: programs run in
-    them alone.
+def judged(cases):
+    """Returns the rewards of (question, verifier, response), in order, from real workers, since
+    programs run only in them.
     """
-    kinds = list(dict.fromkeys(verifier for _, verifier, _ in asked))
+    kinds = list(dict.fromkeys(verifier for _, verifier, _ in cases))
     sources = tuple(
         FileSource("any.jsonl", verifier=x, verifier_args={"seconds": 60.0} if x == "code" else {})
         for x in kinds
     )
     scores = {}
     with Scorer(RewardConfig(timeout_s=120.0), DataConfig(sources=sources)) as scorer:
-        for n, (question, verifier, response) in enumerate(asked):
+        for n, (question, verifier, response) in enumerate(cases):
             tokens = np.zeros(1, np.int32)
-            given = (question.label, question.text, tokens, question.answer, question.row)
-            scorer.submit(n, Prompt(n, kinds.index(verifier), *given), response)
-        while len(scores) < len(asked):
+            fields = (question.label, question.text, tokens, question.answer, question.row)
+            scorer.submit(n, Prompt(n, kinds.index(verifier), *fields), response)
+        while len(scores) < len(cases):
             scores.update(scorer.collect(block=True))
     assert all(score.known for score in scores.values()), scores
-    return [scores[n].reward for n in range(len(asked))]
+    return [scores[n].reward for n in range(len(cases))]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("name", SETS)
 def test_each_set_is_asked_as_its_documentation_says(tmp_path, name, ending):
     row, verifier, words, answer, _, _, labels = SETS[name]
-    found, told = asked_of(tmp_path, row, verifier, f"{name}.{ending}")
-    assert words in found.text and told[0].startswith(f"{name}.{ending}: ")
-    assert answer is None or found.answer == answer
-    assert set(found.labels) == set(labels)
+    question, notices = question_of(tmp_path, row, verifier, f"{name}.{ending}")
+    assert words in question.text and notices[0].startswith(f"{name}.{ending}: ")
+    assert answer is None or question.answer == answer
+    assert set(question.labels) == set(labels)
 
 
 def test_each_set_is_judged_by_its_verifier(tmp_path):
-    asked = []
+    cases = []
     for name, (row, verifier, _, _, right, wrong, _) in SETS.items():
-        found, _ = asked_of(tmp_path, row, verifier, f"{name}.jsonl")
-        asked += [(found, verifier, right), (found, verifier, wrong)]
-    rewards = judged(asked)
+        question, _ = question_of(tmp_path, row, verifier, f"{name}.jsonl")
+        cases += [(question, verifier, right), (question, verifier, wrong)]
+    rewards = judged(cases)
     for name, right, wrong in zip(SETS, rewards[::2], rewards[1::2], strict=True):
         assert right == 1 and wrong < 1, name
 
@@ -193,28 +193,28 @@ def test_a_verifier_that_cannot_judge_a_set_is_an_error_that_names_the_right_one
         if verifier != "math":
             where = r"data\.sources\[0\]\.verifier to " + re.escape(repr(verifier))
             with pytest.raises(DataError, match=where):
-                asked_of(tmp_path, row, "math", f"{name}.jsonl")
+                question_of(tmp_path, row, "math", f"{name}.jsonl")
 
 
 def test_columns_that_are_named_are_read_as_they_are(tmp_path):
     named = {"prompt_field": "question", "answer_field": "answer"}
-    found, _ = asked_of(tmp_path, MMLU_PRO, "exact", **named)
-    assert (found.text, found.answer) == ("Which is Au?", "B")
+    question, _ = question_of(tmp_path, MMLU_PRO, "exact", **named)
+    assert (question.text, question.answer) == ("Which is Au?", "B")
 
 
 def test_possible_answers_of_bfcl_may_lie_in_their_folder(tmp_path):
     (tmp_path / "possible_answer").mkdir()
     name = "BFCL_v4_simple_python.jsonl"
     (tmp_path / "possible_answer" / name).write_text(json.dumps(TRUTH) + "\n")
-    found, _ = asked_of(tmp_path, BFCL, "tools", name)
-    assert len(found.tools) == 1
-    none, _ = asked_of(tmp_path, BFCL, "tools", "BFCL_v4_irrelevance.jsonl")
-    pairs = [(found, CALL), (none, "No tool fits."), (none, CALL)]
+    question, _ = question_of(tmp_path, BFCL, "tools", name)
+    assert len(question.tools) == 1
+    irrelevant, _ = question_of(tmp_path, BFCL, "tools", "BFCL_v4_irrelevance.jsonl")
+    pairs = [(question, CALL), (irrelevant, "No tool fits."), (irrelevant, CALL)]
     assert judged([(x, "tools", response) for x, response in pairs]) == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("row", "verifier", "told"),
+    ("row", "verifier", "message"),
     [
         (MATH | {"solution": "It is 2."}, "math", r"set.jsonl, line 1: .*'solution' holds no"),
         (MATH | {"solution": None}, "math", r"line 1: 'solution' is null"),
@@ -229,23 +229,27 @@ def test_possible_answers_of_bfcl_may_lie_in_their_folder(tmp_path):
         (MMLU | {"question": " "}, "choice", r"the question is empty"),
     ],
 )  # fmt: skip
-def test_rows_that_are_not_as_documented_are_named_with_their_place(tmp_path, row, verifier, told):
-    with pytest.raises(DataError, match=told):
-        asked_of(tmp_path, row, verifier)
+def test_rows_that_are_not_as_documented_are_named_with_their_place(
+    tmp_path, row, verifier, message
+):
+    with pytest.raises(DataError, match=message):
+        question_of(tmp_path, row, verifier)
 
 
 def test_equal_answers_are_equal_votes(tmp_path):
-    """By the source's verifier: numbers by value, letters by the chosen option, none for code."""
+    """The source's verifier decides: numbers are equal by value, letters by the chosen option; code
+    has no votes.
+    """
     tag = RewardConfig().answer_tag
     for verifier, row, groups in (
         ("math", MATH, [("<answer>1/2</answer>", r"\boxed{0.50}"), (r"\boxed{x+1}",), ("2",)]),
         ("numeric", {"question": "q", "answer": "3"}, [("#### 3 km", "#### 3.0"), ("#### 4",)]),
         ("choice", MMLU, [("Answer: B", "<answer>gold</answer>"), ("Answer: C",), ("who knows",)]),
     ):
-        found, _ = asked_of(tmp_path, row, verifier)
+        question, _ = question_of(tmp_path, row, verifier)
         (vote,) = votes(DataConfig(sources=(FileSource("a.jsonl", verifier=verifier),)), tag)
-        said = [{vote(found, response) for response in group} for group in groups]
-        assert all(len(one) == 1 for one in said)
-        assert len(set.union(*said)) == len(groups)
-        assert (None in said[-1]) == (verifier != "numeric")
+        vote_sets = [{vote(question, response) for response in group} for group in groups]
+        assert all(len(one) == 1 for one in vote_sets)
+        assert len(set.union(*vote_sets)) == len(groups)
+        assert (None in vote_sets[-1]) == (verifier != "numeric")
     assert votes(DataConfig(sources=(FileSource("a.jsonl", verifier="code"),)), tag) == [None]

@@ -1,5 +1,5 @@
-"""Rows of a file by their number: the same as those read from the first to the last, in every
-format, and a DataError with the place where a file or a row cannot be read.
+"""Rows of a file by number: the same rows as in sequential reading, in every format, and a
+DataError with the place if a file or a row cannot be read.
 """
 
 import gzip
@@ -21,8 +21,10 @@ from compass_jax.data.questions import questions
 FIELDS = {"messages": "add it"}
 
 
-def row(number, said="yes"):
-    return {"messages": [{"role": "user", "content": f"q{number}"}, {"role": "x", "content": said}]}
+def row(number, reply="yes"):
+    return {
+        "messages": [{"role": "user", "content": f"q{number}"}, {"role": "x", "content": reply}]
+    }
 
 
 def lines_of(rows):
@@ -37,7 +39,7 @@ def zstd(data):
 
 
 def write(path, rows):
-    """These rows in the format that the name's ending says."""
+    """Writes rows in the format of the name's ending."""
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
         return str(path)
@@ -45,7 +47,7 @@ def write(path, rows):
 
 
 def write_lines(path, lines):
-    """These lines, or records; packed ones in two frames."""
+    """Writes lines, or records; a compressed file has two frames."""
     if path.suffix == ".arrayrecord":
         writer = ArrayRecordWriter(str(path), "group_size:1")
         for line in lines:
@@ -75,8 +77,8 @@ def test_a_row_by_its_number_is_the_row_that_reading_in_order_finds(tmp_path, en
     rows = opened(path, tmp_path / "cache")
     assert len(rows) == 40
     order = random.Random(1).sample(range(40), 40)
-    found = [(where, row_of(where, raw, FIELDS)) for where, raw in map(rows.__getitem__, order)]
-    assert found == [expected[n] for n in order]
+    actual = [(where, row_of(where, raw, FIELDS)) for where, raw in map(rows.__getitem__, order)]
+    assert actual == [expected[n] for n in order]
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["with its end", "without"])
@@ -98,14 +100,14 @@ def test_the_cache_serves_this_version_of_the_file_alone(tmp_path, ending):
     path = write(tmp_path / f"a{ending}", [row(n) for n in range(20)])
     cache = tmp_path / "cache"
     first = opened(path, cache)
-    kept = {x: x.stat().st_mtime_ns for x in cache.iterdir()}
+    mtimes = {x: x.stat().st_mtime_ns for x in cache.iterdir()}
     assert opened(path, cache)[3] == first[3]
-    assert {x: x.stat().st_mtime_ns for x in cache.iterdir()} == kept
-    assert {x.suffix for x in kept} <= {".lines", ".lock", ".jsonl"}
-    os.utime(path, ns=(1, 1))  # written at another time: what is kept may be of another content
-    again = opened(path, cache)
-    assert len(list(cache.iterdir())) > len(kept)
-    assert again.key == first.key  # the same content, for a run that goes on
+    assert {x: x.stat().st_mtime_ns for x in cache.iterdir()} == mtimes
+    assert {x.suffix for x in mtimes} <= {".lines", ".lock", ".jsonl"}
+    os.utime(path, ns=(1, 1))  # another modification time: the cache may be of other content
+    reopened = opened(path, cache)
+    assert len(list(cache.iterdir())) > len(mtimes)
+    assert reopened.key == first.key  # the same content, for a resumed run
     write(tmp_path / f"a{ending}", [row(n, "no") for n in range(20)])
     assert opened(path, cache).key != first.key
 
@@ -122,8 +124,8 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, ending, change)
         os.utime(path, ns=(1, 1))
     else:
         path.unlink()
-    told = "does not exist" if change == "gone" else "has changed while it was read"
-    with pytest.raises(DataError, match=re.escape(str(path)) + " " + told):
+    message = "does not exist" if change == "gone" else "has changed while it was read"
+    with pytest.raises(DataError, match=re.escape(str(path)) + " " + message):
         rows[0]
 
 
@@ -148,7 +150,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_cannot_be_read_is_refused_when_it_is_opened(tmp_path, name):
-    ending, content, told = FILES[name]
+    ending, content, message = FILES[name]
     path = tmp_path / f"a{ending}"
     if content is not None:
         path.write_bytes(content)
@@ -157,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_refused_when_it_is_opened(tmp_path, name)
         lambda: list(read_rows(str(path), {})),
         lambda: list(read_rows(str(path), FIELDS, (), lambda error: None)),
     ):
-        with pytest.raises(DataError, match=re.escape(str(path)) + f".*{told}"):
+        with pytest.raises(DataError, match=re.escape(str(path)) + f".*{message}"):
             read()
     assert not list(tmp_path.glob("cache/tmp*"))
 
@@ -177,21 +179,21 @@ ROWS = {
 def test_a_row_that_cannot_be_used_is_named_where_it_lies_and_the_others_are_read(
     tmp_path, name, ending
 ):
-    content, told = ROWS[name]
+    content, message = ROWS[name]
     path = tmp_path / f"a{ending}"
     write_lines(path, [GOOD[0], content.replace(b"\n", b"") + b"\n", GOOD[1]])
     word = "record" if ending == ".arrayrecord" else "line"
-    place = re.escape(f"{path}, {word} 2: ") + f".*({told})"
+    place = re.escape(f"{path}, {word} 2: ") + f".*({message})"
     with pytest.raises(DataError, match=place):
         list(read_rows(str(path), FIELDS))
     problems = []
     assert len(list(read_rows(str(path), FIELDS, (), problems.append))) == 2
     assert len(problems) == 1 and re.match(place, str(problems[0]))
     rows = opened(path, tmp_path / "cache")
-    found = [rows[n] for n in range(3)]
-    assert row_of(*found[0], FIELDS) == row(0) and row_of(*found[2], FIELDS) == row(1)
+    pairs = [rows[n] for n in range(3)]
+    assert row_of(*pairs[0], FIELDS) == row(0) and row_of(*pairs[2], FIELDS) == row(1)
     with pytest.raises(DataError, match=place):
-        row_of(*found[1], FIELDS)
+        row_of(*pairs[1], FIELDS)
 
 
 def test_a_damaged_record_is_named(tmp_path):
@@ -237,11 +239,9 @@ def test_prompts_of_rl_come_from_a_folder_of_files_of_every_kind(tmp_path):
         write(folder / f"{number}{ending}", [{"prompt": f"{number} + 1?", "answer": number + 1}])
     source = FileSource(str(folder))
     source.validate("data.sources[0]")
-    found = questions(DataConfig(sources=(source,)), 0, lambda line: None)
-    assert [(one.text, one.answer) for one in found] == [
-        (f"{n} + 1?", str(n + 1)) for n in range(5)
-    ]
-    assert {one.label for one in found} == {"prompts"}
+    pool = questions(DataConfig(sources=(source,)), 0, lambda line: None)
+    assert [(one.text, one.answer) for one in pool] == [(f"{n} + 1?", str(n + 1)) for n in range(5)]
+    assert {one.label for one in pool} == {"prompts"}
     with pytest.raises(ConfigError, match=r"\.csv'.*must end in \.jsonl, \.jsonl\.gz.*a folder"):
         FileSource("rows.csv").validate("data.sources[0]")
 
@@ -251,8 +251,8 @@ def test_a_folder_is_the_files_of_rows_in_it(tmp_path):
         (tmp_path / "chats" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "chats" / name).touch()
     folder = f"{tmp_path}/chats"
-    found = [os.path.relpath(path, folder) for path in files_of(folder)]
-    assert found == ["[e].jsonl.zst", "b.jsonl", "c.jsonl.gz", "deep/a.parquet"]
+    paths = [os.path.relpath(path, folder) for path in files_of(folder)]
+    assert paths == ["[e].jsonl.zst", "b.jsonl", "c.jsonl.gz", "deep/a.parquet"]
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match=r"none is a folder without a file of rows: .*\.parquet"):
         files_of(f"{tmp_path}/none")

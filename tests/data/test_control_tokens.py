@@ -1,4 +1,4 @@
-"""What messages hold is text, whatever it spells: only the template's own markers are control
+"""The contents of messages are text, whatever they spell: only the template's markers are control
 tokens, under templates of three styles.
 """
 
@@ -89,7 +89,9 @@ def test_contents_without_spellings_have_the_ids_that_they_had(styles, style, co
     roles=st.tuples(st.just("system"), spelling, st.just("assistant")),
 )
 def test_no_content_or_role_makes_a_control_token(styles, style, contents, roles):
-    """As many control tokens as the template writes around harmless contents, and the same text."""
+    """The ids have the control tokens that the template writes around harmless contents, and decode
+    to the rendered text.
+    """
     tokenizer = styles[style]
     harmless = tokenizer.encode_chat(
         conversation("a", "b", "c", roles=("system", "user", "assistant")), True

@@ -1,5 +1,5 @@
-"""Evaluation sets beside training data: which questions they have, what the training loses to them
-and what is said of it; bad sets are refused by name.
+"""Evaluation sets and training data: the questions of a set, which the training leaves out with a
+notice; an error names a bad set.
 """
 
 import json
@@ -31,8 +31,8 @@ def tokenizer():
 
 
 def rows(path, texts, **columns):
-    found = [{"prompt": text, "answer": "1", **columns} for text in texts]
-    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    records = [{"prompt": text, "answer": "1", **columns} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in records))
     return FileSource(str(path), verifier="exact")
 
 
@@ -42,39 +42,44 @@ def with_data(**changes):
 
 
 def test_a_set_is_beside_the_held_out_prompts_and_not_trained_on(tmp_path, tokenizer):
-    """Twenty training questions, of which a set has three (one with other white space)."""
+    """The set has two of the twenty training questions, one of them with other white space."""
     train = rows(tmp_path / "train.jsonl", [f"question  number {i}" for i in range(20)])
-    own = rows(tmp_path / "own.jsonl", ["question number 3", "question  number 7", "another"])
+    own_source = rows(
+        tmp_path / "own.jsonl", ["question number 3", "question  number 7", "another"]
+    )
     plain = with_data(sources=(train,), heldout_frac=0.3, eval_prompts=50)
     config = with_data(
-        sources=(train,), heldout_frac=0.3, eval_prompts=50, eval_sets=(EvalSet("own", (own,)),)
+        sources=(train,),
+        heldout_frac=0.3,
+        eval_prompts=50,
+        eval_sets=(EvalSet("own", (own_source,)),),
     )
-    held = {q.text for q in questions(plain.data, 0, print) if q.heldout}
-    asked = {"question  number 3", "question  number 7"}
-    told = []
-    tell = unique_notices(told.append)
-    found = train_prompts(config.data, tokenizer, 0, tell)
+    heldout_texts = {q.text for q in questions(plain.data, 0, print) if q.heldout}
+    set_texts = {"question  number 3", "question  number 7"}
+    notices = []
+    tell = unique_notices(notices.append)
+    prompts = train_prompts(config.data, tokenizer, 0, tell)
     before = train_prompts(plain.data, tokenizer, 0, print)
-    assert next(p for p in before if p.question not in asked).id == found[0].id
-    assert {p.question for p in before} - {p.question for p in found} == asked - held
-    heldout, mine = evaluation_sets(config, tokenizer, tell)
-    assert {p.question for p in heldout.prompts} == held and heldout.name == "heldout"
+    assert next(p for p in before if p.question not in set_texts).id == prompts[0].id
+    assert {p.question for p in before} - {p.question for p in prompts} == set_texts - heldout_texts
+    heldout, own_set = evaluation_sets(config, tokenizer, tell)
+    assert {p.question for p in heldout.prompts} == heldout_texts and heldout.name == "heldout"
     assert [p.id for p in heldout.prompts] == [
         p.id for p in heldout_prompts(plain.data, tokenizer, 0, print)
     ]
-    assert [p.question for p in mine.prompts] == [
+    assert [p.question for p in own_set.prompts] == [
         "question number 3",
         "question  number 7",
         "another",
     ]
-    overlap = [OVERLAP in p.labels for p in mine.prompts]
-    assert sum(overlap) == len(asked - held) and not overlap[2]
+    overlap = [OVERLAP in p.labels for p in own_set.prompts]
+    assert sum(overlap) == len(set_texts - heldout_texts) and not overlap[2]
     count = f"data.eval_sets, own: {sum(overlap)} of its 3 questions are in data.sources too"
-    assert len([line for line in told if count in line]) == 1
-    assert in_words([heldout, mine], config.data) == f"{len(held)} held out, own 3"
-    assert config.data.keyed_sources()[mine.prompts[0].source] == (
+    assert len([line for line in notices if count in line]) == 1
+    assert in_words([heldout, own_set], config.data) == f"{len(heldout_texts)} held out, own 3"
+    assert config.data.keyed_sources()[own_set.prompts[0].source] == (
         "data.eval_sets[0].sources[0]",
-        own,
+        own_source,
     )
 
 
@@ -91,20 +96,20 @@ def test_a_capped_set_takes_no_more_from_the_training_than_it_asks(tmp_path, tok
 
 @pytest.mark.parametrize("reading", ["memory", "record"])
 def test_sft_leaves_out_what_a_set_asks_and_counts_it_by_set(tmp_path, tokenizer, reading):
-    """White space apart, and each question once however many rows ask it."""
-    own = rows(tmp_path / "a.jsonl", ["held apart", "held too", "nobody's"])
-    far = rows(tmp_path / "b.jsonl", ["far"])
+    """White space does not matter, and a question counts once however many rows ask it."""
+    own_source = rows(tmp_path / "a.jsonl", ["held apart", "held too", "nobody's"])
+    far_source = rows(tmp_path / "b.jsonl", ["far"])
     path = tmp_path / "sft.jsonl"
     for n, text in enumerate(("held apart", "held  apart", "held too", "free", "held")):
-        said = [{"role": "user", "content": text}, {"role": "assistant", "content": str(n)}]
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": str(n)}]
         with path.open("a") as file:
-            file.write(json.dumps({"messages": said}) + "\n")
-    sets = (EvalSet("own", (own,)), EvalSet("far", (far,)))
+            file.write(json.dumps({"messages": messages}) + "\n")
+    sets = (EvalSet("own", (own_source,)), EvalSet("far", (far_source,)))
     config = with_data(sources=(), eval_sets=sets, eval_prompts=0, cache=str(tmp_path / "cache"))
     sft = replace(config.sft, files=(str(path),), procedural=(), reading=reading)
-    told = []
-    examples, counts = sft_records(replace(config, sft=sft), tokenizer, told.append)
-    (line,) = [line for line in told if line.startswith("data.eval_sets")]
+    notices = []
+    examples, counts = sft_records(replace(config, sft=sft), tokenizer, notices.append)
+    (line,) = [line for line in notices if line.startswith("data.eval_sets")]
     if reading == "record":
         assert len(examples) == 5 and line.startswith(
             "data.eval_sets, own, far: it was not counted"
@@ -115,10 +120,10 @@ def test_sft_leaves_out_what_a_set_asks_and_counts_it_by_set(tmp_path, tokenizer
         "data.eval_sets: the SFT rows ask 2 of the 3 questions of own, 0 of the 1 questions of far;"
         " rows that ask one are left out"
     )
-    told.clear()
+    notices.clear()
     data = replace(config.data, eval_sets=())
-    sft_records(replace(config, sft=sft, data=data), tokenizer, told.append)
-    assert not any("eval_sets" in line for line in told)
+    sft_records(replace(config, sft=sft, data=data), tokenizer, notices.append)
+    assert not any("eval_sets" in line for line in notices)
 
 
 def test_each_set_has_its_own_k_and_temperature_and_the_plan_knows_them():
@@ -129,8 +134,8 @@ def test_each_set_has_its_own_k_and_temperature_and_the_plan_knows_them():
         EvalSet("c", source, k=8, temperature=0.6),
     )
     config = with_data(eval_sets=sets)
-    asked = [(use.samples, use.samplers) for use in evaluation_uses(config)]
-    assert asked == [(2, (Sampler(1.0),)), (8, (Sampler(0.6),)), (1, (Sampler(0.0),))]
+    uses = [(use.samples, use.samplers) for use in evaluation_uses(config)]
+    assert uses == [(2, (Sampler(1.0),)), (8, (Sampler(0.6),)), (1, (Sampler(0.0),))]
     assert config_from_json(config_to_json(config)) == config
     assert evaluation_uses(with_data(eval_prompts=0)) == []
 
@@ -139,7 +144,7 @@ SOURCE = (ProceduralSource("chain_sum", size=5),)
 
 
 @pytest.mark.parametrize(
-    ("sets", "told"),
+    ("sets", "message"),
     [
         ((EvalSet("a", ()),), r"data\.eval_sets\[0\] \(a\) has no sources"),
         ((EvalSet("a", SOURCE), EvalSet("a", SOURCE)), r"\[1\]\.name = 'a': .*\[0\] has this name"),
@@ -153,8 +158,8 @@ SOURCE = (ProceduralSource("chain_sum", size=5),)
         ((EvalSet("a", (FileSource("a.txt"),)),), r"eval_sets\[0\]\.sources\[0\]\.path = 'a\.txt'"),
     ],
 )
-def test_a_set_that_cannot_be_used_is_named(sets, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_set_that_cannot_be_used_is_named(sets, message):
+    with pytest.raises(ConfigError, match=message):
         with_data(eval_sets=sets).validate()
 
 

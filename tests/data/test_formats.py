@@ -1,5 +1,5 @@
-"""Rows as verl, TRL, ShareGPT, OpenAI and GSM8K write them, known by their columns; each sample is
-made as that format's own documentation shows it.
+"""Rows in the formats of verl, TRL, ShareGPT, OpenAI and GSM8K, recognised by their columns; each
+sample follows the documentation of its format.
 """
 
 import json
@@ -20,7 +20,7 @@ SOLVED = "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 72.\n#
 ASKED = "How many clips did Natalia sell?"
 TURNS = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SOLVED}]
 SPOKEN = [{"from": "human", "value": ASKED}, {"from": "gpt", "value": SOLVED}]
-# name -> (row, what the screen says of it in RL, and in SFT; None: not for this)
+# name -> (row, its notice in RL, its notice in SFT, or None for a row that SFT cannot use)
 ROWS = {
     "verl": (
         {
@@ -76,27 +76,27 @@ def sft(*files, data=None, **fields):
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_each_format_asks_and_compares_with_the_same(tmp_path, name, ending):
-    row, said, _ = ROWS[name]
+    row, notice, _ = ROWS[name]
     path = write(tmp_path / f"rows{ending}", [row, {**row, "difficulty": "easy"}])
-    told = []
-    (found,) = questions(DataConfig(sources=(FileSource(path),)), 0, told.append)
-    assert told[0] == f"rows{ending}: {said}"
-    assert [re.sub(r".*: ", "", line) for line in told[1:]] == [
+    notices = []
+    (question,) = questions(DataConfig(sources=(FileSource(path),)), 0, notices.append)
+    assert notices[0] == f"rows{ending}: {notice}"
+    assert [re.sub(r".*: ", "", line) for line in notices[1:]] == [
         "1 rows repeat an earlier prompt with its answer; they are left out"
     ]
-    assert (found.text, found.answer) == (ASKED, "72")
-    assert found.messages == ({"role": "user", "content": ASKED},)
-    assert json.loads(found.row) in ({"answer": "72"}, {"answer": 72})
+    assert (question.text, question.answer) == (ASKED, "72")
+    assert question.messages == ({"role": "user", "content": ASKED},)
+    assert json.loads(question.row) in ({"answer": "72"}, {"answer": 72})
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row[2]])
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_each_format_teaches_the_same_conversation(tmp_path, name, ending):
-    row, _, said = ROWS[name]
-    told = []
-    (found,) = conversations(sft(write(tmp_path / f"rows{ending}", [row])), told.append)
-    assert told == [f"rows{ending}: {said}"]
-    assert found.messages == TURNS and found.label == "rows"
+    row, _, notice = ROWS[name]
+    notices = []
+    (conversation,) = conversations(sft(write(tmp_path / f"rows{ending}", [row])), notices.append)
+    assert notices == [f"rows{ending}: {notice}"]
+    assert conversation.messages == TURNS and conversation.label == "rows"
 
 
 def test_sharegpt_has_a_system_and_tools_beside_its_turns_and_a_tool_observes(tmp_path):
@@ -104,30 +104,30 @@ def test_sharegpt_has_a_system_and_tools_beside_its_turns_and_a_tool_observes(tm
     seen = {"from": "observation", "value": "24 in May"}
     row = {"conversations": [*SPOKEN, seen, *SPOKEN], "system": "S", "tools": json.dumps([tool])}
     path = write(tmp_path / "rows.jsonl", [row])
-    (found,) = conversations(sft(path), print)
+    (conversation,) = conversations(sft(path), print)
     roles = ["system", "user", "assistant", "tool", "user", "assistant"]
-    assert [m["role"] for m in found.messages] == roles and found.tools == [tool]
-    (asked,) = questions(DataConfig(sources=(FileSource(path),)), 0, print)
-    assert [m["role"] for m in asked.messages] == roles[:-1] and asked.answer == "72"
-    assert asked.tools == (tool,)
+    assert [m["role"] for m in conversation.messages] == roles and conversation.tools == [tool]
+    (question,) = questions(DataConfig(sources=(FileSource(path),)), 0, print)
+    assert [m["role"] for m in question.messages] == roles[:-1] and question.answer == "72"
+    assert question.tools == (tool,)
 
 
 def test_a_prompt_is_learnt_as_it_is_asked_in_rl(tmp_path):
-    """The system prompt of `data` comes before a prompt with its response, and never into a
-    conversation that is given whole.
+    """The system prompt of `data` precedes a prompt that has a response column, and is not added to
+    a full conversation.
     """
     data = DataConfig(system_prompt="Be brief.")
     path = write(tmp_path / "rows.jsonl", [ROWS["gsm8k"][0]])
-    (found,) = conversations(sft(path, data=data), print)
-    (asked,) = questions(DataConfig((FileSource(path),), system_prompt="Be brief."), 0, print)
-    assert tuple(found.messages[:-1]) == asked.messages
+    (conversation,) = conversations(sft(path, data=data), print)
+    (question,) = questions(DataConfig((FileSource(path),), system_prompt="Be brief."), 0, print)
+    assert tuple(conversation.messages[:-1]) == question.messages
     path = write(tmp_path / "chats.jsonl", [ROWS["openai"][0]])
-    (found,) = conversations(sft(path, data=data), print)
-    assert found.messages == TURNS
+    (conversation,) = conversations(sft(path, data=data), print)
+    assert conversation.messages == TURNS
 
 
 def test_settings_win_over_the_columns(tmp_path):
-    """A row of many kinds at once is what the settings say, and nothing is said of it."""
+    """The settings decide about a row that fits several formats, without a notice."""
     row = {
         **ROWS["verl"][0],
         "answer": "1",
@@ -135,39 +135,39 @@ def test_settings_win_over_the_columns(tmp_path):
         "mine": {"q": "Q?", "a.b": {"c": 3}},
     }
     path = write(tmp_path / "rows.jsonl", [row])
-    told = []
-    for fields, asked, answer in (
+    notices = []
+    for fields, text, answer in (
         ({}, ASKED, "1"),
         ({"answer_field": "completion"}, ASKED, "2"),
         ({"prompt_field": "mine.q"}, "Q?", "1"),
         ({"prompt_field": "mine.q", "answer_field": "reward_model.ground_truth"}, "Q?", "72"),
     ):
         source = FileSource(path, **fields)
-        (found,) = questions(DataConfig(sources=(source,)), 0, told.append)
-        assert (found.text, found.answer) == (asked, answer)
+        (result,) = questions(DataConfig(sources=(source,)), 0, notices.append)
+        assert (result.text, result.answer) == (text, answer)
     for fields, response in (
         ({"response_field": "completion"}, "2"),
         ({"prompt_field": "mine.q", "response_field": "answer"}, "1"),
     ):
-        (found,) = conversations(sft(path, **fields), told.append)
-        assert found.messages[-1] == {"role": "assistant", "content": response}
+        (result,) = conversations(sft(path, **fields), notices.append)
+        assert result.messages[-1] == {"role": "assistant", "content": response}
     path = write(tmp_path / "own.parquet", [{"chat": SPOKEN}])
-    (found,) = conversations(sft(path, prompt_field="chat", response_field=""), told.append)
-    assert found.messages == TURNS
-    assert told == []
+    (result,) = conversations(sft(path, prompt_field="chat", response_field=""), notices.append)
+    assert result.messages == TURNS
+    assert notices == []
 
 
 def test_a_verifier_of_ones_own_gets_the_whole_row_and_needs_no_reference(tmp_path):
     row = ROWS["verl"][0]
     path = write(tmp_path / "a.parquet", [row])
     source = FileSource(path, verifier="m:score")
-    (found,) = questions(DataConfig(sources=(source,)), 0, print)
-    assert json.loads(found.row) == {**row, "answer": "72"}
-    told = []
+    (question,) = questions(DataConfig(sources=(source,)), 0, print)
+    assert json.loads(question.row) == {**row, "answer": "72"}
+    notices = []
     bare = FileSource(write(tmp_path / "b.jsonl", [{"prompt": ASKED, "id": 7}]), verifier="m:score")
-    (found,) = questions(DataConfig(sources=(bare,)), 0, told.append)
-    assert json.loads(found.row) == {"prompt": ASKED, "id": 7} and found.answer == ""
-    assert told == ["b.jsonl: prompt-only rows: prompt"]
+    (question,) = questions(DataConfig(sources=(bare,)), 0, notices.append)
+    assert json.loads(question.row) == {"prompt": ASKED, "id": 7} and question.answer == ""
+    assert notices == ["b.jsonl: prompt-only rows: prompt"]
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_a_pattern_reads_its_files_by_name_and_a_source_says_its_kind_of_each(tm
     for n in (2, 0, 1):
         write(tmp_path / f"train-{n:05d}.jsonl", [{"question": f"{n}+1?", "answer": f"#### {n}"}])
     write(tmp_path / "other.jsonl", [{"question": "no", "answer": "1"}])
-    pattern, told = f"{tmp_path}/train-*.jsonl", []
-    found = questions(DataConfig(sources=(FileSource(pattern),)), 0, told.append)
-    assert [q.answer for q in found] == ["0", "1", "2"] and {q.label for q in found} == {"train"}
-    assert told == [f"train-{n:05d}.jsonl: GSM8K rows: question, answer" for n in range(3)]
-    assert len(list(conversations(sft(pattern), told.append))) == 3
+    pattern, notices = f"{tmp_path}/train-*.jsonl", []
+    pool = questions(DataConfig(sources=(FileSource(pattern),)), 0, notices.append)
+    assert [q.answer for q in pool] == ["0", "1", "2"] and {q.label for q in pool} == {"train"}
+    assert notices == [f"train-{n:05d}.jsonl: GSM8K rows: question, answer" for n in range(3)]
+    assert len(list(conversations(sft(pattern), notices.append))) == 3
     with pytest.raises(DataError, match=r"gone-\*\.jsonl does not exist: no file fits"):
         files_of(f"{tmp_path}/gone-*.jsonl")
     odd = tmp_path / "a[1].jsonl"
@@ -212,26 +212,26 @@ def test_a_pattern_reads_its_files_by_name_and_a_source_says_its_kind_of_each(tm
 
 
 def test_an_evaluation_file_is_held_out_whole_and_what_is_in_both_is_left_out(tmp_path):
-    """Of 30 training rows 4 are in the evaluation too, one in other white space; nothing of the
-    other 26 is held out.
+    """Four of 30 training rows are in the evaluation too, one with other white space; the other 26
+    are all trained on.
     """
     train = write(
         tmp_path / "train.jsonl", [{"prompt": f"{n} + 1?", "answer": n} for n in range(30)]
     )
     rows = [{"prompt": f"{n} + 1?", "answer": n} for n in (3, 4, 5, 90, 91)]
     test = write(tmp_path / "test.jsonl", [*rows, {"prompt": " 6  + 1?", "answer": 6}])
-    told = []
+    notices = []
     sources = {"sources": (FileSource(train),), "eval_sources": (FileSource(test, label="held"),)}
     data = DataConfig(**sources, heldout_frac=0.5)
-    found = questions(data, 0, told.append)
-    held = [q for q in found if q.heldout]
-    assert [q.answer for q in held] == ["3", "4", "5", "90", "91", "6"]
-    assert {(q.source, q.label) for q in held} == {(1, "held")}
-    assert [q.answer for q in found if not q.heldout] == [
+    pool = questions(data, 0, notices.append)
+    heldout = [q for q in pool if q.heldout]
+    assert [q.answer for q in heldout] == ["3", "4", "5", "90", "91", "6"]
+    assert {(q.source, q.label) for q in heldout} == {(1, "held")}
+    assert [q.answer for q in pool if not q.heldout] == [
         str(n) for n in range(30) if n not in {3, 4, 5, 6}
     ]
-    assert len({q.id for q in found}) == len(found) == 32
-    assert told == [
+    assert len({q.id for q in pool}) == len(pool) == 32
+    assert notices == [
         "4 of 30 training questions are in data.eval_sources too; they are left out of the training"
     ]
     (tmp_path / "test.jsonl").write_text("")
@@ -244,7 +244,7 @@ UNKNOWN = r"line 1: these columns are of no known kind: (text|a, a\.b); name the
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([{"text": "x"}], UNKNOWN + r"data\.sources\[0\]\.prompt_field and .*answer_field"),
         ([{"a": {"b": 1}}], UNKNOWN + r".*or write one of: prompt \+ answer \(plain\), .*verl"),
@@ -281,15 +281,15 @@ UNKNOWN = r"line 1: these columns are of no known kind: (text|a, a\.b); name the
         ([{"messages": TURNS, "tools": "{"}], r"line 1, field 'tools': not JSON"),
     ],
 )
-def test_rows_that_cannot_be_used_are_named_with_their_place(tmp_path, rows, told):
+def test_rows_that_cannot_be_used_are_named_with_their_place(tmp_path, rows, message):
     path = write(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(DataError, match=re.escape(path) + ", " + told) as refused:
+    with pytest.raises(DataError, match=re.escape(path) + ", " + message) as exc_info:
         questions(DataConfig(sources=(FileSource(path),)), 0, print)
-    assert "\n" not in str(refused.value) and len(str(refused.value)) < 1000
+    assert "\n" not in str(exc_info.value) and len(str(exc_info.value)) < 1000
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([{"prompt": "x", "answer": "1"}], r"no known kind: prompt, answer; name them in sft\.p"),
         ([{"prompt": "x", "reward_model": {"ground_truth": "1"}}], r"no known kind: .*response_fi"),
@@ -298,14 +298,16 @@ def test_rows_that_cannot_be_used_are_named_with_their_place(tmp_path, rows, tol
         ([{"prompt": 3, "completion": "y"}], r"line 1, field 'prompt': messages must be"),
     ],
 )
-def test_rows_that_teach_nothing_are_named_with_their_place(tmp_path, rows, told):
+def test_rows_that_teach_nothing_are_named_with_their_place(tmp_path, rows, message):
     path = write(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         list(conversations(sft(path), print))
 
 
 def test_of_a_parquet_struct_only_the_field_that_is_named_is_read(tmp_path):
-    far = pyarrow.array([2**61], pyarrow.timestamp("us"))  # no date of Python's: reading it raises
+    far = pyarrow.array(
+        [2**61], pyarrow.timestamp("us")
+    )  # outside Python's dates: reading it raises
     struct = pyarrow.StructArray.from_arrays([pyarrow.array(["72"]), far], ["ground_truth", "when"])
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.table({"prompt": ["q"], "reward_model": struct}), path)

@@ -1,4 +1,4 @@
-"""Rows have messages as clients of OpenAI write them: developers, and contents in parts."""
+"""Rows with messages as OpenAI's clients write them: developer turns, and contents in parts."""
 
 import dataclasses
 import json
@@ -107,15 +107,15 @@ def test_sft_reads_both(tmp_path):
 
 
 def test_template_args_change_prompts_of_training_and_sft(tmp_path):
-    """Qwen3's enable_thinking."""
+    """The argument in this test is Qwen3's enable_thinking."""
     folder = write_folder(tmp_path / "tokenizer", "qwen3")
     data = data_of(tmp_path, {"prompt": "1 + 1?", "answer": "2"})
-    shown = []
+    texts = []
     for template_args in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
         tokenizer = Tokenizer.load(folder, template_args)
         (prompt,) = train_prompts(data, tokenizer, 0)
-        shown.append(tokenizer.decode(prompt.tokens, special=True))
-    assert shown[1] == shown[0] + "<think>\n\n</think>\n\n" and shown[2] == shown[0]
+        texts.append(tokenizer.decode(prompt.tokens, special=True))
+    assert texts[1] == texts[0] + "<think>\n\n</think>\n\n" and texts[2] == texts[0]
 
 
 def test_template_args_are_a_mapping_and_name_no_variable_of_the_rows():

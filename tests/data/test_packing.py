@@ -1,5 +1,5 @@
-"""Conversations that share rows: each once and whole, in few rows, the same again from a stream's
-position alone.
+"""Conversations that share rows: each is complete in one row, the rows are few, and packing is
+repeatable.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ SIZES = st.lists(st.integers(1, LONGEST), min_size=1, max_size=40)
 
 
 def conversations(sizes):
-    """One of each size; the first token is the conversation's own."""
+    """Returns a conversation of each size; its first token occurs in no other."""
     rng = np.random.default_rng(0)
     return [
         SFTExample(
@@ -27,25 +27,25 @@ def conversations(sizes):
     ]
 
 
-def apart(rows):
-    """(tokens, mask) of every conversation in the rows, read token by token."""
-    found = []
+def unpack(rows):
+    """Counts the (tokens, mask) of the conversations in the rows, read token by token."""
+    parts = []
     for row in range(len(rows.tokens)):
         before = 0
         for place in range(rows.lengths[row]):
             number = rows.segments[row, place]
             if number != before:
                 assert number == before + 1  # 1, 2, ... from left to right
-                found.append(([], []))
-            found[-1][0].append(int(rows.tokens[row, place]))
-            found[-1][1].append(bool(rows.learnt[row, place]))
+                parts.append(([], []))
+            parts[-1][0].append(int(rows.tokens[row, place]))
+            parts[-1][1].append(bool(rows.learnt[row, place]))
             before = number
         for array in (rows.tokens, rows.learnt, rows.segments):
             assert not array[row, rows.lengths[row] :].any()
-    return Counter((tuple(tokens), tuple(mask)) for tokens, mask in found)
+    return Counter((tuple(tokens), tuple(mask)) for tokens, mask in parts)
 
 
-def whole(examples):
+def count_of_each(examples):
     return Counter((tuple(x.tokens.tolist()), tuple(x.mask.tolist())) for x in examples)
 
 
@@ -53,11 +53,11 @@ def whole(examples):
 def test_every_conversation_is_in_the_rows_once_and_whole_and_no_two_rows_could_be_one(sizes):
     examples = conversations(sizes)
     rows = packed(examples, LONGEST)
-    assert apart(rows) == whole(examples)
+    assert unpack(rows) == count_of_each(examples)
     filled = sorted(rows.lengths.tolist())
     assert len(filled) == 1 or filled[0] + filled[1] > LONGEST
-    again = packed(conversations(sizes), LONGEST)
-    assert all(np.array_equal(a, b) for a, b in zip(rows, again, strict=True))
+    repeat = packed(conversations(sizes), LONGEST)
+    assert all(np.array_equal(a, b) for a, b in zip(rows, repeat, strict=True))
     types = [array.dtype for array in rows]
     assert types == [np.int32, np.int32, np.float32, np.int32]
 
@@ -67,7 +67,7 @@ def test_rows_of_one_conversation_each_hold_the_same_tokens():
     rows = padded(examples, LONGEST)
     assert rows.segments is None and rows.lengths.tolist() == [3, 24, 1, 7]
     one_each = rows._replace(segments=(np.arange(LONGEST) < rows.lengths[:, None]).astype(np.int32))
-    assert apart(one_each) == apart(packed(examples, LONGEST)) == whole(examples)
+    assert unpack(one_each) == unpack(packed(examples, LONGEST)) == count_of_each(examples)
 
 
 def test_lengths_that_fill_rows_leave_no_padding():

@@ -1,4 +1,4 @@
-"""The same rows are the same prompts, references and conversations in JSONL and Parquet, although a
+"""Equal rows give equal prompts, references and conversations in JSONL and Parquet, although a
 Parquet struct column has the union of all rows' fields.
 """
 
@@ -47,7 +47,7 @@ TURNS = [
 
 
 def rows_of(**columns):
-    """Rows with a prompt and an answer of their own, and these columns."""
+    """Returns rows with these columns, and a default prompt and answer in each."""
     count = len(next(iter(columns.values())))
     usual = {"prompt": [f"question {i}" for i in range(count)], "answer": ["3"] * count}
     return [
@@ -88,8 +88,8 @@ SHAPES = {
 }
 
 
-def written(folder, rows):
-    """The rows as a JSONL and as a Parquet file."""
+def write_both(folder, rows):
+    """Writes the rows as a JSONL and as a Parquet file; returns both paths."""
     folder.mkdir()
     plain, table = folder / "rows.jsonl", folder / "rows.parquet"
     plain.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -100,16 +100,16 @@ def written(folder, rows):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_are_the_same_questions_in_both_formats(tmp_path, shape):
     verifier = f"{__file__}:score"
-    found = [
+    pools = [
         questions(DataConfig(sources=(FileSource(path, verifier=verifier),)), 0)
-        for path in written(tmp_path / "rows", SHAPES[shape])
+        for path in write_both(tmp_path / "rows", SHAPES[shape])
     ]
-    assert len(found[0]) == len(SHAPES[shape])
-    for plain, table in zip(*found, strict=True):
-        if shape == "explicit nulls":  # a column that is not read here keeps them in JSONL
+    assert len(pools[0]) == len(SHAPES[shape])
+    for plain, table in zip(*pools, strict=True):
+        if shape == "explicit nulls":  # JSONL keeps the nulls of a column that is not read
             plain, table = replace(plain, row=""), replace(table, row="")
         assert plain == table
-    assert "null" not in str([question.answer for question in found[1]]).replace("[null, 1]", "")
+    assert "null" not in str([question.answer for question in pools[1]]).replace("[null, 1]", "")
 
 
 def score(response):
@@ -120,22 +120,22 @@ def score(response):
 def test_rows_are_the_same_conversations_in_both_formats(tmp_path, shape):
     rows = []
     for row in SHAPES[shape]:
-        asked = row["prompt"] if isinstance(row["prompt"], list) else [user(row["prompt"])]
+        prompt = row["prompt"] if isinstance(row["prompt"], list) else [user(row["prompt"])]
         reply = {"role": "assistant", "content": "fine"}
         if isinstance(row["answer"], list):
             reply["tool_calls"] = row["answer"]
-        rows.append({"messages": [*asked, reply], "tools": row.get("tools", [])})
-    found = []
-    for path in written(tmp_path / "rows", rows):
+        rows.append({"messages": [*prompt, reply], "tools": row.get("tools", [])})
+    by_file = []
+    for path in write_both(tmp_path / "rows", rows):
         config = RunConfig("rows", MODEL, sft=SFTConfig(files=(path,)))
-        found.append([(x.messages, x.tools) for x in conversations(config, print)])
-    assert found[0] == found[1]
+        by_file.append([(x.messages, x.tools) for x in conversations(config, print)])
+    assert by_file[0] == by_file[1]
 
 
 @pytest.mark.parametrize("n", range(3))
 def test_the_right_call_scores_1_beside_rows_with_other_arguments(tmp_path, n):
-    """The input of the report: the reference of `weather` had the arguments a and b, both null."""
-    for path in written(tmp_path / "rows", SHAPES["tool schemas"]):
+    """A bug report had this input: `weather`'s reference got the arguments a and b, both null."""
+    for path in write_both(tmp_path / "rows", SHAPES["tool schemas"]):
         data = DataConfig(sources=(FileSource(path, verifier="tools"),))
         row = json.loads(questions(data, 0)[n].row)
         one = CALLS[n][0]

@@ -49,7 +49,9 @@ def test_rewards_count_on_their_scale_and_groups_without_a_verdict_do_not():
     chosen = PosteriorSelector(config, RewardConfig(right_at=1.0, wrong_at=-1.0), 0)
     chosen.update([(one, Outcome(4, 2.0, 40, "", 4)), (other, Outcome(0, 0.0, 40, "", 4))], 0.0)
     alpha_0, beta_0 = chosen.prior(one)
-    assert chosen.posterior(one) == pytest.approx((alpha_0 + 3, beta_0 + 1))  # 0.5 is 3/4 of it
+    assert chosen.posterior(one) == pytest.approx(
+        (alpha_0 + 3, beta_0 + 1)
+    )  # 0.5 is 3/4 of the way from -1 to 1
     assert chosen.posterior(other) == chosen.prior(other)
 
 
@@ -73,32 +75,32 @@ def test_the_prior_has_the_spread_of_the_labels_prompts(concentration):
 
 
 def run(seed, rates, steps=40, groups=16, samples=8, **changes):
-    """Selects and updates on prompts of fixed pass rates; returns the selector, the prompts, and
-    the rates of those that it chose.
+    """Selects and updates on prompts of fixed pass rates. Returns the selector, the prompts, and
+    the rates of the chosen prompts.
     """
     pool, rng = prompts(len(rates)), np.random.default_rng((seed, 1))
     stream, chosen = PromptStream(pool, seed), selector(seed, **changes)
-    taken = []
+    chosen_rates = []
     for _ in range(steps):
         batch = chosen.next_batch(stream, groups)
         assert len({p.id for p in batch}) == groups
         results = [(p, outcome(rng.binomial(samples, rates[p.id]), samples)) for p in batch]
         chosen.update(results, 0.0)
-        taken += [rates[p.id] for p in batch]
-    return chosen, pool, taken
+        chosen_rates += [rates[p.id] for p in batch]
+    return chosen, pool, chosen_rates
 
 
 def test_the_prompts_that_it_takes_vary():
     rates = np.array([0.0, 1.0, 0.5, 0.01] * 50)
-    *_, taken = run(0, rates)
-    late = np.array(taken[-320:])
+    *_, chosen_rates = run(0, rates)
+    late = np.array(chosen_rates[-320:])
     assert np.mean(late == 0.5) > 0.8  # a quarter of the prompts
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_interval_covers_the_rates_of_fresh_samples(seed):
-    """90% of the posterior holds the rate of 64 fresh samples in 85% to 95% of 200 prompts, whose
-    sampling error the interval of a rate does not have: it is added as a Beta-binomial's.
+    """The 90% interval covers the rate of 64 fresh samples for 85% to 95% of 200 prompts. It is the
+    Beta-binomial's, since a fresh rate has a sampling error that the posterior lacks.
     """
     from scipy import stats
 
@@ -141,12 +143,12 @@ def test_an_outcome_far_from_the_prediction_is_not_covered():
 def test_choices_are_the_same_after_a_restart():
     rates = np.random.default_rng(5).random(40)
     chosen, pool, _ = run(3, rates, steps=5)
-    again = selector(3)
-    again.restore(json.loads(json.dumps(chosen.state())))
+    restored = selector(3)
+    restored.restore(json.loads(json.dumps(chosen.state())))
     streams = [PromptStream(pool, 3) for _ in range(2)]
-    first, second = (x.next_batch(s, 6) for x, s in zip((chosen, again), streams, strict=True))
+    first, second = (x.next_batch(s, 6) for x, s in zip((chosen, restored), streams, strict=True))
     assert [p.id for p in first] == [p.id for p in second]
-    assert again.metrics() == chosen.metrics()
+    assert restored.metrics() == chosen.metrics()
     assert chosen.skipped == 18
 
 

@@ -1,4 +1,4 @@
-"""Pairs of answers as people write them, and what is no pair."""
+"""Pairs of answers in the forms that people write, and rows that are not pairs."""
 
 import json
 
@@ -22,7 +22,7 @@ def chat(*texts):
 
 
 @pytest.mark.parametrize(
-    ("row", "wanted"),
+    ("row", "expected"),
     [
         ({"prompt": "q", "candidate": "a", "anchor": "b", "verdict": "Worse"}, ("q", "a", "b", -1)),
         ({"question": "q", "candidate": "a", "anchor": "b", "verdict": " tie"}, ("q", "a", "b", 0)),
@@ -37,13 +37,13 @@ def chat(*texts):
         ),
     ],
 )
-def test_the_forms_of_a_pair(tmp_path, row, wanted):
-    (found,) = read_preferences(write(tmp_path / "pairs.jsonl", row))
-    assert found[:4] == wanted and found.where.endswith("pairs.jsonl, line 1")
+def test_the_forms_of_a_pair(tmp_path, row, expected):
+    (pair,) = read_preferences(write(tmp_path / "pairs.jsonl", row))
+    assert pair[:4] == expected and pair.where.endswith("pairs.jsonl, line 1")
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"prompt": "q"}, "line 2: a preference has candidate, anchor and verdict, or chosen and"),
         ({"prompt": "q", "candidate": "a", "anchor": "b"}, "verdict is None; write Better, Tie"),
@@ -66,9 +66,9 @@ def test_the_forms_of_a_pair(tmp_path, row, wanted):
         ),
     ],
 )
-def test_what_is_no_pair_is_named_with_its_line(tmp_path, row, told):
+def test_what_is_no_pair_is_named_with_its_line(tmp_path, row, message):
     good = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         list(read_preferences(write(tmp_path / "pairs.jsonl", good, row)))
 
 
@@ -84,7 +84,7 @@ def test_a_pair_is_asked_in_both_orders_with_its_verdict_turned_round(tmp_path):
 
 
 def pairs(count, first=0):
-    """Two pairs of each question, as every third is a tie."""
+    """Returns two pairs for each question; every third pair is a tie."""
     return [
         {"prompt": f"question {n // 2}", "chosen": f"a {n}", "rejected": "b", "tie": n % 3 == 0}
         for n in range(first, first + count)
@@ -93,15 +93,15 @@ def pairs(count, first=0):
 
 def test_the_orders_of_a_pair_and_all_pairs_of_a_question_are_on_one_side_of_the_split(tmp_path):
     path = write(tmp_path / "p.jsonl", *pairs(80))
-    found = questions(DataConfig(sources=(FileSource(path, verifier="verdict"),)), 0)
-    assert len(found) == 160 and len({one.id for one in found}) == 160
+    pool = questions(DataConfig(sources=(FileSource(path, verifier="verdict"),)), 0)
+    assert len(pool) == 160 and len({one.id for one in pool}) == 160
     sides = {}
-    for one in found:
+    for one in pool:
         sides.setdefault(one.asks, []).append(one.heldout)
     assert len(sides) == 40 and {len(side) for side in sides.values()} == {4}
     assert all(len(set(side)) == 1 for side in sides.values())
     assert {side[0] for side in sides.values()} == {True, False}
-    for one, two in zip(found[::2], found[1::2], strict=True):
+    for one, two in zip(pool[::2], pool[1::2], strict=True):
         assert {one.answer, two.answer} in ({"Better", "Worse"}, {"Tie"})
         assert json.loads(one.row) == {"answer": one.answer}
         assert one.labels == (f"verdict/{one.answer}", "order/first")
@@ -110,13 +110,13 @@ def test_the_orders_of_a_pair_and_all_pairs_of_a_question_are_on_one_side_of_the
 
 def test_a_question_of_the_evaluation_is_not_trained_on_with_other_answers(tmp_path):
     train = FileSource(write(tmp_path / "p.jsonl", *pairs(20)), verifier="verdict")
-    held = [{**row, "chosen": "other"} for row in pairs(1)]
-    evaluation = FileSource(write(tmp_path / "e.jsonl", *held), verifier="verdict")
-    told = []
-    found = questions(DataConfig((train,), (evaluation,)), 0, told.append)
-    assert [one.asks for one in found if one.heldout] == ["question 0"] * 2
-    assert "question 0" not in {one.asks for one in found if not one.heldout}
-    assert told[-1].startswith("4 of 40 training questions are in data.eval_sources too")
+    evaluation_rows = [{**row, "chosen": "other"} for row in pairs(1)]
+    evaluation = FileSource(write(tmp_path / "e.jsonl", *evaluation_rows), verifier="verdict")
+    notices = []
+    pool = questions(DataConfig((train,), (evaluation,)), 0, notices.append)
+    assert [one.asks for one in pool if one.heldout] == ["question 0"] * 2
+    assert "question 0" not in {one.asks for one in pool if not one.heldout}
+    assert notices[-1].startswith("4 of 40 training questions are in data.eval_sources too")
 
 
 def test_columns_of_preferences_have_fixed_names():

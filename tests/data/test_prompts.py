@@ -92,16 +92,16 @@ def test_splits_never_share_a_question_whatever_the_seed(tokenizer):
 def test_heldout_shares_are_proportional(tokenizer, caplog):
     pool = [q for q in questions(CONFIG, 0) if q.heldout]
     available = {label: sum(q.label == label for q in pool) for label in ("easy", "hard")}
-    got = heldout_prompts(CONFIG, tokenizer, 0)
-    assert len(got) == 40
+    chosen_prompts = heldout_prompts(CONFIG, tokenizer, 0)
+    assert len(chosen_prompts) == 40
     for label, count in available.items():
-        chosen = [p.question for p in got if p.label == label]
+        chosen = [p.question for p in chosen_prompts if p.label == label]
         assert abs(len(chosen) - 40 * count / len(pool)) < 1
         assert chosen == [q.text for q in pool if q.label == label][: len(chosen)]
-    usual, told = DataConfig(sources=(EASY,), heldout_frac=0.25), []
-    assert available["easy"] < usual.eval_prompts  # nobody asked for so many
-    assert len(heldout_prompts(usual, tokenizer, 0, told.append)) == available["easy"]
-    assert not told
+    usual, notices = DataConfig(sources=(EASY,), heldout_frac=0.25), []
+    assert available["easy"] < usual.eval_prompts  # the default, so no notice is due
+    assert len(heldout_prompts(usual, tokenizer, 0, notices.append)) == available["easy"]
+    assert not notices
     many = DataConfig(sources=(EASY,), heldout_frac=0.25, eval_prompts=4000)
     assert len(heldout_prompts(many, tokenizer, 0)) == available["easy"]
     assert f"only {available['easy']} held-out prompts are available" in caplog.text
@@ -149,19 +149,19 @@ def test_ids_that_collide_are_bumped(monkeypatch, tokenizer):
 
 
 def test_overlong_prompts_are_left_out_and_counted_or_refused(tokenizer):
-    """Which are left out is said in one line, with the longest; "refuse" and a bucket that nothing
-    fits are errors that name the setting.
+    """One notice counts the prompts that are left out and names the longest. "refuse", and a bucket
+    that is too small for every prompt, are errors that name the setting.
     """
     prompts = train_prompts(CONFIG, tokenizer, 0)
     lengths = sorted(len(p.tokens) for p in prompts)
     longest, most = max(prompts, key=lambda p: len(p.tokens)), lengths[-1]
-    told = []
-    assert fitting(prompts, most, "refuse", told.append) == prompts and not told
+    notices = []
+    assert fitting(prompts, most, "refuse", notices.append) == prompts and not notices
     bucket = lengths[len(lengths) // 2]
-    kept = fitting(prompts, bucket, "drop", told.append)
-    assert kept == [p for p in prompts if len(p.tokens) <= bucket] and len(kept) > 50
-    (line,) = told
-    count = len(prompts) - len(kept)
+    remaining = fitting(prompts, bucket, "drop", notices.append)
+    assert remaining == [p for p in prompts if len(p.tokens) <= bucket] and len(remaining) > 50
+    (line,) = notices
+    count = len(prompts) - len(remaining)
     assert count > 20 and line.startswith(
         f"{count} of {len(prompts)} prompts are longer than rollout.prompt_buckets[-1] = {bucket}"
         f" tokens and are left out; the longest has {most} tokens (hard: {longest.question!r:.120}"
@@ -171,5 +171,5 @@ def test_overlong_prompts_are_left_out_and_counted_or_refused(tokenizer):
         (1, "drop", f"to {most}$"),
     ):
         with pytest.raises(PromptTooLong, match=rf"Raise .* rollout\.prompt_buckets {remedy}"):
-            fitting(prompts, limit, overlong, told.append)
-    assert len(told) == 1
+            fitting(prompts, limit, overlong, notices.append)
+    assert len(notices) == 1

@@ -1,5 +1,5 @@
-"""Conversations of several turns in the published chat templates: what stands between turns, and
-what SFT learns of each turn.
+"""Conversations of several turns in the published chat templates: the text between turns, and the
+text that SFT learns of each turn.
 """
 
 import json
@@ -33,7 +33,7 @@ CALL = {
 RESULT = {"role": "tool", "name": "add", "content": "7"}
 QWEN = "<|im_start|>assistant\n"
 LLAMA = "<|start_header_id|>{}<|end_header_id|>\n\n"
-# what follows the model's end token: after a tool's answer, after a user's
+# the text that follows the model's end token, for a tool's reply and for a user's
 BETWEEN = {
     "qwen2_5": (
         "\n<|im_start|>user\n<tool_response>\n7\n</tool_response><|im_end|>\n" + QWEN,
@@ -75,16 +75,16 @@ def reply(tokenizer, *messages, turn=(50, END)):
 @pytest.mark.parametrize("name", BETWEEN)
 def test_between_turns_stands_what_the_template_writes_after_the_end_token(tokenizers, name):
     tokenizer = tokenizers[name]
-    found = [tokenizer.decode(reply(tokenizer, one), special=True) for one in (RESULT, AGAIN)]
-    assert found == list(BETWEEN[name])
+    texts = [tokenizer.decode(reply(tokenizer, one), special=True) for one in (RESULT, AGAIN)]
+    assert texts == list(BETWEEN[name])
 
 
 def test_mistral_s_results_have_an_id_of_nine_characters(tokenizers):
     tokenizer = tokenizers["mistral"]
     text = tokenizer.decode(reply(tokenizer, {**RESULT, "tool_call_id": "abcdef012"}), special=True)
     assert text == '[TOOL_RESULTS] {"content": 7, "call_id": "abcdef012"}[/TOOL_RESULTS]'
-    made = tokenizer.decode(reply(tokenizer, RESULT), special=True)
-    assert len(made) == len(text)
+    generated = tokenizer.decode(reply(tokenizer, RESULT), special=True)
+    assert len(generated) == len(text)
     assert tokenizer.decode(reply(tokenizer, AGAIN), special=True) == "[INST] Again.[/INST]"
 
 
@@ -107,11 +107,11 @@ def test_a_reply_that_spells_the_end_token_is_text(tokenizers, name):
 def test_the_end_token_that_was_sampled_is_not_written_twice(tokenizers):
     """GLM's turns end with the token that opens the next message."""
     tokenizer = tokenizers["glm_4_5"]
-    whole = reply(tokenizer, RESULT)
-    assert reply(tokenizer, RESULT, turn=(50, whole[0])) == whole[1:]
-    assert whole[0] in tokenizer.end_ids
+    full_reply = reply(tokenizer, RESULT)
+    assert reply(tokenizer, RESULT, turn=(50, full_reply[0])) == full_reply[1:]
+    assert full_reply[0] in tokenizer.end_ids
     (user, *_) = reply(tokenizer, AGAIN)
-    assert reply(tokenizer, RESULT, turn=(50, user)) == whole, "another end token stays"
+    assert reply(tokenizer, RESULT, turn=(50, user)) == full_reply, "another end token stays"
 
 
 def test_a_message_that_the_template_moves_or_drops_is_refused(tokenizers):
@@ -147,16 +147,16 @@ TALKS = {
 
 
 def spans(tokenizer, example):
-    """The texts that an example learns."""
+    """Returns the token spans that an example learns."""
     tokens, mask = (part.tolist() for part in example)
-    found, inside = [], False
+    learnt_spans, inside = [], False
     for token, learnt in zip(tokens, mask, strict=True):
         if learnt and not inside:
-            found.append([])
+            learnt_spans.append([])
         if learnt:
-            found[-1].append(token)
+            learnt_spans[-1].append(token)
         inside = learnt
-    return found
+    return learnt_spans
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -201,7 +201,7 @@ def test_conversations_stay_one_sequence_where_the_template_rewrites_nothing(tok
 
 
 def test_reasoning_before_calls_stays_in_the_context_of_the_answer(tokenizers):
-    """gpt-oss's template drops it once the answer is there; a rollout has it in its context."""
+    """gpt-oss's template drops the reasoning before a final answer; a rollout has it in context."""
     tokenizer = tokenizers["gpt_oss"]
     talk = [ASKED, {**CALL, "reasoning_content": "hm"}, RESULT, SAID]
     parts = tokenizer.encode_turns(talk)
@@ -227,6 +227,6 @@ def test_calls_are_rendered_alike_however_a_row_writes_them(tokenizers, name, ch
     answer = {**RESULT, "tool_call_id": call["id"]} if "id" in call else RESULT
     talk = [ASKED, {**CALL, "tool_calls": [call]}, answer]
     texts = [tokenizer.render(one) for one in (talk, [ASKED, CALL, RESULT])]
-    if name == "mistral":  # it shows the ids
+    if name == "mistral":  # its template shows the ids
         texts = [text[: text.index('"id"')] for text in texts]
     assert texts[0] == texts[1]

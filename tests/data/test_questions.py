@@ -1,4 +1,4 @@
-"""Questions of files: what a row may be, and what is said of one that cannot be used."""
+"""Questions from files: the rows that are allowed, and the errors for rows that are not."""
 
 import json
 
@@ -16,7 +16,7 @@ GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
 
 
 def row_of(prompt, answer):
-    """A good row and this one, of JSON texts."""
+    """Returns a good row and one with these JSON texts, as lines of a file."""
     return GOOD + f'{{"prompt": {prompt}, "answer": {answer}}}\n'.encode()
 
 
@@ -118,7 +118,7 @@ def test_parquet_with_odd_columns_is_named_and_columns_that_nobody_reads_may_hol
     raw = pyarrow.StringArray.from_buffers(
         1, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")
     )
-    for table, told in (
+    for table, message in (
         (
             pyarrow.table({"prompt": ["x"], "answer": [float("nan")]}),
             "row 1, field 'answer': nan is no reference answer",
@@ -143,15 +143,15 @@ def test_parquet_with_odd_columns_is_named_and_columns_that_nobody_reads_may_hol
         ),
     ):
         parquet.write_table(table, path)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             train_prompts(config, tokenizer, 0)
 
 
 def test_prompts_that_differ_in_white_space_or_in_the_system_turn_are_different(
     tmp_path, tokenizer
 ):
-    """Indentation is code, and the system turn may hold the task. All of them fall on one side of
-    the held-out split.
+    """Indentation matters in code, and the system turn may hold the task. Prompts with the same
+    question fall on one side of the held-out split.
     """
     code = ["if x:\n  a\nb", "if x:\n  a\n  b", "if x: a b"]
     system = [
@@ -159,24 +159,24 @@ def test_prompts_that_differ_in_white_space_or_in_the_system_turn_are_different(
         for n in range(5)
     ]
     rows = [{"prompt": prompt, "answer": str(n)} for n, prompt in enumerate([*code, *system])]
-    told = []
+    notices = []
     for frac in (0.0, 0.25, 0.5, 0.75):
         config = DataConfig(
             sources=(FileSource(write(tmp_path / "rows.jsonl", rows)),), heldout_frac=frac
         )
-        found = questions(config, 0, told.append)
-        assert [q.answer for q in found] == [str(n) for n in range(8)] and len(
-            {q.id for q in found}
+        pool = questions(config, 0, notices.append)
+        assert [q.answer for q in pool] == [str(n) for n in range(8)] and len(
+            {q.id for q in pool}
         ) == 8
-        assert len({q.heldout for q in found[:3]}) == len({q.heldout for q in found[3:]}) == 1
-    assert told == []
+        assert len({q.heldout for q in pool[:3]}) == len({q.heldout for q in pool[3:]}) == 1
+    assert notices == []
 
 
 def test_rows_that_come_twice_are_counted_and_another_answer_is_told_with_its_place(
     tmp_path, tokenizer
 ):
-    """Five of the same prompt: twice the same answer, twice another. A system turn as the
-    configuration's own is the same prompt too.
+    """Five rows have the same prompt: two repeat the first answer and two give another one. A
+    prompt with the configured system turn counts as the same prompt.
     """
     path = tmp_path / "rows.jsonl"
     turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]
@@ -186,28 +186,28 @@ def test_rows_that_come_twice_are_counted_and_another_answer_is_told_with_its_pl
         {"prompt": "q", "answer": "2"},
     ]
     rows += [{"prompt": turns, "answer": "1"}, {"prompt": turns, "answer": "3"}]
-    told = []
+    notices = []
     config = DataConfig(
         sources=(FileSource(write(path, rows)),), heldout_frac=0.0, system_prompt="S"
     )
-    (prompt,) = train_prompts(config, tokenizer, 0, told.append)
+    (prompt,) = train_prompts(config, tokenizer, 0, notices.append)
     assert prompt.answer == "1"
-    assert told == [
+    assert notices == [
         f"{path}: 2 rows repeat an earlier prompt with its answer; they are left out",
         (
             f"{path}: 2 rows give another answer to an earlier prompt; the first answer is used: "
             f"'q' ('1' in {path}, line 1, '2' in {path}, line 3)"
         ),
     ]
-    told.clear()
+    notices.clear()
     assert (
         len(
             train_prompts(
-                DataConfig(sources=config.sources, heldout_frac=0.0), tokenizer, 0, told.append
+                DataConfig(sources=config.sources, heldout_frac=0.0), tokenizer, 0, notices.append
             )
         )
         == 2
-        and len(told) == 2
+        and len(notices) == 2
     )
 
 

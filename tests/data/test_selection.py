@@ -1,5 +1,5 @@
-"""Which prompts are skipped: rates against the formula, the chances by hand, the same choices after
-a restart.
+"""The prompts that are skipped: rates against the formula, chances computed by hand, and the same
+choices after a restart.
 """
 
 import json
@@ -35,11 +35,11 @@ def test_a_streak_of_z_is_kept_with_p_to_the_z_but_never_below_one_percent(z, ex
     for _ in range(BATCHES):
         selector.next_batch(stream, 4)
         seen += 4 + selector.skipped
-    kept = 4 * BATCHES / seen
-    if expected == 0.01:  # after a whole pass the rest is taken as it comes
-        assert 4 / 44 <= kept < 4 / 36
+    kept_share = 4 * BATCHES / seen
+    if expected == 0.01:  # after a full pass the batch is filled without skips
+        assert 4 / 44 <= kept_share < 4 / 36
     else:
-        assert kept == pytest.approx(expected, abs=0.05)
+        assert kept_share == pytest.approx(expected, abs=0.05)
 
 
 def test_a_varied_group_ends_a_streak_and_another_kind_starts_a_new_one():
@@ -59,7 +59,7 @@ def test_a_varied_group_ends_a_streak_and_another_kind_starts_a_new_one():
 
 def test_the_chances_move_towards_the_targets_from_the_second_epoch_on():
     selector = StreakSelector(ON, seed=0)
-    # 10% and 15%
+    # 10% easy and 15% hard
     results = [
         (p, of_kind("easy" if i < 4 else "hard" if i < 10 else "")) for i, p in enumerate(PROMPTS)
     ]
@@ -95,10 +95,10 @@ def test_a_restart_makes_the_same_choices():
     batches(selector, stream, 3)
     saved = json.loads(json.dumps([selector.state(), stream.state()]))
     expected = batches(selector, stream, 5)
-    again, place = StreakSelector(ON, seed=7), PromptStream(PROMPTS, 7)
-    again.restore(saved[0])
+    restored, place = StreakSelector(ON, seed=7), PromptStream(PROMPTS, 7)
+    restored.restore(saved[0])
     place.restore(saved[1])
-    assert batches(again, place, 5) == expected
+    assert batches(restored, place, 5) == expected
     assert batches(StreakSelector(ON, seed=8), PromptStream(PROMPTS, 7), 5) != expected
 
 
@@ -114,7 +114,7 @@ SHARES = {"solved": 1.0, "frontier": 0.5, "hopeless": 0.0}
 
 
 def curriculum(samples=8, steps=30):
-    """A curriculum that has seen half of the prompts of three labels, `steps` times."""
+    """Returns a curriculum that has seen half of the prompts of three labels, `steps` times."""
     selector = prompt_selector(SelectionConfig(curriculum=True), samples, RewardConfig(), 5)
     assert isinstance(selector, CurriculumSelector) and selector.acts
     for _ in range(steps):
@@ -130,8 +130,8 @@ def curriculum(samples=8, steps=30):
 
 
 def test_a_prompt_comes_with_the_chance_that_its_group_varies():
-    """By hand from 1 - p^8 - (1 - p)^8: p = 1/2 from its label, and (8 * 1 + 8 * 1/2) / 16 for one
-    whose own last group was all right.
+    """The chances are computed by hand from 1 - p^8 - (1 - p)^8: p is the label's rate, and after a
+    group of eight right answers (8 * 1 + 8 * the label's rate) / 16.
     """
     selector = curriculum()
     unseen = {p.label: selector.chance(p) for p in LABELLED[20:]}
@@ -152,14 +152,14 @@ def test_a_prompt_comes_with_the_chance_that_its_group_varies():
 
 def test_it_follows_a_policy_that_learns_and_skips_what_is_hopeless_before_it_was_tried():
     selector, stream = curriculum(), PromptStream(LABELLED, 5)
-    taken = [p.label for _ in range(100) for p in selector.next_batch(stream, 4)]
-    share = {label: taken.count(label) / len(taken) for label in (*SHARES, "new")}
+    labels = [p.label for _ in range(100) for p in selector.next_batch(stream, 4)]
+    share = {label: labels.count(label) / len(labels) for label in (*SHARES, "new")}
     assert (
         share["hopeless"] < 0.06
         and share["solved"] < 0.06
         and share["frontier"] + share["new"] > 0.9
     )
-    for _ in range(30):  # what was hopeless is solved every second time now
+    for _ in range(30):  # the hopeless prompts are now solved every second time
         selector.update(
             [(p, Outcome(8, 4.0, 80, "", 8)) for p in LABELLED if p.label == "hopeless"], 0.0
         )
@@ -179,8 +179,8 @@ def test_groups_without_a_verdict_teach_it_nothing_and_rewards_count_on_their_ow
 
 def test_a_curriculum_goes_on_after_a_restart():
     selector = curriculum()
-    again = curriculum(steps=0)
-    again.restore(json.loads(json.dumps(selector.state())))
-    assert [again.chance(p) for p in LABELLED] == [
+    restored = curriculum(steps=0)
+    restored.restore(json.loads(json.dumps(selector.state())))
+    assert [restored.chance(p) for p in LABELLED] == [
         selector.chance(p) for p in LABELLED
-    ] and again.metrics() == selector.metrics()
+    ] and restored.metrics() == selector.metrics()

@@ -83,8 +83,8 @@ def test_procedural_examples_are_worked_training_questions(tokenizer):
 
 
 def test_bare_answers_come_as_often_as_asked_whatever_the_source_repeats(tokenizer):
-    """40 worked solutions once, 25 bare answers of the same first questions three times each; the
-    source's repeat is RL's alone.
+    """There are 40 worked solutions once, and bare answers of the first 25 questions three times
+    each; only RL uses the source's `repeat`.
     """
     data = dataclasses.replace(
         DATA, sources=tuple(dataclasses.replace(source, repeat=5) for source in DATA.sources)

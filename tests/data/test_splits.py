@@ -1,5 +1,5 @@
-"""A data set's folder is read by split: test and validation files are evaluated on, not trained
-on, and this is said.
+"""A data set's folder is read by split: test and validation files are evaluated on and not trained
+on, with a notice.
 """
 
 import json
@@ -21,26 +21,28 @@ from compass_jax.session import load_tokenizer
 
 
 def folder_of(root, **files):
-    """A folder with files of so many rows; "__" in a name is a folder's end, its ending comes
-    last.
+    """Writes a folder with these files of the given numbers of rows; in a name "__" is a slash and
+    the last "_" the dot of the ending.
     """
     for name, rows in files.items():
         path = root / name.replace("__", "/").replace("_jsonl", ".jsonl").replace("_parq", ".parq")
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = [
+        records = [
             {"prompt": f"{path.parent.name} {path.stem} {i}", "answer": str(i)} for i in range(rows)
         ]
         if path.suffix == ".parquet":
-            parquet.write_table(pyarrow.Table.from_pylist(made), path)
+            parquet.write_table(pyarrow.Table.from_pylist(records), path)
         else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in made))
+            path.write_text("".join(json.dumps(row) + "\n" for row in records))
     return str(root)
 
 
-def sides(data, told=None):
-    """(training, held-out) prompts, sorted."""
-    found = questions(data, 0, (told if told is not None else []).append)
-    return tuple(sorted(x.text for x in found if x.heldout == held) for held in (False, True))
+def sides(data, notices=None):
+    """Returns the training and the held-out prompts, each sorted."""
+    pool = questions(data, 0, (notices if notices is not None else []).append)
+    return tuple(
+        sorted(x.text for x in pool if x.heldout == is_heldout) for is_heldout in (False, True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,18 +85,18 @@ def test_split_names_are_those_of_hugging_face(path, split):
     ],
 )
 def test_a_folder_is_evaluated_on_its_test_or_validation_split(tmp_path, files):
-    folder, told = folder_of(tmp_path / "sums", **files), []
+    folder, notices = folder_of(tmp_path / "sums", **files), []
     data = DataConfig(sources=(FileSource(folder),))
-    training, heldout = sides(data, told)
+    training, heldout = sides(data, notices)
     assert (len(training), len(heldout)) == (6, 2)
     assert not any(re.search("test|dev|eval", text) for text in training)
-    assert any("split) is held out to evaluate on" in line for line in told)
+    assert any("split) is held out to evaluate on" in line for line in notices)
 
 
 def test_of_validation_and_test_the_validation_split_is_held_out(tmp_path):
-    folder, told = folder_of(tmp_path / "d", train_jsonl=5, val_jsonl=2, test_jsonl=3), []
-    assert [len(x) for x in sides(DataConfig(sources=(FileSource(folder),)), told)] == [5, 2]
-    (line,) = told
+    folder, notices = folder_of(tmp_path / "d", train_jsonl=5, val_jsonl=2, test_jsonl=3), []
+    assert [len(x) for x in sides(DataConfig(sources=(FileSource(folder),)), notices)] == [5, 2]
+    (line,) = notices
     assert line == (
         f"{folder}: val.jsonl (validation split) is held out to evaluate on; test.jsonl (test"
         " split) is not used: name it in --eval or data.eval_sets"
@@ -102,16 +104,16 @@ def test_of_validation_and_test_the_validation_split_is_held_out(tmp_path):
 
 
 def test_named_evaluation_takes_the_place_of_the_split(tmp_path):
-    folder, told = folder_of(tmp_path / "d", train_jsonl=5, test_jsonl=3), []
+    folder, notices = folder_of(tmp_path / "d", train_jsonl=5, test_jsonl=3), []
     other = folder_of(tmp_path / "e", train_jsonl=4, val_jsonl=1, test_jsonl=2)
     data = DataConfig(sources=(FileSource(folder),), eval_sources=(FileSource(other),))
-    found = questions(data, 0, told.append)
-    assert sum(not x.heldout for x in found) == 5
-    assert sum(x.source == 1 for x in found) == 2, "its test split, no training file"
-    assert f"{folder}: test.jsonl (test split) is not trained on" in told
+    pool = questions(data, 0, notices.append)
+    assert sum(not x.heldout for x in pool) == 5
+    assert sum(x.source == 1 for x in pool) == 2, "its test split, no training file"
+    assert f"{folder}: test.jsonl (test split) is not trained on" in notices
     sets = (EvalSet("other", (FileSource(other),)),)
-    found = questions(DataConfig(sources=(FileSource(folder),), eval_sets=sets), 0)
-    assert sum(x.source == 1 for x in found) == 2
+    pool = questions(DataConfig(sources=(FileSource(folder),), eval_sets=sets), 0)
+    assert sum(x.source == 1 for x in pool) == 2
 
 
 def test_what_is_named_alone_is_trained_on(tmp_path):
@@ -140,11 +142,13 @@ def test_a_question_of_both_splits_is_not_trained_on(tmp_path):
     folder = folder_of(tmp_path / "d", train_jsonl=5, test_jsonl=2)
     rows = (tmp_path / "d" / "train.jsonl").read_text()
     (tmp_path / "d" / "test.jsonl").write_text(rows.splitlines()[0].replace(" 0", "  0") + "\n")
-    told = []
-    training, heldout = sides(DataConfig(sources=(FileSource(folder),)), told)
+    notices = []
+    training, heldout = sides(DataConfig(sources=(FileSource(folder),)), notices)
     assert training == [f"d train {i}" for i in range(1, 5)]
     assert heldout == ["d train  0"]
-    assert any("1 of 5 training questions are in the held-out files too" in line for line in told)
+    assert any(
+        "1 of 5 training questions are in the held-out files too" in line for line in notices
+    )
     other = FileSource(folder_of(tmp_path / "o", more_jsonl=3), label="again")
     (tmp_path / "o" / "more.jsonl").write_text(rows)
     data = DataConfig(sources=(FileSource(folder), other), heldout_frac=0.0)
@@ -162,18 +166,18 @@ def test_sft_learns_the_training_files_alone(tmp_path):
     for path, count in ((tmp_path, 6), (tmp_path / "test.jsonl", 2)):
         config = RunConfig("sft", MODEL, sft=SFTConfig(files=(str(path),)))
         assert len(list(conversations(config, print))) == count
-    run, told = tiny_run(), []
+    run, notices = tiny_run(), []
     config = RunConfig("sft", run.model, data=run.data, sft=SFTConfig(files=(str(tmp_path),)))
-    assert sft_examples(config, load_tokenizer(config), told.append)[1]["examples"] == 6
-    assert f"{tmp_path}: test.jsonl (test split) is not trained on" in told
+    assert sft_examples(config, load_tokenizer(config), notices.append)[1]["examples"] == 6
+    assert f"{tmp_path}: test.jsonl (test split) is not trained on" in notices
 
 
 def test_preferences_are_held_out_by_split(tmp_path):
     for split, rows in (("train_prefs", 6), ("test_prefs", 2)):
-        made = [{"prompt": f"{split} {i}", "chosen": "a", "rejected": "b"} for i in range(rows)]
+        records = [{"prompt": f"{split} {i}", "chosen": "a", "rejected": "b"} for i in range(rows)]
         path = tmp_path / "data" / f"{split}-00000-of-00001.parquet"
         path.parent.mkdir(exist_ok=True)
-        parquet.write_table(pyarrow.Table.from_pylist(made), path)
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
     data = DataConfig(sources=(FileSource(str(tmp_path), verifier="verdict"),))
     assert [len(side) for side in split_pairs(data)] == [6, 2]
     assert [len(side) for side in sides(data)] == [12, 4]

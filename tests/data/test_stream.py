@@ -38,14 +38,14 @@ def test_the_order_of_a_seed_is_that_of_runs_before():
 
 @pytest.mark.parametrize("done", [0, 1, 7, 20])
 def test_restore_continues_exactly(done):
-    whole = draw(PromptStream(make(11), seed=1), done + 9, 4)
+    uninterrupted = draw(PromptStream(make(11), seed=1), done + 9, 4)
     first = PromptStream(make(11), seed=1)
     draw(first, done, 4)
     state = json.loads(json.dumps(first.state()))
     second = PromptStream(make(11), seed=1)
     draw(second, 2, 4)
     second.restore(state)
-    assert draw(second, 9, 4) == whole[done:]
+    assert draw(second, 9, 4) == uninterrupted[done:]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_restore_over_other_data_is_refused(items, seed, named):
 
 def test_a_prompt_is_found_by_its_id_and_a_missing_one_is_named():
     stream = PromptStream(make(11), seed=1)
-    found = stream.find(104, 3)
-    assert (found.id, found.question, found.visit) == (104, "q4", 3)
+    prompt = stream.find(104, 3)
+    assert (prompt.id, prompt.question, prompt.visit) == (104, "q4", 3)
     with pytest.raises(DataError, match="a prompt with id 99, which this run's data lack"):
         stream.find(99, 0)
 
@@ -77,8 +77,8 @@ def test_nothing_to_stream_is_an_error():
 
 
 def test_repeats_come_in_one_pass_each_as_a_visit_of_its_own():
-    """A prompt of a source with repeat 3 comes three times a pass, never twice at the same visit;
-    the others once.
+    """A prompt of a source with repeat 3 comes three times per pass, each time as another visit;
+    the other prompts come once.
     """
     prompts = [Prompt(i, i % 2, "", f"q{i}", np.array([i], np.int32), "") for i in range(4)]
     stream = PromptStream(prompts, 5, [1, 3])
@@ -91,8 +91,8 @@ def test_repeats_come_in_one_pass_each_as_a_visit_of_its_own():
 
 
 def test_rows_that_ask_the_same_are_visits_of_their_own_and_are_found_by_them():
-    """Two rows with one question and two answers: identity is (id, visit), so no visit comes
-    twice, and each leads back to its own row.
+    """Two rows have one question and different answers. A prompt's identity is (id, visit), so no
+    visit comes twice, and each leads back to its row.
     """
     rows = [*make(2), *make(1, "another")]
     stream = PromptStream(rows, 0)

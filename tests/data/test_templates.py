@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them, and what goes wrong in one is one error."""
+"""Chat templates render as in transformers, and any failure of a template is one kind of error."""
 
 import json
 from pathlib import Path
@@ -29,9 +29,9 @@ FAULTY = {
 
 @pytest.mark.parametrize("template", FAULTY)
 def test_any_exception_of_a_template_is_a_refusal_in_its_words(template):
-    with pytest.raises(TemplateFailure) as found:
+    with pytest.raises(TemplateFailure) as exc_info:
         render(template, messages=CHAT)
-    assert FAULTY[template] in str(found.value) and len(str(found.value)) < 700
+    assert FAULTY[template] in str(exc_info.value) and len(str(exc_info.value)) < 700
 
 
 def folder_with(tmp_path, template, name="folder"):
@@ -74,12 +74,12 @@ def test_a_template_renders_as_in_transformers(tmp_path, case):
     from transformers import AutoTokenizer
 
     folder = folder_with(tmp_path, LIKE_TRANSFORMERS[case])
-    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    hf_tokenizer, tokenizer = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
     for arguments in ({}, {"enable_thinking": False}):
-        expected = theirs.apply_chat_template(
+        expected = hf_tokenizer.apply_chat_template(
             CHAT, tokenize=False, add_generation_prompt=True, **arguments
         )
-        assert ours.render(CHAT, **arguments) == expected
+        assert tokenizer.render(CHAT, **arguments) == expected
     assert "TOOLBOX" not in expected
 
 

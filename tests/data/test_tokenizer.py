@@ -61,22 +61,22 @@ def test_decode_never_raises(tokenizer, ids):
 def test_transformers_reads_the_folder_alike(folder, tokenizer):
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(folder)
+    hf_tokenizer = AutoTokenizer.from_pretrained(folder)
     for text in [*TEXTS[:3], "a<|im_end|>\n\n 007  x", "\U0001f600"]:
         ids = tokenizer.encode(text)
-        assert theirs.encode(text) == ids
-        assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
-    assert (theirs.eos_token_id, theirs.pad_token_id, len(theirs)) == (
+        assert hf_tokenizer.encode(text) == ids
+        assert hf_tokenizer.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    assert (hf_tokenizer.eos_token_id, hf_tokenizer.pad_token_id, len(hf_tokenizer)) == (
         tokenizer.eos_id,
         tokenizer.pad_id,
         tokenizer.vocab_size,
     )
     for add in (False, True):
         messages = CHAT[:-1] if add else CHAT
-        assert theirs.apply_chat_template(
+        assert hf_tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add
         ) == tokenizer.render(messages, add_generation_prompt=add)
-        ids = theirs.apply_chat_template(
+        ids = hf_tokenizer.apply_chat_template(
             messages, tokenize=True, add_generation_prompt=add, return_dict=False
         )
         assert list(ids) == tokenizer.encode_chat(messages, add)
@@ -89,14 +89,14 @@ def test_what_transformers_saves_of_a_tokenizer_without_a_limit_is_read(folder, 
         tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|im_end|>"
     )
     saved.save_pretrained(tmp_path)
-    said = json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"]
-    assert said == int(1e30)
+    max_length = json.loads((tmp_path / "tokenizer_config.json").read_text())["model_max_length"]
+    assert max_length == int(1e30)
     assert Tokenizer.load(tmp_path).encode("4 + 7") == saved.encode("4 + 7")
 
 
 def test_template_environment_is_transformers_own(tmp_path, folder):
-    """Block trimming, loop controls, tojson and special tokens, in a template that shows all of
-    them.
+    """The template in this test depends on block trimming, loop controls, tojson and special
+    tokens.
     """
     from transformers import AutoTokenizer
 

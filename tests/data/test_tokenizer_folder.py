@@ -1,6 +1,4 @@
-"""Tokenizer folders that cannot be right are refused when they are loaded, with the file and what
-is wrong.
-"""
+"""Invalid tokenizer folders are refused when they are loaded, with the file and the reason."""
 
 import json
 from pathlib import Path
@@ -18,7 +16,7 @@ CONFIG = {
 }
 
 
-def written(folder, change=lambda raw: None, config=CONFIG):
+def write_tokenizer(folder, change=lambda raw: None, config=CONFIG):
     raw = json.loads((TINY / "tokenizer.json").read_text())
     change(raw)
     (folder / "tokenizer.json").write_text(json.dumps(raw))
@@ -39,7 +37,7 @@ def move(raw, token, index):
     ("token", "index"), [("?", 100_000), ("<|im_end|>", 5000), ("<|endoftext|>", 384)]
 )
 def test_an_id_beyond_the_model_is_refused_however_few_tokens_there_are(tmp_path, token, index):
-    folder = written(tmp_path, lambda raw: move(raw, token, index))
+    folder = write_tokenizer(tmp_path, lambda raw: move(raw, token, index))
     with pytest.raises(
         TokenizerError, match=rf"{tmp_path} has ids up to {index}, and the model has rows for 384"
     ):
@@ -48,7 +46,7 @@ def test_an_id_beyond_the_model_is_refused_however_few_tokens_there_are(tmp_path
 
 
 def test_holes_below_the_model_s_size_keep_the_text_of_the_highest_tokens(tmp_path):
-    tokenizer = Tokenizer.for_model(written(tmp_path, lambda raw: move(raw, "?", 380)), 384)
+    tokenizer = Tokenizer.for_model(write_tokenizer(tmp_path, lambda raw: move(raw, "?", 380)), 384)
     assert tokenizer.vocab_size == 381 and tokenizer.encode("why?")[-1] == 380
     assert tokenizer.decode(tokenizer.encode("why?")) == "why?"
     assert tokenizer.decode([*tokenizer.encode("why"), 350, 379, 381, 383, -1, 2**40]) == "why"
@@ -58,7 +56,7 @@ def test_holes_below_the_model_s_size_keep_the_text_of_the_highest_tokens(tmp_pa
     "change", [{"model": [1]}, {"added_tokens": 7}, {"model": {"type": "BPE", "vocab": {"a": -5}}}]
 )
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, change):
-    folder = written(tmp_path, lambda raw: raw.update(change))
+    folder = write_tokenizer(tmp_path, lambda raw: raw.update(change))
     with pytest.raises(TokenizerError, match=rf"{folder}/tokenizer.json cannot be read: .*publish"):
         Tokenizer.load(folder)
 
@@ -79,20 +77,22 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, change):
     ],
 )
 def test_an_odd_tokenizer_config_is_refused(tmp_path, config, words):
-    folder = written(tmp_path, config=config if isinstance(config, str) else CONFIG | config)
+    folder = write_tokenizer(
+        tmp_path, config=config if isinstance(config, str) else CONFIG | config
+    )
     with pytest.raises(TokenizerError, match=words):
         Tokenizer.load(folder)
 
 
 def test_a_template_that_is_not_utf_8_is_refused(tmp_path):
-    folder = written(tmp_path)
+    folder = write_tokenizer(tmp_path)
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(TokenizerError, match=r"chat_template.jinja: not UTF-8"):
         Tokenizer.load(folder)
 
 
 def test_what_a_file_says_of_truncation_and_padding_is_left_out_as_transformers_does(tmp_path):
-    def both(raw):
+    def set_both(raw):
         raw["truncation"] = {
             "direction": "Right",
             "max_length": 3,
@@ -108,9 +108,9 @@ def test_what_a_file_says_of_truncation_and_padding_is_left_out_as_transformers_
             "pad_token": "x",
         }
 
-    assert Tokenizer.load(written(tmp_path, both)).encode("12345") == Tokenizer.load(TINY).encode(
-        "12345"
-    )
+    assert Tokenizer.load(write_tokenizer(tmp_path, set_both)).encode("12345") == Tokenizer.load(
+        TINY
+    ).encode("12345")
 
 
 def test_control_tokens_that_only_the_configuration_names_are_control_tokens_as_in_transformers(
@@ -123,19 +123,19 @@ def test_control_tokens_that_only_the_configuration_names_are_control_tokens_as_
         "additional_special_tokens": ["<|im_start|>"],
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    folder = written(tmp_path, lambda raw: raw.update(added_tokens=[]), config)
+    folder = write_tokenizer(tmp_path, lambda raw: raw.update(added_tokens=[]), config)
     text = "<|im_start|>user\n12<|im_end|>"
-    ours, theirs = (
+    ids, hf_ids = (
         Tokenizer.load(folder).encode(text),
         AutoTokenizer.from_pretrained(folder).encode(text),
     )
-    assert ours == theirs == Tokenizer.load(TINY).encode(text)
+    assert ids == hf_ids == Tokenizer.load(TINY).encode(text)
 
 
 def test_an_end_token_of_the_plain_vocabulary_becomes_a_control_token_as_in_transformers(tmp_path):
     from transformers import AutoTokenizer
 
-    folder = written(
+    folder = write_tokenizer(
         tmp_path,
         config={**CONFIG, "eos_token": "the", "tokenizer_class": "PreTrainedTokenizerFast"},
     )
@@ -144,11 +144,13 @@ def test_an_end_token_of_the_plain_vocabulary_becomes_a_control_token_as_in_tran
     (folder / "tokenizer_config.json").write_text(
         json.dumps({**CONFIG, "eos_token": word, "tokenizer_class": "PreTrainedTokenizerFast"})
     )
-    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer, hf_tokenizer = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     text = f"12{word}34"
-    assert ours.encode(text) == theirs.encode(text) and ours.eos_id in ours.encode(text)
+    assert tokenizer.encode(text) == hf_tokenizer.encode(
+        text
+    ) and tokenizer.eos_id in tokenizer.encode(text)
     assert (
-        ours.decode(ours.encode(text))
-        == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+        tokenizer.decode(tokenizer.encode(text))
+        == hf_tokenizer.decode(hf_tokenizer.encode(text), skip_special_tokens=True)
         == "1234"
     )

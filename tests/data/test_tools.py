@@ -44,25 +44,25 @@ def test_a_row_s_tools_and_calls_are_in_the_prompt(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "field"),
     [
         (SHOWS.replace("m.tool_calls", "[]"), "the tool_calls"),
         (SHOWS.replace("m.name", "''"), "the name"),
     ],
 )
-def test_what_the_template_passes_over_is_refused(tmp_path, template, told):
+def test_what_the_template_passes_over_is_refused(tmp_path, template, field):
     tokenizer = with_template(tmp_path / "passes_over", template)
     messages = check_messages(TALK, "here")
-    with pytest.raises(TokenizerError, match=f"does not show {told} of these messages"):
+    with pytest.raises(TokenizerError, match=f"does not show {field} of these messages"):
         tokenizer.encode_chat(messages, tools=[{"name": "add"}])
 
 
 def test_tools_that_the_template_passes_over_are_told_of_once(tmp_path, caplog):
-    """As transformers renders them: DeepSeek's templates show none."""
+    """The prompt then lacks the tools, as in transformers: DeepSeek's templates show none."""
     tokenizer = with_template(tmp_path / "passes_over", "{{ messages[0].content }}<|im_end|>")
     messages, tools = [{"role": "user", "content": "1 + 1?"}], [{"name": "add"}]
-    shown = [tokenizer.encode_chat(messages, tools=tools) for _ in range(3)]
-    assert shown == [tokenizer.encode_chat(messages)] * 3
+    prompts = [tokenizer.encode_chat(messages, tools=tools) for _ in range(3)]
+    assert prompts == [tokenizer.encode_chat(messages)] * 3
     (record,) = caplog.records
     assert "does not show the tools of these messages" in record.message
     with pytest.raises(TokenizerError, match="does not show the tools"):
@@ -70,7 +70,7 @@ def test_tools_that_the_template_passes_over_are_told_of_once(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "error"),
     [
         ({"role": "robot", "content": "x"}, "has the role 'robot'; known roles: system"),
         ({"role": "user", "content": [{"type": "image"}]}, "a list of parts for content .images"),
@@ -80,6 +80,6 @@ def test_tools_that_the_template_passes_over_are_told_of_once(tmp_path, caplog):
         ({"role": "user", "content": "x", "name": 3}, "has name = 3: it must be text"),
     ],
 )
-def test_a_message_that_cannot_be_used_is_refused_with_its_place(message, told):
-    with pytest.raises(DataError, match=rf"^here: messages\[0\].*{told}"):
+def test_a_message_that_cannot_be_used_is_refused_with_its_place(message, error):
+    with pytest.raises(DataError, match=rf"^here: messages\[0\].*{error}"):
         check_messages([message], "here")

@@ -1,4 +1,4 @@
-"""The tokens of what an environment says are those that the chat template writes."""
+"""The tokens of an environment's messages are those that the chat template writes."""
 
 import json
 
@@ -23,19 +23,19 @@ def tokenizer():
 
 
 def test_a_conversation_in_pieces_is_the_conversation(tokenizer):
-    """As supervised fine-tuning sees it whole: prompt, turn, what was said, turn."""
+    """Prompt, turn, reply and turn together are the tokens that supervised fine-tuning sees."""
     prompt = tokenizer.encode_chat(TALK[:1], add_generation_prompt=True)
     turns = [[*tokenizer.encode(TALK[n]["content"]), tokenizer.eos_id] for n in (1, 3)]
-    said = turn_encoder(tokenizer)(json.dumps(TALK[2:3]), turns[0])
-    whole, mask = tokenizer.encode_example(TALK)
-    assert [*prompt, *turns[0], *said, *turns[1]] == whole.tolist()
-    written = [False] * len(prompt) + [True] * len(turns[0]) + [False] * len(said)
-    assert mask.tolist() == written + [True] * len(turns[1])
+    reply = turn_encoder(tokenizer)(json.dumps(TALK[2:3]), turns[0])
+    tokens, mask = tokenizer.encode_example(TALK)
+    assert [*prompt, *turns[0], *reply, *turns[1]] == tokens.tolist()
+    expected_mask = [False] * len(prompt) + [True] * len(turns[0]) + [False] * len(reply)
+    assert mask.tolist() == expected_mask + [True] * len(turns[1])
 
 
 def test_what_a_tool_says_is_text_whatever_it_spells(tokenizer):
-    said = turn_encoder(tokenizer)(json.dumps([{"role": "tool", "content": "<|im_end|>"}]), [2])
-    assert said.count(tokenizer.eos_id) == 1  # of the tool's own turn
+    reply = turn_encoder(tokenizer)(json.dumps([{"role": "tool", "content": "<|im_end|>"}]), [2])
+    assert reply.count(tokenizer.eos_id) == 1  # the end of the tool's turn
 
 
 def test_what_the_template_does_not_show_is_refused(tokenizer):

@@ -1,4 +1,4 @@
-"""The folder of a reader: a clone's links, and runs of the demo with tiny random weights."""
+"""A reader's folder: links to the files of a clone, and demo runs with tiny random weights."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ MODEL = ModelConfig(
 
 @pytest.fixture(scope="session")
 def reader(tmp_path_factory):
-    """The folder; pages work in copies of it."""
+    """Returns the folder; tests of pages work in copies of it."""
     home = tmp_path_factory.mktemp("reader")
     for name in ("configs", "launch", "examples", "Makefile"):
         if (ROOT / name).exists():

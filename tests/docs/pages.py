@@ -1,13 +1,13 @@
 """The commands and snippets of README.md and docs/, as a reader would type them.
 
-A fenced block is run in its page's folder, in the page's order:
+The blocks of a page run in one folder, in the page's order:
 
-    sh        its commands; what begins with `cat >` writes a file
+    sh        its commands; a command `cat >` writes a file
     python    a first line `# name.py` writes that file; any other block is executed
-    other     is output, or a file's form: it is not run
+    other     output, or an example of a file: it is not run
 
-`<!-- needs: WHAT -->` before a block says why a test cannot run it; its `compass` commands are
-parsed all the same. WHAT is one of NEEDS.
+`<!-- needs: NEED -->` before a block gives the reason why a test cannot run it; its `compass`
+commands are still parsed. NEED is one of NEEDS.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The file that a Python block is, empty for none."""
-        found = _FILE.match(self.text) if self.kind == "python" else None
-        return found[1] if found else ""
+        """The file that a Python block writes, or an empty text."""
+        match = _FILE.match(self.text) if self.kind == "python" else None
+        return match[1] if match else ""
 
     @property
     def commands(self) -> list[str]:
         """The commands of a block of sh, each with its here-document."""
-        found: list[str] = []
+        commands: list[str] = []
         end = ""
         for line in self.text.replace("\\\n", " ").splitlines():
             if end:
-                found[-1] += "\n" + line
+                commands[-1] += "\n" + line
                 end = "" if line == end else end
             elif line.strip() and not line.startswith("#"):
-                found.append(line)
-                here = re.search(r"<< '?(\w+)'?$", line)
-                end = here[1] if here else ""
-        return found
+                commands.append(line)
+                document = re.search(r"<< '?(\w+)'?$", line)
+                end = document[1] if document else ""
+        return commands
 
 
 def blocks(page: Path) -> list[Block]:
-    """Every block of a page that is run or has to say why not."""
+    """Returns the blocks of a page that are run or need a reason not to be."""
     text, name = page.read_text(), str(page.relative_to(ROOT))
     return [
         Block(name, text[: m.start()].count("\n") + 1, m["kind"], m["text"], m["need"] or "")
@@ -78,5 +78,5 @@ def blocks(page: Path) -> list[Block]:
 
 
 def words(command: str) -> list[str]:
-    """The words of a command, without its remark."""
+    """Returns the words of a command, without its comment."""
     return shlex.split(command, comments=True)

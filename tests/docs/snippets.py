@@ -1,10 +1,10 @@
-"""Runs the fenced blocks of a page, in order, in one folder.
+"""A runner of the fenced blocks of a page, in order, in one folder.
 
-    sh                  `compass` is called in this process, `cat > FILE << END` writes a file,
-                        anything else is the shell's
-    python              runs; one whose first line is a comment with a file's name is written there
-    text                after a python block: what that block printed
-Comments before a block (`<!-- cloud -->`) say why it does not run; any comment skips it.
+    sh                  `compass` is called in this process, `cat > FILE << END` writes a file, and
+                        the shell runs any other command
+    python              is executed, or written to the file that a comment in its first line names
+    text                after a python block: the output of that block
+A comment before a block (`<!-- cloud -->`) is the reason why it does not run; any comment skips it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _BLOCK = re.compile(
     r"(?:<!-- (?P<why>[^\n]*) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
 _FILE = re.compile(r"# ([\w/]+\.py)\n")
-_HERE = re.compile(r"cat > (\S+) << '?(\w+)'?\n")
-# what makes a command small enough for a test
+_HERE_DOCUMENT = re.compile(r"cat > (\S+) << '?(\w+)'?\n")
+# options that make a command small enough for a test
 SMALL = {
     "train": {
         "--rl.prompts-per-step": "2",
@@ -39,7 +39,7 @@ SMALL = {
 
 
 class Block(NamedTuple):
-    """A fenced block; `why` it does not run, empty where it does."""
+    """A fenced block; `why` is the reason why it does not run, or empty."""
 
     kind: str
     text: str
@@ -47,9 +47,11 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page that have a kind."""
-    found = [Block(x["kind"], x["text"], x["why"] or "") for x in _BLOCK.finditer(page.read_text())]
-    return [x for x in found if x.kind]
+    """Returns the fenced blocks of a page that have a kind."""
+    fenced = [
+        Block(x["kind"], x["text"], x["why"] or "") for x in _BLOCK.finditer(page.read_text())
+    ]
+    return [x for x in fenced if x.kind]
 
 
 def run_page(page: Path) -> int:
@@ -74,7 +76,7 @@ def run_page(page: Path) -> int:
 
 
 def run_python(text: str, names: dict[str, object]) -> str:
-    """What a block prints."""
+    """Executes a block, or writes its file, and returns the output."""
     file = _FILE.match(text)
     if file:
         Path(file[1]).write_text(text)
@@ -86,12 +88,12 @@ def run_python(text: str, names: dict[str, object]) -> str:
 
 
 def run_sh(text: str) -> str:
-    """Each command must end with status 0. Nothing that is printed is compared."""
+    """Runs commands, each of which must end with status 0; their output is not compared."""
     while text.strip():
-        here = _HERE.match(text)
-        if here:
-            body, _, text = text[here.end() :].partition(f"{here[2]}\n")
-            Path(here[1]).write_text(body)
+        document = _HERE_DOCUMENT.match(text)
+        if document:
+            body, _, text = text[document.end() :].partition(f"{document[2]}\n")
+            Path(document[1]).write_text(body)
             continue
         line, _, text = text.partition("\n")
         while line.endswith("\\"):

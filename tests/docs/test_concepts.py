@@ -1,4 +1,4 @@
-"""Each concept page's example prints what the page says, and each page has its parts."""
+"""Each concept page's example prints the output on the page, and each page has its parts."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Every command and snippet of README.md and docs/ is run, or says why it cannot be (pages.py).
+"""Every command and snippet of README.md and docs/ is run, or names its need (pages.py).
 
-The README's training is a real one of two steps; elsewhere a command that trains opens everything
-and ends (--dry-run), unless the page is run whole by `make test-slow`.
+The README's training is a real one of two steps. Elsewhere a command that trains runs with
+--dry-run, unless `make test-slow` runs the page in full.
 """
 
 import json
@@ -30,7 +30,7 @@ BLOCKS = [
 SETTINGS = set(re.findall(r"^\| `([\w.]+)`", (GENERATED / "configuration.md").read_text(), re.M))
 RUN = sorted({b.page for b in BLOCKS if not b.need})
 OPENED = ("train", "sft", "eval", "filter", "calibrate-alpha", "plan")
-# of two steps of a tiny model
+# settings that make the training short
 FAST = {
     "rl.steps": 2,
     "rl.prompts-per-step": 2,
@@ -57,68 +57,68 @@ def test_what_is_not_run_can_be_parsed(block):
         parsed(words(command))
 
 
-def parsed(said):
+def parsed(argv):
     """Checks that the package knows a command, its options and its settings."""
-    if said[0] == "make":
-        assert re.search(rf"^{said[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), said
-    elif said[0] == "compass":
-        _, rest = parse(said[1], said[2:])
+    if argv[0] == "make":
+        assert re.search(rf"^{argv[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), argv
+    elif argv[0] == "compass":
+        _, rest = parse(argv[1], argv[2:])
         for option in (x for x in rest if x.startswith("--")):
             assert option[2:].replace("-", "_") in SETTINGS, option
 
 
-def typed(said, real):
+def typed(argv, real):
     """Runs `compass` as the command line does."""
-    if said[1] in ("demo", "serve"):
-        parsed(said)
+    if argv[1] in ("demo", "serve"):
+        parsed(argv)
         return
-    if said[1] in OPENED and not (real and said[1] == "train"):
-        said = [*said, *(["--dry-run"] * ("--dry-run" not in said))]
-        if said[1] == "eval" and said[2].startswith("-"):  # of a FAST run, which holds nothing out
-            said = [*said, "--data.eval-prompts=4"]
-    elif said[1] == "train":
-        said = [*said, *(x for k, v in FAST.items() for x in (f"--{k}", str(v)))]
-    assert main(said[1:]) == 0, said
+    if argv[1] in OPENED and not (real and argv[1] == "train"):
+        argv = [*argv, *(["--dry-run"] * ("--dry-run" not in argv))]
+        if argv[1] == "eval" and argv[2].startswith("-"):  # a FAST run has no held-out prompts
+            argv = [*argv, "--data.eval-prompts=4"]
+    elif argv[1] == "train":
+        argv = [*argv, *(x for k, v in FAST.items() for x in (f"--{k}", str(v)))]
+    assert main(argv[1:]) == 0, argv
 
 
-def act(block, real, seen):
-    """Does what a reader does with the block."""
+def act(block, real, namespace):
+    """Writes or runs the block, as a reader does."""
     if block.file:
         with open(block.file, "w") as file:
             file.write(block.text)
     elif block.kind == "python":
-        exec(compile(block.text, f"{block.page}:{block.line}", "exec"), seen)
+        exec(compile(block.text, f"{block.page}:{block.line}", "exec"), namespace)
     for command in block.commands if block.kind == "sh" else ():
-        said = words(command)
-        if said[0] == "compass":
-            typed(said, real)
-        elif said[0] == "make":
-            parsed(said)
+        argv = words(command)
+        if argv[0] == "compass":
+            typed(argv, real)
+        elif argv[0] == "make":
+            parsed(argv)
         else:
             command = re.sub(r"^python ", f"{sys.executable} ", command)
             subprocess.run(["bash", "-ec", command], check=True, timeout=120)
 
 
 def read(page, real=False, needs=()):
-    """Reads a page in the present folder, what it marks with one of `needs` too; what its Python
-    blocks made of `compass_jax.train`.
+    """Runs the blocks of a page in the current folder, also those marked with one of `needs`.
+    Returns the configurations that its Python blocks passed to `compass_jax.train`.
     """
-    seen, asked = {"__name__": "__page__"}, []
+    namespace, configs = {"__name__": "__page__"}, []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(library, "run_rl", lambda config: asked.append(config.validate()) or {})
+        patched.setattr(library, "run_rl", lambda config: configs.append(config.validate()) or {})
         patched.syspath_prepend(".")
         for block in (b for b in BLOCKS if b.page == page and b.need in ("", *needs)):
-            act(block, real, seen)
-    return asked
+            act(block, real, namespace)
+    return configs
 
 
 @pytest.fixture(scope="session")
 def trained(reader):
-    """The reader's folder after the README, whose training was a real one."""
+    """Returns the reader's folder after the README, whose training was a real one."""
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(reader)
-        asked = read("README.md", real=True)
-    assert [config.run_dir for config in asked] == ["runs/mine_too"]
+        configs = read("README.md", real=True)
+    assert [config.run_dir for config in configs] == ["runs/mine_too"]
     return reader
 
 
@@ -141,8 +141,8 @@ def test_a_page_is_read(page, trained, tmp_path, monkeypatch, capsys):
     shutil.copytree(trained, home, symlinks=True)
     monkeypatch.chdir(home)
     read(page)
-    told = capsys.readouterr()
-    assert "Traceback" not in told.out + told.err
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.out + captured.err
 
 
 @pytest.mark.slow

@@ -50,9 +50,9 @@ def of_variant(name):
     return [r for r in rows("zero_variance.jsonl") if r["variant"] == name]
 
 
-@pytest.mark.parametrize("said", STAGES)
-def test_stages(said):
-    runs = of_variant(STAGES[said])
+@pytest.mark.parametrize("label", STAGES)
+def test_stages(label):
+    runs = of_variant(STAGES[label])
     assert {r["seed"] for r in runs} == {0, 1, 2}
     shares = [mean(r["shares"][s] for r in runs) for s in runs[0]["shares"]]
     assert list(runs[0]["shares"]) == [
@@ -63,16 +63,16 @@ def test_stages(said):
     ]
     cells = [f"{x:.1%}".replace("0.0%", "0%") if x < 0.0005 else f"{x:.1%}" for x in shares]
     accuracy, tokens = mean(r["accuracy"] for r in runs), mean(r["tokens"] for r in runs)
-    line = f"| {said} | {accuracy:.3f} | {tokens / 1000:.0f} | {' | '.join(cells)} |"
+    line = f"| {label} | {accuracy:.3f} | {tokens / 1000:.0f} | {' | '.join(cells)} |"
     assert line in PAGE
 
 
 def test_tokens_of_the_stages():
     every, plain = of_variant("all"), of_variant("grpo")
     ratio = mean(r["tokens"] for r in every) / mean(r["tokens"] for r in plain)
-    none = [mean(r["shares"]["none"] for r in runs) for runs in (plain, every)]
+    no_signal = [mean(r["shares"]["none"] for r in runs) for runs in (plain, every)]
     assert f"{ratio:.2f} times GRPO's tokens" in PAGE
-    assert none[1] < 0.2 * none[0]
+    assert no_signal[1] < 0.2 * no_signal[0]
     weak = [0.1 * mean(r["series"]["entropy_nats"]) for r in every]
     assert 100 < 1 / max(weak) < 1 / min(weak) < 400  # "about 200 times weaker"
 
@@ -91,9 +91,9 @@ def spread(values):
     return f"{mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-@pytest.mark.parametrize("said", UNIFORM)
-def test_what_stands_in_for_rl_zvp(said):
-    runs = [r for r in rows("uniform_groups.jsonl") if r["variant"] == UNIFORM[said]]
+@pytest.mark.parametrize("label", UNIFORM)
+def test_what_stands_in_for_rl_zvp(label):
+    runs = [r for r in rows("uniform_groups.jsonl") if r["variant"] == UNIFORM[label]]
     assert sorted(r["seed"] for r in runs) == [0, 1, 2]
     shares = [
         mean(r["shares"][name] for r in runs)
@@ -101,20 +101,20 @@ def test_what_stands_in_for_rl_zvp(said):
     ]
     cells = [spread([r["accuracy"] for r in runs]), f"{mean(r['tokens'] for r in runs) / 1e3:.0f}"]
     cells += [f"{x:.1%}" if x else "0%" for x in shares]
-    assert f"| {said} | {' | '.join(cells)} |" in PAGE
+    assert f"| {label} | {' | '.join(cells)} |" in PAGE
 
 
 @pytest.mark.parametrize(
-    ("said", "variant"), [("in stages", "stages"), ("as they come", "shuffled")]
+    ("label", "variant"), [("in stages", "stages"), ("as they come", "shuffled")]
 )
-def test_stages_of_rising_difficulty(said, variant):
+def test_stages_of_rising_difficulty(label, variant):
     runs = [r for r in rows("stages.jsonl") if r["variant"] == variant]
     ends = ", ".join(f"{r['accuracy']:.3f}" for r in sorted(runs, key=lambda r: r["seed"]))
     tokens, signal = (
         mean(r["tokens"] for r in runs) / 1e3,
         mean(r["shares"]["verifier_signal"] for r in runs),
     )
-    row = re.search(rf"^\| {said} \| .* \| {ends} \| (\d+) \| (\d+)% \|$", PAGE, re.MULTILINE)
+    row = re.search(rf"^\| {label} \| .* \| {ends} \| (\d+) \| (\d+)% \|$", PAGE, re.MULTILINE)
     assert [int(x) for x in row.groups()] == [round(tokens), round(100 * signal)]
 
 
@@ -140,46 +140,48 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("said", NAMES)
-def test_objectives(said):
+@pytest.mark.parametrize("label", NAMES)
+def test_objectives(label):
     cells = []
     for task in ("sums", "decisions", "noise"):
         runs = [
-            r for r in rows("objectives.jsonl") if (r["task"], r["variant"]) == (task, NAMES[said])
+            r for r in rows("objectives.jsonl") if (r["task"], r["variant"]) == (task, NAMES[label])
         ]
         curves = [mean(y for _, y in r["curve"]) for r in runs]
         assert len(runs) == 3
         cells.append((mean(r["accuracy"] for r in runs), mean(curves)))
-    row = re.search(rf"^\| {said} \| (.*) \|$", PAGE, re.MULTILINE)[1].split(" | ")
+    row = re.search(rf"^\| {label} \| (.*) \|$", PAGE, re.MULTILINE)[1].split(" | ")
     for cell, (end, _) in zip(row, cells, strict=True):
         assert cell.startswith(f"{end:.3f} (")
-    if said == "ESPO":
+    if label == "ESPO":
         assert f"task at one size ({cells[1][0]:.2f})" in README
 
 
 def test_speed():
     for name in ("train", "rollout", "long_tail"):
-        found = json.loads((RESULTS / f"{name}.json").read_text())
-        line = f"| {found['ours_tokens_per_s']:,.0f} | {found['transformers_tokens_per_s']:,.0f} |"
+        speeds = json.loads((RESULTS / f"{name}.json").read_text())
+        line = (
+            f"| {speeds['ours_tokens_per_s']:,.0f} | {speeds['transformers_tokens_per_s']:,.0f} |"
+        )
         assert line in PAGE
 
 
 def test_plans():
     for file in (RESULTS / "plans").glob("*.json"):
-        found = json.loads(file.read_text())
+        plan = json.loads(file.read_text())
         cell = rf"\| `{file.stem}` \| \d+ \| ([\d.]+) in .* \(([\d.]+)\) \|"
-        held, usable = re.search(cell, PAGE).groups()
-        assert (held, usable) == (
-            f"{found['hbm_gib_per_chip']:.1f}",
-            f"{found['hbm_limit_gib']:.1f}",
+        needed, usable = re.search(cell, PAGE).groups()
+        assert (needed, usable) == (
+            f"{plan['hbm_gib_per_chip']:.1f}",
+            f"{plan['hbm_limit_gib']:.1f}",
         )
     assert "needs 68.7 GiB of 92.2" in README
 
 
 def test_pod_programs():
-    found = rows("pod_programs.jsonl")
-    for change in {row["change"] for row in found}:
-        programs = [row for row in found if row["change"] == change]
+    measurements = rows("pod_programs.jsonl")
+    for change in {row["change"] for row in measurements}:
+        programs = [row for row in measurements if row["change"] == change]
         start = f"| {change} | {programs[0]['commit']} |"
         line = next(line for line in PAGE.splitlines() if line.startswith(start))
         cells = line.split("|")
@@ -200,11 +202,11 @@ def test_measures():
 
 
 def test_the_demo():
-    found = json.loads((RESULTS / "demo.json").read_text())
+    results = json.loads((RESULTS / "demo.json").read_text())
     part = PAGE[PAGE.index("## The demo") :].split("\n### ")[0]
-    assert found["commit"] in part and f"{found['machine']['cores']} cores" in part
+    assert results["commit"] in part and f"{results['machine']['cores']} cores" in part
     lines = part.splitlines()
-    for place, seed in enumerate(found["seeds"]):
+    for place, seed in enumerate(results["seeds"]):
         assert seed["seed"] == place
         for label, row in seed["by_difficulty"].items():
             name = "all tasks" if label == "all" else label
@@ -215,21 +217,21 @@ def test_the_demo():
         rows = {row.pop(""): tuple(row.values()) for row in seed["against_grpo"]}
         for name, cells in rows.items():
             assert " | ".join(cells) in next(x for x in lines if x.startswith(f"| {name} |"))
-        ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"])
-        assert ours <= theirs < 1.05 * ours
+        our_tokens, grpo_tokens = (int(x.replace(",", "")) for x in rows["generated tokens"])
+        assert our_tokens <= grpo_tokens < 1.05 * our_tokens
         costs = seed["to_target"]
         assert costs["reached"] and f"{costs['ratio']:.2f} (seed {place})" in part
         assert f"{costs['tokens']:,.0f} instead of {costs['baseline_tokens']:,.0f}" in part
         sentence = difference_in_words(seed["difference"]).split(": ", 1)[1]
         assert f"{sentence} on seed {place}" in part
-    first, second = (f"{seed['to_target']['ratio']:.2f}" for seed in found["seeds"])
+    first, second = (f"{seed['to_target']['ratio']:.2f}" for seed in results["seeds"])
     assert f"{first} and {second} of its tokens (seeds 0 and 1)" in README
 
 
 def test_tokens_to_an_accuracy():
-    """The two arms that README and the page name, by both measures, with seed 3 and without."""
-    found = [x for x in rows("tokens_to_accuracy.jsonl") if x["phase"] == "arms"]
-    found = [x for x in found if "16 x 4" in x["name"]]
+    """README and the page give the ratios of two arms by both measures, with and without seed 3."""
+    arms = [x for x in rows("tokens_to_accuracy.jsonl") if x["phase"] == "arms"]
+    arms = [x for x in arms if "16 x 4" in x["name"]]
     for name, texts in {
         "screening, posterior, 2 of 4": (
             ("0.28 (0.16 to 0.40)", "0.30 (0.16 to 0.48)"),
@@ -240,7 +242,7 @@ def test_tokens_to_an_accuracy():
             ("0.57 (0.49 to 0.67)", "0.56 (0.47 to 0.70)"),
         ),
     }.items():
-        pair = [x for x in found if x["variant"] == "grpo" or x["name"].startswith(name + ", 16")]
+        pair = [x for x in arms if x["variant"] == "grpo" or x["name"].startswith(name + ", 16")]
         variant = next(x["variant"] for x in pair if x["variant"] != "grpo")
         for left_out, of_measures in zip(((), (3,)), texts, strict=True):
             seeds = [x for x in pair if x["seed"] not in left_out]
@@ -252,64 +254,64 @@ def test_tokens_to_an_accuracy():
 
 
 def test_the_former_demo():
-    found = json.loads((RESULTS / "demo_former.json").read_text())
+    results = json.loads((RESULTS / "demo_former.json").read_text())
     part = PAGE[PAGE.index("### The former demo") :].split("\n### ")[0]
-    assert found["commit"] in part
-    for label, row in found["by_difficulty"].items():
+    assert results["commit"] in part
+    for label, row in results["by_difficulty"].items():
         name = "all tasks" if label == "all" else label
         cells = (row[x] for x in ("SFT avg@4", "RL avg@4", "SFT greedy", "RL greedy"))
         assert f"| {name} | {' | '.join(f'{x:.3f}' for x in cells)} |" in part
-    rows = {row.pop(""): tuple(row.values()) for row in found["against_grpo"]}
+    rows = {row.pop(""): tuple(row.values()) for row in results["against_grpo"]}
     for name, cells in rows.items():
         assert f"| {name} | {' | '.join(cells)} |" in part
-    sentence = difference_in_words(found["difference"])
+    sentence = difference_in_words(results["difference"])
     assert sentence.split(": ", 1)[1].split(" (")[0] in part
 
 
 def test_the_demo_with_a_recorded_baseline():
     part = PAGE[PAGE.index("### The same with a recorded baseline") :].split("\n## ")[0]
     for seed in (0, 1):
-        found = json.loads((RESULTS / f"demo_seed{seed}.json").read_text())
+        results = json.loads((RESULTS / f"demo_seed{seed}.json").read_text())
         line = next(x for x in part.splitlines() if x.startswith("| all tasks"))
-        assert f"{found['sft_avg_at_4']:.3f} | {found['rl_avg_at_4']:.3f}" in line
-        assert found["commit"][:7] in part and f"{found['espo_floor_token_frac']:.0%}" in PAGE
-        assert found["rl_avg_at_4"] - found["sft_avg_at_4"] >= 0.3
-        rows = {row.pop(""): tuple(row.values()) for row in found["against_grpo"]}
+        assert f"{results['sft_avg_at_4']:.3f} | {results['rl_avg_at_4']:.3f}" in line
+        assert results["commit"][:7] in part and f"{results['espo_floor_token_frac']:.0%}" in PAGE
+        assert results["rl_avg_at_4"] - results["sft_avg_at_4"] >= 0.3
+        rows = {row.pop(""): tuple(row.values()) for row in results["against_grpo"]}
         for name, cells in rows.items():
             line = next(x for x in part.splitlines() if x.startswith(f"| {name} |"))
             assert " | ".join(cells) in line
-        ours, theirs = (int(x.replace(",", "")) for x in rows["generated tokens"])
-        assert ours <= theirs < 1.05 * ours
+        our_tokens, grpo_tokens = (int(x.replace(",", "")) for x in rows["generated tokens"])
+        assert our_tokens <= grpo_tokens < 1.05 * our_tokens
 
 
 def test_the_quickstart():
-    found = json.loads((RESULTS / "quickstart.json").read_text())
+    results = json.loads((RESULTS / "quickstart.json").read_text())
     page = (ROOT / "docs" / "quickstart.md").read_text()
-    first, last = found["points"][0], found["points"][-1]
-    assert (first["step"], last["step"], found["k"]) == (0, 20, 4)
+    first, last = results["points"][0], results["points"][-1]
+    assert (first["step"], last["step"], results["k"]) == (0, 20, 4)
 
-    def shown(point, name):
+    def percentage(point, name):
         return f"{100 * point[name]:.1f}"
 
     start, end = (
-        (shown(x, "avg_at_k"), shown(x, "avg_at_k_low"), shown(x, "avg_at_k_high"))
+        (percentage(x, "avg_at_k"), percentage(x, "avg_at_k_low"), percentage(x, "avg_at_k_high"))
         for x in (first, last)
     )
     assert "from {}% (95% interval {} to {}) to {}% ({} to {})".format(*start, *end) in page
     assert f"from {100 * first['greedy']:.1f}% to {100 * last['greedy']:.1f}%" in page
-    assert f"on {found['prompts']} prompts" in page
+    assert f"on {results['prompts']} prompts" in page
 
 
 def test_near_duplicates():
-    found = json.loads((RESULTS / "near_duplicates.json").read_text())
-    measured = {**found["thresholds"], "0.7, numbers not compared": found["without_numbers"]}
+    results = json.loads((RESULTS / "near_duplicates.json").read_text())
+    measured = {**results["thresholds"], "0.7, numbers not compared": results["without_numbers"]}
     for name, one in measured.items():
         shares = (one["precision"], one["recall"], one["recall_of"]["three words"])
         assert f"| {name} | {' | '.join(f'{share:.3f}' for share in shares)} |" in PAGE
-    usual, cost = found["thresholds"]["0.7"], found["cost"]
-    assert set(usual["recall_of"].values()) == {1.0} and found["command"] in PAGE
+    usual, cost = results["thresholds"]["0.7"], results["cost"]
+    assert set(usual["recall_of"].values()) == {1.0} and results["command"] in PAGE
     assert f"{usual['rows']:,} rows" in PAGE and f"{usual['near_duplicates']:,} of them" in PAGE
-    assert round(1 / (1 - found["without_numbers"]["precision"])) == 14
+    assert round(1 / (1 - results["without_numbers"]["precision"])) == 14
     assert f"took {cost['processor_s']:.0f} seconds of processor" in PAGE
     assert f"{cost['peak_mib'] / 1024:.2f} GiB at the peak" in PAGE
     assert f"{cost['bytes_a_kept_row'] / 1000:.1f} kB for each kept row" in PAGE
@@ -318,27 +320,29 @@ def test_near_duplicates():
 
 
 def test_measurements_of_files_larger_than_memory():
-    found = json.loads((RESULTS / "streaming.json").read_text())
+    results = json.loads((RESULTS / "streaming.json").read_text())
     part = PAGE[PAGE.index("## Files larger than memory") :].split("\n## ")[0]
-    assert f"{found['rows']:,} rows" in part and f"has {found['index_mib']} MiB" in part
+    assert f"{results['rows']:,} rows" in part and f"has {results['index_mib']} MiB" in part
     for name in ("first_start", "second_start"):
-        assert f"{found[f'{name}_s']:.1f} s" in part and f"{found[f'{name}_cpu_s']:.1f} s" in part
-    assert f"| {found['batch_ms']:.0f} ms |" in part
-    memory = found["memory_mib_after_batches"]
+        assert (
+            f"{results[f'{name}_s']:.1f} s" in part and f"{results[f'{name}_cpu_s']:.1f} s" in part
+        )
+    assert f"| {results['batch_ms']:.0f} ms |" in part
+    memory = results["memory_mib_after_batches"]
     for batches in ("10", "250", "500"):
         assert f"{memory[batches]} MiB" in part and batches in part
-    assert all(one["same_batches"] for one in found["goes_on_by_processes"].values())
+    assert all(one["same_batches"] for one in results["goes_on_by_processes"].values())
     page = (ROOT / "docs" / "data.md").read_text()
     assert f"{memory['10']:.0f} MiB after 10 batches" in page
     assert f"{memory['500']:.0f} MiB after 500" in page
-    for name, one in found["formats"].items():
+    for name, one in results["formats"].items():
         assert f"`{name.removeprefix('rows')}` {one['open_cpu_s']:.1f}" in part
 
 
 def test_merging():
-    found = json.loads((RESULTS / "merge.json").read_text())
-    assert found["model_bytes"] > 2 * 2**30 and found["commit"].startswith("e517f73")
-    for row in found["merges"]:
+    results = json.loads((RESULTS / "merge.json").read_text())
+    assert results["model_bytes"] > 2 * 2**30 and results["commit"].startswith("e517f73")
+    for row in results["merges"]:
         cells = f"{row['peak_bytes'] / 2**30:.2f} | {row['cpu_seconds']:.0f} | {row['seconds']:.0f}"
         assert f"| {row['method']} | {cells} |" in PAGE
         assert row["peak_bytes"] < 1.5 * 2**30

@@ -22,7 +22,7 @@ def test_it_says_once_that_no_tpu_has_run_it():
 
 
 def anchors(page):
-    """The anchors of a page's titles, as GitHub and mkdocs make them."""
+    """Returns the anchors of a page's titles, as GitHub and mkdocs make them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", t.lower()).strip().replace(" ", "-") for t in titles}
 

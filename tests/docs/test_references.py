@@ -1,5 +1,5 @@
-"""docs/reference and docs/img are what docs/generate writes, and every metric that a run logs has
-its sentence.
+"""docs/reference and docs/img equal the output of docs/generate, and every metric that a run logs
+has its sentence.
 """
 
 import ast
@@ -19,14 +19,14 @@ sys.path.insert(0, str(DOCS / "generate"))
 import pictures  # noqa: E402
 import references  # noqa: E402
 
-# beginnings of metrics' names; a text that begins so and has no space is a name
-ROOMS = {name.split("/")[0] for name in METRICS if "/" in name}
+# prefixes of metric names; a text with such a prefix and without a space is a metric name
+PREFIXES = {name.split("/")[0] for name in METRICS if "/" in name}
 
 
 def test_the_references_are_those_of_the_code():
     for name, text in references.pages().items():
-        said = (references.REFERENCE / name).read_text()
-        assert said == text, f"docs/reference/{name} is old: run python docs/generate/references.py"
+        page = (references.REFERENCE / name).read_text()
+        assert page == text, f"docs/reference/{name} is old: run python docs/generate/references.py"
 
 
 def test_the_pictures_are_those_of_their_generator():
@@ -34,9 +34,9 @@ def test_the_pictures_are_those_of_their_generator():
         assert (pictures.IMG / f"{name}.svg").read_text() == draw().svg()
 
 
-def written():
-    """(file, pattern) of each text in the package that is a metric's name: what an f-string fills
-    in is .+
+def names_in_code():
+    """Yields (file, pattern) of each text in the package that is a metric's name; a value in an
+    f-string becomes .+ in the pattern.
     """
     for file in sorted((ROOT / "compass_jax").rglob("*.py")):
         nodes = list(ast.walk(ast.parse(file.read_text())))
@@ -45,34 +45,38 @@ def written():
         single = [[n] for n in nodes if isinstance(n, ast.Constant) and id(n) not in inside]
         for parts in joined + single:
             texts = [str(x.value) if isinstance(x, ast.Constant) else "1" for x in parts]
-            if re.fullmatch(r"[a-z_]+(/\w+)+", "".join(texts)) and texts[0].split("/")[0] in ROOMS:
+            if (
+                re.fullmatch(r"[a-z_]+(/\w+)+", "".join(texts))
+                and texts[0].split("/")[0] in PREFIXES
+            ):
                 fixed = [re.escape(t) for t in texts]
                 any_ = [f if isinstance(x, ast.Constant) else ".+" for f, x in zip(fixed, parts)]
                 yield file.name, "".join(any_)
 
 
-FOUND = dict.fromkeys(x for x in written() if x[0] != "metric_table.py")
+CODE_NAMES = dict.fromkeys(x for x in names_in_code() if x[0] != "metric_table.py")
 
 
 def test_every_metric_in_the_code_has_its_sentence():
-    assert len(FOUND) > 70  # the search sees them
-    unsaid = [
+    assert len(CODE_NAMES) > 70  # the search sees them
+    undescribed = [
         f"{file}: {pattern}"
-        for file, pattern in FOUND
+        for file, pattern in CODE_NAMES
         if metric_help(pattern) is None
         and not any(re.fullmatch(pattern, shape) for shape in METRICS)
     ]
-    assert not unsaid, f"say what they mean in compass_jax/runs/metric_table.py: {unsaid}"
+    assert not undescribed, f"say what they mean in compass_jax/runs/metric_table.py: {undescribed}"
 
 
 def test_every_sentence_is_of_a_metric_in_the_code():
     files = [x for x in (ROOT / "compass_jax").rglob("*.py") if x.name != "metric_table.py"]
     text = "".join(file.read_text() for file in files)
-    for shape, said in METRICS.items():
-        assert said.text.endswith(".") and said.text[0].isupper()
+    for shape, metric in METRICS.items():
+        assert metric.text.endswith(".") and metric.text[0].isupper()
         if "/" in shape:
             assert any(
-                re.fullmatch(pattern, shape) or metric_help(pattern) is said for _, pattern in FOUND
+                re.fullmatch(pattern, shape) or metric_help(pattern) is metric
+                for _, pattern in CODE_NAMES
             ), shape
         else:
             assert f'"{shape}"' in text, shape

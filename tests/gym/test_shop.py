@@ -1,4 +1,4 @@
-"""The shop: its rows can be solved in so many calls, and nothing but the final state counts."""
+"""The shop: each row can be solved in its number of calls, and only the final state counts."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def row_of(kind, calls=1):
 
 
 def test_every_row_is_solved_by_as_many_calls_as_it_says():
-    """and by none of its beginnings, whose environment goes on."""
+    """A shorter prefix solves no row: its environment answers and waits for the next call."""
     assert {(r["difficulty"], r["language"]) for r in ROWS} == {
         (n, language) for n in shop.CALLS for language in shop.ITEMS
     }
@@ -43,11 +43,12 @@ def test_every_row_is_solved_by_as_many_calls_as_it_says():
 
 
 def test_rows_follow_from_the_seed_and_are_distinct():
-    again, other = (list(shop.rows(seed, shop.CALLS, 30)) for seed in (0, 1))
-    assert again == ROWS
-    asked = {row["prompt"] for row in ROWS}
+    repeat, other = (list(shop.rows(seed, shop.CALLS, 30)) for seed in (0, 1))
+    assert repeat == ROWS
+    prompts = {row["prompt"] for row in ROWS}
     assert (
-        len(asked) == len(ROWS) and len(asked & {row["prompt"] for row in other}) < len(asked) / 2
+        len(prompts) == len(ROWS)
+        and len(prompts & {row["prompt"] for row in other}) < len(prompts) / 2
     )
 
 
@@ -70,11 +71,11 @@ def test_one_call_too_many_or_another_argument_is_wrong():
     assert played(row, good, "x")["reward"] == 1.0
     assert played(row, good, good, "x")["reward"] == 0.0
     assert played(row, json.dumps({"buy": [item, n + 1]}), "x")["reward"] == 0.0
-    undone = json.dumps({"cancel": [json.loads(said(row, good))]})
+    undone = json.dumps({"cancel": [json.loads(reply(row, good))]})
     assert played(row, good, undone, "x")["reward"] == 0.0
 
 
-def said(row, *texts):
+def reply(row, *texts):
     return json.loads(played(row, *texts)["says"])[-1]["content"]
 
 
@@ -99,7 +100,7 @@ def said(row, *texts):
 )
 def test_a_call_that_cannot_be_made_says_why_and_changes_nothing(text, error):
     row = row_of("buy")
-    assert error in json.loads(said(row, text))["error"]
+    assert error in json.loads(reply(row, text))["error"]
     assert played(row, text, *right(row))["reward"] == 1.0
     assert played(row, text)["errors"] == 1.0
 
@@ -118,11 +119,13 @@ def test_calls_are_read_in_every_form():
 def test_a_coupon_counts_once():
     row = row_of("coupon", 2)
     look, bought, _ = right(row)
-    assert json.loads(said(row, look, bought, bought))["error"] == "no such coupon"
+    assert json.loads(reply(row, look, bought, bought))["error"] == "no such coupon"
 
 
 def test_careless_clerks_look_nothing_up_and_order_one():
-    """so a single goal is reached by luck alone, and half of them are with half of the clerks."""
+    """They reach a single goal by luck alone. If half of the clerks are careless, about half of the
+    conversations are the careful one.
+    """
     random_ = random.Random(0)
     alone = [row for row in shop.rows(0, (1, 2), 90, ("en",)) if len(row["goals"]) == 1]
     reached = 0
@@ -143,9 +146,13 @@ def test_conversations_for_a_cold_start_are_written(tmp_path):
     file = tmp_path / "c.jsonl"
     command = [sys.executable, "-m", "compass_jax.gym.shop", str(file), "--each", "4"]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
-    found = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
-    assert len(found) == 4 * 2 * 3
-    assert {m["role"] for messages in found for m in messages} == {"user", "assistant", "tool"}
+    conversations = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+    assert len(conversations) == 4 * 2 * 3
+    assert {m["role"] for messages in conversations for m in messages} == {
+        "user",
+        "assistant",
+        "tool",
+    }
 
 
 @pytest.mark.parametrize("calls", shop.CALLS)

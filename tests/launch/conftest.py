@@ -1,5 +1,5 @@
-"""Programs of the cloud, replaced: fakes on PATH that record how they were called, answer what a
-test says, and may play two workers.
+"""Fakes of the cloud's command-line programs: they record their calls, answer as a test says, and
+can play two workers.
 """
 
 import json
@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Writes its arguments and standard input down; answers by the first rule whose words are in the
-# call and which is not used up. Where there are workers, ssh runs the remote command in each one's
-# home directory, and scp copies there.
+# Records its arguments and its standard input, and answers by the first rule that is not used up
+# and whose words are in the call. If there are workers, ssh runs the remote command in each
+# worker's home directory, and scp copies files there.
 FAKE = """#!{python} -ISE
 import fcntl, json, os, sys
 
@@ -54,14 +54,14 @@ sys.exit(status)
 
 
 class Fakes:
-    """The fakes of one test."""
+    """The fake programs of one test, and the folder that they use."""
 
-    def __init__(self, here: Path):
-        self.here, self.bin = here, here / "bin"
+    def __init__(self, folder: Path):
+        self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
-        (here / "rules").write_text("[]")
-        # The scripts in a small tree of their own, which is copied to workers in no time.
-        self.script = here / "tree" / "launch" / "tpu_vm.sh"
+        (folder / "rules").write_text("[]")
+        # tpu_vm.sh copies the tree in which it lies to the workers: this one is small.
+        self.script = folder / "tree" / "launch" / "tpu_vm.sh"
         self.script.parent.mkdir(parents=True)
         for name in ("tpu_vm.sh", "worker.sh"):
             shutil.copy(ROOT / "launch" / name, self.script.parent)
@@ -69,28 +69,28 @@ class Fakes:
             self.add(name)
 
     def add(self, name: str) -> None:
-        """Another program that only records and answers."""
+        """Adds a program that only records its calls and answers them."""
         (self.bin / name).write_text(
-            FAKE.format(python=sys.executable, here=str(self.here), name=name)
+            FAKE.format(python=sys.executable, here=str(self.folder), name=name)
         )
         (self.bin / name).chmod(0o755)
 
     def answer(
         self, words: str, *outs: str, status: int = 0, err: str = "", times: int = 1
     ) -> None:
-        """Calls with `words` in them print these, one after the other, and exit with `status`; each
-        `times` times.
+        """Sets the answers to calls with `words` in them: each of `outs` in order, `times` times,
+        with the exit status `status`.
         """
-        rules = json.loads((self.here / "rules").read_text())
+        rules = json.loads((self.folder / "rules").read_text())
         rules += [
             {"words": words, "out": out, "err": err, "status": status, "times": times}
             for out in outs or [""]
         ]
-        (self.here / "rules").write_text(json.dumps(rules))
+        (self.folder / "rules").write_text(json.dumps(rules))
 
     def worker(self, number: int) -> Path:
-        """A worker's home directory; once there is one, ssh and scp act on it."""
-        home = self.here / f"worker{number}"
+        """Returns a worker's home directory; once it exists, ssh and scp act on it."""
+        home = self.folder / f"worker{number}"
         home.mkdir(exist_ok=True)
         return home
 
@@ -103,7 +103,7 @@ class Fakes:
             | {
                 "PATH": path or f"{self.bin}:{os.environ['PATH']}",
                 "COMPASS_POLL_S": "0",
-                "TMPDIR": str(self.here),
+                "TMPDIR": str(self.folder),
             }
             | more
         )
@@ -121,12 +121,12 @@ class Fakes:
         return self.run(self.script, *words, **more)
 
     def calls(self) -> list[list[str]]:
-        """The arguments of every call so far, in order; forgets them."""
+        """Returns the arguments of every call so far, in order, and forgets them."""
         return [words for words, _ in self.inputs()]
 
     def inputs(self) -> list[tuple[list[str], str]]:
-        """The same, each with its standard input."""
-        file = self.here / "calls"
+        """Returns the arguments and the standard input of every call so far, and forgets them."""
+        file = self.folder / "calls"
         rows = (
             [tuple(json.loads(line)) for line in file.read_text().splitlines()]
             if file.exists()
@@ -138,5 +138,5 @@ class Fakes:
 
 @pytest.fixture
 def fakes(tmp_path) -> Fakes:
-    """Fake gcloud, kubectl and xpk."""
+    """Returns fake gcloud, kubectl and xpk."""
     return Fakes(tmp_path / "fakes")

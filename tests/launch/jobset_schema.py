@@ -1,7 +1,7 @@
 """A JSON schema of the part of JobSet (jobset.x-k8s.io/v1alpha2) that launch/gke.py writes.
 
 Written from the JobSet API (jobset_types.go: ReplicatedJob, Network, FailurePolicy and its rules)
-and the Kubernetes API of what is inside it (batch/v1 JobSpec with its podFailurePolicy; v1 PodSpec,
+and the Kubernetes API of its parts (batch/v1 JobSpec with its podFailurePolicy; v1 PodSpec,
 Container, Toleration, Volume with a CSIVolumeSource). No field beyond those listed is allowed.
 `status` of a pod condition is required: JobSet's CRD has no default for it, unlike the Job API.
 """
@@ -12,7 +12,7 @@ import jsonschema
 
 
 def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An object with these fields and no others."""
+    """Returns the schema of an object with these fields and no others."""
     properties = required | (optional or {})
     return {
         "type": "object",
@@ -23,7 +23,7 @@ def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> 
 
 
 def many(items: dict[str, Any]) -> dict[str, Any]:
-    """A list that is not empty."""
+    """Returns the schema of a list that is not empty."""
     return {"type": "array", "items": items, "minItems": 1}
 
 
@@ -87,7 +87,7 @@ VOLUME = record(
 )
 POD = record(
     {
-        "restartPolicy": {"enum": ["Never"]},  # a podFailurePolicy asks for it
+        "restartPolicy": {"enum": ["Never"]},  # required by a podFailurePolicy
         "nodeSelector": record(
             {
                 "cloud.google.com/gke-tpu-accelerator": TEXT,

@@ -1,4 +1,4 @@
-"""Looks at processes that are not this one's children."""
+"""State of processes that are not children of this one."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs: one that ended and that nobody has waited for does not."""
+    """Returns whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -14,7 +14,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Waits until `condition` holds; fails where it does not come about."""
+    """Waits until `condition` holds; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"

@@ -1,5 +1,5 @@
-"""--bucket of launch/tpu_vm.sh: what worker.sh calls to mount it, when, and what happens where that
-fails.
+"""--bucket of launch/tpu_vm.sh: the calls with which worker.sh mounts the bucket, their order, and
+what happens when one fails.
 """
 
 import os
@@ -11,7 +11,7 @@ from test_tpu_vm import ASK, FIXED, MOUNT, NODE, RESTART, SLICE, TRAIN, copied, 
 
 ROOT = Path(__file__).parents[2]
 KEY, URL = "/usr/share/keyrings/cloud.google.asc", "https://packages.cloud.google.com/apt"
-ASKED = ["mountpoint", "-q", "/gcs"]
+MOUNT_CHECK = ["mountpoint", "-q", "/gcs"]
 INSTALL = [
     ["sudo", "curl", "-fsSL", "-o", KEY, f"{URL}/doc/apt-key.gpg"],
     ["lsb_release", "-c", "-s"],
@@ -36,7 +36,7 @@ MOUNTS = [
 
 @pytest.fixture
 def worker(fakes):
-    """One worker, with gcsfuse, and nothing mounted yet; sudo only records."""
+    """Returns one worker with gcsfuse installed and no mount; sudo only records its calls."""
     launch = fakes.worker(0) / "compass" / "launch"
     launch.mkdir(parents=True)
     shutil.copy(ROOT / "launch" / "worker.sh", launch)
@@ -50,8 +50,8 @@ def worker(fakes):
 
 
 def mount(fakes):
-    """Mounts on the worker as tpu_vm.sh does; what its gcloud call came to, and what the worker
-    called.
+    """Mounts on the worker as tpu_vm.sh does. Returns the completed command, the worker's calls,
+    and whether the run started.
     """
     done = fakes.vm("run", *SLICE, *TRAIN)
     calls = fakes.calls()
@@ -62,23 +62,23 @@ def mount(fakes):
 
 def test_a_bucket_is_mounted(worker):
     done, calls, started = mount(worker)
-    assert done.returncode == 0 and started and calls == [ASKED, *MOUNTS, ASKED]
+    assert done.returncode == 0 and started and calls == [MOUNT_CHECK, *MOUNTS, MOUNT_CHECK]
 
 
 def test_gcsfuse_is_installed_where_it_is_missing(worker):
     (worker.bin / "gcsfuse").unlink()
     _, calls, started = mount(worker)
-    assert started and calls == [ASKED, *INSTALL, *MOUNTS, ASKED]
+    assert started and calls == [MOUNT_CHECK, *INSTALL, *MOUNTS, MOUNT_CHECK]
 
 
 def test_the_repository_is_that_of_the_release(worker):
-    """What comes to apt's list through sudo tee."""
+    """The line that `sudo tee` writes to apt's list names the release."""
     (worker.bin / "gcsfuse").unlink()
-    written = worker.here / "list"
-    (worker.bin / "sudo").write_text(f"#!/bin/bash\nif [[ $1 == tee ]]; then cat >{written}; fi\n")
+    apt_list = worker.folder / "list"
+    (worker.bin / "sudo").write_text(f"#!/bin/bash\nif [[ $1 == tee ]]; then cat >{apt_list}; fi\n")
     assert (
         mount(worker)[2]
-        and written.read_text() == f"deb [signed-by={KEY}] {URL} gcsfuse-jammy main\n"
+        and apt_list.read_text() == f"deb [signed-by={KEY}] {URL} gcsfuse-jammy main\n"
     )
 
 
@@ -86,7 +86,10 @@ def test_what_is_mounted_is_left_alone(worker):
     mount(worker)
     worker.answer("findmnt", "bkt\n")
     _, calls, started = mount(worker)
-    assert started and calls == [ASKED, ["findmnt", "-n", "-o", "SOURCE", "--mountpoint", "/gcs"]]
+    assert started and calls == [
+        MOUNT_CHECK,
+        ["findmnt", "-n", "-o", "SOURCE", "--mountpoint", "/gcs"],
+    ]
 
 
 def test_another_bucket_there_is_refused(worker):
@@ -122,7 +125,7 @@ def test_a_mount_that_fails_stops_the_run_and_names_the_worker(worker, call, mes
 
 @pytest.mark.parametrize("failing", ["sudo umount", "-q update"])
 def test_what_may_fail(worker, failing):
-    """Mostly nothing is there to unmount; and another repository may be out of order."""
+    """Usually no mount is there to unmount, and another apt repository may be out of order."""
     (worker.bin / "gcsfuse").unlink()
     worker.answer(failing, status=100)
     assert mount(worker)[2]

@@ -1,4 +1,4 @@
-"""launch/gke.py: the calls of kubectl and xpk, and what is refused."""
+"""launch/gke.py: its calls of kubectl and xpk, and the mistakes that it refuses."""
 
 import sys
 from pathlib import Path
@@ -32,26 +32,26 @@ def test_apply(fakes):
 
 
 def test_status_delete(fakes):
-    where, there = (
+    options, kubectl = (
         ("--name", "r1", "--context", "c", "--namespace", "n"),
         ["kubectl", "--context=c", "--namespace=n"],
     )
-    mine = "jobset.sigs.k8s.io/jobset-name=r1"
-    assert gke(fakes, "status", *where).returncode == 0
+    label = "jobset.sigs.k8s.io/jobset-name=r1"
+    assert gke(fakes, "status", *options).returncode == 0
     assert fakes.calls() == [
-        [*there, "get", "jobset", "r1"],
-        [*there, "get", "pods", "--output=wide", f"--selector={mine}"],
+        [*kubectl, "get", "jobset", "r1"],
+        [*kubectl, "get", "pods", "--output=wide", f"--selector={label}"],
     ]
-    assert gke(fakes, "delete", *where).returncode == 0
-    assert fakes.calls() == [[*there, "delete", "jobset", "r1"]]
+    assert gke(fakes, "delete", *options).returncode == 0
+    assert fakes.calls() == [[*kubectl, "delete", "jobset", "r1"]]
 
 
 XPK = ("--cluster", "c", "--zone", "z", "--project", "p")
 
 
 def mounted(action: str) -> tuple[str, ...]:
-    """The bucket and the training command: a pod mounts it by itself, xpk through a storage of the
-    cluster.
+    """Returns the bucket and the training command: a pod mounts the bucket directly, xpk through a
+    storage of the cluster.
     """
     return ("--storage", "bkt", *COMMAND) if action == "xpk" else TRAIN
 
@@ -102,8 +102,8 @@ def test_the_status_is_that_of_the_program(fakes, action, program):
 
 @pytest.mark.parametrize("action", ["apply", "status", "delete", "xpk"])
 def test_dry_run_prints_what_a_shell_can_run(fakes, action):
-    """Nothing is called; run by a shell, what was printed makes the very calls, manifest
-    included.
+    """A dry run calls no program; a shell that runs its output makes exactly these calls, with the
+    same manifest.
     """
     words = (action, *RUN, *XPK, "--env", "A=it's", *mounted(action))
     done = gke(fakes, *words[:1], "--dry-run", *words[1:])
@@ -223,7 +223,7 @@ def test_interval_that_is_no_number(fakes):
 
 
 def test_its_exit_statuses_are_those_of_the_command():
-    """The script imports nothing of the package, so that it runs where that is not installed."""
+    """The script does not import the package, so that it runs where the package is missing."""
     from compass_jax.commands.work import STOPPED
     from compass_jax.distributed import LOST
 

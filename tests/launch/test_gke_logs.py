@@ -16,8 +16,8 @@ READ = ["kubectl", "logs", "--follow", "--tail=-1", "--container=compass", POD]
 
 
 def followed(fakes) -> tuple[int, str, list[list[str]]]:
-    """`logs` of worker 7: its status, what it printed, its calls without the times that
-    they name.
+    """Runs `logs` of worker 7. Returns its status, its output, and its calls without their
+    times.
     """
     done = gke(fakes, "logs", "--name", "r1", "--worker", "7")
     return (
@@ -29,7 +29,9 @@ def followed(fakes) -> tuple[int, str, list[list[str]]]:
 
 @pytest.mark.parametrize("end,expected", [("StartupPolicyCompleted Completed", 0), ("Failed", 1)])
 def test_logs_follow_attempt_after_attempt(fakes, end, expected):
-    """From right after apply, over a restart, to the JobSet's end; no attempt's output twice."""
+    """The logs start right after apply, continue over a restart and end with the JobSet; no
+    attempt's output appears twice.
+    """
     fakes.answer("get jobset", "", "", "StartupPolicyCompleted", end)
     fakes.answer("wait", status=1, err="error: no matching resources found\n")
     fakes.answer("logs", "first\n", "second\n")
@@ -60,7 +62,7 @@ def test_logs_where_the_run_has_ended(fakes):
 
 
 def test_logs_where_the_connection_broke(fakes):
-    """Everything again; and a cluster that never answers again ends it."""
+    """The whole output is read again; a cluster that no longer answers ends the command."""
     fakes.answer("get jobset", "", "")
     fakes.answer("get jobset", status=9, times=9)
     fakes.answer("logs", status=1)

@@ -1,4 +1,4 @@
-"""The manifest that launch/gke.py applies, against JobSet's API."""
+"""The manifest that launch/gke.py applies, checked against JobSet's API."""
 
 import math
 
@@ -20,7 +20,7 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize("topology,accelerator,hosts", TOPOLOGIES)
 def test_manifest(fakes, topology, accelerator, hosts):
-    """It fits the API, and has a worker with four chips on every host of the slice."""
+    """The manifest fits the API and has a worker with four chips on every host of the slice."""
     manifest = rendered(fakes, *RUN, "--topology", topology, *TRAIN)
     assert_valid(manifest)
     (job,) = manifest["spec"]["replicatedJobs"]
@@ -52,8 +52,8 @@ def test_manifest(fakes, topology, accelerator, hosts):
 
 
 def test_restarts(fakes):
-    """Failures are counted; a pod that lost its node is not (KEP-262's example of host
-    maintenance), nor one that saved at SIGTERM.
+    """Failures count as restarts, except a pod that lost its node (KEP-262's example of host
+    maintenance) and one that saved at SIGTERM.
     """
     spec = rendered(fakes, *RUN, "--max-restarts", "3", *TRAIN)["spec"]
     (rule,) = spec["failurePolicy"]["rules"]
@@ -67,8 +67,7 @@ def test_restarts(fakes):
         "action": "FailJob",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
     }
-    # Nothing else may have the reason that is not counted: another status would start again for
-    # ever.
+    # No other exit status may be exempt from the count: such a failure would restart for ever.
     assert saved == {
         "action": "FailJob",
         "onExitCodes": {"containerName": "compass", "operator": "In", "values": [143]},
@@ -93,7 +92,7 @@ def test_options_of_the_pod(fakes):
 
 
 def test_a_secret_gives_the_variables_of_every_worker(fakes):
-    """Its values are in no manifest."""
+    """The manifest names the secrets and does not contain their values."""
     manifest = rendered(fakes, *RUN, "--secret", "samplers", "--secret", "wandb", *TRAIN)
     assert_valid(manifest)
     pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
@@ -104,8 +103,8 @@ def test_a_secret_gives_the_variables_of_every_worker(fakes):
 
 
 def test_the_bucket(fakes):
-    """Cloud Storage FUSE's CSI driver mounts it at /gcs; without one the manifest has nothing of
-    it.
+    """Cloud Storage FUSE's CSI driver mounts the bucket at /gcs; a manifest without a bucket does
+    not mention the driver.
     """
     job = rendered(fakes, *RUN, "--bucket", "my-bucket", *COMMAND)["spec"]["replicatedJobs"][0][
         "template"

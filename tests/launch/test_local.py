@@ -33,11 +33,11 @@ def launch(*words: str, env: dict[str, str] | None = None) -> subprocess.Complet
 
 
 def python(code: str) -> list[str]:
-    """A command that runs `code`. say: one write for a line, so that the lines of two processes do
-    not mix.
+    """Returns a command that runs `code`. Its function `say` writes a line in one call, so that the
+    lines of two processes do not mix.
     """
     head = "import os, sys, time, signal; me = int(os.environ['COMPASS_PROCESS_ID'])"
-    # straight to the descriptor: a signal's handler may come in the middle of another word
+    # os.write, since a signal handler may interrupt a buffered write
     say = "say = lambda word, file=sys.stdout: os.write(file.fileno(), f'{word} {me}\\n'.encode())"
     return ["--", sys.executable, "-c", f"{head}; {say}; {code}"]
 
@@ -51,7 +51,7 @@ def test_every_process_gets_its_variables():
         "XLA_FLAGS",
     )
     show = f"sys.stdout.write(' '.join(os.environ[name] for name in {names}) + chr(10))"
-    kept = {
+    variables = {
         "XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=8 --xla_a=1",
         "JAX_PLATFORMS": "tpu",
         "COMPASS_DISTRIBUTED": "auto",
@@ -62,7 +62,7 @@ def test_every_process_gets_its_variables():
         "--devices-per-process",
         "5",
         *python(show + "; assert 'COMPASS_DISTRIBUTED' not in os.environ"),
-        env=kept,
+        env=variables,
     )
     assert done.returncode == 0, done.stderr
     rows = sorted(
@@ -115,8 +115,8 @@ def test_exit_status_is_that_of_the_first_that_failed(code, status):
 
 
 def test_the_rest_is_killed_after_the_grace_time(tmp_path):
-    """Process 1 fails; process 0 ignores everything and has a child of its own: both are gone half
-    a second later.
+    """Process 1 fails; process 0 ignores SIGTERM and has a child: the launcher kills both after
+    half a second.
     """
     child = (
         "import subprocess; c = subprocess.Popen(['sleep', '60']);"
@@ -146,9 +146,9 @@ def test_the_others_may_end_by_themselves_within_the_grace_time():
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("status", [0, 9])
 def test_signals_go_on_to_all(signum, status):
-    """Each process saves and leaves, as a training does; the status is theirs."""
+    """The processes save and exit, as a training does; the launcher exits with their status."""
     handler = f"signal.signal({int(signum)}, lambda *_: (say('saving'), sys.exit({status})))"
-    # Short sleeps: a signal that comes just before a sleep begins is seen when it ends.
+    # Short sleeps: Python handles a signal that comes just before a sleep only after the sleep.
     words = python(f"{handler}; say('ready'); [time.sleep(0.02) for _ in range(2000)]")
     process = subprocess.Popen(
         [sys.executable, LOCAL, *words],
@@ -225,9 +225,7 @@ def test_mistakes(words, status, message):
 
 @pytest.mark.slow
 def test_a_training_over_two_processes(tmp_path):
-    """The command itself: two processes of two devices train one step together, and write
-    one run.
-    """
+    """Two processes of two devices each train one step together and write one run."""
     words = [
         "--processes",
         "2",

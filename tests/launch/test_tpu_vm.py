@@ -1,5 +1,5 @@
-"""launch/tpu_vm.sh: which gcloud calls each command makes, in which order, and what it makes of
-their answers.
+"""launch/tpu_vm.sh: the gcloud calls of each command, their order, and how the script acts on the
+answers.
 """
 
 import os
@@ -56,13 +56,13 @@ ASK = (
 
 def copied(fakes) -> list[list[str]]:
     return [
-        tpu_vm("scp", f"{fakes.here}/compass-r1.tar.gz", "r1:compass.tar.gz", "--worker=all"),
+        tpu_vm("scp", f"{fakes.folder}/compass-r1.tar.gz", "r1:compass.tar.gz", "--worker=all"),
         ssh(UNPACK),
     ]
 
 
 def ssh(command: str, worker: str = "all") -> list[str]:
-    """What ends within two minutes where the host is gone."""
+    """Returns an ssh call that ends within two minutes when the host is gone."""
     return tpu_vm(
         "ssh",
         "r1",
@@ -99,7 +99,7 @@ def test_create_of_spot_capacity_waits_in_the_queue(fakes):
 
 @pytest.mark.parametrize("command", ["create", "resume"])
 def test_a_gcloud_that_fails_ends_no_wait_in_the_queue(fakes, command):
-    """Each complaint is said once."""
+    """The script prints each complaint once."""
     if command == "resume":
         fakes.answer(QUEUE, "ACCEPTED\n")
     fakes.answer(QUEUE, status=1, err=NO_LOGIN, times=9)
@@ -161,7 +161,7 @@ def test_each_command_makes_its_calls(fakes, command, words, calls):
 
 def test_copy_leaves_no_archive(fakes):
     assert fakes.vm("copy", *SLICE).returncode == 0
-    assert fakes.calls() == copied(fakes) and not (fakes.here / "compass-r1.tar.gz").exists()
+    assert fakes.calls() == copied(fakes) and not (fakes.folder / "compass-r1.tar.gz").exists()
 
 
 @pytest.mark.parametrize(
@@ -223,23 +223,28 @@ def resumed(fakes) -> list[list[str]]:
 def test_resume_gets_a_slice(fakes, words, queue, node, calls):
     for kind, answers in ((QUEUE, queue), (NODE, node)):
         for answer in answers:
-            gone = answer == GONE
-            fakes.answer(kind, "" if gone else answer, status=int(gone), err=GONE if gone else "")
+            is_absent = answer == GONE
+            fakes.answer(
+                kind,
+                "" if is_absent else answer,
+                status=int(is_absent),
+                err=GONE if is_absent else "",
+            )
     assert fakes.vm("resume", *words, *TRAIN).returncode == 0
     assert fakes.calls() == [*calls, *resumed(fakes)]
 
 
 @pytest.mark.parametrize(
-    "answer,rest",
+    "answer,restarts",
     [("host: running\n", False), ("host: ended with status 1\n", True), ("host: killed\n", True)],
 )
-def test_resume_where_the_slice_is_there(fakes, answer, rest):
-    """A running command is left alone; one that ended runs again."""
+def test_resume_where_the_slice_is_there(fakes, answer, restarts):
+    """A running command is left alone; one that ended is restarted."""
     fakes.answer(NODE, "READY\n")
     fakes.answer(" ssh ", answer)
     done = fakes.vm("resume", *FIXED, *TRAIN)
-    assert done.returncode == 0 and ("running already" in done.stderr) is not rest
-    assert fakes.calls() == [ASK_NODE, *(resumed(fakes) if rest else [ssh(ASK)])]
+    assert done.returncode == 0 and ("running already" in done.stderr) is not restarts
+    assert fakes.calls() == [ASK_NODE, *(resumed(fakes) if restarts else [ssh(ASK)])]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +264,7 @@ def test_resume_touches_nothing_that_it_does_not_understand(
 
 @pytest.mark.parametrize("command", ["create", "copy", "run", "logs", "status", "stop", "delete"])
 def test_dry_run_prints_what_a_shell_can_run(fakes, command):
-    """Nothing is called; run by a shell, what was printed makes the very calls."""
+    """A dry run calls no program; a shell that runs its output makes exactly these calls."""
     done = fakes.vm(command, *FIXED, "--dry-run", *TRAIN)
     assert done.returncode == 0 and fakes.calls() == [] and done.stderr == ""
     fakes.answer(NODE, "READY\n", times=2)
@@ -338,9 +343,9 @@ def test_mistakes(fakes, words, message):
 
 def test_without_gcloud(fakes):
     for name in ("bash", "dirname"):
-        (fakes.here / "few").mkdir(exist_ok=True)
-        (fakes.here / "few" / name).symlink_to(shutil.which(name))
-    done = fakes.vm("delete", *SLICE, path=str(fakes.here / "few"))
+        (fakes.folder / "few").mkdir(exist_ok=True)
+        (fakes.folder / "few" / name).symlink_to(shutil.which(name))
+    done = fakes.vm("delete", *SLICE, path=str(fakes.folder / "few"))
     assert done.returncode == 2 and "gcloud is not on PATH" in done.stderr
 
 

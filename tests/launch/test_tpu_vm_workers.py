@@ -1,6 +1,4 @@
-"""launch/tpu_vm.sh, the workers' side for real: two home directories, and the commands that would
-come through ssh.
-"""
+"""launch/tpu_vm.sh with two workers: the remote commands run for real, each in a home directory."""
 
 import os
 import signal
@@ -13,8 +11,8 @@ from test_tpu_vm import FIXED, NODE, ROOT, SCRIPT, SLICE
 
 @pytest.fixture
 def workers(fakes):
-    """Two workers with the tree copied to them. `compass` there says how it was called and waits
-    for `let_go` or SIGTERM.
+    """Yields two workers that have a copy of the tree. Their `compass` prints its arguments and
+    waits for `let_go` or SIGTERM.
     """
     fakes.add("python3")
     for number in (0, 1):
@@ -28,7 +26,7 @@ def workers(fakes):
         compass.chmod(0o755)
     assert fakes.vm("copy", *SLICE).returncode == 0
     yield fakes
-    for file in fakes.here.glob("worker*/compass-run/pid"):
+    for file in fakes.folder.glob("worker*/compass-run/pid"):
         if Path(f"/proc/{file.read_text().strip()}").exists():
             os.killpg(int(file.read_text()), signal.SIGKILL)
 
@@ -77,8 +75,8 @@ def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
         workers.vm("run", *SLICE, "--", "compass", "run", "5", "two words, it's $HOME").returncode
         == 0
     )
-    again = workers.vm("run", *SLICE, "--", "compass", "run", "0")
-    assert again.returncode == 3 and again.stderr.count("a command is running already") == 2
+    second = workers.vm("run", *SLICE, "--", "compass", "run", "0")
+    assert second.returncode == 3 and second.stderr.count("a command is running already") == 2
     workers.answer(NODE, "READY\n", times=9)
     assert workers.vm("status", *SLICE).stdout.count(": running") == 2
     let_go(workers)
@@ -88,17 +86,21 @@ def test_a_run_survives_its_connection_and_its_status_comes_back(workers):
 
 
 @pytest.mark.parametrize(
-    "mounted,own,folder",
+    "mounted,cache_dir,folder",
     [(True, "", "/gcs/compass-programs"), (True, "/mine", "/mine"), (False, "", "none")],
 )
-def test_compiled_programs_are_kept_on_a_mounted_bucket(workers, monkeypatch, mounted, own, folder):
+def test_compiled_programs_are_kept_on_a_mounted_bucket(
+    workers, monkeypatch, mounted, cache_dir, folder
+):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     workers.add("mountpoint")
     workers.answer("mountpoint", status=0 if mounted else 1, times=9)
     for number in (0, 1):
         compass = workers.worker(number) / "compass-venv" / "bin" / "compass"
         compass.write_text('#!/bin/sh\necho "kept in ${JAX_COMPILATION_CACHE_DIR-none}"\n')
-    command = ["env", f"JAX_COMPILATION_CACHE_DIR={own}", "compass"] if own else ["compass"]
+    command = (
+        ["env", f"JAX_COMPILATION_CACHE_DIR={cache_dir}", "compass"] if cache_dir else ["compass"]
+    )
     assert workers.vm("run", *SLICE, "--", *command).returncode == 0
     for number in (0, 1):
         log = workers.worker(number) / "compass-run" / "log"
@@ -129,7 +131,7 @@ def test_stop_lets_the_command_save(workers):
 
 
 def test_resume_replaces_what_is_left_of_a_run(workers):
-    """Worker 0's command is killed, worker 1's hangs: resume starts both again."""
+    """Worker 0's command is killed and worker 1's hangs: resume restarts both."""
     workers.vm("run", *SLICE, "--", "compass", "run", "5")
     pids = [workers.worker(number) / "compass-run" / "pid" for number in (0, 1)]
     before = [int(file.read_text()) for file in pids]

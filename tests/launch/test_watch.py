@@ -30,8 +30,8 @@ __all__ = ["workers"]  # a fixture
 
 
 def test_watch_lives_through_a_preemption(fakes):
-    """A slice is made, taken away while its logs are followed, made again; then the command ends
-    well.
+    """The slice is created, preempted while its logs are followed, and created again; then the
+    command succeeds.
     """
     fakes.answer(QUEUE, status=1, err=GONE)
     fakes.answer(NODE, status=1, err=GONE)
@@ -67,8 +67,8 @@ def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
     fakes.answer("worker.sh follow", status=1)
     done = fakes.vm("watch", *FIXED, *TRAIN)
     assert done.returncode == 5
-    again = [ASK_NODE, ssh(ASK), FOLLOW, ASK_NODE, ssh(ASK)]
-    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, ASK_NODE, ssh(ASK), *again]
+    last_calls = [ASK_NODE, ssh(ASK), FOLLOW, ASK_NODE, ssh(ASK)]
+    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, ASK_NODE, ssh(ASK), *last_calls]
 
 
 def test_watch_gives_up_where_nothing_works(fakes):
@@ -76,8 +76,8 @@ def test_watch_gives_up_where_nothing_works(fakes):
     assert fakes.vm("watch", *FIXED, *TRAIN).returncode == 1 and fakes.calls() == [ASK_NODE] * 5
 
 
-def ended(*statuses: str) -> str:
-    """What the workers answer."""
+def status_output(*statuses: str) -> str:
+    """Returns the workers' output for a status call."""
     return "".join(
         f"host{number}: {status if status[0] in 'rkn' else 'ended with status ' + status}\n"
         for number, status in enumerate(statuses)
@@ -85,8 +85,8 @@ def ended(*statuses: str) -> str:
 
 
 def watched(fakes, *answers: str, followed: int = 75):
-    """A watch in which the command ends again and again with a status, and the workers answer this,
-    before the next start as after it.
+    """Runs a watch whose command ends with the status `followed` each time. The workers have no
+    command before each start, and answer one of `answers` after it.
     """
     fakes.answer(NODE, "READY\n", times=99)
     for answer in answers:
@@ -105,13 +105,13 @@ AROUND = [ASK_NODE, ssh(ASK)]
         (("75, stopped", "134, stopped"), 75),
         (("5", "134"), 5),
         (("75", "1", "143"), 1),
-        (("134", "2", "running"), 2),  # the others will notice; it failed by itself
+        (("134", "2", "running"), 2),  # worker 1's failure is the cause; worker 2 will notice it
         (("killed", "killed"), 137),
         (("0", "0"), 0),
     ],
 )
 def test_what_ends_it(fakes, answers, expected):
-    assert watched(fakes, ended(*answers)).returncode == expected
+    assert watched(fakes, status_output(*answers)).returncode == expected
     assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, *AROUND]
 
 
@@ -127,8 +127,8 @@ def test_what_ends_it(fakes, answers, expected):
     ],
 )
 def test_what_it_resumes(fakes, answers):
-    """A VM that was taken away, a worker that was lost, a VM that restarted, a connection."""
-    assert watched(fakes, ended(*answers)).returncode == 0  # the second time the command ends well
+    """A watch resumes after a preempted VM, a lost worker, a restarted VM or a lost connection."""
+    assert watched(fakes, status_output(*answers)).returncode == 0  # the second attempt succeeds
     assert fakes.calls() == [
         *[ASK_NODE, *resumed(fakes), FOLLOW, *AROUND],
         ASK_NODE,
@@ -141,8 +141,8 @@ def test_it_waits_until_all_workers_answer(fakes):
     fakes.answer(NODE, "READY\n")
     fakes.answer("worker.sh status", "")
     fakes.answer(NODE, status=1, err="ERROR: no network", times=6)
-    fakes.answer("worker.sh status", ended("134"), status=255, times=6)
-    fakes.answer("worker.sh status", ended("134", "134"))
+    fakes.answer("worker.sh status", status_output("134"), status=255, times=6)
+    fakes.answer("worker.sh status", status_output("134", "134"))
     fakes.answer("worker.sh follow", status=255)
     done = watched(fakes)
     assert (
@@ -166,7 +166,10 @@ def test_workers_that_still_run_are_given_a_while(fakes, last, looks):
     fakes.answer(NODE, "READY\n", times=99)
     fakes.answer("worker.sh follow", status=75)
     fakes.answer(
-        "worker.sh status", "", *[ended("75", "running")] * 2, *[ended(*last)] * (looks - 2)
+        "worker.sh status",
+        "",
+        *[status_output("75", "running")] * 2,
+        *[status_output(*last)] * (looks - 2),
     )
     assert fakes.vm("watch", *FIXED, *TRAIN).returncode == 0
     assert fakes.calls() == [
@@ -182,7 +185,7 @@ def test_workers_that_still_run_are_given_a_while(fakes, last, looks):
 
 def test_resume_starts_all_again_where_some_run(fakes):
     fakes.answer(NODE, "READY\n")
-    fakes.answer("worker.sh status", ended("running", "134"))
+    fakes.answer("worker.sh status", status_output("running", "134"))
     assert fakes.vm("resume", *FIXED, *TRAIN).returncode == 0 and fakes.calls() == [
         ASK_NODE,
         *resumed(fakes),
@@ -191,7 +194,7 @@ def test_resume_starts_all_again_where_some_run(fakes):
 
 @pytest.mark.parametrize("status", [75, 134])
 def test_a_command_that_keeps_losing_workers(fakes, status):
-    done = watched(fakes, *[ended(str(status))] * 9, followed=status)
+    done = watched(fakes, *[status_output(str(status))] * 9, followed=status)
     assert (
         done.returncode == status
         and "the fifth time in a row within 10 minutes of a start: giving up" in done.stderr
@@ -200,11 +203,14 @@ def test_a_command_that_keeps_losing_workers(fakes, status):
 
 
 def test_losses_after_a_while_do_not_count(fakes):
-    """Four soon after a start, one after 10 minutes, five again."""
+    """A loss later than 10 minutes after a start resets the count: here four early losses, a late
+    one, and five early ones.
+    """
     fakes.add("date")
     fakes.answer("date", *["0", "599"] * 4, "0", "600", *["0", "599"] * 5)
     assert (
-        watched(fakes, *[ended("75")] * 12).returncode == 75 and fakes.calls().count(FOLLOW) == 10
+        watched(fakes, *[status_output("75")] * 12).returncode == 75
+        and fakes.calls().count(FOLLOW) == 10
     )
 
 
@@ -216,7 +222,7 @@ DELETE = "delete --name r1 --zone us-east5-a --project p"
 )
 def test_its_last_line_tells_how_to_delete(fakes, status, words, expected):
     fakes.answer(NODE, "READY\n", times=9)
-    fakes.answer("worker.sh status", "", ended(str(status)))
+    fakes.answer("worker.sh status", "", status_output(str(status)))
     fakes.answer("worker.sh follow", status=status)
     done = fakes.vm("watch", *words, *TRAIN)
     last = done.stderr.splitlines()[-1]
@@ -230,11 +236,11 @@ def test_its_last_line_tells_how_to_delete(fakes, status, words, expected):
 
 @pytest.mark.parametrize("status,delete,expected", [(0, 0, 0), (5, 0, 5), (5, 7, 5), (0, 7, 1)])
 def test_delete_at_its_end(fakes, status, delete, expected):
-    """A deletion that fails is told, with the command; the command's own status counts
-    before that.
+    """A failed deletion is reported with the command to repeat; a failure of the training command
+    decides the exit status.
     """
     fakes.answer(NODE, "READY\n", times=9)
-    fakes.answer("worker.sh status", "", ended(str(status)))
+    fakes.answer("worker.sh status", "", status_output(str(status)))
     fakes.answer("worker.sh follow", status=status)
     fakes.answer("tpu-vm delete", status=delete)
     done = fakes.vm("watch", *FIXED, "--delete", *TRAIN)
@@ -261,7 +267,9 @@ def test_dry_run_of_delete_at_its_end(fakes):
 
 
 def test_a_stop_ends_it(workers):
-    """On two workers: `stop` from elsewhere, the command saves and leaves with 143."""
+    """A `stop` from elsewhere ends the watch on two workers: the command saves and exits with
+    143.
+    """
     workers.answer(NODE, "READY\n", times=9)
     log = workers.worker(1) / "compass-run" / "log"
     with ThreadPoolExecutor(1) as pool:

@@ -17,12 +17,12 @@ def none(count):
 
 
 def pairs(count):
-    """Preferences: the larger of two digits is the better answer."""
+    """Yields preferences: the larger of two digits is the better answer."""
     for n in range(count):
         one, two = n % 7, n % 5
-        said = "Tie" if one == two else "Better" if one > two else "Worse"
+        verdict = "Tie" if one == two else "Better" if one > two else "Worse"
         row = {"prompt": f"{n}: a digit?", "candidate": str(one), "anchor": str(two)}
-        yield {**row, "verdict": said}
+        yield {**row, "verdict": verdict}
 
 
 def odd(prompt, response, **row):

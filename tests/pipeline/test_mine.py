@@ -21,7 +21,9 @@ def sample(response, reward, gold=None, truncated=False, form=None):
 
 
 def mined(tmp_path, *samples, per_group=2, last_steps=0, answer="right"):
-    """The rows of one group, which two steps have, as (candidate, anchor, verdict)."""
+    """Returns the rows mined from one group, which two steps have logged, as (candidate, anchor,
+    verdict).
+    """
     file = tmp_path / "rollouts.jsonl"
     group = {"prompt": "Q?", "answer": answer, "samples": samples}
     file.write_text("".join(json.dumps({"step": n, **group}) + "\n" for n in (1, 2)))
@@ -33,36 +35,36 @@ def mined(tmp_path, *samples, per_group=2, last_steps=0, answer="right"):
 def test_a_bad_answer_with_a_high_reward_is_worse_than_the_reference_and_than_a_better_one(
     tmp_path,
 ):
-    """Two thirds of its lines are of the reward's mistake: "hack" has the highest reward."""
-    found = mined(
+    """ "hack" is the reward's mistake: it has the highest reward and the lowest label."""
+    pairs = mined(
         tmp_path,
         sample("right", 0.5, 1.0),
         sample("hack", 1.0, 0.0),
         sample("half", 0.5, 0.5),
         sample("half", 0.5, 0.5),
     )
-    assert found == [
-        ("hack", "right", "Worse"),  # than the reference; the group's best answer has this text
+    assert pairs == [
+        ("hack", "right", "Worse"),  # the reference, and also the text of the group's best answer
         ("right", "right", "Tie"),
     ]
-    found = mined(
+    pairs = mined(
         tmp_path, sample("near", 0.5, 0.8), sample("hack", 1.0, 0.0), sample("x", 1.0, 0.5)
     )
-    assert found == [
+    assert pairs == [
         ("hack", "right", "Worse"),
-        ("hack", "near", "Worse"),  # the best of those that the reward ranks no higher
+        ("hack", "near", "Worse"),  # the best answer that the reward ranks no higher
         ("x", "right", "Worse"),
         ("x", "near", "Worse"),
     ]
 
 
 def test_where_the_reward_ranks_as_the_labels_do_no_two_answers_are_compared(tmp_path):
-    found = mined(tmp_path, sample("right!", 1.0, 1.0), sample("half", 0.5, 0.5))
-    assert found == [("right!", "right", "Tie"), ("half", "right", "Worse")]
+    pairs = mined(tmp_path, sample("right!", 1.0, 1.0), sample("half", 0.5, 0.5))
+    assert pairs == [("right!", "right", "Tie"), ("half", "right", "Worse")]
 
 
 def test_without_labels_stray_answers_are_worse_and_the_reference_itself_is_a_tie(tmp_path):
-    found = mined(
+    pairs = mined(
         tmp_path,
         sample("on and on", 1.0, truncated=True),
         sample("no form", 0.9, form=1.0),
@@ -70,10 +72,10 @@ def test_without_labels_stray_answers_are_worse_and_the_reference_itself_is_a_ti
         sample("something else", 0.7),
         per_group=9,
     )
-    assert found == [
+    assert pairs == [
         ("on and on", "right", "Worse"),
         ("no form", "right", "Worse"),
-        (" right ", "right", "Tie"),  # without its thoughts, as a judge is shown it
+        (" right ", "right", "Tie"),  # without thoughts, as in a question to a judge
     ]
 
 

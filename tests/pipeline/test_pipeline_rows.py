@@ -15,13 +15,13 @@ from compass_jax.pipeline.record import Record
 from compass_jax.pipeline.work import work
 from compass_jax.session import load_tokenizer
 
-# the files of both stages have one name, rows.jsonl
+# Both stages write a file rows.jsonl. Rows of a pattern have the folder's name as their label.
 STAGES = ("stage:few", "stage:many")
-PATTERNS = ("stage:few/*.jsonl", "stage:many/*.jsonl")  # have the labels of their folders
+PATTERNS = ("stage:few/*.jsonl", "stage:many/*.jsonl")
 
 
 def config_with(folder, files, weights, **sft):
-    """Rows of two stages, and an SFT on both."""
+    """Returns a pipeline of two stages that write rows, and an SFT on both."""
     run = tiny_run()
     sft = dict(files=files, weights=weights, procedural=(), **sft)
     run = dataclasses.replace(
@@ -29,8 +29,8 @@ def config_with(folder, files, weights, **sft):
         data=dataclasses.replace(run.data, cache=str(folder / "cache")),
         sft=dataclasses.replace(run.sft, **sft),
     )
-    made = [Rows(n, f"{MADE}:taught", {"count": c}) for n, c in (("few", 8), ("many", 40))]
-    return PipelineConfig((*made, Sft("sft", run)), str(folder)).validate()
+    row_stages = [Rows(n, f"{MADE}:taught", {"count": c}) for n, c in (("few", 8), ("many", 40))]
+    return PipelineConfig((*row_stages, Sft("sft", run)), str(folder)).validate()
 
 
 @pytest.mark.parametrize("files, few, many", [(STAGES, *STAGES), (PATTERNS, "01-few", "02-many")])
@@ -38,10 +38,10 @@ def config_with(folder, files, weights, **sft):
 def test_rows_of_two_stages_are_weighed_whichever_way_they_are_read(
     tmp_path, reading, rows, files, few, many
 ):
-    """The 8 rows of `few` are among the 40 of `many`, and in memory repeats are left out."""
-    given = config_with(tmp_path, files, ((few, 3.0), (many, 1.0)), reading=reading)
-    check_outside(given)
-    record = Record(given)
+    """The 8 rows of `few` are among the 40 of `many`; reading into memory drops repeated rows."""
+    pipeline = config_with(tmp_path, files, ((few, 3.0), (many, 1.0)), reading=reading)
+    check_outside(pipeline)
+    record = Record(pipeline)
     for stage in record.config.stages[:2]:
         assert work(stage, record.begin(stage), record.output) == 0
         record.end(stage, 0.0)
@@ -51,16 +51,18 @@ def test_rows_of_two_stages_are_weighed_whichever_way_they_are_read(
     config = record.placed(sft).run
     examples, counts = sft_records(config, load_tokenizer(config), lambda line: None)
     assert counts["examples"] == rows
-    taken = ExampleStream(examples, 0, config.sft.weights).next_batch(40)
+    batch = ExampleStream(examples, 0, config.sft.weights).next_batch(40)
     (label, _), _ = config.sft.weights
-    assert [one.label for one in taken].count(label) == 30
+    assert [example.label for example in batch].count(label) == 30
 
 
 def test_an_sft_says_how_many_questions_of_a_set_the_rows_of_a_stage_ask(tmp_path):
-    """Both from stages: the rows ask 0 + 1 = up to 3 + 1 =, the set 0 + 0 = and 1 + 1 =."""
+    """Stages write the rows, which ask `0 + 1 =` to `3 + 1 =`, and the evaluation set, which asks
+    `0 + 0 =` and `1 + 1 =`.
+    """
     run = tiny_run()
-    asked = (FileSource("stage:asked", label="asked", verifier="exact"),)
-    data = dataclasses.replace(run.data, eval_sets=(EvalSet("doubles", asked),))
+    sources = (FileSource("stage:asked", label="asked", verifier="exact"),)
+    data = dataclasses.replace(run.data, eval_sets=(EvalSet("doubles", sources),))
     sft = dataclasses.replace(run.sft, procedural=(), files=("stage:taught",))
     stages = (
         Rows("asked", f"{MADE}:asked", {"count": 2}),
@@ -71,10 +73,10 @@ def test_an_sft_says_how_many_questions_of_a_set_the_rows_of_a_stage_ask(tmp_pat
     for stage in record.config.stages[:2]:
         work(stage, record.begin(stage), record.output)
         record.end(stage, 0.0)
-    config, told = record.placed(record.config.stages[2]).run, []
-    _, counts = sft_records(config, load_tokenizer(config), told.append)
+    config, messages = record.placed(record.config.stages[2]).run, []
+    _, counts = sft_records(config, load_tokenizer(config), messages.append)
     line = "data.eval_sets: the SFT rows ask 1 of the 2 questions of doubles; rows that ask"
-    assert counts["heldout"] == 1 and any(one.startswith(line) for one in told)
+    assert counts["heldout"] == 1 and any(message.startswith(line) for message in messages)
 
 
 @pytest.mark.parametrize("weights", [(("few", 3.0), ("many", 1.0)), (("stage:few", 3.0),)])
@@ -83,8 +85,12 @@ def test_weights_that_do_not_tell_two_stages_apart_are_refused_before_anything_r
 ):
     with pytest.raises(ConfigError) as caught:
         check_outside(config_with(tmp_path, STAGES, weights))
-    told = str(caught.value)
-    assert told.startswith(f"stage sft: run.sft.weights names {', '.join(dict(weights))}, and")
-    assert "stage:few" in told and "stage:many" in told and "as run.sft.files writes it" in told
-    assert str(tmp_path) not in told
-    check_outside(config_with(tmp_path, STAGES, (("rows", 1.0),)))  # both together
+    message = str(caught.value)
+    assert message.startswith(f"stage sft: run.sft.weights names {', '.join(dict(weights))}, and")
+    assert (
+        "stage:few" in message
+        and "stage:many" in message
+        and "as run.sft.files writes it" in message
+    )
+    assert str(tmp_path) not in message
+    check_outside(config_with(tmp_path, STAGES, (("rows", 1.0),)))  # the label of both stages

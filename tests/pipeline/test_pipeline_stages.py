@@ -1,6 +1,5 @@
-"""A pipeline's configuration: what an empty setting stands for, and everything that is refused
-before the first stage starts.
-"""
+"""A pipeline's configuration: the stage that an empty setting refers to, and every error that is
+found before the first stage starts."""
 
 import dataclasses
 
@@ -51,7 +50,7 @@ def pipeline(*stages):
 
 
 def test_an_empty_setting_stands_for_the_nearest_stage_before_that_makes_it():
-    given = pipeline(
+    config = pipeline(
         Rows("first", f"{MADE}:taught", {"count": 2}),
         Prepare("clean", PrepareConfig(("stage:first",))),
         Sft("base", RUN),
@@ -62,27 +61,31 @@ def test_an_empty_setting_stands_for_the_nearest_stage_before_that_makes_it():
         Evaluate("measured", RUN),
         Export("hf"),
     )
-    found = {stage.name: stage for stage in given.validate().stages}
-    assert found["base"].start == "" and found["a"].start == "base" and found["b"].start == "base"
-    assert found["a"].run.sft.files == ("stage:clean",)  # the nearest, and where none is named
-    assert found["b"].run.sft.files == ()  # it has procedural ones
-    assert found["merged"].base == "base" and found["rl"].start == "merged"
-    assert found["measured"].of == ("base", "a", "b", "merged", "rl")
-    assert found["hf"].start == "rl"
-    assert [inputs(found[name]) for name in ("first", "clean", "a", "merged", "hf")] == [
+    by_name = {stage.name: stage for stage in config.validate().stages}
+    assert (
+        by_name["base"].start == ""
+        and by_name["a"].start == "base"
+        and by_name["b"].start == "base"
+    )
+    assert by_name["a"].run.sft.files == ("stage:clean",)  # the nearest, because none is named
+    assert by_name["b"].run.sft.files == ()  # it has procedural examples
+    assert by_name["merged"].base == "base" and by_name["rl"].start == "merged"
+    assert by_name["measured"].of == ("base", "a", "b", "merged", "rl")
+    assert by_name["hf"].start == "rl"
+    assert [inputs(by_name[name]) for name in ("first", "clean", "a", "merged", "hf")] == [
         (),
         ("first",),
         ("base", "clean"),
         ("base", "a", "b"),
         ("rl",),
     ]
-    assert ancestors("rl", list(found.values())) == ["rl", "merged", "base"]
+    assert ancestors("rl", list(by_name.values())) == ["rl", "merged", "base"]
 
 
 def test_an_import_is_where_the_next_stage_starts_and_adapters_have_their_base():
     adapted = dataclasses.replace(RUN, lora=LoRAConfig(rank=4))
-    given = pipeline(Import("model", "model.gguf"), Sft("sft", RUN), Rl("rl", adapted))
-    stages = given.validate().stages
+    config = pipeline(Import("model", "model.gguf"), Sft("sft", RUN), Rl("rl", adapted))
+    stages = config.validate().stages
     assert stages[1].start == "model" and stages[1].started_run.init_from == "stage:model"
     assert stages[2].start == "sft" and stages[2].run.init_from == ""
     with pytest.raises(ConfigError, match=r"stage rl: lora\.rank = 4: adapters need a base"):
@@ -91,8 +94,8 @@ def test_an_import_is_where_the_next_stage_starts_and_adapters_have_their_base()
 
 @pytest.mark.parametrize("make", [tiny_pipeline, judged_pipeline])
 def test_a_pipeline_is_json_and_back(make):
-    whole = make().validate()
-    assert from_plain(PipelineConfig, to_plain(whole)) == whole == whole.validate()
+    config = make().validate()
+    assert from_plain(PipelineConfig, to_plain(config)) == config == config.validate()
 
 
 def test_a_judge_learns_its_pairs_and_is_where_no_policy_starts():
@@ -103,11 +106,13 @@ def test_a_judge_learns_its_pairs_and_is_where_no_policy_starts():
     assert rl.start == "tuned" and stages["kept"].start == "tuned"
     assert inputs(rl) == ("tuned", "asked", "kept", "judge")
     assert inputs(stages["answered"]) == ("asked", "base")
-    again = stages["again"]
-    assert inputs(again) == ("judge", "pairs", "mined") and inputs(stages["mined"]) == ("rl",)
+    second_judge = stages["again"]
+    assert inputs(second_judge) == ("judge", "pairs", "mined") and inputs(stages["mined"]) == (
+        "rl",
+    )
     assert judge.output == "rl" and dataclasses.replace(judge, scalar=True).output == "scalar"
-    none = Evaluate("measured", judge_run())
-    assert pipeline(*judged_pipeline().stages[:8], none).validate().stages[8].of == (
+    evaluation = Evaluate("measured", judge_run())
+    assert pipeline(*judged_pipeline().stages[:8], evaluation).validate().stages[8].of == (
         "base",
         "tuned",
     )

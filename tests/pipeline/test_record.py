@@ -1,4 +1,5 @@
-"""How a pipeline goes on: which stages run, what a change makes stale, what --redo renames."""
+"""Resuming a pipeline: which stages run, which stages a change makes stale, and which folders
+--redo renames."""
 
 import dataclasses
 import json
@@ -22,12 +23,12 @@ RUN = tiny_run()
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
-    """The runs of these tests have no metrics to report on."""
+    """Skips the report: the runs of these tests have no metrics."""
     monkeypatch.setattr(pipeline_run, "report", lambda record, console: None)
 
 
 def config(folder, count=2, **settings):
-    """Rows, an SFT on them, other rows, and RL from the SFT."""
+    """Returns a pipeline of rows, an SFT on them, other rows, and RL from the SFT."""
     files = dataclasses.replace(RUN.sft, procedural=(), files=("stage:rows",), **settings)
     stages = (
         Rows("rows", f"{MADE}:taught", {"count": count}),
@@ -39,7 +40,9 @@ def config(folder, count=2, **settings):
 
 
 class Doer:
-    """Writes what a stage is to write; `ends` are statuses of the first stages' names."""
+    """A stand-in for the work of a stage, which writes its output. `ends` maps names of stages to
+    the exit statuses of their first attempts.
+    """
 
     def __init__(self, **ends):
         self.ends = ends
@@ -77,7 +80,7 @@ def test_a_stage_that_stopped_is_done_again_and_what_is_done_is_not(tmp_path):
 
 def test_a_stage_in_the_middle_of_which_the_pipeline_was_killed_is_done_again(tmp_path):
     record = Record(config(tmp_path))
-    record.begin(record.config.stages[0])  # and nothing after it
+    record.begin(record.config.stages[0])  # and the pipeline was killed here
     do = Doer()
     assert run_pipeline(config(tmp_path), do=do) == 0 and do.done[0] == "rows"
 
@@ -88,9 +91,13 @@ def test_a_change_makes_what_follows_stale_and_redo_keeps_the_old_folders(tmp_pa
     changed = config(tmp_path, batch=16, steps=5)
     with pytest.raises(ConfigError) as caught:
         run_pipeline(changed, do=do)
-    told = str(caught.value)
-    assert "  sft: run.sft.steps was 3, and is 5; run.sft.batch was 8, and is 16\n" in told
-    assert "  rl: it takes from sft\n" in told and "--redo sft" in told and "other:" not in told
+    message = str(caught.value)
+    assert "  sft: run.sft.steps was 3, and is 5; run.sft.batch was 8, and is 16\n" in message
+    assert (
+        "  rl: it takes from sft\n" in message
+        and "--redo sft" in message
+        and "other:" not in message
+    )
     assert run_pipeline(changed, redo=["sft"], do=do) == 0
     assert do.done[4:] == ["sft", "rl"]
     assert (tmp_path / "02-sft.before-1" / "checkpoints").is_dir()
@@ -115,23 +122,23 @@ def test_a_setting_that_changes_no_number_makes_nothing_stale(tmp_path):
 def test_a_file_that_changed_is_told_whoever_made_it(tmp_path):
     text = tmp_path / "talks.jsonl"
     text.write_text("{}\n")
-    first, second, *others = config(tmp_path / "out").stages
+    first, second, *later_stages = config(tmp_path / "out").stages
     files = dataclasses.replace(second.run.sft, files=(str(text),))
     second = Sft("sft", dataclasses.replace(second.run, sft=files))
-    given = PipelineConfig((first, second, *others), str(tmp_path / "out")).validate()
-    run_pipeline(given, do=Doer())
-    assert not Record(given).stale()
+    pipeline = PipelineConfig((first, second, *later_stages), str(tmp_path / "out")).validate()
+    run_pipeline(pipeline, do=Doer())
+    assert not Record(pipeline).stale()
     (tmp_path / "out" / "02-sft" / "metrics.jsonl").write_text("a report may write beside it")
-    assert not Record(given).stale()
+    assert not Record(pipeline).stale()
     text.write_text("{ }\n")
-    assert Record(given).stale() == {
+    assert Record(pipeline).stale() == {
         "sft": f"{text} holds something else",
         "rl": "it takes from sft",
     }
     text.write_text("{}\n")
     (tmp_path / "out" / "01-rows" / "rows.jsonl").write_text("short")
-    assert list(Record(given).stale()) == ["rows"]
-    assert "is not what the stage left there" in Record(given).stale()["rows"]
+    assert list(Record(pipeline).stale()) == ["rows"]
+    assert "is not what the stage left there" in Record(pipeline).stale()["rows"]
 
 
 @pytest.mark.parametrize("ending", ["", "/*.jsonl"])
@@ -141,68 +148,70 @@ def test_a_folder_or_pattern_whose_files_changed_is_told(tmp_path, ending):
     (rows / "a.jsonl").write_text("{}\n")
     files = dataclasses.replace(RUN.sft, procedural=(), files=(f"{rows}{ending}",))
     stages = (Sft("sft", dataclasses.replace(RUN, sft=files)),)
-    given = PipelineConfig(stages, str(tmp_path / "out")).validate()
-    run_pipeline(given, do=Doer())
+    pipeline = PipelineConfig(stages, str(tmp_path / "out")).validate()
+    run_pipeline(pipeline, do=Doer())
     (rows / "notes.txt").write_text("no rows")
-    assert not Record(given).stale()
-    told = {"sft": f"{rows}{ending} holds something else"}
+    assert not Record(pipeline).stale()
+    expected = {"sft": f"{rows}{ending} holds something else"}
     (rows / "b.jsonl").write_text("{}\n")
-    assert Record(given).stale() == told
+    assert Record(pipeline).stale() == expected
     (rows / "b.jsonl").unlink()
-    assert not Record(given).stale()
+    assert not Record(pipeline).stale()
     (rows / "a.jsonl").write_text("[]\n")
-    assert Record(given).stale() == told
+    assert Record(pipeline).stale() == expected
 
 
 def test_rows_are_stale_where_their_functions_file_changed(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def mine():\n    yield {'prompt': 'x'}\n")
     stages = (Rows("rows", f"{file}:mine"),)
-    given = PipelineConfig(stages, str(tmp_path / "out")).validate()
-    run_pipeline(given, do=Doer())
-    assert not Record(given).stale()
+    pipeline = PipelineConfig(stages, str(tmp_path / "out")).validate()
+    run_pipeline(pipeline, do=Doer())
+    assert not Record(pipeline).stale()
     file.write_text("def mine():\n    yield {'prompt': 'y'}\n")
-    assert Record(given).stale() == {"rows": f"{file} holds something else"}
+    assert Record(pipeline).stale() == {"rows": f"{file} holds something else"}
 
 
 def test_a_judge_is_stale_with_its_pairs_and_so_is_the_run_that_it_rewards(tmp_path):
-    given = judged_pipeline(str(tmp_path)).validate()
-    run_pipeline(given, do=Doer())
-    assert not Record(given).stale()
-    (tmp_path / "08-judge" / "judged_rl").mkdir()  # a report beside the weights
-    assert not Record(given).stale()
+    pipeline = judged_pipeline(str(tmp_path)).validate()
+    run_pipeline(pipeline, do=Doer())
+    assert not Record(pipeline).stale()
+    (tmp_path / "08-judge" / "judged_rl").mkdir()  # a report in the folder of the weights
+    assert not Record(pipeline).stale()
     weights = tmp_path / "08-judge" / "rl" / "checkpoints" / "step_3" / "weights"
     weights.write_text("others")
-    told = Record(given).stale()
-    after = ["rl", "mined", "again", "exported"]
-    assert list(told) == ["judge", *after] and told["rl"] == "it takes from judge"
-    assert told["judge"] == f"{tmp_path}/08-judge/rl is not what the stage left there"
+    stale = Record(pipeline).stale()
+    dependents = ["rl", "mined", "again", "exported"]
+    assert list(stale) == ["judge", *dependents] and stale["rl"] == "it takes from judge"
+    assert stale["judge"] == f"{tmp_path}/08-judge/rl is not what the stage left there"
     weights.write_text("judge")
     (tmp_path / "02-pairs" / "rows.jsonl").write_text("others")
-    assert list(Record(given).stale()) == ["pairs", "judge", *after]
+    assert list(Record(pipeline).stale()) == ["pairs", "judge", *dependents]
 
 
 def test_the_settings_of_a_filter_and_a_teacher_make_them_stale(tmp_path):
-    given = judged_pipeline(str(tmp_path)).validate()
-    run_pipeline(given, do=Doer())
-    by_name = {stage.name: stage for stage in given.stages}
+    pipeline = judged_pipeline(str(tmp_path)).validate()
+    run_pipeline(pipeline, do=Doer())
+    by_name = {stage.name: stage for stage in pipeline.stages}
     by_name["kept"] = dataclasses.replace(by_name["kept"], low=0.25)
     teacher = dataclasses.replace(by_name["answered"].settings, samples=3)
     by_name["answered"] = dataclasses.replace(by_name["answered"], settings=teacher)
-    changed = dataclasses.replace(given, stages=tuple(by_name.values()))
-    told = Record(changed).stale()
+    changed = dataclasses.replace(pipeline, stages=tuple(by_name.values()))
+    stale = Record(changed).stale()
     assert (
-        told["kept"].startswith("low was 0.0, and is 0.25")
-        and "settings.samples" in (told["answered"])
+        stale["kept"].startswith("low was 0.0, and is 0.25")
+        and "settings.samples" in (stale["answered"])
     )
-    assert told["rl"] == told["tuned"].replace("answered", "tuned") == "it takes from tuned"
+    assert stale["rl"] == stale["tuned"].replace("answered", "tuned") == "it takes from tuned"
 
 
 def test_another_kind_of_stage_under_the_name_is_told(tmp_path):
     run_pipeline(config(tmp_path), do=Doer())
-    others = config(tmp_path).stages[:-1]
-    given = PipelineConfig((*others, Sft("rl", RUN, start="sft")), str(tmp_path)).validate()
-    assert Record(given).stale() == {"rl": "it was a stage of the kind Rl"}
+    first_stages = config(tmp_path).stages[:-1]
+    pipeline = PipelineConfig(
+        (*first_stages, Sft("rl", RUN, start="sft")), str(tmp_path)
+    ).validate()
+    assert Record(pipeline).stale() == {"rl": "it was a stage of the kind Rl"}
 
 
 def test_a_stage_that_is_not_there_cannot_be_redone(tmp_path):
@@ -225,7 +234,9 @@ def test_a_damaged_record_is_refused_by_name(tmp_path, text):
 
 
 class _Process:
-    """A process that a signal is sent to while somebody waits for it."""
+    """A stand-in for a process, which calls `meanwhile` while it is waited for and records its
+    signals.
+    """
 
     def __init__(self, status, meanwhile):
         self.status, self.meanwhile, self.got = status, meanwhile, []
@@ -242,11 +253,11 @@ class _Process:
 def test_a_signal_is_passed_on_once_and_its_status_is_the_pipelines(
     tmp_path, monkeypatch, number, status
 ):
-    child = _Process(0, lambda: signal.raise_signal(number))  # it ended well in the same moment
+    child = _Process(0, lambda: signal.raise_signal(number))  # it ended well at the same moment
     monkeypatch.setattr(pipeline_run.subprocess, "Popen", lambda *args, **options: child)
     record = Record(config(tmp_path))
-    with OwnProcess() as own:
-        assert own(record, record.config.stages[0]) == status
+    with OwnProcess() as run_stage:
+        assert run_stage(record, record.config.stages[0]) == status
     assert child.got == [number]
 
 
@@ -254,8 +265,11 @@ def test_a_stage_that_the_system_killed_is_told(tmp_path, monkeypatch):
     child = _Process(-9, lambda: None)
     monkeypatch.setattr(pipeline_run.subprocess, "Popen", lambda *args, **options: child)
     record = Record(config(tmp_path))
-    with OwnProcess() as own, pytest.raises(StageEnded, match=r"rows was ended by SIGKILL.*memory"):
-        own(record, record.config.stages[0])
+    with (
+        OwnProcess() as run_stage,
+        pytest.raises(StageEnded, match=r"rows was ended by SIGKILL.*memory"),
+    ):
+        run_stage(record, record.config.stages[0])
 
 
 FILE = """

@@ -29,7 +29,9 @@ FEW = {
 
 
 def smaller(stage):
-    """The stage with few rows and one to three steps; the judge learns to say one of its words."""
+    """Returns the stage with few rows and steps. The judge only learns to answer with one of its
+    words.
+    """
     if isinstance(stage, Rows):
         arguments = tuple((dict(stage.arguments) | FEW[stage.name]).items())
         return dataclasses.replace(stage, arguments=arguments)
@@ -59,7 +61,7 @@ def test_every_stage_of_the_shipped_pipeline_runs(tmp_path):
     assert run_pipeline(config, do=in_this_process) == 0
     (line,) = (tmp_path / "19-rl-domain" / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)["metrics"]
-    assert metrics["reward/judge_refused/mean"] == 0  # every question to the judge fits
+    assert metrics["reward/judge_refused/mean"] == 0  # no question is too long for the judge
     assert metrics["reward/judge_unparsable/mean"] < 1
     assert 0 <= metrics["reward/gold/mean"] <= 1
     run = json.loads((tmp_path / "19-rl-domain" / "config.json").read_text())

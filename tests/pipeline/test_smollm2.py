@@ -1,6 +1,5 @@
-"""configs/smollm2_135m_cpu.py: the published model, that it fits a laptop, and two steps of RL from
-the imported weights.
-"""
+"""configs/smollm2_135m_cpu.py: the published model's sizes, its fit into a laptop's memory, and two
+steps of RL from the imported weights."""
 
 import dataclasses
 import json
@@ -22,12 +21,12 @@ NAME = "smollm2_135m_cpu"
 PUBLISHED = Path(__file__).parents[1] / "families/published_configs/SmolLM2-135M-Instruct.json"
 
 
-def whole():
+def shipped_config():
     return load_config_as(NAME, PipelineConfig)
 
 
 def test_every_run_is_of_the_published_model_and_fits_eight_gib():
-    stages = {stage.name: stage for stage in whole().validate().stages}
+    stages = {stage.name: stage for stage in shipped_config().validate().stages}
     model = config_from_dict(json.loads(PUBLISHED.read_text()))
     for name in ("sft", "rl", "evaluation"):
         assert set(differences(model, stages[name].run.model)) <= {"init_std"}
@@ -64,7 +63,7 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch):
 
 
 def short(stage):
-    """The stage with tiny steps: one of SFT, two of RL, on few and short sequences."""
+    """Returns the stage with one step of SFT or two of RL, on few and short sequences."""
     if isinstance(stage, Sft):
         sft = dataclasses.replace(stage.run.sft, steps=1, batch=2)
         return dataclasses.replace(stage, run=dataclasses.replace(stage.run, sft=sft))
@@ -82,9 +81,9 @@ def short(stage):
 def test_the_imported_model_is_tuned_trained_for_two_steps_and_exported(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    given = whole()
-    stages = tuple(short(stage) for stage in given.stages if stage.name != "evaluation")
-    config = dataclasses.replace(given, stages=stages, run_dir=str(tmp_path / "run"))
+    shipped = shipped_config()
+    stages = tuple(short(stage) for stage in shipped.stages if stage.name != "evaluation")
+    config = dataclasses.replace(shipped, stages=stages, run_dir=str(tmp_path / "run"))
     assert run_pipeline(config.validate()) == 0
     lines = (tmp_path / "run/03-rl/metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines if json.loads(line)["stage"] == "rl"]
@@ -93,8 +92,8 @@ def test_the_imported_model_is_tuned_trained_for_two_steps_and_exported(tmp_path
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/04-export/hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/04-export/hf")
     chat = [{"role": "user", "content": "How many legs have 3 dogs and 2 birds?"}]
-    given = tokenizer.apply_chat_template(
+    inputs = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    answer = model.generate(**given, max_new_tokens=4, do_sample=False)
-    assert answer.shape[1] > given["input_ids"].shape[1]
+    answer = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    assert answer.shape[1] > inputs["input_ids"].shape[1]

@@ -1,4 +1,4 @@
-"""Whole pipelines: the stages' own work in this process."""
+"""Whole pipelines, whose stages work in this process or in processes that are killed."""
 
 import dataclasses
 import json
@@ -36,11 +36,13 @@ def in_this_process(record, stage):
 
 def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
     reported = []
-    monkeypatch.setattr(pipeline_results, "run_report", lambda *given: reported.append(given[:2]))
+    monkeypatch.setattr(
+        pipeline_results, "run_report", lambda *arguments: reported.append(arguments[:2])
+    )
     run = dataclasses.replace(tiny_run(), trackers=(), show_samples_every=0)
     taught = dataclasses.replace(run, sft=dataclasses.replace(run.sft, procedural=(), steps=1))
     clean = PrepareConfig(("stage:taught",), against=("stage:asked",), similarity=0)
-    given = PipelineConfig(
+    config = PipelineConfig(
         (
             Rows("asked", f"{MADE}:asked", {"count": 1}),
             Rows("taught", f"{MADE}:taught", {"count": 8}),
@@ -60,34 +62,37 @@ def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
         shutil.copytree(record.output("base"), record.place(stage), dirs_exist_ok=True)
         return 0
 
-    assert run_pipeline(given, do=do) == 0
-    kept = (tmp_path / "03-clean" / "train.jsonl").read_text().splitlines()
-    assert len(kept) == 8 and "0 + 1" in kept[0]
-    begun = json.loads((tmp_path / "04-base" / "config.json").read_text())
-    assert begun["sft"]["files"] == [str(tmp_path / "03-clean" / "train.jsonl")]
+    assert run_pipeline(config, do=do) == 0
+    train_rows = (tmp_path / "03-clean" / "train.jsonl").read_text().splitlines()
+    assert len(train_rows) == 8 and "0 + 1" in train_rows[0]
+    base_config = json.loads((tmp_path / "04-base" / "config.json").read_text())
+    assert base_config["sft"]["files"] == [str(tmp_path / "03-clean" / "train.jsonl")]
     merged = json.loads((tmp_path / "07-merged" / "merged" / RECORD).read_text())
-    assert [Path(one["folder"]).name for one in merged["models"]] == ["05-a", "06-b"]
-    found = json.loads((tmp_path / "results.json").read_text())["stages"]
+    assert [Path(model["folder"]).name for model in merged["models"]] == ["05-a", "06-b"]
+    accuracies = json.loads((tmp_path / "results.json").read_text())["stages"]
     summary = json.loads((tmp_path / "08-measured" / "merged" / "summary.json").read_text())
-    assert found == {"merged": summary["sets"]} and found["merged"]["heldout"]["prompts"] == 4
+    assert (
+        accuracies == {"merged": summary["sets"]}
+        and accuracies["merged"]["heldout"]["prompts"] == 4
+    )
     assert "| merged |" in (tmp_path / "results.md").read_text()
     folders = [tmp_path / name for name in ("04-base", "05-a", "06-b")]
     assert reported == [(folders, str(tmp_path / "report.html"))]
 
 
 def test_the_table_has_a_row_for_each_stage_and_a_column_for_each_set():
-    found = {
+    accuracies = {
         "base": {"sums": {"avg_at_k": 0.25, "avg_at_k_se": 0.015}},
         "rl": {
             "sums": {"avg_at_k": 0.5, "avg_at_k_se": None},
             "prices": {"avg_at_k": None, "avg_at_k_se": None},
         },
     }
-    assert rows(found) == [
+    assert rows(accuracies) == [
         {"stage": "base", "sums": "25.0 ± 1.5", "prices": ""},
         {"stage": "rl", "sums": "50.0", "prices": "unknown"},
     ]
-    assert markdown(found).splitlines()[:3] == [
+    assert markdown(accuracies).splitlines()[:3] == [
         "| stage | sums | prices |",
         "| --- | --- | --- |",
         "| base | 25.0 ± 1.5 |  |",
@@ -96,14 +101,14 @@ def test_the_table_has_a_row_for_each_stage_and_a_column_for_each_set():
 
 def test_a_function_that_gives_no_row_is_refused(tmp_path):
     stage = Rows("none", f"{MADE}:none", {"count": 1})
-    given = PipelineConfig((stage,), str(tmp_path)).validate()
+    config = PipelineConfig((stage,), str(tmp_path)).validate()
     with pytest.raises(ConfigError, match="none': it gave no row"):
-        run_pipeline(given, do=in_this_process)
+        run_pipeline(config, do=in_this_process)
 
 
 def test_weights_that_were_measured_are_not_measured_again(tmp_path):
-    given = tiny_pipeline(str(tmp_path)).validate()
-    record, stage = Record(given), given.stages[4]
+    config = tiny_pipeline(str(tmp_path)).validate()
+    record, stage = Record(config), config.stages[4]
     for name in stage.of:
         folder = record.begin(dataclasses.replace(stage, of=(), run=tiny_run())) / name
         folder.mkdir()
@@ -123,41 +128,43 @@ def pipeline():
 
 
 class Command:
-    """`compass pipeline` on a tiny pipeline, in a process of its own."""
+    """The command `compass pipeline` on a tiny pipeline, running in a child process."""
 
     def __init__(self, out, name="tiny_pipeline"):
         file = out.parent / "tiny.py"
         file.write_text(FILE.format(path=[str(HERE), str(HERE.parent)], name=name))
         command = [sys.executable, "-m", "compass_jax", "pipeline", str(file), "--out", str(out)]
-        environment = os.environ | {"XLA_FLAGS": quick_compile.FLAG}  # one device
+        environment = os.environ | {"XLA_FLAGS": quick_compile.FLAG}  # one device, few fusions
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
         )
 
-    def when(self, there, number):
-        """Sends a signal once `there()`; the exit status."""
-        while self.process.poll() is None and not there():
+    def when(self, condition, number):
+        """Sends a signal as soon as `condition()` holds; returns the exit status."""
+        while self.process.poll() is None and not condition():
             time.sleep(0.02)
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.end()
 
     def end(self):
-        _, told = self.process.communicate(timeout=600)
-        print(told.decode())
+        _, stderr = self.process.communicate(timeout=600)
+        print(stderr.decode())
         return self.process.returncode
 
 
 def answers(out):
-    """What two runs must agree on: every answer, every metric but those of clocks."""
-    found = {}
+    """Returns the logs in which two runs must agree: every answer, and every metric except times,
+    rates and memory.
+    """
+    contents = {}
     for file in sorted(out.rglob("*.jsonl")):
         if file.name in ("answers.jsonl", "train.jsonl", "pass_rates.jsonl", "rulings.jsonl"):
-            found[str(file.relative_to(out))] = file.read_text().replace(str(out), "")
+            contents[str(file.relative_to(out))] = file.read_text().replace(str(out), "")
     for file in sorted(out.rglob("metrics.jsonl")):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         clocks = ("_s", "_per_s", "_bytes", "mfu", "peak_gib")
-        found[str(file.relative_to(out))] = [
+        contents[str(file.relative_to(out))] = [
             {
                 k: v
                 for k, v in line["metrics"].items()
@@ -165,39 +172,39 @@ def answers(out):
             }
             for line in lines
         ]
-    return found
+    return contents
 
 
 @pytest.mark.slow
 def test_a_pipeline_that_is_killed_goes_on_and_ends_as_an_undisturbed_one(tmp_path):
     (tmp_path / "left").mkdir()
     (tmp_path / "killed").mkdir()
-    left, out = tmp_path / "left" / "out", tmp_path / "killed" / "out"
-    assert Command(left).end() == 0
+    undisturbed, out = tmp_path / "left" / "out", tmp_path / "killed" / "out"
+    assert Command(undisturbed).end() == 0
     step = out / "03-base" / "checkpoints"
     assert Command(out).when(lambda: any(step.glob("step_*")), signal.SIGKILL) == -9
     log = out / "04-rl" / "metrics.jsonl"
     assert Command(out).when(lambda: log.is_file() and log.stat().st_size, signal.SIGTERM) == 143
     assert (out / "results.json").exists() is False
-    one = out / "05-measured" / "base" / "summary.json"
-    assert Command(out).when(one.is_file, signal.SIGINT) == 130
+    first_summary = out / "05-measured" / "base" / "summary.json"
+    assert Command(out).when(first_summary.is_file, signal.SIGINT) == 130
     assert Command(out).end() == 0
-    assert answers(out) == answers(left)
-    mine, theirs = (json.loads((x / "results.json").read_text()) for x in (out, left))
-    assert mine == theirs and list(mine["stages"]) == ["base", "rl"]
+    assert answers(out) == answers(undisturbed)
+    actual, expected = (json.loads((x / "results.json").read_text()) for x in (out, undisturbed))
+    assert actual == expected and list(actual["stages"]) == ["base", "rl"]
     assert (out / "06-exported" / "hf" / "config.json").is_file()
 
 
 @pytest.mark.slow
 def test_a_killed_pipeline_with_a_judge_goes_on_and_ends_as_an_undisturbed_one(tmp_path):
-    """Killed while it filters, while its judge is fine-tuned, and in the RL that the judge
-    rewards.
+    """The pipeline is killed in its filter, in the fine-tuning of its judge, and in the RL that the
+    judge rewards.
     """
     (tmp_path / "left").mkdir()
     (tmp_path / "killed").mkdir()
-    left, out = tmp_path / "left" / "out", tmp_path / "killed" / "out"
+    undisturbed, out = tmp_path / "left" / "out", tmp_path / "killed" / "out"
     name = "judged_pipeline"
-    assert Command(left, name).end() == 0
+    assert Command(undisturbed, name).end() == 0
     rates = out / "07-kept" / "pass_rates.jsonl"
     assert Command(out, name).when(rates.is_file, signal.SIGKILL) == -9
     tuned = out / "08-judge" / "sft" / "checkpoints"
@@ -205,22 +212,22 @@ def test_a_killed_pipeline_with_a_judge_goes_on_and_ends_as_an_undisturbed_one(t
     log = out / "09-rl" / "metrics.jsonl"
     assert Command(out, name).when(lambda: log.is_file() and log.stat().st_size, 9) == -9
     assert Command(out, name).end() == 0
-    found = answers(out)
-    assert found == answers(left)
-    judged = [line for line in found["09-rl/metrics.jsonl"] if line["reward/unknown_frac"] < 1]
-    assert judged and {"05-answered/train.jsonl", "07-kept/pass_rates.jsonl"} <= found.keys()
+    outputs = answers(out)
+    assert outputs == answers(undisturbed)
+    judged = [line for line in outputs["09-rl/metrics.jsonl"] if line["reward/unknown_frac"] < 1]
+    assert judged and {"05-answered/train.jsonl", "07-kept/pass_rates.jsonl"} <= outputs.keys()
     shares = json.loads((out / "08-judge" / "judged_rl" / "summary.json").read_text())
     assert shares["judge"] == str(out / "08-judge" / "rl") and shares["judged"] > 0
-    begun = json.loads((out / "09-rl" / "config.json").read_text())
-    assert begun["rewards"]["judge"]["weights"] == str(out / "08-judge" / "rl")
-    assert begun["data"]["keep_file"] == str(rates)
+    rl_config = json.loads((out / "09-rl" / "config.json").read_text())
+    assert rl_config["rewards"]["judge"]["weights"] == str(out / "08-judge" / "rl")
+    assert rl_config["data"]["keep_file"] == str(rates)
     mined = {
         pair.candidate: pair for pair in read_preferences(str(out / "10-mined" / "pairs.jsonl"))
     }
     groups = [json.loads(x) for x in (out / "09-rl" / "rollouts.jsonl").read_text().splitlines()]
-    given = {sample["response"] for group in groups for sample in group["samples"]}
-    assert mined.keys() <= given and {pair.gold for pair in mined.values()} <= {0, -1}
-    again = json.loads((out / "11-again" / "sft" / "config.json").read_text())
-    assert again["init_from"] == str(out / "08-judge" / "rl")
-    assert again["sft"]["preferences"][1] == str(out / "10-mined" / "pairs.jsonl")
+    responses = {sample["response"] for group in groups for sample in group["samples"]}
+    assert mined.keys() <= responses and {pair.gold for pair in mined.values()} <= {0, -1}
+    second_judge_config = json.loads((out / "11-again" / "sft" / "config.json").read_text())
+    assert second_judge_config["init_from"] == str(out / "08-judge" / "rl")
+    assert second_judge_config["sft"]["preferences"][1] == str(out / "10-mined" / "pairs.jsonl")
     assert (out / "12-exported" / "hf" / "config.json").is_file()

@@ -1,6 +1,6 @@
-"""Pipelines of seconds with the tiny run's model: rows, SFT on them, RL, evaluation and export; and
-one with a teacher's answers, filtered prompts, and a judge that is trained for the RL.
-"""
+"""Pipelines that take seconds with the tiny run's model. One has rows, SFT on them, RL, evaluation
+and export; the other also has a teacher's answers, filtered prompts, and a judge that is trained
+for the RL."""
 
 import dataclasses
 from pathlib import Path
@@ -27,13 +27,13 @@ MADE = str(Path(__file__).with_name("made_rows.py"))
 
 
 def tiny_pipeline(run_dir: str = "runs/tiny_pipeline") -> PipelineConfig:
-    """Six stages of one to three steps."""
+    """Returns six stages of one to three steps."""
     run = dataclasses.replace(tiny_run(), trackers=(), show_samples_every=0)
     run = dataclasses.replace(
         run, sft=dataclasses.replace(run.sft, procedural=(), save_every=1, buckets=(56,))
     )
-    asked = FileSource("stage:asked/rows.jsonl", label="asked", verifier="exact")
-    sets = dataclasses.replace(run.data, eval_sources=(*run.data.sources, asked))
+    source = FileSource("stage:asked/rows.jsonl", label="asked", verifier="exact")
+    sets = dataclasses.replace(run.data, eval_sources=(*run.data.sources, source))
     return PipelineConfig(
         stages=(
             Rows("asked", f"{MADE}:asked", {"count": 6}),
@@ -47,12 +47,12 @@ def tiny_pipeline(run_dir: str = "runs/tiny_pipeline") -> PipelineConfig:
     )
 
 
-# in which a question to a judge has about 100 tokens, and its verdict one
+# With this tokenizer a question to a judge has about 100 tokens, and its verdict one.
 JUDGE_TOKENIZER = str(Path(MADE).parents[2] / "configs" / "tiny_judge_tokenizer")
 
 
 def judge_run() -> RunConfig:
-    """A judge that learns in 30 steps to say one of the three words."""
+    """Returns the run of a judge that learns in 30 steps to answer with one of the three words."""
     run = evolve(tiny_run(), trackers=(), show_samples_every=0)
     return evolve(
         run,
@@ -66,7 +66,9 @@ def judge_run() -> RunConfig:
 
 
 def judged_run() -> RunConfig:
-    """RL on a stage's rows that a filter kept, with a stage's judge as the reward."""
+    """Returns a run of RL on a stage's rows that a filter kept, with another stage's judge as the
+    reward.
+    """
     judge = EngineJudgeConfig("stage:judge", prompt_buckets=(136,), max_tokens=8, slots=8)
     source = FileSource(
         "stage:asked/rows.jsonl", label="asked", verifier="judge", gold=f"{MADE}:odd"
@@ -82,11 +84,11 @@ def judged_run() -> RunConfig:
 
 
 def judged_pipeline(run_dir: str = "runs/judged_pipeline") -> PipelineConfig:
-    """Twelve stages: a teacher's answers, a filter, and a judge that is trained on among them."""
+    """Returns twelve stages, with a teacher's answers, a filter, and a judge that is trained."""
     tuned = evolve(judged_run(), data={"sources": (), "keep_file": ""}, rewards={"judge": None})
     tuned = evolve(tuned, sft={"steps": 2, "save_every": 1})
-    asked = FileSource("stage:asked/rows.jsonl", label="asked", verifier=f"{MADE}:odd")
-    filtered = evolve(tuned, data={"sources": (asked,)})
+    source = FileSource("stage:asked/rows.jsonl", label="asked", verifier=f"{MADE}:odd")
+    filtered = evolve(tuned, data={"sources": (source,)})
     teacher = DistilConfig(
         ("stage:asked",), "stage:base", f"{MADE}:odd", samples=2, max_tokens=16, answer_tag=""
     )

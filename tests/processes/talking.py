@@ -1,4 +1,4 @@
-"""A child process that sends values until nobody receives them."""
+"""A child process that sends values until its channel closes."""
 
 from compass_jax.processes import start
 

@@ -1,4 +1,4 @@
-"""A channel ends in time whatever happens to the other end, and a forked function too."""
+"""Channels and forked functions, which end in time whatever happens to the other end."""
 
 import multiprocessing
 import time
@@ -31,8 +31,8 @@ def test_a_forked_function_is_ended_with_the_text_that_it_wrote():
         page.write(b"begun")
         time.sleep(60)
 
-    ended = run_forked(write, 0.2)
-    assert ended.late and ended.code == -9 and ended.output == b"begun"
+    result = run_forked(write, 0.2)
+    assert result.late and result.code == -9 and result.output == b"begun"
     assert run_forked(lambda page: page.write(b"[1]"), 9) == (0, False, b"[1]")
     assert run_forked(lambda page: 1 / 0, 9) == (70, False, b"")
     assert run_forked(lambda page: page.write(b"x" * len(page)), 9).output == b""

@@ -1,4 +1,4 @@
-"""A child ends with the process that started it, and says nothing about it."""
+"""A child process, which ends without a message when its parent ends."""
 
 import pytest
 

@@ -8,7 +8,9 @@ ATTACK = "</script><script>document.title='run'</script><!-- <img src=x onerror=
 
 
 def write_run(folder: Path, steps: int = 6, tokens: bool = True) -> Path:
-    """Two groups of three samples a step: one group varies, one is all wrong and hostile."""
+    """Writes two groups of three samples a step: in one the rewards vary, the other is hostile and
+    all wrong.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     metrics, rollouts, numbers = [], [], []
     for step in range(1, steps + 1):
@@ -26,9 +28,9 @@ def write_run(folder: Path, steps: int = 6, tokens: bool = True) -> Path:
             count = len(text)
             values = {"text": [1] * count, "version": step, "advantage": -0.5, "logp": -0.1}
             values |= {"entropy": [i / count for i in range(count)], "logp_diff": 2e-4}
-            taken = [{"sample": i, "tokens": count, **values} for i in (0, 2)]
+            token_rows = [{"sample": i, "tokens": count, **values} for i in (0, 2)]
             means = {"advantage": [0.5, -0.25, -0.25]}
-            numbers.append({**head, "group": group, "means": means, "samples": taken})
+            numbers.append({**head, "group": group, "means": means, "samples": token_rows})
     logs = {"metrics": metrics, "rollouts": rollouts, **({"tokens": numbers} if tokens else {})}
     for name, lines in logs.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
@@ -47,8 +49,8 @@ def _sample(text: str, reward: float) -> dict:
 
 
 def write_full_run(folder: Path, steps: int = 40) -> Path:
-    """A run as the present version writes it: evaluations with their answers, labels, parts of the
-    reward, histograms, times with a slow first step, settings and machine.
+    """Writes a run as the present version does: evaluations with their answers, labels, parts of
+    the reward, histograms, times with a slow first step, settings and machine.
     """
     write_run(folder, steps)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,6 +1,5 @@
-"""The page in a real browser: it opens from disk, filters, sorts, colours, tells numbers on hover,
-compares, and its console stays clean, whatever the run has logged.
-"""
+"""The page in a real browser: it opens from disk, filters, sorts, colours, shows numbers on hover,
+compares runs, and logs nothing to the console, whatever the run has logged."""
 
 import pytest
 from logs import ATTACK, write_full_run, write_run
@@ -27,8 +26,8 @@ def browser():
 
 
 @pytest.fixture
-def shown(browser, tmp_path):
-    """A page of one run; nothing may be in the console when the test has ended."""
+def page(browser, tmp_path):
+    """Opens the page of one run; checks at the end that the console is empty."""
     browser.errors.clear()
     browser.requests.clear()
     browser.open(page_of(write_run(tmp_path)))
@@ -44,26 +43,26 @@ def text(browser, selector):
     return browser.evaluate(f"document.querySelector({selector!r}).innerText")
 
 
-def test_it_opens_from_disk_and_asks_for_nothing(shown):
-    (only,) = shown.requests
+def test_it_opens_from_disk_and_asks_for_nothing(page):
+    (only,) = page.requests
     assert only.startswith("file://")
-    assert count(shown, "figure.chart svg") == 5
-    assert "Step 6; 2,100 tokens generated" in text(shown, ".top")
-    assert "50%" in text(shown, "#waste") and "1,050" in text(shown, "#waste")
-    assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert count(page, "figure.chart svg") == 5
+    assert "Step 6; 2,100 tokens generated" in text(page, ".top")
+    assert "50%" in text(page, "#waste") and "1,050" in text(page, "#waste")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_text_of_a_run_is_shown_and_never_run(shown):
-    shown.choose("#order", "label")
-    shown.click(".item")
-    assert text(shown, "pre.text") == ATTACK
-    assert text(shown, ".group header b") == ATTACK
-    assert shown.evaluate("document.title").startswith("compass: ")
-    assert count(shown, "img") == 0 and count(shown, "script") == 2
+def test_text_of_a_run_is_shown_and_never_run(page):
+    page.choose("#order", "label")
+    page.click(".item")
+    assert text(page, "pre.text") == ATTACK
+    assert text(page, ".group header b") == ATTACK
+    assert page.evaluate("document.title").startswith("compass: ")
+    assert count(page, "img") == 0 and count(page, "script") == 2
 
 
 def test_the_policy_of_the_page_runs_no_other_script_and_fetches_nothing(browser, tmp_path):
-    """What would happen if a text of a run ever became an element."""
+    """The policy protects the reader even if a text of a run became an element."""
     browser.open(page_of(write_run(tmp_path)))
     browser.errors.clear()
     title = browser.evaluate("document.title")
@@ -76,56 +75,56 @@ def test_the_policy_of_the_page_runs_no_other_script_and_fetches_nothing(browser
     assert len(refused) == 2 and "script-src" in refused[0] and "img-src" in refused[1]
 
 
-def test_groups_are_found_by_text_label_reward_and_step(shown):
-    assert count(shown, ".item") == 12
-    shown.type("#search", "STEP 3")
-    shown.wait("document.querySelectorAll('.item').length === 2")
-    shown.evaluate("document.getElementById('search').value = ''")
-    shown.choose("#label", "easy")
-    assert count(shown, ".item") == 6
-    shown.choose("#label", "")
-    shown.choose("#kind", "rewards equal")
-    assert count(shown, ".item") == 6 and "onerror" in text(shown, ".item")
-    shown.choose("#kind", "all rewards")
-    shown.choose("#order", "highest variance")
-    assert "easy" in text(shown, ".item")
-    shown.choose("#order", "oldest step")
-    assert "step 1" in text(shown, ".item")
-    shown.click("#only")
-    shown.choose("#step", "3")
-    assert count(shown, ".item") == 2 and "2 of 12 groups of step 4" in text(shown, "#groups")
-    shown.choose("#kind", "without verdict")
-    assert count(shown, ".item") == 0 and "No group is chosen" in text(shown, "#groups")
+def test_groups_are_found_by_text_label_reward_and_step(page):
+    assert count(page, ".item") == 12
+    page.type("#search", "STEP 3")
+    page.wait("document.querySelectorAll('.item').length === 2")
+    page.evaluate("document.getElementById('search').value = ''")
+    page.choose("#label", "easy")
+    assert count(page, ".item") == 6
+    page.choose("#label", "")
+    page.choose("#kind", "rewards equal")
+    assert count(page, ".item") == 6 and "onerror" in text(page, ".item")
+    page.choose("#kind", "all rewards")
+    page.choose("#order", "highest variance")
+    assert "easy" in text(page, ".item")
+    page.choose("#order", "oldest step")
+    assert "step 1" in text(page, ".item")
+    page.click("#only")
+    page.choose("#step", "3")
+    assert count(page, ".item") == 2 and "2 of 12 groups of step 4" in text(page, "#groups")
+    page.choose("#kind", "without verdict")
+    assert count(page, ".item") == 0 and "No group is chosen" in text(page, "#groups")
 
 
-def test_tokens_have_the_colour_of_a_value_and_tell_it_on_hover(shown):
-    shown.choose("#label", "easy")
-    assert shown.evaluate("document.getElementById('colour').value") == "entropy"
-    # 20 characters, one of which is two units in the browser
-    assert count(shown, ".card:first-child .t") == 20
+def test_tokens_have_the_colour_of_a_value_and_tell_it_on_hover(page):
+    page.choose("#label", "easy")
+    assert page.evaluate("document.getElementById('colour').value") == "entropy"
+    # The text has 20 characters, one of which is two UTF-16 units in the browser.
+    assert count(page, ".card:first-child .t") == 20
     painted = "[...document.querySelectorAll('.t')].map((x) => x.style.backgroundColor)"
-    assert len(set(shown.evaluate(painted)[:20])) > 15
-    shown.hover(".t", 10)
-    told = text(shown, "#tip.on")
+    assert len(set(page.evaluate(painted)[:20])) > 15
+    page.hover(".t", 10)
+    tooltip = text(page, "#tip.on")
     for part in ("token 11 of 20", "0.5 nats", "-0.5", "2.0e-4 nats", "p 0.905", "6"):
-        assert part in told, (part, told)
-    shown.choose("#colour", "advantage")
-    assert shown.evaluate(painted)[0] == "rgba(213, 94, 0, 0.8)"
-    assert count(shown, "#colour option[value=ratio][disabled]") == 1
-    shown.hover("#groups h2")
-    assert count(shown, "#tip.on") == 0
+        assert part in tooltip, (part, tooltip)
+    page.choose("#colour", "advantage")
+    assert page.evaluate(painted)[0] == "rgba(213, 94, 0, 0.8)"
+    assert count(page, "#colour option[value=ratio][disabled]") == 1
+    page.hover("#groups h2")
+    assert count(page, "#tip.on") == 0
 
 
-def test_the_slider_and_a_click_into_a_curve_choose_the_step(shown):
-    shown.choose("#step", "0")
-    assert text(shown, "#stepnow") == "step 1, reward 0.167"
-    assert "reward 0.167" in text(shown, "#curves .legend").replace("\n", " ")
-    shown.click("#curves svg")
-    assert text(shown, "#stepnow").startswith(("step 3", "step 4"))
-    shown.hover("#curves svg")
-    assert "step" in text(shown, "#tip.on")
-    shown.choose("#curves select", "entropy_nats")
-    assert METRICS["entropy_nats"].text in text(shown, "#curves .charts + label + .charts")
+def test_the_slider_and_a_click_into_a_curve_choose_the_step(page):
+    page.choose("#step", "0")
+    assert text(page, "#stepnow") == "step 1, reward 0.167"
+    assert "reward 0.167" in text(page, "#curves .legend").replace("\n", " ")
+    page.click("#curves svg")
+    assert text(page, "#stepnow").startswith(("step 3", "step 4"))
+    page.hover("#curves svg")
+    assert "step" in text(page, "#tip.on")
+    page.choose("#curves select", "entropy_nats")
+    assert METRICS["entropy_nats"].text in text(page, "#curves .charts + label + .charts")
 
 
 def test_groups_that_are_equal_and_neither_right_nor_wrong_have_a_curve(browser, tmp_path):
@@ -181,7 +180,7 @@ def test_a_run_of_sft_alone_has_its_curves(browser, tmp_path):
 
 
 def test_a_large_run_opens_soon(browser, tmp_path):
-    """Under 2 s on a quiet machine (docs/report.md); here others may be at work."""
+    """It takes under 2 s on a quiet machine (docs/report.md); the limit allows for a busy one."""
     browser.errors.clear()
     synthetic_run(tmp_path)
     browser.open(page_of(tmp_path))
@@ -190,12 +189,12 @@ def test_a_large_run_opens_soon(browser, tmp_path):
     assert browser.errors == []
 
 
-# ---- what a run of the present version logs ------------------------------------------------------
+# ---- logs of the present version -----------------------------------------------------------------
 
 
 @pytest.fixture
 def full(browser, tmp_path):
-    """A page of a run that logs everything; its console stays clean."""
+    """Opens the page of a run that logs everything; checks at the end that the console is empty."""
     browser.errors.clear()
     browser.open(page_of(write_full_run(tmp_path)))
     yield browser
@@ -211,19 +210,29 @@ def test_the_first_card_is_the_held_out_accuracy_with_its_interval_and_start(ful
     first = full.evaluate("document.querySelector('section').id")
     assert first == "accuracy" and titles(full, "#accuracy") == ["Held-out accuracy"]
     assert count(full, "#accuracy .band") == 1
-    shown = text(full, "#accuracy")
+    card = text(full, "#accuracy")
     for part in ("30.0%", "26.0% to 34.0%", "65.0%", "+35 points", "bootstrap", "start 30%"):
-        assert part in shown.replace("\n", " "), part
+        assert part in card.replace("\n", " "), part
 
 
 def test_parts_labels_and_distributions_have_a_chart_each(full):
-    wanted = ["Reward", "Parts of the reward", "Pass rate by label", "Response length by label"]
-    assert titles(full, "#curves")[:6] == [*wanted, "Rewards", "Lengths"]
+    first_titles = [
+        "Reward",
+        "Parts of the reward",
+        "Pass rate by label",
+        "Response length by label",
+    ]
+    assert titles(full, "#curves")[:6] == [*first_titles, "Rewards", "Lengths"]
     charts = "[...document.querySelectorAll('#curves figure')].map((x) => x.innerText)"
-    shown = dict(zip(titles(full, "#curves"), full.evaluate(charts), strict=True))
-    assert "verifier" in shown["Parts of the reward"] and "length" in shown["Parts of the reward"]
-    assert "easy" in shown["Pass rate by label"] and "hard" in shown["Pass rate by label"]
-    assert "3 values above the axis, up to 90" in shown["Time of a step"]
+    chart_texts = dict(zip(titles(full, "#curves"), full.evaluate(charts), strict=True))
+    assert (
+        "verifier" in chart_texts["Parts of the reward"]
+        and "length" in chart_texts["Parts of the reward"]
+    )
+    assert (
+        "easy" in chart_texts["Pass rate by label"] and "hard" in chart_texts["Pass rate by label"]
+    )
+    assert "3 values above the axis, up to 90" in chart_texts["Time of a step"]
 
 
 def test_the_x_axis_is_steps_tokens_or_hours(full):
@@ -237,7 +246,7 @@ def test_the_x_axis_is_steps_tokens_or_hours(full):
     assert text(full, "#stepnow").startswith("step 1,")
     full.choose("#axis", "hours")
     assert "0.1" in full.evaluate(ticks) and text(full, "#stepnow").startswith("step 1,")
-    full.click("#curves svg")  # into the middle: about half of the hours
+    full.click("#curves svg")  # a click into the middle: about half of the hours
     assert 15 < int(text(full, "#stepnow").split(",")[0].split()[1]) < 30
 
 
@@ -253,9 +262,9 @@ def test_answers_are_found_by_their_change_and_open(full):
 
 
 def test_settings_are_searched_and_the_machine_is_named(full):
-    shown = text(full, "#settings")
-    assert "rl.zero_variance.grow_temperature" in shown and "evaluation.k" not in shown
-    assert "cores" in shown
+    table = text(full, "#settings")
+    assert "rl.zero_variance.grow_temperature" in table and "evaluation.k" not in table
+    assert "cores" in table
     full.click("#defaults")
     assert "evaluation.k" in text(full, "#settings")
     full.type("#setting", "optim")
@@ -264,7 +273,7 @@ def test_settings_are_searched_and_the_machine_is_named(full):
 
 def test_samples_at_another_temperature_are_in_no_mismatch_of_the_page(full):
     assert "Hotter samples of growth" in titles(full, "#mismatch")
-    # of three samples a group the third is hotter; tokens of the first and the third are logged
+    # The third of three samples in a group is hotter; tokens of the first and the third are logged.
     hot = full.evaluate("JSON.parse(document.getElementById('data').textContent).runs[0]")
     logged = sum(len(g["samples"][0]["values"]["text"]) for g in hot["groups"])
     assert f"of {logged:,} logged tokens" in text(full, "#mismatch")

@@ -1,4 +1,5 @@
-"""A page, or another file, that a full disk cannot hold: one line, and nothing half written."""
+"""A page, or another file, for which a full disk has no room: the error is one line, and no partial
+file remains."""
 
 import errno
 import io

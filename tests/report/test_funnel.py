@@ -1,4 +1,4 @@
-"""Where the tokens of a run went: every token in one part, as the metrics say."""
+"""The uses of a run's tokens: every token counts in one part, as the metrics say."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,13 @@ from compass_jax.report.funnel import cumulative_tokens, token_funnel
 
 
 def series(**metrics):
-    """Steps 1, 2, ...; a metric given as a dict has some of them alone."""
-    found = {}
+    """Returns metrics over steps 1, 2, ...; a dict has values at the steps of its keys alone."""
+    columns = {}
     for name, values in metrics.items():
         pairs = values.items() if isinstance(values, dict) else enumerate(values, 1)
         steps, numbers = zip(*pairs, strict=True)
-        found[name.replace("__", "/")] = np.asarray(steps), np.asarray(numbers, float)
-    return found
+        columns[name.replace("__", "/")] = np.asarray(steps), np.asarray(numbers, float)
+    return columns
 
 
 RUN = dict(
@@ -39,27 +39,27 @@ RUN = dict(
 
 
 def test_the_parts_are_the_tokens_that_the_metrics_say():
-    found = token_funnel(series(**RUN))
-    assert found["generated"] == 3000 and found["filter"] == 700 and found["drafted"] == 300
-    assert (found["verifier"], found["shaping"], found["entropy"]) == (1000, 100, 700)
-    assert found["dropped"] == 400 and found["unknown"] == 100
-    assert found["silent"] == 3000 - 1000 - 100 - 700 - 400 - 100
-    # what the metrics call none: dropped, unknown and silent
-    assert found["dropped"] + found["unknown"] + found["silent"] == 0.2 * 1000 + 0.5 * 2000
+    funnel = token_funnel(series(**RUN))
+    assert funnel["generated"] == 3000 and funnel["filter"] == 700 and funnel["drafted"] == 300
+    assert (funnel["verifier"], funnel["shaping"], funnel["entropy"]) == (1000, 100, 700)
+    assert funnel["dropped"] == 400 and funnel["unknown"] == 100
+    assert funnel["silent"] == 3000 - 1000 - 100 - 700 - 400 - 100
+    # The metrics' "none" covers dropped, unknown and silent tokens.
+    assert funnel["dropped"] + funnel["unknown"] + funnel["silent"] == 0.2 * 1000 + 0.5 * 2000
 
 
 def test_each_stage_says_what_it_skipped_rescued_taught_and_cost():
     stages = {x.pop("name"): x for x in token_funnel(series(**RUN))["stages"]}
-    none = {"skipped": None, "rescued": None, "taught": None, "cost": 0}
+    no_effect = {"skipped": None, "rescued": None, "taught": None, "cost": 0}
     assert stages == {
-        "Offline filter": {**none, "cost": 700},
-        "Selection": {**none, "skipped": 7},
-        "Dynamic sampling": {**none, "skipped": 3, "cost": 400},
-        "Growth": {**none, "rescued": 1, "cost": 150},
-        "Screening": {**none, "skipped": 7, "rescued": 2, "cost": 130},
-        "Replay of groups": {**none, "rescued": 2, "taught": 90},
-        "Shaping": {**none, "taught": 100},
-        "RL-ZVP (entropy)": {**none, "taught": 700},
+        "Offline filter": {**no_effect, "cost": 700},
+        "Selection": {**no_effect, "skipped": 7},
+        "Dynamic sampling": {**no_effect, "skipped": 3, "cost": 400},
+        "Growth": {**no_effect, "rescued": 1, "cost": 150},
+        "Screening": {**no_effect, "skipped": 7, "rescued": 2, "cost": 130},
+        "Replay of groups": {**no_effect, "rescued": 2, "taught": 90},
+        "Shaping": {**no_effect, "taught": 100},
+        "RL-ZVP (entropy)": {**no_effect, "taught": 700},
     }
     plain = {name: RUN[name] for name in ("waste__tokens_generated", "waste__frac_none")}
     assert token_funnel(series(**plain))["stages"] == []
@@ -67,8 +67,8 @@ def test_each_stage_says_what_it_skipped_rescued_taught_and_cost():
 
 @pytest.mark.parametrize("bad", [[np.nan, 2000], {2: 2000}])
 def test_a_step_without_a_finite_count_is_left_out(bad):
-    found = token_funnel(series(**{**RUN, "waste__tokens_generated": bad}))
-    assert found["generated"] == 2000 and found["verifier"] == 500
+    funnel = token_funnel(series(**{**RUN, "waste__tokens_generated": bad}))
+    assert funnel["generated"] == 2000 and funnel["verifier"] == 500
 
 
 def test_a_run_that_never_counted_its_tokens_has_no_funnel():

@@ -1,4 +1,5 @@
-"""The page is one file that asks nothing of anybody, and whatever a run logged is data in it."""
+"""The page: one file that loads nothing from elsewhere, and treats every text that a run logged as
+data."""
 
 import io
 import json
@@ -22,7 +23,7 @@ from compass_jax.runs.rundir import FolderLock, is_locked
 
 
 class Elements(HTMLParser):
-    """(tag, attributes, text) of the elements of a page, as a browser's parser finds them."""
+    """The elements (tag, attributes, text) of a page, as a browser's parser reads them."""
 
     def __init__(self, text):
         super().__init__()
@@ -40,8 +41,8 @@ class Elements(HTMLParser):
         self.comments.append(data)
 
 
-def written(*folders):
-    """(path, text, data) of the page of runs."""
+def page_of(*folders):
+    """Writes the page of runs; returns (path, text, data)."""
     path = write_page({folder: read_stages(folder / "metrics.jsonl") for folder in folders})
     text = path.read_text()
     data = next(x for x in Elements(text).found if x[1].get("id") == "data")
@@ -49,12 +50,12 @@ def written(*folders):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return written(write_run(tmp_path_factory.mktemp("run")))
+def small_page(tmp_path_factory):
+    return page_of(write_run(tmp_path_factory.mktemp("run")))
 
 
-def test_the_page_asks_nothing_of_anybody(made):
-    path, text, _ = made
+def test_the_page_asks_nothing_of_anybody(small_page):
+    path, text, _ = small_page
     elements = Elements(text).found
     assert [x[0] for x in elements].count("script") == 2  # its data and its code
     assert not [x for x in elements if {"src", "href", "srcset", "style"} & set(x[1])]
@@ -71,7 +72,7 @@ def test_the_page_asks_nothing_of_anybody(made):
 
 
 @pytest.mark.parametrize(
-    "shares, told",
+    "shares, notice",
     [
         ([0, 0, 0, 0], ""),
         (
@@ -81,7 +82,7 @@ def test_the_page_asks_nothing_of_anybody(made):
         ),
     ],
 )
-def test_samples_without_a_verdict_are_told_below_the_table(tmp_path, capsys, shares, told):
+def test_samples_without_a_verdict_are_told_below_the_table(tmp_path, capsys, shares, notice):
     folder = write_run(tmp_path / "run", steps=4)
     file = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -89,23 +90,23 @@ def test_samples_without_a_verdict_are_told_below_the_table(tmp_path, capsys, sh
         line["metrics"]["reward/unknown_frac"] = share
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert cli.main(["report", str(folder)]) == 0
-    said = [x for x in capsys.readouterr().out.splitlines() if "have no verdict" in x]
-    assert said == ([told] if told else [])
+    notices = [x for x in capsys.readouterr().out.splitlines() if "have no verdict" in x]
+    assert notices == ([notice] if notice else [])
 
 
-def test_text_of_a_run_stays_text(made):
-    _, text, data = made
+def test_text_of_a_run_stays_text(small_page):
+    _, text, data = small_page
     parsed = Elements(text)
     assert not parsed.comments and "img" not in [x[0] for x in parsed.found]
     hostile = data["runs"][0]["groups"][1]
     assert hostile["label"] == hostile["samples"][0]["response"] == ATTACK
     assert "<" not in embedded({"<!--": ["</script>", "<script>"]})
-    shown = page("</title><script>1</script>", {}).decode()
-    assert "<title>&lt;/title&gt;&lt;script&gt;1&lt;/script&gt;</title>" in shown
+    html = page("</title><script>1</script>", {}).decode()
+    assert "<title>&lt;/title&gt;&lt;script&gt;1&lt;/script&gt;</title>" in html
 
 
-def test_every_text_and_number_of_the_logs_is_on_the_page(made):
-    run = made[2]["runs"][0]
+def test_every_text_and_number_of_the_logs_is_on_the_page(small_page):
+    run = small_page[2]["runs"][0]
     assert run["logged"] == len(run["groups"]) == 12 and run["last"] == 6
     assert run["curves"]["metrics"]["reward/mean"]["v"] == [
         0.16667,
@@ -131,23 +132,23 @@ def test_many_steps_are_thinned_to_means(tmp_path):
         for s in range(1, 102)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = thinned(read_metrics(tmp_path / "metrics.jsonl"), 50)
-    assert found["every"] == 3 and found["steps"][:2] == [3, 6] and found["steps"][-1] == 101
+    curves = thinned(read_metrics(tmp_path / "metrics.jsonl"), 50)
+    assert curves["every"] == 3 and curves["steps"][:2] == [3, 6] and curves["steps"][-1] == 101
     expected = [np.mean(range(a, min(a + 3, 102))) for a in range(1, 102, 3)]
-    assert found["metrics"]["x"]["v"] == expected
-    assert found["metrics"]["odd"]["bad"] == 51 and set(found["metrics"]["odd"]["v"]) == {1}
+    assert curves["metrics"]["x"]["v"] == expected
+    assert curves["metrics"]["odd"]["bad"] == 51 and set(curves["metrics"]["odd"]["v"]) == {1}
 
 
 def test_several_runs_share_a_page_and_have_names_of_their_own(tmp_path):
     runs = [write_run(tmp_path / name / "rl", steps) for name, steps in (("a", 3), ("b", 5))]
-    path, _, data = written(*runs)
+    path, _, data = page_of(*runs)
     assert path == runs[0] / "report_compared.html"
     assert [run["name"] for run in data["runs"]] == ["a/rl", "b/rl"]
     assert [run["last"] for run in data["runs"]] == [3, 5]
     assert [run["path"] for run in data["runs"]] == [str(run) for run in runs]
 
 
-# ---- what may lie there instead of a whole run ---------------------------------------------------
+# ---- incomplete and damaged runs -----------------------------------------------------------------
 
 
 def test_a_run_that_goes_on_or_was_killed_in_a_line_says_so(tmp_path):
@@ -156,7 +157,7 @@ def test_a_run_that_goes_on_or_was_killed_in_a_line_says_so(tmp_path):
     for name in ("metrics", "rollouts", "tokens"):
         with open(tmp_path / f"{name}.jsonl", "a") as file:
             file.write('{"stage": "rl", "step": 7, "met')
-    run = written(tmp_path)[2]["runs"][0]
+    run = page_of(tmp_path)[2]["runs"][0]
     assert (run["last"], run["wanted"], run["logged"]) == (6, 60, 12)
     assert ["model", "qwen3"] in run["facts"]
     cut = [note for note in run["notes"] if "has no end" in note]
@@ -165,21 +166,21 @@ def test_a_run_that_goes_on_or_was_killed_in_a_line_says_so(tmp_path):
 
 def test_the_last_evaluation_of_an_earlier_version_is_a_point_unless_it_cannot_be_read(tmp_path):
     write_run(tmp_path)
-    said = {"avg_at_k": 0.25, "greedy": 0.5, "reward": 0.375}
-    metrics = {f"eval/heldout/{name}": value for name, value in said.items()}
-    nothing = dict.fromkeys(("avg_at_k_low", "avg_at_k_high", "pass_at_k"))
+    scores = {"avg_at_k": 0.25, "greedy": 0.5, "reward": 0.375}
+    metrics = {f"eval/heldout/{name}": value for name, value in scores.items()}
+    absent = dict.fromkeys(("avg_at_k_low", "avg_at_k_high", "pass_at_k"))
     for text, points in (
-        (json.dumps({"step": 6, "metrics": metrics}), [{"step": 6, **nothing, **said}]),
+        (json.dumps({"step": 6, "metrics": metrics}), [{"step": 6, **absent, **scores}]),
         ('{"step": 6, "met', []),
     ):
         (tmp_path / "evaluation.json").write_text(text)
-        heldout = written(tmp_path)[2]["runs"][0]["heldout"]
+        heldout = page_of(tmp_path)[2]["runs"][0]["heldout"]
         assert [x for one in heldout.values() for x in one["points"]] == points
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    return written(write_full_run(tmp_path_factory.mktemp("full")))[2]["runs"][0]
+    return page_of(write_full_run(tmp_path_factory.mktemp("full")))[2]["runs"][0]
 
 
 def test_accuracies_have_their_start_their_intervals_and_their_labels(full):
@@ -236,10 +237,10 @@ def test_hours_are_sums_of_step_times_or_of_the_parts_of_an_earlier_version(full
 
 
 def test_a_heat_map_holds_every_value_once(full):
-    found = full["histograms"]["reward"]
-    assert (found["low"], found["high"], found["steps"][-1]) == (0, 1, 40)
-    assert all(sum(column) == pytest.approx(1) for column in found["cells"])
-    assert found["cells"][-1][0] == pytest.approx(0.33) and found["cells"][-1][-1] == 0.67
+    histogram = full["histograms"]["reward"]
+    assert (histogram["low"], histogram["high"], histogram["steps"][-1]) == (0, 1, 40)
+    assert all(sum(column) == pytest.approx(1) for column in histogram["cells"])
+    assert histogram["cells"][-1][0] == pytest.approx(0.33) and histogram["cells"][-1][-1] == 0.67
     by_step = {step: [(0, 10, 1), (10, 20, 3)] for step in range(1, 101)}
     wide = heat_map(by_step, columns=10, rows=4)
     assert wide["steps"] == list(range(10, 101, 10))
@@ -270,11 +271,11 @@ def test_watch_rewrites_the_page_while_a_run_goes_on_and_ends_with_it(tmp_path):
     paths = watch_report([folder], every_s=7, console=console, sleep=sleep)
     assert seen == [None, True, True]
     assert paths[-1] == folder / "report.html"
-    assert '"again_s":0' in paths[-1].read_text()  # the last page stays as it is
-    told = console.file.getvalue()
-    assert "is not the directory of a run that has started" in told
-    assert "step 1)" in told and "step 2)" in told
-    assert "no process writes to the runs" in told
+    assert '"again_s":0' in paths[-1].read_text()  # the last page does not reload
+    output = console.file.getvalue()
+    assert "is not the directory of a run that has started" in output
+    assert "step 1)" in output and "step 2)" in output
+    assert "no process writes to the runs" in output
 
 
 def test_watch_of_a_run_that_has_ended_writes_its_page_once(tmp_path, capsys):
@@ -294,10 +295,10 @@ def test_looking_whether_a_folder_is_locked_hinders_nobody(tmp_path):
 
 def test_a_run_without_samples_tokens_or_settings_still_has_a_page(tmp_path):
     write_run(tmp_path, tokens=False)
-    assert written(tmp_path)[2]["runs"][0]["has_tokens"] is False
+    assert page_of(tmp_path)[2]["runs"][0]["has_tokens"] is False
     (tmp_path / "rollouts.jsonl").unlink()
     (tmp_path / "config.json").write_text("[1")
-    run = written(tmp_path)[2]["runs"][0]
+    run = page_of(tmp_path)[2]["runs"][0]
     assert (run["groups"], run["logged"], run["facts"], run["wanted"]) == ([], 0, [], None)
     assert run["notes"][0] == "config.json cannot be read: the run's settings are not known."
 
@@ -308,7 +309,7 @@ def test_numbers_that_are_not_finite_are_gaps(tmp_path):
         file.write('{"stage": "rl", "step": 7, "metrics": {"reward/mean": NaN, "x": Infinity}}\n')
     text = (tmp_path / "rollouts.jsonl").read_text().replace('"reward": 1.0', '"reward": NaN')
     (tmp_path / "rollouts.jsonl").write_text(text)
-    run = written(tmp_path)[2]["runs"][0]
+    run = page_of(tmp_path)[2]["runs"][0]
     assert run["curves"]["metrics"]["reward/mean"]["v"][-1] is None
     assert run["groups"][0]["samples"][0]["reward"] is None
     assert "3 metrics have values that are not finite: gaps" in run["notes"][-1]
@@ -318,11 +319,11 @@ def test_half_a_character_does_not_break_the_page(tmp_path):
     write_run(tmp_path, 1)
     text = (tmp_path / "rollouts.jsonl").read_text().replace("step 1", "step \\ud800")
     (tmp_path / "rollouts.jsonl").write_text(text)
-    assert written(tmp_path)[2]["runs"][0]["groups"][0]["prompt"].endswith("step ?")
+    assert page_of(tmp_path)[2]["runs"][0]["groups"][0]["prompt"].endswith("step ?")
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         ({}, r"metrics.jsonl does not exist: .* is not the directory of a run that has started$"),
         ({"rl/metrics.jsonl": ""}, r"has started; it holds rl: name .*/rl$"),
@@ -332,13 +333,13 @@ def test_half_a_character_does_not_break_the_page(tmp_path):
         ({"metrics.jsonl": "[" * 9999 + "\n"}, r"line 1: it is damaged"),
     ],
 )
-def test_where_nothing_can_be_shown_one_line_says_why(tmp_path, capsys, files, told):
+def test_where_nothing_can_be_shown_one_line_says_why(tmp_path, capsys, files, message):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert cli.main(["report", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(told, line), line
+    assert re.search(message, line), line
     assert not list(tmp_path.glob("*.html"))
 
 
@@ -352,11 +353,13 @@ def test_the_page_goes_where_out_says_or_the_command_ends(tmp_path, capsys):
 
 
 def test_a_large_run_stays_under_ten_megabytes(tmp_path):
-    """50 groups of 16 samples of 2,000 tokens, whose logs are larger than the page may be."""
+    """There are 50 groups of 16 samples of 2,000 tokens, whose logs are larger than the page may
+    be.
+    """
     synthetic_run(tmp_path, logged=20_000)
     logs = sum((tmp_path / f"{name}.jsonl").stat().st_size for name in ("rollouts", "tokens"))
     assert logs > 15_000_000
-    path, _, data = written(tmp_path)
+    path, _, data = page_of(tmp_path)
     assert 7_000_000 < path.stat().st_size < 10_000_000
     run = data["runs"][0]
     assert len(run["groups"]) == run["logged"] == 50

@@ -53,7 +53,7 @@ def test_what_has_no_room_is_left_out_evenly_and_counted(tmp_path):
     groups, logged = read_samples(tmp_path, "rl", 5 * one + one // 2)
     assert logged == 100 and [g["step"] for g in groups] == [1, 25, 50, 75, 100]
     write(tmp_path / "tokens.jsonl", [numbers(step, 0, 50) for step in range(1, 101)])
-    groups, _ = read_samples(tmp_path, "rl", 120 * one)  # 15% are kept for the numbers
+    groups, _ = read_samples(tmp_path, "rl", 120 * one)  # 15% are reserved for the numbers
     assert len(groups) == 100 and size_of(groups) < 121 * one
     with_numbers = [g["step"] for g in groups if "values" in g["samples"][1]]
     assert 2 <= len(with_numbers) < 40 and with_numbers[-1] == 100
@@ -62,8 +62,8 @@ def test_what_has_no_room_is_left_out_evenly_and_counted(tmp_path):
 def test_a_long_text_keeps_its_beginning_and_its_end(tmp_path):
     long = "b" * 100_000 + "the end"
     write(tmp_path / "rollouts.jsonl", [group(1, (long,), prompt=long)])
-    (found,), _ = read_samples(tmp_path, "rl", PLENTY)
-    for text in (found["prompt"], found["samples"][0]["response"]):
+    (logged_group,), _ = read_samples(tmp_path, "rl", PLENTY)
+    for text in (logged_group["prompt"], logged_group["samples"][0]["response"]):
         assert text["head"].startswith("bbb") and text["tail"].endswith("bthe end")
         assert len(text["head"]) + len(text["tail"]) == MOST_TEXT
         assert text["left_out"] == len(long) - MOST_TEXT
@@ -72,8 +72,8 @@ def test_a_long_text_keeps_its_beginning_and_its_end(tmp_path):
 def test_a_run_of_an_earlier_version_still_has_its_samples(tmp_path):
     old = {"step": 1, "prompt": "1+1", "samples": [{"response": "2", "reward": 1}]}
     write(tmp_path / "rollouts.jsonl", [old])
-    (found,), _ = read_samples(tmp_path, "rl", PLENTY)
-    assert found["samples"][0] == {
+    (logged_group,), _ = read_samples(tmp_path, "rl", PLENTY)
+    assert logged_group["samples"][0] == {
         "response": "2",
         "reward": 1,
         "outcome": "ok",
@@ -84,15 +84,15 @@ def test_a_run_of_an_earlier_version_still_has_its_samples(tmp_path):
 
 
 def test_a_log_that_is_being_written_is_read_to_its_last_whole_line(tmp_path):
-    whole = json.dumps(group(1)) + "\n"
-    for cut in (1, len(whole) // 2, len(whole) - 1):
-        (tmp_path / "rollouts.jsonl").write_text(whole + whole[:cut])
+    line = json.dumps(group(1)) + "\n"
+    for cut in (1, len(line) // 2, len(line) - 1):
+        (tmp_path / "rollouts.jsonl").write_text(line + line[:cut])
         assert len(read_samples(tmp_path, "rl", PLENTY)[0]) == 1
     assert read_samples(tmp_path / "nothing", "rl", PLENTY) == ([], 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "told"),
+    ("name", "line", "message"),
     [
         ("rollouts", '{"stage": "rl", "step": 1, "samples": 3}', "line 2: it is damaged"),
         ("rollouts", "[]", "line 2: it is damaged"),
@@ -102,9 +102,9 @@ def test_a_log_that_is_being_written_is_read_to_its_last_whole_line(tmp_path):
         ("tokens", json.dumps(numbers(1, 0) | {"samples": [{"sample": 0}]}), "damaged.*text"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, name, line, told):
+def test_a_damaged_line_is_named(tmp_path, name, line, message):
     write(tmp_path / "rollouts.jsonl", [group(1)])
     with open(tmp_path / f"{name}.jsonl", "a") as file:
         file.write(line + "\n")
-    with pytest.raises(ReportError, match=f"{name}.jsonl, .*{told}"):
+    with pytest.raises(ReportError, match=f"{name}.jsonl, .*{message}"):
         read_samples(tmp_path, "rl", PLENTY)

@@ -1,7 +1,6 @@
-"""The corpus of hostile answers and verifiers. `{out}` is a folder that nothing may touch,
-`{secret}` a file that nothing may read or change, `{port}` a port that somebody listens on, `{me}`
-the tests' process. The expected value is a known score, or the outcome of one that is not known.
-"""
+"""The corpus of hostile answers and verifiers. `{out}` is a folder in which nothing may change,
+`{secret}` a file that must be neither read nor changed, `{port}` a port with a listener, and `{me}`
+the tests' process. The expected value is a known score, or the outcome of an unknown one."""
 
 DATASETS = ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration")
 DATASETS += ("intermediate_integration", "binary_matrix", "spiral_matrix", "string_insertion")
@@ -14,7 +13,7 @@ PAYLOADS = {
     "patch": "[setattr(__import__('reasoning_gym').dataset.ProceduralDataset, 'score_answer',"
     " lambda *a: 1.0), 24][1]",
 }
-# name: (data set or "math", answer, the reference of mathematics)
+# By name: (data set or "math", answer, the reference if it is "math").
 ANSWERS = {
     f"{name}: {kind}": (name, text, "7") for name in DATASETS for kind, text in PAYLOADS.items()
 }
@@ -40,9 +39,9 @@ ANSWERS |= {
 }
 
 HANGS = "for _ in range(5):\n if os.fork() == 0:\n  os.setsid(); time.sleep(4711)\ntime.sleep(4711)"
-# name: (Python text, expected)
+# By name: (Python text, expected score or outcome).
 VERIFIERS = {
-    # ends, hangs, takes
+    # ends its worker, hangs, takes resources
     "raises": ("raise RuntimeError('no verdict')", "error"),
     "exits 0": ("os._exit(0)", "crash"),
     "exits 3": ("os._exit(3)", "crash"),
@@ -81,7 +80,7 @@ VERIFIERS = {
     "has a parent": ("os.getppid() > 0", 0.0),
     "finds processes": ("sum(name.isdigit() for name in os.listdir('/proc'))", "error"),
     "traces another": ("libc.ptrace(16, {me}, None, None) == 0", 0.0),
-    # the judge
+    # reaches for the judging process
     "writes to descriptors": (
         "value = 0\nfor n in range(3, 4096):\n try:\n"
         "  os.write(n, b'cposix\\nsystem\\n(S\\'id\\'\\ntR.\\n[0,1.0,\"ok\",\"\"]\\n' * 100)\n"
@@ -151,7 +150,7 @@ VERIFIERS = {
         "s = socket.create_connection(('127.0.0.1', {port}), timeout=2)\nvalue = 1.0",
         "error",
     ),
-    "opens a pair": ("s = socket.socketpair()\nvalue = 1.0", 1.0),  # reaches nobody else
+    "opens a pair": ("s = socket.socketpair()\nvalue = 1.0", 1.0),  # connects to no other process
     "enters namespaces": ("libc.unshare(0x10000000 | 0x20000) == 0", 0.0),
     "mounts": ("libc.mount(b'tmpfs', b'.', b'tmpfs', 0, None) == 0", 0.0),
     "raises its limits": ("resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "error"),
@@ -159,7 +158,7 @@ VERIFIERS = {
         "os.setuid(0) if os.getuid() else os.chown(tempfile.gettempdir(), 1, 1)",
         "error",
     ),
-    # what it returns
+    # returns odd values
     "gives text": ("'1'", "error"),
     "gives nothing": ("None", "unjudged"),
     "gives inf": ("float('inf')", "error"),

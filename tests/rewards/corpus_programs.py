@@ -1,21 +1,25 @@
-"""Hostile programs. Each defines f, whose test is f(20) == 22; `{out}` is a folder that nothing may
-touch, `{secret}` a file that nothing may read or change, `{me}` the tests' process, `{port}` a port
-that somebody listens on.
+"""Hostile programs. Each defines f, whose test is f(20) == 22. `{out}` is a folder in which nothing
+may change, `{secret}` a file that must be neither read nor changed, `{me}` the tests' process, and
+`{port}` a port with a listener.
 
-The score is 1 where the program harms nobody and answers right, else 0: a program that hangs, dies,
-cheats or is kept from what it tries is wrong, never excluded.
+The score is 1 if the program does no harm and answers right, else 0: a program that hangs, dies,
+cheats or is blocked counts as wrong and is never left out.
 """
 
 GOOD = "def f(x): return x + 2\n"
 
 
 def tried(*lines):
-    """Does it when it is loaded, and answers right only if that raised nothing."""
+    """Returns a program that runs the lines when it is loaded, and answers right only if they
+    raised nothing.
+    """
     return "\n".join(lines) + "\n" + GOOD
 
 
 def leaks(expression):
-    """Answers right only where the expression is true: something was reached."""
+    """Returns a program that answers 22 only if the expression is true, which means that it reached
+    something forbidden.
+    """
     return f"import os, sys\ndef f(x): return 22 if ({expression}) else 0\n"
 
 
@@ -146,5 +150,5 @@ WRONG = {
 }
 PROGRAMS = {name: (text, 0) for name, text in WRONG.items()}
 PROGRAMS |= {name: (text, 1) for name, text in RIGHT.items()}
-# both processes read the pipe: 0 or 1
+# Both processes read the pipe, so that the score may be 0 or 1.
 PROGRAMS["comes out twice"] = (tried("import os", "os.fork()"), None)

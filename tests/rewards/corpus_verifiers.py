@@ -1,6 +1,5 @@
-"""A verifier that does what the response says, in the workers of test_score and test_hostile. The
-tests' process never imports it.
-"""
+"""A verifier that executes the response, in the workers of test_score and test_hostile. The tests'
+process never imports it."""
 
 import builtins
 import ctypes

@@ -1,4 +1,5 @@
-"""A run is told where no prompt asks for the form in which its verifier looks for the answer."""
+"""The warning of a run in which no prompt asks for the form in which its verifier looks for the
+answer."""
 
 import io
 import json
@@ -22,7 +23,7 @@ FORMS = ["reasoning_gym", *(name for name, kind in kinds().items() if kind.form)
 
 
 def prompts_of(*texts):
-    """Prompts whose tokens are the characters of a text."""
+    """Returns prompts whose tokens are the characters of a text."""
     return [
         Prompt(i, 0, "x", text, np.asarray([*map(ord, text)], np.int32), "3", "{}")
         for i, text in enumerate(texts)
@@ -105,8 +106,8 @@ def test_compass_data_and_dry_run_tell_it(tmp_path, asks):
     config = replace(
         config, data=data, rewards=RewardConfig(), rollout=rollout, run_dir=str(tmp_path / "run")
     )
-    told, console = [], Console(file=io.StringIO(), width=200)
-    run_dry(config, "filter", tell=told.append)
+    messages, console = [], Console(file=io.StringIO(), width=200)
+    run_dry(config, "filter", tell=messages.append)
     run_look(config, 1, console)
-    for text in ("\n".join(told), console.file.getvalue()):
+    for text in ("\n".join(messages), console.file.getvalue()):
         assert ("no prompt asks for the form of answer" in text) != asks

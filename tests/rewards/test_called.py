@@ -1,4 +1,4 @@
-"""What a verifier is given is decided by its parameters' names: the rule of called.py, by hand."""
+"""The rule of called.py by hand: a verifier's parameter names decide which arguments it gets."""
 
 import asyncio
 import re
@@ -15,26 +15,28 @@ CASES = [
 ]
 
 
-def given(function, cases=CASES[:1], **args):
-    """What the function was called with."""
+def results_of(function, cases=CASES[:1], **args):
+    """Returns the results of the function, called as a verifier, for the cases."""
     return called(function, "here", args, "box")(cases)
 
 
 def test_each_name_gets_what_it_says():
-    assert given(lambda prompt, response: (prompt, response)) == [("What is 3 + 4?", "seven")]
-    assert given(lambda row, response: row) == [CASES[0].row]
-    assert given(lambda response, answer, answer_tag: (answer, answer_tag)) == [("7", "box")]
-    assert given(lambda response, answer, level=5, other=6: (answer, level, other)) == [("7", 1, 6)]
-    assert given(lambda response, *, most: most, most=9) == [9]
-    # a row's own column goes before an argument of the source
-    assert given(lambda response, level: level, level=9) == [1]
+    assert results_of(lambda prompt, response: (prompt, response)) == [("What is 3 + 4?", "seven")]
+    assert results_of(lambda row, response: row) == [CASES[0].row]
+    assert results_of(lambda response, answer, answer_tag: (answer, answer_tag)) == [("7", "box")]
+    assert results_of(lambda response, answer, level=5, other=6: (answer, level, other)) == [
+        ("7", 1, 6)
+    ]
+    assert results_of(lambda response, *, most: most, most=9) == [9]
+    # A column of the row takes precedence over an argument of the source.
+    assert results_of(lambda response, level: level, level=9) == [1]
 
 
 def test_the_rest_of_the_row_comes_by_name():
-    (rest,) = given(lambda prompt, response, **row: row, most=9)
+    (rest,) = results_of(lambda prompt, response, **row: row, most=9)
     assert rest == {"answer": "7", "level": 1, "most": 9}
-    (everything,) = given(lambda **all: all, most=9)
-    assert everything == rest | {"prompt": "What is 3 + 4?", "response": "seven"}
+    (arguments,) = results_of(lambda **all: all, most=9)
+    assert arguments == rest | {"prompt": "What is 3 + 4?", "response": "seven"}
 
 
 def test_a_parameter_called_responses_makes_a_batch_of_lists():
@@ -46,11 +48,11 @@ def test_a_parameter_called_responses_makes_a_batch_of_lists():
     def zip_of(*lists):
         return [list(one) for one in zip(*lists, strict=True)]
 
-    assert given(score, CASES) == [["seven", "7", 1], ["eight", "8", None]]
+    assert results_of(score, CASES) == [["seven", "7", 1], ["eight", "8", None]]
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (lambda responses: 1.0, "returned float for 2 responses"),
         (lambda responses: [1.0], "returned 1 for 2 responses"),
@@ -58,20 +60,20 @@ def test_a_parameter_called_responses_makes_a_batch_of_lists():
         (lambda responses: "ab", "returned str for 2 responses"),
     ],
 )
-def test_a_batch_that_returns_another_number_is_an_error(function, told):
-    with pytest.raises(ValueError, match=told):
-        given(function, CASES)
+def test_a_batch_that_returns_another_number_is_an_error(function, message):
+    with pytest.raises(ValueError, match=message):
+        results_of(function, CASES)
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(LookupError, match="takes 'tests', and the row has no such column"):
-        given(lambda response, tests: 1.0)
+        results_of(lambda response, tests: 1.0)
     with pytest.raises(LookupError, match=re.escape("(it has: answer, level, prompt)")):
-        given(lambda response, truth: 1.0)
+        results_of(lambda response, truth: 1.0)
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (lambda prompt, answer: 1.0, "it takes no response"),
         (lambda completions: 1.0, "what other libraries call completions is responses here"),
@@ -88,10 +90,10 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are():
         (7, "a int, and no function"),
     ],
 )
-def test_a_function_that_cannot_be_called_so_is_refused_with_a_remedy(function, told):
-    with pytest.raises(ConfigError, match=told) as found:
-        given(function)
-    assert "(prompt, response, **row)`, and return a number" in str(found.value)
+def test_a_function_that_cannot_be_called_so_is_refused_with_a_remedy(function, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        results_of(function)
+    assert "(prompt, response, **row)`, and return a number" in str(error.value)
 
 
 def test_async_functions_are_run_one_or_a_batch_and_may_use_threads():
@@ -103,9 +105,11 @@ def test_async_functions_are_run_one_or_a_batch_and_may_use_threads():
     async def many(responses):
         return await asyncio.gather(*(one(response) for response in responses))
 
-    assert given(one) == [1.0] and given(many, CASES) == [1.0, 1.0]
+    assert results_of(one) == [1.0] and results_of(many, CASES) == [1.0, 1.0]
 
 
 def test_a_column_called_completion_is_given_beside_the_response():
     case = Case({"completion": "gold"}, "said")
-    assert given(lambda response, completion: (response, completion), [case]) == [("said", "gold")]
+    assert results_of(lambda response, completion: (response, completion), [case]) == [
+        ("said", "gold")
+    ]

@@ -1,6 +1,5 @@
-"""Programs that a model wrote, in the real sandbox: right ones pass, and hostile ones get what they
-must, harm nobody and change nobody's score.
-"""
+"""Programs that a model wrote, in the real sandbox: right ones pass; hostile ones get the expected
+score, do no harm and change no other score."""
 
 import json
 import os
@@ -24,8 +23,8 @@ from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
 from compass_jax.verifiers import program
 
-# a program's start runs code between fork and exec, and jax, where a test before had it imported,
-# warns of that; workers have no jax
+# Starting a program runs code between fork and exec. jax warns about that if an earlier test
+# imported it; workers do not import jax.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))
 ROW = {"tests": ["assert f(20) == 22"], "seconds": 1.5, "memory_mb": 400}
@@ -102,7 +101,7 @@ def test_a_python_that_cannot_run_in_the_sandbox_is_told_before_a_response_gets_
 
 @guarded
 def test_programs_run_on_the_judges_python_where_only_its_owner_may_enter(tmp_path, monkeypatch):
-    """A home folder is often closed to others, and root's programs run as nobody."""
+    """A home folder is often closed to others, and root's programs run as the user "nobody"."""
     home = tmp_path / "home"
     venv.create(home / "env")
     (site,) = (home / "env" / "lib").glob("python*/site-packages")
@@ -152,8 +151,8 @@ def test_a_program_gets_the_share_of_tests_that_it_passes(
     row, response, reward, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    wanted = reward if isinstance(reward, Graded) else Graded(reward, {})
-    assert judged(response, **row) == wanted
+    expected = reward if isinstance(reward, Graded) else Graded(reward, {})
+    assert judged(response, **row) == expected
 
 
 PLAIN = """
@@ -181,24 +180,26 @@ def test_values_arguments_and_errors_cross_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({}, "the row has 0 tests, 0 inputs and 0 outputs"),
         ({"tests": ["assert 1"], "inputs": ["1"], "outputs": ["1"]}, "1 tests, 1 inputs"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
     ],
 )
-def test_a_row_without_tests_is_an_error_and_no_zero(row, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_row_without_tests_is_an_error_and_no_zero(row, message):
+    with pytest.raises(ValueError, match=message):
         judged(fenced(GOOD), **row)
 
 
 @pytest.mark.parametrize(
-    "given", [{"credit": "half"}, {"seconds": 0}, {"seconds": "3"}, {"memory_mb": -1}]
+    "arguments", [{"credit": "half"}, {"seconds": 0}, {"seconds": "3"}, {"memory_mb": -1}]
 )
-def test_arguments_that_cannot_be_are_refused(given):
-    with pytest.raises(ConfigError, match=f"verifier_args: {next(iter(given))} = "):
-        FileSource("r.jsonl", verifier="code", answer_field="", verifier_args=given).validate("s")
+def test_arguments_that_cannot_be_are_refused(arguments):
+    with pytest.raises(ConfigError, match=f"verifier_args: {next(iter(arguments))} = "):
+        FileSource("r.jsonl", verifier="code", answer_field="", verifier_args=arguments).validate(
+            "s"
+        )
 
 
 def test_processes_of_a_program_end_with_it(tmp_path, monkeypatch):

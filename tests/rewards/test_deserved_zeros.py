@@ -1,4 +1,5 @@
-"""Responses that make their own check slow, large or impossible: 0, and not left out."""
+"""Responses that make their own check slow, large or impossible: they score 0, and are not left
+out."""
 
 import json
 
@@ -14,7 +15,7 @@ from compass_jax.records import Score
 from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.environment import MOST_CHARS, Environment, EnvironmentFault, Turn
 
-# a set of 42,000 integers with the same hash
+# Values of a set of 42,000 integers that all have the same hash.
 COLLIDING = "[n * (2**61 - 1) for n in range(42000)]"
 WRITTEN = (
     "import json, os\ndef f(x):\n"
@@ -97,24 +98,24 @@ MANY = {
 
 @pytest.mark.parametrize("name", MANY)
 def test_a_turn_of_many_calls_has_a_verdict(name):
-    found = shop.task.verify(ONE, json.dumps([MANY[name]]))
-    assert found["reward"] == 0.0 and len(found["says"]) <= MOST_CHARS
+    verdict = shop.task.verify(ONE, json.dumps([MANY[name]]))
+    assert verdict["reward"] == 0.0 and len(verdict["says"]) <= MOST_CHARS
 
 
 def test_a_turn_whose_answers_are_too_long_ends_the_conversation():
     buys = [{"buy": [item, 1]} for item in ONE["shop"]["prices"]] * 6
     turns = [json.dumps(buys)] * 3 + [json.dumps([{"orders": []}] * 64)]
-    found = shop.task.verify(ONE, json.dumps(turns))
-    assert found["reward"] == 0.0 and found["says"] == "" and found["turns"] == 4
+    verdict = shop.task.verify(ONE, json.dumps(turns))
+    assert verdict["reward"] == 0.0 and verdict["says"] == "" and verdict["turns"] == 4
 
 
 def test_an_own_environment_that_answers_each_call_has_a_verdict():
     def step(state, text):
         return Turn([{"role": "tool", "content": "no"}] * len(text.split()), 0.25)
 
-    own = Environment(lambda row: None, step)
-    assert own({}, json.dumps(["a b c"]))["says"]
-    assert own({}, json.dumps(["a " * 5000])) == {"reward": 0.25, "turns": 1.0, "says": ""}
+    environment = Environment(lambda row: None, step)
+    assert environment({}, json.dumps(["a b c"]))["says"]
+    assert environment({}, json.dumps(["a " * 5000])) == {"reward": 0.25, "turns": 1.0, "says": ""}
     loud = Environment(
         lambda row: None, lambda *_: Turn([{"role": "tool", "content": "x" * 20_000}])
     )

@@ -1,4 +1,5 @@
-"""The examples of docs/rewards.md run: sources validate, functions judge in real workers."""
+"""The examples of docs/rewards.md: their sources validate, and their functions judge in real
+workers."""
 
 import dataclasses
 import json
@@ -32,8 +33,8 @@ def test_every_line_of_the_first_example_is_a_source_that_validates():
 
 def test_the_table_has_every_usual_verifier_with_its_arguments():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*)$", TEXT, re.MULTILINE))
-    for name, said in kinds().items():
-        assert all(f"`{one}`" in rows[name] for one in said.takes)
+    for name, kind in kinds().items():
+        assert all(f"`{argument}`" in rows[name] for argument in kind.takes)
 
 
 @pytest.mark.parametrize("name", ["score", "score_many", "score_later"])
@@ -59,40 +60,40 @@ def test_the_task_gives_prompts_and_judges(tmp_path):
 
 
 def examples():
-    """(verifier, its row, right and wrong response) of each section."""
-    found = re.findall(r"^#### `(\w+)`\n\n```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-    return {name: json.loads(text) for name, text in found}
+    """Returns, by verifier, the example of its section: a row, a right and a wrong response."""
+    sections = re.findall(r"^#### `(\w+)`\n\n```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    return {name: json.loads(text) for name, text in sections}
 
 
 def test_the_rows_of_the_sections_are_judged_as_they_say():
-    """Every verifier in one run of one worker, each sample by its own."""
-    said = examples()
-    assert set(said) == {*kinds(), "reasoning_gym"}
+    """One run with one worker has every verifier, and each sample is judged by its own."""
+    cases = examples()
+    assert set(cases) == {*kinds(), "reasoning_gym"}
     sources = [
         ProceduralSource("chain_sum")
         if name == "reasoning_gym"
         else FileSource("r.jsonl", verifier=name)
-        for name in said
+        for name in cases
     ]
-    data, got = DataConfig(sources=tuple(sources)), {}
+    data, scores = DataConfig(sources=tuple(sources)), {}
     with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
-        for source, (name, one) in enumerate(said.items()):
-            asked = dataclasses.replace(prompt(**one["row"]), source=source)
+        for source, (name, case) in enumerate(cases.items()):
+            question = dataclasses.replace(prompt(**case["row"]), source=source)
             for word in ("right", "wrong"):
-                scorer.submit((name, word), asked, one[word])
+                scorer.submit((name, word), question, case[word])
         while scorer.outstanding:
-            got.update(scorer.collect(block=True))
-    wanted = {(name, word): 1.0 if word == "right" else 0.0 for name in said for word in WORDS}
-    assert {key: score.reward for key, score in got.items()} == wanted
-    assert all(score.known for score in got.values())
+            scores.update(scorer.collect(block=True))
+    expected = {(name, word): 1.0 if word == "right" else 0.0 for name in cases for word in WORDS}
+    assert {key: score.reward for key, score in scores.items()} == expected
+    assert all(score.known for score in scores.values())
 
 
 def test_the_commands_judge_and_the_first_prints_what_stands_there(capsys):
     (text,) = re.findall(r"^```sh\n(compass try.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     (printed,) = re.findall(r"^```text\n(row  .*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-    told = []
+    outputs = []
     for line in text.splitlines():
         assert main(shlex.split(line)[1:]) == 0, line
-        told.append(capsys.readouterr().out)
-    assert told[0] == printed
-    assert ["reward      1\n" in out for out in told] == [False, True, False, True]
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == printed
+    assert ["reward      1\n" in out for out in outputs] == [False, True, False, True]

@@ -1,6 +1,5 @@
-"""An endpoint that is right, slow, down, or no such endpoint: a text, or a failure with a name, and
-always an end.
-"""
+"""A judge's endpoint that is right, slow, down or no endpoint at all: each request ends in time,
+with a text or a named failure."""
 
 import json
 import socket
@@ -72,11 +71,11 @@ SAID = {
 
 @pytest.mark.parametrize("kind", SAID)
 def test_a_thought_the_tokens_and_a_cut_are_read(kind):
-    message, finish, usage, wanted = SAID[kind]
+    message, finish, usage, expected = SAID[kind]
     body = {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
-    with served(lambda n, asked: json.dumps(body).encode()) as (at, _):
+    with served(lambda n, request: json.dumps(body).encode()) as (at, _):
         reply = Endpoint(settings(at, retries=0))(ASKED)
-    assert (reply.text, reply.thought, reply.tokens, reply.complete) == wanted
+    assert (reply.text, reply.thought, reply.tokens, reply.complete) == expected
     assert not reply.failure
 
 
@@ -93,12 +92,12 @@ def test_an_answer_that_is_too_late_ends_in_time_however_it_trickles():
         assert Endpoint(settings(at, timeout_s=0.3))(ASKED).failure == LATE
         assert time.monotonic() - started < 2 and len(seen.requests) == 1
     listener = socket.create_server(("127.0.0.1", 0))
-    ended = threading.Event()
+    stop = threading.Event()
 
     def trickle():
         connection, _ = listener.accept()
         with connection:
-            while not ended.wait(0.02):  # one byte at a time: no single wait is long
+            while not stop.wait(0.02):  # one byte at a time: no single wait is long
                 try:
                     connection.sendall(b"H")
                 except OSError:
@@ -111,19 +110,19 @@ def test_an_answer_that_is_too_late_ends_in_time_however_it_trickles():
         ASKED
     )
     assert reply.failure == LATE and time.monotonic() - started < 2
-    ended.set()
+    stop.set()
     thread.join()
     listener.close()
 
 
-def nobody():
-    """An address where nobody listens."""
+def closed_address():
+    """Returns an address that refuses connections."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 def test_where_nobody_listens_pauses_end_once_as_many_failed_as_may_be_under_way(monkeypatch):
-    ask = Endpoint(settings(nobody(), retries=3, requests=2))
+    ask = Endpoint(settings(closed_address(), retries=3, requests=2))
     pauses = []
     monkeypatch.setattr(ask._closing, "wait", lambda seconds: bool(pauses.append(seconds)))
     for _ in range(5):
@@ -133,7 +132,7 @@ def test_where_nobody_listens_pauses_end_once_as_many_failed_as_may_be_under_way
 
 
 def test_the_pause_that_the_endpoint_asks_for_is_kept_and_never_outlasts_the_limit(monkeypatch):
-    ask = Endpoint(settings(nobody(), retries=3, timeout_s=5))
+    ask = Endpoint(settings(closed_address(), retries=3, timeout_s=5))
     monkeypatch.setattr(ask, "_post", lambda payload, end: (429, b"", "60"))
     started = time.monotonic()
     assert ask(ASKED).failure == UNREACHABLE and time.monotonic() - started < 1
@@ -146,7 +145,7 @@ def test_a_key_that_the_endpoint_repeats_is_not_shown(monkeypatch):
     key = "sk-" + "a" * 200
     monkeypatch.setenv("JUDGE_KEY", key)
     for body in (f"wrong key {key}", "x" * 250 + key):
-        with served(lambda n, asked, body=body: (401, body.encode())) as (at, _):
+        with served(lambda n, request, body=body: (401, body.encode())) as (at, _):
             detail = Endpoint(settings(at, key_env="JUDGE_KEY"))(ASKED).detail
         assert "aaaa" not in detail and detail.startswith("HTTP 401")
     for value in ("", "two words", "ключ"):

@@ -1,4 +1,4 @@
-"""The smallest difference between two rewards: verifiers say it, and sums of them have it."""
+"""The smallest difference between two rewards: verifiers declare it, and sums compute it."""
 
 import itertools
 from fractions import Fraction
@@ -41,7 +41,7 @@ later = Task(lambda seed: [], Environment(dict, print, turns=2, discount=0.9))
         ("three", 1.0),
         ("half", 0.5),
         ("tens", 10.0),
-        ({"tenths": 1.0, "format": 0.25}, 0.05),  # 0.3 and 0.25
+        ({"tenths": 1.0, "format": 0.25}, 0.05),  # the closest sums are 0.3 and 0.25
         ({"three": 0.5, "math": 0.7}, 0.2),
         ({"silent": 1.0, "reasoning_gym": 0.3}, 0.3),
         ("task", 0.3),
@@ -61,12 +61,12 @@ def test_the_smallest_gap_is_what_the_verifiers_say_of_themselves(verifier, gap,
     if verifier in ("task", "usual", "talk", "fine", "later"):
         source = TaskSource(named(verifier))
     else:
-        given = {verifier: 1.0} if isinstance(verifier, str) else verifier
-        source = ProceduralSource("products", verifier={named(k): x for k, x in given.items()})
-    found = smallest_gap([("a", source)], RewardConfig())
-    assert found == (pytest.approx(gap, abs=1e-9), "a")
-    both = smallest_gap([("a", source), ("b", FileSource("r.jsonl"))], RewardConfig())
-    assert both == (pytest.approx(min(gap, 1.0), abs=1e-9), "b" if gap > 1 else "a")
+        weights = {verifier: 1.0} if isinstance(verifier, str) else verifier
+        source = ProceduralSource("products", verifier={named(k): x for k, x in weights.items()})
+    smallest = smallest_gap([("a", source)], RewardConfig())
+    assert smallest == (pytest.approx(gap, abs=1e-9), "a")
+    smallest_of_two = smallest_gap([("a", source), ("b", FileSource("r.jsonl"))], RewardConfig())
+    assert smallest_of_two == (pytest.approx(min(gap, 1.0), abs=1e-9), "b" if gap > 1 else "a")
     declared = smallest_gap([("a", source)], RewardConfig(smallest_gap=0.01))
     assert declared == (0.01, "rewards.smallest_gap")
 

@@ -1,6 +1,5 @@
-"""Hostile answers and verifiers: each gets what it must, writes nothing outside, leaves no process,
-and the next answer's score is right.
-"""
+"""Hostile answers and verifiers: each gets the expected outcome, writes nothing outside and leaves
+no process, and the next answer's score is right."""
 
 import os
 import socket
@@ -37,9 +36,9 @@ def prompt(number=0, source=0, answer="7", entry=None):
 
 @pytest.fixture(scope="module")
 def places():
-    """What a text may name: a folder that must stay empty, a file that must stay secret and whole,
-    a port, this process. Every user may enter, read and write: only the guards stand before them
-    (pytest's own temporary folder is its user's alone).
+    """Yields the places that a text can name: a folder that must stay empty, a file that must stay
+    secret and unchanged, a port, and this process. Every user may enter, read and write them, so
+    that only the guards protect them (pytest's own temporary folder is private to its user).
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -72,7 +71,9 @@ def verifiers():
 
 @pytest.fixture(scope="module")
 def answers():
-    """A scorer of every data set that evaluates, of math-verify and of one that compares."""
+    """Yields a scorer with every data set that evaluates answers, math-verify, and one data set
+    that compares; and an entry of each data set.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONHASHSEED", "0")
         sources = (
@@ -103,7 +104,7 @@ def assert_nothing_is_left(scorer, places, before):
 
 
 def programs():
-    """Command lines of all processes."""
+    """Yields the command lines of all processes."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/cmdline") as file:
@@ -136,12 +137,12 @@ def test_a_hostile_answer_is_wrong(name, answers, places):
     kind, text, right = ANSWERS[name]
     source = DATASETS.index(kind) if kind in DATASETS else len(DATASETS)
     before = scorer._workers[0].process.pid
-    asked, right, wrong = prompt(answer=right.format(), source=source), right.format(), "1234"
+    question, right, wrong = prompt(answer=right.format(), source=source), right.format(), "1234"
     if kind != "math":
         right, wrong = entries[source]["answer"], "1"
-        asked = prompt(source=source, answer=right, entry=entries[source])
+        question = prompt(source=source, answer=right, entry=entries[source])
     for key, response in {"row": text.format(**places), "right": right, "wrong": wrong}.items():
-        scorer.submit(key, asked, response)
+        scorer.submit(key, question, response)
     scores = {"row": Score(0.0, True), "right": Score(1.0, True), "wrong": Score(0.0, True)}
     assert drain(scorer) == scores
     assert_nothing_is_left(scorer, places, before)
@@ -180,19 +181,17 @@ FEWER = {
 
 @guarded
 def test_without_namespaces_nobody_outlives_and_nobody_is_killed(places):
-    """What a container leaves: Landlock and seccomp, as in one without the right to make
-    namespaces.
-    """
-    kept = (guards.LANDLOCK, guards.SECCOMP)
-    with Scorer(RewardConfig(timeout_s=LIMIT_S), DATA, guards=kept) as scorer:
+    """Landlock and seccomp are the only guards in a container that may not make namespaces."""
+    remaining_guards = (guards.LANDLOCK, guards.SECCOMP)
+    with Scorer(RewardConfig(timeout_s=LIMIT_S), DATA, guards=remaining_guards) as scorer:
         scorer.wait_ready()
         before = scorer._workers[0].process.pid
         for name in FEWER:
             scorer.submit(name, prompt(), VERIFIERS[name][0].format(**places))
         scorer.submit("next", prompt(), "0.25")
-        got = drain(scorer)
-        assert got.pop("next") == Score(0.25, True)
-        assert {name: score.outcome for name, score in got.items()} == FEWER
+        scores = drain(scorer)
+        assert scores.pop("next") == Score(0.25, True)
+        assert {name: score.outcome for name, score in scores.items()} == FEWER
         assert_nothing_is_left(scorer, places, before)
 
 

@@ -1,6 +1,5 @@
-"""A gold label comes beside the reward: from the workers, of another column, and never in its
-place.
-"""
+"""Gold labels: they come from the workers and another column, in addition to the reward, and never
+replace it."""
 
 import dataclasses
 
@@ -31,7 +30,7 @@ def answered(n):
 
 
 def test_the_reward_is_of_the_reference_and_gold_of_the_column_gold():
-    asked = {
+    submissions = {
         "both": (prompt(0, answer="4", gold="4"), answered(4)),
         "reward": (prompt(0, answer="4", gold=("5", {"a"})), lambda: answered(4)),
         "gold": (prompt(0, answer="4", gold="5"), answered(5)),
@@ -39,16 +38,16 @@ def test_the_reward_is_of_the_reference_and_gold_of_the_column_gold():
         "no label": (prompt(1, answer="4", gold="5"), answered(4)),
         "label fails": (prompt(2, answer="4"), answered(4)),
     }
-    got = {}
+    scores = {}
     with JoinedScorer(Scorer(RewardConfig(), DATA), DATA) as scorer:
-        for key, (of, response) in asked.items():
-            scorer.submit(key, of, response)
+        for key, (question, response) in submissions.items():
+            scorer.submit(key, question, response)
         assert scorer.outstanding == 6
         while scorer.outstanding:
-            got |= dict(scorer.collect(block=True))
+            scores |= dict(scorer.collect(block=True))
         assert scorer.collect(block=True) == []
-    labels = {key: (score.reward, score.components.get("gold")) for key, score in got.items()}
-    assert all(score.known for score in got.values())
+    labels = {key: (score.reward, score.components.get("gold")) for key, score in scores.items()}
+    assert all(score.known for score in scores.values())
     assert labels == {
         "both": (1, 1),
         "reward": (1, 0),
@@ -61,27 +60,27 @@ def test_the_reward_is_of_the_reference_and_gold_of_the_column_gold():
 
 def test_a_share_of_the_groups_has_gold_labels_always_the_same():
     groups = [(n, visit) for n in range(300) for visit in range(2)]
-    asked = {
+    prompts = {
         key: dataclasses.replace(prompt(0, answer="4"), id=key[0], visit=key[1]) for key in groups
     }
-    audited = {key for key, one in asked.items() if is_audited(one, 0.3)}
+    audited = {key for key, question in prompts.items() if is_audited(question, 0.3)}
     assert 0.2 < len(audited) / len(groups) < 0.4
-    assert audited < {key for key, one in asked.items() if is_audited(one, 0.5)}
-    assert all(is_audited(one, 1.0) for one in asked.values())
+    assert audited < {key for key, question in prompts.items() if is_audited(question, 0.5)}
+    assert all(is_audited(question, 1.0) for question in prompts.values())
     assert {visit for n, visit in audited} == {0, 1} and (0, 0) in groups
     some = groups[:8]
     with JoinedScorer(Scorer(RewardConfig(), DATA), DATA, gold_share=0.3) as scorer:
         for key in some:
-            scorer.submit(key, asked[key], answered(4))
-        got = {}
+            scorer.submit(key, prompts[key], answered(4))
+        scores = {}
         while scorer.outstanding:
-            got |= dict(scorer.collect(block=True))
-    assert {key for key in some if "gold" in got[key].components} == audited & set(some) != set()
-    assert all(score == Score(1.0, True, components=score.components) for score in got.values())
+            scores |= dict(scorer.collect(block=True))
+    assert {key for key in some if "gold" in scores[key].components} == audited & set(some) != set()
+    assert all(score == Score(1.0, True, components=score.components) for score in scores.values())
 
 
 class Late:
-    """A scorer that says one thing at a time, rewards last."""
+    """A scorer that returns one part at a time, rewards last."""
 
     def __init__(self):
         self.held = []
@@ -106,15 +105,15 @@ def test_a_sample_is_collected_once_with_its_last_part_and_other_components_stay
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (FileSource("a.jsonl", gold="maths"), "gold = 'maths': did you mean 'math'?"),
         (FileSource("a.jsonl", gold={"math": 0.0}), "gold: 'math' has weight 0"),
         (FileSource("a.jsonl", gold="reasoning_gym"), "gold = 'reasoning_gym'"),
     ],
 )
-def test_a_label_that_names_no_verifier_is_refused(source, said):
+def test_a_label_that_names_no_verifier_is_refused(source, message):
     with pytest.raises(ConfigError, match="gold") as error:
         DataConfig(sources=(source,)).validate()
-    assert said in str(error.value)
+    assert message in str(error.value)
     DataConfig(sources=(ProceduralSource("leg_counting", gold="reasoning_gym"),)).validate()

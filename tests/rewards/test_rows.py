@@ -1,4 +1,5 @@
-"""Rows that no program can pass: an error before the first step, with the file and the row."""
+"""Rows that no program can pass: the error comes before the first step, and names the file and the
+row."""
 
 import itertools
 from dataclasses import replace
@@ -60,15 +61,15 @@ def _folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_row_that_cannot_be_judged_is_an_error_of_the_sample(name):
-    row, said = FAULTS[name]
-    with pytest.raises(RowError, match=said):
+    row, message = FAULTS[name]
+    with pytest.raises(RowError, match=message):
         assert judged(fenced("import math\ndef f(x): return x + 2\n"), **{**GOOD, **row}) is None
 
 
 def test_and_it_is_found_without_a_program():
     rows = [{**GOOD, **row} for row, _ in FAULTS.values()]
-    for (_, said), fault in zip(FAULTS.values(), code.row_faults(rows), strict=True):
-        assert said in fault.replace("\n", " ")
+    for (_, message), fault in zip(FAULTS.values(), code.row_faults(rows), strict=True):
+        assert message in fault.replace("\n", " ")
 
 
 def test_rows_that_can_be_judged_have_no_fault(monkeypatch):
@@ -94,7 +95,7 @@ def test_rows_that_can_be_judged_have_no_fault(monkeypatch):
         {"setup": "\tx = 1".strip() + "\ndef f(x):\n\t# adds\n", "tests": ["assert f(1) == 3"]},
         *itertools.islice(
             human_eval.rows(), 0, None, 8
-        ),  # a process each; all of them in the slow tests of gym
+        ),  # one process a row; the slow tests of gym check all rows
     ]
     assert [fault for fault in code.row_faults(rows) if fault] == []
     for text in ("    return sum(xs)\n", "def total(xs):\n    return sum(xs)\n"):
@@ -120,13 +121,13 @@ def test_file_and_row_are_named_before_the_first_response(tmp_path):
     with Scorer(RewardConfig(workers=2, timeout_s=5.0), data) as scorer:
         check_rows(scorer, data, prompts[:30])
         assert scorer.tried_rows == {prompts[0].row}
-        with pytest.raises(VerifierError) as raised:
+        with pytest.raises(VerifierError) as error:
             check_rows(scorer, data, prompts)
-        said = str(raised.value)
-        assert "rows.jsonl, line 31: test 1 does not compile" in said
-        assert "rows.jsonl, line 32: its setup and tests cannot be tried (crash" in said
-        assert "rows.jsonl, line 33: its setup and tests cannot be tried (timeout" in said
-        assert "; 1 more rows. Every response to such a row would get 0" in said
+        message = str(error.value)
+        assert "rows.jsonl, line 31: test 1 does not compile" in message
+        assert "rows.jsonl, line 32: its setup and tests cannot be tried (crash" in message
+        assert "rows.jsonl, line 33: its setup and tests cannot be tried (timeout" in message
+        assert "; 1 more rows. Every response to such a row would get 0" in message
         with pytest.raises(
             VerifierError, match=r"line 34: setup raises ModuleNotFoundError.*named"
         ):

@@ -39,7 +39,7 @@ def drain(scorer, limit_s=30.0):
 
 
 def alive(pid):
-    """Whether a process runs (a zombie that nobody has waited for does not)."""
+    """Returns whether a process runs (a zombie does not)."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
@@ -48,16 +48,16 @@ def alive(pid):
 
 
 def descendants(pid):
-    """Process ids of children, their children and so on."""
+    """Returns the process ids of children, their children and so on."""
     try:
         children = [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
         ]
-    except (FileNotFoundError, ProcessLookupError):  # it ended in the meantime
+    except (FileNotFoundError, ProcessLookupError):  # the process ended meanwhile
         return []
-    return [found for child in children for found in (child, *descendants(child))]
+    return [descendant for child in children for descendant in (child, *descendants(child))]
 
 
 def wait_until(condition, limit_s=10.0):
@@ -82,8 +82,8 @@ def test_many_results_keep_their_keys_and_come_fast():
 
 
 def test_a_text_that_is_still_to_be_made_is_made_by_another_thread_and_holds_up_nobody():
-    """Detokenising takes 0.2 s; `submit` returns at once, thrice, and the text is scored. One that
-    cannot be made is an error that is heard.
+    """Detokenising takes 0.2 s; three calls of `submit` return at once, and the texts are scored. A
+    text that cannot be made raises an error.
     """
     threads = []
 
@@ -146,7 +146,9 @@ def test_workers_have_no_jax_and_a_killed_one_is_replaced():
 
 
 def test_a_response_whose_worker_was_killed_from_outside_is_judged_once_more():
-    """Another death is its own doing: it is given up then, as one that ends every worker is."""
+    """If its worker dies again, the response is taken as the cause and given up, like one that ends
+    every worker.
+    """
     with scorer() as s:
         s.submit("first", PROMPT, "time.sleep(0.5) or -1.0")
         for kills in (1, 2):

@@ -1,6 +1,5 @@
-"""Scores over several processes, which are threads here: each checks its share, and all get the
-same.
-"""
+"""Scores over several processes, which are threads in these tests: each scores its share, and all
+get all scores."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,8 @@ LATE = Score(0.0, False, "timeout", "no answer")
 
 
 class Checks:
-    """A scorer that gives each response its length; a response of "late" is a hang. Answers come
-    one by one, the last first.
+    """A scorer that rewards the length of a response; a response "late" stands for a hang. The
+    results come one by one, the last first.
     """
 
     def __init__(self, failure=None):
@@ -47,7 +46,7 @@ class Checks:
 
 
 def together(checks, work):
-    """The results of `work(scorer)` in a thread for each scorer."""
+    """Runs `work(scorer)` in a thread for each scorer; returns the results."""
     payloads, barrier = [b""] * len(checks), threading.Barrier(len(checks))
 
     def run(number):
@@ -87,8 +86,8 @@ def test_every_process_gets_every_score_in_the_order_of_the_samples(count):
     assert [key for key, _ in first] == list(range(10, 17))
     assert [score.reward for _, score in first] == [1 / 3, 2 / 3, 0.0, 4 / 3, 0.0, 2.0, 1 / 3]
     assert second == first[:3] and first[2][1] == LATE
-    everything = responses + responses[:3]
-    assert [check.seen for check in checks] == [everything[n::count] for n in range(count)]
+    submitted = responses + responses[:3]
+    assert [check.seen for check in checks] == [submitted[n::count] for n in range(count)]
     assert all(check.closed for check in checks)
 
 

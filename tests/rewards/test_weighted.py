@@ -1,6 +1,5 @@
-"""Several verifiers of a source, batches, async ones and registered data sets, in real workers; and
-what their rewards may be, before anything runs.
-"""
+"""Sources with several verifiers, with batch and async verifiers, and with registered data sets, in
+real workers; and invalid rewards, which are refused before a run starts."""
 
 import dataclasses
 import textwrap
@@ -60,7 +59,7 @@ def scored(source, texts, timeout_s=20.0, **row):
         return drain(scorer)
 
 
-def own(tmp_path, name, text=OWN, **more):
+def source_of(tmp_path, name, text=OWN, **more):
     (tmp_path / "mine.py").write_text(textwrap.dedent(text))
     return FileSource("rows.jsonl", verifier=f"{tmp_path}/mine.py:{name}", **more)
 
@@ -71,7 +70,7 @@ def test_weights_add_up_and_every_part_is_a_component(tmp_path):
     got = scored(source, texts, answer="7", most_chars=60)
     parts = [(s.reward, s.extracted, *s.components.values()) for s in (got[t] for t in texts)]
     assert parts == [
-        (1.0, True, 1.0, 1.0, 1.0),  # 0.7 + 0.2 + 0.1, whatever floats make of it
+        (1.0, True, 1.0, 1.0, 1.0),  # 0.7 + 0.2 + 0.1, without the rounding of floats
         (0.8, True, 1.0, 0.0, 1.0),
         (0.1, False, 0.0, 0.0, 1.0),
         (0.0, False, 0.0, 0.0, 0.0),
@@ -80,19 +79,23 @@ def test_weights_add_up_and_every_part_is_a_component(tmp_path):
 
 
 def test_usual_ones_beside_ones_own_and_where_one_judges_nothing_nobody_does(tmp_path):
-    source = own(tmp_path, "slow")
+    source = source_of(tmp_path, "slow")
     source = dataclasses.replace(source, verifier={source.verifier: -0.5, "exact": 1.0})
     got = scored(source, ["7", "<answer>7</answer>", ""], answer="7")
     assert got["7"] == Score(-0.5, True, "ok", "", {"slow": 1.0, "exact": 0.0}, False)
     assert got["<answer>7</answer>"] == Score(1.0, True, components={"slow": 0.0, "exact": 1.0})
     assert not got[""].extracted and got[""].known
-    nothing = own(tmp_path, "f", "def f(response): return None if response else 1")
-    nothing = dataclasses.replace(nothing, verifier={nothing.verifier: 0.5, "exact": 1.0})
-    assert scored(nothing, ["7"], answer="7")["7"] == Score(0.0, False, "unjudged", extracted=False)
+    silent_source = source_of(tmp_path, "f", "def f(response): return None if response else 1")
+    silent_source = dataclasses.replace(
+        silent_source, verifier={silent_source.verifier: 0.5, "exact": 1.0}
+    )
+    assert scored(silent_source, ["7"], answer="7")["7"] == Score(
+        0.0, False, "unjudged", extracted=False
+    )
 
 
 def test_a_batch_is_judged_in_one_call_and_one_that_hangs_or_dies_costs_itself_alone(tmp_path):
-    source = own(tmp_path, "batch", verifier_args={"most": 3})
+    source = source_of(tmp_path, "batch", verifier_args={"most": 3})
     got = scored(source, [str(n) for n in range(40)], answer="7")
     assert [n for n in range(40) if got[str(n)].reward] == [7]
     assert max(score.components["together"] for score in got.values()) > 4
@@ -104,7 +107,7 @@ def test_a_batch_is_judged_in_one_call_and_one_that_hangs_or_dies_costs_itself_a
 
 
 def test_an_argument_that_nobody_takes_is_refused(tmp_path):
-    source = own(tmp_path, "slow", verifier_args={"mots": 1})
+    source = source_of(tmp_path, "slow", verifier_args={"mots": 1})
     with pytest.raises(UserError, match=r"sources\[0\].verifier_args: no verifier takes 'mots'"):
         scored(source, ["7"], answer="7")
 
@@ -142,7 +145,9 @@ register_dataset("echoes_of_a_test", Echoes, Config)
 
 
 def test_a_data_set_that_a_persons_module_registered_is_scored_in_workers(tmp_path, monkeypatch):
-    """The module is imported here and nowhere named; the options reach the workers' copy of it."""
+    """Only this test imports the module, and no setting names it; the options reach the workers'
+    copy.
+    """
     (tmp_path / "my_echoes.py").write_text(REGISTERED)
     monkeypatch.syspath_prepend(str(tmp_path))
     import my_echoes  # noqa: F401
@@ -157,7 +162,7 @@ def test_a_data_set_that_a_persons_module_registered_is_scored_in_workers(tmp_pa
             (0.0, True, True),
             (0.0, True, False),
         ]
-        # a program that was started cannot be imported
+        # A module that runs as a program cannot be imported by workers.
         DATASETS["echoes_of_a_test"][0].__module__ = "__main__"
         with pytest.raises(ConfigError, match="registered by __main__, which"):
             scored(source, ["x"])
@@ -197,9 +202,9 @@ def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():
     config = dataclasses.replace(base, data=dataclasses.replace(base.data, sources=(source,)))
     assert config_from_json(config_to_json(config)) == config
     words = ["--data.sources.0.verifier", "exact", "1", "format", "0.5"]
-    found = override(config, [*words, "--data.sources.0.verifier-args", '[["n", 4]]'])
-    assert found.data.sources[0].verifier == (("exact", 1.0), ("format", 0.5))
-    assert found.data.sources[0].verifier_args == (("n", 4),)
+    overridden = override(config, [*words, "--data.sources.0.verifier-args", '[["n", 4]]'])
+    assert overridden.data.sources[0].verifier == (("exact", 1.0), ("format", 0.5))
+    assert overridden.data.sources[0].verifier_args == (("n", 4),)
 
 
 def test_nobody_says_before_a_run_what_a_task_may_give():

@@ -1,4 +1,4 @@
-"""Logs that lack lines or cannot be written: one line, and no step is lost in silence."""
+"""Logs that lack lines or cannot be written: the error is one line; no step is lost silently."""
 
 import errno
 import io
@@ -20,7 +20,7 @@ def quiet():
 
 
 def logged(path, steps, **options):
-    """A run of so many steps; its cursor, as a checkpoint after the last step holds it."""
+    """Runs `steps` steps; returns the cursor that a checkpoint after the last step holds."""
     with Telemetry(path, 9, "rl", console=quiet(), **options) as telemetry:
         for step in range(1, steps + 1):
             telemetry.log(step, {"x": step})
@@ -35,32 +35,32 @@ def test_what_a_checkpoint_counts_is_on_the_disk_before_it(tmp_path, monkeypatch
         os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or real(fd)
     )
     logged(tmp_path, 2)
-    wanted = [str(tmp_path / f"{name}.jsonl") for name in ("metrics", "rollouts")]
-    assert [file for file in synced if file in wanted] == wanted
+    expected = [str(tmp_path / f"{name}.jsonl") for name in ("metrics", "rollouts")]
+    assert [file for file in synced if file in expected] == expected
 
 
 def test_lines_that_the_checkpoint_counts_and_the_log_lacks_end_a_resume_unless_that_is_said(
     tmp_path,
 ):
-    """The first two of five lines are gone, steps 6 and 7 are after the checkpoint: 3 to 5 stay,
-    and no step comes twice.
+    """The first two of five lines are lost, and steps 6 and 7 come after the checkpoint: steps 3 to
+    5 stay, and no step is logged twice.
     """
     logged(tmp_path, 7)
     cursor = {"metrics": 5, "rollouts": 10, "step": 5}
-    for name, gone in (("metrics", 2), ("rollouts", 4)):
+    for name, lost_lines in (("metrics", 2), ("rollouts", 4)):
         path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[gone:]))
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[lost_lines:]))
     text = "metrics.jsonl lacks 2 of the 5 lines up to step 5"
     with pytest.raises(LogError, match=f"{text}.* or add --lost-log"):
         Telemetry(tmp_path, 9, "rl", console=quiet()).restore(cursor)
     with Telemetry(tmp_path, 9, "rl", console=quiet(), lost_log=True) as telemetry:
         telemetry.restore(cursor)
-        told = telemetry.console.file.getvalue()
-        assert text in told and "rollouts.jsonl lacks 4 of the 10" in told
+        output = telemetry.console.file.getvalue()
+        assert text in output and "rollouts.jsonl lacks 4 of the 10" in output
         telemetry.log(6, {"x": 6})
         cursor = telemetry.state()
     assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [3, 4, 5, 6]
-    # the loss is accounted for, and not told again
+    # The checkpoint now accounts for the lost lines, so that no message repeats.
     with Telemetry(tmp_path, 9, "rl", console=quiet()) as telemetry:
         telemetry.restore(cursor)
 
@@ -72,10 +72,10 @@ def test_a_full_disk_is_one_line_with_the_path_and_the_room(tmp_path, monkeypatc
     telemetry = Telemetry(tmp_path, 9, "rl", console=quiet())
     telemetry.log(1, {"x": 1})
     monkeypatch.setattr(os, "fsync", full)
-    told = (
+    message = (
         r"^.*metrics.jsonl cannot be written \([\d,]+ bytes free there\): No space left on device$"
     )
-    with pytest.raises(LogError, match=told), telemetry:
+    with pytest.raises(LogError, match=message), telemetry:
         telemetry.state()
 
 
@@ -98,8 +98,8 @@ def test_a_check_that_fails_comes_before_anything_is_written(tmp_path):
 
 
 def test_a_wall_clock_that_jumps_hangs_nothing(tmp_path, monkeypatch):
-    """A year back, a year on, to 1970: every event is there, and no thread sleeps until a time that
-    never comes.
+    """The clock jumps a year back, a year forward, and to 1970: every event is written, and no
+    thread waits for a time that never comes.
     """
     threads = threading.active_count()
     clock = [1.8e9]
@@ -133,17 +133,21 @@ def test_tensorboard_that_cannot_be_written_is_said_once_and_the_run_goes_on(
             monkeypatch.setattr("tensorboardX.record_writer.RecordWriter.flush", refuse)
         for step in (2, 3):
             telemetry.log(step, {"x": step})
-        told = telemetry.console.file.getvalue()
-    assert told.count("cannot be written") == 1 and told.count("the run goes on without them") == 1
+        output = telemetry.console.file.getvalue()
+    assert (
+        output.count("cannot be written") == 1 and output.count("the run goes on without them") == 1
+    )
     assert len(lines(tmp_path / "metrics.jsonl")) == 3
 
 
 def test_a_resumed_run_hides_the_steps_that_are_done_again(tmp_path):
     """TensorBoard drops events from the purged step on."""
     for _ in range(2):
-        found = board.Board(tmp_path, print, 2)
+        tensorboard = board.Board(tmp_path, print, 2)
         for step in (2, 3):
-            found.log(step, {"x": step})
-        found.close()
+            tensorboard.log(step, {"x": step})
+        tensorboard.close()
     assert len(list(tmp_path.iterdir())) == 2
-    assert sorted(e for e in read_events(tmp_path)) == sorted([(2, "x", 2.0), (3, "x", 3.0)] * 2)
+    assert sorted(event for event in read_events(tmp_path)) == sorted(
+        [(2, "x", 2.0), (3, "x", 3.0)] * 2
+    )

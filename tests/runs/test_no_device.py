@@ -1,4 +1,4 @@
-"""A platform that JAX cannot have: one line with the cause, and no traceback."""
+"""Platforms without a device: the message is one line with the cause, without a traceback."""
 
 import os
 import subprocess
@@ -22,8 +22,13 @@ def test_a_platform_that_is_not_there_is_one_line(tmp_path, platform, command):
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": platform}
     env |= {"TPU_SKIP_MDS_QUERY": "1"}
     words = [sys.executable, "start.py", command, "plain.py", "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    own = [x for x in done.stderr.splitlines() if x.startswith(f"compass {command}: ")]
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert len(own) == 1 and f"JAX_PLATFORMS = '{platform}': no device can be used: " in own[0]
-    assert "unset it" in own[0] and len(own[0]) < 1000
+    completed = subprocess.run(
+        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    error_lines = [x for x in completed.stderr.splitlines() if x.startswith(f"compass {command}: ")]
+    assert completed.returncode == 1 and "Traceback" not in completed.stderr, completed.stderr
+    assert (
+        len(error_lines) == 1
+        and f"JAX_PLATFORMS = '{platform}': no device can be used: " in error_lines[0]
+    )
+    assert "unset it" in error_lines[0] and len(error_lines[0]) < 1000

@@ -1,4 +1,4 @@
-"""The profiler trace of some steps: which steps are in it, read from the file that JAX writes."""
+"""The profiler trace of some steps: its steps, read from the file that JAX writes."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def steps(done, end):
 
 
 @pytest.mark.parametrize(
-    ("done", "end", "wanted", "inside"),
+    ("done", "end", "profiled", "inside"),
     [
         (0, 4, (2, 3), {2, 3}),
         (0, 2, (2, 5), {2}),  # the run ends before
@@ -26,12 +26,12 @@ def steps(done, end):
         (0, 3, (), set()),
     ],
 )
-def test_the_trace_has_the_wanted_steps(tmp_path, done, end, wanted, inside):
+def test_the_trace_has_the_wanted_steps(tmp_path, done, end, profiled, inside):
     notes = []
-    made = list(traced(steps(done, end), done, wanted, str(tmp_path), notes.append))
-    assert made == [(i, {"loss": float(i)}) for i in range(done + 1, end + 1)]
-    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*.xplane.pb"))
-    seen = {i for i in range(1, 8) if f"work_of_step_{i}_".encode() in written}
+    results = list(traced(steps(done, end), done, profiled, str(tmp_path), notes.append))
+    assert results == [(i, {"loss": float(i)}) for i in range(done + 1, end + 1)]
+    traces = b"".join(file.read_bytes() for file in tmp_path.rglob("*.xplane.pb"))
+    seen = {i for i in range(1, 8) if f"work_of_step_{i}_".encode() in traces}
     assert seen == inside and len(notes) == bool(inside)
     assert all(f"up to {max(inside)}: {tmp_path / 'profile'}" in note for note in notes)
 
@@ -45,9 +45,9 @@ def test_a_loop_that_is_left_writes_what_it_has(tmp_path):
     assert b"work_of_step_3_" in file.read_bytes()
 
 
-@pytest.mark.parametrize("wanted", [(3,), (0, 1), (4, 3), (1, 2, 3)])
-def test_two_numbers_from_one_are_needed(wanted):
-    with pytest.raises(ConfigError, match=f"--profile-steps {' '.join(map(str, wanted))}: two"):
-        check_steps(wanted)
+@pytest.mark.parametrize("profiled", [(3,), (0, 1), (4, 3), (1, 2, 3)])
+def test_two_numbers_from_one_are_needed(profiled):
+    with pytest.raises(ConfigError, match=f"--profile-steps {' '.join(map(str, profiled))}: two"):
+        check_steps(profiled)
     check_steps(())
     check_steps((3, 3))

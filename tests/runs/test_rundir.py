@@ -28,8 +28,8 @@ from compass_jax.runs.rundir import (
 )
 
 
-def begun(path):
-    """A step was logged there."""
+def log_first_step(path):
+    """Writes the log of one step."""
     (path / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "metrics": {}}\n')
 
 
@@ -41,9 +41,9 @@ def with_(config, **changes):
     "config", [CONFIG, RunConfig("dense", ModelConfig("qwen3", 10, 8, 1, 1, 1, 8, 8), seed=7)]
 )
 def test_json_round_trip_is_exact(config):
-    again = config_from_json(config_to_json(config))
-    assert again == config
-    assert repr(again) == repr(config)  # 1 == 1.0 == True, their representations differ
+    restored = config_from_json(config_to_json(config))
+    assert restored == config
+    assert repr(restored) == repr(config)  # 1 == 1.0 == True, but their representations differ
 
 
 @pytest.mark.parametrize(
@@ -95,17 +95,17 @@ def test_differences_name_keys_as_the_command_line_does():
         data=DataConfig((with_(SOURCES[0], size=51),)),
         model=with_(MODEL, moe=None),
     )
-    found = differences(CONFIG, other)
+    changes = differences(CONFIG, other)
     assert (
-        found["seed"] == (0, 3)
-        and found["rl.group_size"] == (8, 4)
-        and found["data.sources.0.size"] == (50, 51)
+        changes["seed"] == (0, 3)
+        and changes["rl.group_size"] == (8, 4)
+        and changes["data.sources.0.size"] == (50, 51)
     )
-    assert found["data.sources.1.path"] == ("a.jsonl", "absent") and found["model.moe"] == (
+    assert changes["data.sources.1.path"] == ("a.jsonl", "absent") and changes["model.moe"] == (
         "absent",
         None,
     )
-    rest = {k for k in found if not k.startswith(("data.sources.1.", "model.moe."))}
+    rest = {k for k in changes if not k.startswith(("data.sources.1.", "model.moe."))}
     assert rest == {"seed", "rl.group_size", "data.sources.0.size", "model.moe"}
     assert flatten(CONFIG)["model.moe.dense_layers"] == (1,)
     assert differences(CONFIG, CONFIG) == {}
@@ -117,8 +117,8 @@ def test_new_and_resumed(tmp_path):
         assert run.path == path and not run.resumed
         assert read_config(path) == CONFIG
     with RunDir(path, CONFIG) as run:
-        assert not run.resumed  # nothing was trained yet
-    begun(path)
+        assert not run.resumed  # it has no step yet
+    log_first_step(path)
     longer = with_(
         CONFIG,
         rl=RLConfig(steps=500, save_every=9, eval_every=2),
@@ -133,7 +133,7 @@ def test_new_and_resumed(tmp_path):
 
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
     with RunDir(tmp_path, CONFIG):
-        begun(tmp_path)
+        log_first_step(tmp_path)
     other = with_(CONFIG, rl=RLConfig(group_size=4, steps=9), seed=5)
     with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
         pass
@@ -142,7 +142,7 @@ def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
     ) and "rl.group_size: 8 in the run, 4 now" in str(error.value)
     assert "rl.steps" not in str(error.value)
     assert read_config(tmp_path) == CONFIG
-    with RunDir(tmp_path, CONFIG) as run:  # the refusal gave the lock back
+    with RunDir(tmp_path, CONFIG) as run:  # the refusal released the lock
         assert run.resumed
 
 
@@ -178,9 +178,9 @@ def test_stages_have_directories_of_their_own_and_rl_starts_from_the_sft_beside_
     tuned = staged(CONFIG, "rl")
     assert tuned == with_(CONFIG, run_dir="runs/x/rl", init_from="runs/x/sft")
     assert staged(with_(CONFIG, init_from="hf"), "rl").init_from == "hf"
-    # RL that had begun from random weights goes on from these
+    # RL that started from random weights continues from its own weights.
     with RunDir(random.run_dir, random):
-        begun(tmp_path / "runs/x/rl")
+        log_first_step(tmp_path / "runs/x/rl")
     assert staged(CONFIG, "rl") == random
 
 
@@ -213,18 +213,18 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path):
 
 
 def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
-    """An error is something to read."""
+    """An error must be short enough to read."""
     optim = dataclasses.replace(CONFIG.rl.optim, learning_rate=0.5, b1=0.5, b2=0.5, eps=0.5)
     optim = dataclasses.replace(optim, weight_decay=0.5, clip_grad_norm=0.5, max_bad_steps=7)
     rl = dataclasses.replace(CONFIG.rl, optim=optim, group_size=4, epochs=3, replay="R2")
     other = dataclasses.replace(CONFIG, rl=rl, seed=5)
     count = len(differences(CONFIG, other))
     with RunDir(tmp_path, CONFIG):
-        begun(tmp_path)
+        log_first_step(tmp_path)
     with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
         pass
-    told = str(error.value).splitlines()
-    assert count == 11 and len(told) == 13 and told[-2] == "  and 1 more"
+    lines = str(error.value).splitlines()
+    assert count == 11 and len(lines) == 13 and lines[-2] == "  and 1 more"
 
 
 def test_no_run_directory_and_a_damaged_config_are_named(tmp_path):
@@ -253,8 +253,8 @@ def test_two_exports_under_one_name_are_told_apart_and_leave_no_lock(tmp_path):
 def test_a_path_that_cannot_be_a_run_directory_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     paths = {"File name too long": tmp_path / ("x" * 5000), "null byte": f"{tmp_path}/a\0b"}
-    for told, path in (paths | {"cannot be written to": tmp_path / "file" / "run"}).items():
-        with pytest.raises(ConfigError, match=told) as error, RunDir(path, CONFIG):
+    for message, path in (paths | {"cannot be written to": tmp_path / "file" / "run"}).items():
+        with pytest.raises(ConfigError, match=message) as error, RunDir(path, CONFIG):
             pass
         assert "\n" not in str(error.value) and len(str(error.value)) < 900
 

@@ -1,4 +1,5 @@
-"""The screen is alive from the first second, fits its width, and counts no compilation as work."""
+"""The screen: it shows life from the first second, fits its width, and does not count compilation
+as work."""
 
 import io
 import os
@@ -18,7 +19,7 @@ from compass_jax.runs.screen import Screen, sample_lines
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that the test sets, in seconds."""
 
     now = 0.0
 
@@ -31,7 +32,7 @@ def clock():
     return Clock()
 
 
-# whatever terminal the tests run in
+# Independent of the terminal in which the tests run.
 TERMINAL = {"force_terminal": True, "color_system": None, "_environ": {"TERM": "xterm"}}
 
 
@@ -39,7 +40,7 @@ def plain(width=80):
     return Console(file=io.StringIO(), width=width)
 
 
-def shown(console):
+def output_lines(console):
     return console.file.getvalue().splitlines()
 
 
@@ -99,13 +100,13 @@ def test_a_run_without_a_terminal_is_alive_before_its_first_step():
     screen.begin(3)
     screen.phase("rollout", 2, 8)
     deadline = time.monotonic() + 20
-    while len(shown(console)) < 2 and time.monotonic() < deadline:
+    while len(output_lines(console)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     screen.close()
-    assert [line[:18] for line in shown(console)[:2]] == ["rl 3/9  rollout 2 "] * 2
-    count = len(shown(console))
+    assert [line[:18] for line in output_lines(console)[:2]] == ["rl 3/9  rollout 2 "] * 2
+    count = len(output_lines(console))
     time.sleep(0.8)
-    assert len(shown(console)) == count  # closed
+    assert len(output_lines(console)) == count  # closed
 
 
 def test_between_steps_of_a_second_the_numbers_are_shown_and_not_the_phase():
@@ -117,14 +118,18 @@ def test_between_steps_of_a_second_the_numbers_are_shown_and_not_the_phase():
         screen.step(step, {"sft/loss": 1.0})
         time.sleep(0.03)
     screen.close()
-    assert len(shown(console)) > 3 and all("loss 1.000" in line for line in shown(console))
+    assert len(output_lines(console)) > 3 and all(
+        "loss 1.000" in line for line in output_lines(console)
+    )
 
 
 def test_a_note_is_broken_between_words():
     console = Console(file=io.StringIO(), width=50, **TERMINAL)
     Screen(console, "rl", 9, 10.0).note("a setting of the run cannot act, " * 4 + "so change it")
-    assert len(shown(console)) == 3 and all(len(line) <= 50 for line in shown(console))
-    assert all(line.startswith("  ") for line in shown(console)[1:])
+    assert len(output_lines(console)) == 3 and all(
+        len(line) <= 50 for line in output_lines(console)
+    )
+    assert all(line.startswith("  ") for line in output_lines(console)[1:])
 
 
 def test_a_terminal_of_80_columns_gets_two_lines_that_fit(clock):
@@ -140,7 +145,8 @@ def test_a_terminal_of_80_columns_gets_two_lines_that_fit(clock):
     text = console.file.getvalue()
     assert "rl 25/100 ━━━" in text and "2 min 30 s left" in text
     assert "verifier 44%" in text
-    assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 80 + 20  # controls
+    # Control characters take up to 20.
+    assert max(len(line) for line in text.replace("\r", "\n").splitlines()) <= 80 + 20
 
 
 def group(prompt, *samples):
@@ -171,16 +177,18 @@ def test_a_sample_without_a_verdict_has_no_reward():
 
 
 def test_a_terminal_is_told_at_once_that_a_command_starts(tmp_path):
-    """Before what takes seconds to import, and nothing where nobody looks."""
+    """A terminal sees it before the slow imports; other outputs see nothing."""
     command = [sys.executable, "-m", "compass_jax", "train", "nowhere.py"]
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        os.close(theirs)
-        with os.fdopen(ours, "rb", buffering=0) as terminal:
+    our_end, child_end = pty.openpty()
+    with subprocess.Popen(
+        command, stdout=child_end, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        os.close(child_end)
+        with os.fdopen(our_end, "rb", buffering=0) as terminal:
             first = b""
             while not first.endswith(b"\n"):  # a line may come in parts
                 first += terminal.read(1)
             assert first == b"compass train: starting\r\n"
         assert b"nowhere.py" in process.communicate()[1]
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path)
-    assert done.stdout == b"" and done.returncode == 2
+    completed = subprocess.run(command, capture_output=True, cwd=tmp_path)
+    assert completed.stdout == b"" and completed.returncode == 2

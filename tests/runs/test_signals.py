@@ -1,6 +1,5 @@
-"""Ctrl-C and SIGTERM at any moment of a command: one line, the status of the signal, no
-traceback.
-"""
+"""Ctrl-C and SIGTERM at any moment of a command: it ends with one line, the status of the signal
+and no traceback."""
 
 import os
 import signal
@@ -34,7 +33,7 @@ ROOM = """
 
 
 def run(code, folder, **options):
-    """The ended process of a Python program that works in `folder`."""
+    """Runs a Python program in `folder`; returns the completed process."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     paths = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
@@ -48,9 +47,9 @@ SIGNALS = pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 
 @SIGNALS
 def test_a_signal_ends_a_command_that_has_nothing_to_save_with_one_line(tmp_path, name):
-    found = run(ROOM.format(body=f"os.kill(os.getpid(), signal.{name}); wait()"), tmp_path)
-    assert found.returncode == 128 + getattr(signal, name)
-    assert found.stderr == f"compass report: ended by {name}\n"
+    completed = run(ROOM.format(body=f"os.kill(os.getpid(), signal.{name}); wait()"), tmp_path)
+    assert completed.returncode == 128 + getattr(signal, name)
+    assert completed.stderr == f"compass report: ended by {name}\n"
 
 
 def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_all_the_same(
@@ -66,9 +65,9 @@ def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_al
         Odd()
         wait()
     """
-    found = run(ROOM.format(body=body), tmp_path)
-    assert (found.returncode, found.stdout) == (130, "printed\n")
-    assert found.stderr == "compass report: ended by SIGINT\n"
+    completed = run(ROOM.format(body=body), tmp_path)
+    assert (completed.returncode, completed.stdout) == (130, "printed\n")
+    assert completed.stderr == "compass report: ended by SIGINT\n"
 
 
 def test_a_second_signal_ends_a_run_that_is_about_to_stop(tmp_path):
@@ -83,9 +82,9 @@ def test_a_second_signal_ends_a_run_that_is_about_to_stop(tmp_path):
             finally:
                 wait()
     """
-    found = run(ROOM.format(body=body), tmp_path)
-    assert (found.returncode, found.stdout) == (143, "True 130\n")
-    assert found.stderr == (
+    completed = run(ROOM.format(body=body), tmp_path)
+    assert (completed.returncode, completed.stdout) == (143, "True 130\n")
+    assert completed.stderr == (
         "\nSIGINT: the run saves what it has and ends as soon as it can. A second signal ends it\n"
         "at once; what came after the last checkpoint is then done again.\n"
         "compass report: ended by SIGTERM\n"
@@ -105,9 +104,9 @@ def test_a_signal_while_the_command_is_loaded_is_one_line(tmp_path):
         sys.argv = ["compass", "report", "x"]
         runpy.run_module("compass_jax", run_name="__main__")
     """
-    found = run(code, tmp_path)
-    assert (found.returncode, found.stdout) == (130, "")
-    assert found.stderr == "compass: ended by SIGINT\n"
+    completed = run(code, tmp_path)
+    assert (completed.returncode, completed.stdout) == (130, "")
+    assert completed.stderr == "compass: ended by SIGINT\n"
 
 
 def test_a_command_that_ends_waits_for_threads_calls_exit_functions_and_flushes(tmp_path):
@@ -122,11 +121,11 @@ def test_a_command_that_ends_waits_for_threads_calls_exit_functions_and_flushes(
         atexit.register(lambda: print("exit function"))
         threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
     """
-    found = run(ROOM.format(body=body), tmp_path)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == "thread\nexit function\n"
+    completed = run(ROOM.format(body=body), tmp_path)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout == "thread\nexit function\n"
 
 
 def test_output_that_cannot_be_written_is_an_error_at_the_end(tmp_path):
-    found = run(ROOM.format(body="sys.stdout = open('/dev/full', 'w'); print(1)"), tmp_path)
-    assert found.returncode == 120 and "No space left on device" in found.stderr
+    completed = run(ROOM.format(body="sys.stdout = open('/dev/full', 'w'); print(1)"), tmp_path)
+    assert completed.returncode == 120 and "No space left on device" in completed.stderr

@@ -1,4 +1,4 @@
-"""What a command does whose output cannot be encoded, or has lost its reader."""
+"""Commands whose output cannot be encoded, or whose reader has gone away."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# a training whose room shows samples through Telemetry, as run_rl does, and prints on both streams
+# A training that shows samples through Telemetry, as run_rl does, and prints to both streams.
 TRAINING = """
     import logging, os, sys, types
     from compass_jax.commands import cli
@@ -38,7 +38,7 @@ FILE = "from plain_config import CONFIG\n\ndef tiny():\n    return CONFIG\n"
 
 
 def start(folder, redirection, **environment):
-    """A shell that runs the training with its streams redirected."""
+    """Runs the training in a shell with its streams redirected; returns the completed process."""
     (folder / "plain.py").write_text(FILE)
     (folder / "code.py").write_text(textwrap.dedent(TRAINING), encoding="utf-8")
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}

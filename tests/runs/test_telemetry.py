@@ -1,4 +1,4 @@
-"""Metrics on disk and on screen: exact after a kill, readable by a person."""
+"""Metrics on disk and on screen: exact after a kill, and readable for a person."""
 
 import io
 import json
@@ -36,18 +36,18 @@ def lines(path):
 
 
 def read_events(folder):
-    """(step, tag, value) of every scalar in TensorBoard's files: records of uint64 length, crc,
-    data, crc.
+    """Returns (step, tag, value) of every scalar in TensorBoard's files, whose records are uint64
+    length, crc, data, crc.
     """
-    found = []
+    events = []
     for file in sorted(folder.iterdir()):
         data, at = file.read_bytes(), 0
         while at < len(data):
             size = int.from_bytes(data[at : at + 8], "little")
             event = Event.FromString(data[at + 12 : at + 12 + size])
-            found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+            events += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
             at += 16 + size
-    return found
+    return events
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_step_is_never_logged_twice(tmp_path, quiet):
         cursor = json.loads(json.dumps(telemetry.state()))
         telemetry.log(3, {"x": 99})
         telemetry.log_rollouts(3, [{"sample": 99}])
-    # another stage after it loses nothing
+    # Another stage after it loses no line.
     with Telemetry(tmp_path, 9, "late", console=quiet) as telemetry:
         telemetry.log(1, {"y": 7})
     with open(tmp_path / "metrics.jsonl", "a") as file:
@@ -98,10 +98,10 @@ def test_a_step_is_never_logged_twice(tmp_path, quiet):
         telemetry.restore(cursor)
         assert telemetry.state() == cursor
         telemetry.log(3, {"x": 3})
-    found = [
+    rows = [
         (x["stage"], x["step"], *x["metrics"].values()) for x in lines(tmp_path / "metrics.jsonl")
     ]
-    assert found == [
+    assert rows == [
         ("sft", 1, 1.0),
         ("rl", 1, 1.0),
         ("rl", 2, 2.0),
@@ -156,7 +156,7 @@ def test_progress_text():
         progress_text(metrics, 200.0, 120)
         == f"2,346 tok/s  3 min 20 s left  reward 0.500  {signals}  kl 1.5e-04  lr 1.0e-05"
     )
-    # what matters most stays where there is no room
+    # If there is little room, the most important numbers stay.
     assert progress_text(metrics, 200.0) == (
         f"2,346 tok/s  3 min 20 s left  reward 0.500  {signals}"
     )
@@ -188,7 +188,7 @@ def test_lines_without_a_terminal_are_few_and_end_with_the_last(tmp_path, monkey
             clock[0] += 3.0
             telemetry.log(step, {"lr": 0.5})
     printed = console.file.getvalue().splitlines()
-    # 27 steps of 3 s; the two before the resume do not count
+    # 27 steps of 3 s remain; the steps before the resume do not count.
     assert printed[0] == "rl 3/30  1 min 21 s left  lr 5.0e-01"
     assert printed[1] == "rl 7/30  1 min 09 s left  lr 5.0e-01"
     assert printed[-1] == "rl 30/30  0 s left  lr 5.0e-01"
@@ -213,10 +213,10 @@ def test_a_terminal_gets_a_bar_and_notes_and_a_dumb_one_lines(tmp_path, monkeypa
         telemetry.log(1, {"reward/mean": 0.25})
         telemetry.note("saved [a]")
         telemetry.log(2, {"reward/mean": 0.5})
-    shown = console.file.getvalue()
-    assert "1/4" in shown and "saved [a]" in shown and ("━" in shown) is (term == "xterm")
+    output = console.file.getvalue()
+    assert "1/4" in output and "saved [a]" in output and ("━" in output) is (term == "xterm")
     if term == "xterm":
-        assert "2/4" in shown and "reward 0.500" in shown  # lines come every few seconds
+        assert "2/4" in output and "reward 0.500" in output  # lines come every few seconds
 
 
 def fake_run(path, steps=40):
@@ -277,17 +277,17 @@ def test_summary_table_shows_values():
             "Held out",
         )
     )
-    shown = [
+    cells = [
         [cell.strip() for cell in line.strip("│").split("│")]
         for line in console.file.getvalue().splitlines()
         if line.startswith("│")
     ]
-    assert shown == [["sums", "0.1235", "512"], ["all", "0.5", "1024"]]
+    assert cells == [["sums", "0.1235", "512"], ["all", "0.5", "1024"]]
     assert "Held out" in console.file.getvalue()
 
 
 def picture(path):
-    """float [height width 3]."""
+    """Returns the image as float [height width 3]."""
     from matplotlib.image import imread
 
     return imread(path)[:, :, :3]
@@ -303,11 +303,11 @@ def test_curves_show_what_was_logged(tmp_path):
     plot_curves(metrics, tmp_path / "a.png")
     image = picture(tmp_path / "a.png")
     verifier, wasted = share_of_colour(image, "#0072B2"), share_of_colour(image, "#B8B8B8")
-    assert verifier > 0.02 and wasted > 0.02  # two triangles of the stacked panel
+    assert verifier > 0.02 and wasted > 0.02  # the stacked panel has two triangles
     with Telemetry(tmp_path / "other", 2, "rl", console=Console(file=io.StringIO())) as telemetry:
         telemetry.log(1, {"lr": 1.0})
     plot_curves(tmp_path / "other" / "metrics.jsonl", tmp_path / "b.png")
-    # panels without a metric are left out
+    # Panels without a metric are left out.
     assert picture(tmp_path / "b.png").shape[1] < image.shape[1] / 2
     with pytest.raises(ReportError, match="no metrics of stage 'sft'"):
         plot_curves(metrics, tmp_path / "c.png", "sft")
@@ -316,7 +316,7 @@ def test_curves_show_what_was_logged(tmp_path):
 def test_run_report(tmp_path):
     fake_run(tmp_path)
     with Telemetry(tmp_path, 1, "eval", console=Console(file=io.StringIO())) as telemetry:
-        telemetry.log(1, {"eval/all/avg_at_k": 0.5})  # nothing of it is in the table or the picture
+        telemetry.log(1, {"eval/all/avg_at_k": 0.5})  # in neither the table nor the picture
     console = Console(file=io.StringIO(), width=200)
     files = [tmp_path / "curves_rl.png", tmp_path / "report.html"]
     assert run_report([tmp_path], console=console) == files
@@ -336,8 +336,8 @@ def test_the_table_of_a_run_shows_groups_that_are_equal_and_neither_right_nor_wr
 
 
 def test_a_checkpoint_closes_the_files_and_the_next_line_opens_them(tmp_path, quiet):
-    """A bucket's mount uploads a file when it is closed: what a checkpoint counts must be there,
-    whatever happens next.
+    """A bucket's mount uploads a file when it is closed: the lines that a checkpoint counts must be
+    uploaded with it.
     """
 
     def open_files():

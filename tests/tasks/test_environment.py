@@ -1,4 +1,5 @@
-"""An environment answers the model's turns in the workers; what breaks its contract is left out."""
+"""Environments, which answer the model's turns in the workers; a conversation in which one breaks
+its contract is left out."""
 
 import itertools
 import json
@@ -14,7 +15,7 @@ from compass_jax.tasks.environment import MOST_CHARS, EnvironmentFault
 from compass_jax.tasks.rows import encode_row
 from compass_jax.tasks.task import load_task
 
-# what it says to "again" is another message for each number of turns
+# The answer to "again" is a different message for each number of turns.
 OWN = """
 import time
 from compass_jax.tasks import Environment, Task, Turn
@@ -55,27 +56,27 @@ def echo(discount=None):
     return Environment(lambda row: [row["first"]], step, 4, discount)
 
 
-def said(environment, *texts):
+def play(environment, *texts):
     return environment({"first": "0"}, json.dumps(texts))
 
 
 def test_a_conversation_is_played_from_its_start_and_says_what_comes_next():
-    found = said(echo(), "a", "b")
-    assert json.loads(found.pop("says")) == [{"role": "tool", "content": "0ab"}]
-    assert found == {"reward": 1.0, "turns": 2.0}
-    assert said(echo(), "a", "b") == {**found, "says": said(echo(), "a", "b")["says"]}
-    assert said(echo(), "a", "end")["says"] == ""
+    verdict = play(echo(), "a", "b")
+    assert json.loads(verdict.pop("says")) == [{"role": "tool", "content": "0ab"}]
+    assert verdict == {"reward": 1.0, "turns": 2.0}
+    assert play(echo(), "a", "b") == {**verdict, "says": play(echo(), "a", "b")["says"]}
+    assert play(echo(), "a", "end")["says"] == ""
 
 
 def test_rewards_are_the_last_turns_or_discounted():
-    assert said(echo(), "a", "bbbbb", "end")["reward"] == 3.0
-    assert said(echo(0.5), "a", "bbbbb", "end")["reward"] == 1 + 0.5 * 5 + 0.25 * 3
-    assert said(echo(0.0), "a", "bbbbb", "end")["reward"] == 1.0
+    assert play(echo(), "a", "bbbbb", "end")["reward"] == 3.0
+    assert play(echo(0.5), "a", "bbbbb", "end")["reward"] == 1 + 0.5 * 5 + 0.25 * 3
+    assert play(echo(0.0), "a", "bbbbb", "end")["reward"] == 1.0
 
 
 @pytest.mark.parametrize(("discount", "limits", "gap"), [(0.5, (0, 1), 0.5), (0.9, (-1, 1), 1.0)])
 def test_gap_and_range_are_those_of_all_conversations(discount, limits, gap):
-    """Each conversation of at most three turns is played."""
+    """The test plays every conversation of at most three turns."""
     low, high = limits
     rewards = [low + i * gap for i in range(int((high - low) / gap) + 1)]
 
@@ -91,7 +92,7 @@ def test_gap_and_range_are_those_of_all_conversations(discount, limits, gap):
 
 def test_what_is_over_does_not_go_on():
     with pytest.raises(EnvironmentFault, match="over after turn 1 of 2"):
-        said(echo(), "end", "a")
+        play(echo(), "end", "a")
 
 
 @pytest.mark.parametrize(
@@ -107,12 +108,12 @@ def test_what_is_over_does_not_go_on():
 )
 def test_messages_of_no_form_are_refused(messages):
     with pytest.raises(EnvironmentFault):
-        said(Environment(lambda row: None, lambda state, text: Turn(messages)), "a")
+        play(Environment(lambda row: None, lambda state, text: Turn(messages)), "a")
 
 
 def test_a_step_gives_a_turn_and_its_limits_make_sense():
     with pytest.raises(EnvironmentFault, match="gave a float: make it a Turn"):
-        said(Environment(lambda row: None, lambda state, text: 1.0), "a")
+        play(Environment(lambda row: None, lambda state, text: 1.0), "a")
     ranges = ({"turn_gap": 0}, {"turn_gap": 3, "turn_range": (0, 2)}, {"turn_range": (1, 0)})
     discounted = {"turn_range": (1, 2), "discount": 0.5}
     for wrong in ({"turns": 0}, {"discount": 1.5}, *ranges, discounted):
@@ -121,47 +122,55 @@ def test_a_step_gives_a_turn_and_its_limits_make_sense():
 
 
 @pytest.fixture
-def own(tmp_path):
+def module_file(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     return str(tmp_path / "own.py")
 
 
-def test_prompts_know_their_turns_and_nothing_else_judges_a_conversation(own):
-    config = DataConfig(sources=(TaskSource(f"{own}:counted"),))
+def test_prompts_know_their_turns_and_nothing_else_judges_a_conversation(module_file):
+    config = DataConfig(sources=(TaskSource(f"{module_file}:counted"),))
     assert {question.turns for question in questions(config, 0)} == {5}
     assert Task(lambda seed: (), "math").turns == 0
     with pytest.raises(ConfigError, match="judges whole conversations"):
-        load_task(f"{own}:mixed", "data.sources[0].task")
+        load_task(f"{module_file}:mixed", "data.sources[0].task")
 
 
-def test_workers_play_it_and_what_fails_costs_its_sample_alone(own):
-    config = DataConfig(sources=(TaskSource(f"{own}:counted"),))
-    told = [["4"], ["again"], ["again", "again"], ["hang"], ["raise"], ["nonsense"], ["again", "4"]]
+def test_workers_play_it_and_what_fails_costs_its_sample_alone(module_file):
+    config = DataConfig(sources=(TaskSource(f"{module_file}:counted"),))
+    conversations = [
+        ["4"],
+        ["again"],
+        ["again", "again"],
+        ["hang"],
+        ["raise"],
+        ["nonsense"],
+        ["again", "4"],
+    ]
     with Scorer(RewardConfig(timeout_s=1.0), config) as scorer:
-        for key, texts in enumerate(told):
+        for key, texts in enumerate(conversations):
             prompt = Prompt(key, 0, "x", "q", None, "", encode_row({"n": 4}), turns=5)
             scorer.submit(key, prompt, json.dumps(texts))
-        found = {}
+        scores = {}
         while scorer.outstanding:
-            found.update(scorer.collect(block=True))
-    outcomes = [found[key].outcome for key in range(len(told))]
+            scores.update(scorer.collect(block=True))
+    outcomes = [scores[key].outcome for key in range(len(conversations))]
     assert outcomes == ["ok", "ok", "ok", "timeout", "error", "error", "ok"]
-    assert [found[key].reward for key in (0, 1, 2, 6)] == [1.0, 0.25, 0.25, 1.0]
-    assert found[2].components == {"agains": 2.0, "turns": 2.0}
-    assert json.loads(found[2].says) == [{"role": "tool", "content": "{'n': 4, 'turns': 2}"}]
-    assert not any(found[key].known or found[key].says for key in (3, 4, 5))
-    assert found[0].says == found[6].says == "" and found[0].spent == found[6].spent == 0
+    assert [scores[key].reward for key in (0, 1, 2, 6)] == [1.0, 0.25, 0.25, 1.0]
+    assert scores[2].components == {"agains": 2.0, "turns": 2.0}
+    assert json.loads(scores[2].says) == [{"role": "tool", "content": "{'n': 4, 'turns': 2}"}]
+    assert not any(scores[key].known or scores[key].says for key in (3, 4, 5))
+    assert scores[0].says == scores[6].says == "" and scores[0].spent == scores[6].spent == 0
 
 
-def test_the_share_of_its_time_that_an_environment_takes_is_told(own):
-    config = DataConfig(sources=(TaskSource(f"{own}:counted"),))
+def test_the_share_of_its_time_that_an_environment_takes_is_told(module_file):
+    config = DataConfig(sources=(TaskSource(f"{module_file}:counted"),))
     assert RewardConfig(timeout_s=2.0).conversation_limit_s == 8.0
     with Scorer(RewardConfig(timeout_s=9.0, conversation_s=0.2), config) as scorer:
         for key, text in enumerate(("slow", "slow", "4")):
             prompt = Prompt(key, 0, "x", "q", None, "", encode_row({"n": 4}), turns=5)
             scorer.submit(key, prompt, json.dumps([text]))
-        found = {}
+        scores = {}
         while scorer.outstanding:
-            found.update(scorer.collect(block=True))
-    assert all(found[key].known and 1.9 < found[key].spent < 40 for key in (0, 1))
-    assert found[2].spent == 0
+            scores.update(scorer.collect(block=True))
+    assert all(scores[key].known and 1.9 < scores[key].spent < 40 for key in (0, 1))
+    assert scores[2].spent == 0

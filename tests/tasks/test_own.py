@@ -1,4 +1,5 @@
-"""A verifier and a task outside the package train; what is wrong with one is said."""
+"""A verifier and a task outside the package: both train, and their faults are reported with a
+place."""
 
 import dataclasses
 import json
@@ -106,15 +107,15 @@ def test_a_task_in_one_file_trains_by_the_command_and_is_evaluated_by_label(tmp_
     assert main(["train", str(tmp_path / "config.py"), "--run-dir", str(out)]) == 0
     assert [row["step"] for row in lines(out)] == [1, 2]
     assert 0 < lines(out)[0]["metrics"]["reward/mean"] < 1
-    found = {name for name in lines(out)[1]["metrics"] if name.startswith("eval/")}
-    assert "eval/words/avg_at_k" in found and {n.split("/")[1] for n in found} >= {
+    metric_names = {name for name in lines(out)[1]["metrics"] if name.startswith("eval/")}
+    assert "eval/words/avg_at_k" in metric_names and {n.split("/")[1] for n in metric_names} >= {
         "domain",
         "difficulty",
     }
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "told"),
+    ("text", "name", "message"),
     [
         (None, "score", "there is no file"),
         ("import nowhere_at_all", "score", r"m\.py, line 1: ModuleNotFoundError: No module named"),
@@ -133,13 +134,13 @@ def test_a_task_in_one_file_trains_by_the_command_and_is_evaluated_by_label(tmp_
         ),
     ],
 )
-def test_a_verifier_that_cannot_be_used_is_refused_with_its_place(tmp_path, text, name, told):
+def test_a_verifier_that_cannot_be_used_is_refused_with_its_place(tmp_path, text, name, message):
     if text is not None:
         (tmp_path / "m.py").write_text(text + "\n")
-    with pytest.raises(ConfigError, match=told) as found:
+    with pytest.raises(ConfigError, match=message) as error:
         build(Check("function", f"{tmp_path}/m.py:{name}", key="data.sources[0].verifier"), "")
-    assert str(found.value).startswith("data.sources[0].verifier = ") and "\n" not in str(
-        found.value
+    assert str(error.value).startswith("data.sources[0].verifier = ") and "\n" not in str(
+        error.value
     )
 
 
@@ -148,9 +149,9 @@ def test_a_module_that_is_nowhere_is_said_before_anything_is_written(tmp_path, c
         "from tiny_run import tiny_run\n\ndef f():\n    return tiny_run('nowhere_at_all:score')\n"
     )
     assert main(["train", f"{tmp_path}/config.py", "--run-dir", f"{tmp_path}/run"]) == 2
-    told = capsys.readouterr().err.strip()
-    assert "\n" not in told and "data.sources[0].verifier = 'nowhere_at_all:score'" in told
-    assert "there is no module nowhere_at_all" in told and not (tmp_path / "run").exists()
+    message = capsys.readouterr().err.strip()
+    assert "\n" not in message and "data.sources[0].verifier = 'nowhere_at_all:score'" in message
+    assert "there is no module nowhere_at_all" in message and not (tmp_path / "run").exists()
 
 
 ANSWERS = """
@@ -171,14 +172,14 @@ def test_what_is_no_reward_is_unknown_said_once_with_a_sample_and_ends_a_run_tha
     (tmp_path / "m.py").write_text(ANSWERS)
     verifier = f"{tmp_path}/m.py:score"
     data = DataConfig(sources=(FileSource("unused.jsonl", verifier=verifier),))
-    said = ["right", "nan", "text", "none", "out", "empty", "odd", "row", "parts"]
+    responses = ["right", "nan", "text", "none", "out", "empty", "odd", "row", "parts"]
     with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
-        for text in said:
+        for text in responses:
             scorer.submit(text, PROMPT, text)
-        got = drain(scorer)
-        assert got["right"] == Score(1.0, True)
-        assert got["parts"] == Score(0.5, True, components={"format": 1.0})
-        for text, why in {
+        scores = drain(scorer)
+        assert scores["right"] == Score(1.0, True)
+        assert scores["parts"] == Score(0.5, True, components={"format": 1.0})
+        for text, detail in {
             "nan": "returned nan",
             "text": "returned '1'",
             "out": "reward 1.5 is outside its range",
@@ -186,13 +187,17 @@ def test_what_is_no_reward_is_unknown_said_once_with_a_sample_and_ends_a_run_tha
             "odd": "cannot be called 'verifier'",
             "row": "KeyError: 'missing'",
         }.items():
-            assert not got[text].known and got[text].outcome == "error" and why in got[text].detail
-        assert got["none"] == Score(0.0, False, "unjudged", extracted=False)
+            assert (
+                not scores[text].known
+                and scores[text].outcome == "error"
+                and detail in scores[text].detail
+            )
+        assert scores["none"] == Score(0.0, False, "unjudged", extracted=False)
         (warning,) = caplog.records
         assert f"{verifier!r} gave no verdict: " in warning.message and "nan" in warning.message
         for i in range(NEVER):
             scorer.submit(i, PROMPT, "out")
-        assert len(drain(scorer)) == NEVER  # it has judged before
+        assert len(drain(scorer)) == NEVER  # no error, because the verifier has judged before
     with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
         for i in range(NEVER):
             scorer.submit(i, PROMPT, "out")
@@ -215,10 +220,10 @@ def test_a_misspelt_parameter_is_said_once_with_its_place_and_without_a_response
     with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
         for i in range(NEVER):
             scorer.submit(i, prompt, "a paragraph")
-        with pytest.raises(VerifierError) as found:
+        with pytest.raises(VerifierError) as error:
             while True:
                 scorer.collect(block=True)
-    assert str(found.value) == (
+    assert str(error.value) == (
         f"data.sources[0].verifier = {key!r}: 8 errors and no verdict; the last one: score"
         f" ({tmp_path}/m.py, line 3) takes 'lettre', and the row has no such column; did you mean"
         " letter? (it has: prompt, answer, letter). Mend the verifier"
@@ -228,7 +233,7 @@ def test_a_misspelt_parameter_is_said_once_with_its_place_and_without_a_response
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("task = 3", "it is a int; make it a compass_jax.tasks.Task"),
         ("task = Task([])", "prompts is a list; make it a function"),
@@ -245,10 +250,10 @@ def test_a_misspelt_parameter_is_said_once_with_its_place_and_without_a_response
         ("task = Task(lambda seed: [{'prompt': 'x', 'z': b'1'}], print)", "column 'z' cannot be"),
     ],
 )
-def test_a_task_that_cannot_be_used_is_refused_with_its_place(tmp_path, body, told):
+def test_a_task_that_cannot_be_used_is_refused_with_its_place(tmp_path, body, message):
     (tmp_path / "t.py").write_text(f"from compass_jax.tasks import Task\n{body}\n")
     data = DataConfig(sources=(TaskSource(f"{tmp_path}/t.py:task"),))
-    with pytest.raises((ConfigError, DataError), match=told):
+    with pytest.raises((ConfigError, DataError), match=message):
         questions(data, 0)
 
 
@@ -256,9 +261,11 @@ def test_a_row_has_any_ground_truth_and_rows_with_another_truth_are_told(tmp_pat
     rows = [{"prompt": "q", "tests": tests} for tests in ([1, 2], [1, 2], {"a": None})]
     path = rows_file(tmp_path / "rows.jsonl", rows)
     source = FileSource(path, answer_field="", verifier="anything:score", label="x")
-    told = []
-    (question,) = questions(DataConfig(sources=(source,)), 0, told.append)
-    assert json.loads(question.row) == rows[0] and [t.split(": ")[1][:6] for t in told] == [
+    notices = []
+    (question,) = questions(DataConfig(sources=(source,)), 0, notices.append)
+    assert json.loads(question.row) == rows[0] and [
+        notice.split(": ")[1][:6] for notice in notices
+    ] == [
         "1 rows",
         "1 rows",
     ]

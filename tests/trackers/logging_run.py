@@ -1,9 +1,9 @@
-"""A run that logs a few steps to a tracker, in a process of its own: it may be killed.
+"""A run that logs a few steps to a tracker, as a program that may be killed.
 
     python logging_run.py RUN_DIR TRACKER FIRST LAST [kill | ask]
 
-It goes on after step FIRST - 1, as a resumed run does. kill: it ends itself after the last step, as
-the kernel would.
+It resumes after step FIRST - 1, as a run does. With "kill" it sends itself SIGKILL after the last
+step, as the kernel would.
 """
 
 import io
@@ -19,7 +19,7 @@ from compass_jax.trackers import services
 
 
 def value(step):
-    """What a step logs: the same in every run."""
+    """Returns the metrics of a step, the same in every run."""
     return {"reward/mean": step / 8, "policy/kl_k3": float("nan"), "lr": 1e-4 * step}
 
 

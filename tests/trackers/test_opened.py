@@ -1,4 +1,5 @@
-"""The setting `trackers`: what it may hold, what is missing, and that every command heeds it."""
+"""The setting `trackers`: its valid values, trackers that are not installed, and the commands that
+use it."""
 
 import dataclasses
 import importlib.util
@@ -44,10 +45,10 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_anything_is_written(
     monkeypatch.setitem(sys.modules, "trackio", None)
     run = tmp_path / "run"
     status = main([command, CONFIG, "--run-dir", str(run), "--trackers", "trackio", *words])
-    told = capsys.readouterr().err
-    assert status == 2 and told.count("\n") == 1
-    assert f"compass {command}: trackers: trackio is not installed: pip install 'trackio" in told
-    assert "or in a clone of the project pip install -e '.[trackio]'" in told
+    message = capsys.readouterr().err
+    assert status == 2 and message.count("\n") == 1
+    assert f"compass {command}: trackers: trackio is not installed: pip install 'trackio" in message
+    assert "or in a clone of the project pip install -e '.[trackio]'" in message
     assert not run.exists()
 
 
@@ -92,11 +93,11 @@ def test_a_run_logs_to_all_its_trackers_under_the_names_and_steps_of_metrics_jso
         for step in (1, 2):
             telemetry.log(step, {"reward/mean": 0.5 * step, "lr": float("nan")})
     lines = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    wanted = [
+    expected = [
         ("rl", "mine", x["step"], {k: v for k, v in x["metrics"].items() if v is not None})
         for x in lines
     ]
-    assert memory.rows == (*wanted, "end") and len(lines) == 2
+    assert memory.rows == (*expected, "end") and len(lines) == 2
     assert len(list((tmp_path / "tb" / "rl").iterdir())) == 1
 
 
@@ -114,10 +115,10 @@ def test_the_run_hands_its_setting_on(tmp_path, monkeypatch, module, run):
     class Reached(Exception):
         pass
 
-    given = {}
+    received = {}
 
     def telemetry(*_, **options):
-        given.update(options)
+        received.update(options)
         raise Reached
 
     monkeypatch.setattr(module, "Telemetry", telemetry)
@@ -125,13 +126,13 @@ def test_the_run_hands_its_setting_on(tmp_path, monkeypatch, module, run):
     config = dataclasses.replace(tiny_run(), run_dir=str(tmp_path), trackers=("wandb",))
     with pytest.raises(Reached):
         getattr(module, run)(config)
-    assert given["trackers"] == ("wandb",) and given["settings"] == to_plain(config)
+    assert received["trackers"] == ("wandb",) and received["settings"] == to_plain(config)
 
 
 def test_an_id_is_the_run_directorys_and_the_stages(tmp_path):
     first = run_id(tmp_path / "a", "wandb", "rl")
-    others = [("a", "wandb", "sft"), ("a", "trackio", "rl"), ("b", "wandb", "rl")]
+    other_runs = [("a", "wandb", "sft"), ("a", "trackio", "rl"), ("b", "wandb", "rl")]
     assert first == run_id(tmp_path / "a", "wandb", "rl")
-    assert len({first, *(run_id(tmp_path / x, y, z) for x, y, z in others)}) == 4
+    assert len({first, *(run_id(tmp_path / x, y, z) for x, y, z in other_runs)}) == 4
     (tmp_path / "a" / "wandb-rl.id").write_text("\n")  # cut by a full disk
     assert len(run_id(tmp_path / "a", "wandb", "rl")) == 8

@@ -1,6 +1,5 @@
-"""Weights & Biases and trackio as they are: offline, resumed, killed, not logged in, without a
-server. Needs their packages (the extras `wandb` and `trackio`).
-"""
+"""The real packages of Weights & Biases and trackio: offline, resumed, killed, without a login and
+without a server. The tests need the extras `wandb` and `trackio`."""
 
 import glob
 import json
@@ -19,7 +18,7 @@ from compass_jax.trackers.opened import _installed
 from compass_jax.trackers.services import offline_steps, run_id
 
 HERE = Path(__file__).parent
-NAMES = {"reward/mean", "lr"}  # the one that is not finite is left out
+NAMES = {"reward/mean", "lr"}  # the value that is not finite is left out
 
 
 def needs(package):
@@ -30,31 +29,33 @@ def needs(package):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs logging_run.py far from the person's own settings; what it printed."""
+    """Returns a function that runs logging_run.py, isolated from the user's settings, and returns
+    its output.
+    """
     plain = {k: x for k, x in os.environ.items() if not k.startswith(("WANDB", "TRACKIO"))}
-    own = {"HOME": str(tmp_path / "home"), "TRACKIO_DIR": str(tmp_path / "trackio")}
+    folders = {"HOME": str(tmp_path / "home"), "TRACKIO_DIR": str(tmp_path / "trackio")}
     (tmp_path / "home").mkdir()
 
     def call(*words, **environment):
         process = subprocess.run(
             [sys.executable, str(HERE / "logging_run.py"), str(tmp_path / "run"), *words],
-            env=plain | own | environment,
+            env=plain | folders | environment,
             capture_output=True,
             text=True,
             timeout=120,
         )
-        wanted = -signal.SIGKILL if "kill" in words else 0
-        assert process.returncode == wanted, process.stderr
+        status = -signal.SIGKILL if "kill" in words else 0
+        assert process.returncode == status, process.stderr
         return process.stdout
 
     return call
 
 
 def wandb_rows(run_dir):
-    """Step -> names and values, of all files that wandb wrote in a run directory."""
+    """Returns {step: {name: value}} from all files that wandb wrote in a run directory."""
     from compass_jax.trackers.services import offline_records
 
-    found = {}
+    rows = {}
     for file in sorted(glob.glob(f"{run_dir}/trackers/wandb/offline-run-*/*.wandb")):
         for record in offline_records(Path(file)):
             if record.HasField("history"):
@@ -62,13 +63,13 @@ def wandb_rows(run_dir):
                     "/".join(x.nested_key) or x.key: json.loads(x.value_json)
                     for x in record.history.item
                 }
-                assert items["_step"] == record.history.step.num not in found
-                found[items["_step"]] = {k: x for k, x in items.items() if k[0] != "_"}
-    return found
+                assert items["_step"] == record.history.step.num not in rows
+                rows[items["_step"]] = {k: x for k, x in items.items() if k[0] != "_"}
+    return rows
 
 
 def trackio_rows(folder):
-    """(run's name, step) -> names and values, in the order of the database."""
+    """Returns {(name of the run, step): {name: value}} in the order of the database."""
     (file,) = glob.glob(f"{folder}/trackio/compass_jax.db")
     with sqlite3.connect(file) as base:
         rows = base.execute("select run_name, step, metrics from metrics order by id").fetchall()
@@ -83,20 +84,20 @@ def expected(last):
 @needs("wandb")
 def test_wandb_offline_has_each_step_once_over_a_stop_a_kill_and_a_resume(run, tmp_path):
     offline = {"WANDB_MODE": "offline"}
-    told = run("wandb", "1", "3", **offline)
-    assert "Weights & Biases: offline; send it by wandb sync" in told
+    output = run("wandb", "1", "3", **offline)
+    assert "Weights & Biases: offline; send it by wandb sync" in output
     assert wandb_rows(tmp_path / "run") == expected(3)
-    own = run_id(tmp_path / "run" / "trackers", "wandb", "rl")
-    # the checkpoint was at step 2: step 3 comes again
+    tracker_id = run_id(tmp_path / "run" / "trackers", "wandb", "rl")
+    # The checkpoint was at step 2, so that step 3 is repeated.
     run("wandb", "3", "5", **offline)
     assert wandb_rows(tmp_path / "run") == expected(5)
-    # what the kill takes along (wandb keeps it in memory) comes from metrics.jsonl
+    # The kill loses the steps that wandb has in memory; they come from metrics.jsonl.
     run("wandb", "6", "7", "kill", **offline)
     run("wandb", "8", "8", **offline)
     assert wandb_rows(tmp_path / "run") == expected(8)
-    assert run_id(tmp_path / "run" / "trackers", "wandb", "rl") == own
+    assert run_id(tmp_path / "run" / "trackers", "wandb", "rl") == tracker_id
     folders = glob.glob(f"{tmp_path}/run/trackers/wandb/offline-run-*")
-    assert len(folders) == 4 and all(folder.endswith(own) for folder in folders)
+    assert len(folders) == 4 and all(folder.endswith(tracker_id) for folder in folders)
     assert not (tmp_path / "home" / ".netrc").exists()
 
 
@@ -106,9 +107,9 @@ def test_wandb_offline_has_each_step_once_over_a_stop_a_kill_and_a_resume(run, t
     [({}, "nobody is logged in: type wandb login"), ({"WANDB_API_KEY": "a" * 40}, "authenticate")],
 )
 def test_without_a_login_or_a_server_the_run_goes_on_and_says_so_once(run, tmp_path, key, why):
-    told = run("wandb", "1", "4", WANDB_BASE_URL="http://127.0.0.1:9", **key)
-    assert why in told and told.count("the run goes on without it") == 1
-    assert "Traceback" not in told
+    output = run("wandb", "1", "4", WANDB_BASE_URL="http://127.0.0.1:9", **key)
+    assert why in output and output.count("the run goes on without it") == 1
+    assert "Traceback" not in output
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
@@ -116,20 +117,20 @@ def test_without_a_login_or_a_server_the_run_goes_on_and_says_so_once(run, tmp_p
 @needs("trackio")
 def test_trackio_has_each_step_once_over_a_stop_a_kill_and_a_resume(run, tmp_path):
     run("trackio", "1", "3")
-    own = run_id(tmp_path / "run" / "trackers", "trackio", "rl")
+    tracker_id = run_id(tmp_path / "run" / "trackers", "trackio", "rl")
     run("trackio", "3", "5")
     run("trackio", "6", "7", "kill")
     run("trackio", "7", "8")
-    wanted = {(f"own-rl-{own}", step): row for step, row in expected(8).items()}
-    assert trackio_rows(tmp_path) == wanted
+    rows = {(f"own-rl-{tracker_id}", step): row for step, row in expected(8).items()}
+    assert trackio_rows(tmp_path) == rows
 
 
 @needs("trackio")
 def test_trackio_without_its_server_keeps_the_steps_and_the_run_goes_on(run, tmp_path):
     server = {"TRACKIO_SERVER_URL": "http://127.0.0.1:9", "TRACKIO_WRITE_TOKEN": "x"}
-    told = run("trackio", "1", "3", **server)
-    closed = float(re.search(r"closed in ([\d.]+) s", told)[1])
-    assert closed < 60 and "Traceback" not in told
+    output = run("trackio", "1", "3", **server)
+    closed = float(re.search(r"closed in ([\d.]+) s", output)[1])
+    assert closed < 60 and "Traceback" not in output
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
 
@@ -141,9 +142,9 @@ def test_a_file_of_wandb_that_is_cut_gives_the_steps_before_the_cut(run, tmp_pat
     assert list(offline_steps(Path(file))) == list(range(1, 10))
     data = Path(file).read_bytes()
     cut = tmp_path / "cut.wandb"
-    found = []
+    readings = []
     for size in range(0, len(data), 97):
         cut.write_bytes(data[:size])
-        found.append(list(offline_steps(cut)))
-    assert all(steps == list(range(1, len(steps) + 1)) for steps in found)
-    assert found[0] == [] and len(found[-1]) >= 8
+        readings.append(list(offline_steps(cut)))
+    assert all(steps == list(range(1, len(steps) + 1)) for steps in readings)
+    assert readings[0] == [] and len(readings[-1]) >= 8

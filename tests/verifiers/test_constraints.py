@@ -1,4 +1,4 @@
-"""Each instruction of IFEval: texts that follow it and texts that do not."""
+"""The instructions of IFEval, each with texts that follow it and texts that do not."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from compass_jax.rewards.checks import Check, build
 from compass_jax.verifiers.kinds.instructions import CONSTRAINTS, judge
 
-# name, arguments, texts that follow, texts that do not
+# Each row: name, arguments, texts that follow the instruction, texts that do not.
 TABLE = [
     ("keywords:existence", {"keywords": ["sun", "sea"]}, ["The SUN. A sea", "sunny sea"], ["sun"]),
     (
@@ -119,7 +119,7 @@ def test_the_language_of_a_response():
     row = (["language:response_language"], [{"language": "de"}])
     assert judge("Das ist ein ganz gewöhnlicher Satz über das Wetter.", *row)["reward"] == 1
     assert judge("This is a quite ordinary sentence about it.", *row)["reward"] == 0
-    assert judge("123", *row)["reward"] == 1  # Google's checker: no language is found
+    assert judge("123", *row)["reward"] == 1  # as Google's checker does if it detects no language
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_a_case_is_of_english(name, good, bad):
 def test_the_loose_score_leaves_out_first_and_last_lines_and_asterisks(
     text, name, arguments, strict, loose
 ):
-    found = judge(text, [name], [arguments])
-    assert (found["reward"], found["loose"]) == (strict, loose)
+    verdict = judge(text, [name], [arguments])
+    assert (verdict["reward"], verdict["loose"]) == (strict, loose)
 
 
 def test_thoughts_are_no_part_of_the_response():
@@ -184,7 +184,7 @@ def test_all_or_a_share():
 
 
 @pytest.mark.parametrize(
-    ("names", "arguments", "told"),
+    ("names", "arguments", "message"),
     [
         (["keywords:exist"], [{}], "no instruction 'keywords:exist'; there are keywords:existence"),
         (["punctuation:no_comma"], [{"n": 1}], "no_comma.*unexpected keyword"),
@@ -197,6 +197,6 @@ def test_all_or_a_share():
         ),
     ],
 )
-def test_a_row_that_nobody_can_judge_is_an_error_and_no_zero(names, arguments, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_row_that_nobody_can_judge_is_an_error_and_no_zero(names, arguments, message):
+    with pytest.raises(ValueError, match=message):
         judge("text", names, arguments)

@@ -1,5 +1,5 @@
-"""What `math` takes for equal: the rows of docs/equality.md and of the tables beside this file,
-faults of other projects, hostile answers."""
+"""The answers that `math` takes for equal: the rows of docs/equality.md, the tables in this folder,
+faults of other projects, and hostile answers."""
 
 import json
 import re
@@ -21,7 +21,7 @@ ROWS = [
 NOTHING = {"reward": 0.0, "extracted": False}
 
 
-# right answers that earn 0, as docs/equality.md lists them
+# Right answers that score 0, as listed in docs/equality.md.
 KNOWN_MISSES = {5, 183, 189, 194, 195}
 
 
@@ -37,7 +37,7 @@ def reward(response, reference, tag="answer"):
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
-    """Lets Math-Verify's parser learn its decisions, as a worker does before its first answer."""
+    """Warms up Math-Verify's parser, as a worker does before its first answer."""
     KINDS["math"].warm()
 
 
@@ -55,7 +55,7 @@ def test_a_pair_of_reference_and_answer(reference, answer, equal):
 
 
 def test_public_pairs_have_the_expected_score():
-    """They come from public reports and were written before the verifier judged them."""
+    """The pairs come from public reports and were written down before the verifier judged them."""
     rows = table("public_pairs")
     misses = {
         i
@@ -88,8 +88,8 @@ def test_hostile_answers_are_0_at_once(reference):
     start = time.process_time()
     for text in texts:
         for response in (f"<answer>{text}</answer>", f"\\boxed{{{text}}}"):
-            found = at_once(response, reference, "answer")
-            assert found in (0.0, NOTHING), text[:30]
+            score = at_once(response, reference, "answer")
+            assert score in (0.0, NOTHING), text[:30]
     assert time.process_time() - start < 20
 
 

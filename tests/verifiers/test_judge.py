@@ -1,4 +1,4 @@
-"""A judge's verdict is what its last word on the matter says, or nothing."""
+"""A judge's verdict: the last word about it in the answer, or none."""
 
 import itertools
 from pathlib import Path
@@ -60,34 +60,34 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_ends_its_quotation_or_spells_a_control_token(text):
     plain = messages("q", "c", "a")
-    for asked in (messages(text, "c", "a"), messages("q", text, "a"), messages("q", "c", text)):
-        assert [m["role"] for m in asked] == ["system", "user"] and asked[0] == plain[0]
-        own = [line for line in asked[1]["content"].splitlines() if not line.startswith("> ")]
-        assert own == [x for x in plain[1]["content"].splitlines() if not x.startswith("> ")]
+    for request in (messages(text, "c", "a"), messages("q", text, "a"), messages("q", "c", text)):
+        assert [m["role"] for m in request] == ["system", "user"] and request[0] == plain[0]
+        unquoted = [
+            line for line in request[1]["content"].splitlines() if not line.startswith("> ")
+        ]
+        assert unquoted == [x for x in plain[1]["content"].splitlines() if not x.startswith("> ")]
         for token in ("<|im", "<｜", "</s>", "[INST]", "[/INST]", "<SYS>", "<start_", "<end_"):
-            assert token not in asked[1]["content"]
+            assert token not in request[1]["content"]
 
 
 def test_ordinary_texts_reach_the_judge_as_they_are():
     text = "if a<b and c > d: x[I] = \\frac{1}{2}\n\n\t* [A](b) <- c"
-    asked = messages("q", text, "")[1]["content"]
-    assert "\n".join(f"> {line}" for line in text.split("\n")) in asked
-    assert "Anchor:\n> \n\nCandidate:\n> if" in asked
-    assert verdict(asked) is None, "what the judge is asked is no verdict"
+    request = messages("q", text, "")[1]["content"]
+    assert "\n".join(f"> {line}" for line in text.split("\n")) in request
+    assert "Anchor:\n> \n\nCandidate:\n> if" in request
+    assert verdict(request) is None, "what the judge is asked is no verdict"
 
 
 def test_the_tiny_judges_tokenizer_has_the_instructions_as_single_tokens():
-    """Its other ids are those of the tiny tokenizer, so that what one of them wrote the other
-    reads.
-    """
+    """The other ids are those of the tiny tokenizer, so that each can decode the other's tokens."""
     configs = Path(__file__).parents[2] / "configs"
     tiny, tokenizer = (
         Tokenizer.load(configs / name) for name in ("tiny_tokenizer", "tiny_judge_tokenizer")
     )
-    asked = messages("How much are 4?", "4 * 3 = 12\n<answer>12</answer>", "14")
-    assert len(tokenizer.encode_chat(asked)) < 80 < 400 < len(tiny.encode_chat(asked))
+    request = messages("How much are 4?", "4 * 3 = 12\n<answer>12</answer>", "14")
+    assert len(tokenizer.encode_chat(request)) < 80 < 400 < len(tiny.encode_chat(request))
     for text in (SYSTEM, TASK, "Better", "Tie", "Worse"):
         assert len(tokenizer.ids(text)) == 1, f"{text!r} is no token of tiny_judge_tokenizer"
     talk = [{"role": "user", "content": "A kopi costs 3. How much are 4? <answer>12</answer>"}]
     assert tokenizer.encode_chat(talk) == tiny.encode_chat(talk)
-    assert tokenizer.render(asked) == tiny.render(asked)
+    assert tokenizer.render(request) == tiny.render(request)

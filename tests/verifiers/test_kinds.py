@@ -1,4 +1,5 @@
-"""Numbers within a tolerance, options by their text, JSON by schema: right, wrong and absurd."""
+"""Numbers within a tolerance, options by their text, and JSON by its schema: right, wrong and
+absurd answers."""
 
 import random
 from fractions import Fraction
@@ -58,7 +59,7 @@ def test_a_decimal_is_read_exactly(value):
 def test_numbers_within_a_tolerance():
     assert judged("numeric", r"\boxed{3.14159}", "3.1415926", rel_tol=1e-5) == RIGHT
     assert judged("numeric", r"\boxed{3.14}", "3.1415926", rel_tol=1e-5) == WRONG
-    assert judged("numeric", "#### 10.5", "10", abs_tol=0.5) == RIGHT  # the bound belongs to it
+    assert judged("numeric", "#### 10.5", "10", abs_tol=0.5) == RIGHT  # the bound is included
     assert judged("numeric", "#### 10.500001", "10", abs_tol=0.5) == WRONG
     assert judged("numeric", "<answer>7</answer>", "7") == RIGHT
     assert judged("numeric", "<answer>many</answer>", "7") == NOTHING
@@ -66,10 +67,10 @@ def test_numbers_within_a_tolerance():
         judged("numeric", "<answer>7</answer>", "many")
 
 
-@pytest.mark.parametrize("given", [{"abs_tol": -1}, {"rel_tol": "1"}, {"rel_tol": True}])
-def test_a_tolerance_that_is_none_is_refused(given):
+@pytest.mark.parametrize("arguments", [{"abs_tol": -1}, {"rel_tol": "1"}, {"rel_tol": True}])
+def test_a_tolerance_that_is_none_is_refused(arguments):
     with pytest.raises(ConfigError, match=r"_tol = .* must be a number, 0 or more"):
-        FileSource("rows.jsonl", verifier="numeric", verifier_args=given).validate("s")
+        FileSource("rows.jsonl", verifier="numeric", verifier_args=arguments).validate("s")
 
 
 METALS = {"answer": "B", "options": ["Iron", "White gold", "A"]}
@@ -81,7 +82,7 @@ METALS = {"answer": "B", "options": ["Iron", "White gold", "A"]}
         (METALS, "<answer>(B) white gold</answer>", RIGHT),
         (METALS, r"\boxed{white  Gold.}", RIGHT),
         (METALS, r"\boxed{iron}", WRONG),
-        (METALS, r"\boxed{A}", WRONG),  # the letter, not the third option's text
+        (METALS, r"\boxed{A}", WRONG),  # read as a letter, not as the third option's text
         (METALS | {"answer": "White gold"}, "The answer is B", RIGHT),
         (METALS | {"answer": 1}, r"\boxed{white gold}", RIGHT),
         ({"answer": "C", "options": {"A": "x", "C": "y"}}, "<answer>y</answer>", RIGHT),

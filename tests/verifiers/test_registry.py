@@ -1,4 +1,4 @@
-"""A verifier is a file in the folder, or an entry point of a package that is installed."""
+"""Verifiers as files of the folder, or as entry points of an installed package."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -22,14 +22,14 @@ KIND = Kind(judge, "it is the best move", Example({"best": "e4"}, "e4", "a3"), F
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Makes entry points of a file chess_kinds.py."""
+    """Yields a function that registers entry points of a file chess_kinds.py."""
 
     def install(text, *points):
         (tmp_path / "chess_kinds.py").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "chess_kinds", raising=False)
-        found = [EntryPoint(name, value, base.GROUP) for name, value in points]
-        monkeypatch.setattr(base, "entry_points", lambda group: found)
+        entries = [EntryPoint(name, value, base.GROUP) for name, value in points]
+        monkeypatch.setattr(base, "entry_points", lambda group: entries)
         base.kinds.cache_clear()
 
     yield install
@@ -47,16 +47,16 @@ def test_an_installed_package_brings_a_verifier(installed):
 
 
 @pytest.mark.parametrize(
-    ("text", "point", "told"),
+    ("text", "point", "message"),
     [
         (CHESS, ("math", "chess_kinds:KIND"), "'math' .*there is a verifier of this name"),
         (CHESS, ("chess", "chess_kinds:judge"), "is a function; make it a .*Kind"),
         ("import no_such_thing", ("chess", "chess_kinds:KIND"), "cannot be imported: ModuleNotFou"),
     ],
 )
-def test_one_that_cannot_be_used_is_refused(installed, text, point, told):
+def test_one_that_cannot_be_used_is_refused(installed, text, point, message):
     installed(text, point)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         base.kinds()
 
 

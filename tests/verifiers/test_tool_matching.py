@@ -1,4 +1,5 @@
-"""Calls of tools against a reference: right, wrong and why, by hand and on made rows."""
+"""Calls of tools compared with a reference: right ones, wrong ones and the reasons, by hand and on
+generated rows."""
 
 import json
 
@@ -33,7 +34,7 @@ TWICE = [{"name": "area", "arguments": {"base": 1}}, {"name": "area", "arguments
 
 
 @pytest.mark.parametrize(
-    ("said", "answer", "reason"),
+    ("response", "answer", "reason"),
     [
         ("area(base=1)\narea(base=2)", TWICE, ""),
         ("area(base=2)\narea(base=1, unit='cm')", TWICE, ""),
@@ -66,10 +67,10 @@ TWICE = [{"name": "area", "arguments": {"base": 1}}, {"name": "area", "arguments
         ("<answer>area(base=1);area(base=2)</answer> now()", json.dumps(TWICE), ""),
     ],
 )
-def test_by_hand(said, answer, reason):
-    found = verdict(said, answer, "answer", TOOLS)
-    assert reason in found.reason and bool(found.reason) == bool(reason), found
-    assert found.reward == float(not reason)
+def test_by_hand(response, answer, reason):
+    result = verdict(response, answer, "answer", TOOLS)
+    assert reason in result.reason and bool(result.reason) == bool(reason), result
+    assert result.reward == float(not reason)
 
 
 def test_the_order_counts_where_it_is_asked_for():
@@ -80,16 +81,16 @@ def test_the_order_counts_where_it_is_asked_for():
 
 
 def test_components_are_shares_of_the_wanted_calls():
-    found = judge("area(base=1)\nmove(to=1)", TWICE, "", TOOLS)
-    assert found == {"reward": 0.0, "name": 0.5, "arguments": 0.5}
+    components = judge("area(base=1)\nmove(to=1)", TWICE, "", TOOLS)
+    assert components == {"reward": 0.0, "name": 0.5, "arguments": 0.5}
     assert judge("area(base=1)\narea(base=7)", TWICE, "", TOOLS)["name"] == 1
-    assert judge("none", TWICE, "") == {**dict.fromkeys(found, 0.0), "extracted": False}
+    assert judge("none", TWICE, "") == {**dict.fromkeys(components, 0.0), "extracted": False}
 
 
 def test_a_pairing_is_found_where_a_greedy_one_is_not():
-    wanted = wanted_calls([{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}], {})
+    expected = wanted_calls([{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}], {})
     for order in ((1, 2), (2, 1)):
-        assert compared([ToolCall("f", {"a": a}) for a in order], wanted, {}).reward == 1
+        assert compared([ToolCall("f", {"a": a}) for a in order], expected, {}).reward == 1
 
 
 @pytest.mark.parametrize("answer", [None, 3, "f(a=1)", [3], [{"f": 3}], [{"name": "volume"}]])
@@ -109,22 +110,29 @@ CALL = st.builds(
 
 @given(st.lists(CALL, min_size=1, max_size=4), st.randoms(), st.data())
 def test_a_permutation_is_right_and_one_change_is_wrong(calls, random, data):
-    wanted = wanted_calls([{"name": c.name, "arguments": c.arguments} for c in calls], {})
+    expected = wanted_calls([{"name": c.name, "arguments": c.arguments} for c in calls], {})
     shuffled = random.sample(calls, len(calls))
-    assert compared(shuffled, wanted, {}) == Verdict(1.0, 1.0, 1.0, "")
+    assert compared(shuffled, expected, {}) == Verdict(1.0, 1.0, 1.0, "")
     i = data.draw(st.integers(0, len(calls) - 1))
     first = shuffled[i]
-    others = [first._replace(name="x"), first._replace(arguments={**first.arguments, "d": 0})]
-    others += [first._replace(arguments={**first.arguments, key: 0.5}) for key in first.arguments]
-    for other in others:
-        found = compared([*shuffled[:i], other, *shuffled[i + 1 :]], wanted, {})
+    changed_calls = [
+        first._replace(name="x"),
+        first._replace(arguments={**first.arguments, "d": 0}),
+    ]
+    changed_calls += [
+        first._replace(arguments={**first.arguments, key: 0.5}) for key in first.arguments
+    ]
+    for changed in changed_calls:
+        result = compared([*shuffled[:i], changed, *shuffled[i + 1 :]], expected, {})
         assert (
-            found.reward == 0 and found.arguments == (len(calls) - 1) / len(calls) and found.reason
+            result.reward == 0
+            and result.arguments == (len(calls) - 1) / len(calls)
+            and result.reason
         )
-    assert compared(shuffled[:i] + shuffled[i + 1 :], wanted, {}).reward == 0
+    assert compared(shuffled[:i] + shuffled[i + 1 :], expected, {}).reward == 0
 
 
 def test_tools_are_read_in_both_forms():
-    found = tools_by_name(json.dumps(TOOLS))
-    assert found["area"].parameters == ("base", "unit") and found["area"].defaults == {"unit": "cm"}
-    assert found["move"].parameters == ("to",) and not tools_by_name(None)
+    tools = tools_by_name(json.dumps(TOOLS))
+    assert tools["area"].parameters == ("base", "unit") and tools["area"].defaults == {"unit": "cm"}
+    assert tools["move"].parameters == ("to",) and not tools_by_name(None)

@@ -1,4 +1,4 @@
-"""The usual verifiers, by hand: what is right, what is wrong, and where there was no answer."""
+"""The usual verifiers, by hand: right, wrong and missing answers."""
 
 import time
 import types
@@ -59,7 +59,7 @@ def test_a_score_is_a_number():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (r"so \boxed{5}", "5"),
         (r"\boxed{1} no, \boxed{ \frac{1}{2} } done", r"\frac{1}{2}"),
@@ -77,12 +77,12 @@ def test_a_score_is_a_number():
         (r"\boxed 13.", "13"),
     ],
 )
-def test_boxed(text, found):
-    assert boxed(text) == found
+def test_boxed(text, expected):
+    assert boxed(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("<answer>1</answer> \\boxed{2} #### 3", "1"),
         ("\\boxed{2}\n#### 3", "2"),
@@ -98,8 +98,8 @@ def test_boxed(text, found):
         ("<answer> </answer>", None),
     ],
 )
-def test_the_final_answer_is_whatever_is_there(text, found):
-    assert final_answer(text, "answer") == found
+def test_the_final_answer_is_whatever_is_there(text, expected):
+    assert final_answer(text, "answer") == expected
 
 
 def test_marks_without_end_are_read_in_time():
@@ -150,8 +150,8 @@ def test_those_with_arguments():
     assert [judged("length", "x" * n, most_chars=10).reward for n in (10, 11)] == [1.0, 0.0]
 
 
-# a program's start runs code between fork and exec, and jax, where a test before had it imported,
-# warns of that; workers have no jax
+# Starting a program runs code between fork and exec. jax warns about that if an earlier test
+# imported it; workers do not import jax.
 @pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 @pytest.mark.parametrize("name", kinds())
 def test_every_kind_says_what_it_takes_and_judges_its_example(name):
@@ -176,7 +176,7 @@ def test_a_row_without_a_reference_is_an_error_and_no_zero():
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ({"verifier": {"math": 1.0, "format": 0}}, "'format' has weight 0; leave it out"),
         ({"verifier": {}}, "verifier is empty: name one of 'choice', 'code'"),
@@ -192,6 +192,6 @@ def test_a_row_without_a_reference_is_an_error_and_no_zero():
         ),
     ],
 )
-def test_a_source_that_names_what_cannot_be_is_refused(source, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_source_that_names_what_cannot_be_is_refused(source, message):
+    with pytest.raises(ConfigError, match=message):
         DataConfig(sources=(FileSource("rows.jsonl", **source),)).validate()
