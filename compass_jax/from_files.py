@@ -269,7 +269,8 @@ def _mesh(model: ModelConfig) -> MeshConfig:
 def _free_bytes(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float:
     """Returns a device's bytes beside process, weights, moments, gradients, rollout weights."""
     narrow = 2 if compute.dtype == "bfloat16" else 4
-    free = usable_bytes() - process_bytes() - _parameters(model) * (20 + narrow) / mesh.fsdp
+    # FSDP does not split the rollout's weights.
+    free = usable_bytes() - process_bytes() - _parameters(model) * (20 / mesh.fsdp + narrow)
     return max(free, usable_bytes() / 10)
 
 

@@ -7,12 +7,14 @@ two and compiles nothing. The logits of `compute.logprob_chunk` tokens are added
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 
 from compass_jax.aliases import Tree
 from compass_jax.config import (
@@ -33,9 +35,16 @@ from compass_jax.machine import available_bytes, on_cpu, peak_bytes, usable_byte
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import combine, init_adapters, trainable
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import abstract_params, training_layout
+from compass_jax.model.params import (
+    abstract_params,
+    decode_shardings,
+    shardings_like,
+    training_layout,
+)
+from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
+from compass_jax.sharding import AXES, Placement
 
 # Python, JAX, the compiler and its programs, and the tokenizer, on a CPU (docs/measurements.md)
 PROCESS_BYTES = 2.0 * 2**30
@@ -164,27 +173,23 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
 
 def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
     """Returns the bytes per device that do not depend on the micro-batch, by name."""
-    shapes = _abstract_params(config.model, config.compute)
     narrow = jnp.dtype(config.compute.param_dtype).itemsize < 4
     master = narrow and training.optim.float32_master
-    parts = config.mesh.fsdp * config.mesh.expert * config.mesh.tensor
-    count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    weights = tree_bytes(shapes) / parts
+    weights = _weight_bytes(config, config.compute.param_dtype)
+    wide = _weight_bytes(config, str(at_least_float32(config.compute.param_dtype)))
     adapters = 0
     if config.lora.acts:
         adapters = tree_bytes(_abstract_adapters(config.model, config.compute, config.lora))
     rollout = replay = 0.0
     if isinstance(training, RLConfig):
         rollout_mesh = config.rollout_mesh or config.mesh
-        shards = config.mesh.fsdp * rollout_mesh.expert * rollout_mesh.tensor
-        rollout = count * jnp.dtype(config.rollout_compute.dtype).itemsize / shards
+        rollout = float(_decode_weight_bytes(config, rollout_mesh))
         rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, rollout_mesh)
         rollout += route_bytes(config.model, config.rollout, training, config.mesh)
         replay = kept_route_bytes(config.model, config.rollout, training, config.mesh)
         if on_cpu():
             replay += kept_token_bytes(config.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
-    wide = count * max(4, jnp.dtype(config.compute.param_dtype).itemsize) / parts
     if config.lora.acts:  # in float32, the same on every device; the base is the reference
         sizes = {"weights": weights + adapters, "optimizer": 2 * adapters, "rollout": rollout}
         sizes |= {"gradients": 2 * adapters, "replay": replay}
@@ -196,6 +201,37 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
         "gradients": wide + weights,
         "replay": replay,
     }
+
+
+def _weight_bytes(config: PolicyConfig, dtype: str) -> int:
+    """Returns the bytes of one device's shards of the parameters in storage."""
+    weights = abstract_params(config.model, dtype, training_layout(config.compute))
+    placement = _abstract_placement(config.mesh)
+    return _shard_bytes(weights, shardings_like(weights, config.model, placement))
+
+
+def _decode_weight_bytes(config: PolicyConfig, mesh: MeshConfig) -> int:
+    """Returns the bytes of one device's shards of the rollout's weights, which FSDP does not split,
+    before they are quantised.
+    """
+    weights = abstract_params(config.model, config.rollout_compute.dtype, "decode")
+    placement = _abstract_placement(mesh)
+    return _shard_bytes(weights, decode_shardings(weights, config.model, placement))
+
+
+def _abstract_placement(mesh: MeshConfig) -> Placement:
+    """Returns a placement on a mesh without devices, for shardings whose shapes alone are read."""
+    return Placement(cast(Mesh, AbstractMesh(dataclasses.astuple(mesh), AXES)))
+
+
+def _shard_bytes(tree: Tree, shardings: Tree) -> int:
+    """Returns the bytes of one device's shards of a tree of arrays or shapes."""
+    shards = jax.tree.map(
+        lambda x, s: math.prod(s.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize,
+        tree,
+        shardings,
+    )
+    return sum(jax.tree.leaves(shards))
 
 
 def cache_bytes(

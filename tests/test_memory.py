@@ -1,6 +1,7 @@
 """The estimate of a run's memory, and the memory of this machine."""
 
 import dataclasses
+import itertools
 import platform
 import subprocess
 import sys
@@ -10,22 +11,28 @@ import jax.numpy as jnp
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.config import ConfigError, GroupReplayConfig, MoEConfig
+from compass_jax.config import ConfigError, GroupReplayConfig, MeshConfig, MoEConfig
+from compass_jax.from_files import _free_bytes
 from compass_jax.machine import FREE_SHARE, available_bytes, peak_bytes, usable_bytes
 from compass_jax.memory import (
     MICRO_BATCHES_AT_ONCE,
     PROCESS_BYTES,
     _residual_bytes,
+    cache_bytes,
     check_kept_groups,
     estimate,
     fitting_rows,
     memory_line,
+    process_bytes,
+    route_bytes,
     tree_bytes,
 )
 from compass_jax.model.moe import empty_routes
-from compass_jax.model.params import in_layout, training_layout
+from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.sharding import placements
 from compass_jax.training import step
+from compass_jax.weights.sync import sync_weights
 
 GIB = 2**30
 
@@ -58,6 +65,41 @@ def test_activations_are_those_that_the_training_step_keeps(moe, scan):
     saved_bytes = tree_bytes(pullback)
     estimated = estimate(config, config.rl).activations / MICRO_BATCHES_AT_ONCE
     assert estimated == pytest.approx(saved_bytes, rel=0.02) and tree_bytes(results) < saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rollout_mesh"),
+    [
+        (MeshConfig(fsdp=8), None),
+        (MeshConfig(fsdp=2, expert=2, tensor=2), None),
+        (MeshConfig(replica=2, fsdp=2, context=2), MeshConfig(expert=4, tensor=2)),
+    ],
+)
+def test_weights_are_those_that_a_device_holds(mesh, rollout_mesh, monkeypatch):
+    base = config_of(moe=True)
+    config = dataclasses.replace(base, mesh=mesh, rollout_mesh=rollout_mesh)
+    model, compute = config.model, config.compute
+    training, rollout = placements(mesh, rollout_mesh, False)
+    params = place(init_params(model, compute, jax.random.key(0)), model, training)
+    dtype = config.rollout_compute.dtype
+    decode, _ = sync_weights(params, model, dtype, "off", False, placement=rollout, layout="decode")
+    beside = cache_bytes(model, config.rollout, config.rollout_compute, rollout_mesh or mesh)
+    beside += route_bytes(model, config.rollout, config.rl, mesh)
+    need = estimate(config, config.rl)
+    assert need.weights == bytes_on_first_device(params)
+    assert need.optimizer == 2 * bytes_on_first_device(params)
+    decode_bytes = bytes_on_first_device(decode)
+    assert need.rollout - beside == pytest.approx(decode_bytes)
+    if mesh.fsdp == mesh.devices:  # as the settings chosen from files do
+        fixed = need.weights + need.optimizer + need.gradients + decode_bytes
+        monkeypatch.setattr("compass_jax.from_files.usable_bytes", lambda: 1e10)
+        free = _free_bytes(model, compute, mesh)
+        assert 1e10 - process_bytes() - free == pytest.approx(fixed, rel=0.1)
+
+
+def bytes_on_first_device(tree):
+    shards = [x.addressable_shards for x in jax.tree.leaves(tree)]
+    return sum(x.data.nbytes for x in itertools.chain(*shards) if x.device == jax.devices()[0])
 
 
 def test_rows_fit_into_what_is_usable(monkeypatch):

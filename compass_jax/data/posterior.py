@@ -176,15 +176,16 @@ def coverage(
 
 def fit_prior(counts: Float[np.ndarray, "n 2"]) -> tuple[float, float]:
     """Returns alpha and beta of a label's prior from its prompts' counts (right, judged), by the
-    moments of the Beta-binomial distribution: the variance of the rates is that of the prior,
-    m (1 - m) / (c + 1), plus that of sampling, m (1 - m) / k.
+    moments of the Beta-binomial distribution. The prior's variance is v = m (1 - m) / (c + 1), and
+    that of the rates of k samples v + (m (1 - m) - v) / k. Discounted counts are taken as k; one
+    sample each shows nothing of the spread.
     """
     right, judged = counts.T
     mean = float((right.sum() + 1) / (judged.sum() + 2))  # never 0 or 1
     concentration = UNIFORM
-    if len(counts) >= MEASURED:
-        sampling = mean * (1 - mean) * np.mean(1 / judged)
-        spread = float(np.mean((right / judged - mean) ** 2) - sampling)
-        ratio = mean * (1 - mean) / max(spread, 1e-9) - 1
+    if len(counts) >= MEASURED and judged.max() > 1:
+        widest, share = mean * (1 - mean), float(np.mean(1 / judged))
+        spread = float(np.mean((right / judged - mean) ** 2)) - widest * share
+        ratio = widest * (1 - share) / max(spread, 1e-9) - 1
         concentration = float(np.clip(ratio, *CONCENTRATION))
     return concentration * mean, concentration * (1 - mean)

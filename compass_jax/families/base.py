@@ -453,8 +453,13 @@ class Family:
         biased, normed = self._variants("qkv_bias"), self._variants("qk_norm")
         bias = raw.flag(self.bias_key, biased[0] if len(biased) == 1 else None)
         norm = raw.flag("use_qk_norm") if len(normed) > 1 else normed[0]
-        forms = (form for form in self.attention if (form.qkv_bias, form.qk_norm) == (bias, norm))
-        return next(forms)
+        for form in self.attention:
+            if (form.qkv_bias, form.qk_norm) == (bias, norm):
+                return form
+        raise UnsupportedModel(
+            f"{raw.where}: the family {self.model_type} has no attention with {self.bias_key} ="
+            f" {bias} and use_qk_norm = {norm}: add it to the family's `attention`"
+        )
 
     def _variants(self, field: str) -> list[bool]:
         """Returns the values of a field in the class's attention, the default first."""

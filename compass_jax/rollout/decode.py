@@ -155,5 +155,8 @@ def _written_routes(state: DecodeState, outputs, inputs: Int[Array, "steps slots
     if state.routes is None:
         return None
     slot = jnp.broadcast_to(jnp.arange(inputs.shape[1])[None], inputs.shape)
-    position = jnp.where(outputs["wrote"], inputs, past)  # out of range: dropped
+    # Rows out of range are dropped. Stopped slots write there, each step to another row, because
+    # the indices are declared unique.
+    unwritten = past + jnp.arange(inputs.shape[0])[:, None]
+    position = jnp.where(outputs["wrote"], inputs, unwritten)
     return state.routes.at[slot, position].set(outputs["routes"], mode="drop", unique_indices=True)

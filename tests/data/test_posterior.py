@@ -64,14 +64,21 @@ def test_an_unseen_prompt_is_predicted_by_its_label():
     assert chosen.posterior(new) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("samples", [2, 4, 16, (2, 4)])
 @pytest.mark.parametrize("concentration", [2.0, 12.0])
-def test_the_prior_has_the_spread_of_the_labels_prompts(concentration):
-    rng, mean, samples = np.random.default_rng(0), 0.3, 16
-    rates = rng.beta(concentration * mean, concentration * (1 - mean), 40_000)
-    right = rng.binomial(samples, rates).astype(float)
-    alpha, beta = fit_prior(np.stack([right, np.full(40_000, float(samples))], axis=1))
+def test_the_prior_has_the_spread_of_the_labels_prompts(concentration, samples):
+    rng, mean, count = np.random.default_rng(0), 0.3, 400_000
+    rates = rng.beta(concentration * mean, concentration * (1 - mean), count)
+    judged = rng.choice(samples, count) if isinstance(samples, tuple) else np.full(count, samples)
+    right = rng.binomial(judged, rates)
+    alpha, beta = fit_prior(np.stack([right, judged], axis=1).astype(float))
     assert alpha / (alpha + beta) == pytest.approx(mean, abs=0.02)
-    assert alpha + beta == pytest.approx(concentration, rel=0.15)
+    assert alpha + beta == pytest.approx(concentration, rel=0.1)
+
+
+def test_single_samples_show_no_spread():
+    counts = np.stack([np.arange(40) % 2, np.ones(40)], axis=1)
+    assert fit_prior(counts) == (1.0, 1.0)
 
 
 def run(seed, rates, steps=40, groups=16, samples=8, **changes):

@@ -14,7 +14,7 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import cli
 from compass_jax.config import ConfigError, MLAConfig
-from compass_jax.families.base import TENSORS
+from compass_jax.families.base import TENSORS, Attention
 from compass_jax.families.find import built_in, check, find
 from compass_jax.families.raw import UnsupportedModel
 from compass_jax.model.params import abstract_params, is_spec, param_specs
@@ -186,6 +186,18 @@ def test_a_model_that_its_family_has_not_is_refused_before_a_run(tmp_path, capsy
         == 2
     )
     assert "model.family = 'gemma': no such family" in capsys.readouterr().err
+
+
+def test_an_attention_that_the_family_has_not_is_refused(acorn):
+    biased, normed = Attention(False, True, False), Attention(True, False, False)
+    family = dataclasses.replace(find(acorn), attention=(biased, normed))
+    raw = {**write_hf_config(MODEL), "model_type": "acorn_moe", "use_qk_norm": True}
+    raw |= {"architectures": ["AcornForCausalLM"]}
+    raw |= {"n_embd": raw.pop("hidden_size"), "n_chosen": raw.pop("num_experts_per_tok")}
+    assert family.read(raw | {"attention_bias": False}, "config.json", "acorn").qk_norm
+    message = "attention with attention_bias = True and use_qk_norm = True: add it"
+    with pytest.raises(UnsupportedModel, match=message):
+        family.read(raw | {"attention_bias": True}, "config.json", "acorn")
 
 
 def test_a_parameter_without_a_tensor_and_a_folder_of_another_family_are_refused(acorn):
