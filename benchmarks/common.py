@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks import experiments
 from compass_jax.config import ModelConfig
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.transformer import Transformer, apply
@@ -361,7 +361,7 @@ def environment() -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},
         },
-        "commit": _commit(),
+        "commit": experiments.commit(),
     }
 
 
@@ -374,26 +374,6 @@ def _cpu_model() -> str:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
         platform.machine(),
     )
-
-
-def _commit() -> str:
-    """Returns the commit of this tree, with -dirty if tracked files differ from it; empty outside a
-    git checkout.
-    """
-    command = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 def report(name: str, smoke: bool, *parts: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ medians over the rounds are compared.
     + one step off           rl.one_step_off: the next rollout runs during the training
     + partial rollouts       rl.partial_prompts, a quarter of the step's: a rollout ends with its
                              last whole group, the rest continues in the next
-One row more has reward overlap and a verifier that does not wait: `wait_hidden` is the part of the
-wait that remains.
+One row more has reward overlap and a verifier that does not wait: `remaining_wait` is the part of
+the wait that remains.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str,
     return rows
 
 
-def wait_hidden(rows: list[dict[str, Any]]) -> float:
+def remaining_wait(rows: list[dict[str, Any]]) -> float:
     """Returns the cost with overlap of a verifier that waits, as a share of its cost without
     overlap, in seconds of rollout and of waiting for rewards.
     """
@@ -227,7 +227,7 @@ def main(argv: list[str] | None = None) -> None:
     summary = {
         "benchmark": "measures",
         "smoke": args.smoke,
-        "wait_over_no_overlap": round(wait_hidden(rows), 4),
+        "wait_over_no_overlap": round(remaining_wait(rows), 4),
         "rows": rows,
     }
     print(json.dumps({**summary, "commit": experiments.commit()}), flush=True)

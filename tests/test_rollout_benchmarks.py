@@ -45,7 +45,7 @@ def test_the_cost_of_a_wait_is_what_is_left_over_what_it_was():
         }
         for name, wait in (("+ detokenisation", 3.1), ("+ reward overlap", 0.4), ("no wait", 0.1))
     ]
-    assert measures.wait_hidden(rows) == pytest.approx(0.1)
+    assert measures.remaining_wait(rows) == pytest.approx(0.1)
     table = measures.report(rows)
     assert (
         "| + reward overlap | 6.40 | 1.42 | 1.42 | 4.00 | 0.40 | 9.0 |" in table

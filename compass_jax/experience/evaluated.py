@@ -81,7 +81,7 @@ def _row(label: str, accuracy: Accuracy) -> JsonObject:
     row[f"avg@{accuracy.k}"] = (
         f"{accuracy.avg_at_k:.3f} [{accuracy.interval[0]:.3f}, {accuracy.interval[1]:.3f}]"
     )
-    row |= {f"pass@{k}": x for k, x in accuracy.pass_at.items() if k in (1, accuracy.k) and k > 1}
+    row |= {f"pass@{k}": x for k, x in accuracy.pass_at.items() if k == accuracy.k > 1}
     if not math.isnan(accuracy.maj_at_k):
         row[f"maj@{accuracy.k}"] = accuracy.maj_at_k
     row["reward"] = accuracy.reward

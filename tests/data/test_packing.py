@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from test_streamed import run, stream_of, together, tokenizer, write  # noqa: F401
 
 from compass_jax.data.packing import packed, padded
 from compass_jax.data.sft import SFTExample

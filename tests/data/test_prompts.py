@@ -73,7 +73,7 @@ def test_procedural_prompts_are_distinct_seeded_and_tokenised(tokenizer):
     ]
 
 
-def test_splits_never_share_a_question_whatever_the_seed(tokenizer):
+def test_splits_never_share_a_question_whatever_the_seed():
     train, heldout = set(), set()
     for seed in range(4):
         for question in questions(CONFIG, seed):

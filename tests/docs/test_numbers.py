@@ -247,8 +247,8 @@ def test_tokens_to_an_accuracy():
         for left_out, of_measures in zip(((), (3,)), texts, strict=True):
             seeds = [x for x in pair if x["seed"] not in left_out]
             for smooth, text in zip((means_of_evaluations, over_window), of_measures, strict=True):
-                mean, low, high = interval(ratios(seeds, smooth=smooth)[variant])
-                assert f"{mean:.2f} ({low:.2f} to {high:.2f})" == text
+                ratio, low, high = interval(ratios(seeds, smooth=smooth)[variant])
+                assert f"{ratio:.2f} ({low:.2f} to {high:.2f})" == text
                 assert text.rstrip(")") in PAGE
     assert "0.28 (0.16–0.40)" in README and "0.37 without" in README
 

@@ -82,7 +82,8 @@ METALS = {"answer": "B", "options": ["Iron", "White gold", "A"]}
         (METALS, "<answer>(B) white gold</answer>", RIGHT),
         (METALS, r"\boxed{white  Gold.}", RIGHT),
         (METALS, r"\boxed{iron}", WRONG),
-        (METALS, r"\boxed{A}", WRONG),  # read as a letter, not as the third option's text
+        (METALS | {"answer": "A"}, r"\boxed{A}", RIGHT),  # a letter, not the third option's text
+        (METALS | {"answer": "C"}, r"\boxed{A}", WRONG),
         (METALS | {"answer": "White gold"}, "The answer is B", RIGHT),
         (METALS | {"answer": 1}, r"\boxed{white gold}", RIGHT),
         ({"answer": "C", "options": {"A": "x", "C": "y"}}, "<answer>y</answer>", RIGHT),
