@@ -1,4 +1,4 @@
-"""Rollouts to arrays, and to a checkpoint and back, row by row."""
+"""Assembly of rollouts into arrays, row by row."""
 
 import dataclasses
 
@@ -61,7 +61,9 @@ def test_each_row_holds_its_sample(arrays):
 
 
 def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
-    """Room for three samples a group: row 3 g + c; one group has two samples, the other one."""
+    """There are rows for three samples a group (row 3 g + c); one group has two samples, the other
+    has one.
+    """
     moved = [
         dataclasses.replace(ROLLOUTS[i], row=row, tokens=ROLLOUTS[i].tokens)
         for i, row in ((0, 0), (1, 1), (2, 3))

@@ -1,5 +1,5 @@
-"""The store of drafts: what it keeps, forgets and restores; the account of drafted tokens; what
-drafts refuse.
+"""The draft store (keeping, forgetting and restoring drafts), the account of drafted tokens, and
+refused settings.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from compass_jax.rollout.drafts import Coupled, Lenient
 
 
 def group(number, visit, lengths=(3, 5), drafted=(0, 0), draft_tokens=(0, 0)):
-    """A group whose answers have so many tokens."""
+    """Returns a group whose answers have `lengths` tokens."""
     prompt = make_prompt(number, 4, visit)
     rollouts = []
     for i, n in enumerate(lengths):
@@ -50,14 +50,14 @@ def test_the_last_visits_answers_are_found_by_their_index():
     store = DraftStore(Lenient())
     store.add([group(0, 0), group(1, 0)])
     store.add([group(0, 1, (2,))])
-    found = store.find([*keys(0, 2), *keys(1, 1), *keys(2, 0)])
-    assert set(found) == {keys(0, 2)[0], *keys(1, 1)}  # sample 1 was not drawn at the last visit
-    assert found[keys(0, 2)[0]].tokens.tolist() == [1, 2]
-    np.testing.assert_array_equal(found[keys(1, 1)[1]].logp, -0.5 - np.arange(10, 15))
+    drafts = store.find([*keys(0, 2), *keys(1, 1), *keys(2, 0)])
+    assert set(drafts) == {keys(0, 2)[0], *keys(1, 1)}  # sample 1 was not drawn at the last visit
+    assert drafts[keys(0, 2)[0]].tokens.tolist() == [1, 2]
+    np.testing.assert_array_equal(drafts[keys(1, 1)[1]].logp, -0.5 - np.arange(10, 15))
     assert store.tokens == 2 + 8
-    nothing = DraftStore(None)
-    nothing.add([group(0, 0)])
-    assert nothing.find(keys(0, 1)) == {} and nothing.state() is None
+    disabled = DraftStore(None)
+    disabled.add([group(0, 0)])
+    assert disabled.find(keys(0, 1)) == {} and disabled.state() is None
 
 
 def test_coupled_drafts_are_of_visits_that_share_noise():
@@ -73,7 +73,7 @@ def test_the_prompts_visited_longest_ago_are_forgotten():
     store.add([group(2, 0)])
     assert store.tokens == 16 and not store.find(keys(1, 1))
     assert store.find(keys(0, 2)) and store.find(keys(2, 1))
-    store.add([group(3, 0, (15, 15))])  # more than may be kept
+    store.add([group(3, 0, (15, 15))])  # more tokens than the store keeps
     assert store.tokens == 0 and store.state() is None
 
 
@@ -83,17 +83,17 @@ def test_a_checkpoint_holds_the_drafts_in_order():
     state, arrays = json.loads(json.dumps(store.state())), store.arrays()
     shapes = {name: (x.shape, x.dtype) for name, x in arrays.items()}
     assert shapes == {name: (x.shape, x.dtype) for name, x in abstract_drafts(state).items()}
-    again = DraftStore(Lenient(kept_tokens=20))
-    again.restore(state, arrays)
-    for made in (store, again):
-        made.add([group(2, 0, (9,))])  # the oldest goes
-    assert again.state() == store.state() and again.tokens == store.tokens == 13
-    jax.tree.map(np.testing.assert_array_equal, again.arrays(), store.arrays())
+    restored = DraftStore(Lenient(kept_tokens=20))
+    restored.restore(state, arrays)
+    for target in (store, restored):
+        target.add([group(2, 0, (9,))])  # the oldest goes
+    assert restored.state() == store.state() and restored.tokens == store.tokens == 13
+    jax.tree.map(np.testing.assert_array_equal, restored.arrays(), store.arrays())
     fewer = DraftStore(Lenient(kept_tokens=5))
     fewer.restore(state, arrays)
     assert fewer.tokens == 4 and fewer.find(keys(1, 1, 1))
-    found = fewer.find(keys(1, 1, 1))[keys(1, 1, 1)[0]]
-    assert isinstance(found, Draft) and found.tokens.dtype == np.int32
+    draft = fewer.find(keys(1, 1, 1))[keys(1, 1, 1)[0]]
+    assert isinstance(draft, Draft) and draft.tokens.dtype == np.int32
     off = DraftStore(None)
     off.restore(state, arrays)
     assert off.state() is None

@@ -1,4 +1,4 @@
-"""The estimators against enumeration and against numpy references written from their equations."""
+"""The estimators, compared with enumeration and with numpy references from their equations."""
 
 import itertools
 import math
@@ -37,16 +37,16 @@ def test_pass_at_k_is_told_at_powers_of_two_and_at_k():
 
 
 def by_lot(votes, right):
-    """maj@k by enumeration: the first of the tied answers in each order of the samples."""
-    found = []
+    """Returns maj@k by enumeration: the first of the tied answers in each order of the samples."""
+    means = []
     for order in itertools.permutations(range(len(votes))):
         counts = {}
         for i in order:
             if votes[i] is not None:
                 counts.setdefault(votes[i], []).append(right[i])
         winner = max(counts.values(), key=len, default=[0.0])
-        found.append(np.mean(winner))
-    return np.mean(found)
+        means.append(np.mean(winner))
+    return np.mean(means)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def by_lot(votes, right):
         ("ab", (1, 0)),  # a tie
         ("aabbc", (0, 0, 1, 1, 0)),
         ("abc", (0, 1, 0)),
-        ([None, None, "a"], (0, 0, 1)),  # what has no answer has no vote
+        ([None, None, "a"], (0, 0, 1)),  # samples without an answer have no vote
         ([None, None], (0, 0)),
         ("aab", (1, 0, 0)),  # one answer that is judged in two ways
     ],
@@ -66,7 +66,9 @@ def test_ties_for_the_majority_are_broken_by_lot_in_expectation(votes, right):
 
 
 def test_the_error_is_clustered_by_prompt():
-    """Against the double sum over pairs of samples of one prompt (arXiv 2411.00640)."""
+    """The error is that of the double sum over pairs of samples of one prompt (arXiv
+    2411.00640).
+    """
     rng = np.random.default_rng(0)
     groups = [rng.integers(0, 2, n).astype(float) for n in (1, 5, 3, 8, 2, 8)]
     flat = np.concatenate(groups)
@@ -74,42 +76,44 @@ def test_the_error_is_clustered_by_prompt():
     variance = sum(
         (a - mean) * (b - mean) for group in groups for a in group for b in group
     )  # each sample with itself, too
-    found = clustered(np.array([x.sum() for x in groups]), np.array([len(x) for x in groups]), 0)
-    assert found.mean == pytest.approx(mean)
-    assert found.se == pytest.approx(math.sqrt(variance * g / (g - 1)) / n)
+    estimate = clustered(np.array([x.sum() for x in groups]), np.array([len(x) for x in groups]), 0)
+    assert estimate.mean == pytest.approx(mean)
+    assert estimate.se == pytest.approx(math.sqrt(variance * g / (g - 1)) / n)
 
 
 def test_equal_groups_have_the_error_of_the_mean_of_prompts():
     right = np.array([0, 1, 4, 2, 4, 3, 0, 1])
-    found = clustered(right, np.full(8, 4), 0)
-    assert found.se == pytest.approx((right / 4).std(ddof=1) / math.sqrt(8))
+    estimate = clustered(right, np.full(8, 4), 0)
+    assert estimate.se == pytest.approx((right / 4).std(ddof=1) / math.sqrt(8))
 
 
 def test_the_bootstrap_draws_prompts_not_samples():
-    """40 prompts of 16 samples, each all right or all wrong: the interval is that of 40 draws."""
+    """The interval of 40 prompts with 16 samples, each all right or all wrong, is that of 40
+    draws.
+    """
     right = np.array([16] * 20 + [0] * 20)
-    found = clustered(right, np.full(40, 16), 1)
+    estimate = clustered(right, np.full(40, 16), 1)
     draws = np.random.default_rng(5).binomial(40, 0.5, 100_000) / 40
     low, high = np.percentile(draws, (2.5, 97.5))
-    assert found.low == pytest.approx(low, abs=0.026) and found.high == pytest.approx(
+    assert estimate.low == pytest.approx(low, abs=0.026) and estimate.high == pytest.approx(
         high, abs=0.026
     )
-    assert clustered(right, np.full(40, 16), 1) == found != clustered(right, np.full(40, 16), 2)
+    assert clustered(right, np.full(40, 16), 1) == estimate != clustered(right, np.full(40, 16), 2)
 
 
 def test_the_interval_covers_the_truth_in_about_nineteen_of_twenty_cases():
     rng, hits = np.random.default_rng(2), 0
     for trial in range(300):
         chance = rng.beta(0.6, 0.9, 60)  # of each prompt; mean 0.4
-        found = clustered(rng.binomial(4, chance), np.full(60, 4), trial)
-        hits += found.low <= 0.4 <= found.high
+        estimate = clustered(rng.binomial(4, chance), np.full(60, 4), trial)
+        hits += estimate.low <= 0.4 <= estimate.high
     assert 0.90 <= hits / 300 <= 0.98
 
 
 def test_prompts_that_are_all_alike_have_wilsons_interval_and_one_prompt_has_all():
-    none = clustered(np.zeros(10), np.full(10, 4), 0)
-    assert (none.mean, none.se, none.low) == (0, 0, 0)
-    assert none.high == pytest.approx(wilson(0.0, 10)[1])
+    all_wrong = clustered(np.zeros(10), np.full(10, 4), 0)
+    assert (all_wrong.mean, all_wrong.se, all_wrong.low) == (0, 0, 0)
+    assert all_wrong.high == pytest.approx(wilson(0.0, 10)[1])
     gains = clustered(np.zeros(10), np.ones(10), 0, support=(-1.0, 1.0))
     assert gains.low == pytest.approx(-gains.high) and 0 < gains.high < 1
     one = clustered(np.array([2]), np.array([4]), 0)
@@ -124,7 +128,7 @@ def test_prompts_without_a_known_score_are_in_no_estimate():
 
 
 def test_wilson_solves_its_equation():
-    """Its ends are where |share - p| is z standard errors under p."""
+    """The ends of the interval are the p for which |share - p| is z standard errors."""
     for share, trials in ((0.0, 7), (0.3, 10), (0.5, 200), (1.0, 12)):
         for p in wilson(share, trials):
             inner = 1.959963984540054 * math.sqrt(p * (1 - p) / trials)

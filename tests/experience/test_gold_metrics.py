@@ -1,4 +1,4 @@
-"""Inverted pairs by label: the same pairs as all of them together, each under its own label."""
+"""Inverted pairs by label: the same pairs as in the overall share, each counted for its label."""
 
 import dataclasses
 
@@ -31,19 +31,19 @@ def test_the_shares_by_label_add_up_to_the_share_of_all():
     ]
     mean = prepared.of_responses()
     assert np.isnan(mean[~mask.any(1)]).all()
-    found = label_inversion(groups, arrays, mean)
+    metrics = label_inversion(groups, arrays, mean)
     expected, wrong, pairs = {}, 0, 0
     for label in "abc":
-        mine = [
+        inverted = [
             (gold[i] - gold[j]) * (advantage[i][mask[i]].mean() - advantage[j][mask[j]].mean()) < 0
             for i in range(b)
             for j in range(i)
             if group[i] == group[j] and labels[group[i]] == label and gold[i] != gold[j]
             if np.isfinite(gold[[i, j]]).all() and mask[i].any() and mask[j].any()
         ]
-        expected[f"advantage/{label}/inversion_frac"] = np.mean(mine)
-        wrong, pairs = wrong + sum(mine), pairs + len(mine)
-    assert found == pytest.approx(expected), "d's answers are worth the same: it has no pair"
+        expected[f"advantage/{label}/inversion_frac"] = np.mean(inverted)
+        wrong, pairs = wrong + sum(inverted), pairs + len(inverted)
+    assert metrics == pytest.approx(expected), "d's answers are worth the same: it has no pair"
     filled, known = np.nan_to_num(gold), np.isfinite(gold)
     together = inversion(*map(jnp.asarray, (filled, known, prepared.advantage, mask, group)))
     share = finalize_diagnostics(together)["advantage/inversion_frac"]

@@ -1,4 +1,4 @@
-"""What is remembered of prompts: sums by hand, the length expected of a prompt, the same after a
+"""The history of prompts: sums by hand, the expected length of a prompt, and its state after a
 restart.
 """
 
@@ -45,8 +45,8 @@ def test_the_expected_length_is_that_of_the_last_group_or_of_the_label():
 
 
 def test_it_is_the_same_after_a_restart():
-    history, again = seen(), PromptHistory()
-    again.restore(json.loads(json.dumps(history.state())))
-    assert again.state() == history.state()
-    again.update([(NEW, Outcome(4, 0.0, 4, "hard", 4))])
-    assert len(history) == 2 and again.expected_length(NEW) == 1
+    history, restored = seen(), PromptHistory()
+    restored.restore(json.loads(json.dumps(history.state())))
+    assert restored.state() == history.state()
+    restored.update([(NEW, Outcome(4, 0.0, 4, "hard", 4))])
+    assert len(history) == 2 and restored.expected_length(NEW) == 1

@@ -1,5 +1,5 @@
-"""What is in flight, without a model: any stop at any sample leads to the same decisions, a
-checkpoint has one form, and no finished sample is sampled again.
+"""The samples in flight, without a model: a stop at any sample leads to the same decisions, all
+checkpoints have the same structure, and no finished sample is sampled again.
 """
 
 import json
@@ -35,7 +35,9 @@ DYNAMIC = {"rl_zvp": False, "dynamic_sampling": True, "dynamic_batch": 2, "dynam
 
 
 def replaying(max_route_age=0, stages=None, **settings):
-    """A run that replays groups, with `stages` against zero variance and other settings of RL."""
+    """Returns a configuration that replays groups; `stages` changes the settings against zero
+    variance, and `settings` the others of RL.
+    """
     return RLConfig(
         prompts_per_step=3,
         group_replay=GroupReplayConfig(groups=4, max_age=2, max_route_age=max_route_age),
@@ -81,12 +83,12 @@ IN_ROUNDS = [name for name in CONFIGS if "partial" not in name]
 
 @cache
 def drawn(key):
-    """(response tokens, reward, route) that belong to a sample's key."""
+    """Returns the (response tokens, reward, route) of a sample's key."""
     rng = np.random.default_rng(key)
     return int(rng.integers(1, 8)), float(rng.random() < 0.35), int(rng.integers(0, 250))
 
 
-# a route for a sample; rows are made, and copied
+# the functions with which a RouteBuffer makes and copies rows, here with one route per sample
 ROUTES = (
     lambda rows: jnp.full((rows, 1, 1, 1), 255, jnp.uint8),
     lambda store, rows: take_routes(store, rows, 1),
@@ -94,15 +96,15 @@ ROUTES = (
 
 
 class World:
-    """Prompts, verdicts and samples without a model. `asked`: the samples of each batch, with its
-    temperature; `ended`: the finished ones.
+    """A source of prompts, verdicts and samples without a model. `batches`: the samples of each
+    batch, with its temperature; `finished`: the finished samples.
     """
 
     def __init__(self, name, stop_at=None):
         self.config, self.stop_at = CONFIGS[name], stop_at
-        self.place, self.asked, self.ended, self.verdicts = 0, [], [], []
+        self.place, self.batches, self.finished, self.verdicts = 0, [], [], []
 
-    def room(self):
+    def new_buffer(self):
         rl = self.config
         stored = rl.group_replay
         return ExperienceBuffer(
@@ -118,19 +120,19 @@ class World:
         return [make_prompt(i % 7, 3, i // 7) for i in range(self.place - n, self.place)]
 
     def stopped(self):
-        return self.stop_at is not None and len(self.ended) >= self.stop_at
+        return self.stop_at is not None and len(self.finished) >= self.stop_at
 
-    # a verifier
+    # the methods of a verifier
     slow = False
 
     def submit(self, key, prompt, response):
         self.verdicts.append((key, Score(drawn(key)[1], True)))
 
     def collect(self, block):
-        found, self.verdicts = self.verdicts, []
-        return found
+        verdicts, self.verdicts = self.verdicts, []
+        return verdicts
 
-    # an engine and its batcher
+    # the methods of an engine and its batcher
     def default_sampler(self):
         return Sampler(1.0)
 
@@ -151,7 +153,9 @@ class World:
 
 
 class Slow(World):
-    """Verdicts come one by one, after a while; the stop comes at such a call."""
+    """A World whose verdicts come one by one, at every third call of `collect`; the stop comes at
+    such a call.
+    """
 
     slow = True
 
@@ -160,7 +164,7 @@ class Slow(World):
         self.calls = 0
 
     def submit(self, key, prompt, response):
-        if key not in dict(self.verdicts):  # a new process would have none of the last one's
+        if key not in dict(self.verdicts):  # a new process would not have them
             super().submit(key, prompt, response)
 
     def collect(self, block):
@@ -173,19 +177,19 @@ class Slow(World):
 
 
 class Batch:
-    """Five slots; a sample in one gets a token a tick."""
+    """A batch with five slots, in which each sample gets one token a tick."""
 
     def __init__(self, world, prompts, options):
         self.world, self.options = world, options
         self.first = {p.key: row for p, row in zip(prompts, options.rows, strict=True)}
-        begun = {r.key: len(r.response) for r in options.carried}
+        carried_lengths = {r.key: len(r.response) for r in options.carried}
         prompts = {p.key: p for p in prompts}
         self.prompts, self.versions = prompts, {r.key: r.versions[3:] for r in options.carried}
         keys = options.sample_keys
-        self.waiting = sorted(keys, key=lambda k: (k not in begun, k[1], k[0], k.index))
+        self.waiting = sorted(keys, key=lambda k: (k not in carried_lengths, k[1], k[0], k.index))
         self.running = {}
-        self.begun = begun
-        world.asked.append((options.sampler.temperature, sorted(options.sample_keys)))
+        self.carried_lengths = carried_lengths
+        world.batches.append((options.sampler.temperature, sorted(options.sample_keys)))
 
     def __iter__(self):
         while self.waiting or self.running:
@@ -193,22 +197,22 @@ class Batch:
                 return
             while self.waiting and len(self.running) < SLOTS:
                 key = self.waiting.pop(0)
-                self.running[key] = self.begun.get(key, 0)
+                self.running[key] = self.carried_lengths.get(key, 0)
             done = []
             for key in list(self.running):
                 self.running[key] += 1
                 if self.running[key] >= drawn(key)[0]:
                     done.append(self.rollout(key, self.running.pop(key)))
             for rollout in done:
-                self.world.ended.append(rollout.key)
+                self.world.finished.append(rollout.key)
                 yield rollout
 
     def rollout(self, key, n):
-        prompt, was = self.prompts[key[:2]], self.versions.get(key, np.zeros(0, np.int32))
+        prompt, old_versions = self.prompts[key[:2]], self.versions.get(key, np.zeros(0, np.int32))
         tokens = np.concatenate([prompt.tokens, np.full(n, 7, np.int32)])
         tokens[-1] = EOS if n == drawn(key)[0] else 7
-        own = np.full(n - len(was), self.options.policy_version, np.int32)
-        versions = np.concatenate([np.zeros(3, np.int32), was, own])
+        new_versions = np.full(n - len(old_versions), self.options.policy_version, np.int32)
+        versions = np.concatenate([np.zeros(3, np.int32), old_versions, new_versions])
         row, rows = self.first[key[:2]] + key.index, self.options.buffer
         rows.rows = rows.rows.at[row].set(drawn(key)[2])
         zeros = np.zeros(3 + n, np.float32)
@@ -217,14 +221,17 @@ class Batch:
         )
 
     def abort(self):
-        left = {**self.running, **{k: self.begun[k] for k in self.waiting if k in self.begun}}
-        return [self.rollout(key, n) for key, n in left.items() if n]
+        unfinished = {
+            **self.running,
+            **{k: self.carried_lengths[k] for k in self.waiting if k in self.carried_lengths},
+        }
+        return [self.rollout(key, n) for key, n in unfinished.items() if n]
 
 
 def saved(world, buffer):
-    """The buffer through a checkpoint."""
+    """Returns a copy of the buffer that was saved to a checkpoint and restored."""
     state, arrays = json.loads(json.dumps(buffer.state())), buffer.arrays(LENGTH)
-    fresh = world.room()
+    fresh = world.new_buffer()
     assert {k: (v.shape, v.dtype) for k, v in arrays.items()} == {
         k: (v.shape, v.dtype) for k, v in fresh.arrays(LENGTH).items()
     }
@@ -235,7 +242,7 @@ def saved(world, buffer):
 
 
 def trained(config, buffer, step):
-    """The groups that a step trains on, after which the step ends; checks their routes."""
+    """Returns the groups that a step trains on, checks their routes and ends the step."""
     groups, replay, size = buffer.step_groups(), config.group_replay, config.capacity
     update = UpdateGroups(groups)
     if replay.acts:
@@ -243,9 +250,9 @@ def trained(config, buffer, step):
     live = update.live(replay.max_route_age)
     flat = np.asarray(buffer.routes_of(update.groups, live)).ravel()
     for n, group in enumerate(update.groups):
-        own = [255 if n in live else drawn(r.key)[2] for r in group.rollouts]
-        unset = [255] * (size - len(own))
-        np.testing.assert_array_equal(flat[n * size : (n + 1) * size], own + unset)
+        routes = [255 if n in live else drawn(r.key)[2] for r in group.rollouts]
+        unset = [255] * (size - len(routes))
+        np.testing.assert_array_equal(flat[n * size : (n + 1) * size], routes + unset)
     if replay.acts:
         store_groups(buffer, step + 1, replay)
     buffer.end_step()
@@ -253,20 +260,20 @@ def trained(config, buffer, step):
 
 
 def run(world, restart=lambda step, stopped: False):
-    """Every step's decisions; the buffer goes through a checkpoint after each stop, and where
-    `restart` says so.
+    """Returns every step's decisions. The buffer goes through a checkpoint after each stop, and
+    after the steps for which `restart` returns true.
     """
-    buffer, out = world.room(), []
+    buffer, out = world.new_buffer(), []
     for step in range(STEPS):
         while True:
             last = step == STEPS - 1
             args = (buffer, None, step, world.draw, last, world.stopped)
-            found = world.collector()(*args)
-            stopped, buffer = found is None, saved(world, buffer)
+            metrics = world.collector()(*args)
+            stopped, buffer = metrics is None, saved(world, buffer)
             if not stopped:
                 break
             world.stop_at = None
-        counts = {k: v for k, v in found.items() if k.startswith(("zero", "rollout/carried"))}
+        counts = {k: v for k, v in metrics.items() if k.startswith(("zero", "rollout/carried"))}
         results = [(p.key, tuple(o)) for p, o in results_of(buffer, RewardConfig())]
         update = trained(world.config, buffer, step)
         samples = [r for group in update.groups for r in group.rollouts]
@@ -277,10 +284,10 @@ def run(world, restart=lambda step, stopped: False):
     return out
 
 
-def levels(asked):
-    """The samples of each temperature in a run's order, whatever batches they came in."""
+def levels(batches):
+    """Returns the samples of each temperature, regardless of the batches in which they came."""
     out: dict[float, Counter] = {}
-    for temperature, keys in asked:
+    for temperature, keys in batches:
         out.setdefault(temperature, Counter()).update(set(keys))
     return {temperature: set(keys) for temperature, keys in out.items()}
 
@@ -296,12 +303,13 @@ def undisturbed():
 
 @pytest.mark.parametrize("name", IN_ROUNDS)
 def test_a_stop_at_any_sample_leads_to_the_same_decisions(undisturbed, name):
-    expected, whole = undisturbed[name]
-    for at in range(1, len(whole.ended) + 1, 3):
+    expected, baseline = undisturbed[name]
+    for at in range(1, len(baseline.finished) + 1, 3):
         world = World(name, stop_at=at)
         assert run(world) == expected, at
-        assert Counter(world.ended) == Counter(whole.ended)  # nothing finished was run again
-        assert levels(world.asked) == levels(whole.asked)
+        # no finished sample was run again
+        assert Counter(world.finished) == Counter(baseline.finished)
+        assert levels(world.batches) == levels(baseline.batches)
 
 
 @pytest.mark.parametrize("name", IN_ROUNDS)
@@ -309,25 +317,25 @@ def test_a_stop_does_not_wait_for_slow_verdicts_and_those_that_came_stand(
     undisturbed, name, monkeypatch
 ):
     monkeypatch.setattr(collect, "POLL_S", 0)
-    expected, whole = undisturbed[name]
-    calls = Slow(name)
-    assert run(calls) == expected
-    for at in range(1, calls.calls, 11):
+    expected, baseline = undisturbed[name]
+    slow = Slow(name)
+    assert run(slow) == expected
+    for at in range(1, slow.calls, 11):
         world = Slow(name, stop_at=at)
         assert run(world) == expected, at
-        assert Counter(world.ended) == Counter(whole.ended)
+        assert Counter(world.finished) == Counter(baseline.finished)
         assert world.stop_at is None, "the stop was not seen"
 
 
 @pytest.mark.parametrize("name", ["partial", "partial growth"])
 def test_a_stop_at_any_sample_of_partial_rollouts_loses_nothing(undisturbed, name):
-    """Where the cut lies depends on the stop; which prompts come and what they draw does not."""
-    expected, whole = undisturbed[name]
-    for at in range(1, len(whole.ended) + 1, 2):
+    """The place of the cut depends on the stop; the prompts and their samples do not."""
+    expected, baseline = undisturbed[name]
+    for at in range(1, len(baseline.finished) + 1, 2):
         world = World(name, stop_at=at)
-        found = run(world)
-        assert {k for step in found for k in step[0]} == {k for step in expected for k in step[0]}
-        assert Counter(world.ended) == Counter(whole.ended)
+        steps = run(world)
+        assert {k for step in steps for k in step[0]} == {k for step in expected for k in step[0]}
+        assert Counter(world.finished) == Counter(baseline.finished)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "replay" in name])
@@ -345,17 +353,19 @@ def test_a_kill_between_steps_changes_nothing(undisturbed, name):
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_a_whole_rollout_that_nobody_has_trained_on_comes_back_whole(name):
-    """As one step off saves it: nothing is drawn or sampled, the numbers are the same."""
+    """One step off saves such a rollout. After a restart no prompt is drawn, no sample is taken,
+    and the metrics are the same.
+    """
     world = World(name)
-    buffer = world.room()
+    buffer = world.new_buffer()
     args = (None, 0, world.draw, False, world.stopped)
-    found = world.collector()(buffer, *args)
-    place, batches = world.place, len(world.asked)
-    again = saved(world, buffer)
-    metrics = world.collector()(again, *args)
-    assert (world.place, len(world.asked)) == (place, batches) and again.state() == buffer.state()
-    counted = [n for n in found if n.startswith(("zero", "rollout/carried"))]
-    assert {n: metrics[n] for n in counted} == {n: found[n] for n in counted}
+    expected = world.collector()(buffer, *args)
+    place, count = world.place, len(world.batches)
+    resumed = saved(world, buffer)
+    metrics = world.collector()(resumed, *args)
+    assert (world.place, len(world.batches)) == (place, count) and resumed.state() == buffer.state()
+    names = [n for n in expected if n.startswith(("zero", "rollout/carried"))]
+    assert {n: metrics[n] for n in names} == {n: expected[n] for n in names}
 
 
 def test_growth_doubles_uniform_groups_at_a_higher_temperature_each_time(undisturbed):
@@ -369,7 +379,7 @@ def test_growth_doubles_uniform_groups_at_a_higher_temperature_each_time(undistu
         n = len(rewards)
         assert n in (2, 4, 7) and (n == 7 or np.ptp(rewards) > 0)
         assert n == 2 or np.ptp(rewards[: {4: 2, 7: 4}[n]]) == 0
-    for temperature, keys in world.asked:
+    for temperature, keys in world.batches:
         assert {key.index for key in keys} <= {1.0: {0, 1}, 2.0: {2, 3}, 4.0: {4, 5, 6}}[
             temperature
         ]
@@ -384,7 +394,7 @@ def test_partial_rollouts_carry_what_had_begun_and_its_tokens_keep_their_version
 
 def test_a_prompt_that_is_in_flight_cannot_come_again_at_the_same_visit():
     world = World("plain")
-    buffer = world.room()
+    buffer = world.new_buffer()
     buffer.add(world.draw(1))
     with pytest.raises(ValueError, match="prompt 1000 is in flight at visit 0 already"):
         buffer.add([world.find(1000, 0)])
@@ -398,8 +408,8 @@ def test_the_route_buffer_lends_rows_and_holds_memory_only_while_it_must():
     with pytest.raises(ValueError, match="all 2 groups of the route buffer are in flight"):
         buffer.allocate()
     buffer.rows = buffer.rows.at[3:].set(4)
-    found = np.asarray(buffer.read(np.array([4, 99, 0]))).ravel()
-    np.testing.assert_array_equal(found, [4, 255, 255])
+    routes = np.asarray(buffer.read(np.array([4, 99, 0]))).ravel()
+    np.testing.assert_array_equal(routes, [4, 255, 255])
     buffer.free(first)
     assert buffer.allocate() == 0 and buffer.rows is not None
     buffer.free(0)

@@ -1,4 +1,6 @@
-"""Comparisons of two evaluations: against numpy references, and by what cannot be compared."""
+"""Comparisons of two evaluations: values against numpy references, and refusals of evaluations that
+cannot be compared.
+"""
 
 import itertools
 import json
@@ -21,14 +23,14 @@ def sample(right):
 
 
 def write(folder, answers, k=2, temperature=1.0, settings=SETTINGS):
-    """An evaluation's files. answers: {set: {id: (samples..., greedy)}}, the reward
-    or None each.
+    """Writes an evaluation's files. answers: {set: {id: (samples..., greedy)}}, each a reward or
+    None.
     """
     folder.mkdir(parents=True)
     rows = [
-        {"set": name, "id": id, "prompt": f"question {id}", "samples": [sample(x) for x in given]}
+        {"set": name, "id": id, "prompt": f"question {id}", "samples": [sample(x) for x in rewards]}
         for name, prompts in answers.items()
-        for id, given in prompts.items()
+        for id, rewards in prompts.items()
     ]
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets = {name: {"k": k, "temperature": temperature} for name in answers}
@@ -37,66 +39,68 @@ def write(folder, answers, k=2, temperature=1.0, settings=SETTINGS):
 
 
 def test_averages_are_paired_by_prompt():
-    """Against the t statistic written out, with unequal counts and a prompt of unknown scores."""
+    """The p-value is that of the t statistic by its formula, with unequal counts and a prompt of
+    unknown scores.
+    """
     rng = np.random.default_rng(0)
     counts = [((int(rng.integers(0, n + 1)), n), (int(rng.integers(0, 5)), 4))
               for n in (4, 4, 3, 2, 4, 4, 1, 4, 4, 4)]  # fmt: skip
-    found = averages([*counts, ((0, 0), (3, 4))])
+    result = averages([*counts, ((0, 0), (3, 4))])
     gains = np.array([b / m - a / n for (a, n), (b, m) in counts])
     t = gains.mean() / (gains.std(ddof=1) / math.sqrt(len(gains)))
-    assert found["prompts"] == 10 and found["difference"] == pytest.approx(gains.mean())
-    assert found["p"] == pytest.approx(2 * stats.t.sf(abs(t), len(gains) - 1))
+    assert result["prompts"] == 10 and result["difference"] == pytest.approx(gains.mean())
+    assert result["p"] == pytest.approx(2 * stats.t.sf(abs(t), len(gains) - 1))
     draws = np.random.default_rng(1).choice(gains, (20_000, len(gains))).mean(1)
-    assert found["interval"] == pytest.approx(np.percentile(draws, (2.5, 97.5)), abs=0.02)
-    assert found["second"] - found["first"] == pytest.approx(found["difference"])
+    assert result["interval"] == pytest.approx(np.percentile(draws, (2.5, 97.5)), abs=0.02)
+    assert result["second"] - result["first"] == pytest.approx(result["difference"])
 
 
 def test_greedy_answers_are_tested_on_the_prompts_that_one_side_alone_gets_right():
     pairs = [(True, True)] * 5 + [(False, True)] * 6 + [(True, False)] + [(None, True)] * 3
-    found = greedies(pairs)
+    result = greedies(pairs)
     flips = [sum(x) for x in itertools.product((0, 1), repeat=7)]
-    assert found["p"] == pytest.approx(np.mean([abs(2 * x - 7) >= 5 for x in flips]))
-    assert found["prompts"] == 12 and found["difference"] == pytest.approx(5 / 12)
-    assert found["interval"][0] < 5 / 12 < found["interval"][1]
+    assert result["p"] == pytest.approx(np.mean([abs(2 * x - 7) >= 5 for x in flips]))
+    assert result["prompts"] == 12 and result["difference"] == pytest.approx(5 / 12)
+    assert result["interval"][0] < 5 / 12 < result["interval"][1]
 
 
 def test_equal_sides_have_p_1_and_nothing_known_has_none():
-    same = averages([((1, 2), (2, 4)), ((0, 2), (0, 4))])
-    assert (same["difference"], same["p"]) == (0, 1) and same["interval"][0] < 0
+    equal = averages([((1, 2), (2, 4)), ((0, 2), (0, 4))])
+    assert (equal["difference"], equal["p"]) == (0, 1) and equal["interval"][0] < 0
     assert greedies([(True, True)])["p"] == 1
     assert averages([((0, 2), (2, 2))] * 3)["p"] == pytest.approx(2 / 2**3)  # no variance: by sign
-    for found in (averages([((0, 0), (1, 2))]), greedies([(None, None)])):
-        assert found["prompts"] == 0 and found["p"] is found["difference"] is None
+    for result in (averages([((0, 0), (1, 2))]), greedies([(None, None)])):
+        assert result["prompts"] == 0 and result["p"] is result["difference"] is None
 
 
 def test_folders_are_matched_by_set_and_prompt(tmp_path, capsys):
-    mine = {"x": {1: (1, 0, 1), 2: (0, 0, 0), 3: (1, 1, 1)}, "y": {1: (0,) * 3}}
-    other = {"x": {2: (1, 1, 1), 3: (1, None, 0), 4: (0, 0, 0)}, "z": {1: (1,) * 3}}
-    first = write(tmp_path / "a", mine)
-    write(tmp_path / "run" / "evaluation", other)
+    answers = {"x": {1: (1, 0, 1), 2: (0, 0, 0), 3: (1, 1, 1)}, "y": {1: (0,) * 3}}
+    other_answers = {"x": {2: (1, 1, 1), 3: (1, None, 0), 4: (0, 0, 0)}, "z": {1: (1,) * 3}}
+    first = write(tmp_path / "a", answers)
+    write(tmp_path / "run" / "evaluation", other_answers)
     run = str(tmp_path / "run")  # a training run's directory
-    found = compare(read_evaluation(first), read_evaluation(run))
-    one = found["sets"]["x"]
+    comparison = compare(read_evaluation(first), read_evaluation(run))
+    one = comparison["sets"]["x"]
     assert (one["matched"], one["only_first"], one["only_second"]) == (2, 1, 1)
     assert (one["avg_at_k"]["first"], one["avg_at_k"]["second"]) == (0.5, 1.0)
     assert (one["greedy"]["first"], one["greedy"]["second"]) == (0.5, 0.5)
-    assert found["only"] == {"y": first, "z": run} and list(found["sets"]) == ["x"]
+    assert comparison["only"] == {"y": first, "z": run} and list(comparison["sets"]) == ["x"]
     assert cli.main(["compare", first, run]) == 0
-    shown = capsys.readouterr().out
-    assert "x: 2 prompts in both" in shown and "+0.500" in shown
-    assert f"the set y is in {first} alone" in shown
-    assert f"1 prompts of x are in {first} alone" in shown
+    output = capsys.readouterr().out
+    assert "x: 2 prompts in both" in output and "+0.500" in output
+    assert f"the set y is in {first} alone" in output
+    assert f"1 prompts of x are in {first} alone" in output
     assert cli.main(["compare", first, run, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == comparison
 
 
 def test_rewards_that_are_neither_right_nor_wrong_are_compared(tmp_path, capsys):
-    """By hand: the prompts' means are 0.5 and 0.25, then 0.5 and 0.75; none is right."""
+    """The prompts' means are 0.5 and 0.25, then 0.5 and 0.75; none of the answers is right."""
     sides = ({1: (0.25, 0.75, 0), 2: (0.25, 0.25, 0)}, {1: (0.5, None, 0), 2: (0.75, 0.75, 0)})
     first, second = (write(tmp_path / str(i), {"x": one}) for i, one in enumerate(sides))
-    found = compare(read_evaluation(first), read_evaluation(second))["sets"]["x"]
-    assert found["avg_at_k"]["first"] == found["avg_at_k"]["second"] == 0
-    reward = found["reward"]
+    comparison = compare(read_evaluation(first), read_evaluation(second))["sets"]["x"]
+    assert comparison["avg_at_k"]["first"] == comparison["avg_at_k"]["second"] == 0
+    reward = comparison["reward"]
     assert (reward["prompts"], reward["first"], reward["second"]) == (2, 0.375, 0.625)
     assert reward["difference"] == 0.25
     assert cli.main(["compare", first, second]) == 0
@@ -105,15 +109,15 @@ def test_rewards_that_are_neither_right_nor_wrong_are_compared(tmp_path, capsys)
 
 
 def test_rewards_beyond_1_have_an_interval_too():
-    one, same = averages([((-4.0, 2), (6.0, 2))]), averages([((-6.0, 2), (8.0, 2))] * 3)
+    one, equal = averages([((-4.0, 2), (6.0, 2))]), averages([((-6.0, 2), (8.0, 2))] * 3)
     assert one["interval"] == [-5.0, 5.0] and one["difference"] == 5
-    low, high = same["interval"]
-    assert same["difference"] == 7 and -7 <= low < 7 and high == pytest.approx(7)
+    low, high = equal["interval"]
+    assert equal["difference"] == 7 and -7 <= low < 7 and high == pytest.approx(7)
 
 
 def test_what_cannot_be_compared_is_refused_by_name(tmp_path, capsys):
     base = write(tmp_path / "a", {"x": {1: (1, 0, 1)}})
-    others = {
+    cases = {
         "b": (dict(answers={"y": {1: (1, 0, 1)}}), r"no prompt is in both .*\(x\) and .*\(y\)"),
         "c": (dict(answers={"x": {7: (1, 0, 1)}}), "no prompt is in both"),
         "d": (dict(answers={"x": {1: (1, 0, 1, 1)}}, k=3), "x: k = 2 and 3"),
@@ -121,15 +125,15 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path, capsys):
         "f": (dict(answers={"x": {1: (1, 0, 1)}}, settings=SETTINGS | {"top_p": 0.9}),
               "top_p = 1.0 and 0.9"),
     }  # fmt: skip
-    for name, (made, told) in others.items():
-        with pytest.raises(ReportError, match=told):
-            compare(read_evaluation(base), read_evaluation(write(tmp_path / name, **made)))
+    for name, (options, message) in cases.items():
+        with pytest.raises(ReportError, match=message):
+            compare(read_evaluation(base), read_evaluation(write(tmp_path / name, **options)))
         assert cli.main(["compare", base, str(tmp_path / name)]) == 2
-    assert capsys.readouterr().err.count("compass compare: ") == len(others)
+    assert capsys.readouterr().err.count("compass compare: ") == len(cases)
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("file", "text", "message"),
     [
         ("summary.json", '{"avg_at_k": 0.5}', "summary.json: no summary of an evaluation with"),
         ("summary.json", '{"sets": ', "summary.json"),
@@ -137,10 +141,10 @@ def test_what_cannot_be_compared_is_refused_by_name(tmp_path, capsys):
         ("answers.jsonl", '{"set": "x", "id": 1, "prompt": "q", "sam', "answers.jsonl, line 1"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, file, text, told):
+def test_damaged_files_are_named(tmp_path, file, text, message):
     folder = write(tmp_path / "a", {"x": {1: (1, 0, 1)}})
     (tmp_path / "a" / file).write_text(text)
-    with pytest.raises(ReportError, match=told):
+    with pytest.raises(ReportError, match=message):
         read_evaluation(folder)
     with pytest.raises(ReportError, match=r"there is no answers\.jsonl; name a folder"):
         read_evaluation(str(tmp_path / "none"))

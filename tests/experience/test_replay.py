@@ -1,5 +1,5 @@
-"""Replay of groups: which groups replace which, against the rule written out in numpy; what is
-kept; and the metrics of a step by hand.
+"""Group replay: the groups that are replaced, compared with the rule in numpy; the groups that are
+stored; and the metrics of a step by hand.
 """
 
 import itertools
@@ -20,8 +20,9 @@ SIZE = 3
 
 
 def group(number, rewards, version, tokens=4, row=0):
-    """A group of prompt `number`; a reward of None is unknown. Its samples have `tokens` generated
-    tokens, the first of which has the given version, and an environment's token between them.
+    """Returns a group of prompt `number`; a reward of None is unknown. Its samples have `tokens`
+    generated tokens, the first of which has the given version, and an environment's token after the
+    first.
     """
     prompt = make_prompt(number, 3)
     versions = np.array([0] * 3 + [version, GIVEN] + [version + 1] * (tokens - 1), np.int32)
@@ -35,8 +36,9 @@ def group(number, rewards, version, tokens=4, row=0):
 
 
 def reference(groups, stored, version, max_age, seed, step):
-    """place -> index of the stored group there: one drawing after the other of the groups that are
-    left, by the first of exponential clocks whose rates are the weights.
+    """Returns {place: index of the stored group that replaces it}. The groups are drawn one after
+    the other from those that are left, by the first of exponential clocks whose rates are the
+    weights.
     """
     clocks = {}
     for i, (rewards, sampled) in enumerate(stored):
@@ -87,39 +89,40 @@ def test_uniform_groups_are_replaced_as_the_rule_says(count):
 
 
 def test_groups_are_drawn_by_variance_and_age():
-    """The frequency with which each group is the first, and among the first two, of 20,000 draws
-    against the probabilities of drawing without replacement.
+    """The frequencies with which each group is the first, and among the first two, in 20,000 draws
+    are the probabilities of drawing without replacement.
     """
     rewards = [(1, 0), (1, 0.5), (0.8, 0)]
     weights = np.array([0.25 * 1, 0.0625 * 3, 0.16 * 2])  # at ages 3, 1 and 2
     stored = [group(i, x, 9 - age) for i, (x, age) in enumerate(zip(rewards, (3, 1, 2)))]
     uniform = [group(10 + i, (0, 0), 9) for i in range(2)]
-    first, either = np.zeros(3), np.zeros(3)
+    first, first_two = np.zeros(3), np.zeros(3)
     for step in range(20_000):
         update = update_groups(uniform, stored, 9, CONFIG, (5, step))
         drawn = [x.prompt.id - 1000 for x in update.groups]
         first[drawn[0]] += 1
-        either[drawn] += 1
+        first_two[drawn] += 1
     share = weights / weights.sum()
     second = [
         sum(share[j] * share[i] / (1 - share[j]) for j in range(3) if j != i) for i in range(3)
     ]
     np.testing.assert_allclose(first / 20_000, share, atol=0.015)
-    np.testing.assert_allclose(either / 20_000, share + second, atol=0.015)
+    np.testing.assert_allclose(first_two / 20_000, share + second, atol=0.015)
 
 
 def test_the_age_counts_from_the_oldest_generated_token():
-    assert age_of(group(0, (1, 0), 5), 8) == 3  # neither a prompt's token nor an environment's
+    # tokens of the prompt and the environment do not count
+    assert age_of(group(0, (1, 0), 5), 8) == 3
 
 
 def filled(stored_routes=False):
-    """A buffer whose rows hold nothing but indices."""
+    """Returns a buffer that allocates rows and stores no routes in them."""
     routes = RouteBuffer(lambda rows: None, lambda rows, at: None, 5, SIZE)
     return ExperienceBuffer(routes, unrouted=0 if stored_routes else 3)
 
 
-def ended(buffer, rewards_of, version, config):
-    """Keeps groups of these rewards for a step, which ends; returns the stored prompts."""
+def run_step(buffer, rewards_of, version, config):
+    """Runs a step whose groups have these rewards; returns the stored prompts' numbers."""
     for number, rewards in rewards_of.items():
         buffer.add([make_prompt(number, 3)])
         one = group(number, rewards, version - 1, row=buffer.first_row((1000 + number, 0)))
@@ -135,13 +138,14 @@ def ended(buffer, rewards_of, version, config):
 @pytest.mark.parametrize("routed", [True, False])
 def test_the_newest_varied_groups_are_kept_and_their_rows_come_back(routed):
     config, buffer = GroupReplayConfig(groups=3, max_age=2), filled(routed)
-    assert ended(buffer, {0: (0, 1, 1), 1: (0, 0, 0)}, 1, config) == [0]
-    assert ended(buffer, {2: (1, 0), 3: (0, 1)}, 2, config) == [0, 2, 3]
-    assert ended(buffer, {4: (1, 0)}, 2, config) == [2, 3, 4]  # three are kept
-    assert ended(buffer, {5: (1, 1)}, 4, config) == []  # those of version 1 are three updates old
+    assert run_step(buffer, {0: (0, 1, 1), 1: (0, 0, 0)}, 1, config) == [0]
+    assert run_step(buffer, {2: (1, 0), 3: (0, 1)}, 2, config) == [0, 2, 3]
+    assert run_step(buffer, {4: (1, 0)}, 2, config) == [2, 3, 4]  # three are kept
+    # the groups of version 1 are three updates old
+    assert run_step(buffer, {5: (1, 1)}, 4, config) == []
     assert buffer.empty and not buffer.samples
     # every row can be used again
-    assert ended(buffer, {n: (1, 0) for n in range(6, 11)}, 5, config) == [8, 9, 10]
+    assert run_step(buffer, {n: (1, 0) for n in range(6, 11)}, 5, config) == [8, 9, 10]
     rows = [x.row for one in buffer.stored.values() for x in one.rollouts]
     assert len(set(rows)) == 6 and (min(rows) < 15) == (max(rows) < 15) == routed
     assert [x.rollouts[0].row for x in buffer.stored.values()] == [
@@ -167,11 +171,11 @@ def test_the_metrics_of_a_step_by_hand():
     assert update.live(max_route_age=0) == [0, 3] and update.live(max_route_age=2) == [0]
     right, wrong = update.replaced_outcomes(RewardConfig())
     assert (right.kind, wrong.kind, right.known) == ("easy", "hard", 2)
-    assert right.response_tokens == 8  # without an environment's
+    assert right.response_tokens == 8  # without the environment's tokens
 
 
 def test_a_group_that_is_routed_live_has_no_routes_of_the_group_that_it_replaces():
-    """All rows are in order and hold routes of this step, which then are read without a copy."""
+    """The rows are in order and have routes of this step, so they are read without a copy."""
     buffer = ExperienceBuffer(RouteBuffer(*ROUTES, 2, SIZE), unrouted=1)
     groups = []
     for number in range(2):

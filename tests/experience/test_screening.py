@@ -1,4 +1,4 @@
-"""Screening: which groups get all their samples, the same after any stop; and what it refuses."""
+"""Screening: the groups that get all their samples, also after a stop, and refused settings."""
 
 import itertools
 import re
@@ -30,7 +30,7 @@ STRICT = Screening(n0=2, min_chance=1.0, min_chance_hard=1.0)
 
 
 def size(policy, rewards, n=8, prior=(1.0, 1.0), wrong_at=0.0):
-    """Returns the size of a group whose first rewards are these; None: unknown."""
+    """Returns the size of a group whose first rewards are these; None is an unknown reward."""
     scores = [Score(0.0 if x is None else x, x is not None) for x in rewards]
     buffer = SimpleNamespace(scores=lambda key: scores, prompts={GROUP: None})
     sampling = RLConfig(group_size=n, step_policy=policy).sampling
@@ -75,7 +75,7 @@ def test_unknown_rewards_and_those_between_right_and_wrong():
     assert size(policy, [None, 1, 0, None]) == 8 and size(policy, [None, 1, 1, None]) == 8
     assert size(policy, [None] * 4, prior=(1.0, 1.0)) == 8
     assert size(policy, [None] * 4, prior=(31.0, 0.1)) == 4
-    # all Tie: nothing is known of other verdicts, whatever the pass rate
+    # all Tie: the pass rate does not predict other verdicts
     for prior in ((1.0, 1.0), (16.0, 16.0)):
         assert size(policy, [0.0] * 4, wrong_at=-1.0, prior=prior) == 4
         assert size(policy, [-1.0] * 4, wrong_at=-1.0, prior=prior) == 8
@@ -97,45 +97,45 @@ def screening_configs(monkeypatch):
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_stop_at_any_sample_leads_to_the_same_groups_and_rounds(name):
-    whole = World(name)
-    expected = run(whole)
+    baseline = World(name)
+    expected = run(baseline)
     config, n0 = CONFIGS[name], CONFIGS[name].policy.n0
-    assert {len(keys) > 0 for _, keys in whole.asked} == {True}
-    for _, keys in whole.asked:  # a round holds first samples or others
+    assert {len(keys) > 0 for _, keys in baseline.batches} == {True}
+    for _, keys in baseline.batches:  # a round has either first samples or later ones
         assert len({key.index >= n0 for key in keys}) == 1
     sizes = Counter(Outcome(*x).samples for step in expected for _, x in step[1])
     assert set(sizes) == {n0, config.group_size}
-    for at in range(1, len(whole.ended) + 1, 3):
+    for at in range(1, len(baseline.finished) + 1, 3):
         world = World(name, stop_at=at)
         assert run(world) == expected, at
-        assert Counter(world.ended) == Counter(whole.ended)
-        assert levels(world.asked) == levels(whole.asked)
-        for _, keys in world.asked:
+        assert Counter(world.finished) == Counter(baseline.finished)
+        assert levels(world.batches) == levels(baseline.batches)
+        for _, keys in world.batches:
             assert len({key.index >= n0 for key in keys}) == 1
     assert run(World(name), restart=lambda step, stopped: True) == expected
 
 
 def test_every_sample_is_trained_on_and_the_metrics_count_the_groups():
     world = World("screening by chance")
-    buffer, policy = world.room(), CONFIGS["screening by chance"].policy
+    buffer, policy = world.new_buffer(), CONFIGS["screening by chance"].policy
     metrics = world.collector()(buffer, None, 0, world.draw, False, world.stopped)
     groups = buffer.step_groups()
-    assert len(groups) == 8 and sum(len(x.rollouts) for x in groups) == len(world.ended)
+    assert len(groups) == 8 and sum(len(x.rollouts) for x in groups) == len(world.finished)
     stopped = [x for x in groups if len(x.rollouts) == policy.n0]
-    others = [x for x in groups if len(x.rollouts) == 4]
-    assert stopped and others and len(stopped) + len(others) == 8
-    uniform = [x for x in others if np.ptp([drawn(r.key)[1] for r in x.rollouts[:2]]) == 0]
+    continued = [x for x in groups if len(x.rollouts) == 4]
+    assert stopped and continued and len(stopped) + len(continued) == 8
+    uniform = [x for x in continued if np.ptp([drawn(r.key)[1] for r in x.rollouts[:2]]) == 0]
     rescued = [x for x in uniform if np.ptp([s.reward for s in x.scores]) > 0]
     expected = {
         "stopped_groups": len(stopped),
         "stopped_frac": len(stopped) / 8,
         "saved_samples": 2 * len(stopped),
-        "continued_tokens": sum(r.response_length for x in others for r in x.rollouts[2:]),
+        "continued_tokens": sum(r.response_length for x in continued for r in x.rollouts[2:]),
         "continued_uniform_groups": len(uniform),
         "rescued_groups": len(rescued),
     }
-    found = {k.removeprefix("screening/"): v for k, v in metrics.items() if "screening/" in k}
-    assert found == expected and len(uniform) > 0
+    actual = {k.removeprefix("screening/"): v for k, v in metrics.items() if "screening/" in k}
+    assert actual == expected and len(uniform) > 0
 
 
 def test_settings_that_screening_cannot_be_combined_with_are_refused():

@@ -1,4 +1,4 @@
-"""Pass rate and length by label, and the distributions of a step, against counts done by hand."""
+"""Pass rate and length by label, and the distributions of a step, compared with counts by hand."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_pass_rate_and_length_of_each_label():
     assert label_metrics(GROUPS, labels, right_at=1.0) == {
         "label/easy/pass_rate": pytest.approx(2 / 3),
         "label/easy/length_mean_tokens": 5.0,
-        "label/hard/length_mean_tokens": 4.0,  # no reward is known, so no rate is
+        "label/hard/length_mean_tokens": 4.0,  # no reward is known, so there is no pass rate
         "label/maths/3/pass_rate": 0.5,
         "label/maths/3/length_mean_tokens": 1.0,
     }
@@ -50,7 +50,7 @@ def test_the_bins_of_a_step_hold_every_sample_once():
 def test_many_values_share_bins_of_equal_width():
     bins = histogram(list(range(100)), bins=4)
     assert bins == [(0.0, 24.75, 25), (24.75, 49.5, 25), (49.5, 74.25, 25), (74.25, 99.0, 25)]
-    apart = histogram([0.0, *(1000.0 + i for i in range(20))], bins=4)
-    assert apart == [(0.0, 254.75, 1), (764.25, 1019.0, 20)]  # empty bins are left out
+    sparse = histogram([0.0, *(1000.0 + i for i in range(20))], bins=4)
+    assert sparse == [(0.0, 254.75, 1), (764.25, 1019.0, 20)]  # empty bins are left out
     assert histogram([]) == [] == histogram([float("nan")])
-    assert histogram([0.1 + 0.2, 0.3]) == [(0.3, 0.3, 2)]  # equal but for rounding
+    assert histogram([0.1 + 0.2, 0.3]) == [(0.3, 0.3, 2)]  # equal up to rounding

@@ -1,5 +1,5 @@
-"""A user's step policy: it decides alike after any stop, keeps its state in the checkpoint, and
-what it may not return is refused with the method's name.
+"""A user's step policy: it makes the same decisions after any stop, its state is in the checkpoint,
+and an invalid return value is refused with the method's name.
 """
 
 import re
@@ -26,7 +26,9 @@ from compass_jax.records import Outcome
 
 @dataclass(frozen=True)
 class Screening(StepPolicy):
-    """Two samples, and the others where the two differ; every step has one round more."""
+    """A policy that draws two samples, and the others if the two differ; every step has one more
+    round.
+    """
 
     def missing(self, inputs):
         return 0 if inputs.open else inputs.sampling.prompts_per_step
@@ -83,34 +85,34 @@ def own_configs(monkeypatch):
 
 
 def test_a_users_policy_decides_the_same_after_a_stop_at_any_sample():
-    whole = World("screening")
-    expected = run(whole)
+    baseline = World("screening")
+    expected = run(baseline)
     outcomes = [Outcome(*outcome) for step in expected for _, outcome in step[1]]
     assert {x.samples for x in outcomes} == {2, 4}
     assert all(x.reward_sum in (0, 2) for x in outcomes if x.samples == 2)
     drawn = [len(step[1]) for step in expected]
     assert drawn[0] == 3 and max(drawn) > 3  # the state permits more rounds in later steps
-    for at in range(1, len(whole.ended) + 1, 3):
+    for at in range(1, len(baseline.finished) + 1, 3):
         world = World("screening", stop_at=at)
         assert run(world) == expected, at
-        assert Counter(world.ended) == Counter(whole.ended)
+        assert Counter(world.finished) == Counter(baseline.finished)
     assert run(World("screening"), restart=lambda step, stopped: True) == expected
 
 
 def test_a_policy_that_carries_groups_may_drop_complete_ones():
     expected = run(World("varied first"))
     for keys, results, _, _ in expected:
-        kept = {key[:2] for key in keys}
-        assert len(kept) == 3
-        assert all(0 < outcome[1] < outcome[0] for key, outcome in results if key in kept)
-        assert all(outcome[1] in (0, outcome[0]) for key, outcome in results if key not in kept)
+        chosen = {key[:2] for key in keys}
+        assert len(chosen) == 3
+        assert all(0 < outcome[1] < outcome[0] for key, outcome in results if key in chosen)
+        assert all(outcome[1] in (0, outcome[0]) for key, outcome in results if key not in chosen)
     assert any(len(results) > 3 for _, results, _, _ in expected)
     assert run(World("varied first"), restart=lambda step, stopped: True) == expected
 
 
 @dataclass(frozen=True)
 class OneByOne(StepPolicy):
-    """Draws a prompt at a time and chooses all groups at the end, dropping none before."""
+    """A policy that draws a prompt at a time, chooses all groups at the end and drops none."""
 
     def missing(self, inputs):
         return min(1, inputs.sampling.prompts_per_step - inputs.drawn)
@@ -133,7 +135,7 @@ def test_a_stop_before_a_decision_that_changes_nothing_is_no_failure(monkeypatch
 
 @dataclass(frozen=True)
 class Wrong(StepPolicy):
-    """Draws three prompts, and is wrong in one method."""
+    """A policy that draws three prompts and returns an invalid value from one method."""
 
     kind: str = ""
 

@@ -1,5 +1,5 @@
-"""Conversations with an environment: its tokens have routes and no gradient, and a conversation is
-the same bit for bit whatever slots it passed through, and after a kill in the middle.
+"""Conversations with an environment: the environment's tokens have routes and no gradient, and a
+conversation is the same bit for bit in any slots, and after a kill in the middle.
 """
 
 import dataclasses
@@ -39,32 +39,33 @@ def words(tokens):
 
 
 def encode(says, turn=()):
-    """The environment's messages are tokens already."""
+    """Returns the tokens of an environment's message, which is a list of token ids."""
     return [int(x) for x in says.split()]
 
 
 def answer(texts):
-    """What the environment says to these turns: it depends on all of them."""
-    told = [int(x) for text in texts for x in text.split()]
-    return words([2 + (sum(told) + i) % 37 for i in range(1 + len(texts) % 2)])
+    """Returns the environment's reply to these turns, which depends on all of them."""
+    tokens = [int(x) for text in texts for x in text.split()]
+    return words([2 + (sum(tokens) + i) % 37 for i in range(1 + len(texts) % 2)])
 
 
 class World:
-    """A collector over the tiny engine. Its verifier is an environment that always goes on; every
-    seventh sample's hangs. `stop_at`: finished turns after which a stop comes.
+    """A collector over the tiny engine. Its verifier is an environment that always continues, and
+    hangs for every seventh sample. `stop_at`: the number of calls of `stopped` after which a stop
+    comes.
     """
 
     def __init__(self, slots=6, prompts=PROMPTS, stop_at=None):
         self.engine, self.prompts = ENGINES[slots], prompts
-        self.ended, self.stop_at, self.waiting = 0, stop_at, []
+        self.stop_checks, self.stop_at, self.waiting = 0, stop_at, []
         self.buffer = new_buffer(self.engine, RL)
 
     def submit(self, key, prompt, response):
         self.waiting.append((key, json.loads(response()) if prompt.turns else None))
 
     def collect(self, block):
-        found, self.waiting = self.waiting, []
-        return [(key, self.score(key, texts)) for key, texts in found]
+        submitted, self.waiting = self.waiting, []
+        return [(key, self.score(key, texts)) for key, texts in submitted]
 
     def score(self, key, texts):
         if (key.prompt + key.index) % 7 == 0:
@@ -75,8 +76,8 @@ class World:
     slow = False
 
     def stopped(self):
-        self.ended += 1
-        return self.stop_at is not None and self.ended >= self.stop_at
+        self.stop_checks += 1
+        return self.stop_at is not None and self.stop_checks >= self.stop_at
 
     def run(self):
         collector = Collector(
@@ -92,15 +93,15 @@ class World:
         return collector(self.buffer, LOOSE, 5, draw, True, self.stopped)
 
     def killed(self):
-        """A new process that goes on from the checkpoint of this one."""
+        """Returns a new process that continues from the checkpoint of this one."""
         state, arrays = json.loads(json.dumps(self.buffer.state())), self.buffer.arrays(LENGTH)
         other = World(prompts=self.prompts)
         prompts = {prompt.key: prompt for prompt in self.prompts}
         other.buffer.restore(state, arrays, lambda *key: prompts[key], (EOS,))
         return other
 
-    def found(self):
-        """By key: what was sampled, its verdict, and its routes."""
+    def results(self):
+        """Returns each sample's arrays, its score and its routes, by key."""
         groups = self.buffer.step_groups()
         rows = np.asarray(self.buffer.routes.rows)
         return {
@@ -110,11 +111,11 @@ class World:
         }
 
 
-def same(one, other):
+def assert_equal(one, other):
     assert set(one) == set(other) and len(one) == 16
     for key, parts in one.items():
-        for mine, theirs in zip(parts, other[key], strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for actual, expected in zip(parts, other[key], strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.fixture(scope="module")
@@ -128,23 +129,26 @@ def test_a_conversation_is_what_was_sampled_and_what_the_environment_said(undist
     groups = undisturbed.buffer.step_groups()
     lengths = set()
     for rollout in (r for group in groups for r in group.rollouts):
-        given = ~rollout.generated
-        said = [words(x) for x in np.split(rollout.response, np.flatnonzero(np.diff(given)) + 1)]
+        from_environment = ~rollout.generated
+        texts = [
+            words(x)
+            for x in np.split(rollout.response, np.flatnonzero(np.diff(from_environment)) + 1)
+        ]
         lengths.add(len(rollout.turns))
         for n in range(len(rollout.turns) - 1):
             assert rollout.turns[n][-1] == EOS
-            assert said[2 * n + 1] == answer([words(x) for x in rollout.turns[: n + 1]])
+            assert texts[2 * n + 1] == answer([words(x) for x in rollout.turns[: n + 1]])
         assert len(rollout.turns) <= TURNS and rollout.response_length <= ROLL.max_new_tokens
         logp = rollout.logp[len(rollout.prompt.tokens) :]
-        assert not logp[given].any() and (logp[~given] < 0).all()
-        assert set(rollout.versions[len(rollout.prompt.tokens) :][given]) <= {GIVEN}
+        assert not logp[from_environment].any() and (logp[~from_environment] < 0).all()
+        assert set(rollout.versions[len(rollout.prompt.tokens) :][from_environment]) <= {GIVEN}
     assert lengths == {1, 2, 3}
     assert staleness(groups, 7) == {"staleness": 2.0, "staleness_max": 2.0}
 
 
 def test_a_hanging_environment_costs_its_samples_alone(undisturbed):
-    """They end with the turn to which it did not answer, and are unknown."""
-    for key, (*_, versions, score, _) in undisturbed.found().items():
+    """The samples end with the turn that it did not answer, and their scores are unknown."""
+    for key, (*_, versions, score, _) in undisturbed.results().items():
         hangs = (key.prompt + key.index) % 7 == 0
         assert score.known is not hangs and score.says == ""
         assert not hangs or GIVEN not in versions
@@ -173,41 +177,44 @@ def test_what_the_environment_said_has_routes_and_no_gradient(undisturbed):
         ref_logp=None,
     )
     rollouts = [r for group in groups for r in group.rollouts]
-    given = np.zeros_like(arrays.mask)
+    from_environment = np.zeros_like(arrays.mask)
     for row, rollout in zip(rows, rollouts, strict=True):
         n, start = len(rollout.tokens), len(rollout.prompt.tokens)
-        given[row, start:n] = rollout.versions[start:] == GIVEN
+        from_environment[row, start:n] = rollout.versions[start:] == GIVEN
         assert (np.asarray(routes[row])[: n - 1] != UNSET).all()
         assert (np.asarray(routes[row])[n - 1 :] == UNSET).all()
         assert arrays.mask[row].sum() == rollout.generated.sum()
-    assert given.sum() > 10 and not arrays.mask[given].any()
+    assert from_environment.sum() > 10 and not arrays.mask[from_environment].any()
     weight = np.asarray(prepared.weight)
-    assert not weight[given].any() and (weight[arrays.mask & arrays.known[:, None]] > 0).all()
+    assert (
+        not weight[from_environment].any()
+        and (weight[arrays.mask & arrays.known[:, None]] > 0).all()
+    )
 
 
 def test_turns_keep_the_tokens_log_probs_and_routes_with_which_they_were_sampled(undisturbed):
     """The first turn is that of a run without an environment, bit for bit."""
     alone = World(prompts=[dataclasses.replace(prompt, turns=0) for prompt in PROMPTS])
     alone.run()
-    talked = undisturbed.found()
-    for key, (tokens, logp, entropy, versions, _, routes) in alone.found().items():
+    talked = undisturbed.results()
+    for key, (tokens, logp, entropy, versions, _, routes) in alone.results().items():
         first = len(tokens)
         if tokens[-1] != EOS:
-            continue  # cut at the limit of another number of tokens
-        for mine, theirs in zip((tokens, logp, entropy, versions), talked[key], strict=False):
-            np.testing.assert_array_equal(mine, theirs[:first])
+            continue  # cut at another token limit
+        for value, longer in zip((tokens, logp, entropy, versions), talked[key], strict=False):
+            np.testing.assert_array_equal(value, longer[:first])
         np.testing.assert_array_equal(routes[: first - 1], talked[key][-1][: first - 1])
 
 
 def test_a_conversation_is_the_same_whatever_slots_it_passed_through(undisturbed, monkeypatch):
-    """Bit for bit where the shapes are the same; with fewer slots the tokens and the routes are,
-    and log-probs to the last bits of a float32.
+    """The same shapes give the same bits. With fewer slots the tokens and the routes are the same,
+    and the log-probs differ in the last bits of a float32.
     """
     fewer = World(slots=2)
     assert fewer.run() is not None
-    mine = undisturbed.found()
-    for key, theirs in fewer.found().items():
-        for n, (one, other) in enumerate(zip(mine[key], theirs, strict=True)):
+    expected = undisturbed.results()
+    for key, values in fewer.results().items():
+        for n, (one, other) in enumerate(zip(expected[key], values, strict=True)):
             if n in (1, 2):  # logp, entropy
                 np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
             else:
@@ -216,36 +223,38 @@ def test_a_conversation_is_the_same_whatever_slots_it_passed_through(undisturbed
     def from_the_end(self):
         return deque(reversed(real(self)))
 
-    real, taken = Slots.free, []
+    real, left_slots = Slots.free, []
     monkeypatch.setattr(Slots, "free", from_the_end)
-    monkeypatch.setattr(Batcher, "_leave", noting(Batcher._leave, taken))
+    monkeypatch.setattr(Batcher, "_leave", noting(Batcher._leave, left_slots))
     turned = World()
     assert turned.run() is not None
-    same(mine, turned.found())
-    assert max(len({slot for k, slot in taken if k == key}) for key, _ in taken) > 1
+    assert_equal(expected, turned.results())
+    assert max(len({slot for k, slot in left_slots if k == key}) for key, _ in left_slots) > 1
 
 
-def noting(real, taken):
-    """`Batcher._leave`, with the slots that samples leave."""
+def noting(real, left_slots):
+    """Returns a `Batcher._leave` that also records the slots that samples leave."""
 
     def leave(self, requests):
-        taken.extend((x.prompt.sample(x.column), x.slot) for x in requests)
+        left_slots.extend((x.prompt.sample(x.column), x.slot) for x in requests)
         real(self, requests)
 
     return leave
 
 
 def test_a_conversation_is_the_same_after_a_kill_wherever_it_came(undisturbed):
-    """One in the second round, too, whose samples were queued with what the environment said."""
+    """Kills in the second round are included: its samples were queued with the environment's
+    reply.
+    """
     waiting = set()
-    for stop_at in range(1, undisturbed.ended, 3):
+    for stop_at in range(1, undisturbed.stop_checks, 3):
         world = World(stop_at=stop_at)
         assert world.run() is None
         paused = [x.rollout for x in world.buffer.samples.values() if not x.done]
         waiting |= {len(rollout.turns) for rollout in paused}
-        again = world.killed()
-        assert again.run() is not None
-        same(undisturbed.found(), again.found())
+        resumed = world.killed()
+        assert resumed.run() is not None
+        assert_equal(undisturbed.results(), resumed.results())
     assert waiting == {1, 2}
 
 
@@ -287,7 +296,9 @@ def test_a_conversation_is_over(rollout, score):
 
 
 def test_an_environment_that_is_slow_turn_after_turn_is_left_out_as_a_timeout():
-    """No call is too slow; the seconds add up for each conversation, and what is over has none."""
+    """A single call is fast enough, but the seconds add up for each conversation; the sum is
+    dropped when the conversation ends.
+    """
     turns, slow = Turns(words, encode, most_tokens=20), dataclasses.replace(SAID, spent=0.4)
     first, other = talk(4, most=9), dataclasses.replace(talk(4, most=9), sample=1)
     for rollout in (first, other, first):
@@ -296,8 +307,8 @@ def test_an_environment_that_is_slow_turn_after_turn_is_left_out_as_a_timeout():
     assert verdict is not None and (verdict.known, verdict.outcome) == (False, "timeout")
     assert "rewards.conversation_s" in verdict.detail
     assert turns.settled(other, slow)[1] is None, "0.8 of its time"
-    ended = dataclasses.replace(slow, says="", spent=0.0)
-    assert turns.settled(other, ended) == (other, Score(0.5, True))
+    final = dataclasses.replace(slow, says="", spent=0.0)
+    assert turns.settled(other, final) == (other, Score(0.5, True))
     assert turns.settled(first, slow)[1] is None and len(turns._spent) == 1
 
 
@@ -321,7 +332,9 @@ def test_what_a_template_cannot_write_leaves_the_sample_out():
 
 
 def test_a_checkpoint_has_no_routes_of_a_turn_that_will_be_sampled_anew():
-    """A turn that gave its pages to others has routes in its row, and no tokens on the host."""
+    """A turn that gave its pages to other samples has routes in its row and no tokens on the
+    host.
+    """
     world = World()
     world.buffer.add(PROMPTS[:1])
     paused = dataclasses.replace(talk(5, GIVEN), prompt=PROMPTS[0], row=1)

@@ -36,8 +36,8 @@ def test_peft_computes_the_merged_models_logits(case, targets, tmp_path):
     adapters = init_adapters(config, lora, jax.random.key(1))
     rng = np.random.default_rng(2)
     adapters = jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape, np.float32), adapters)
-    whole = merged(combine(params, adapters, lora.scale))
-    save_params(whole, config, tmp_path / "merged", "float32")
+    merged_params = merged(combine(params, adapters, lora.scale))
+    save_params(merged_params, config, tmp_path / "merged", "float32")
     write_adapter(tmp_path / "adapter", adapters, config, lora, str(folder))
     expected, plain = (
         AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32)

@@ -1,5 +1,5 @@
-"""Each family against transformers, on two odd configurations: logits, greedy tokens through the
-engine, weights bit for bit, and router replay.
+"""Each family against transformers, on two unusual configurations: logits, greedy tokens through
+the engine, weights bit for bit, and router replay.
 """
 
 import copy
@@ -313,7 +313,7 @@ PROMPT, NEW = np.array([3, 141, 59, 26, 53, 58, 97, 9, 79, 32, 38], np.int32), 6
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request, tmp_path_factory):
-    """(model of transformers, its folder, our config, our parameters)."""
+    """Returns (the transformers model, its folder, the config, the parameters)."""
     model = random_model(CASES[request.param])
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
@@ -321,10 +321,10 @@ def case(request, tmp_path_factory):
     return model, folder, config, load_params(folder, config, "float32")
 
 
-def run(config, params, tokens, compute=PLAIN, **given):
+def run(config, params, tokens, compute=PLAIN, **options):
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     mask = jnp.ones(tokens.shape, bool)
-    return apply(Transformer(config, compute), params, tokens, positions, mask=mask, **given)
+    return apply(Transformer(config, compute), params, tokens, positions, mask=mask, **options)
 
 
 def test_logits_equal_those_of_transformers(case):
@@ -339,11 +339,11 @@ def test_logits_equal_those_of_transformers(case):
 
 @pytest.mark.parametrize("case", ["mistral, window", "mixtral", "gpt_oss"], indirect=True)
 def test_a_window_acts(case):
-    """Logits of tokens within the first window stay as they are; later ones change."""
+    """The window changes the logits of later tokens, but not of those within the first window."""
     _, _, config, params = case
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (1, 40)).astype(np.int32)
-    whole = dataclasses.replace(config, sliding_window=1000)
-    hidden, unlimited = (run(one, params, jnp.asarray(tokens)).hidden for one in (config, whole))
+    wide = dataclasses.replace(config, sliding_window=1000)
+    hidden, unlimited = (run(one, params, jnp.asarray(tokens)).hidden for one in (config, wide))
     change, window = np.abs(np.asarray(hidden - unlimited)).max(axis=(0, 2)), config.sliding_window
     assert change[:window].max() < 1e-4 and change[window:].min() > 1e-2
 
@@ -379,7 +379,7 @@ ENGINES = {
 }
 
 
-# The engine of each configuration in turn is quick.
+# Each configuration runs one engine in the quick tests, in turn.
 PAIRS = [
     pair if (i // 2 + i) % 2 == 0 else pytest.param(*pair, marks=pytest.mark.slow)
     for i, pair in enumerate(itertools.product(CASES, ENGINES))
@@ -439,7 +439,7 @@ of_experts = pytest.mark.parametrize("case", EXPERTS, indirect=True)
 
 @of_experts
 def test_experts_of_a_layer_in_one_tensor_are_read_too(case, tmp_path):
-    """transformers 5's own layout; gpt-oss has no other."""
+    """transformers 5 saves this layout, and gpt-oss has no other."""
     model, _, config, params = case
     model.save_pretrained(tmp_path, save_original_format=False)
     assert any(name.endswith("experts.gate_up_proj") for name in tensors_of(tmp_path))
@@ -448,7 +448,7 @@ def test_experts_of_a_layer_in_one_tensor_are_read_too(case, tmp_path):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
 
     def split(x):
-        """The last axis that two devices can share."""
+        """Returns a sharding of the last even axis over two devices."""
         axis = max((i for i in range(x.ndim) if x.shape[i] % 2 == 0), default=None)
         spec = jax.sharding.PartitionSpec(*("x" if i == axis else None for i in range(x.ndim)))
         return jax.sharding.NamedSharding(mesh, spec)
@@ -463,8 +463,8 @@ def test_experts_of_a_layer_in_one_tensor_are_read_too(case, tmp_path):
     indirect=True,
 )
 def test_given_routes_are_replayed_with_gradients_through_the_live_gates(case, x64):
-    """Routes at random, most of them outside the live choice; the derivative of the hidden states
-    along random changes of the router, and of all parameters, against central differences.
+    """Most of the random routes are outside the live choice. The derivative of the hidden states
+    along random changes, of the router and of all parameters, equals central differences.
     """
     _, _, config, params = case
     rng, moe, tokens = np.random.default_rng(0), config.mixture, jnp.arange(18).reshape(2, 9)
@@ -513,7 +513,7 @@ def test_a_selection_bias_in_bfloat16_is_exported_in_float32_with_its_values(cas
 
 @pytest.mark.parametrize("case", ["glm4_moe", "deepseek_v3"], indirect=True)
 def test_layers_that_predict_further_tokens_are_ignored_and_shift_no_layer(case, tmp_path):
-    """Replay failure 2 of other systems: one layer more than the decoder has."""
+    """Fault 2 of router replay in other systems: the folder has one layer more than the decoder."""
     _, folder, config, params = case
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors = tensors_of(folder)
@@ -533,14 +533,14 @@ def test_layers_that_predict_further_tokens_are_ignored_and_shift_no_layer(case,
     import_hf(tmp_path, tmp_path / "with", tell=notices.append)
     import_hf(folder, tmp_path / "without", tell=notices.append)
     assert len(notices) == 1 and notices[0].startswith(f"layer {config.layers} ignored")
-    del extra[f"model.layers.{config.layers}.eh_proj.weight"]  # no such layer: too many tensors
+    del extra[f"model.layers.{config.layers}.eh_proj.weight"]  # now surplus tensors
     save_file(tensors | extra, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(WeightsError, match=rf"holds tensors model.layers.{config.layers}"):
         load_params(tmp_path, config, "float32")
 
 
 def test_models_whose_experts_are_one_tensor_are_merged(tmp_path):
-    """gpt-oss has no other layout; the merge is that of every tensor."""
+    """gpt-oss has no other layout. Each tensor is merged separately."""
     folders = [tmp_path / str(seed) for seed in (1, 2)]
     for seed, folder in enumerate(folders):
         random_model(CASES["gpt_oss"], seed).save_pretrained(folder)

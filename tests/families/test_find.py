@@ -1,5 +1,5 @@
-"""A family of a person's own, in a file outside the package: imported, trained and exported; and
-what is refused in words.
+"""A user-defined family in a file outside the package: imported, trained and exported; and family
+files that are refused with a message.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ FAMILY = Family(
     tensors=renamed(TENSORS, NAMES),
 )
 """
-MODEL = tiny_run().model  # whose shapes other files have compiled
+MODEL = tiny_run().model  # shapes that other tests have compiled
 
 
 @pytest.fixture
 def acorn(tmp_path):
-    """The name of a family that lies outside the package."""
+    """Returns the name of a family outside the package."""
     (tmp_path / "acorn.py").write_text(ACORN)
     return f"{tmp_path / 'acorn.py'}:FAMILY"
 
@@ -59,7 +59,7 @@ def renamed_by_hand(name):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A Hugging Face folder of that family, written without it."""
+    """Writes a Hugging Face folder of that family without using the family's code."""
     rng, shapes = np.random.default_rng(0), abstract_params(MODEL, "float32")
     params = jax.tree.map(
         lambda x: jnp.asarray(0.1 * rng.standard_normal(x.shape), jnp.float32), shapes

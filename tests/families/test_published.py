@@ -32,7 +32,7 @@ def without(raw, *keys):
 
 
 def careless(name, architecture, moe=True, **changes):
-    """A family file of somebody who renames keys, and says nothing else."""
+    """Returns a family whose author only renames keys."""
     moe_keys = MOE_KEYS if moe else None
     return Family(name, architecture, moe_keys=moe_keys, **changes)
 
@@ -68,17 +68,17 @@ def test_a_published_config_is_read_and_written_back(name):
     assert config.qk_norm == name.startswith(("qwen3", "olmoe")) and config.qkv_bias == (
         name in BIASED
     )
-    written = json.loads(json.dumps(write_hf_config(config)))
-    assert config_from_dict(written, family=family) == config
-    # Mistral's class has a window where it is absent
-    assert written["sliding_window"] == {"mistral-v0.1": 4096, "gpt-oss": 128}.get(name)
+    exported = json.loads(json.dumps(write_hf_config(config)))
+    assert config_from_dict(exported, family=family) == config
+    # Mistral's class has a window by default
+    assert exported["sliding_window"] == {"mistral-v0.1": 4096, "gpt-oss": 128}.get(name)
 
 
 def test_mixtral_divides_the_weights_of_the_chosen_experts():
     moe = config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"]).moe
     assert moe.norm_top_k and (moe.experts, moe.top_k, moe.ffn) == (8, 2, 14336)
-    written = write_hf_config(config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"]))
-    assert not {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"} & written.keys()
+    exported = write_hf_config(config_from_dict(PUBLISHED["Mixtral-8x7B-v0.1"]))
+    assert not {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"} & exported.keys()
 
 
 def test_glm_has_a_dense_layer_a_shared_expert_and_half_rotary_heads():
@@ -87,9 +87,9 @@ def test_glm_has_a_dense_layer_a_shared_expert_and_half_rotary_heads():
     assert (moe.dense_layers, moe.shared_ffn, moe.experts) == ((0,), 1408, 128)
     assert (config.rotary_dim, config.head_dim, moe.router.name) == (64, 128, "sigmoid")
     assert len(config.moe_layers) == 45
-    written = write_hf_config(config)
-    assert (written["first_k_dense_replace"], written["n_shared_experts"]) == (1, 1)
-    assert (written["num_nextn_predict_layers"], written["partial_rotary_factor"]) == (0, 0.5)
+    exported = write_hf_config(config)
+    assert (exported["first_k_dense_replace"], exported["n_shared_experts"]) == (1, 1)
+    assert (exported["num_nextn_predict_layers"], exported["partial_rotary_factor"]) == (0, 0.5)
     for change, message in (
         ({"moe": {"dense_layers": (1,)}}, "dense layers are the first ones"),
         ({"moe": {"shared_ffn": 1409}}, "it is a multiple of model.moe.ffn = 1408"),
@@ -107,11 +107,11 @@ def test_deepseek_has_latent_attention_and_the_size_that_is_published():
     assert (param_count(config) // 10**9, active_params(config) // 10**9) == (671, 37)
     for lacking in ("q_lora_rank", "kv_lora_rank", "v_head_dim", "scoring_func", "topk_method"):
         assert config_from_dict(without(raw, lacking)) == config
-    direct = config_from_dict(raw | {"q_lora_rank": None})  # null is not the class's default
+    direct = config_from_dict(raw | {"q_lora_rank": None})  # null differs from the class's default
     assert direct.mla == dataclasses.replace(config.mla, q_rank=0)
-    written = write_hf_config(direct)
-    assert written["q_lora_rank"] is None and written["qk_nope_head_dim"] == 128
-    assert written["topk_method"] == "noaux_tc" and "head_dim" not in written
+    exported = write_hf_config(direct)
+    assert exported["q_lora_rank"] is None and exported["qk_nope_head_dim"] == 128
+    assert exported["topk_method"] == "noaux_tc" and "head_dim" not in exported
 
 
 def test_what_differs_from_deepseek_v3_is_refused_all_at_once():
@@ -137,7 +137,7 @@ def test_what_differs_from_deepseek_v3_is_refused_all_at_once():
 
 PLAIN = Attention(qk_norm=False, qkv_bias=False, o_bias=False)
 WINDOWLESS = careless("mistral", "MistralForCausalLM", moe=False, attention=(PLAIN,))
-NAMES = {  # the config, a careless family, what the error must name
+NAMES = {  # the config, a careless family, the keys that the error must name
     "mixtral": (
         PUBLISHED["Mixtral-8x7B-v0.1"],
         careless(
@@ -266,7 +266,9 @@ def test_what_a_family_file_overlooks_is_refused_all_at_once(name, tmp_path, mon
     ],
 )
 def test_a_value_without_default_is_an_error(lacking):
-    """QWEN3_2507 by the package's family, and by a file that is the same without its defaults."""
+    """The package's family reads QWEN3_2507 without the key, and a family without defaults refuses
+    it.
+    """
     raw = without(QWEN3_2507, lacking)
     assert config_from_dict(raw).family == "qwen3_moe"
     foreign = careless("qwen3_moe", "Qwen3MoeForCausalLM")
@@ -294,17 +296,17 @@ def test_a_fixed_value_that_config_json_contradicts_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("window", "said", "read"),
+    ("window", "flag", "read"),
     [
         *itertools.product([4096, 131072, 0], [False], [True]),
         *itertools.product([4096, 131072, 1], [None, "absent"], [False]),
         *[(None, None, True), (None, "absent", True), (4096, True, False)],
     ],
 )
-def test_a_sliding_window_is_harmless_only_where_use_sliding_window_says_so(window, said, read):
-    """In a class that has no window."""
+def test_a_sliding_window_is_harmless_only_where_use_sliding_window_says_so(window, flag, read):
+    """The class of this family has no window."""
     raw = PUBLISHED["Mistral-7B-v0.1"] | {"sliding_window": window}
-    raw |= {} if said == "absent" else {"use_sliding_window": said}
+    raw |= {} if flag == "absent" else {"use_sliding_window": flag}
     if read:
         assert WINDOWLESS.read(raw, "config.json", "mistral").layers == 32
         return
@@ -313,7 +315,7 @@ def test_a_sliding_window_is_harmless_only_where_use_sliding_window_says_so(wind
 
 
 LAYERS = ["sliding_attention"] * 32
-WINDOWS = [  # what Mistral's config.json says, and the window that is read, or why none is
+WINDOWS = [  # changes of Mistral's config.json, and the window that is read or the error
     ({}, 4096),
     ({"sliding_window": None}, 0),
     ({"sliding_window": None, "use_sliding_window": True}, 0),
@@ -348,9 +350,9 @@ def test_layers_with_and_without_a_window_are_read_by_a_family_that_has_them():
     raw |= {"model_type": "cwm", "architectures": None, "attention_bias": None}
     config = config_from_dict(raw, family=CWM)
     assert [config.window_of(i) for i in range(4)] == [4096, 0, 4096, 0]
-    written = write_hf_config(config)
-    assert written["layer_types"] == kinds
-    assert config_from_dict(written, family=CWM) == config
+    exported = write_hf_config(config)
+    assert exported["layer_types"] == kinds
+    assert config_from_dict(exported, family=CWM) == config
     with pytest.raises(WeightsError, match="has no layer_types"):
         config_from_dict(without(raw, "layer_types"), family=CWM)
     for family, message in (("mistral", "same window in every layer"), ("llama", "no window")):
@@ -405,7 +407,9 @@ def test_the_examples_family_file_is_named_by_its_model_type():
 
 
 def test_gpt_oss_has_the_defaults_and_layers_of_its_class():
-    """Scaled rotary embeddings too, where config.json has none: null is not none in this class."""
+    """Scaled rotary embeddings are a default as well: a missing or null key does not turn them off
+    in this class.
+    """
     raw = PUBLISHED["gpt-oss-20b"]
     config = config_from_dict(raw)
     assert [config.window_of(i) for i in range(4)] == [128, 0, 128, 0] and config.attention_sinks

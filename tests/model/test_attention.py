@@ -1,5 +1,5 @@
-"""Norm, rotary positions and attention against float64 numpy written from their definitions; the
-cache against no cache.
+"""Norm, rotary positions and attention against float64 numpy implementations of their definitions,
+and attention with the cache against attention without.
 """
 
 import jax
@@ -20,7 +20,9 @@ def numpy_norm(x, scale, eps):
 
 
 def numpy_rope(x, positions, theta):
-    """Each pair (i, i + d/2) of a head is a complex number, turned by position * theta^(-2i/d)."""
+    """Rotates each pair (i, i + d/2) of a head, as a complex number, by positions *
+    theta^(-2i/d).
+    """
     d = x.shape[-1]
     turn = np.exp(1j * positions[..., None, None] * theta ** (-np.arange(0, d, 2) / d))
     z = (x[..., : d // 2] + 1j * x[..., d // 2 :]) * turn
@@ -28,8 +30,8 @@ def numpy_rope(x, positions, theta):
 
 
 def numpy_attention(x, p, positions, config, window=0):
-    """One head of one row at a time; a token sees itself and those before it in its row, at most
-    `window` of them.
+    """Computes attention one head of one row at a time. A token sees itself and the tokens before
+    it in its row, at most `window` of them.
     """
     b, t, _ = x.shape
 
@@ -100,7 +102,7 @@ def make(qk_norm=True, bias=True, seed=0, sinks=False):
     )
 
 
-def run(x, p, positions, config, dtype, cache=None, **given):
+def run(x, p, positions, config, dtype, cache=None, **options):
     positions = jnp.asarray(positions, jnp.int32)
     tables = rope_tables(positions, HEAD, config.rope_theta, dtype)
     return attention(
@@ -110,7 +112,7 @@ def run(x, p, positions, config, dtype, cache=None, **given):
         positions,
         config,
         cache,
-        **given,
+        **options,
     )
 
 
@@ -138,8 +140,8 @@ def test_rotary_positions_against_numpy(x64):
 
 
 def test_float32_angles_stay_exact_at_far_positions():
-    """A bfloat16 model at position 30,000: the angle is computed in float32, the table then
-    rounded.
+    """A bfloat16 model at position 30,000 computes the angle in float32 and rounds only
+    the table.
     """
     positions = np.array([[30_000]])
     cos, sin = rope_tables(jnp.asarray(positions, jnp.int32), 8, 1e6, jnp.bfloat16)
@@ -159,14 +161,14 @@ def test_attention_against_numpy(x64, qk_norm, bias):
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_segments_of_a_row_attend_as_rows_of_their_own_do(x64, window):
-    """Over more tokens than attend together; a segment may lie in several chunks."""
+    """The rows are longer than one chunk of attention, and a segment may span several chunks."""
     config, p, _ = make()
     x = np.random.default_rng(1).standard_normal((2, 90, HIDDEN))
     sizes = ((40, 1, 49), (3, 60, 27))
     segments = np.stack([np.repeat(np.arange(3), one) for one in sizes]).astype(np.int32)
     positions = np.stack([np.concatenate([np.arange(n) for n in one]) for one in sizes])
-    given = {"segments": jnp.asarray(segments), "window": window}
-    out, _ = run(x, p, positions, config, jnp.float64, **given)
+    options = {"segments": jnp.asarray(segments), "window": window}
+    out, _ = run(x, p, positions, config, jnp.float64, **options)
     for row, one in enumerate(sizes):
         for first, last in zip(np.cumsum((0, *one)), np.cumsum(one), strict=False):
             alone = x[row : row + 1, first:last]
@@ -188,7 +190,7 @@ def test_the_future_is_not_seen():
     ("window", "sinks"), [(1, False), (5, False), (40, True), (90, False), (200, False), (0, True)]
 )
 def test_a_token_sees_its_window_in_chunks_and_in_one_piece(x64, window, sinks):
-    """Over several chunks of queries; and in one piece, as where a mesh splits the queries."""
+    """Queries run in several chunks on one device, and in one piece where a mesh splits them."""
     config, p, _ = make(sinks=sinks)
     x = np.random.default_rng(1).standard_normal((2, 90, HIDDEN))
     positions = np.broadcast_to(np.arange(90), (2, 90))
@@ -204,8 +206,8 @@ def test_a_token_sees_its_window_in_chunks_and_in_one_piece(x64, window, sinks):
     ("size", "window", "sinks"), [(12, 0, False), (8, 0, False), (12, 2, False), (12, 2, True)]
 )
 def test_rows_at_their_own_positions_through_the_cache(x64, size, window, sinks):
-    """Row 0 has 3 tokens in the cache and row 1 has 5; the rest come one by one. A dirty cache
-    stands for a slot used before.
+    """Row 0 has 3 tokens in the cache and row 1 has 5; the rest are decoded one at a time. The
+    cache is filled with stale values, as in a slot that another request used.
     """
     config, p, x = make(sinks=sinks)
     positions = np.broadcast_to(np.arange(7), (2, 7))

@@ -1,5 +1,5 @@
-"""The decoding kernel, interpreted, against softmax attention in float64: rows and pages, alone and
-over a mesh.
+"""The decoding kernel in interpreter mode against softmax attention in float64: rows and pages, on
+one device and over a mesh.
 """
 
 import jax
@@ -23,7 +23,7 @@ def interpreted(monkeypatch):
 
 
 def reference(q, k, v, lengths, window=0, sinks=None):
-    """[b kv g d] float64; k and v `[b kv s d]`."""
+    """Computes attention in float64 as [b kv g d], from keys and values `[b kv s d]`."""
     out, (q, k, v) = np.zeros(q.shape), (x.astype(np.float64) for x in (q, k, v))
     for i, n in enumerate(lengths):
         seen = slice(max(0, n - window) if window else 0, n)
@@ -55,7 +55,7 @@ def test_rows(mesh, layer, window, sinks):
         draw(LAYERS, B, KV, 384, D),
         draw(LAYERS, B, KV, 384, D)[::-1].copy(),
     )
-    k[:, 0, :, 1:] = np.nan  # behind slot 0's only key: masked, whatever is there
+    k[:, 0, :, 1:] = np.nan  # after slot 0's only key: masked, whatever its value
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
     scores = jnp.linspace(-3, 4, KV * G) if sinks else None
 
@@ -72,9 +72,10 @@ def test_rows(mesh, layer, window, sinks):
 )
 @pytest.mark.parametrize("window", [0, 32, 45])
 def test_pages_in_any_order_shared_and_missing(mesh, window):
-    """Pages of 32 tokens: slots 2 and 3 share their first two; entries behind a slot's length are
-    out of range and are not looked up. Over the mesh slots 0 and 1 have the first half of the
-    pages, 2 and 3 the others, counted from 0."""
+    """Pages have 32 tokens, and slots 2 and 3 share their first two. Page-table entries past a
+    slot's length are out of range and never read. Over the mesh, slots 0 and 1 use the first half
+    of the pages and slots 2 and 3 the second half, both numbered from 0.
+    """
     size, pages, per_slot, groups = 32, 40, 12, mesh.get("fsdp", 1)
     rng = np.random.default_rng(3)
     table, free = (
@@ -127,7 +128,7 @@ def test_lengths_before_at_and_after_the_end_of_a_large_block(window):
     ],
 )
 def test_blocks_are_as_large_as_fast_memory_and_the_rows_allow(positions, heads, tokens):
-    """Keys in bfloat16, heads of 128."""
+    """Keys are bfloat16 and heads have 128 channels."""
     assert block_tokens(positions, heads * 128 * 2) == tokens
 
 

@@ -1,5 +1,5 @@
-"""compute.float32_parts: what each part changes, that all together leave nothing but the weights'
-rounding, and that cache and training agree.
+"""compute.float32_parts: the effect of each part, the agreement with float32 when all parts are
+set, and the agreement between cache and training.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def run(parts, params=HALF, routes=None, dtype="bfloat16", config=MODEL):
     return _apply(model, params, TOKENS, POSITIONS, mask=MASK, routes=routes)
 
 
-EXACT = run((), dtype="float32")  # of the same, rounded weights
+EXACT = run((), dtype="float32")  # float32 compute on the same rounded weights
 
 
 def test_all_parts_leave_nothing_but_the_weights_rounding():
@@ -41,20 +41,21 @@ def test_all_parts_leave_nothing_but_the_weights_rounding():
     "part", [PARTS[0], *(pytest.param(x, marks=pytest.mark.slow) for x in PARTS[1:])]
 )
 def test_each_part_is_a_source_of_error_of_its_own(part):
-    """With the routes given, a model in which this part alone is in bfloat16 differs from float32,
-    and less than one all in bfloat16.
+    """A model with only this part in bfloat16 differs from float32 on the same routes, but by less
+    than a model with all parts in bfloat16.
     """
-    but = tuple(p for p in PARTS if p != part)
-    alone, whole = (
-        np.asarray(run(parts, routes=EXACT.routes).hidden, np.float32) for parts in (but, ())
+    other_parts = tuple(p for p in PARTS if p != part)
+    alone, all_bfloat16 = (
+        np.asarray(run(parts, routes=EXACT.routes).hidden, np.float32)
+        for parts in (other_parts, ())
     )
     error = np.abs(alone - EXACT.hidden).mean()
-    assert 1e-5 < error < np.abs(whole - EXACT.hidden).mean()
+    assert 1e-5 < error < np.abs(all_bfloat16 - EXACT.hidden).mean()
 
 
 def test_the_gate_in_float32_chooses_as_a_float32_model_does_from_the_same_stream():
-    """The first MoE layer sees a stream without rounding: with the gate in float32 its choice is
-    the float32 model's, in bfloat16 some flip.
+    """The first MoE layer sees an unrounded stream: with the gate in float32 its choices are those
+    of the float32 model, and in bfloat16 some of them flip.
     """
     with_gate = run(("attention", "stream", "gate")).routes[:, :, 0]
     without = run(("attention", "stream")).routes[:, :, 0]

@@ -1,5 +1,5 @@
-"""The attention kernels, the TPU's interpreted and cuDNN's replaced by XLA: what they compute is
-what the portable code computes, alone and over a mesh.
+"""The attention kernels (the TPU's in interpreter mode, cuDNN's replaced by XLA) against the
+portable code, on one device and over a mesh.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ def interpreted(monkeypatch):
 
 
 def reference(q, k, v, segments=None, window=0):
-    """float64, from softmax(q k^T) v over the keys up to the query's own, those of its segment
-    where there are any.
+    """Computes softmax(q k^T) v in float64 over the keys up to the query's position, and only those
+    of its segment if segments are given.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
@@ -68,7 +68,7 @@ def test_the_kernel_is_causal_attention(mesh, window):
 )
 @pytest.mark.parametrize("window", [0, 1, 30])
 def test_cudnn_gets_causal_attention(mesh, window):
-    """A head of 24 channels and a row of 50 tokens, which Pallas' kernel would not take."""
+    """The Pallas kernel would not take a head of 24 channels and a row of 50 tokens."""
     rng = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(rng.standard_normal((2, heads, 50, 24)), jnp.float32) for heads in (4, 2, 2)
@@ -125,11 +125,11 @@ def test_lengths_that_the_kernel_does_not_take_are_known():
 )
 @pytest.mark.parametrize("fast", ["splash", "cudnn"])
 def test_a_model_with_the_kernel_is_the_model_without(what, fast):
-    """Hidden states and, in training, gradients; a length that the kernel does not take runs as
-    without it.
+    """Hidden states agree and, in training, gradients do. A length that the kernel does not support
+    takes the portable code.
     """
     config = MODEL
-    if what == "window":  # in the first layer alone; sinks in both
+    if what == "window":  # a window in the first layer only; sinks in both
         config = dataclasses.replace(
             MODEL, sliding_window=90, full_attention_layers=(1,), attention_sinks=True, init_std=0.2
         )
@@ -148,8 +148,8 @@ def test_a_model_with_the_kernel_is_the_model_without(what, fast):
         )
 
         def run(params, model=model, cache=cache):
-            given = {"mask": positions < t, "cache": cache, "segments": segments}
-            out = apply(model, params, tokens, positions, **given)
+            options = {"mask": positions < t, "cache": cache, "segments": segments}
+            out = apply(model, params, tokens, positions, **options)
             return jnp.sum(jnp.sin(out.hidden)), (out.hidden, out.cache)
 
         if what == "prefill":
@@ -164,8 +164,8 @@ def test_a_model_with_the_kernel_is_the_model_without(what, fast):
 @pytest.mark.parametrize("scan", [True, False], ids=["scan", "layers apart"])
 @pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "context": 2}], ids=["one device", "mesh"])
 def test_remat_keeps_the_output_of_attention(scan, mesh):
-    """The backward pass computes the feed-forward layers again, and the kernel's output only with
-    `remat_attention`; the gradient is that without remat.
+    """The backward pass recomputes the feed-forward layers, and keeps the kernel's output only with
+    `remat_attention`. The gradient equals the one without remat.
     """
     tokens = jnp.arange(2 * T, dtype=jnp.int32).reshape(2, T) % MODEL.vocab_size
     positions = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (2, T))
@@ -184,10 +184,10 @@ def test_remat_keeps_the_output_of_attention(scan, mesh):
             return jnp.sum(out.hidden**2)
 
         compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
-        again = [x for x in compiled.as_text().splitlines() if "rematted_computation" in x]
-        assert bool(again) == remat
-        assert any("splash_mha_fwd" in x for x in again) == attention
+        recomputed = [x for x in compiled.as_text().splitlines() if "rematted_computation" in x]
+        assert bool(recomputed) == remat
+        assert any("splash_mha_fwd" in x for x in recomputed) == attention
         assert "splash_mha_fwd" in compiled.as_text()
         gradients.append(jax.tree.leaves(compiled(params)))
-    for first, *others in zip(*gradients, strict=True):
-        assert all(np.abs(x - first).max() <= 1e-4 * np.abs(first).max() for x in others)
+    for first, *with_remat in zip(*gradients, strict=True):
+        assert all(np.abs(x - first).max() <= 1e-4 * np.abs(first).max() for x in with_remat)

@@ -1,5 +1,5 @@
 """Multi-head latent attention beyond the comparison with transformers (tests/families): meshes, the
-TPU's kernel, adapters, 8 bits, and the settings that do not fit it.
+TPU's kernel, adapters, 8-bit rollouts, and settings that do not fit it.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ LENGTHS = jnp.array([16, 7, 10, 13], jnp.int32)
 
 
 def log_probs(model, params, tokens=TOKENS, lengths=LENGTHS):
-    """Log-probs, and the gradient of a function of them."""
+    """Returns log-probs, and the gradient of a function of them."""
 
     def loss(params):
         logp = forward(model, params, tokens, lengths, None, 1.0)[0]
@@ -86,7 +86,7 @@ def test_a_mesh_computes_what_one_device_does(one_device, mesh):
 
 
 def test_the_kernel_computes_what_the_portable_code_does(monkeypatch):
-    """Heads of 160 channels are padded to whole lanes; values have 128."""
+    """Heads of 160 channels are padded to full lanes; values have 128 channels."""
     monkeypatch.setattr(kernels, "INTERPRET", True)
     config = dataclasses.replace(
         LATENT,
@@ -103,7 +103,7 @@ def test_the_kernel_computes_what_the_portable_code_does(monkeypatch):
     called, real = [], kernels.splash_causal
     monkeypatch.setattr(
         "compass_jax.model.attention.splash_causal",
-        lambda q, *given: called.append(q.shape[-1]) or real(q, *given),
+        lambda q, *rest: called.append(q.shape[-1]) or real(q, *rest),
     )
     results = [
         log_probs(
@@ -148,7 +148,9 @@ def test_adapters_are_exported_by_the_names_of_transformers():
 
 @pytest.mark.parametrize("kind", ["off", "int8"])
 def test_rollouts_of_8_bits_are_close_to_training(kind):
-    """Weights, keys and values; "off" is as close as float32 is."""
+    """Weights, keys and values are stored in 8 bits. With "off" the rollout agrees to float32
+    precision.
+    """
     rollout = dataclasses.replace(ROLLOUT, kv_quantize=kind, cache_pages=24, page_tokens=4)
     decode = sync_weights(PARAMS, LATENT, "float32", kind, stored=True)[0]
     prompts = [make_prompt(i, n) for i, n in enumerate((3, 8, 5))]
@@ -190,7 +192,9 @@ def test_the_counted_weights_are_the_declared_ones(config):
 
 
 def test_interleaved_channels_turn_in_pairs():
-    """(x0, x1), (x2, x3) by one angle each, as complex numbers, up to the order of channels."""
+    """The pairs (x0, x1) and (x2, x3) are rotated by one angle each, as complex numbers, up to the
+    order of channels.
+    """
     x = np.random.default_rng(0).standard_normal((1, 1, 1, 6))
     turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * np.array([0.3, 0.2, 0.1]))
     first, second = np.split(np.asarray(deinterleaved(jnp.asarray(x, jnp.float32))), 2, axis=-1)

@@ -1,5 +1,5 @@
-"""Log-probs and entropies in chunks against float64 numpy on the whole logits, and their
-gradients.
+"""Log-probs, entropies and their gradients, computed in chunks, against float64 numpy on the full
+logits.
 """
 
 import jax
@@ -13,7 +13,7 @@ B, T, D, V = 3, 5, 4, 11
 
 
 def plain(hidden, head, tokens, temperature):
-    """(logp, entropy) of token t from the hidden state at t-1, in float64."""
+    """Computes (logp, entropy) of token t from the hidden state at t-1, in float64."""
     logits = hidden.astype(np.float64) @ head.astype(np.float64) / temperature
     logp = logits - logits.max(-1, keepdims=True)
     logp -= np.log(np.exp(logp).sum(-1, keepdims=True))
@@ -106,7 +106,7 @@ def test_tokens_that_are_not_predicted_are_zero_and_leave_the_others_alone(x64, 
 
 
 def test_chunks_without_a_predicted_token_are_not_computed():
-    """Their hidden states may be NaN."""
+    """Hidden states of skipped chunks may be NaN."""
     hidden, head, tokens = problem()
     predicted = np.zeros((B, T), bool)
     predicted[1, 2:4] = True
@@ -147,8 +147,8 @@ def test_the_last_hidden_state_and_the_first_token_are_not_used():
 
 
 def test_bfloat16_hidden_states_give_float32_log_probs():
-    """The logits of bfloat16 inputs, accumulated in float32: as exact as the rounded inputs
-    allow.
+    """Logits of bfloat16 inputs are accumulated in float32, so that only the rounding of the inputs
+    remains as error.
     """
     hidden, head, tokens = problem()
     half, half_head = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(head, jnp.bfloat16)

@@ -1,4 +1,6 @@
-"""Low-rank adapters in the model: the merged matrices' function, and full fine-tuning's losses."""
+"""Low-rank adapters in the model: the function of the merged matrices, and the losses of full
+fine-tuning.
+"""
 
 from dataclasses import replace
 
@@ -33,7 +35,7 @@ LENGTHS = jnp.array([12, 7, 10], jnp.int32)
 
 
 def random_adapters(lora=LORA, layout="stacked", model=MODEL):
-    """Adapters whose products are not small."""
+    """Returns adapters whose products are not small."""
     zero = init_adapters(model, lora, jax.random.key(1), layout)
     leaves, structure = jax.tree.flatten(zero)
     rng = np.random.default_rng(1)
@@ -107,7 +109,7 @@ def test_the_gradient_is_that_of_the_merged_matrices_by_the_chain_rule():
 
 
 def test_full_rank_adapters_have_the_losses_of_full_fine_tuning():
-    """W + I B with I frozen, alpha = r and no decay, in float64: B moves as W would."""
+    """For W + I B with I frozen, alpha = r and no decay, in float64, B is updated as W would be."""
     size = 32
     config = replace(MODEL, moe=replace(MODEL.mixture, ffn=size), heads=4, head_dim=8, ffn=size)
     compute = replace(COMPUTE, dtype="float64", param_dtype="float64")
@@ -125,7 +127,7 @@ def test_full_rank_adapters_have_the_losses_of_full_fine_tuning():
             return isinstance(x, Adapter)
 
         adapters = jax.tree.map(identity, specs, is_leaf=is_pair)
-        # the same matrices alone are trained in both
+        # both runs train the same matrices only
         chosen = jax.tree.map(lambda w, pair: jnp.full((), pair is not None), base, specs)
         weight = jnp.where(
             jnp.arange(12, dtype=jnp.int32)[None] < LENGTHS[:, None] - 1, 1.0 / 26, 0.0
@@ -136,8 +138,8 @@ def test_full_rank_adapters_have_the_losses_of_full_fine_tuning():
         def losses(params_of, tree, mask):
             state, result = optimizer.init(tree), []
             for _ in range(4):
-                grads, found = sft_gradients(model, params_of(tree), *arguments)
-                result.append(float(found["loss"][0]))
+                grads, metrics = sft_gradients(model, params_of(tree), *arguments)
+                result.append(float(metrics["loss"][0]))
                 grads = jax.tree.map(lambda g, keep: jnp.where(keep, g, 0.0), grads, mask)
                 with jax.numpy_dtype_promotion("standard"):
                     updates, state = optimizer.update(grads, state, tree)

@@ -1,5 +1,5 @@
-"""Routing and dispatch against a dense float64 numpy mixture of experts, values and gradients, with
-both grouped matmuls.
+"""Routing and dispatch against a dense float64 mixture of experts in numpy: values and gradients,
+with every grouped matmul.
 """
 
 from functools import partial
@@ -38,7 +38,7 @@ N, D = 19, 6
 
 @pytest.fixture(autouse=True)
 def promotion(request):
-    """tokamax promotes types implicitly, in its gradient too."""
+    """Allows implicit type promotion for tokamax, whose code needs it (in its gradient too)."""
     parameters = getattr(request.node, "callspec", None)
     name = parameters.params.get("implementation") if parameters else None
     with jax.numpy_dtype_promotion("standard" if name == "tokamax" else "strict"):
@@ -100,16 +100,16 @@ def softmax(x):
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_gates_are_the_live_probabilities_of_the_chosen_experts(norm):
-    """Rows: live, replayed as live, replayed with experts outside the live top-k, unset."""
+    """The rows are live, replayed as live, replayed outside the live top-k, and unset."""
     config = MoEConfig(experts=5, top_k=2, ffn=7, norm_top_k=norm)
     logits = np.array([[0.1, 2.0, -1.0, 1.5, 0.0]] * 4)
-    given = np.array([[255, 255], [3, 1], [2, 4], [255, 255]], np.uint8)
+    routes = np.array([[255, 255], [3, 1], [2, 4], [255, 255]], np.uint8)
     ids, gates, stats = route(
-        jnp.asarray(logits, jnp.float32), jnp.asarray(given), jnp.ones(4, bool), config
+        jnp.asarray(logits, jnp.float32), jnp.asarray(routes), jnp.ones(4, bool), config
     )
-    wanted = np.array([[1, 3], [3, 1], [2, 4], [1, 3]])
-    probs = np.take_along_axis(softmax(logits), wanted, axis=1)
-    np.testing.assert_array_equal(ids, wanted)
+    expected_ids = np.array([[1, 3], [3, 1], [2, 4], [1, 3]])
+    probs = np.take_along_axis(softmax(logits), expected_ids, axis=1)
+    np.testing.assert_array_equal(ids, expected_ids)
     np.testing.assert_allclose(
         gates, probs / probs.sum(1, keepdims=True) if norm else probs, rtol=1e-6
     )
@@ -120,28 +120,28 @@ def test_gates_are_the_live_probabilities_of_the_chosen_experts(norm):
 
 def test_statistics_count_unmasked_tokens_alone():
     logits = np.array([[3.0, 2, 1, 0, -1], [3.0, 2, 1, 0, -1], [np.nan] * 5])
-    given = np.array([[1, 0], [3, 4], [255, 255]], np.uint8)
+    routes = np.array([[1, 0], [3, 4], [255, 255]], np.uint8)
     mask = jnp.array([True, False, False])
     _, _, stats = route(
-        jnp.asarray(logits[:2], jnp.float32), jnp.asarray(given[:2]), mask[:2], CONFIG
+        jnp.asarray(logits[:2], jnp.float32), jnp.asarray(routes[:2]), mask[:2], CONFIG
     )
-    # another order is no flip
+    # the same experts in another order do not count as a flip
     assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)
     np.testing.assert_array_equal(stats.load, [1, 1, 0, 0, 0])
     np.testing.assert_allclose(stats.probs, softmax(logits[0]), rtol=1e-6)
     _, _, stats = route(jnp.asarray(logits[:2], jnp.float32), None, mask[:2], CONFIG)
-    # nothing given: nothing is missing
+    # without routes to replay, no route counts as unset
     assert (float(stats.flips), float(stats.unset), float(stats.tokens)) == (0, 0, 1)
 
 
 def test_ties_go_to_the_lower_expert_and_the_recorded_ids_are_the_used_ones():
     ids, gates, _ = route(jnp.zeros((3, 5), jnp.float32), None, jnp.ones(3, bool), CONFIG)
     np.testing.assert_array_equal(ids, [[0, 1]] * 3)
-    again, same, stats = route(
+    replayed_ids, replayed_gates, stats = route(
         jnp.zeros((3, 5), jnp.float32), ids.astype(jnp.uint8), jnp.ones(3, bool), CONFIG
     )
-    np.testing.assert_array_equal(again, ids)
-    np.testing.assert_array_equal(same, gates)
+    np.testing.assert_array_equal(replayed_ids, ids)
+    np.testing.assert_array_equal(replayed_gates, gates)
     assert float(stats.flips) == 0
 
 
@@ -158,10 +158,10 @@ def test_router_gradient_equals_finite_differences_inside_and_outside_the_live_t
     rng = np.random.default_rng(1)
     logits, probe = rng.standard_normal((4, 5)), rng.standard_normal((4, 2))
     worst_two = np.argsort(logits, axis=1)[:, :2]
-    given = jnp.asarray(worst_two.astype(np.uint8))
+    routes = jnp.asarray(worst_two.astype(np.uint8))
 
     def f(x):
-        return jnp.sum(route(x, given, jnp.ones(4, bool), config)[1] * probe)
+        return jnp.sum(route(x, routes, jnp.ones(4, bool), config)[1] * probe)
 
     grad, step = np.asarray(jax.grad(f)(jnp.asarray(logits))), 1e-6
     numeric = np.zeros_like(logits)
@@ -177,7 +177,9 @@ def test_router_gradient_equals_finite_differences_inside_and_outside_the_live_t
 
 
 def dense_moe(x, ids, gates, mask, weights, limit=0.0):
-    """Token by token and choice by choice; with biases, and gpt-oss's activation, where given."""
+    """Computes the mixture token by token and choice by choice, with biases and gpt-oss's
+    activation if given.
+    """
     out, bias = np.zeros_like(x), {name: weights.get(f"{name}_bias") for name in weights}
     for n in np.flatnonzero(mask):
         for e, gate in zip(ids[n], gates[n], strict=True):
@@ -210,13 +212,13 @@ def problem(kind, n=N, seed=0):
     if kind in (
         "skewed",
         "biased",
-    ):  # every token's first choice is expert 3, and expert 2 gets nothing
+    ):  # every token's first choice is expert 3, and expert 2 gets no token
         ids = np.stack([np.full(n, 3), rng.choice([0, 1, 4], n)], axis=1)
     mask = rng.random(n) < 0.7 if kind == "masked" else np.full(n, kind != "none")
     return rng.standard_normal((n, D)), ids, rng.random((n, k)), mask, weights
 
 
-# 900 * 5 experts: many blocks
+# 900 tokens for 5 experts: many blocks
 CASES = [
     ("even", N),
     ("skewed", N),
@@ -260,8 +262,8 @@ def test_values_equal_a_dense_reference(x64, implementation, kind, n):
     ("kind", "n"), [("skewed", N), ("masked", 5), ("skewed", 900), ("biased", N), ("biased", 900)]
 )
 def test_gradients_equal_differences_of_the_dense_reference(x64, implementation, kind, n):
-    """In random directions of every input: the derivative of the reference by central differences,
-    against the pullback.
+    """The pullback equals the central difference of the reference in a random direction of every
+    input.
     """
     x, ids, gates, mask, weights = problem(kind, n)
     rng = np.random.default_rng(2)
@@ -299,8 +301,8 @@ def test_gradients_equal_differences_of_the_dense_reference(x64, implementation,
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bfloat16_values_and_gradients_are_near_the_dense_reference(implementation):
-    """At sizes that a GPU's kernels take, which take no float64; some rows are masked, one expert
-    has none and one has most.
+    """The sizes are ones that a GPU's kernels accept, since those kernels do not support float64.
+    Some rows are masked, one expert has no rows and one has most of them.
     """
     rng, (n, d, f, e) = np.random.default_rng(0), (300, 128, 64, 6)
     ids = np.stack([np.full(n, 3), rng.choice([0, 1, 4, 5], n)], axis=1)
@@ -324,7 +326,7 @@ def test_bfloat16_values_and_gradients_are_near_the_dense_reference(implementati
     expected = dense_moe(x, ids, gates, mask, wide)
     assert np.abs(np.asarray(out, np.float64) - expected).max() < 0.02 * np.abs(expected).max()
     assert expected[mask].std() > 0.5 and not np.asarray(out)[~mask].any()
-    # one entry of each weight, of the expert with most rows, and of a token, by differences
+    # finite differences for one entry of each weight, of the fullest expert, and of a token
     for name, grad in {"x": grads[0], **grads[1]}.items():
         at, step = ((int(np.flatnonzero(mask)[0]), 5) if name == "x" else (3, 7, 11)), 1e-5
         ends = []
@@ -340,8 +342,8 @@ def test_bfloat16_values_and_gradients_are_near_the_dense_reference(implementati
 @pytest.mark.parametrize("eight_bit", [False, True])
 @pytest.mark.parametrize("share", [0.125, 0.9], ids=["a part's share", "nearly all"])
 def test_a_token_step_computes_windows_of_its_pairs(share, eight_bit):
-    """As few rows an expert as in decoding, and one of eight parts on a device: a window has a
-    quarter of the pairs, and what does not fit is computed after it.
+    """Experts have as few rows as in decoding, and the device has one of eight parts. A window then
+    holds a quarter of the pairs, and the pairs that do not fit are computed in further windows.
     """
     rng, (n, k, d, f, e, parts) = np.random.default_rng(0), (256, 8, 16, 8, 4, 8)
     pairs = n * k
@@ -379,9 +381,7 @@ def test_tokamax_that_is_not_installed_is_told():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_garbage_in_masked_tokens_reaches_nobody(implementation):
-    """NaN in masked rows: the others' values and every weight's gradient stay as they were, bit for
-    bit.
-    """
+    """NaN in masked rows changes no bit of the other rows' values or of any weight's gradient."""
     x, ids, gates, mask, weights = problem("masked")
     weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), weights)
     grouped = grouped_matmul(implementation)
@@ -412,8 +412,8 @@ def test_garbage_in_masked_tokens_reaches_nobody(implementation):
 
 @pytest.mark.parametrize(("pairs", "experts"), [(1, 2), (256, 3), (257, 4), (2000, 16)])
 def test_counting_puts_pairs_where_sorting_does(pairs, experts):
-    """Stable, the pairs of no expert (id `experts`) behind all others; also where one expert gets
-    everything.
+    """The order is stable, with the pairs of no expert (id `experts`) after all others, also where
+    one expert gets every pair.
     """
     for draw in (
         np.random.default_rng(pairs).integers(0, experts + 1, pairs),
@@ -429,8 +429,8 @@ def test_counting_puts_pairs_where_sorting_does(pairs, experts):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("chunk", [5, *(pytest.param(x, marks=pytest.mark.slow) for x in (4, 16))])
 def test_tokens_may_go_through_the_experts_in_chunks(x64, implementation, chunk):
-    """compute.moe_chunk changes what is computed at once, neither outputs nor gradients; 15 tokens,
-    so that 4 leaves some over.
+    """compute.moe_chunk changes how many tokens are computed at once, but neither outputs nor
+    gradients. There are 15 tokens, so that chunks of 4 leave a remainder.
     """
     rng = np.random.default_rng(0)
     config = MoEConfig(experts=4, top_k=2, ffn=6)
@@ -444,10 +444,12 @@ def test_tokens_may_go_through_the_experts_in_chunks(x64, implementation, chunk)
         out, ids, _ = moe_layer(x, x, params, None, mask, config, experts)
         return jnp.sum(jnp.sin(out)), (out, ids)
 
-    both = jax.jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True), static_argnums=2)
-    (_, (out, ids)), grads = both(x, params, chunk)
-    (_, (whole, whole_ids)), whole_grads = both(x, params, 0)
-    np.testing.assert_array_equal(ids, whole_ids)
-    np.testing.assert_allclose(out, whole, atol=1e-12)
-    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(whole_grads), strict=True):
+    run_with_gradients = jax.jit(
+        jax.value_and_grad(run, argnums=(0, 1), has_aux=True), static_argnums=2
+    )
+    (_, (out, ids)), grads = run_with_gradients(x, params, chunk)
+    (_, (unchunked, unchunked_ids)), unchunked_grads = run_with_gradients(x, params, 0)
+    np.testing.assert_array_equal(ids, unchunked_ids)
+    np.testing.assert_allclose(out, unchunked, atol=1e-12)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(unchunked_grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12, rtol=1e-10)

@@ -1,4 +1,4 @@
-"""How a stack of dense and MoE layers is split into runs, and the two layouts of its parameters."""
+"""The split of a stack of dense and MoE layers into runs, and the two layouts of its parameters."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def config(layers, step=1, dense=(), moe=True, **other):
 
 
 def windowed(layers, full=(), **experts):
-    """A model with a sliding window in all layers but `full`."""
+    """Returns a model with a sliding window in all layers but `full`."""
     return dataclasses.replace(
         config(layers, **experts), sliding_window=3, full_attention_layers=full
     )
@@ -131,10 +131,10 @@ def test_unstacking_gives_each_layer_its_own_slice_of_the_stack():
         param_specs(model, layout="decode"), is_leaf=is_spec
     )
     for r in range(3):
-        mlp, whole = loose["run_0"][r]["layer_1"]["mlp"], stacked["run_0"]["layer_1"]["mlp"]
-        gate, up = np.split(mlp["gate_up"], 2, axis=-1)  # an MoE layer's are side by side
-        for name, found in (("gate", gate), ("up", up), ("down", mlp["down"])):
-            np.testing.assert_array_equal(found, whole[name][r])
+        mlp, stacked_mlp = loose["run_0"][r]["layer_1"]["mlp"], stacked["run_0"]["layer_1"]["mlp"]
+        gate, up = np.split(mlp["gate_up"], 2, axis=-1)  # one matrix in an MoE layer
+        for name, matrix in (("gate", gate), ("up", up), ("down", mlp["down"])):
+            np.testing.assert_array_equal(matrix, stacked_mlp[name][r])
         np.testing.assert_array_equal(
             loose["run_0"][r]["layer_0"]["mlp"]["up"], stacked["run_0"]["layer_0"]["mlp"]["up"][r]
         )
@@ -157,7 +157,7 @@ def test_every_axis_is_named_and_the_stack_comes_first():
 
 
 def test_biases_and_norms_alone_take_no_weight_decay_and_matrices_alone_are_quantised():
-    """By the declarations, for every parameter that any family has."""
+    """The declarations hold this for every parameter of every family."""
     model = config(4, dense=(0,), qkv_bias=True, o_bias=True)
     for layout in ("stacked", "unrolled", "decode", "decode_stacked"):
         specs = jax.tree.leaves(param_specs(model, layout), is_leaf=is_spec)
@@ -191,15 +191,15 @@ def test_initial_values_have_their_spread_and_no_two_leaves_are_alike():
 
 
 def test_every_parameter_tree_of_a_train_state_is_unrolled_and_stacked_again():
-    """Parameters and both moments of Adam; what is no parameter tree stays; each layer of the
-    unrolled one is its slice.
+    """The parameters and both moments of Adam are unrolled, and the rest of the state is unchanged.
+    Each layer of the unrolled tree is its slice of the stack.
     """
     model = config(6, step=2)
     shapes, keys = abstract_params(model, "float32"), iter(range(1000))
     params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(next(keys)), x.shape), shapes)
     state = init_state(params, OptimConfig(weight_decay=0.1), 10)
     loose = unroll(state)
-    for tree, whole in (
+    for tree, stacked_tree in (
         (loose.params, state.params),
         (loose.opt_state[0].mu, state.opt_state[0].mu),
     ):
@@ -207,7 +207,8 @@ def test_every_parameter_tree_of_a_train_state_is_unrolled_and_stacked_again():
             param_specs(model, "unrolled"), is_leaf=is_spec
         )
         np.testing.assert_array_equal(
-            tree["run_0"][1]["layer_1"]["mlp"]["gate"], whole["run_0"]["layer_1"]["mlp"]["gate"][1]
+            tree["run_0"][1]["layer_1"]["mlp"]["gate"],
+            stacked_tree["run_0"]["layer_1"]["mlp"]["gate"][1],
         )
     back = stack(loose)
     assert jax.tree.structure(back) == jax.tree.structure(state)

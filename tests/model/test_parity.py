@@ -1,5 +1,5 @@
-"""Logits and greedy tokens against transformers (torch, CPU, float32) on random weights, through
-save_pretrained and load_params.
+"""Logits and greedy tokens against transformers (torch, CPU, float32) on random weights, read by
+load_params from save_pretrained's files.
 """
 
 import jax
@@ -82,7 +82,7 @@ PROMPTS, NEW = np.array([[3, 141, 59, 26, 53, 58, 97], [9, 79, 32, 38, 46, 26, 4
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
-    """(torch model, config, our parameters read from what it saved)."""
+    """Returns (torch model, config, parameters read from its saved checkpoint)."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -91,7 +91,7 @@ def pair(request, tmp_path_factory):
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(raw.pop("model_type"), **raw), dtype=torch.float32
     ).eval()
-    # random models of other seeds repeat a few tokens for ever
+    # with other seeds the random models repeat a few tokens for ever
     randomise(model, seed=5 if request.param == "moe_tied_biased" else 3)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
@@ -105,7 +105,7 @@ def test_logits_equal_transformers(pair):
     model, config, params = pair
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (3, 33)).astype(np.int32)
     with torch.no_grad():
-        theirs = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+        expected = model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
     positions = jnp.broadcast_to(jnp.arange(33), tokens.shape)
     run = jax.jit(
         lambda p, x: (
@@ -113,9 +113,9 @@ def test_logits_equal_transformers(pair):
         )
     )
     out = run(params, jnp.asarray(tokens))
-    ours = np.asarray(logits_of(out, head_weights(params)))
-    assert theirs.std() >= 1
-    np.testing.assert_allclose(ours, theirs, atol=5e-5, rtol=0)
+    actual = np.asarray(logits_of(out, head_weights(params)))
+    assert expected.std() >= 1
+    np.testing.assert_allclose(actual, expected, atol=5e-5, rtol=0)
 
 
 def test_log_probs_of_the_columns_that_a_tokenizer_has_equal_transformers(pair):
@@ -127,22 +127,22 @@ def test_log_probs_of_the_columns_that_a_tokenizer_has_equal_transformers(pair):
     with torch.no_grad():
         logits = model(torch.tensor(tokens, dtype=torch.long)).logits[:, :-1, :known]
     logp = logits.log_softmax(-1)
-    theirs = logp.gather(-1, torch.tensor(tokens[:, 1:, None], dtype=torch.long))[..., 0].numpy()
+    expected = logp.gather(-1, torch.tensor(tokens[:, 1:, None], dtype=torch.long))[..., 0].numpy()
     positions = jnp.broadcast_to(jnp.arange(9), tokens.shape)
     hidden = apply(
         Transformer(config), params, jnp.asarray(tokens), positions, mask=jnp.ones((2, 9), bool)
     ).hidden
-    ours, entropy = token_logprobs(
+    actual, entropy = token_logprobs(
         hidden, head_weights(params), jnp.asarray(tokens), 1.0, 5, known=known
     )
-    np.testing.assert_allclose(ours[:, 1:], theirs, atol=5e-5, rtol=0)
+    np.testing.assert_allclose(actual[:, 1:], expected, atol=5e-5, rtol=0)
     np.testing.assert_allclose(
         entropy[:, 1:], -(logp.exp() * logp).sum(-1).numpy(), atol=5e-5, rtol=0
     )
 
 
 def greedy(config, params, prompts, new):
-    """Tokens by argmax through the KV cache: one prefill, then one token at a time."""
+    """Generates tokens by argmax through the KV cache: one prefill, then one token at a time."""
     model, decode = Transformer(config, ComputeConfig(), layout="decode"), to_decode(params)
 
     @jax.jit
@@ -159,11 +159,11 @@ def greedy(config, params, prompts, new):
     token, cache = step(
         decode, jnp.asarray(prompts), jnp.broadcast_to(jnp.arange(start), prompts.shape), cache
     )
-    made = [token]
+    generated = [token]
     for i in range(new - 1):
         token, cache = step(decode, token, jnp.full((len(prompts), 1), start + i), cache)
-        made.append(token)
-    return np.concatenate(made, axis=1)
+        generated.append(token)
+    return np.concatenate(generated, axis=1)
 
 
 def test_greedy_tokens_equal_transformers(pair):
@@ -172,16 +172,16 @@ def test_greedy_tokens_equal_transformers(pair):
     model, config, params = pair
     prompts = torch.tensor(PROMPTS, dtype=torch.long)
     with torch.no_grad():
-        how = dict(
+        options = dict(
             max_new_tokens=NEW,
             min_new_tokens=NEW,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
         )
-        theirs = model.generate(prompts, attention_mask=torch.ones_like(prompts), **how)[
+        expected = model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)[
             :, PROMPTS.shape[1] :
         ].numpy()
-    ours = greedy(config, params, PROMPTS, NEW)
-    assert min(len(set(row)) for row in theirs.tolist()) >= 16
-    np.testing.assert_array_equal(ours, theirs)
+    actual = greedy(config, params, PROMPTS, NEW)
+    assert min(len(set(row)) for row in expected.tolist()) >= 16
+    np.testing.assert_array_equal(actual, expected)

@@ -1,5 +1,5 @@
 """8-bit weights: values and scales against a float64 reference that searches all values of the
-type, error bounds, channels that go wrong.
+type, error bounds, and channels with extreme entries.
 """
 
 import jax
@@ -28,8 +28,8 @@ KINDS = list(GRIDS)
 
 
 def reference(w, kind):
-    """(dequantised values, scales, half the distance to the neighbour for each entry), by search in
-    float64.
+    """Returns (dequantised values, scales, half the distance to the neighbour for each entry), by
+    search in float64.
     """
     grid = GRIDS[kind]
     scales = np.maximum(np.abs(w.astype(np.float64)).max(axis=-2, keepdims=True), 1e-30) / grid[-1]
@@ -43,8 +43,8 @@ def reference(w, kind):
 
 
 def weights(seed=0, shape=(3, 40, 17), outliers=True):
-    """Experts x inputs x outputs; with a channel of one huge entry, one of zeros, one tiny and one
-    huge throughout.
+    """Returns [experts, inputs, outputs] weights with a channel that has one huge entry, a channel
+    of zeros, a tiny channel and a huge one.
     """
     w = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     if outliers:
@@ -66,7 +66,7 @@ def test_values_and_scales_are_those_of_the_reference(kind):
     np.testing.assert_allclose(q.scales, scales, rtol=1e-6)
     got = np.asarray(dequantize(q, "float32"), np.float64)
     agree = np.abs(got - expected) <= 1e-6 * np.abs(expected)
-    # the rest: float32 division puts an entry on the other side of the middle between two values
+    # in the rest, float32 division moves an entry across the midpoint between two values
     assert agree.mean() > 0.999
     assert len(np.unique(np.asarray(q.values, np.float32))) > 100
 
@@ -82,7 +82,7 @@ def test_the_error_is_at_most_half_a_step_and_the_largest_entry_is_exact(kind, s
     np.testing.assert_allclose(
         np.take_along_axis(got, peak, -2), np.take_along_axis(w, peak, -2), rtol=1e-6
     )
-    assert np.mean(got != w) > 0.8  # it does round
+    assert np.mean(got != w) > 0.8  # most entries are rounded
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,8 +100,8 @@ def test_no_finite_matrix_gives_nan(kind):
 
 
 def test_the_largest_entry_of_a_channel_becomes_the_largest_value():
-    """An entry over its own scale may be a rounding error above 448, and e4m3 has no infinity: the
-    cast of what is too large is NaN.
+    """An entry divided by its scale may exceed 448 by a rounding error, and e4m3 has no infinity:
+    casting a larger number gives NaN.
     """
     assert np.isnan(np.float32(jnp.float32(500.0).astype(jnp.float8_e4m3fn)))
     # every entry is its channel's largest
@@ -129,20 +129,21 @@ def test_an_unknown_type_is_an_error():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tree_keeps_router_norms_biases_embedding_and_head(kind, dtype):
     rng = np.random.default_rng(0)
-    kept = ("router", "attention_norm", "q_norm", "q_bias", "embed", "head", "final_norm")
+    unquantised = ("router", "attention_norm", "q_norm", "q_bias", "embed", "head", "final_norm")
     rounded = ("q", "k", "v", "o", "gate", "up", "down", "gate_up")
     tree = {
         "layer": {
-            name: jnp.asarray(rng.standard_normal((8, 6)), jnp.float32) for name in kept + rounded
+            name: jnp.asarray(rng.standard_normal((8, 6)), jnp.float32)
+            for name in unquantised + rounded
         }
     }
     layer = {
         name: ParamSpec(name, (8, 6), (None, None), quantised=name in rounded)
-        for name in kept + rounded
+        for name in unquantised + rounded
     }
     out = jax.jit(lambda tree: emulate(tree, {"layer": layer}, kind, dtype))(tree)["layer"]
     plain = emulate(tree, {"layer": layer}, "off", dtype)["layer"]
-    for name in kept:
+    for name in unquantised:
         np.testing.assert_array_equal(out[name], tree["layer"][name].astype(dtype))
     for name in rounded:
         expected = reference(np.asarray(tree["layer"][name]), kind)[0]

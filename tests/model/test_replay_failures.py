@@ -1,8 +1,8 @@
-"""Faults of router replay in other systems: routes of another shape, routes that lose their layer
-or token, ids that ties decide otherwise, and rows that no expert owns.
+"""Faults that router replay has had in other systems: routes of another shape, routes that lose
+their layer or token, ids that differ under ties, and rows without an expert.
 
-The engine's tests check that each input token owns a route, test_moe.py that padding and repeated
-ids are refused, test_transformer.py that each route lands in its layer.
+The engine's tests check that each input token has a route, test_moe.py that padding and repeated
+ids are refused, test_transformer.py that each route reaches its layer.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ WRONG = {
 
 @pytest.mark.parametrize("change", WRONG)
 def test_routes_of_another_number_of_layers_choices_or_type_are_refused(change, unchecked):
-    """2: layers are cut out of the array by number, so that one too many would go unread and one
-    too few be read twice.
+    """Fault 2: layers are sliced out of the array by number, so that an extra layer would go unread
+    and a missing one would repeat another.
     """
     wrong = WRONG[change](random_routing(LITTLE))
     with pytest.raises(
@@ -77,8 +77,8 @@ def _apply(config, routes):
 
 
 def test_a_route_keeps_its_layer_and_token_in_whatever_order_the_layers_were_built():
-    """3: layers scanned in runs, unrolled, or held one by one as the engine holds them: index l is
-    the l-th MoE layer of the model.
+    """Fault 3: whether layers are scanned in runs, unrolled, or separate as in the engine, index l
+    is the l-th MoE layer of the model.
     """
     params, routes = random_params(SPREAD), random_routing(SPREAD, seed=2)
     assert all(np.any(routes[:, :, i] != routes[:, :, j]) for i, j in ((0, 1), (1, 2), (0, 2)))
@@ -95,8 +95,8 @@ def test_a_route_keeps_its_layer_and_token_in_whatever_order_the_layers_were_bui
 
 
 def test_a_router_has_one_matrix_and_no_bias():
-    """11: what could leak into the weights does not exist; a parameter added to the router shows
-    here.
+    """Fault 11: the router has no state that could leak into the weights. A parameter added to the
+    router fails this test.
     """
     run = param_specs(CONFIG)["run_0"]
     assert set(run["layer_1"]["mlp"]) == {"router", "gate", "up", "down"}
@@ -104,8 +104,8 @@ def test_a_router_has_one_matrix_and_no_bias():
 
 @pytest.mark.usefixtures("optimised_alike")
 def test_the_ids_recorded_under_ties_are_the_ids_used():
-    """12: a router of zeros ties every expert with every other; the record counts what was
-    dispatched, and replaying it changes no bit.
+    """Fault 12: a router of zeros ties all experts. The record counts the dispatched ids, and
+    replaying it changes no bit.
     """
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: x * 0 if "router" in jax.tree_util.keystr(path) else x,
@@ -114,14 +114,14 @@ def test_the_ids_recorded_under_ties_are_the_ids_used():
     live = forward(params, LITTLE, UNROLLED)
     ids = np.asarray(live.routes)[MASK].reshape(-1)
     np.testing.assert_array_equal(np.bincount(ids, minlength=5), live.aux.load[0])
-    again = forward(params, LITTLE, UNROLLED, live.routes)
-    np.testing.assert_array_equal(again.hidden, live.hidden)
-    assert not np.any(again.aux.flips)
+    replayed = forward(params, LITTLE, UNROLLED, live.routes)
+    np.testing.assert_array_equal(replayed.hidden, live.hidden)
+    assert not np.any(replayed.aux.flips)
 
 
 def test_a_row_that_sees_nothing_is_no_nan():
-    """13: a padding row may see no key at all; its output is thrown away, but NaN in it would reach
-    every gradient.
+    """Fault 13: a padding row may see no key at all. Its output is discarded, but a NaN in it would
+    reach every gradient.
     """
     rng = np.random.default_rng(0)
     q, k, v = (
@@ -147,8 +147,8 @@ def test_a_row_that_sees_nothing_is_no_nan():
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_gates_of_extreme_logits_are_finite(norm):
-    """13: replayed experts whose live probability underflows to 0: normalised over the chosen ones
-    alone, never 0/0.
+    """Fault 13: replayed experts whose live probability underflows to 0 are normalised over the
+    chosen experts only, never 0/0.
     """
     logits = jnp.array([[300.0, -300.0, -300.5, 0.0, 0.0]])
     _, gates, _ = route(
@@ -157,20 +157,20 @@ def test_gates_of_extreme_logits_are_finite(norm):
         jnp.ones(1, bool),
         MoEConfig(5, 2, 7, norm_top_k=norm),
     )
-    wanted = np.array([1.0, np.exp(-0.5)]) / (1 + np.exp(-0.5)) if norm else [0.0, 0.0]
-    np.testing.assert_allclose(gates[0], wanted, rtol=1e-6)
+    expected = np.array([1.0, np.exp(-0.5)]) / (1 + np.exp(-0.5)) if norm else [0.0, 0.0]
+    np.testing.assert_allclose(gates[0], expected, rtol=1e-6)
 
 
 def test_undefined_rows_behind_the_last_group_reach_nobody(monkeypatch):
-    """14: a TPU leaves the rows of a ragged product behind its last group as they were in memory;
-    here they are NaN.
+    """Fault 14: after the last group of a ragged product, a TPU leaves rows with undefined memory.
+    They are NaN here.
     """
     real, seen = jax.lax.ragged_dot, []
 
     def undefined_behind(x, w, sizes, **options):
-        behind = jnp.arange(x.shape[0])[:, None] >= jnp.sum(sizes)
+        is_undefined = jnp.arange(x.shape[0])[:, None] >= jnp.sum(sizes)
         seen.append(x.shape[0] - int(sizes.sum()))
-        return jnp.where(behind, jnp.nan, real(x, w, sizes, **options))
+        return jnp.where(is_undefined, jnp.nan, real(x, w, sizes, **options))
 
     rng = np.random.default_rng(0)
     x, ids = (
@@ -184,8 +184,8 @@ def test_undefined_rows_behind_the_last_group_reach_nobody(monkeypatch):
     mask = jnp.arange(6) < 4
 
     def run():
-        """Values, and gradients in tokens, gates and weights: 0 x NaN would show in those of the
-        gates.
+        """Returns values, and gradients in tokens, gates and weights. The gates' gradients would
+        show 0 x NaN.
         """
 
         def total(x, gates, weights):

@@ -1,5 +1,5 @@
-"""Scaled rotary embeddings: frequencies and factors against transformers', and settings that make
-no sense.
+"""Scaled rotary embeddings: frequencies and factors against those of transformers, and invalid
+settings.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ def test_angles_equal_those_of_transformers(name):
     positions = np.array([[0, 1, 7, 63, 64, 255]])
     reference = rotary(torch.zeros(1), torch.tensor(positions))
     tables = rope_tables(jnp.asarray(positions, jnp.int32), 10, theta, jnp.float32, scaling)
-    for ours, theirs in zip(tables, reference, strict=True):
-        np.testing.assert_allclose(ours[:, :, 0], theirs.numpy(), atol=5e-5)
+    for actual, expected in zip(tables, reference, strict=True):
+        np.testing.assert_allclose(actual[:, :, 0], expected.numpy(), atol=5e-5)
     plain = rope_tables(jnp.asarray(positions, jnp.int32), 10, theta, jnp.float32)
     assert float(jnp.abs(plain[0] - tables[0]).max()) > 0.1
 
@@ -98,5 +98,5 @@ def test_a_scaling_in_config_json_that_is_not_computed_is_refused(change, messag
 def test_the_length_of_pretraining_may_be_beside_the_scaling_or_absent():
     raw = write_hf_config(LLAMA) | {"rope_scaling": YARN}
     assert config_from_dict(raw).rope_scaling == YarnRope(4.0, 256)
-    beside = config_from_dict(raw | {"original_max_position_embeddings": 32})
-    assert beside.rope_scaling == YarnRope(4.0, 32)
+    config = config_from_dict(raw | {"original_max_position_embeddings": 32})
+    assert config.rope_scaling == YarnRope(4.0, 32)

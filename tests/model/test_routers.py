@@ -1,4 +1,4 @@
-"""Routers: against numpy in float64, and the ways in which replay broke elsewhere."""
+"""Routers against numpy in float64, and the faults that router replay has had in other systems."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def routed(router, routes=None, normalised=True, logits=LOGITS, bias=BIAS):
 
 
 def expected_choice(row, groups, top_groups):
-    """The ids that DeepSeek-V3's router takes, by loops."""
+    """Returns the ids that DeepSeek-V3's router chooses, computed by loops."""
     scores = sigmoid(row) + BIAS
     members = np.arange(E).reshape(groups, -1)
     strength = [np.sort(scores[group])[-2:].sum() for group in members]
@@ -78,7 +78,9 @@ def test_the_bias_chooses_and_is_not_in_the_gates_nor_has_it_a_gradient():
 def test_a_replayed_choice_outside_the_live_one_has_live_gates_and_their_gradient(
     router, normalised
 ):
-    """The ids are the lowest ones: outside the top-k and, with groups, outside the group."""
+    """The replayed ids have the lowest scores: outside the top-k and, with groups, outside the
+    group.
+    """
     worst = np.argsort(LOGITS, axis=1)[:, :K].astype(np.uint8)
     with jax.enable_x64(True):
         logits = jnp.asarray(LOGITS)
@@ -108,11 +110,11 @@ def test_the_recorded_ids_are_those_that_were_used_where_scores_tie():
     equal = np.zeros((N, E))
     for router in (Softmax(), Sigmoid(groups=3, top_groups=2)):
         ids, gates, _ = routed(router, logits=equal, bias=np.zeros(E))
-        again, same, stats = routed(
+        replayed_ids, replayed_gates, stats = routed(
             router, jnp.asarray(ids, jnp.uint8), logits=equal, bias=np.zeros(E)
         )
-        np.testing.assert_array_equal(ids, again)
-        np.testing.assert_array_equal(gates, same)
+        np.testing.assert_array_equal(ids, replayed_ids)
+        np.testing.assert_array_equal(gates, replayed_gates)
         assert float(stats.flips) == 0
         assert all(len(set(row)) == K for row in np.asarray(ids).tolist())
 

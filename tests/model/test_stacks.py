@@ -45,8 +45,8 @@ PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 8, 5))]
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "e4m3"])
 @pytest.mark.parametrize("layer", [0, 2])
 def test_the_kernel_multiplies_rows_by_one_layers_experts(monkeypatch, kind, layer):
-    """Against float64 with the values that 8 bits hold; an expert without rows, and rows of none,
-    which are undefined.
+    """The reference is float64 on the dequantised weights. One expert has no rows, and rows without
+    an expert are undefined.
     """
     from interpreted import on_a_tpu
 
@@ -68,7 +68,9 @@ def test_the_kernel_multiplies_rows_by_one_layers_experts(monkeypatch, kind, lay
 
 
 def sampled(mesh, quantized, logprob_chunk):
-    """Rollouts by row and their routes, on a mesh; another chunk compiles anew."""
+    """Returns rollouts by row and their routes, on a mesh. A new `logprob_chunk` forces a new
+    compilation.
+    """
     compute = ComputeConfig(experts="ragged", scan_decode=True, logprob_chunk=logprob_chunk)
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
     params = random_params(MODEL)
@@ -90,8 +92,8 @@ def sampled(mesh, quantized, logprob_chunk):
 @pytest.mark.parametrize("quantized", ["off", "int8"])
 @pytest.mark.parametrize("mesh", [{}, {"expert": 2, "tensor": 2}], ids=["one device", "four"])
 def test_decoding_from_stacks_samples_what_slices_do(monkeypatch, mesh, quantized):
-    """A dense and an MoE layer, twice. The matrices are too narrow for the kernel, so that
-    `stacked_dot` takes the layer's part.
+    """The model has a dense and an MoE layer, twice. Its matrices are too narrow for the kernel, so
+    that `stacked_dot` slices out the layer.
     """
     expected, routes = sampled(mesh, quantized, 512)
     calls = []
@@ -102,11 +104,11 @@ def test_decoding_from_stacks_samples_what_slices_do(monkeypatch, mesh, quantize
 
     monkeypatch.setattr(experts, "_has_stack_kernel", lambda *_: True)
     monkeypatch.setattr(experts, "stacked_dot", counted)
-    found, found_routes = sampled(mesh, quantized, 640)
+    actual, actual_routes = sampled(mesh, quantized, 640)
     assert all(calls) and len(calls) >= 4  # two products, in prefill and decoding
-    np.testing.assert_array_equal(found_routes, routes)
-    assert sorted(found) == sorted(expected) == list(range(6))
-    for row, one in found.items():
+    np.testing.assert_array_equal(actual_routes, routes)
+    assert sorted(actual) == sorted(expected) == list(range(6))
+    for row, one in actual.items():
         np.testing.assert_array_equal(one.tokens, expected[row].tokens)
         np.testing.assert_allclose(one.logp, expected[row].logp, atol=1e-6)
 

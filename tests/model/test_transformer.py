@@ -1,4 +1,4 @@
-"""The whole decoder: against a float64 numpy model, its three uses against each other, and router
+"""The full decoder: against a float64 numpy model, its three uses against each other, and router
 replay.
 """
 
@@ -50,8 +50,8 @@ MASK = np.arange(T) < LENGTHS[:, None]
 
 
 def random_params(config, dtype="float32", seed=0):
-    """Weights of the size of a trained model's: hidden states depend on every layer, experts are
-    told apart.
+    """Returns weights as large as a trained model's, so that hidden states depend on every layer
+    and experts differ.
     """
     leaves, structure = jax.tree.flatten(abstract_params(config, dtype))
     rng = np.random.default_rng(seed)
@@ -90,8 +90,8 @@ def _forward(params, config, compute, routes, tokens, mask, layout):
 
 
 def numpy_model(params, config, routes=None):
-    """Hidden states and the ids used, from the definition; layers in the order in which the runs
-    list them.
+    """Computes hidden states and the ids used, from the definition. Layers come in the order in
+    which the runs list them.
     """
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     runs = list(enumerate(layer_runs(config)))
@@ -117,8 +117,10 @@ def numpy_model(params, config, routes=None):
             continue
         logits = (y @ mlp["router"]).reshape(B * T, -1)
         live = np.argsort(-logits, axis=1, kind="stable")[:, : config.moe.top_k]
-        given = live if routes is None else routes[:, :, len(used)].reshape(B * T, -1).astype(int)
-        ids = np.where(given == 255, live, given)
+        recorded = (
+            live if routes is None else routes[:, :, len(used)].reshape(B * T, -1).astype(int)
+        )
+        ids = np.where(recorded == 255, live, recorded)
         gates = np.take_along_axis(softmax(logits), ids, axis=1)
         gates = gates / gates.sum(1, keepdims=True) if config.moe.norm_top_k else gates
         x = x + dense_moe(y.reshape(B * T, -1), ids, gates, MASK.reshape(-1), mlp).reshape(x.shape)
@@ -139,7 +141,7 @@ def numpy_model(params, config, routes=None):
 )
 def test_the_decoder_equals_a_numpy_model_with_each_route_in_its_layer(x64, config, replay):
     """Dense layers between MoE layers must not shift the layer axis of the routes: the reference
-    counts MoE layers itself.
+    counts MoE layers independently.
     """
     assert (
         config.moe_layers == {CONFIG: (1, 3), SPREAD: (1, 2, 4), TWO_OF_THREE: (1, 2, 4, 5)}[config]
@@ -169,13 +171,13 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
         return apply(model, params, tokens, positions, mask=mask, routes=routes, cache=cache)
 
     def prefill(length):
-        where = jnp.where(MASK, POSITIONS, 1000)[:, :length]  # padding writes nothing
+        where = jnp.where(MASK, POSITIONS, 1000)[:, :length]  # padding is not written to the cache
         cache = init_cache(config, B, 16, ComputeConfig())
         return step(
             loose, TOKENS[:, :length], where, MASK[:, :length], train.routes[:, :length], cache
         )
 
-    whole, part = prefill(T), prefill(1)
+    prefilled, part = prefill(T), prefill(1)
     pieces, cache = [part.hidden], part.cache
     for t in range(1, T):
         out = step(
@@ -190,12 +192,14 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
         cache = out.cache
     logps = [
         token_logprobs(hidden, head_weights(params), jnp.asarray(TOKENS), 1.0, 100)[0]
-        for hidden in (train.hidden, whole.hidden, jnp.concatenate(pieces, axis=1))
+        for hidden in (train.hidden, prefilled.hidden, jnp.concatenate(pieces, axis=1))
     ]
     assert np.std(np.asarray(logps[0])[MASK]) > 0.5
     for other in logps[1:]:
         np.testing.assert_allclose(np.asarray(other)[MASK], np.asarray(logps[0])[MASK], atol=1e-5)
-    np.testing.assert_array_equal(np.asarray(whole.routes)[MASK], np.asarray(train.routes)[MASK])
+    np.testing.assert_array_equal(
+        np.asarray(prefilled.routes)[MASK], np.asarray(train.routes)[MASK]
+    )
 
 
 @pytest.mark.usefixtures("optimised_alike")
@@ -203,16 +207,16 @@ def test_training_prefill_and_decode_give_the_same_log_probs():
 def test_feeding_a_forward_its_own_routing_changes_no_bit(layout):
     params = random_params(SPREAD)
     live = forward(params, SPREAD, layout=layout)
-    again = forward(params, SPREAD, routes=live.routes, layout=layout)
-    np.testing.assert_array_equal(again.hidden, live.hidden)
-    np.testing.assert_array_equal(again.routes, live.routes)
-    assert not np.any(again.aux.flips) and not np.any(again.aux.unset)
+    replayed = forward(params, SPREAD, routes=live.routes, layout=layout)
+    np.testing.assert_array_equal(replayed.hidden, live.hidden)
+    np.testing.assert_array_equal(replayed.routes, live.routes)
+    assert not np.any(replayed.aux.flips) and not np.any(replayed.aux.unset)
 
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_the_routers_gradient_under_replay_equals_finite_differences(x64, norm):
-    """Replayed experts outside the live top-k included; the loss is a log-prob, through the layers
-    above.
+    """Some replayed experts are outside the live top-k. The loss is a log-prob, so that the
+    gradient passes through the layers above.
     """
     config = evolve(SPREAD, layers=3, moe={"dense_layers": (0,), "norm_top_k": norm})
     params, routes = random_params(config, "float64"), random_routing(config, seed=3)
@@ -247,14 +251,15 @@ def test_the_routers_gradient_under_replay_equals_finite_differences(x64, norm):
 
 def test_an_unset_row_routes_live_for_that_token_alone():
     params, routes = random_params(SPREAD), random_routing(SPREAD)
-    given = routes.copy()
-    given[0, 3] = 255
+    partial_routes = routes.copy()
+    partial_routes[0, 3] = 255
     live, full, holed = (
-        forward(params, SPREAD, routes=r) for r in (np.full_like(routes, 255), routes, given)
+        forward(params, SPREAD, routes=r)
+        for r in (np.full_like(routes, 255), routes, partial_routes)
     )
-    expected = numpy_model(params, SPREAD, given)[1]
+    expected = numpy_model(params, SPREAD, partial_routes)[1]
     np.testing.assert_array_equal(np.asarray(holed.routes)[MASK], expected[MASK])
-    # below the first MoE layer nothing is replayed
+    # the first MoE layer's input does not depend on replay
     np.testing.assert_array_equal(holed.routes[0, 3, 0], live.routes[0, 3, 0])
     assert np.any(np.asarray(holed.hidden[0, 3]) != np.asarray(full.hidden[0, 3]))
     np.testing.assert_array_equal(holed.hidden[0, :3], full.hidden[0, :3])
@@ -285,8 +290,8 @@ def gradients(params, config, compute, layout="stacked"):
 
 
 def test_scan_unrolled_rematerialised_and_both_grouped_matmuls_agree(x64):
-    """Values and every gradient, float64: scanned and padded; the same rematerialised; layers apart
-    from the start and ragged.
+    """Values and every gradient agree in float64 between scanned and padded, the same with remat,
+    and unrolled from the start and ragged.
     """
     params = random_params(CONFIG, "float64")
     value, grads = gradients(params, CONFIG, F64)
@@ -377,7 +382,7 @@ def test_equal_layers_are_traced_once(monkeypatch, layout):
 
     attention_of_model = transformer.attention
     monkeypatch.setattr(transformer, "attention", attention)
-    config = evolve(SPREAD, norm_eps=7e-4)  # in no other test: a trace is cached
+    config = evolve(SPREAD, norm_eps=7e-4)  # used in no other test, since a trace is cached
     compute = ComputeConfig(scan_layers=False)
     params = random_params(config)
     out = forward(params, config, compute, random_routing(config), layout=layout)

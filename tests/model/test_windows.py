@@ -1,4 +1,4 @@
-"""Experts on windows of sorted rows: the sum over a token's choices, and rows that hold no pair."""
+"""Experts on windows of sorted rows: the sum over a token's choices, and rows without a pair."""
 
 from functools import partial
 
@@ -14,7 +14,9 @@ N, K, D, F, E, PARTS = 256, 8, 16, 8, 4, 8  # four of the experts, one of eight 
 
 
 def problem(share, seed=0):
-    """Pairs of which `share` are of an expert here; the last token is padding."""
+    """Returns pairs of which `share` belong to an expert on this device. The last token is
+    padding.
+    """
     rng = np.random.default_rng(seed)
     ids = np.where(rng.random((N, K)) < share, rng.integers(0, E, (N, K)), E).astype(np.int32)
     shapes = {"gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
@@ -36,8 +38,9 @@ def on_windows(x, ids, gates, mask, weights, dtype):
 
 @pytest.mark.parametrize("share", [0.125, 0.9], ids=["one window", "four"])
 def test_a_choice_is_not_rounded_before_the_sum(share):
-    """In bfloat16 a token's choices are summed from the products in float32: one rounding, of the
-    sum. Small integers, a saturated SiLU and gates of 1 and 2 keep all before `down` exact.
+    """A token's choices are bfloat16 products that are accumulated and summed in float32, so that
+    only the sum is rounded. Small integers, a saturated SiLU and gates of 1 and 2 keep all values
+    before `down` exact.
     """
     rng = np.random.default_rng(0)
     _, ids, _, mask, weights = problem(share)
@@ -60,8 +63,8 @@ def test_a_choice_is_not_rounded_before_the_sum(share):
 
 @pytest.mark.parametrize("share", [0.0, 0.125, 0.9], ids=["none", "a part's share", "nearly all"])
 def test_garbage_in_a_padding_token_reaches_nobody(share):
-    """A row without a pair reads the last token, here padding with NaN: values and gradients stay
-    as they were, bit for bit, also where a device has no pair.
+    """A row without a pair reads the last token, here a padding token of NaN. Values and gradients
+    change in no bit, also where a device has no pair.
     """
     x, ids, gates, mask, weights = problem(share)
     assert window_rows(N * K, E, PARTS) == N * K // 4

@@ -82,7 +82,7 @@ def test_bytes_that_a_device_sends(name):
     ("rows", "room", "mib"), [(512, 2048, 0.75), (2048, 512, 0.75), (2048, 2048, 3.0)]
 )
 def test_a_ragged_all_to_all_counts_what_even_routing_sends_at_most(rows, room, mib):
-    """bf16 rows of 2 KiB over four devices, room for all that may come."""
+    """There are bf16 rows of 2 KiB over four devices, with room for all rows that could arrive."""
     lines = [
         f"%x.1 = bf16[{rows},1024]{{1,0}} fusion(%p), kind=kLoop",
         f"%z = bf16[{room},1024]{{1,0}} broadcast(%p)",
@@ -115,29 +115,31 @@ LOOP = """%cond (p: (s32[], f32[4])) -> pred[] {
 
 @pytest.mark.parametrize("how", ["condition", "known", "unknown"])
 def test_a_loop_counts_as_often_as_it_runs(how):
-    """By a condition that compares with a constant, by what the compiler wrote."""
+    """The trip count comes from a condition that compares with a constant, or from the compiler's
+    annotation. Without either the loop counts once.
+    """
     text = LOOP if how == "condition" else LOOP.replace("direction=LT", "direction=NE")
     known = ', backend_config={"known_trip_count":{"n":"7"}}' if how == "known" else ""
-    found = collectives(
+    counts = collectives(
         entry(
             f"%w = (s32[], /*index=1*/f32[4]) while(%t), condition=%cond, body=%body{known}",
             more=text,
         )
     )
     times = {"condition": 48, "known": 7, "unknown": 1}[how]
-    assert {kind: x.count for kind, x in found.items()} == {
+    assert {kind: x.count for kind, x in counts.items()} == {
         "all-gather": times,
         "reduce-scatter": times,
     }
     assert (
-        found["all-gather"].bytes == times * 0.75 * MIB
-        and found["reduce-scatter"].bytes == times * 3 * MIB
+        counts["all-gather"].bytes == times * 0.75 * MIB
+        and counts["reduce-scatter"].bytes == times * 3 * MIB
     )
 
 
 def test_a_compiled_program_of_a_known_sum():
-    """Eight devices: 12 times in a scan a sum over four of them of 4 KiB, and one gather of 32 KiB
-    behind it.
+    """A scan over eight devices sums 4 KiB over four of them 12 times, and one gather of 32 KiB
+    follows.
     """
     placement = Placement(make_mesh(MeshConfig(fsdp=2, tensor=4)))
 
@@ -154,6 +156,6 @@ def test_a_compiled_program_of_a_known_sum():
             check_vma=False,
         )
     )
-    found = collectives(run.lower(jnp.ones(8 * 1024, jnp.float32)).compile().as_text())
-    assert found["all-reduce"] == (12, 12 * 2 * 4096 * 3 / 4, 0)
-    assert found["all-gather"] == (1, 32768 * 7 / 8, 0)
+    counts = collectives(run.lower(jnp.ones(8 * 1024, jnp.float32)).compile().as_text())
+    assert counts["all-reduce"] == (12, 12 * 2 * 4096 * 3 / 4, 0)
+    assert counts["all-gather"] == (1, 32768 * 7 / 8, 0)

@@ -1,4 +1,4 @@
-"""The compiler's estimated cycles are summed as often as their operations run."""
+"""The compiler's estimated cycles, summed as often as their operations run."""
 
 import io
 import math
@@ -59,13 +59,17 @@ ENTRY %main (p: f32[4]) -> f32[4] {{
 
 
 def test_cycles_of_loops_count_as_often_as_they_run():
-    """48 turns, and one of the loop of unknown length; the overflow of experts counts nowhere."""
+    """One loop has 48 turns, and the loop of unknown length counts once. The overflow of experts is
+    not counted.
+    """
     hlo = HLO.replace("LAYERS", 'backend_config={"known_trip_count":{"n":"48"}}')
     assert estimated_cycles(hlo) == 20 + 49 * 100 + 3
 
 
 def test_a_decode_program_is_estimated_by_the_token():
-    """What a call does once is shared by its 64 tokens; the loop over them has no known length."""
+    """The work that a call does once is shared by its 64 tokens. The loop over the tokens has no
+    known length.
+    """
     hlo = HLO.replace("LAYERS", 'backend_config={"known_trip_count":{"n":"48"}}')
     assert cycles_per_token(hlo, 64) == 100 + (20 + 48 * 100 + 3) / 64
 
@@ -94,7 +98,9 @@ def test_an_estimate_needs_a_clock():
 
 
 def test_kernels_at_the_peaks_by_hand():
-    """Of the 30B: 48 layers, 32 heads of 128, 4 of keys, 8 of 128 experts of 768; 64 chips."""
+    """The 30B model has 48 layers, 32 heads of 128, 4 heads of keys and 8 of 128 experts of 768,
+    and runs on 64 chips.
+    """
     config, chip = load_config("qwen3_30b_a3b_v5p_4x4x4"), CHIPS[0]
     t, rows = 32_768, 64
 
@@ -107,12 +113,12 @@ def test_kernels_at_the_peaks_by_hand():
     assert kernels("forward 32768", rows * t) == pytest.approx((attention + experts) / peak)
     backward = (attention * 7 / 2 + experts * 8 / 3) / peak
     assert kernels("backward 32768", rows * t) == pytest.approx(backward)
-    again = evolve(config, compute={"remat_attention": True})
-    assert kernels("backward 32768", rows * t, again) == pytest.approx(backward + attention / peak)
-    # an eighth of the experts over four devices, in 8 bits; and what tokens see of a cache of 4 GB
+    remat = evolve(config, compute={"remat_attention": True})
+    assert kernels("backward 32768", rows * t, remat) == pytest.approx(backward + attention / peak)
+    # 8-bit experts over 8 x 4 devices, and the part of a cache of 4 GB that tokens attend to
     read = 48 * 128 * 3 * 2048 * 768 / 32
     half = evolve(config, rollout={"prompt_buckets": (1024,), "max_new_tokens": 1024})
-    seen = (1025 + 2048) / 2 / 4096  # of a slot, whose size is a multiple of 4,096
+    seen = (1025 + 2048) / 2 / 4096  # share of a slot, whose size is a multiple of 4,096
     assert kernels("decode", 1024, half, 4e9) == pytest.approx((read + 4e9 * seen) / 2.765e12)
     assert kernels("apply", 0) == 0
 

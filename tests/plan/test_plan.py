@@ -1,4 +1,4 @@
-"""compass plan on a small model: the real compiler of TPUs that are not here."""
+"""`compass plan` on a small model, with the real compiler for TPUs that are not present."""
 
 import dataclasses
 import json
@@ -43,12 +43,12 @@ def small() -> RunConfig:
 
 
 def plan(tmp_path, *options):
-    """(exit code, the summary or stderr)."""
+    """Returns (exit code, the summary or stderr, stderr)."""
     file = tmp_path / "small.py"
     file.write_text(CONFIG)
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     command = [sys.executable, "-m", "compass_jax", "plan", str(file), "--json", *options]
-    command += ["--any-versions"]  # of Python 3.11 there are older ones alone
+    command += ["--any-versions"]  # Python 3.11 only has older versions
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=900, cwd=ROOT, env=environment
     )
@@ -59,10 +59,12 @@ def plan(tmp_path, *options):
 @pytest.mark.slow
 def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
     options = "--answer-tokens", "4000", "--png", str(tmp_path / "plan.png")
-    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", *options)
-    assert code == 0 and found["fits"] and found["hbm_gib_per_chip"] < found["hbm_limit_gib"] < 95
-    assert found["devices"] == 4 and found["devices_per_chip"] == 1
-    programs, parts, gib = found["programs"], found["parts_gib_per_chip"], 2**30
+    code, report, text = plan(tmp_path, "--topology", "v5p:2x2x1", *options)
+    assert (
+        code == 0 and report["fits"] and report["hbm_gib_per_chip"] < report["hbm_limit_gib"] < 95
+    )
+    assert report["devices"] == 4 and report["devices_per_chip"] == 1
+    programs, parts, gib = report["programs"], report["parts_gib_per_chip"], 2**30
     names = "hand-over,slots,store,prefill,insert,decode,taken,harvest,prefill evaluation,"
     names += "insert evaluation,prepare,replayed 32768,forward 32768,objective 32768,"
     assert list(programs) == f"{names}backward 32768,add,apply".split(",")
@@ -79,24 +81,26 @@ def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
     assert programs["decode"]["memory_gib_per_chip"]["arguments"] == pytest.approx(
         parts["slots"] + parts["decode"], abs=2e-3
     )
-    assert programs["forward 32768"]["collectives"]["all-gather"]["count"] > 6  # of each layer
-    assert programs["apply"]["bound_s"]["by"] == "HBM" and found["step_bound_s"] > 0
+    assert programs["forward 32768"]["collectives"]["all-gather"]["count"] > 6  # for each layer
+    assert programs["apply"]["bound_s"]["by"] == "HBM" and report["step_bound_s"] > 0
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert "small fits v5p:2x2x1" in text and "bound on an RL step" in text
-    assert found["answer_tokens"] == 4000
-    assert 0 < found["step_shorter_s"] < 0.9 * found["step_modelled_s"]
+    assert report["answer_tokens"] == 4000
+    assert 0 < report["step_shorter_s"] < 0.9 * report["step_modelled_s"]
     assert "the same with answers of 4,000 tokens on average (log-normal)" in text
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_advice_that_makes_it_fit(tmp_path):
-    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--rollout.slots", "2048")
-    assert code == 1 and not found["fits"] and "does NOT fit" in text
-    assert found["hbm_gib_per_chip"] is None or found["hbm_gib_per_chip"] > found["hbm_limit_gib"]
-    option, value = found["changes"][0].split(":")[0].split()
+    code, report, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--rollout.slots", "2048")
+    assert code == 1 and not report["fits"] and "does NOT fit" in text
+    assert (
+        report["hbm_gib_per_chip"] is None or report["hbm_gib_per_chip"] > report["hbm_limit_gib"]
+    )
+    option, value = report["changes"][0].split(":")[0].split()
     assert (option, value) == ("--rollout.slots", "1024")
-    code, found, _ = plan(tmp_path, "--topology", "v5p:2x2x1", option, value)
-    assert code == 0 and found["fits"]
+    code, report, _ = plan(tmp_path, "--topology", "v5p:2x2x1", option, value)
+    assert code == 0 and report["fits"]
 
 
 V5P = ("--topology", "v5p:2x2x1")
@@ -149,8 +153,8 @@ print(json.dumps(told))
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What the command says to each of BAD, and its status."""
+def refusals(tmp_path_factory):
+    """Returns the command's exit code and message for each of BAD."""
     file = tmp_path_factory.mktemp("plan") / "small.py"
     file.write_text(CONFIG)
     command = [sys.executable, "-c", ASK, str(file), json.dumps(list(BAD))]
@@ -159,8 +163,8 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("options", BAD)
-def test_bad_requests_are_told(told, options):
-    code, text = told[options]
+def test_bad_requests_are_told(refusals, options):
+    code, text = refusals[options]
     assert code == 2 and BAD[options] in text and "Traceback" not in text
 
 
@@ -196,8 +200,8 @@ def test_refusals_of_the_compiler_are_read():
 
 @pytest.mark.slow
 def test_a_search_compiles_the_likeliest_and_ranks_them(tmp_path):
-    code, found, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--search", "2")
-    assert code == 0 and found["fits"]
+    code, report, text = plan(tmp_path, "--topology", "v5p:2x2x1", "--search", "2")
+    assert code == 0 and report["fits"]
     assert "compiling 2" in text and "layouts of the training on v5p:2x2x1" in text
     assert text.count(" yes ") == 2 and text.index(
         "layouts divide model and topology"
@@ -216,27 +220,27 @@ SHORT = _SHORT.split()
 def test_a_rollout_on_devices_of_its_own_is_planned_with_what_goes_on_in_its_slots(tmp_path):
     options = "--rl.micro-batch-tokens 8192 --rollout-apart True --rl.one-step-off True"
     options += " --rollout.cache-pages 256"
-    code, found, _ = plan(tmp_path, "--topology", "v5p:2x2x2", *SHORT, *options.split())
-    assert code == 0 and found["devices"] == 8
+    code, report, _ = plan(tmp_path, "--topology", "v5p:2x2x2", *SHORT, *options.split())
+    assert code == 0 and report["devices"] == 8
     programs, parts = (
-        {name: x["memory_gib_per_chip"]["live"] for name, x in found["programs"].items()},
-        found["parts_gib_per_chip"],
+        {name: x["memory_gib_per_chip"]["live"] for name, x in report["programs"].items()},
+        report["parts_gib_per_chip"],
     )
     assert (
         {"resume", "insert resumed"} < programs.keys()
         and parts["slots"] > 0
         and parts["decode"] > 0
     )
-    # and nothing of the training
+    # no memory of the training
     assert programs["prefill"] == pytest.approx(parts["store"] + parts["slots"], abs=2e-3)
-    # and nothing of the rollout
+    # no memory of the rollout
     assert programs["apply"] == pytest.approx(parts["replayed"], abs=2e-3)
 
 
 @pytest.mark.slow
 def test_training_and_samplers_are_planned_on_their_own_devices(tmp_path):
-    """Each has what it keeps and nothing of the other: the training its decoding copy for samplers
-    that join, a sampler the routes of unfinished samples, and weights that came meanwhile.
+    """Neither plan contains the other's memory. The training keeps a decoding copy for samplers
+    that join. A sampler keeps the routes of unfinished samples, and weights that arrive meanwhile.
     """
     options = (*SHORT, *SAMPLERS, "--rl.micro-batch-tokens", "8192", "--rl.one-step-off", "True")
     options += ("--samplers.lockstep", "False")
@@ -263,7 +267,7 @@ def test_samplers_share_a_rollout_and_have_the_routes_of_what_is_under_way(tmp_p
     file = tmp_path / "small.py"
     file.write_text(CONFIG)
     config = evolve(load_config(str(file)), samplers={"address": "trainer:7070"})
-    few = evolve(config, rollout={"slots": 16})  # 64 samples, four times the slots
+    few = evolve(config, rollout={"slots": 16})  # 64 samples: four times the slots
     every, half = (runs_per_step(few.rl, few.rollout, 4, n) for n in (1, 2))
     shared = {"prefill", "insert", "decode"}
     assert {name for name in every if half[name] != every[name]} == shared
@@ -273,7 +277,7 @@ def test_samplers_share_a_rollout_and_have_the_routes_of_what_is_under_way(tmp_p
             patch.setenv(name, value)
         step = Step(config, topology_devices("v5p:2x2x1"), sampler=True)
     store = next(x for x in step.programs if x.name == "store")
-    assert store.arguments[1] == 80  # of 64 slots and a quarter more
+    assert store.arguments[1] == 80  # 64 slots and a quarter more
 
 
 def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
@@ -286,7 +290,7 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
         "forward 32768": 1.0,
         "backward 32768": 2.0,
     }
-    found = [
+    compiled = [
         CompiledProgram(name, None, 0, {}, Bound(s, 0.0, 0.0), 0.0) for name, s in seconds.items()
     ]
     rollout, training = (
@@ -295,15 +299,15 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
     )
 
     def bound(config):
-        return Plan("", CHIPS[0], 64, config, {}, found, []).step_s
+        return Plan("", CHIPS[0], 64, config, {}, compiled, []).step_s
 
-    refused = CompiledProgram("taken", None, -1, {}, None, 0.0)  # not a part of the bound
-    cut = Plan("", CHIPS[0], 64, config, {}, [*found[:3], refused], [])
+    refused = CompiledProgram("taken", None, -1, {}, None, 0.0)  # not part of the bound
+    cut = Plan("", CHIPS[0], 64, config, {}, [*compiled[:3], refused], [])
     assert math.isnan(cut.step_s) and math.isnan(cut.modelled_s)
 
     def modelled(config):
         clock = CHIPS[0].clock_ghz * 1e9
-        programs = [x._replace(cycles=clock * x.bound.flops_s) for x in found]
+        programs = [x._replace(cycles=clock * x.bound.flops_s) for x in compiled]
         return Plan("", CHIPS[0], 64, config, {}, programs, []).modelled_s
 
     off = evolve(config, rl={"one_step_off": True})
@@ -314,8 +318,9 @@ def test_one_step_off_the_longer_of_rollout_and_training_bounds_a_step():
 
 
 def test_shorter_answers_take_the_micro_batches_and_tokens_that_they_fill():
-    """By hand for answers of 1,000 tokens on average: the mean, the longest answer's tokens, and
-    one micro-batch of every update whose rows are as long as its longest answer needs.
+    """The expected numbers are computed by hand for answers of 1,000 tokens on average: the mean,
+    the longest answer's tokens, and one micro-batch of every update with rows as long as its
+    longest answer needs.
     """
     config = load_config("qwen3_235b_a22b_v5p_4x8x8")
     rl, rollout = config.rl, config.rollout
@@ -338,10 +343,10 @@ def test_a_round_of_dynamic_sampling_is_rolled_out_whole():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
     zero = dataclasses.replace(config.rl.zero_variance, dynamic_sampling=True, dynamic_batch=3)
     rounds = runs_per_step(dataclasses.replace(config.rl, zero_variance=zero), config.rollout, 32)
-    once = runs_per_step(config.rl, config.rollout, 32)
+    single_round = runs_per_step(config.rl, config.rollout, 32)
     assert all(
-        rounds[name] == once[name] * (3 if name in ("prefill", "insert", "decode") else 1)
-        for name in once
+        rounds[name] == single_round[name] * (3 if name in ("prefill", "insert", "decode") else 1)
+        for name in single_round
     )
 
 
@@ -368,33 +373,33 @@ def test_one_device_and_a_reference_policy_are_planned(tmp_path):
         for x in (f"--{mesh}.{axis}", "1")
     ]
     alone += [*SHORT, "--rl.micro-batch-tokens", "2048"]
-    code, found, _ = plan(
+    code, report, _ = plan(
         tmp_path, "--topology", "v6e:1x1", *alone, "--rl.objective.kl-coef", "0.01"
     )
-    assert code == 0 and found["devices"] == 1 and found["parts_gib_per_chip"]["reference"] > 0
-    parts = found["parts_gib_per_chip"]
+    assert code == 0 and report["devices"] == 1 and report["parts_gib_per_chip"]["reference"] > 0
+    parts = report["parts_gib_per_chip"]
     assert parts["reference"] == pytest.approx(parts["state"] - parts["moments"], abs=2e-3)
-    apply = found["programs"]["apply"]["memory_gib_per_chip"]
+    apply = report["programs"]["apply"]["memory_gib_per_chip"]
     assert apply["live"] == pytest.approx(
         parts["replayed"] + parts["decode"] + parts["reference"], abs=2e-3
     )
-    assert all(not program["collectives"] for program in found["programs"].values())
+    assert all(not program["collectives"] for program in report["programs"].values())
 
 
 def test_a_search_looks_at_meshes_that_divide_the_model():
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
-    found = list(layouts(config, 64))
-    assert len({(x.mesh, x.compute) for x in found}) == len(found) > 50
-    assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in found)
+    candidates = list(layouts(config, 64))
+    assert len({(x.mesh, x.compute) for x in candidates}) == len(candidates) > 50
+    assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in candidates)
     # four heads of keys and values
-    assert {x.mesh.replica for x in found} >= {1, 2, 4}
-    assert {x.mesh.tensor for x in found} == {1, 2, 4}
+    assert {x.mesh.replica for x in candidates} >= {1, 2, 4}
+    assert {x.mesh.tensor for x in candidates} == {1, 2, 4}
 
 
 @pytest.fixture(scope="module")
 def small_step(tmp_path_factory):
-    """The programs of the small configuration for eight devices of v5p that are not here, context
-    and replica among their axes.
+    """Yields the programs of the small configuration for eight v5p devices that are not present,
+    with context and replica among the mesh axes.
     """
     file = tmp_path_factory.mktemp("plan") / "small.py"
     file.write_text(CONFIG)
@@ -409,8 +414,9 @@ def small_step(tmp_path_factory):
 
 
 def test_the_hand_over_never_has_a_whole_layer(small_step):
-    """Of no layer do the experts' matrices, or those of attention, come together whole on a device
-    on their way between the two layouts, nor do the embedding and the head."""
+    """Between the two layouts no device holds a full layer's matrices of experts or of attention,
+    nor the full embedding or head.
+    """
     program = small_step.programs[0]
     assert program.name == "hand-over"
     shapes = [
@@ -420,12 +426,12 @@ def test_the_hand_over_never_has_a_whole_layer(small_step):
         )
     ]
     model = small_step.config.model
-    whole = [
+    full_matrices = [
         (model.moe.experts, model.hidden, model.moe.ffn),
         (model.hidden, model.heads * model.head_dim),
         (model.vocab_size, model.hidden),
     ]
-    # runs of layers do pass
+    # stacks of several layers do occur
     assert len([shape for shape in shapes if shape[0] == model.layers]) > 20
-    for matrix in whole:
+    for matrix in full_matrices:
         assert not [shape for shape in shapes if sorted(shape[-len(matrix) :]) == sorted(matrix)]

@@ -1,4 +1,4 @@
-"""The pods' configurations have the sizes of their names, and products are counted by hand."""
+"""The pod configurations have the sizes of their names, and their products are counted by hand."""
 
 import dataclasses
 from pathlib import Path
@@ -31,7 +31,9 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_pod_configurations_have_the_sizes_of_their_names(name):
-    """Parameters, active ones, devices of both meshes; 32k tokens, groups of 16, 8-bit rollout."""
+    """The names give the parameters, the active ones and the devices of both meshes. All have 32k
+    tokens, groups of 16 and an 8-bit rollout.
+    """
     total, active, devices = SIZES[name]
     config = load_config(str(ROOT / "configs" / f"{name}.py")).validate_for_rl()
     assert param_count(config.model) == pytest.approx(total, rel=0.01) and active_params(
@@ -46,17 +48,17 @@ def test_pod_configurations_have_the_sizes_of_their_names(name):
 
 
 def test_the_second_phase_has_the_programs_of_the_first():
-    """Weights, data and the judge are other ones, so the plan of one is the plan of both."""
+    """Only the weights, the data and the judge differ, so the plan of one is the plan of both."""
     first, second = (
         load_config(str(ROOT / "configs" / f"qwen3_30b_a3b_v5p_4x4x4{phase}.py"))
         for phase in ("", "_phase2")
     )
-    others = ("name", "init_from", "rewards.judge", "data.sources.1.")
-    assert [key for key in differences(first, second) if not key.startswith(others)] == []
+    prefixes = ("name", "init_from", "rewards.judge", "data.sources.1.")
+    assert [key for key in differences(first, second) if not key.startswith(prefixes)] == []
 
 
 def test_flops_are_those_of_the_products():
-    """Against a count of the dense model's own products, by hand."""
+    """The expected number counts the products of the dense model by hand."""
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py")).model
     per_layer = 2048 * 128 * (32 * 2 + 4 * 2) + 2048 * 128 + 8 * 3 * 2048 * 768
     assert flops_per_token(config) == 2 * (48 * per_layer + 2048 * 151_936)
@@ -70,7 +72,7 @@ def test_flops_of_a_sliding_window_count_the_keys_that_are_seen():
         family="mistral", vocab_size=9, hidden=8, layers=3, heads=4, kv_heads=2, head_dim=6, ffn=5
     )
     windowed = dataclasses.replace(model, sliding_window=7, full_attention_layers=(1,))
-    seen = sum(min(i + 0.5, 7) for i in range(30)) * 4 * 4 * 6  # half of a token's own key
+    seen = sum(min(i + 0.5, 7) for i in range(30)) * 4 * 4 * 6  # a token's last key counts half
     full = 2 * 4 * 6 * 30**2
     for config, attention in ((model, 3 * full), (windowed, 2 * seen + full)):
         counted = forward_flops(config, [30]) - 30 * flops_per_token(config)
@@ -78,16 +80,18 @@ def test_flops_of_a_sliding_window_count_the_keys_that_are_seen():
 
 
 @pytest.mark.parametrize(
-    ("remat", "attention", "forwards", "kept"),
+    ("remat", "attention", "forwards", "saved"),
     [(False, False, 2, 0), (True, False, 3, 1), (True, True, 3, 0)],
 )
-def test_a_backward_pass_computes_what_is_not_kept_again(remat, attention, forwards, kept):
-    """Two products for each of the forward pass, and the forward pass once more with remat."""
+def test_a_backward_pass_computes_what_is_not_kept_again(remat, attention, forwards, saved):
+    """The backward pass has two products for each of the forward pass, and repeats the forward pass
+    with remat.
+    """
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
     compute = dataclasses.replace(config.compute, remat=remat, remat_attention=attention)
     counted = program_flops(config.model, config.rollout, compute, "backward 1000", 3000)
     lengths = [1000] * 3
     expected = forwards * forward_flops(config.model, lengths)
-    assert counted == expected - kept * attention_flops(config.model, lengths)
+    assert counted == expected - saved * attention_flops(config.model, lengths)
     # 48 layers, 32 heads of 128; scores and sums, 2 operations each, of half of the pairs
     assert attention_flops(config.model, [1000]) == 48 * 32 * 128 * 2 * 1000**2

@@ -1,5 +1,5 @@
 """The list of a run's programs, which the plan compiles: a run compiles no large program that is
-not on it.
+missing from it.
 """
 
 import dataclasses
@@ -39,28 +39,30 @@ PATTERN = r"Compiling jit\((\w+)\) with global shapes and types (.*?)\. A"
 
 @contextmanager
 def compiled():
-    """Counts what is lowered here: (name, shapes and types of the arguments that it reads)."""
-    found = Counter()
+    """Counts the programs lowered in the context as (name, shapes and types of the arguments that
+    it reads).
+    """
+    counts = Counter()
 
     class Reader(logging.Handler):
         def emit(self, record):
-            said = re.match(PATTERN, record.getMessage())
-            if said and said[1] in LARGE:
-                found[said[1], said[2].replace(", weak_type=True", "")] += 1
+            match = re.match(PATTERN, record.getMessage())
+            if match and match[1] in LARGE:
+                counts[match[1], match[2].replace(", weak_type=True", "")] += 1
 
     logger, reader = logging.getLogger("jax._src.interpreters.pxla"), Reader()
     jax.clear_caches()
     logger.addHandler(reader)
     jax.config.update("jax_log_compiles", True)
     try:
-        yield found
+        yield counts
     finally:
         jax.config.update("jax_log_compiles", False)
         logger.removeHandler(reader)
 
 
 def listed(config):
-    """The programs of a run on one device."""
+    """Returns the programs of a run on one device."""
     tokenizer = load_tokenizer(config)
     known, layout = tokenizer.vocab_size, training_layout(config.compute)
     model = Transformer(config.model, config.compute, layout, None, known)
@@ -72,7 +74,7 @@ def listed(config):
 
 
 def changed(config, **changes):
-    """`config` with other fields of its parts: "rl" and so on."""
+    """Returns `config` with changed fields in its parts ("rl" and so on)."""
     parts = {
         name: dataclasses.replace(getattr(config, name), **part) for name, part in changes.items()
     }
@@ -111,12 +113,12 @@ CASES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in V
 
 @pytest.mark.parametrize("variant", CASES)
 def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant, monkeypatch):
-    config, ahead = changed(tiny_run(), **VARIANTS[variant]), []
+    config, compiled_ahead = changed(tiny_run(), **VARIANTS[variant]), []
 
     class Patient(CompileAhead):
         def finish(self):
             self._thread.join()
-            ahead.extend(self.compiled)
+            compiled_ahead.extend(self.compiled)
 
     monkeypatch.setattr(loop, "CompileAhead", Patient)
     with compiled() as ran:
@@ -131,10 +133,10 @@ def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant, m
                 planned_prefill += on_list - before
     assert {"_prefill", "bulk_insert", "_generate", "pull", "apply"} <= {name for name, _ in ran}
     assert ran - on_list == Counter()
-    # what was compiled beside the first rollout is what the training called
-    assert {"prepare", "apply"} <= set(ahead)
+    # the programs compiled during the first rollout are those that the training called
+    assert {"prepare", "apply"} <= set(compiled_ahead)
     assert {n for (name, _), n in ran.items() if name in vars(step)} == {1}
-    # and what the plan compiles is what the run ran
+    # the plan compiles the programs that the run used
     assert planned_prefill and set(planned_prefill) <= set(ran)
 
 
@@ -143,11 +145,11 @@ def shapes(program):
 
 
 def test_grown_groups_are_prefilled_at_their_largest_size():
-    """Beside them the plan has room for all that can be in flight."""
+    """The plan also has room for all groups that can be in flight."""
     config = changed(tiny_run(), rl={"zero_variance": ZeroVarianceConfig(grow_to=16)})
-    found = {program.name: program for program in planned(listed(config))}
-    assert (1, 16, 2) in shapes(found["prefill"])
-    assert found["store"].arguments[1] == 4 * 16
+    by_name = {program.name: program for program in planned(listed(config))}
+    assert (1, 16, 2) in shapes(by_name["prefill"])
+    assert by_name["store"].arguments[1] == 4 * 16
     later = ZeroVarianceConfig(dynamic_sampling=True, dynamic_batch=3)
     for rl, groups in (
         ({"zero_variance": later}, 3 * 4 + 4),
@@ -155,5 +157,5 @@ def test_grown_groups_are_prefilled_at_their_largest_size():
         ({"group_replay": GroupReplayConfig(groups=8, max_route_age=1)}, 4 + 8),
         ({"group_replay": GroupReplayConfig(groups=8)}, 4),
     ):
-        found = {x.name: x for x in planned(listed(changed(tiny_run(), rl=rl)))}
-        assert found["store"].arguments[1] == groups * 4
+        by_name = {x.name: x for x in planned(listed(changed(tiny_run(), rl=rl)))}
+        assert by_name["store"].arguments[1] == groups * 4

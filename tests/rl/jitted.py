@@ -1,5 +1,5 @@
-"""`prepare` as one program, called with the arrays of a case; called as it is, it would compile
-each of two hundred operations alone.
+"""A jitted `prepare`, called with the arrays of a test case. Without jit each of its two hundred
+operations would be compiled separately.
 """
 
 import jax
@@ -42,10 +42,10 @@ def objective_of(logp, old_logp, entropy, p, config, vocab_size, ref_logp=None, 
     fields = ("advantage", "weight", "mask", "entropy_group", "kl_weight")
     arrays = {name: getattr(p, name) for name in fields} | changes
     advantage, weight = arrays.pop("advantage"), arrays.pop("weight")
-    others = {"ref_logp": ref_logp, "vocab_size": vocab_size}
-    return policy_objective(logp, old_logp, entropy, advantage, weight, config, **arrays, **others)
+    options = {"ref_logp": ref_logp, "vocab_size": vocab_size}
+    return policy_objective(logp, old_logp, entropy, advantage, weight, config, **arrays, **options)
 
 
 def numbers(diagnostics):
-    """Returns the finished diagnostics as numbers."""
+    """Returns the finalized diagnostics as floats."""
     return {name: float(value) for name, value in finalize_diagnostics(diagnostics).items()}

@@ -1,10 +1,11 @@
 """Independent float64 references in plain numpy: loops over responses and tokens, nested means
 instead of weights.
 
-A toy policy makes log-probs from parameters: token t of a response sits in state `states[i, t]` and
-took `taken[i, t]`, log pi = log_softmax(theta[state])[taken]. Objectives take theta and a frozen
-theta0, which stands under every stop-gradient; gradients are complex-step derivatives in theta
-alone, exact to machine precision (every piece is analytic; branches look at the real part).
+A toy policy computes log-probs from parameters: at token t of response i it is in state
+`states[i, t]` and takes action `actions[i, t]`, and log pi = log_softmax(theta[state])[action].
+Objectives take theta and a frozen theta0, which is used inside every stop-gradient; gradients are
+complex-step derivatives in theta alone, exact to machine precision (every piece is analytic;
+branches look at the real part).
 """
 
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ import numpy as np
 
 @dataclass
 class Toy:
-    """Rollout of the toy policy. All arrays but theta are [b t] or [b]."""
+    """A rollout of the toy policy. All arrays but theta are [b t] or [b]."""
 
     theta: np.ndarray  # [states, vocabulary], current
     old_theta: np.ndarray
     ref_theta: np.ndarray
     states: np.ndarray
-    taken: np.ndarray
+    actions: np.ndarray
     mask: np.ndarray
     reward: np.ndarray
     known: np.ndarray
@@ -32,7 +33,7 @@ class Toy:
         return self.theta.shape[1]
 
     def logp(self, theta):
-        return log_softmax(theta)[self.states, self.taken]
+        return log_softmax(theta)[self.states, self.actions]
 
     @property
     def old_logp(self):
@@ -40,15 +41,15 @@ class Toy:
 
     @property
     def rollout_logp(self):
-        """The old policy's numbers as a sampler would have rounded them: off by up to a half, some
-        by more.
+        """Returns the old policy's log-probs with the errors of a simulated sampler: up to 0.5, and
+        a few larger ones.
         """
-        shift = np.sin(np.arange(self.taken.size) * 1.7).reshape(self.taken.shape)
+        shift = np.sin(np.arange(self.actions.size) * 1.7).reshape(self.actions.shape)
         return (
             self.old_logp
             + 0.5 * shift**3
             + np.where(np.abs(shift) > 0.99, 1.8 * shift, 0)
-            + 0.02 * np.cos(np.arange(len(self.taken)))[:, None]
+            + 0.02 * np.cos(np.arange(len(self.actions)))[:, None]
         )
 
     @property
@@ -61,9 +62,11 @@ class Toy:
         return -(np.exp(logs) * logs).sum(-1)[self.states]
 
 
-def make_toy(seed=0, drift=0.3, groups=4, samples=3, tokens=12, states=9, vocab=7, unknown=True):
-    """Responses of several lengths, one empty; one unknown reward; the last two rows are padding;
-    rows in random order.
+def make_toy(
+    seed=0, drift=0.3, groups=4, samples=3, tokens=12, states=9, vocab=7, unknown_reward=True
+):
+    """Makes responses of several lengths, one of them empty, with one unknown reward and two
+    padding rows; the rows are in random order.
     """
     rng = np.random.default_rng(seed)
     b = groups * samples + 2
@@ -80,7 +83,7 @@ def make_toy(seed=0, drift=0.3, groups=4, samples=3, tokens=12, states=9, vocab=
     reward[group == 1] = 0.0
     reward[np.flatnonzero(group == 2)[:2]] = [0.0, 1.0]
     known = group >= 0
-    if unknown:
+    if unknown_reward:
         known[np.flatnonzero(group == groups - 1)[0]] = False
     order = rng.permutation(b)
     return Toy(
@@ -88,7 +91,7 @@ def make_toy(seed=0, drift=0.3, groups=4, samples=3, tokens=12, states=9, vocab=
         old_theta=theta + drift * rng.normal(size=theta.shape),
         ref_theta=theta + 0.5 * rng.normal(size=theta.shape),
         states=rng.integers(0, states, size=(b, tokens)),
-        taken=rng.integers(0, vocab, size=(b, tokens)),
+        actions=rng.integers(0, vocab, size=(b, tokens)),
         mask=mask[order],
         reward=reward[order],
         known=known[order],
@@ -102,8 +105,8 @@ def log_softmax(x):
 
 
 def advantage(toy, normalize_std=True):
-    """(R - mean) / (std + 1e-6) within each group, over known rewards; 0 for uniform groups and
-    single samples.
+    """Returns (R - mean) / (std + 1e-6) within each group, over known rewards; 0 for uniform groups
+    and single samples.
     """
     out = np.zeros(len(toy.reward))
     for g in range(toy.n_groups):
@@ -126,7 +129,7 @@ def known_groups(toy):
 
 
 def rloo(toy):
-    """R_i minus the mean of the group's other rewards (arXiv 2402.14740)."""
+    """Returns R_i minus the mean of the group's other rewards (arXiv 2402.14740)."""
     out = np.zeros(len(toy.reward))
     for rows, r in known_groups(toy):
         if r.max() - r.min() > 1e-6:
@@ -135,7 +138,7 @@ def rloo(toy):
 
 
 def maxrl(toy):
-    """(R_i - mean) / mean (arXiv 2602.02710); the rewards are not negative."""
+    """Returns (R_i - mean) / mean (arXiv 2602.02710); rewards must not be negative."""
     out = np.zeros(len(toy.reward))
     for rows, r in known_groups(toy):
         if r.max() - r.min() > 1e-6:
@@ -144,9 +147,10 @@ def maxrl(toy):
 
 
 def reinforce_pp(toy):
-    """R_i minus the group's mean, over the standard deviation in the update (arXiv 2501.03262).
+    """Returns R_i minus the group's mean, divided by the standard deviation over the update (arXiv
+    2501.03262).
 
-    A known reward that is alone in its group differs from its mean by 0 and counts.
+    A known reward that is alone in its group counts with a difference of 0.
     """
     out, difference = np.zeros(len(toy.reward)), np.zeros(len(toy.reward))
     for rows, r in known_groups(toy):
@@ -160,7 +164,7 @@ def reinforce_pp(toy):
 
 
 def rl_zvp(toy, right_at, wrong_at, alpha):
-    """[b t], 0 wherever the group varies."""
+    """Returns RL-ZVP's advantages [b t], which are 0 where the group varies."""
     entropy = toy.old_entropy
     out = np.zeros(entropy.shape)
     for g in range(toy.n_groups):
@@ -183,7 +187,7 @@ MAX_NEW_TOKENS = 17
 
 
 def correction(toy, config):
-    """[b t] factors, from the definitions; `rollout_logp` is that of `rollout_theta`."""
+    """Returns the factors [b t] of a correction, from its definition."""
     out = np.ones(toy.mask.shape)
     for i in range(len(out)):
         tokens = np.flatnonzero(toy.mask[i])
@@ -205,8 +209,8 @@ def correction(toy, config):
 
 
 def objective(name, toy, theta, theta0, advantages, config, factor=None):
-    """The nested means of the objective: over groups, their known samples, a response's tokens; or
-    over all tokens. theta may be complex.
+    """Returns the nested means of the objective: over groups, their known samples and a response's
+    tokens, or over all tokens. theta may be complex.
     """
     logp, frozen = toy.logp(theta), toy.logp(theta0)
     factor = np.ones(toy.mask.shape) if factor is None else factor
@@ -253,8 +257,8 @@ def _response(name, toy, i, logp, frozen, advantages, config, factor):
 
 
 def _token(name, toy, i, t, part, logp, frozen, advantages, config, factor):
-    """The objective of token t; `part` holds the tokens that share its ratio. The correction's
-    factor weighs the policy term alone.
+    """Returns the objective of token t; `part` holds the tokens that share its ratio. The
+    correction's factor multiplies the policy term alone.
     """
     a, (low, high) = advantages[i, t], CLIPS.get(name, (None, None))
     d = toy.ref_logp[i, t] - logp[i, t]
@@ -269,8 +273,8 @@ def _token(name, toy, i, t, part, logp, frozen, advantages, config, factor):
         s = np.exp(
             np.clip(np.clip(frozen[i, part] - toy.old_logp[i, part], -20, 20).mean(), -10, 10)
         )
-        against = frozen if name == "gspo" or config.token_form == "gspo" else toy.old_logp
-        ratio = s * np.exp(logp[i, t]) / np.exp(against[i, t])
+        denominator = frozen if name == "gspo" or config.token_form == "gspo" else toy.old_logp
+        ratio = s * np.exp(logp[i, t]) / np.exp(denominator[i, t])
     if name == "espo" and not config.fixed_clip:
         low = high = max(
             config.alpha * toy.old_entropy[i, part].mean() / np.log(toy.vocab_size),
@@ -300,7 +304,7 @@ def bounded(x, low, high):
 
 
 def gradient(function, theta):
-    """Complex-step derivative of a real-valued function at real theta."""
+    """Returns the complex-step derivative of a real-valued function at real theta."""
     out = np.zeros(theta.shape)
     for index in np.ndindex(theta.shape):
         moved = theta.astype(complex)

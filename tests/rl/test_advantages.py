@@ -1,4 +1,4 @@
-"""Advantages of responses, each against its equation in float64 numpy."""
+"""Advantages of responses, each compared with its equation in float64 numpy."""
 
 import inspect
 
@@ -46,12 +46,12 @@ def test_by_hand():
     divided = responses(GrpoAdvantage(), reward, known, group, 2)
     std = np.sqrt(2) / 3
     np.testing.assert_allclose(divided[[0, 2, 3]], np.array([1, -2, 1]) / 3 / std, rtol=1e-5)
-    others = responses(Rloo(), reward, known, group, 2)  # of group 0: 1 - (0 + 1) / 2 and so on
-    np.testing.assert_allclose(others[[0, 2, 3]], [0.5, -1, 0.5], rtol=1e-5)
-    by_mean = responses(MaxRL(), reward, known, group, 2)  # of group 0: (1 - 2/3) / (2/3)
-    np.testing.assert_allclose(by_mean[[0, 2, 3]], [0.5, -1, 0.5], rtol=1e-5)
-    whole = responses(ReinforcePlusPlus(), reward, known, group, 2)
-    np.testing.assert_allclose(whole, expected / expected[:6].std(), rtol=1e-4, atol=1e-7)
+    rloo = responses(Rloo(), reward, known, group, 2)  # of group 0: 1 - (0 + 1) / 2 and so on
+    np.testing.assert_allclose(rloo[[0, 2, 3]], [0.5, -1, 0.5], rtol=1e-5)
+    maxrl = responses(MaxRL(), reward, known, group, 2)  # of group 0: (1 - 2/3) / (2/3)
+    np.testing.assert_allclose(maxrl[[0, 2, 3]], [0.5, -1, 0.5], rtol=1e-5)
+    reinforce_pp = responses(ReinforcePlusPlus(), reward, known, group, 2)
+    np.testing.assert_allclose(reinforce_pp, expected / expected[:6].std(), rtol=1e-4, atol=1e-7)
 
 
 def test_dr_grpos_objective_forbids_the_division():
@@ -111,7 +111,7 @@ def test_a_group_that_only_shaping_tells_apart_is_never_divided(name):
 
 def test_shapes_are_checked(unchecked):
     with pytest.raises(ValueError, match=r"known has shape \[2\], expected \[3\]"):
-        # without the annotations' own check, which is there in tests alone
+        # without the runtime check of annotations, which is active in tests alone
         inspect.unwrap(grouping.group_statistics)(
             jnp.zeros(3), jnp.ones(2, bool), jnp.zeros(3, jnp.int32), 1
         )

@@ -1,5 +1,5 @@
-"""Plans place every row once, in few shapes, with less padding than rows kept to their own
-buckets.
+"""Bucketing plans, which place every row once, in few shapes, with less padding than if each row
+stayed in its bucket.
 """
 
 import inspect
@@ -43,8 +43,8 @@ def test_every_row_is_placed_once_in_an_allowed_shape(lengths, tokens, multiple)
 @fast
 @cases
 def test_riding_along_never_costs_tokens(lengths, tokens, multiple):
-    """Against the same sizes with every row in its own bucket: the cheapest cover by full ones and
-    at most one half and one quarter.
+    """A plan is no larger than one in which every row stays in its bucket, with the cheapest cover
+    of each bucket by full micro-batches and at most one half and one quarter.
     """
     separate = 0
     for low, bucket in zip((-1, *BUCKETS), BUCKETS):
@@ -63,11 +63,11 @@ def test_riding_along_never_costs_tokens(lengths, tokens, multiple):
 @fast
 @cases
 def test_sequences_share_rows_without_a_gap_or_an_overlap(lengths, tokens, multiple):
-    """Of 512 tokens, with at most 8 sequences each, in the shapes of that bucket."""
+    """Rows have 512 tokens and at most 8 sequences each, in the shapes of that bucket."""
     batches = plan(lengths, (64, 256), tokens, rows_multiple=multiple, packed_row_tokens=512)
     rows = np.concatenate([b.rows for b in batches]) if batches else np.zeros(0, int)
     assert sorted(rows[rows >= 0]) == list(range(len(lengths)))
-    held = []
+    row_tokens = []
     for b in batches:
         packing, sizes = b.packing, np.where(b.rows < 0, 0, np.array([*lengths, 0])[b.rows])
         assert packing.n_rows in allowed(512, tokens, multiple) and packing.length == 512
@@ -75,25 +75,27 @@ def test_sequences_share_rows_without_a_gap_or_an_overlap(lengths, tokens, multi
         np.testing.assert_array_equal(packing.size, sizes)
         sequence, position = packing.sources()
         for row in range(packing.n_rows):
-            mine = np.flatnonzero((packing.row == row) & (packing.size > 0))
-            ends = packing.start[mine] + packing.size[mine]
-            np.testing.assert_array_equal(packing.start[mine], [0, *ends[:-1]][: len(mine)])
-            held.append(int(sum(packing.size[mine])))
-            expected = np.concatenate([np.full(packing.size[i], i) for i in mine] or [[]])
-            np.testing.assert_array_equal(sequence[row][: held[-1]], expected)
-            assert (sequence[row][held[-1] :] == -1).all() and held[-1] <= 512
-            for i in mine:
+            members = np.flatnonzero((packing.row == row) & (packing.size > 0))
+            ends = packing.start[members] + packing.size[members]
+            np.testing.assert_array_equal(packing.start[members], [0, *ends[:-1]][: len(members)])
+            row_tokens.append(int(sum(packing.size[members])))
+            expected = np.concatenate([np.full(packing.size[i], i) for i in members] or [[]])
+            np.testing.assert_array_equal(sequence[row][: row_tokens[-1]], expected)
+            assert (sequence[row][row_tokens[-1] :] == -1).all() and row_tokens[-1] <= 512
+            for i in members:
                 np.testing.assert_array_equal(position[row][sequence[row] == i], range(sizes[i]))
     area = sum(b.packing.n_rows * 512 for b in batches)
     assert padding_frac(batches, lengths) == pytest.approx(1 - sum(lengths) / area if area else 0)
 
 
 def test_packed_rows_hold_long_tails_with_little_padding():
-    """Less than half the padding of three buckets; the count of sequences in a row is limited."""
+    """Packing has less than half the padding of three buckets, and the number of sequences in a row
+    is limited.
+    """
     lengths = np.minimum(np.random.default_rng(1).lognormal(3.5, 0.7, 256).astype(int) + 1, 256)
-    apart = plan(lengths, (64, 128, 256), 2048)
+    separate = plan(lengths, (64, 128, 256), 2048)
     shared = plan(lengths, (16, 256), 2048, packed_row_tokens=512)
-    assert padding_frac(shared, lengths) < 0.5 * padding_frac(apart, lengths)
+    assert padding_frac(shared, lengths) < 0.5 * padding_frac(separate, lengths)
     (crowded,) = plan([3] * 8, (64, 256), 2048, packed_row_tokens=256)
     assert np.bincount(crowded.packing.row[crowded.packing.size > 0]).tolist() == [4, 4]
 
@@ -107,22 +109,22 @@ def test_by_hand():
         (64, [1, 3]),
         (16, [4, 0, 5, 2]),
     ]
-    # one short row and three long ones: a micro-batch of its own would cost 4 x 16 tokens, the free
-    # row costs nothing
+    # one short row and three long ones: a separate micro-batch would cost 4 x 16 tokens, and the
+    # free row costs none
     assert as_lists(plan([60, 5, 64, 62], (16, 64), 256)) == [(64, [1, 0, 3, 2])]
     # with four long rows there is no free row
     assert as_lists(plan([60, 5, 64, 62, 61], (16, 64), 256)) == [
         (64, [0, 4, 3, 2]),
         (16, [1, -1, -1, -1]),
     ]
-    # three rows of a micro-batch of four are a half and a quarter
+    # three rows make a half and a quarter of a micro-batch of four
     assert as_lists(plan([60, 61, 62], (16, 64), 256)) == [(64, [0, 1]), (64, [2])]
     assert as_lists(plan([60, 61, 62], (64,), 32)) == [(64, [0]), (64, [1]), (64, [2])]
     assert plan([], (16,), 256) == []
 
 
 def test_rides_go_through_an_empty_bucket():
-    """The short row passes the middle bucket, which has no rows at all."""
+    """The short row skips the middle bucket, which has no rows."""
     assert as_lists(plan([100, 120, 128, 3], (16, 32, 128), 512)) == [(128, [3, 0, 1, 2])]
 
 
@@ -134,7 +136,7 @@ def test_the_same_lengths_give_the_same_plan():
 
 
 def test_long_tails_are_packed_well():
-    """At most a quarter of one micro-batch in padding rows, over all buckets together."""
+    """The padding rows of all buckets together are at most a quarter of one micro-batch."""
     lengths = np.minimum(np.random.default_rng(1).lognormal(3.5, 0.7, 256).astype(int) + 1, 256)
     buckets = np.array([32, 64, 128, 256])
     own_buckets = buckets[np.searchsorted(buckets, lengths)].sum()
@@ -160,7 +162,7 @@ def test_long_tails_are_packed_well():
 )
 def test_bad_input_is_named(arguments, message, unchecked):
     with pytest.raises(ValueError, match=message):
-        # without the annotations' own check, which is there in tests alone
+        # without the runtime check of annotations, which is active in tests alone
         lengths, buckets, tokens, *rest = arguments
         names = ("rows_multiple", "packed_row_tokens")
         inspect.unwrap(plan)(lengths, buckets, tokens, **dict(zip(names, rest, strict=False)))
@@ -199,7 +201,7 @@ def test_a_micro_batch_is_a_length_and_rows():
     ) == pytest.approx(5 / 8)
 
 
-def held(lengths, buckets):
+def padded_tokens(lengths, buckets):
     return sum(buckets[np.searchsorted(buckets, x)] for x in lengths)
 
 
@@ -210,18 +212,20 @@ def held(lengths, buckets):
     count=st.integers(1, 4),
 )
 def test_the_best_buckets_are_the_best_of_all(lengths, longest, count):
-    found = best_buckets(lengths, count, longest, 4)
+    best = best_buckets(lengths, count, longest, 4)
     assert (
-        len(found) <= count
-        and found[-1] == longest
-        and list(found) == sorted(set(found))
-        and all(x % 4 == 0 for x in found[:-1])
+        len(best) <= count
+        and best[-1] == longest
+        and list(best) == sorted(set(best))
+        and all(x % 4 == 0 for x in best[:-1])
     )
     ends = range(4, longest, 4)
     choices = (
         [*chosen, longest] for n in range(count) for chosen in itertools.combinations(ends, n)
     )
-    assert held(lengths, found) == min(held(lengths, buckets) for buckets in choices)
+    assert padded_tokens(lengths, best) == min(
+        padded_tokens(lengths, buckets) for buckets in choices
+    )
 
 
 def test_rows_longer_than_the_last_bucket_and_numbers_that_cannot_be_are_refused():
@@ -231,8 +235,8 @@ def test_rows_longer_than_the_last_bucket_and_numbers_that_cannot_be_are_refused
 
 
 def test_a_long_tail_has_little_padding_in_the_best_of_twelve_buckets():
-    """1,024 rows, log-normal of median 64 and sigma 1 cut at 512, and prompts of 16: at most 12% in
-    plans of 4,096 tokens.
+    """Plans of 4,096 tokens have at most 12% padding for 1,024 rows with prompts of 16 tokens and
+    log-normal responses (median 64, sigma 1, cut at 512).
     """
     lengths = 16 + np.clip(
         np.exp(np.log(64) + np.random.default_rng(0).standard_normal(1024)), 1, 512

@@ -1,4 +1,4 @@
-"""Mismatch of rollout and training by value, and merged over parts."""
+"""Metrics of the mismatch of rollout and training: values by hand, also merged over parts."""
 
 import jax
 import jax.numpy as jnp
@@ -25,23 +25,23 @@ def test_values_and_merging(x64):
     }
     assert 0.05 < expected["mismatch/extreme_frac"] < 0.5 and expected["mismatch/ess"] < 0.95
     dirty = [jnp.where(mask, x, jnp.nan) for x in (old, rollout)]
-    whole = mismatch(*dirty, jnp.asarray(mask))
+    full = mismatch(*dirty, jnp.asarray(mask))
     parts = [
         mismatch(dirty[0][rows], dirty[1][rows], jnp.asarray(mask[rows]))
         for rows in (slice(0, 3), slice(3, 6))
     ]
-    for found in (whole, merge_diagnostics(parts)):
-        assert {k: float(v) for k, v in finalize_diagnostics(found).items()} == pytest.approx(
+    for diagnostics in (full, merge_diagnostics(parts)):
+        assert {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()} == pytest.approx(
             expected, rel=1e-9
         )
 
 
 def test_equal_log_probs_and_empty_masks():
     x = jnp.full((2, 3), -1.5, jnp.float32)
-    same = {
+    metrics = {
         k: float(v) for k, v in finalize_diagnostics(mismatch(x, x, jnp.ones((2, 3), bool))).items()
     }
-    assert same == {
+    assert metrics == {
         "mismatch/logp_abs_diff": 0,
         "mismatch/kl_k3": 0,
         "mismatch/extreme_frac": 0,

@@ -1,4 +1,4 @@
-"""Merging and finishing of diagnostics."""
+"""Merging and finalizing of diagnostics."""
 
 import jax.numpy as jnp
 import pytest

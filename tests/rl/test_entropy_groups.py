@@ -47,8 +47,8 @@ def test_groups_are_those_of_numpy_quantiles(quantiles, seed):
     for i in range(4):
         values = entropy[i, mask[i]]
         if len(values):
-            # at 1e-12 below the threshold, so that its rounding does not decide where it falls on a
-            # token
+            # 1e-12 below the threshold, so that rounding does not decide about a token that lies
+            # exactly there
             thresholds = (
                 np.array([np.quantile(values, q, method="linear") for q in quantiles]) - 1e-12
             )

@@ -1,4 +1,4 @@
-"""Inverted pairs are counted against gold labels where there are some, and labels decide nothing
+"""Gold labels: inverted pairs are counted against them if there are any, and they change nothing
 else.
 """
 
@@ -30,15 +30,15 @@ def run(reward, known, group, gold=None):
 
 
 def share_inverted(reward, known, group, gold):
-    """Pairs of a group with (gold_i - gold_j)(A_i - A_j) < 0, of those with unequal gold; A is the
-    group-relative advantage of the known rewards.
+    """Returns the share of a group's pairs with (gold_i - gold_j)(A_i - A_j) < 0 among those with
+    unequal gold labels; A is the group-relative advantage of the known rewards.
     """
     reward, gold, group = (np.asarray(x, np.float64) for x in (reward, gold, group))
     advantage = np.zeros(len(reward))
     for g in set(group):
         rows = np.flatnonzero((group == g) & known)
-        mine = reward[rows]
-        advantage[rows] = (mine - mine.mean()) / (mine.std() + 1e-6)
+        known_rewards = reward[rows]
+        advantage[rows] = (known_rewards - known_rewards.mean()) / (known_rewards.std() + 1e-6)
     pairs = [
         (i, j)
         for i, j in itertools.combinations(np.flatnonzero(known), 2)
@@ -60,8 +60,8 @@ def test_unknown_labels_and_unknown_rewards_are_in_no_pair():
     assert expected == 2 / 5
     _, metrics = run(REWARD, KNOWN, GROUP, GOLD)
     assert metrics["advantage/inversion_frac"] == pytest.approx(expected)
-    nobody = run(REWARD, KNOWN, GROUP, [np.nan] * 9)[1]
-    assert nobody["advantage/inversion_frac"] == 0
+    unlabelled = run(REWARD, KNOWN, GROUP, [np.nan] * 9)[1]
+    assert unlabelled["advantage/inversion_frac"] == 0
 
 
 def test_labels_change_nothing_that_is_trained_on():

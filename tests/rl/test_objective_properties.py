@@ -1,8 +1,8 @@
-"""What no arrangement of the same tokens may change: order of rows and tokens, padding, buckets,
-splits into micro-batches.
+"""Invariance of the objectives to the arrangement of the same tokens: order of rows and tokens,
+padding, buckets, splits into micro-batches.
 
-Six cases hold every objective, both kinds of advantage, every correction and every penalty of
-shaping.
+Six cases cover every objective, both forms of GRPO's advantage, every correction and every shaping
+penalty.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ CONFIGS = {
 fast = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 names = pytest.mark.parametrize("name", CONFIGS)
 TOL = dict(rtol=1e-10, atol=1e-13)
-WITHOUT_ENTROPY = "without entropy"  # espo with nothing but the verifier's advantage
+WITHOUT_ENTROPY = "without entropy"  # espo with the verifier's advantage alone
 CONFIGS_AND_PLAIN = CONFIGS | {
     WITHOUT_ENTROPY: dataclasses.replace(
         CONFIGS["espo"], zero_variance=ZeroVarianceConfig(rl_zvp=False)
@@ -85,8 +85,8 @@ def per_token_and_grad(name, logp, old_logp, entropy, ref_logp, p: Prepared):
     reference = ref_logp if objective.kl_coef else None
 
     def total(logp):
-        found = objective_of(logp, old_logp, entropy, p, objective, 50, reference)
-        return found[0].sum(), found
+        result = objective_of(logp, old_logp, entropy, p, objective, 50, reference)
+        return result[0].sum(), result
 
     (_, (per_token, diagnostics)), grad = jax.value_and_grad(total, has_aux=True)(logp)
     return per_token, grad, diagnostics
@@ -97,16 +97,16 @@ def repetition_of(toy):
 
 
 def arrays_of(toy):
-    """Per token: current, old and rollout log-probs, entropies, reference. Per row: mask, reward,
-    known, group, repetition.
+    """Returns the toy's arrays. Per token: current and old log-probs, entropies, reference and
+    rollout log-probs, mask. Per row: reward, known, group, repetition.
     """
     per_token = toy.logp(toy.theta), toy.old_logp, toy.old_entropy, toy.ref_logp, toy.rollout_logp
     return *per_token, toy.mask, toy.reward, toy.known, toy.group, repetition_of(toy)
 
 
-def everything(name, toy, at=lambda x: x):
-    """(Prepared, per-token objective, gradient in logp) of the toy with every array rearranged by
-    `at`; in x64.
+def run_objective(name, toy, at=lambda x: x):
+    """Returns (Prepared, per-token objective, gradient in logp) of the toy with every array
+    rearranged by `at`; must be called in x64.
     """
     logp, old, entropy, ref_logp, rollout, mask, reward, known, group, repetition = (
         jnp.asarray(at(x)) for x in arrays_of(toy)
@@ -136,7 +136,7 @@ def test_permuting_rows_and_tokens_permutes_the_result(name, seed):
     tokens = rng.permuted(np.tile(np.arange(toy.mask.shape[1]), (len(rows), 1)), axis=1)
     with jax.enable_x64(True):
         move = lambda x: x[rows] if x.ndim == 1 else np.take_along_axis(x[rows], tokens, axis=1)  # noqa: E731
-        before, after = everything(name, toy), everything(name, toy, move)
+        before, after = run_objective(name, toy), run_objective(name, toy, move)
         for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
             np.testing.assert_allclose(move(np.asarray(a)), b, **TOL)
         assert np.abs(before[2]).max() > 0
@@ -154,7 +154,7 @@ def test_padding_changes_nothing(name, seed, garbage):
 
     with jax.enable_x64(True):
         b, t = toy.mask.shape
-        before, after = everything(name, toy), everything(name, toy, pad)
+        before, after = run_objective(name, toy), run_objective(name, toy, pad)
         for a, x in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
             np.testing.assert_allclose(a, x[:b, :t], **TOL)
         for x in after[1:]:
@@ -165,32 +165,32 @@ def test_padding_changes_nothing(name, seed, garbage):
 @fast
 @given(seed=st.integers(0, 2**16))
 def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
-    """Any rows in either part, short ones cut to a bucket of 7 tokens, both parts filled up with
-    padding rows.
+    """The split is random: a part of the short rows is in a bucket of 7 tokens, and both buckets
+    are filled up with padding rows.
     """
     toy, rng = ref.make_toy(seed, drift=0.05), np.random.default_rng(seed)
     with jax.enable_x64(True):
-        p, whole, whole_grad = everything(name, toy)
+        p, full, full_grad = run_objective(name, toy)
         arrays, n = arrays_of(toy)[:4], len(toy.reward)
         diagnostics = per_token_and_grad(name, *(jnp.asarray(x) for x in arrays), p)[2]
         lengths = np.where(toy.mask, np.arange(toy.mask.shape[1]) + 1, 0).max(1)
-        apart = (lengths <= 7) & (rng.random(n) < 0.8)
-        found, total = [], 0.0
+        in_short_bucket = (lengths <= 7) & (rng.random(n) < 0.8)
+        parts, total = [], 0.0
         for length, rows in (
-            (7, np.flatnonzero(apart)),
-            (toy.mask.shape[1], np.flatnonzero(~apart)),
+            (7, np.flatnonzero(in_short_bucket)),
+            (toy.mask.shape[1], np.flatnonzero(~in_short_bucket)),
         ):
             rows = np.concatenate([rng.permutation(rows), np.full(n - len(rows), -1)])
             take = lambda x, rows=rows, length=length: take_rows(jnp.asarray(x), rows, length)  # noqa: E731
             per_token, grad, part = per_token_and_grad(
                 name, *map(take, arrays), jax.tree.map(take, p)
             )
-            np.testing.assert_allclose(grad, take(whole_grad), **TOL)
-            found.append(part)
+            np.testing.assert_allclose(grad, take(full_grad), **TOL)
+            parts.append(part)
             total += float(per_token.sum())
-        assert 0 < apart.sum() < n
-        np.testing.assert_allclose(total, whole.sum(), **TOL)
-        merged = finalize_diagnostics(merge_diagnostics(found))
+        assert 0 < in_short_bucket.sum() < n
+        np.testing.assert_allclose(total, full.sum(), **TOL)
+        merged = finalize_diagnostics(merge_diagnostics(parts))
         for key, value in finalize_diagnostics(diagnostics).items():
             np.testing.assert_allclose(merged[key], value, err_msg=key, **TOL)
 
@@ -199,14 +199,14 @@ def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
 @fast
 @given(seed=st.integers(0, 2**16), everything_empty=st.booleans())
 def test_empty_masks_give_zero_and_disturb_nobody(name, seed, everything_empty):
-    """Responses without a trained token: nothing of theirs moves, nothing is NaN; all of them
-    empty: nothing at all moves.
+    """Responses without a trained token have zero weight and gradient and cause no NaN; if all
+    responses are empty, every weight and gradient is zero.
     """
     toy, rng = ref.make_toy(seed, drift=0.05), np.random.default_rng(seed)
     empty = rng.random(len(toy.reward)) < (1.0 if everything_empty else 0.4)
     toy.mask[empty] = False
     with jax.enable_x64(True):
-        p, per_token, grad = everything(name, toy)
+        p, per_token, grad = run_objective(name, toy)
         for x in jax.tree.leaves((p.advantage, p.weight, per_token, grad)):
             assert np.isfinite(x).all() and not np.asarray(x)[~toy.mask].any()
         rows = toy.mask.any(1) & toy.known & (toy.group >= 0)
@@ -215,7 +215,7 @@ def test_empty_masks_give_zero_and_disturb_nobody(name, seed, everything_empty):
 
 
 def shaped(toy, config):
-    """Rewards less penalties of answers that are all right, by hand."""
+    """Returns the rewards less the penalties, by hand, of answers that are all right."""
     n, repetition, s = toy.mask.sum(1), repetition_of(toy), config.shaping
     length = np.clip((n - s.length_free_tokens) / (16 - s.length_free_tokens), 0, 1)
     late = np.clip((n - 16 + s.overlong_buffer_tokens) / s.overlong_buffer_tokens, 0, 1)
@@ -244,7 +244,7 @@ def test_uniform_right_groups_learn_from_shaping_undivided_else_from_entropy(nam
             else entropy[rows]
         )
     with jax.enable_x64(True):
-        p, _, _ = everything(name, toy)
+        p, _, _ = run_objective(name, toy)
         np.testing.assert_allclose(p.advantage, expected, rtol=1e-9, atol=1e-12)
     assert (np.ptp(reward[toy.known]) > 0) == (config.shaping.total > 0) and np.abs(
         expected
@@ -254,15 +254,15 @@ def test_uniform_right_groups_learn_from_shaping_undivided_else_from_entropy(nam
 @fast
 @given(seed=st.integers(0, 2**16), reward=st.sampled_from([0.0, 0.5, 1.0]))
 def test_uniform_groups_never_move_the_policy_without_entropy(seed, reward):
-    """Uniform in between, or RL-ZVP switched off: nothing. All wrong: away from the certain tokens,
-    by value.
+    """The gradient is zero if RL-ZVP is off or the rewards are uniform in between. If all answers
+    are right or all are wrong, the advantages are RL-ZVP's.
     """
     toy = ref.make_toy(seed, drift=0.05)
     toy.reward[:] = reward
     with jax.enable_x64(True):
-        p, per_token, grad = everything(WITHOUT_ENTROPY, toy)
+        p, per_token, grad = run_objective(WITHOUT_ENTROPY, toy)
         assert not np.any(p.advantage) and not per_token.any() and not grad.any()
-        p, per_token, grad = everything("espo", toy)
+        p, per_token, grad = run_objective("espo", toy)
         if reward == 0.5:
             assert not np.any(p.advantage) and not per_token.any() and not grad.any()
         else:

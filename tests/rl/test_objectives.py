@@ -1,4 +1,4 @@
-"""Objectives by value and gradient against the float64 references."""
+"""Values and gradients of the objectives, compared with the float64 references."""
 
 import dataclasses
 import inspect
@@ -73,7 +73,7 @@ OFF = named_correction("off")
 
 
 def paper(config):
-    """The reference's name of an objective."""
+    """Returns the reference's name of an objective."""
     averages = {"response": "grpo", "tokens": "dapo", "constant": "dr_grpo"}
     return averages[config.mean] if isinstance(config, Grpo) else config.name
 
@@ -91,8 +91,10 @@ def prepared(toy, config, dtype, correction=OFF):
     return prepare_toy(toy, rl, dtype, max_new_tokens=ref.MAX_NEW_TOKENS, **log_probs)[0]
 
 
-def ours(toy, config, dtype=jnp.float64, jit=True, correction=OFF):
-    """Value, gradient in theta and diagnostics of our objective over the toy policy."""
+def run_objective(toy, config, dtype=jnp.float64, jit=True, correction=OFF):
+    """Returns the value, the gradient in theta and the diagnostics of the package's objective over
+    the toy policy.
+    """
     p = prepared(toy, config, dtype, correction)
     old_logp, ref_logp, entropy = (
         jnp.asarray(x, dtype) for x in (toy.old_logp, toy.ref_logp, toy.old_entropy)
@@ -100,7 +102,7 @@ def ours(toy, config, dtype=jnp.float64, jit=True, correction=OFF):
     reference = ref_logp if config.kl_coef else None
 
     def total(theta):
-        logp = jax.nn.log_softmax(theta)[toy.states, toy.taken]
+        logp = jax.nn.log_softmax(theta)[toy.states, toy.actions]
         per_token, diagnostics = objective_of(
             logp, old_logp, entropy, p, config, toy.vocab_size, reference
         )
@@ -126,7 +128,7 @@ def test_value_and_gradient_agree_with_the_reference(name, x64):
     config, drift = CASES[name]
     toy = ref.make_toy(seed=1, drift=drift)
     value, grad = reference(toy, config)
-    got, got_grad, diagnostics = ours(toy, config)
+    got, got_grad, diagnostics = run_objective(toy, config)
     assert 0.05 < diagnostics["policy/clip_frac"] < 0.6, "the case must exercise both branches"
     if name == "espo floor":
         assert 0 < diagnostics["espo/group_0/floor_frac"] < 1
@@ -146,8 +148,8 @@ def test_value_and_gradient_agree_with_the_reference(name, x64):
 )
 @pytest.mark.parametrize("name", ["grpo", "espo", "grpo asymmetric with KL"])
 def test_corrected_objectives_agree_with_the_reference(name, correction, x64):
-    """The factor is outside the clip and has no gradient; what it drops stays in the
-    denominator; and it does not weigh the penalty to the reference.
+    """The factor is outside the clip and has no gradient; tokens that it drops stay in the
+    denominator; and it does not multiply the penalty to the reference.
     """
     config, drift = CASES[name]
     toy = ref.make_toy(seed=7, drift=drift)
@@ -158,10 +160,10 @@ def test_corrected_objectives_agree_with_the_reference(name, correction, x64):
         and factor.max() > 1.04
     )
     value, grad = reference(toy, config, correction)
-    got, got_grad, _ = ours(toy, config, correction=correction)
+    got, got_grad, _ = run_objective(toy, config, correction=correction)
     np.testing.assert_allclose(got, value, rtol=1e-9)
     np.testing.assert_allclose(got_grad, grad, rtol=1e-9, atol=1e-9 * np.abs(grad).max())
-    assert abs(got - ours(toy, config)[0]) > 1e-4
+    assert abs(got - run_objective(toy, config)[0]) > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_float32_with_and_without_jit(name, jit):
     config, drift = CASES[name]
     toy = ref.make_toy(seed=2, drift=drift)
     value, grad = reference(toy, config)
-    got, got_grad, _ = ours(toy, config, jnp.float32, jit)
+    got, got_grad, _ = run_objective(toy, config, jnp.float32, jit)
     np.testing.assert_allclose(got, value, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(got_grad, grad, rtol=1e-4, atol=2e-5 * np.abs(grad).max())
     assert got_grad.dtype == np.float32
@@ -189,7 +191,7 @@ def test_espo_with_one_group_and_fixed_clip_is_gspo(drift, x64):
     toy = ref.make_toy(seed=3, drift=drift)
     gspo = Gspo(clip_low=0.01, clip_high=0.02)
     espo = Espo(clip_low=0.01, clip_high=0.02, quantiles=(), fixed_clip=True)
-    a, b = ours(toy, gspo), ours(toy, espo)
+    a, b = run_objective(toy, gspo), run_objective(toy, espo)
     assert a[0] == b[0] and a[2].items() <= b[2].items()
     np.testing.assert_array_equal(a[1], b[1])
     assert np.abs(a[1]).max() > 0
@@ -266,7 +268,7 @@ def test_nothing_to_train_on_gives_zero():
         config, _ = CASES[name]
         toy = ref.make_toy(seed=7)
         toy.mask[:] = False
-        value, grad, diagnostics = ours(toy, config, jnp.float32)
+        value, grad, diagnostics = run_objective(toy, config, jnp.float32)
         assert value == 0 and not np.any(grad) and not any(diagnostics.values())
 
 
@@ -289,7 +291,7 @@ def test_wrong_input_is_named(change, message, unchecked):
     )
     arrays |= {k: None if s is None else jnp.ones(s, jnp.float32) for k, s in change.items()}
     with pytest.raises(ValueError, match=message):
-        # without the annotations' own check, which is there in tests alone
+        # without the runtime check of annotations, which is active in tests alone
         check = inspect.unwrap(policy_objective)
         check(**arrays, config=Espo(kl_coef=0.1), mask=jnp.ones((2, 3), bool), vocab_size=9)
 

@@ -1,4 +1,4 @@
-"""Objectives by hand, at the places where formulas go wrong."""
+"""Objectives by hand, at points where formulas are easily wrong."""
 
 import math
 
@@ -15,8 +15,8 @@ from compass_jax.rl.policy import policy_objective
 
 
 def one_response(config, log_ratio, advantage, entropy=None, groups=None):
-    """Per-token objective (weight 1), gradient in logp and diagnostics of a single response with
-    the given log-ratios.
+    """Returns the per-token objective (weight 1), the gradient in logp and the diagnostics of a
+    single response with the given log-ratios.
     """
     log_ratio = jnp.asarray([log_ratio], jnp.float32)
     like = jnp.ones_like(log_ratio)
@@ -72,7 +72,7 @@ def test_espo_by_hand():
     config = Espo(alpha=0.5, floor=0.1)
     log_ratio, entropy = [0.1, 0.3, 0.4], [0.2, 0.4, 4.0]
     value, grad, d = one_response(config, log_ratio, 1.0, entropy, [0, 0, 1])
-    # 0.2895; the low group would have 0.0217 and is held up by the floor
+    # 0.2895; the low group's 0.0217 is raised to the floor
     wide = 0.5 * 4.0 / math.log(1000)
     np.testing.assert_allclose(value, [1.1, 1.1, 1 + wide], rtol=1e-6)
     np.testing.assert_allclose(grad, [0, 0, 0], atol=0)
@@ -95,7 +95,7 @@ def test_espo_by_hand():
 def test_espo_printed_form_by_hand():
     config = Espo(alpha=5.0, token_form="printed", quantiles=())
     value, grad, _ = one_response(config, [0.1, 0.3], 1.0, [1.0, 1.0], [0, 0])
-    # s = exp(0.2), times each token's own ratio
+    # s = exp(0.2), times each token's ratio
     np.testing.assert_allclose(value, [math.exp(0.3), math.exp(0.5)], rtol=1e-6)
     np.testing.assert_allclose(grad, value, rtol=1e-6)
 

@@ -1,4 +1,6 @@
-"""`prepare` as a whole: its parts are tested by value elsewhere, here what it puts together."""
+"""`prepare` as a whole. Its parts are tested by value in other files; these tests check how it
+combines them.
+"""
 
 import dataclasses
 import functools
@@ -63,7 +65,7 @@ def test_advantages_are_the_verifiers_or_entropys(rl_zvp, normalize_std, x64):
 
 @pytest.mark.parametrize("drafted", [0, 1])
 def test_account_of_the_tokens(x64, drafted):
-    """Without the first tokens of each response, which a draft gave."""
+    """The account leaves out the first tokens of each response if they came from a draft."""
     toy = ref.make_toy(seed=9)
     sampled = toy.mask & (np.cumsum(toy.mask, axis=1) > drafted)
     function = functools.partial(prepare, sampled=jnp.asarray(sampled) if drafted else None)
@@ -144,7 +146,7 @@ def test_what_a_stage_needs_must_be_given(config, message):
     toy = ref.make_toy(seed=14)
     with pytest.raises(ValueError, match=message):
         run(toy, config, dtype=jnp.float32)
-    # length is in the mask
+    # the length penalty needs no argument: the mask has the lengths
     run(toy, RLConfig(shaping=ShapingConfig(length_penalty=0.1)), dtype=jnp.float32)
 
 
@@ -153,14 +155,16 @@ def test_shapes_are_checked(unchecked):
     with pytest.raises(
         ValueError, match=r"prepare: old_entropy has shape \[14, 3\], expected \[14 12\]"
     ):
-        # without the annotations' own check
+        # without the runtime check of annotations
         run(toy, RLConfig(), np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["reward", "old_logp", "rollout_logp", "ref_logp", "old_entropy"])
 def test_what_is_not_finite_is_unknown_and_reaches_no_loss(name, bad, x64):
-    """As if the response's reward were unknown: by the float64 reference and bit for bit."""
+    """The response is treated as if its reward were unknown: bit for bit, and by the float64
+    reference.
+    """
     toy = ref.make_toy(seed=16)
     row = int(np.flatnonzero(toy.known & (toy.group == 2) & (toy.mask.sum(1) > 2))[0])
     arrays = {

@@ -1,6 +1,6 @@
-"""The expected gradient of a bandit under screening, over all sequences of draws, against that of
-full groups: for every advantage the direction is that of the true gradient, and the weights are
-those of the docstring; for every objective they are the same.
+"""The expected gradient of a bandit under screening, over all sequences of draws, compared with
+that of full groups. For every advantage the direction is that of the true gradient and the weights
+are those in Screening's docstring; for every objective the weights are the same.
 """
 
 import itertools
@@ -54,7 +54,7 @@ def size(policy, rewards):
 
 
 def sequences(policy, arms):
-    """Returns every sequence of N arms, and how many of its draws are made."""
+    """Returns every sequence of N arms, and the number of draws that screening makes of each."""
     every = np.array(list(itertools.product(range(arms), repeat=N)))
     sizes = {first: size(policy, RIGHT[list(first)]) for first in np.ndindex(*[arms] * N0)}
     return every, np.array([sizes[tuple(row[:N0])] for row in every])
@@ -74,7 +74,9 @@ def expected_gradient(advantage, every, sizes, logits):
 
 
 def weight(f, p, policy):
-    """Returns w(p) by the formula of the docstring: E[f(K)] over the groups that continue."""
+    """Returns w(p) by the formula in Screening's docstring: E[f(K)] over the groups that
+    continue.
+    """
     total, q = 0.0, 1 - p
     for first, further in itertools.product(range(N0 + 1), range(N - N0 + 1)):
         if policy is not None and size(policy, [1] * first + [0] * (N0 - first)) < N:
@@ -94,8 +96,8 @@ def test_the_bias_is_a_weight_of_the_prompt_and_never_a_direction(name):
         for policy in (None, STRICT, BY_CHANCE):
             every, sizes = sequences(policy or STRICT, 3)
             sizes = full if policy is None else sizes
-            found = expected_gradient(advantage, every, sizes, logits)
-            np.testing.assert_allclose(found, weight(f, p[0], policy) * true, rtol=1e-9)
+            gradient = expected_gradient(advantage, every, sizes, logits)
+            np.testing.assert_allclose(gradient, weight(f, p[0], policy) * true, rtol=1e-9)
         weights = [weight(f, p[0], policy) for policy in (STRICT, BY_CHANCE, None)]
         assert 0 < weights[0] < weights[1] < weights[2]
         if name == "rloo":
@@ -107,9 +109,9 @@ def test_the_numbers_of_the_docstring(monkeypatch):
     monkeypatch.setitem(globals(), "N0", 4)
     policy = Screening(n0=4, min_chance=1.0, min_chance_hard=1.0)
     f = ADVANTAGES["rloo"][1]
-    found = {p: f"{weight(f, p, policy):.2f}" for p in (0.1, 0.3, 0.5, 0.7, 0.9)}
-    assert found == {0.1: "0.65", 0.3: "0.84", 0.5: "0.90", 0.7: "0.84", 0.9: "0.65"}
-    for value in found.values():
+    weights = {p: f"{weight(f, p, policy):.2f}" for p in (0.1, 0.3, 0.5, 0.7, 0.9)}
+    assert weights == {0.1: "0.65", 0.3: "0.84", 0.5: "0.90", 0.7: "0.84", 0.9: "0.65"}
+    for value in weights.values():
         assert value in Screening.__doc__
 
 
@@ -125,8 +127,8 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_weights_are_those_of_every_objective(name):
-    """The gradient of whole updates of one group, by `prepare` and the objective, over all
-    sequences of right and wrong.
+    """The gradient is that of an update of one group, by `prepare` and the objective, averaged over
+    all sequences of right and wrong.
     """
     config = RLConfig(
         objective=OBJECTIVES[name],
@@ -143,10 +145,10 @@ def test_the_weights_are_those_of_every_objective(name):
     @jax.jit
     def gradient(logp, reward, size):
         group = jnp.where(jnp.arange(N) < size, 0, -1)
-        made = mask & (group >= 0)[:, None]
+        sampled = mask & (group >= 0)[:, None]
         known = jnp.ones(N, bool)
         prepared, _ = prepare_update(
-            made, entropy, reward, known, group, n_groups=1, config=config, **limits
+            sampled, entropy, reward, known, group, n_groups=1, config=config, **limits
         )
 
         def objective(x):
@@ -154,10 +156,10 @@ def test_the_weights_are_those_of_every_objective(name):
 
         return jax.grad(objective)(logp)
 
-    found = np.zeros(2)
+    total = np.zeros(2)
     for row, arms, n in zip(logp, every, sizes, strict=True):
         each = np.asarray(gradient(row, jnp.asarray(RIGHT[arms]), jnp.asarray(n)))[:, 0]
-        found += p[arms].prod() * (each @ (np.eye(2)[arms] - p))
+        total += p[arms].prod() * (each @ (np.eye(2)[arms] - p))
     true = p[0] * (np.eye(2)[0] - p)
     expected = weight(ADVANTAGES["rloo"][1], p[0], STRICT) * true
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(total, expected, rtol=1e-9)

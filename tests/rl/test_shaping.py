@@ -1,5 +1,5 @@
-"""Stage 3: penalties by hand, the order of answers that they must keep, advantages of groups that
-only they tell apart.
+"""Reward shaping: penalties by hand, the order of answers that they must keep, and advantages of
+groups whose answers differ in their penalties alone.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ def shaped(reward, length, repetition, config=CONFIG):
         jnp.asarray(length, jnp.int32),
         jnp.asarray(repetition, jnp.float32),
     )
-    taken = penalties(*arrays, config, right_at=1.0, max_new_tokens=50)
-    assert set(taken) == {"length", "repetition", "overlong"}
-    return np.asarray(arrays[0] - sum(taken.values()))
+    amounts = penalties(*arrays, config, right_at=1.0, max_new_tokens=50)
+    assert set(amounts) == {"length", "repetition", "overlong"}
+    return np.asarray(arrays[0] - sum(amounts.values()))
 
 
 def test_penalties_by_hand_and_for_right_answers_alone():
@@ -35,7 +35,9 @@ def test_penalties_by_hand_and_for_right_answers_alone():
 
 
 def test_dapos_overlong_penalty_holds_for_all_answers():
-    """0 up to L_max - L_cache = 40, then linear down to -0.5 at 50 (arXiv 2503.14476, eq. 13)."""
+    """The penalty is 0 up to L_max - L_cache = 40, then linear down to -0.5 at 50 (arXiv
+    2503.14476, eq. 13).
+    """
     got = shaped(
         [1, 1, 0, 0, 1],
         [40, 45, 45, 50, 20],
@@ -52,39 +54,40 @@ def run(config, reward, lengths, repetition, group, known=None, rl_zvp=True):
     known = [True] * len(reward) if known is None else known
     rl = RLConfig(shaping=config, zero_variance=ZeroVarianceConfig(rl_zvp=rl_zvp))
     options = {"max_new_tokens": 50, "repetition": repetition}
-    prepared, found = prepare_rows(mask, None, reward, known, group, rl, **options)
+    prepared, metrics = prepare_rows(mask, None, reward, known, group, rl, **options)
     rows = zip(np.asarray(prepared.advantage), mask, strict=True)
-    return np.array([row[held].mean() for row, held in rows]), found
+    return np.array([row[row_mask].mean() for row, row_mask in rows]), metrics
 
 
 def test_a_uniform_right_group_learns_from_the_penalty_undivided_a_varied_one_from_the_verifier():
     reward, lengths = [1, 1, 1, 1, 0, 1, 0, 0, 1, 1], [10, 30, 50, 50, 20, 30, 10, 50, 5, 8]
     group = [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
     config = ShapingConfig(length_penalty=0.05, length_free_tokens=10)
-    advantage, found = run(config, reward, lengths, [0] * 10, group)
+    advantage, metrics = run(config, reward, lengths, [0] * 10, group)
     s = np.array([1, 0.975, 0.95])
     np.testing.assert_allclose(advantage[:3], s - s.mean(), atol=1e-6)
     s = np.array([0.95, 0, 0.975])
     np.testing.assert_allclose(advantage[3:6], (s - s.mean()) / (s.std() + 1e-6), rtol=1e-4)
-    assert advantage[6] == advantage[7] == 0  # all wrong: entropy 1 everywhere, nothing is shaped
+    # all wrong: entropy is 1 everywhere, and no penalty applies
+    assert advantage[6] == advantage[7] == 0
     # both within the free length: still uniform, so RL-ZVP
     np.testing.assert_allclose(advantage[8:], 0.1, rtol=1e-6)
     total = sum(lengths)
-    assert found["waste/frac_shaping_signal"] == pytest.approx(90 / total) and found[
+    assert metrics["waste/frac_shaping_signal"] == pytest.approx(90 / total) and metrics[
         "waste/frac_verifier_signal"
     ] == pytest.approx(100 / total)
     assert (
-        found["waste/frac_entropy_signal"] == pytest.approx(73 / total)
-        and found["advantage/inversion_frac"] == 0
+        metrics["waste/frac_entropy_signal"] == pytest.approx(73 / total)
+        and metrics["advantage/inversion_frac"] == 0
     )
-    off, without = run(ShapingConfig(), reward, lengths, [0] * 10, group)
+    off, unshaped = run(ShapingConfig(), reward, lengths, [0] * 10, group)
     np.testing.assert_allclose(off[:3], 0.1, rtol=1e-6)
-    assert without["waste/frac_shaping_signal"] == 0
+    assert unshaped["waste/frac_shaping_signal"] == 0
 
 
 def test_the_mean_of_every_component_is_reported_and_they_sum_to_the_shaped_reward():
-    """Rewards of the known samples alone: right with 5 and 50 tokens, wrong with 50, one unknown
-    that would spoil every mean.
+    """The means are over the known samples alone: right with 5 and 50 tokens, and wrong with 50. An
+    unknown one would change every mean.
     """
     config = ShapingConfig(
         length_penalty=0.05,
@@ -92,7 +95,7 @@ def test_the_mean_of_every_component_is_reported_and_they_sum_to_the_shaped_rewa
         overlong_penalty=0.1,
         overlong_buffer_tokens=10,
     )
-    _, found = run(
+    _, metrics = run(
         config,
         [1, 1, 0, 9],
         [5, 50, 50, 50],
@@ -106,7 +109,7 @@ def test_the_mean_of_every_component_is_reported_and_they_sum_to_the_shaped_rewa
         "repetition": -0.01 / 3,
         "overlong": -0.2 / 3,
     }
-    assert {name: found[f"reward/{name}/mean"] for name in expected} == pytest.approx(
+    assert {name: metrics[f"reward/{name}/mean"] for name in expected} == pytest.approx(
         expected, rel=1e-5
     )
     _, plain = run(ShapingConfig(), [1, 0], [5, 50], [0, 0], [0, 0])
@@ -116,18 +119,16 @@ def test_the_mean_of_every_component_is_reported_and_they_sum_to_the_shaped_rewa
 
 
 def test_no_allowed_penalty_inverts_a_pair_and_a_larger_one_does():
-    """Random groups of rewards in tenths: the bound of the configuration is what keeps the
-    order.
-    """
+    """Penalties within the configuration's bound keep the order of random rewards in tenths."""
     rng = np.random.default_rng(0)
     reward = rng.integers(8, 11, 240) / 10
     group, lengths = np.repeat(np.arange(40), 6).tolist(), rng.integers(1, 51, 240)
     inside = ShapingConfig(length_penalty=0.06, repetition_penalty=0.039)
-    _, found = run(inside, reward, lengths, rng.random(240), group)
-    assert found["advantage/inversion_frac"] == 0
+    _, metrics = run(inside, reward, lengths, rng.random(240), group)
+    assert metrics["advantage/inversion_frac"] == 0
     outside = ShapingConfig(length_penalty=0.3)
-    _, found = run(outside, reward, lengths, rng.random(240), group)
-    assert found["advantage/inversion_frac"] > 0.05
+    _, metrics = run(outside, reward, lengths, rng.random(240), group)
+    assert metrics["advantage/inversion_frac"] > 0.05
 
 
 def test_inversion_counts_pairs_of_a_group_with_unequal_rewards():
@@ -137,8 +138,8 @@ def test_inversion_counts_pairs_of_a_group_with_unequal_rewards():
     group = jnp.asarray([0, 0, 0, 1, 1, -1, 0], jnp.int32)
     # means: 1, 0, 0.5 | 1, 5: pairs (1,0) (1,.5) (.5,0) in order, (1,0) of group 1 the wrong way
     # round
-    found = shaping.inversion(reward, known, advantage, mask, group)
-    assert [float(x) for x in found["advantage/inversion_frac"]] == [1, 4]
+    diagnostics = shaping.inversion(reward, known, advantage, mask, group)
+    assert [float(x) for x in diagnostics["advantage/inversion_frac"]] == [1, 4]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Failure signatures: lines, p-values and bounds against numpy, and the rate of false alarms."""
+"""Failure signatures: lines, p-values and bounds compared with numpy, and the rate of false
+alarms.
+"""
 
 import json
 import math
@@ -24,7 +26,7 @@ WINDOWS = {n: RNG.normal(size=(5, n)) + np.linspace(0, -2, n) for n in (4, 9, 16
 
 
 def student_below(t, freedom):
-    """The t distribution's probability of a value below t, by the trapezoid rule in u where
+    """Returns the t distribution's probability of a value below t, by the trapezoid rule in u where
     t = sinh(u).
     """
     u = np.linspace(-40, np.arcsinh(t), 400_001)
@@ -67,7 +69,7 @@ BUMPS = np.array([0, 1, -1, 1, 0, -1, 1, -1]) / 50
         (UP, DOWN, True),
         (UP + BUMPS, DOWN - BUMPS, True),
         (UP, UP, False),
-        (DOWN, DOWN, False),  # the whole run gets worse, and the reward says so
+        (DOWN, DOWN, False),  # the whole run gets worse, and the reward falls with it
         (UP, FLAT, False),
         (FLAT, DOWN, False),
         (DOWN, UP, False),
@@ -82,18 +84,18 @@ def test_a_spike_is_measured_in_median_distances():
     before = [1.0, 2.0, 3.0, 4.0, 5.0]  # median 3, median distance 1
     assert spike_size(np.array([*before, 3.0])) == 0
     assert spike_size(np.array([*before, -7.0])) == 10
-    assert spike_size(np.array([1.0, 1.0, 1.0, 9.0])) == 0  # nothing to measure by
+    assert spike_size(np.array([1.0, 1.0, 1.0, 9.0])) == 0  # the median distance is 0
 
 
 def sound_runs(runs, steps, gold_rise, noise, seed):
-    """Rewards rise, gold labels rise or stay; the noise of steps is independent, and that of reward
-    and label of one step is not.
+    """Returns runs in which rewards rise and gold labels rise or stay. The noise of two steps is
+    independent; that of the reward and the label of one step is not.
     """
     draw = np.random.default_rng(seed)
-    shared, own = (draw.standard_normal((2, runs, steps)) for _ in range(2))
+    shared, independent = (draw.standard_normal((2, runs, steps)) for _ in range(2))
     if noise == "shares":  # of 32 answers, a tenth of them right
-        own = (draw.binomial(32, 0.1, (2, runs, steps)) - 3.2) / math.sqrt(32 * 0.09)
-    reward, gold = 0.05 * (own + 0.5 * shared[:1])
+        independent = (draw.binomial(32, 0.1, (2, runs, steps)) - 3.2) / math.sqrt(32 * 0.09)
+    reward, gold = 0.05 * (independent + 0.5 * shared[:1])
     rise = np.linspace(0, 1, steps)
     return 0.2 + 0.5 * rise + reward, 0.3 + gold_rise * rise + gold
 
@@ -110,9 +112,9 @@ def test_at_most_5_percent_of_sound_runs_have_a_false_alarm(noise, gold_rise, st
 
 
 def test_the_rate_of_false_alarms_is_estimated_from_ten_sound_runs():
-    """At the level of a single test it is about half of it where the reward does not rise, since
-    half of such windows rise; and at most the level where it rises. A test without the condition
-    on gold alarms far more often.
+    """For a single test the rate is about half the level if the reward does not rise, since half of
+    such windows rise, and at most the level if it does. A test without the condition on gold would
+    alarm far more often.
     """
     flat = sound_runs(10, 60, 0.0, "normal", seed=1)
     rate = false_alarm_rate(*flat, window=16, level=0.05, draws=20_000)
@@ -121,17 +123,17 @@ def test_the_rate_of_false_alarms_is_estimated_from_ten_sound_runs():
     assert per_run <= 0.05
     rising = sound_runs(10, 60, 0.4, "normal", seed=2)
     assert false_alarm_rate(*rising, window=16, level=0.05, draws=20_000) < rate
-    again = false_alarm_rate(*flat, window=16, level=0.05, draws=20_000)
-    assert again == rate != false_alarm_rate(*flat, 16, 0.05, 20_000, seed=1)
+    repeated = false_alarm_rate(*flat, window=16, level=0.05, draws=20_000)
+    assert repeated == rate != false_alarm_rate(*flat, 16, 0.05, 20_000, seed=1)
 
 
 @pytest.mark.parametrize("window, expected", [(12, {2: 17}), (8, {0: 20, 2: 16})])
 def test_stored_runs_in_which_a_judge_was_exploited_are_seen_and_sound_ones_are_not(
     window, expected
 ):
-    """The step of the first alarm in 24 steps, of docs/howto/failures.md."""
+    """The first alarms in 24 steps are at the steps that docs/howto/failures.md gives."""
     file = Path(__file__).parents[2] / "benchmarks" / "results" / "inversion.jsonl"
-    found = {}
+    alarm_steps = {}
     for row in map(json.loads, file.read_text().splitlines()):
         if row["variant"] == "gold":
             continue
@@ -139,9 +141,11 @@ def test_stored_runs_in_which_a_judge_was_exploited_are_seen_and_sound_ones_are_
         tests = len(gold) - window + 1
         starts = (slice(i, i + window) for i in range(tests))
         alarms = [parting_p(reward[s], gold[s]) <= 0.05 / tests for s in starts]
-        found[row["variant"], row["seed"]] = alarms.index(True) + window if any(alarms) else None
-    assert len(found) == 20
-    assert {key: step for key, step in found.items() if step} == {
+        alarm_steps[row["variant"], row["seed"]] = (
+            alarms.index(True) + window if any(alarms) else None
+        )
+    assert len(alarm_steps) == 20
+    assert {key: step for key, step in alarm_steps.items() if step} == {
         ("judge", seed): step for seed, step in expected.items()
     }
 

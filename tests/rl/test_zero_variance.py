@@ -23,8 +23,8 @@ U, V, R, W, B = (
 
 
 def kinds(groups, right_at=1.0, wrong_at=0.0):
-    """Kinds of groups given as lists of rewards; None is unknown. Rows are interleaved, a padding
-    row is added.
+    """Returns the kinds of groups that are given as lists of rewards; None is an unknown reward.
+    The rows are interleaved, and a padding row is added.
     """
     rows = [(r, g) for g, rewards in enumerate(groups) for r in rewards]
     rows = [*rows[::2], (1.0, -1), *rows[1::2]]
@@ -102,9 +102,9 @@ def test_waste_by_hand():
         jnp.asarray([V, R, W, V, B, U], jnp.int32),
         jnp.asarray([V, R, R, W, B, U, U], jnp.int32),
     )
-    nobody = jnp.zeros(6, bool)
-    with_zvp = waste(mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=nobody)
-    without = waste(mask, known, row_kind, group_kinds, rl_zvp=False, by_shaping=nobody)
+    unshaped = jnp.zeros(6, bool)
+    with_zvp = waste(mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=unshaped)
+    without = waste(mask, known, row_kind, group_kinds, rl_zvp=False, by_shaping=unshaped)
     names = [
         "tokens_generated",
         "frac_verifier_signal",

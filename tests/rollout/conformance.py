@@ -1,8 +1,8 @@
-"""What each engine of the contract (compass_jax/rollout/engine_api.py) has to do, as functions of
-an engine; and the same of JetStream's own mock engine, in a process of its own, because importing
-JetStream brings TensorFlow:
+"""The checks that every engine of the contract (compass_jax/rollout/engine_api.py) must pass, as
+functions of an engine. Run as a program they check JetStream's mock engine, in a separate process
+because importing JetStream also imports TensorFlow:
 
-    python conformance.py       prints {check: "" or what is wrong}
+    python conformance.py       prints {check: "" or a traceback}
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ OTHER = np.array([2, 9, 4, 7, 6, 0, 0, 0], np.int32)
 
 
 def contract():
-    """Name -> method or property of the protocol."""
+    """Returns name -> method or property of the protocol."""
     return {name: x for name, x in vars(engine_api.Engine).items() if not name.startswith("_")}
 
 
 def parameters(function):
-    """Name -> parameter, without self, *args and **kwargs."""
-    found = dict(list(inspect.signature(function).parameters.items())[1:])
+    """Returns name -> parameter, without self, *args and **kwargs."""
+    arguments = dict(list(inspect.signature(function).parameters.items())[1:])
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name: x for name, x in found.items() if x.kind not in variable}
+    return {name: x for name, x in arguments.items() if x.kind not in variable}
 
 
 def started(engine, params, prompts):
-    """A state with a prompt in each of the first slots."""
+    """Returns a decoding state with a prompt in each of the first slots."""
     state = engine.init_decode_state()
     for slot, tokens in enumerate(prompts):
         length = int(np.count_nonzero(tokens))
@@ -45,16 +45,16 @@ def started(engine, params, prompts):
 
 
 def generated(engine, params, state, slot, calls):
-    """The valid tokens and the lengths of each call, of one slot."""
+    """Returns one slot's valid tokens, and its length after each call."""
     tokens, lengths = [], []
     for _ in range(calls):
         state, results = engine.generate(params, state)
         results.copy_to_host_async()
-        found = results.convert_to_numpy().get_result_at_slot(slot)
-        assert found.tokens.shape == found.valid.shape
-        assert found.tokens.shape[0] == found.lengths.shape[0] == engine.samples_per_slot
-        tokens += found.tokens[0][found.valid[0].astype(bool)].tolist()
-        lengths.append(int(found.lengths[0]))
+        result = results.convert_to_numpy().get_result_at_slot(slot)
+        assert result.tokens.shape == result.valid.shape
+        assert result.tokens.shape[0] == result.lengths.shape[0] == engine.samples_per_slot
+        tokens += result.tokens[0][result.valid[0].astype(bool)].tolist()
+        lengths.append(int(result.lengths[0]))
         assert lengths[-1] == len(tokens)
     return tokens, lengths
 
@@ -63,9 +63,9 @@ def check_methods_and_their_parameters(engine, params):
     for name, member in contract().items():
         if isinstance(member, property):
             continue
-        theirs, ours = parameters(getattr(type(engine), name)), parameters(member)
-        missing = [x for x in ours if x not in theirs]
-        required = [x for x, p in theirs.items() if x not in ours and p.default is p.empty]
+        implemented, declared = parameters(getattr(type(engine), name)), parameters(member)
+        missing = [x for x in declared if x not in implemented]
+        required = [x for x, p in implemented.items() if x not in declared and p.default is p.empty]
         assert not missing, f"{name} lacks {missing}"
         assert not required or name == "load_params", f"{name} needs {required}"
 
@@ -83,17 +83,17 @@ def check_each_call_returns_tokens_and_counts_them(engine, params):
 
 def check_slots_do_not_disturb_each_other(engine, params):
     alone, _ = generated(engine, params, started(engine, params, [OTHER]), 0, 1)
-    beside, _ = generated(engine, params, started(engine, params, [OTHER, TOKENS]), 0, 1)
+    with_neighbour, _ = generated(engine, params, started(engine, params, [OTHER, TOKENS]), 0, 1)
     second, _ = generated(engine, params, started(engine, params, [TOKENS, OTHER]), 1, 1)
-    assert alone == beside == second
+    assert alone == with_neighbour == second
 
 
 def check_a_slot_is_used_again(engine, params):
     fresh, _ = generated(engine, params, started(engine, params, [TOKENS]), 0, 1)
     state, _ = engine.generate(params, started(engine, params, [OTHER]))
     prefix = engine.prefill(params=params, padded_tokens=TOKENS, true_length=3)
-    again, lengths = generated(engine, params, engine.insert(prefix, state, 0), 0, 1)
-    assert again == fresh and lengths == [len(fresh)]
+    reused, lengths = generated(engine, params, engine.insert(prefix, state, 0), 0, 1)
+    assert reused == fresh and lengths == [len(fresh)]
 
 
 def check_an_existing_prefix_is_refused(engine, params):
@@ -110,19 +110,21 @@ CHECKS = {name: x for name, x in list(globals().items()) if name.startswith("che
 
 
 def check_the_protocol_is_jetstreams():
-    """Every method and property of JetStream's class, with the same parameters."""
+    """Checks that every method and property of JetStream's class is in the protocol, with the same
+    parameters.
+    """
     from jetstream.engine import engine_api as jetstream
 
-    theirs = {n: x for n, x in vars(jetstream.Engine).items() if not n.startswith("_")}
-    ours = contract()
-    assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
-    for name, member in theirs.items():
-        assert isinstance(member, property) == isinstance(ours[name], property), name
+    jetstream_members = {n: x for n, x in vars(jetstream.Engine).items() if not n.startswith("_")}
+    members = contract()
+    assert members.keys() == jetstream_members.keys(), members.keys() ^ jetstream_members.keys()
+    for name, member in jetstream_members.items():
+        assert isinstance(member, property) == isinstance(members[name], property), name
         if not isinstance(member, property):
-            assert [*parameters(member)] == [*parameters(ours[name])], name
-    mine = inspect.get_annotations(engine_api.ResultTokens)
+            assert [*parameters(member)] == [*parameters(members[name])], name
+    result_fields = inspect.get_annotations(engine_api.ResultTokens)
     fields = [*inspect.get_annotations(jetstream.ResultTokens)]
-    assert [*mine][: len(fields)] == fields
+    assert [*result_fields][: len(fields)] == fields
 
 
 def main() -> None:
@@ -133,14 +135,14 @@ def main() -> None:
     params = engine.load_params()
     checks = {name: lambda check=check: check(engine, params) for name, check in CHECKS.items()}
     checks["check_the_protocol_is_jetstreams"] = check_the_protocol_is_jetstreams
-    found = {}
+    reports = {}
     for name, check in checks.items():
         try:
             check()
-            found[name] = ""
+            reports[name] = ""
         except Exception:
-            found[name] = traceback.format_exc()
-    print(json.dumps(found))
+            reports[name] = traceback.format_exc()
+    print(json.dumps(reports))
 
 
 if __name__ == "__main__":

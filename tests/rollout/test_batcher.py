@@ -1,5 +1,5 @@
-"""The one batcher, as servers drive it: requests come at any time, stream and are given up; through
-few pages their tokens are those of a collection.
+"""The batcher as servers use it: requests arrive at any time, stream and are cancelled. With few
+pages their tokens are still those of a collection.
 """
 
 import dataclasses
@@ -38,16 +38,16 @@ def requests_of(prompt, temperature=1.0, samples=SAMPLES, most=20):
 
 
 def run(batcher):
-    """Steps until nothing is left; what ended, in that order."""
-    ended = []
+    """Steps until the batcher is idle, and returns the finished requests in order."""
+    finished = []
     while batcher.busy:
-        ended += batcher.step()
-    return ended
+        finished += batcher.step()
+    return finished
 
 
 @pytest.fixture(scope="module")
 def expected():
-    """(prompt, sample) -> (tokens, log-probs) of a collection with room for every slot."""
+    """Returns (prompt, sample) -> (tokens, log-probs) of a collection with room for every slot."""
     job = Collection(engine_of(0), LOOSE, PROMPTS, SAMPLES, Purpose.SERVE, 0)
     return {(r.prompt.id, r.sample): (r.tokens.tolist(), r.logp) for r in job}
 
@@ -61,22 +61,22 @@ def check(requests, expected):
 
 @pytest.mark.parametrize("pages", [0, PAGES])
 def test_what_comes_at_any_time_streams_the_tokens_of_a_collection(expected, pages):
-    """Each step's tokens are on the host after it, whatever gave way for want of pages; a prompt's
-    three samples share one prefill.
+    """The tokens of a step are on the host after it, even if requests were preempted for lack of
+    pages. A prompt's three samples share one prefill.
     """
-    batcher, asked = batcher_of(pages, sampler=Sampler(per_request=True)), []
+    batcher, requests = batcher_of(pages, sampler=Sampler(per_request=True)), []
     for prompt in PROMPTS:
         group = requests_of(prompt)
         batcher.add(group, range(4))  # a power of two
-        asked += group
+        requests += group
         batcher.step()
         for x in batcher.slots.entered:
             tokens, _ = expected[x.prompt.id, x.column]
             assert x.has_tokens and x.tokens.tolist() == tokens[: x.length] and not x.is_finished
     run(batcher)
-    check(asked, expected)
-    assert all(x.is_finished and x.slot < 0 for x in asked) and not batcher.busy
-    assert batcher.stats.tokens == sum(len(x.tokens) - len(x.prompt.tokens) for x in asked)
+    check(requests, expected)
+    assert all(x.is_finished and x.slot < 0 for x in requests) and not batcher.busy
+    assert batcher.stats.tokens == sum(len(x.tokens) - len(x.prompt.tokens) for x in requests)
     if pages:
         assert batcher.stats.preempted > 0 and batcher.slots.pages.free == pages
     else:
@@ -95,8 +95,8 @@ def test_each_request_has_a_temperature_of_its_own(expected):
 
 
 def test_what_is_given_up_frees_its_slot_and_pages_at_the_next_step(expected):
-    """In a slot, of an open prefix, preempted, or queued: it ends, and the others are what they
-    would have been.
+    """A request may be cancelled in a slot, while its prefix is open, preempted, or queued. It
+    finishes, and the other requests' tokens do not change.
     """
     batcher = batcher_of(sampler=Sampler())
     groups = [requests_of(prompt) for prompt in PROMPTS]
@@ -113,8 +113,8 @@ def test_what_is_given_up_frees_its_slot_and_pages_at_the_next_step(expected):
     given_up = [entered[0], preempted[0], queued[0]]
     batcher.cancel(*given_up)
     assert batcher.slots.entered == entered  # until the next step
-    ended = batcher.step()
-    assert [x for x in ended if x.cancelled] == given_up and all(x.is_finished for x in given_up)
+    finished = batcher.step()
+    assert [x for x in finished if x.cancelled] == given_up and all(x.is_finished for x in given_up)
     assert not set(given_up) & set(batcher.slots.entered)
     run(batcher)
     check([x for group in groups for x in group if x not in given_up], expected)

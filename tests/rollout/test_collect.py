@@ -1,5 +1,5 @@
-"""Continuous batching: every request answered once, the same whatever slot it ran in, continued
-after an interruption.
+"""Continuous batching: every request is answered once, with the same tokens in any slot, and is
+continued after an interruption.
 """
 
 import dataclasses
@@ -38,21 +38,21 @@ ALL = frozenset(prompt.sample(c) for prompt in PROMPTS for c in range(SAMPLES))
 
 
 def rooms(engine):
-    """A route buffer, and the first rows of the prompts in it."""
+    """Returns a route buffer, and the first row of each prompt in it."""
     buffer = RouteBuffer(engine.new_routes, engine.taken_routes, len(PROMPTS), SAMPLES)
     return buffer, [buffer.allocate() for _ in PROMPTS]
 
 
 def by_request(rollouts):
-    """(prompt id, sample) -> tokens; each request once."""
-    found = {(r.prompt.id, r.sample): tuple(r.tokens.tolist()) for r in rollouts}
-    assert len(found) == len(rollouts)
-    return found
+    """Returns (prompt id, sample) -> tokens, and checks that each request occurs once."""
+    sequences = {(r.prompt.id, r.sample): tuple(r.tokens.tolist()) for r in rollouts}
+    assert len(sequences) == len(rollouts)
+    return sequences
 
 
 @pytest.fixture(scope="module")
 def reference():
-    """The whole batch on six slots: (rollouts by row, routing store, statistics)."""
+    """Returns the full batch on six slots as (rollouts by row, routing store, statistics)."""
     job = collection()
     rollouts = {r.row: r for r in job}
     return rollouts, np.asarray(job.routes), job.stats
@@ -105,28 +105,30 @@ def test_the_order_of_the_prompts_does_not_matter(reference):
     )
 
 
-@pytest.mark.parametrize("taken", [1, 8, 20])
-def test_an_interrupted_collection_continues_to_the_same_result(reference, taken):
+@pytest.mark.parametrize("completed", [1, 8, 20])
+def test_an_interrupted_collection_continues_to_the_same_result(reference, completed):
     buffer, rows = rooms(ENGINES[6])
     job, first = collection(buffer=buffer, rows=rows), {}
     for rollout in job:
         first[rollout.row] = rollout
-        if len(first) == taken:
+        if len(first) == completed:
             break
-    again = collection(buffer=buffer, rows=rows, sample_keys=ALL - {r.key for r in first.values()})
-    second = {r.row: r for r in again}
-    assert not set(first) & set(second) and len(second) == len(PROMPTS) * SAMPLES - taken
+    resumed = collection(
+        buffer=buffer, rows=rows, sample_keys=ALL - {r.key for r in first.values()}
+    )
+    second = {r.row: r for r in resumed}
+    assert not set(first) & set(second) and len(second) == len(PROMPTS) * SAMPLES - completed
     assert by_request([*first.values(), *second.values()]) == by_request(
         list(reference[0].values())
     )
-    np.testing.assert_array_equal(again.routes, reference[1])
-    assert again.stats.tokens == sum(r.response_length for r in second.values())
+    np.testing.assert_array_equal(resumed.routes, reference[1])
+    assert resumed.stats.tokens == sum(r.response_length for r in second.values())
 
 
 @pytest.mark.parametrize("pages", [0, 40])
 def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pages):
-    """Cut at the third finished sample; version 5 continues with what version 4 had begun. The
-    weights are the same, so the tokens are, too.
+    """The collection is aborted at the third finished sample, and version 5 continues the samples
+    that version 4 started. The weights are the same, so the tokens are, too.
     """
     first, engine = {}, ENGINES[6]
     if pages:
@@ -142,62 +144,60 @@ def test_a_cut_collection_goes_on_and_each_token_keeps_its_version(reference, pa
     job = Collection(*request, policy_version=4, enough=lambda: len(first) >= 3, **shared)
     for rollout in job:
         first[rollout.row] = rollout
-    begun = {rollout.row: rollout for rollout in job.abort()}
+    unfinished = {rollout.row: rollout for rollout in job.abort()}
     assert (
         3 <= len(first) < 9
-        and begun
-        and not begun.keys() & first.keys()
-        and all(1 <= r.response_length < 8 for r in begun.values())
+        and unfinished
+        and not unfinished.keys() & first.keys()
+        and all(1 <= r.response_length < 8 for r in unfinished.values())
     )
-    assert job.stats.tokens == sum(r.response_length for r in (first | begun).values())
+    assert job.stats.tokens == sum(r.response_length for r in (first | unfinished).values())
     missing = ALL - {r.key for r in first.values()}
-    carried = list(begun.values())
-    again = Collection(*request, policy_version=5, sample_keys=missing, carried=carried, **shared)
-    second = {r.row: r for r in again}
+    carried = list(unfinished.values())
+    resumed = Collection(*request, policy_version=5, sample_keys=missing, carried=carried, **shared)
+    second = {r.row: r for r in resumed}
     assert (
         by_request([*first.values(), *second.values()]) == by_request(list(reference[0].values()))
-        and not again.abort()
+        and not resumed.abort()
     )
-    assert again.stats.tokens == sum(
-        r.response_length - (begun[row].response_length if row in begun else 0)
+    assert resumed.stats.tokens == sum(
+        r.response_length - (unfinished[row].response_length if row in unfinished else 0)
         for row, r in second.items()
     )
     for row, rollout in second.items():
-        n = len(begun[row].tokens) if row in begun else 0
+        n = len(unfinished[row].tokens) if row in unfinished else 0
         assert rollout.versions.tolist() == [4] * n + [5] * (len(rollout.tokens) - n)
         for name in ("logp", "entropy"):
             np.testing.assert_array_equal(
-                getattr(rollout, name)[:n], getattr(begun[row], name) if n else []
+                getattr(rollout, name)[:n], getattr(unfinished[row], name) if n else []
             )
             np.testing.assert_allclose(
                 getattr(rollout, name), getattr(reference[0][row], name), atol=1e-5
             )
-    np.testing.assert_array_equal(again.routes, reference[1])
+    np.testing.assert_array_equal(resumed.routes, reference[1])
 
 
 def test_draws_belong_to_seed_purpose_prompt_visit_and_sample(reference):
-    """Frozen weights: the same request twice is the same, token for token; one that differs in
-    anything gives other samples.
+    """The weights are frozen: the same request gives the same tokens twice, and a request with
+    another visit, purpose or seed gives other samples.
     """
     base = by_request(list(reference[0].values()))
     assert by_request(list(collection())) == base
-    others = {
+    variants = {
         "visit": collection(prompts=[p.at_visit(1) for p in PROMPTS]),
         "purpose": collection(purpose=Purpose.EVAL),
         "seed": collection(seed=1),
     }
-    for name, job in others.items():
-        found = by_request(list(job))
-        same = np.mean([found[key] == base[key] for key in base])
-        assert same < 0.2, name
+    for name, job in variants.items():
+        sequences = by_request(list(job))
+        overlap = np.mean([sequences[key] == base[key] for key in base])
+        assert overlap < 0.2, name
     for prompt in PROMPTS:
         assert len({base[prompt.id, s] for s in range(SAMPLES)}) == SAMPLES
 
 
 def test_the_draws_of_one_sequence_are_not_one_draw_repeated():
-    """With a nearly uniform model every position has its own key: one repeated would give one token
-    again and again.
-    """
+    """The model is nearly uniform, so that a key shared by all positions would repeat one token."""
     flat = to_decode(random_params(scale=1e-3))
     job = Collection(ENGINES[6], flat, PROMPTS, SAMPLES, Purpose.TRAIN, 0)
     counts = [
@@ -207,8 +207,8 @@ def test_the_draws_of_one_sequence_are_not_one_draw_repeated():
 
 
 def test_another_sampler_and_a_dropped_store():
-    """Greedy: another seed changes nothing, and all samples of a prompt are one. Without a store,
-    routes are not kept.
+    """A greedy sampler ignores the seed, and all samples of a prompt are equal. Without a store no
+    routes are recorded.
     """
     options = dict(prompts=PROMPTS[::2][:2], sampler=Sampler(0.0), keep_routes=False)
     job = collection(**options)
@@ -234,7 +234,7 @@ def test_the_account_of_a_collection(reference):
 
 
 def test_routes_stay_on_the_device_in_one_byte_a_choice(monkeypatch):
-    """What a collection brings to the host is never a route; the store holds layers x k bytes a
+    """A collection never copies routes to the host, and the store takes layers x k bytes a
     token.
     """
     fetched, real = [], jax.device_get
@@ -267,8 +267,8 @@ def test_a_prompt_longer_than_the_longest_bucket_is_refused():
 
 
 def test_the_longest_expected_start_first_and_no_sample_changes(reference, monkeypatch):
-    """Prompts are prefilled in the order of what is expected of them, within a bucket; and every
-    sample is the reference's.
+    """Within a bucket, prompts are prefilled in the order of their expected lengths, and every
+    sample equals the reference's.
     """
     expected = [3.0, float("nan"), 9.0, 1.0, 8.0, 2.0, 7.0]  # prompt 1 counts as the mean, 5
     started, prefill = [], Batcher._prefill
@@ -287,21 +287,22 @@ def test_the_longest_expected_start_first_and_no_sample_changes(reference, monke
 
 
 def test_each_prompt_may_have_a_limit_of_its_own(reference):
-    """A sample is the reference's, cut at its prompt's limit; a limit above the configuration's
-    does nothing.
+    """A sample is the reference's, truncated at its prompt's limit. A limit above the
+    configuration's has no effect.
     """
     limits = [1, 8, 3, 99, 2, 5, 4]
-    whole = by_request(list(reference[0].values()))
+    unlimited = by_request(list(reference[0].values()))
     for (prompt, sample), tokens in by_request(list(collection(max_new_tokens=limits))).items():
         n = next(i for i, p in enumerate(PROMPTS) if p.id == prompt)
-        assert tokens == whole[prompt, sample][: len(PROMPTS[n].tokens) + limits[n]]
+        assert tokens == unlimited[prompt, sample][: len(PROMPTS[n].tokens) + limits[n]]
 
 
 @pytest.mark.parametrize("pages", [0, 24])
 @pytest.mark.parametrize("slots", [2, 6])
 def test_samples_under_way_continue_under_new_weights(slots, pages):
-    """As if the collection were aborted there, and its samples carried into another one with the
-    new weights; samples that wait, also those of an open prefix, are wholly of the new ones.
+    """The result is as if the collection were aborted and its samples carried into another one with
+    the new weights. Samples without tokens, also those of an open prefix, come from the new weights
+    only.
     """
     rollout = dataclasses.replace(ROLL, slots=slots, cache_pages=pages, page_tokens=8)
     engine = Engine(MODEL, COMPUTE, rollout, EOS)

@@ -1,5 +1,5 @@
-"""Drafts: the accepted prefix by each variant's rule, against plain references; answers with
-coupled drafts are those without; what each variant's distribution is.
+"""Drafts: each variant's accepted prefix against a plain reference, answers with coupled drafts
+against answers without, and the distribution that each variant samples from.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ AGAIN = [prompt.at_visit(1) for prompt in PROMPTS]
 OLD = random_params()
 
 
-def near(share):
-    """Parameters with this share of other random ones added."""
+def perturbed(share):
+    """Returns the old parameters plus `share` times other random ones."""
     return jax.tree.map(lambda x, y: x + share * y, OLD, random_params(seed=1))
 
 
-NEW, FAR = near(0.06), near(0.5)
+NEW, FAR = perturbed(0.06), perturbed(0.5)
 _forward = jax.jit(forward, static_argnums=(0, 5))
 
 
@@ -81,16 +81,16 @@ def test_lenient_accepts_with_the_ratio_of_probabilities(lenience):
     expected = u <= np.minimum(1.0, lenience * p / q)
     tokens = jnp.zeros(500, jnp.int32)
     numbers = (jnp.asarray(x, jnp.float32) for x in (np.log(p), np.log(q), u))
-    found = Lenient(lenience=lenience).accepted(DraftInputs(tokens, tokens + 1, *numbers))
-    np.testing.assert_array_equal(found, expected)
+    accepted = Lenient(lenience=lenience).accepted(DraftInputs(tokens, tokens + 1, *numbers))
+    np.testing.assert_array_equal(accepted, expected)
     assert 0.2 < expected.mean() < 1
 
 
 def test_coupled_accepts_what_the_sampler_draws_and_shares_noise_between_visits():
     token, drawn = jnp.array([3, 4, 5]), jnp.array([3, 5, 5])
     zeros = jnp.zeros(3)
-    found = Coupled().accepted(DraftInputs(token, drawn, zeros - 9, zeros, zeros + 0.9))
-    assert found.tolist() == [True, False, True]
+    accepted = Coupled().accepted(DraftInputs(token, drawn, zeros - 9, zeros, zeros + 0.9))
+    assert accepted.tolist() == [True, False, True]
     assert [Coupled(refresh=3).noise_visit(v) for v in range(7)] == [0, 0, 0, 1, 1, 1, 2]
     assert Lenient().noise_visit(5) is None
 
@@ -100,7 +100,7 @@ def test_coupled_accepts_what_the_sampler_draws_and_shares_noise_between_visits(
 
 @pytest.fixture(scope="module")
 def first_visit():
-    """The answers of the old policy, drawn with the noise of coupled drafts."""
+    """Returns the answers of the old policy, drawn with the noise of coupled drafts."""
     return collect(OLD, Coupled())
 
 
@@ -126,7 +126,9 @@ def rows_of(rollouts, size):
 
 
 def reference(params, rows, temperature):
-    """The present policy's logits / T of token t at [:, t], in float64, from a plain forward."""
+    """Returns the current policy's logits / T of token t at [:, t], in float64, from a plain
+    forward.
+    """
 
     @jax.jit
     def plain(params, tokens, mask):
@@ -145,7 +147,9 @@ def folded(keys, row, position):
 
 
 def expected_prefix(row, rows, logits, drafts):
-    """The length of prompt and accepted prefix, token by token, and the token after it."""
+    """Returns the length of prompt and accepted prefix, computed token by token, and the next
+    token.
+    """
     tokens, end = np.asarray(rows.tokens[row]), int(rows.lengths[row])
     for t in range(int(rows.prompts[row]), end + 1):
         gumbel = jax.random.gumbel(folded(rows.keys, row, t), logits.shape[-1:], jnp.float32)
@@ -197,10 +201,10 @@ def test_a_pass_in_pieces_is_that_in_one(first_visit):
         scored(NEW, rows, Sampler(), Coupled(), dataclasses.replace(ROLL, prefill_chunk=chunk))
         for chunk in (8, 64)
     ]
-    (pieces, scores), (whole, expected) = parts
+    (pieces, scores), (one_piece, expected) = parts
     np.testing.assert_array_equal(scores.lengths, expected.lengths)
-    np.testing.assert_array_equal(pieces.routes, whole.routes)
-    np.testing.assert_array_equal(pieces.first_token[:-1], whole.first_token[:-1])
+    np.testing.assert_array_equal(pieces.routes, one_piece.routes)
+    np.testing.assert_array_equal(pieces.first_token[:-1], one_piece.first_token[:-1])
     np.testing.assert_allclose(scores.logp[:-1], expected.logp[:-1], atol=1e-5)
 
 
@@ -213,12 +217,12 @@ def test_a_pass_in_pieces_is_that_in_one(first_visit):
 def test_answers_with_coupled_drafts_are_those_without_token_for_token(first_visit, config, slots):
     config = dataclasses.replace(config, slots=slots)
     answers = drafts_of(first_visit[0])
-    others = [AGAIN[0].sample(0), AGAIN[1].sample(2)]  # each with the draft of the other
-    answers |= dict(zip(others, [answers[key] for key in reversed(others)], strict=True))
+    swapped = [AGAIN[0].sample(0), AGAIN[1].sample(2)]  # each gets the draft of the other
+    answers |= dict(zip(swapped, [answers[key] for key in reversed(swapped)], strict=True))
     expected, routes, without = collect(NEW, Coupled(), AGAIN, config=config)
-    found, stored, counts = collect(NEW, Coupled(), AGAIN, answers, config)
-    drafted = sum(r.drafted for r in found.values())
-    for key, r in found.items():
+    actual, stored, counts = collect(NEW, Coupled(), AGAIN, answers, config)
+    drafted = sum(r.drafted for r in actual.values())
+    for key, r in actual.items():
         np.testing.assert_array_equal(r.tokens, expected[key].tokens)
         np.testing.assert_allclose(r.logp, expected[key].logp, atol=1e-5)
         np.testing.assert_allclose(r.entropy, expected[key].entropy, atol=1e-5)
@@ -226,8 +230,8 @@ def test_answers_with_coupled_drafts_are_those_without_token_for_token(first_vis
         assert r.draft_tokens == len(answers[r.key].tokens) >= r.drafted
     np.testing.assert_array_equal(stored, routes)
     assert counts.tokens == without.tokens - drafted and drafted > without.tokens / 4
-    complete = [r for r in found.values() if r.drafted == r.response_length]
-    assert 0 < len(complete) < len(found) and any(r.drafted == 0 for r in found.values())
+    complete = [r for r in actual.values() if r.drafted == r.response_length]
+    assert 0 < len(complete) < len(actual) and any(r.drafted == 0 for r in actual.values())
 
 
 def test_under_the_same_policy_coupled_drafts_leave_nothing_to_sample(first_visit):
@@ -241,7 +245,9 @@ def test_under_the_same_policy_coupled_drafts_leave_nothing_to_sample(first_visi
 
 @pytest.mark.parametrize("drafts", [Coupled(), Lenient()], ids=["coupled", "lenient"])
 def test_log_probs_and_routes_are_those_of_training(first_visit, drafts):
-    """Of accepted and sampled tokens alike: replayed routes, and live ones, give them."""
+    """Training gives the same log-probs and routes, whether it replays the routes or not, for
+    accepted and for sampled tokens.
+    """
     rollouts, routes, _ = collect(NEW, drafts, AGAIN, drafts_of(first_visit[0]))
     length = ROLL.max_length
     in_order = sorted(rollouts.values(), key=lambda r: r.row)
@@ -276,7 +282,9 @@ def test_a_draft_is_cut_at_the_limit_and_continues_where_it_ends_before(first_vi
 
 
 def test_interrupted_samples_keep_their_drafted_tokens(first_visit):
-    """Cut after the first call, continued by another collection under the same policy."""
+    """The collection is aborted after the first call and continued by another one under the same
+    policy.
+    """
     answers, stats_, seen = drafts_of(first_visit[0]), RolloutStats(), []
     expected, _, _ = collect(NEW, Coupled(), AGAIN, answers)
     engine = Engine(MODEL, COMPUTE, ROLL, EOS)
@@ -311,8 +319,8 @@ ROWS, BATCHES = 1024, 8
 
 
 def first_tokens(drafts, sampler):
-    """First tokens of many samples at a second visit under FAR, with first tokens drawn under OLD
-    as drafts; and both policies' distributions.
+    """Returns the first tokens of many samples at a second visit under FAR, with first tokens drawn
+    under OLD as drafts, and the distributions of both policies.
     """
     engine = Engine(MODEL, COMPUTE, ROLL, EOS)
     prompt = make_prompt(0, 3).tokens
@@ -358,7 +366,7 @@ def first_tokens(drafts, sampler):
 
 
 def p_value(tokens, distribution):
-    """The chi-square test's, with rare tokens counted together."""
+    """Returns the p-value of the chi-square test, with rare tokens pooled."""
     counts = np.bincount(tokens, minlength=len(distribution))
     expected = distribution * len(tokens)
     rare = expected < 5
@@ -371,7 +379,7 @@ def p_value(tokens, distribution):
 def test_over_the_noise_coupled_answers_have_the_present_distribution():
     tokens, p, q = first_tokens(Coupled(), Sampler(1.3))
     assert p_value(tokens, p) > 1e-3
-    assert p_value(tokens, q) < 1e-6  # the two policies differ enough to tell
+    assert p_value(tokens, q) < 1e-6  # the two policies differ enough to be distinguished
 
 
 @pytest.mark.parametrize("lenience", [1.0, 1.65])

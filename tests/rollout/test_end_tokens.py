@@ -1,4 +1,4 @@
-"""Several end tokens: each of them ends an answer everywhere, and is kept."""
+"""Models with several end tokens: each of them ends an answer everywhere, and is kept."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ ENDS = (EOS, 7, 12, 30, 4, 9, 22, 35)
 
 
 def rolled_out(ends, temperature=1.0):
-    """(prompt, sample) -> rollout of four prompts, three samples each."""
+    """Returns (prompt, sample) -> rollout for four prompts with three samples each."""
     engine, sampler = Engine(MODEL, COMPUTE, ROLL, ends), Sampler(temperature)
     job = Collection(engine, WEIGHTS, PROMPTS, 3, Purpose.TRAIN, 0, sampler=sampler)
     return {(r.prompt.id, r.sample): r for r in job}
@@ -45,22 +45,22 @@ def rolled_out(ends, temperature=1.0):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_a_rollout_is_the_endless_one_up_to_its_first_end_token(temperature):
-    """Sampled and greedy; the end token is kept, with its log-prob, as the last one."""
+    """Sampled and greedy answers keep the end token, with its log-prob, as their last token."""
     endless = rolled_out((), temperature)
     ends = (*ENDS, int(endless[PROMPTS[0].id, 0].response[0]))
     rollouts = rolled_out(ends, temperature)
     assert all(r.truncated and r.response_length == 8 for r in endless.values())
     seen = set()
     for key, rollout in rollouts.items():
-        whole = endless[key].response.tolist()
-        stops = [i + 1 for i, token in enumerate(whole) if token in ends]
-        n = stops[0] if stops else len(whole)
-        assert rollout.response.tolist() == whole[:n] and rollout.truncated == (not stops)
+        response = endless[key].response.tolist()
+        stops = [i + 1 for i, token in enumerate(response) if token in ends]
+        n = stops[0] if stops else len(response)
+        assert rollout.response.tolist() == response[:n] and rollout.truncated == (not stops)
         logp = rollout.logp[-n:]
         np.testing.assert_allclose(
             logp, endless[key].logp[len(rollout.prompt.tokens) :][:n], atol=1e-5
         )
-        seen |= {(n == 1, whole[n - 1])} if stops else set()
+        seen |= {(n == 1, response[n - 1])} if stops else set()
     assert any(first for first, _ in seen), "a first token ended one"
     assert {token for _, token in seen} - {EOS, ends[-1]}, "and other ones did"
 
@@ -76,19 +76,19 @@ def test_a_server_says_stop_for_each_of_them():
     rollouts = rolled_out(ENDS, 0.0)
     with OnlineBatcher(Engine(MODEL, COMPUTE, ROLL, ENDS), WEIGHTS, 8) as batcher:
         for prompt in PROMPTS:
-            held = chunks[prompt.id] = []
-            batcher.submit([Streamed.of_client(prompt.tokens, 8, 0.0, held.append)])
-        while not all(any(c.finish for c in held) for held in chunks.values()):
+            received = chunks[prompt.id] = []
+            batcher.submit([Streamed.of_client(prompt.tokens, 8, 0.0, received.append)])
+        while not all(any(c.finish for c in received) for received in chunks.values()):
             assert batcher.error is None
     for (prompt, sample), rollout in rollouts.items():
         if sample == 0:
-            held = chunks[prompt]
-            assert [t for c in held for t in c.tokens] == rollout.response.tolist()
-            assert held[-1].finish == ("length" if rollout.truncated else "stop")
+            received = chunks[prompt]
+            assert [t for c in received for t in c.tokens] == rollout.response.tolist()
+            assert received[-1].finish == ("length" if rollout.truncated else "stop")
 
 
 def test_jetstream_stops_at_each_of_them():
-    """In a process of its own: JetStream sets up logging as it is imported."""
+    """JetStream is imported in a separate process, because its import configures logging."""
     program = f"""
 from types import SimpleNamespace
 from compass_jax.data.tokenizer import Tokenizer
@@ -116,23 +116,23 @@ def test_a_checkpoint_gives_back_what_each_of_them_ended():
     def buffer():
         return ExperienceBuffer(RouteBuffer(lambda rows: None, lambda s, r: None, 1, 2))
 
-    held, group = buffer(), PROMPTS[0]
-    held.add([group])
+    saved, group = buffer(), PROMPTS[0]
+    saved.add([group])
     for index, last in enumerate((12, 13)):
         request = Request.of(group, index, index, 20, 0)
         request.length = 4
         request.take(np.array([last], np.int32), np.zeros(1), np.zeros(1), 0)
-        held.put(request.rollout(ENDS), True)
-    state, arrays, again = held.state(), held.arrays(8), buffer()
-    again.restore(state, arrays, lambda prompt, visit: group, ENDS)
-    assert [s.rollout.truncated for _, s in sorted(again.samples.items())] == [False, True]
+        saved.put(request.rollout(ENDS), True)
+    state, arrays, restored = saved.state(), saved.arrays(8), buffer()
+    restored.restore(state, arrays, lambda prompt, visit: group, ENDS)
+    assert [s.rollout.truncated for _, s in sorted(restored.samples.items())] == [False, True]
 
 
 # ---- what a folder names -------------------------------------------------------------------------
 
 
 def folder_of(path, generation=None, config=None):
-    """The tiny tokenizer (its end token is 2) with the end tokens of a model beside it."""
+    """Copies the tiny tokenizer (its end token is 2) into a folder with a model's end tokens."""
     shutil.copytree(TOKENIZER, path)
     for name, value in (("generation_config", generation), ("config", config)):
         if value is not None:
@@ -141,7 +141,7 @@ def folder_of(path, generation=None, config=None):
 
 
 ANY = {"eos_token_id": [9]}
-CASES = {  # generation_config.json, config.json -> the end tokens beside the tokenizer's own
+CASES = {  # generation_config.json, config.json, end tokens other than the tokenizer's
     "none": (None, None, []),
     "generation": ({"eos_token_id": [2, 0]}, {"eos_token_id": 2}, [0]),
     "config": (None, {"eos_token_id": [2, 0]}, [0]),
@@ -166,19 +166,19 @@ def test_the_end_tokens_of_a_folder(tmp_path, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_carried_and_the_exported_folder_name_the_same_end_tokens(tmp_path, name):
-    """A run keeps the tokenizer without config.json, and an export is made from that."""
+    """A run copies the tokenizer without config.json, and an export is made from that copy."""
     generation, config, more = CASES[name]
-    source, kept = folder_of(tmp_path / "model", generation, config), tmp_path / "kept"
-    kept.mkdir()
-    carry_files(source, kept)
-    assert Tokenizer.load(kept).end_ids == (2, *more)
-    out = save_params(random_params(), MODEL, tmp_path / "out", "float32", tokenizer_from=kept)
+    source, carried = folder_of(tmp_path / "model", generation, config), tmp_path / "kept"
+    carried.mkdir()
+    carry_files(source, carried)
+    assert Tokenizer.load(carried).end_ids == (2, *more)
+    out = save_params(random_params(), MODEL, tmp_path / "out", "float32", tokenizer_from=carried)
     for file in ("config.json", "generation_config.json"):
         if (out / file).exists():
             value = json.loads((out / file).read_text())["eos_token_id"]
             assert set(value if isinstance(value, list) else [value]) == {2, *more}, file
     assert (out / "generation_config.json").exists() == (generation is not None or bool(more))
-    if name in ("generation", "equal"):  # nothing to add: the file as it was
+    if name in ("generation", "equal"):  # no end token to add: the file is copied unchanged
         assert (out / "generation_config.json").read_text() == json.dumps(generation)
     if name == "generation_is_silent":
         assert json.loads((out / "generation_config.json").read_text())["temperature"] == 0.6
@@ -212,7 +212,9 @@ def test_what_is_no_token_id_is_refused_by_its_file(tmp_path, file, value):
 
 
 def test_an_assistants_turn_may_be_closed_by_any_of_them(tmp_path):
-    """As Llama 3.1's <|eot_id|> and Phi-3's <|end|>, which are not the tokenizer's end token."""
+    """Llama 3.1's <|eot_id|> and Phi-3's <|end|> close turns, but are not the tokenizer's end
+    token.
+    """
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     folder = folder_of(tmp_path / "model", {"eos_token_id": [2, 0]})
     template = "{% for m in messages %}{{ m.content }}<|endoftext|>\n{% endfor %}"
@@ -225,8 +227,8 @@ def test_an_assistants_turn_may_be_closed_by_any_of_them(tmp_path):
 
 
 def test_an_added_end_token_is_a_control_token(tmp_path):
-    """It ends an answer, so its spelling in a message is text and it is left out of a decoded
-    one.
+    """The token ends an answer, so its spelling in a message is plain text, and decoding an answer
+    drops it.
     """
     folder = folder_of(tmp_path / "model", {"eos_token_id": [2, 338]})
     raw = json.loads((folder / "tokenizer.json").read_text())

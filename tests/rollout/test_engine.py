@@ -1,5 +1,5 @@
-"""The engine against the training forward: log-probs, greedy tokens, routing rows; slots that end,
-are refilled and read from a bounded cache.
+"""The engine against the training forward: log-probs, greedy tokens and routing rows, and slots
+that finish, are refilled and read from a bounded cache.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from compass_jax.training.step import forward
 PARAMS = random_params()
 LOOSE = to_decode(PARAMS)
 ENGINE = Engine(MODEL, COMPUTE, ROLLOUT, EOS)
-LENGTHS = (3, 8, 5)  # of three prompts in the bucket of 8, two samples each
+LENGTHS = (3, 8, 5)  # three prompts in the bucket of 8, with two samples each
 PROMPTS = [make_prompt(i, n) for i, n in enumerate(LENGTHS)]
 SLOTS = np.array([[4, 0], [1, 5], [3, 2]])
 T = ROLLOUT.max_length
@@ -61,48 +61,48 @@ def start(engine=ENGINE, params=LOOSE, sampler=None):
 
 def finish(state, engine=ENGINE, params=LOOSE, sampler=None, read=None, prompts=PROMPTS, calls=3):
     """Decodes until no slot is live. Returns the state's fields on the host, and rows `[6 T]` of
-    tokens, log-probs and entropies, made of the results of the calls.
+    tokens, log-probs and entropies, built from the results of the calls.
     """
     tokens, logp, entropy = np.zeros((6, T), np.int32), *np.zeros((2, 6, T), np.float32)
     ends = np.zeros(6, int)
     for slots, prompt in zip(SLOTS, prompts, strict=True):
         tokens[slots, : len(prompt.tokens)], ends[slots] = prompt.tokens, len(prompt.tokens)
-    steps, taken, results = [], 0, None
+    steps, call_count, results = [], 0, None
     while results is None or bool(jnp.any(state.live)):
-        if taken == calls:
+        if call_count == calls:
             break
         state, results = engine.generate(params, state, sampler, read=read)
         results = results.convert_to_numpy()
         steps.append(int(results.steps))
         assert steps[-1] <= ROLLOUT.tokens_per_call
-        taken += 1
+        call_count += 1
         for slot in range(6):
-            found = results.get_result_at_slot(slot)
-            valid = found.valid[0].astype(bool)
+            result = results.get_result_at_slot(slot)
+            valid = result.valid[0].astype(bool)
             at = slice(ends[slot], ends[slot] + valid.sum())
-            tokens[slot, at] = found.tokens[0][valid]
+            tokens[slot, at] = result.tokens[0][valid]
             logp[slot, at], entropy[slot, at] = (
                 results.logp[slot][valid],
                 results.entropy[slot][valid],
             )
             ends[slot] = at.stop
     state = jax.device_get(state)
-    made = dict(tokens=tokens, logp=logp, entropy=entropy, steps=steps, state=state)
+    fields = dict(tokens=tokens, logp=logp, entropy=entropy, steps=steps, state=state)
     if state.routes is not None:
-        made["routes"] = state.routes.reshape(6, T, -1, MODEL.mixture.top_k)
-    return SimpleNamespace(**{**state._asdict(), **made})
+        fields["routes"] = state.routes.reshape(6, T, -1, MODEL.mixture.top_k)
+    return SimpleNamespace(**{**state._asdict(), **fields})
 
 
 @pytest.fixture(scope="module")
 def done():
-    """All six sequences at T = 1, on the host."""
-    found = finish(start())
-    assert not found.live.any()
-    return found
+    """Returns all six sequences at T = 1, on the host."""
+    finished = finish(start())
+    assert not finished.live.any()
+    return finished
 
 
 def sequences(state):
-    """(slot, prompt length, length, tokens) of every slot."""
+    """Returns (slot, prompt length, length, tokens) for every slot."""
     order = {int(SLOTS[p, s]): LENGTHS[p] for p in range(3) for s in range(2)}
     return [
         (slot, order[slot], int(state.lengths[slot]), np.asarray(state.tokens[slot]))
@@ -148,8 +148,8 @@ def test_log_probs_and_entropies_are_those_of_the_training_forward(done, tempera
 
 
 def test_every_token_that_was_an_input_owns_a_route_and_no_other(done):
-    """T tokens own T - 1 rows, across the seam of prompt and response; live training routes agree
-    row by row, so none is shifted.
+    """T tokens have T - 1 routing rows, across the boundary of prompt and response. Training's live
+    routes agree row by row, so that no row is shifted.
     """
     for slot, _, n, _ in sequences(done):
         rows = done.routes[slot]
@@ -159,7 +159,7 @@ def test_every_token_that_was_an_input_owns_a_route_and_no_other(done):
         )
         ids = rows[: n - 1].astype(int)
         assert ids.max() < MODEL.moe.experts and np.all(ids[..., 0] != ids[..., 1])
-    for layer in range(2):  # routes of nothing would be expert 0 everywhere
+    for layer in range(2):  # unwritten routes would be expert 0 everywhere
         assert len(np.unique(done.routes[:, :, layer])) > MODEL.moe.experts // 2 + 1
     np.testing.assert_array_equal(training_pass(done, 1.0, replayed=False)[2], done.routes)
 
@@ -208,21 +208,21 @@ def test_a_sequence_ends_at_its_first_end_token_or_its_limit(done):
 
 
 def cut(state, extra):
-    """Slot i may still take extra[i] tokens."""
+    """Returns the state with slot i limited to extra[i] more tokens."""
     return state._replace(limits=state.lengths + jnp.asarray(extra, jnp.int32))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"), [(None, 4), (1, 1), (2, 2), (3, 3), (5, 4), (6, 4)]
+    ("free_slots", "expected"), [(None, 4), (1, 1), (2, 2), (3, 3), (5, 4), (6, 4)]
 )
-def test_a_call_stops_when_enough_slots_are_free(wanted, expected):
-    """Greedy, no end token within four steps: the limits alone end slots after 1, 2, 3, 3 steps;
-    slots 4 and 5 go on.
+def test_a_call_stops_when_enough_slots_are_free(free_slots, expected):
+    """Decoding is greedy without an end token in four steps, so that limits alone free slots after
+    1, 2, 3 and 3 steps, and slots 4 and 5 continue.
     """
     state = start(sampler=Sampler(0.0))
     state = cut(state, [1, 2, 3, 3, 9, 9])._replace(live=jnp.ones(6, bool))
     before = np.asarray(state.lengths)
-    state, results = ENGINE.generate(LOOSE, state, Sampler(0.0), wanted_free=wanted)
+    state, results = ENGINE.generate(LOOSE, state, Sampler(0.0), wanted_free=free_slots)
     (m, _), n = results.valid_idx, results.length_idx[0]
     assert EOS not in np.asarray(results.data[:, :m])[np.asarray(results.data[:, m:n]) == 1]
     assert int(results.steps) == expected
@@ -244,7 +244,7 @@ def test_a_call_stops_when_no_slot_is_live_and_takes_no_step_on_an_empty_state()
 
 
 def test_finished_slots_are_not_dispatched(monkeypatch):
-    """The mask that the model gets in each decoding step holds the live slots alone."""
+    """The mask that the model gets in each decoding step contains only the live slots."""
     masks = []
 
     def recording(*args, mask, **kwargs):
@@ -291,8 +291,8 @@ def test_one_prefill_in_all_slots_of_a_group_equals_prefills_of_their_own():
 
 
 def test_a_reused_slot_is_as_good_as_a_fresh_one(done):
-    """Slots that held sequences of 20 tokens take shorter ones: no token, log-prob or route of the
-    old ones is left.
+    """Slots that held sequences of 20 tokens are reused for shorter ones, and no token, log-prob or
+    route of the old ones remains.
     """
     short = [make_prompt(50 + i, 2) for i in range(3)]
     longest = {int(s): n for s, _, n, _ in sequences(done)}
@@ -304,16 +304,16 @@ def test_a_reused_slot_is_as_good_as_a_fresh_one(done):
 
     fresh, reused = second(ENGINE.init_decode_state()), second(jax.device_put(done.state))
     assert max(longest.values()) > 15 and fresh.lengths.max() <= limit
-    for name in ("lengths", "logp", "entropy", "routes", "tokens"):  # behind the end too
+    for name in ("lengths", "logp", "entropy", "routes", "tokens"):  # past the end too
         np.testing.assert_array_equal(getattr(reused, name), getattr(fresh, name), err_msg=name)
 
 
 def test_reading_a_bounded_part_of_the_cache_changes_nothing():
-    whole, part = finish(start(), read=None, calls=1), finish(start(), read=16, calls=1)
+    full, part = finish(start(), read=None, calls=1), finish(start(), read=16, calls=1)
     assert T == 32 and int(np.max(part.lengths)) <= 16
     for name in ("tokens", "routes", "lengths", "live"):
-        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name), err_msg=name)
-    np.testing.assert_allclose(part.logp, whole.logp, atol=1e-5)
+        np.testing.assert_array_equal(getattr(part, name), getattr(full, name), err_msg=name)
+    np.testing.assert_allclose(part.logp, full.logp, atol=1e-5)
 
 
 def test_harvest_copies_what_was_asked_for_and_drops_rows_past_the_store(done):
@@ -337,8 +337,8 @@ SCANNED = dataclasses.replace(COMPUTE, scan_decode=True)
     ],
 )
 def test_layers_in_a_scan_sample_what_unrolled_layers_do(rollout):
-    """compute.scan_decode: the same tokens, routes and log-probs, from stacked weights and caches;
-    three repeats of a dense and an MoE layer.
+    """The engine with compute.scan_decode gives the same tokens, routes and log-probs from stacked
+    weights and caches. The model has three repeats of a dense and an MoE layer.
     """
     moe = dataclasses.replace(MODEL.moe, dense_layers=(), sparse_step=2)
     model, config = (

@@ -1,4 +1,6 @@
-"""The engine's contract: the same checks on our engine and on JetStream's mock, and ours' edges."""
+"""The engine's contract: the same checks on this package's engine and on JetStream's mock, and edge
+cases of this package's engine.
+"""
 
 import importlib.util
 import json
@@ -33,7 +35,7 @@ def test_our_engine_keeps_the_contract(name):
     importlib.util.find_spec("jetstream") is None, reason="google-jetstream is not installed"
 )
 def test_jetstreams_mock_engine_keeps_the_contract():
-    """In a process of its own with one device, which the mock needs."""
+    """The checks run in a separate process with one device, which the mock needs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     environment.pop("PJRT_NPROC", None)  # with 64 threads the mock takes 9 GB instead of 1
     result = subprocess.run(
@@ -44,21 +46,21 @@ def test_jetstreams_mock_engine_keeps_the_contract():
         env=environment,
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found.keys() == {*conformance.CHECKS, "check_the_protocol_is_jetstreams"}
-    assert not "".join(found.values()), "\n".join(filter(None, found.values()))
+    reports = json.loads(result.stdout.splitlines()[-1])
+    assert reports.keys() == {*conformance.CHECKS, "check_the_protocol_is_jetstreams"}
+    assert not "".join(reports.values()), "\n".join(filter(None, reports.values()))
 
 
 def test_a_single_prompt_is_served_with_the_key_of_its_request():
     tokens = np.zeros(8, np.int32)
     tokens[:3] = PROMPTS[0].tokens
-    first, again, other = (
+    first, repeated, other = (
         ENGINE.prefill(params=LOOSE, padded_tokens=tokens, true_length=3, request_id=i)
         for i in (5, 5, 6)
     )
-    np.testing.assert_array_equal(first.keys, again.keys)
+    np.testing.assert_array_equal(first.keys, repeated.keys)
     assert np.any(np.asarray(first.keys) != np.asarray(other.keys))
-    assert int(first.first_token[0, 0]) == int(again.first_token[0, 0])
+    assert int(first.first_token[0, 0]) == int(repeated.first_token[0, 0])
     state = ENGINE.insert(first, ENGINE.init_decode_state(), 2)
     assert int(state.token[2]) == int(first.first_token[0, 0])
     np.testing.assert_array_equal(state.lengths, [1, 1, 4, 1, 1, 1])

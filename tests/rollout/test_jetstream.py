@@ -1,5 +1,5 @@
-"""JetStream drives our batcher: its server and client give, request by request, the text of our own
-rollout; and what `compass serve` refuses.
+"""JetStream's server and client over this package's batcher: each request gets the text of a plain
+rollout. Also the options that `compass serve` refuses.
 """
 
 import dataclasses
@@ -29,22 +29,22 @@ PLAIN = {"slots": 2, "prompt_tokens": 32, "max_new_tokens": 24}
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A Hugging Face folder with a tokenizer."""
+    """Writes a Hugging Face folder with a tokenizer."""
     return saved(tmp_path_factory.mktemp("serve") / "hf")
 
 
 def jetstreams(weights, options):
-    """What JetStream's client gets from a server in a process of its own."""
+    """Returns what JetStream's client receives from a server in a separate process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    asked = json.dumps(
+    session = json.dumps(
         {"prompts": TEXTS, "max_tokens": LIMITS, "serve": {**options, "temperature": 0}}
     )
     script = Path(__file__).with_name("jetstream_session.py")
     command = [sys.executable, str(script), str(weights), str(port)]
     result = subprocess.run(
-        command, input=asked, capture_output=True, text=True, timeout=600, cwd=ROOT
+        command, input=session, capture_output=True, text=True, timeout=600, cwd=ROOT
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     return json.loads(result.stdout.splitlines()[-1])
@@ -58,15 +58,15 @@ def jetstreams(weights, options):
     ],
 )
 def test_jetstreams_server_and_client_give_the_text_of_our_own_rollout(weights, options, preempts):
-    """Six requests at once, each with a limit of its own: on two slots; on four whose pages do not
-    last, so that some give way and go on; and in bfloat16 with 8-bit weights and keys and values,
-    with pages, on a mesh of eight devices.
+    """Six requests run at once with different limits: on two slots; on four slots whose pages run
+    out, so that requests are preempted and resumed; and in bfloat16 with 8-bit weights, keys and
+    values, with pages, on a mesh of eight devices.
     """
-    found = jetstreams(weights, options)
+    report = jetstreams(weights, options)
     expected = own_texts(weights, options, TEXTS, LIMITS)
-    preempted = found.pop("preempted")
-    assert found == {"texts": expected, "health": True, "waiting": 0}
-    # with pages for all nobody is preempted; with few it depends on who asks while others decode
+    preempted = report.pop("preempted")
+    assert report == {"texts": expected, "health": True, "waiting": 0}
+    # no preemption with pages for all; with few it depends on the requests that overlap
     assert preempts or preempted == 0
     assert len(set(expected)) == len(TEXTS) and sum(len(text) > 10 for text in expected) >= 3
 

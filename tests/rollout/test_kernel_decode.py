@@ -1,5 +1,5 @@
-"""Rollouts whose decoding reads keys by the kernel, interpreted: rows and pages, unrolled and in a
-scan, preempted; the portable code's tokens.
+"""Rollouts whose decoding reads keys with the kernel in interpreter mode: rows and pages, unrolled
+and in a scan, and preempted. Their tokens are those of the portable code.
 """
 
 import dataclasses
@@ -68,14 +68,14 @@ def test_the_kernel_gives_the_same_rollout(portable, monkeypatch, name):
         decode_kernel, "_decode", lambda *a, **k: called.append(a[4] is not None) or real(*a, **k)
     )
     mesh = {"fsdp": 2, "tensor": 2} if "mesh" in name else None
-    found, store, stats = roll(
+    actual, store, stats = roll(
         dataclasses.replace(COMPUTE, attention="splash", **compute), rollout, mesh
     )
     expected, routes = portable
     assert called and all(paged == ("cache_pages" in rollout) for paged in called)
     assert (stats.preempted > 0) == ("few" in name)
-    for row, theirs in expected.items():
-        np.testing.assert_array_equal(found[row].tokens, theirs.tokens)
-        np.testing.assert_allclose(found[row].logp, theirs.logp, atol=1e-5)
+    for row, plain in expected.items():
+        np.testing.assert_array_equal(actual[row].tokens, plain.tokens)
+        np.testing.assert_allclose(actual[row].logp, plain.logp, atol=1e-5)
     np.testing.assert_array_equal(store, routes)
     assert jax.device_count() == 8 and max(len(r.tokens) for r in expected.values()) > 60

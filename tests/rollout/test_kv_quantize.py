@@ -1,5 +1,5 @@
-"""8-bit keys and values: rounded row by row, close to the exact rollout, the same through pages,
-refused without a correction.
+"""8-bit keys and values: rounded row by row, close to the exact rollout, equal with and without
+pages, and refused without an importance correction.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ def rollouts(**changes):
 
 @pytest.mark.parametrize("kind", ["int8", "e4m3"])
 def test_what_is_written_is_each_rows_own_rounding(kind):
-    """Positions that were not written stay; each written row has its own scale, so that a large one
-    costs its neighbours nothing.
+    """Positions that are not written do not change. Each written row has a separate scale, so that
+    a large row does not cost its neighbours precision.
     """
     rng = np.random.default_rng(0)
     config = dataclasses.replace(MODEL, layers=1)
@@ -44,11 +44,11 @@ def test_what_is_written_is_each_rows_own_rounding(kind):
     x = jnp.asarray(rng.standard_normal((2, 3, 32)), jnp.float32).at[0, 1].mul(1e3)
     positions = jnp.array([[2, 3, 4], [0, 1, 2]])
     tables = rope_tables(positions, config.head_dim, config.rope_theta, jnp.float32)
-    found, exact = (
+    rounded, exact = (
         attention(x, layer, tables, positions, config, LayerCache(*(make() for _ in range(2))))[1]
         for make in (lambda: quantized_zeros((2, 2, 6, 8), kind), lambda: jnp.zeros((2, 2, 6, 8)))
     )
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(rounded, exact, strict=True):
         assert isinstance(a, Quantized) and kind_of(a) == kind
         np.testing.assert_array_equal(
             dequantize(a, "float32"),
@@ -66,16 +66,16 @@ def test_what_is_written_is_each_rows_own_rounding(kind):
     [("int8", 1e-4, 0.05), pytest.param("e4m3", 1e-3, 0.3, marks=pytest.mark.slow)],
 )
 def test_the_rollout_is_close_to_training_and_reports_its_own_log_probs(kind, closest, farthest):
-    """Training scores the same tokens with the same routes: the mean gap is that of 8 bits, neither
-    nothing nor much.
+    """Training scores the same tokens with the same routes. The mean gap is that of 8-bit rounding:
+    above zero, but small.
     """
-    found, job = rollouts(kv_quantize=kind)
-    longest = max(len(r.tokens) for r in found.values())
+    samples, job = rollouts(kv_quantize=kind)
+    longest = max(len(r.tokens) for r in samples.values())
     tokens, lengths = (
-        np.zeros((len(found), longest), np.int32),
-        np.array([len(found[row].tokens) for row in sorted(found)], np.int32),
+        np.zeros((len(samples), longest), np.int32),
+        np.array([len(samples[row].tokens) for row in sorted(samples)], np.int32),
     )
-    for row, r in found.items():
+    for row, r in samples.items():
         tokens[row, : len(r.tokens)] = r.tokens
     score = jax.jit(forward, static_argnums=(0, 5))
     logp = np.asarray(
@@ -84,14 +84,16 @@ def test_the_rollout_is_close_to_training_and_reports_its_own_log_probs(kind, cl
     gaps = np.concatenate(
         [
             np.abs(r.logp - logp[row, : len(r.tokens)])[len(r.prompt.tokens) :]
-            for row, r in found.items()
+            for row, r in samples.items()
         ]
     )
     assert closest < gaps.mean() < farthest
 
 
 def test_pages_and_preemption_change_no_token_of_an_8_bit_cache():
-    """A preempted sample's keys come again from a prefill, which rounds what decoding rounded."""
+    """A preempted sample's keys are recomputed by a prefill, which rounds the same values as
+    decoding did.
+    """
     dense, _ = rollouts(kv_quantize="int8")
     paged, job = rollouts(kv_quantize="int8", cache_pages=16)
     assert job.stats.preempted > 0
@@ -101,7 +103,9 @@ def test_pages_and_preemption_change_no_token_of_an_8_bit_cache():
 
 
 def test_the_cache_takes_a_third_of_the_memory():
-    """Heads of 32: 36 bytes for each row of 128 in float32; of 8, as here, 12 for 32."""
+    """A head of 32 takes 36 bytes instead of 128 in float32. A head of 8, as here, takes 12 bytes
+    instead of 32.
+    """
     sizes = [
         sum(x.nbytes for x in jax.tree.leaves(init_cache(MODEL, 4, 16, COMPUTE, kind)))
         for kind in ("off", "int8", "e4m3")

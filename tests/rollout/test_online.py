@@ -1,4 +1,4 @@
-"""The batcher of the servers alone: who waits is answered, whatever happens to the engine."""
+"""The servers' batcher alone: every waiting request gets an answer, even if the engine fails."""
 
 import dataclasses
 import time
@@ -14,14 +14,14 @@ from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.online import OnlineBatcher, QueueFull, Streamed
 
 
-def asked(told=None, tokens=(1, 2), most=4, temperature=0.0, **others):
-    """A request that tells why it ended."""
+def request_of(finishes=None, tokens=(1, 2), most=4, temperature=0.0, **options):
+    """Returns a request that appends its finish reason to `finishes`."""
 
     def deliver(chunk):
-        if told is not None and chunk.finish:
-            told.append(chunk.finish)
+        if finishes is not None and chunk.finish:
+            finishes.append(chunk.finish)
 
-    return Streamed.of_client(np.array(tokens, np.int32), most, temperature, deliver, **others)
+    return Streamed.of_client(np.array(tokens, np.int32), most, temperature, deliver, **options)
 
 
 def batcher_of(max_waiting=8, slots=2):
@@ -35,30 +35,32 @@ def batcher_of(max_waiting=8, slots=2):
 
 
 def test_a_batcher_that_fails_ends_every_request_and_says_so(caplog):
-    """Without weights the first prefill raises: who waits is told, and so is who comes later."""
-    batcher, told = batcher_of(), []
+    """The first prefill raises, because there are no weights. Waiting requests end with an error,
+    and later ones are refused.
+    """
+    batcher, finishes = batcher_of(), []
     with batcher:
-        batcher.submit([asked(told), asked(told)])
+        batcher.submit([request_of(finishes), request_of(finishes)])
         deadline = time.time() + 60
-        while len(told) < 2 and time.time() < deadline:
+        while len(finishes) < 2 and time.time() < deadline:
             time.sleep(0.05)
-        assert told == ["error", "error"] and batcher.error is not None
+        assert finishes == ["error", "error"] and batcher.error is not None
         with pytest.raises(RuntimeError, match="the engine has failed"):
-            batcher.submit([asked(told)])
+            batcher.submit([request_of(finishes)])
     assert "the batcher ended" in caplog.text
 
 
 def test_what_the_engine_cannot_hold_or_the_queue_has_no_room_for_is_refused():
     batcher = batcher_of(max_waiting=2)
     with pytest.raises(ValueError, match="17 tokens exceeds"):
-        batcher.submit([asked(tokens=[1] * 17)])
+        batcher.submit([request_of(tokens=[1] * 17)])
     with pytest.raises(ValueError, match="empty"):
-        batcher.submit([asked(tokens=[])])
+        batcher.submit([request_of(tokens=[])])
     with pytest.raises(ValueError, match="3 sequences are asked for at once, at most 2 may wait"):
-        batcher.submit([asked(), asked()], [asked()])
-    batcher.submit([asked()], [asked()])
+        batcher.submit([request_of(), request_of()], [request_of()])
+    batcher.submit([request_of()], [request_of()])
     with pytest.raises(QueueFull, match="2 requests wait and at most 2 may"):
-        batcher.submit([asked()])
+        batcher.submit([request_of()])
 
 
 def test_a_batcher_that_has_stopped_takes_no_requests():
@@ -66,29 +68,29 @@ def test_a_batcher_that_has_stopped_takes_no_requests():
     with batcher:
         pass
     with pytest.raises(RuntimeError, match="the batcher has stopped"):
-        batcher.submit([asked()])
+        batcher.submit([request_of()])
 
 
 def test_requests_that_were_given_up_while_they_waited_make_room():
     batcher = batcher_of(max_waiting=2)
-    told = []
-    old = [asked(told), asked(told)]
+    finishes = []
+    old = [request_of(finishes), request_of(finishes)]
     batcher.submit(old)
     assert batcher.waiting == 2
     batcher.cancel(old)
-    batcher.submit([asked()])
-    assert told == ["cancelled", "cancelled"] and batcher.waiting == 1
+    batcher.submit([request_of()])
+    assert finishes == ["cancelled", "cancelled"] and batcher.waiting == 1
 
 
-def told(chunks):
-    """The log-probs of all chunks together."""
+def joined_top(chunks):
+    """Returns the log-probs of all chunks as one."""
     parts = [chunk.top for chunk in chunks if chunk.top is not None]
     return TopLogprobs(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def test_through_few_pages_every_chunk_comes_once_and_in_order():
-    """Six samples of two prompts on four slots whose pages hold two: as without pages, for each
-    request alone.
+    """There are six samples of two prompts on four slots, with pages for two. The answer of each
+    request is the same as without pages.
     """
     rollout = RolloutConfig(
         slots=4,
@@ -125,15 +127,15 @@ def test_through_few_pages_every_chunk_comes_once_and_in_order():
                 time.sleep(0.02)
             assert (batcher._batcher.stats.preempted > 0) == bool(pages)
         assert sum(map(len, chunks.values())) > 12
-        assert not any(chunk.finish for found in chunks.values() for chunk in found[:-1])
+        assert not any(chunk.finish for received in chunks.values() for chunk in received[:-1])
         answers.append(
             {
-                key: ([t for chunk in found for t in chunk.tokens], found[-1].finish)
-                for key, found in chunks.items()
+                key: ([t for chunk in received for t in chunk.tokens], received[-1].finish)
+                for key, received in chunks.items()
             }
         )
         assert len({tuple(tokens) for tokens, _ in answers[-1].values()}) == 6
-        tops.append({key: told(found) for key, found in chunks.items()})
+        tops.append({key: joined_top(received) for key, received in chunks.items()})
         for key, (tokens, _) in answers[-1].items():
             assert tops[-1][key].ids[:, 0].tolist() == tokens
     assert answers[0] == answers[1]

@@ -1,5 +1,5 @@
-"""Pages: lent once or shared, given back by the last; a rollout through few of them is the rollout
-through many, and nothing is lost.
+"""Pages are lent once or shared, and freed by their last user. A rollout with few pages equals the
+rollout with many, and no page or request is lost.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def collection(pages=0, slots=6, prompts=PROMPTS, samples=SAMPLES, config=ROLL, 
 
 @pytest.fixture(scope="module")
 def dense():
-    """(rollouts by row, routing) with room for every slot at its longest."""
+    """Returns (rollouts by row, routing) with room for every slot at its longest."""
     job = collection()
     return {r.row: r for r in job}, np.asarray(job.routes)
 
@@ -48,13 +48,13 @@ def dense():
 # ---- the count of pages --------------------------------------------------------------------------
 
 
-def check(pool, held):
-    """`held`: slot -> tokens. Every page has one owner, or owners that share it at the same place;
-    the rest is free.
+def check(pool, lengths):
+    """Checks that every page has one owner, or owners that share it at the same place, and that the
+    rest is free. `lengths` maps slots to tokens.
     """
     owners = {}
     for slot, row in enumerate(pool.table):
-        n = pool.pages_for(held[slot]) if slot in held else 0
+        n = pool.pages_for(lengths[slot]) if slot in lengths else 0
         assert np.all(row[:n] < pool.pages) and np.all(row[n:] == pool.pages)
         for place, page in enumerate(row[:n].tolist()):
             owners.setdefault((pool.group(slot), page), set()).add(place)
@@ -73,27 +73,27 @@ def check(pool, held):
     st.sampled_from([1, 2]),
 )
 def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps, groups):
-    pool, held, shares = PagePool(9 * groups, 4, 6, 6, groups), {}, {}
+    pool, lengths, shares = PagePool(9 * groups, 4, 6, 6, groups), {}, {}
     for slot, tokens, leader, prompt in steps:
         before, table = pool.free_of(pool.group(slot)), pool.table.copy()
-        if slot in held and tokens % 3 == 0:
+        if slot in lengths and tokens % 3 == 0:
             pool.release(slot)
-            del held[slot]
-        elif slot in held:
-            tokens = max(tokens, held[slot])
+            del lengths[slot]
+        elif slot in lengths:
+            tokens = max(tokens, lengths[slot])
             if pool.grow(slot, tokens):
-                held[slot] = tokens
+                lengths[slot] = tokens
             else:
-                assert pool.pages_for(tokens) - pool.pages_for(held[slot]) > before
+                assert pool.pages_for(tokens) - pool.pages_for(lengths[slot]) > before
                 np.testing.assert_array_equal(pool.table, table)
         else:
             sharing = (
-                leader in held
+                leader in lengths
                 and pool.group(leader) == pool.group(slot)
-                and prompt <= min(held[leader], tokens)
+                and prompt <= min(lengths[leader], tokens)
             )
             if pool.admit(slot, tokens, *((leader, prompt) if sharing else ())):
-                held[slot], shares[slot] = tokens, (leader, prompt // 4) if sharing else None
+                lengths[slot], shares[slot] = tokens, (leader, prompt // 4) if sharing else None
                 if sharing:
                     np.testing.assert_array_equal(
                         pool.table[slot, : prompt // 4], pool.table[leader, : prompt // 4]
@@ -101,8 +101,8 @@ def test_pages_are_lent_once_or_shared_at_the_same_place_and_come_back(steps, gr
             else:
                 assert pool.free_of(pool.group(slot)) == before
                 np.testing.assert_array_equal(pool.table, table)
-        check(pool, held)
-    for slot in list(held):
+        check(pool, lengths)
+    for slot in list(lengths):
         pool.release(slot)
     assert pool.free == 9 * groups and np.all(pool.table == pool.pages)
 
@@ -127,8 +127,8 @@ def test_what_a_pool_cannot_do_is_refused():
 
 
 def test_a_window_through_a_table_is_the_cache_that_was_put_in():
-    """Prefixes in scattered pages, two slots sharing their prompt's; decoding steps written at
-    positions of their own, unwritten ones dropped.
+    """Prefixes are in scattered pages, and two slots share their prompt's. Each slot writes its
+    decoding steps at different positions, and masked writes are dropped.
     """
     rng = np.random.default_rng(0)
     table = jnp.array([[7, 2, 9, 20], [7, 5, 20, 20], [20, 20, 20, 20], [1, 3, 0, 8]], jnp.int32)
@@ -137,7 +137,7 @@ def test_a_window_through_a_table_is_the_cache_that_was_put_in():
         lambda x: jnp.asarray(rng.standard_normal((2, 2, 6, 8)), jnp.float32),
         init_cache(MODEL, 2, 6, COMPUTE),
     )
-    # slot 4 is none: left out
+    # slot 4 does not exist, so its prefix is dropped
     cache = kv_cache.put_prefix(
         cache, table, prefix, jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 3, 4])
     )
@@ -145,21 +145,23 @@ def test_a_window_through_a_table_is_the_cache_that_was_put_in():
     for layer, new in zip(jax.tree.leaves(seen), jax.tree.leaves(prefix), strict=True):
         for slot, source in ((0, 0), (1, 0), (3, 1)):
             np.testing.assert_array_equal(layer[slot, :, :6], new[source])
-    positions, wrote = (
+    positions, write_mask = (
         jnp.array([[6, 5, 3, 10], [7, 6, 4, 11]]),
         jnp.array([[True, True, False, True], [True, False, False, True]]),
     )
     changed = jax.tree.map(lambda x: x + 1000.0, seen)
-    after = kv_cache.window(kv_cache.put_back(cache, table, changed, positions, wrote), table, 12)
+    after = kv_cache.window(
+        kv_cache.put_back(cache, table, changed, positions, write_mask), table, 12
+    )
     for old, new in zip(jax.tree.leaves(seen), jax.tree.leaves(after), strict=True):
         moved = {0: (6, 7), 1: (5,), 3: (10, 11)}
         for slot in (0, 1, 3):
-            held = 12 if slot != 1 else 8
-            expected = np.array(old[slot, :, :held])
+            capacity = 12 if slot != 1 else 8
+            expected = np.array(old[slot, :, :capacity])
             expected[:, list(moved[slot])] += 1000.0
-            np.testing.assert_array_equal(new[slot, :, :held], expected)
+            np.testing.assert_array_equal(new[slot, :, :capacity], expected)
     untouched = [p for p in range(20) if p not in (7, 2, 9, 5, 1, 3, 0, 8)]
-    for layer in jax.tree.leaves(kv_cache.put_back(cache, table, changed, positions, wrote)):
+    for layer in jax.tree.leaves(kv_cache.put_back(cache, table, changed, positions, write_mask)):
         assert np.all(np.asarray(layer)[untouched] == 99.0)
 
 
@@ -176,9 +178,7 @@ def test_a_window_through_a_table_is_the_cache_that_was_put_in():
     ],
 )
 def test_few_pages_give_the_same_rollouts_as_room_for_all(dense, pages, slots, preempts):
-    """Samples that were preempted and went on are the same tokens, with the same log-probs and
-    routes.
-    """
+    """Samples that were preempted and resumed have the same tokens, log-probs and routes."""
     job = collection(pages, slots)
     rollouts = list(job)
     assert sorted(r.row for r in rollouts) == sorted(dense[0])
@@ -201,25 +201,25 @@ def test_few_pages_give_the_same_rollouts_as_room_for_all(dense, pages, slots, p
 
 
 def test_samples_of_a_group_share_the_pages_of_their_prompt(monkeypatch):
-    """Sixteen tokens are four pages; of three samples, each with the page of its first call, two
-    share all four.
+    """Sixteen tokens fill four pages. Three samples share all four, and each adds the page of its
+    first call.
     """
-    held, admit = [], PagePool.admit
+    pages_in_use, admit = [], PagePool.admit
 
     def watched(self, *args):
         entered = admit(self, *args)
-        held.append(self.pages - self.free)
+        pages_in_use.append(self.pages - self.free)
         return entered
 
     monkeypatch.setattr(PagePool, "admit", watched)
     list(collection(60, 6, prompts=[make_prompt(1, 16)]))
     first = ROLL.tokens_per_call // ROLL.page_tokens
-    assert held == [4 + first, 4 + 2 * first, 4 + 3 * first]
+    assert pages_in_use == [4 + first, 4 + 2 * first, 4 + 3 * first]
 
 
 def test_a_preempted_sample_replays_its_routes(dense, monkeypatch):
-    """What a resumed sample's prefill is given are the routes that its decoding recorded, of each
-    of its tokens that was an input.
+    """The prefill of a resumed sample replays the routes that its decoding recorded, for each token
+    that was an input.
     """
     seen, prefill = [], Engine.prefill_multisampling
 
@@ -238,12 +238,12 @@ def test_a_preempted_sample_replays_its_routes(dense, monkeypatch):
     assert len(seen) > 0
     for tokens, lengths, routes in seen:
         for text, n, row in zip(tokens, lengths, routes, strict=True):
-            (whole,) = [
+            (index,) = [
                 i
                 for i, r in dense[0].items()
                 if len(r.tokens) >= n > 0 and np.array_equal(r.tokens[:n], text[:n])
             ]
-            np.testing.assert_array_equal(row[: n - 1], dense[1][whole, : n - 1])
+            np.testing.assert_array_equal(row[: n - 1], dense[1][index, : n - 1])
             assert np.all(row[n - 1 :] == UNSET)
 
 
@@ -257,15 +257,15 @@ def test_without_a_store_preempted_samples_route_live(dense):
 
 
 def alive():
-    """Samples that something still refers to, and arrays on the device."""
+    """Returns the number of referenced requests, and of arrays on the device."""
     gc.collect()
     return sum(type(x) is Request for x in gc.get_objects()), len(jax.live_arrays())
 
 
 @pytest.mark.parametrize("n", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_hundreds_and_thousands_of_requests_of_random_lengths_through_few_pages(n):
-    """None lost, none twice, each of the length that it asked for, every page is back at the end,
-    nothing is kept of what has finished.
+    """The collection answers each request once, with the length that it asked for. At the end every
+    page is free, and finished requests do not stay in memory.
     """
     rng = np.random.default_rng(0)
     prompts = [make_prompt(i, int(length)) for i, length in enumerate(rng.integers(1, 17, n))]
@@ -278,19 +278,19 @@ def test_hundreds_and_thousands_of_requests_of_random_lengths_through_few_pages(
         expected=(np.array(limits) * rng.random(n)).tolist(),
     )
     job = collection(20, 6, prompts, **greedy)
-    rows, held = [], []
+    rows, in_memory = [], []
     for r in job:
         rows.append(r.row)
         if len(rows) % (n // 5) == 0:
             samples, arrays = alive()
-            held.append((samples - (n - len(rows)), arrays))
+            in_memory.append((samples - (n - len(rows)), arrays))
         assert r.response_length == limits[r.row] or (
             r.response_length < limits[r.row] and r.response[-1] == EOS
         )
     assert sorted(rows) == list(range(n))
     assert job.stats.preempted > 20 and job.batcher.slots.pages.free == 20
-    # beside those that have not finished at most the others of a tick: never what has finished
-    samples, arrays = zip(*held, strict=True)
+    # in memory: unfinished requests and at most those that finished in the same step
+    samples, arrays = zip(*in_memory, strict=True)
     assert max(samples) <= 6 and max(arrays) <= min(arrays) + 30
 
 
@@ -321,7 +321,9 @@ def test_settings_that_cannot_work_are_refused(change, message):
 
 
 def test_a_prompt_in_pieces_is_the_prompt_in_one(dense):
-    """Prompts of 16 in pieces of 5 (the last of one token), and of 8 in pieces of 5 and 3."""
+    """Prompts of 16 tokens are split into pieces of 5 (the last has one token), and prompts of 8
+    into pieces of 5 and 3.
+    """
     job = collection(config=dataclasses.replace(ROLL, prefill_chunk=5))
     rollouts = {r.row: r for r in job}
     for row, expected in dense[0].items():
@@ -334,13 +336,13 @@ def test_pieces_of_a_bfloat16_prompt_may_have_a_float32_stream():
     compute = dataclasses.replace(COMPUTE, dtype="bfloat16", float32_parts=("stream",))
     engine = Engine(MODEL, compute, dataclasses.replace(ROLL, prefill_chunk=5), EOS)
     weights = to_decode(random_params(dtype="bfloat16"))
-    found = engine.prefill(
+    in_pieces = engine.prefill(
         params=weights, padded_tokens=np.arange(2, 18, dtype=np.int32), true_length=14
     )
-    whole = Engine(MODEL, compute, ROLL, EOS).prefill(
+    one_piece = Engine(MODEL, compute, ROLL, EOS).prefill(
         params=weights, padded_tokens=np.arange(2, 18, dtype=np.int32), true_length=14
     )
-    np.testing.assert_allclose(found.first_entropy, whole.first_entropy, atol=0.05)
+    np.testing.assert_allclose(in_pieces.first_entropy, one_piece.first_entropy, atol=0.05)
 
 
 def test_an_insert_that_assigns_no_pages_is_refused_where_there_are_pages():

@@ -1,4 +1,4 @@
-"""Draws: their distribution, their keys, truncation by hand-made logits, and the log-probs that
+"""Draws: their distribution, their keys, truncation of given logits, and the log-probs that
 training can use.
 """
 
@@ -54,8 +54,8 @@ AXES = {
 
 @pytest.mark.parametrize("axis", AXES)
 def test_draws_follow_the_distribution_along_every_axis_of_the_key(axis):
-    """Chi-square with 6 degrees of freedom: 33.1 is exceeded with probability 1e-5. Neighbours
-    along the axis are independent (36: 91.9).
+    """The chi-square statistic with 6 degrees of freedom exceeds 33.1 with probability 1e-5. Pairs
+    of neighbours along the axis are independent.
     """
     keys, positions = AXES[axis]()
     token, _, _ = draw(np.log(PROBS), keys, positions, Sampler())
@@ -68,11 +68,11 @@ def test_draws_follow_the_distribution_along_every_axis_of_the_key(axis):
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_temperature_sharpens_and_flattens(temperature):
     token, logp, entropy = draw(np.log(PROBS), keys_of(np.arange(N)), 5, Sampler(temperature))
-    wanted = PROBS ** (1 / temperature)
-    wanted /= wanted.sum()
-    assert chi_square(np.bincount(token, minlength=7), wanted * N) < 33.1
-    np.testing.assert_allclose(logp, np.log(wanted)[token], rtol=1e-5)
-    np.testing.assert_allclose(entropy, -np.sum(wanted * np.log(wanted)), rtol=1e-5)
+    expected = PROBS ** (1 / temperature)
+    expected /= expected.sum()
+    assert chi_square(np.bincount(token, minlength=7), expected * N) < 33.1
+    np.testing.assert_allclose(logp, np.log(expected)[token], rtol=1e-5)
+    np.testing.assert_allclose(entropy, -np.sum(expected * np.log(expected)), rtol=1e-5)
 
 
 def test_temperature_zero_takes_the_largest_with_the_log_prob_of_temperature_one():
@@ -86,7 +86,7 @@ LOGITS = np.log([0.1, 0.4, 0.2, 0.3])
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "kept"),
+    ("top_k", "top_p", "expected"),
     [
         (0, 1.0, {0, 1, 2, 3}),
         (1, 1.0, {1}),
@@ -102,12 +102,12 @@ LOGITS = np.log([0.1, 0.4, 0.2, 0.3])
         (1, 0.9, {1}),
     ],
 )
-def test_truncation_keeps_the_most_probable(top_k, top_p, kept):
+def test_truncation_keeps_the_most_probable(top_k, top_p, expected):
     rows = np.stack([LOGITS, LOGITS[::-1]]).astype(np.float32)
     out = np.asarray(truncate(jnp.asarray(rows), top_k, top_p))
-    assert {int(i) for i in np.flatnonzero(np.isfinite(out[0]))} == kept
-    assert {3 - int(i) for i in np.flatnonzero(np.isfinite(out[1]))} == kept
-    np.testing.assert_array_equal(out[0][list(kept)], rows[0][list(kept)])
+    assert {int(i) for i in np.flatnonzero(np.isfinite(out[0]))} == expected
+    assert {3 - int(i) for i in np.flatnonzero(np.isfinite(out[1]))} == expected
+    np.testing.assert_array_equal(out[0][list(expected)], rows[0][list(expected)])
 
 
 def test_ties_with_the_last_token_kept_stay():
@@ -119,23 +119,25 @@ def test_ties_with_the_last_token_kept_stay():
 
 
 def kept_by_sorting(row, top_k, top_p):
-    """The columns that stay, the textbook's way: in float64, from the likeliest on."""
+    """Returns the columns that remain, by the textbook algorithm: in float64, from the most
+    probable one down.
+    """
     order = np.argsort(-row, kind="stable")
     if top_k > 0:
         order = [i for i in order if row[i] >= row[order[min(top_k, len(row)) - 1]]]
     mass = np.exp(row - row.max()).astype(np.float64) * np.isfinite(row)
     mass /= mass[order].sum()
-    kept, before = set(), 0.0
+    columns, before = set(), 0.0
     for i in order:
         if (
             before >= max(top_p, 1e-9)
             and top_p < 1
-            and not (kept and row[i] == min(row[j] for j in kept))
+            and not (columns and row[i] == min(row[j] for j in columns))
         ):
             break
-        kept.add(int(i))
+        columns.add(int(i))
         before += mass[i]
-    return {i for i in kept if np.isfinite(row[i])}
+    return {i for i in columns if np.isfinite(row[i])}
 
 
 ROWS_OF_PARAMETERS = [(0, 1.0), (20, 0.95), (20, 1.0), (0, 0.95), (1, 0.5), (-1, 0.3), (5, 0.0)]
@@ -145,8 +147,8 @@ def test_each_row_is_truncated_by_its_own_parameters():
     random = np.random.default_rng(4)
     n = len(ROWS_OF_PARAMETERS)
     rows = (random.normal(size=(n, 700)) * 3).astype(np.float32)
-    rows[:, 600:] = -np.inf  # columns that are no tokens
-    rows[2, :30] = 5.0  # ties with the last one that stays
+    rows[:, 600:] = -np.inf  # columns without a token
+    rows[2, :30] = 5.0  # ties with the last column that remains
     rows[:, 3], rows[:, 4] = 0.0, -0.0
     top_k, top_p = map(np.array, zip(*ROWS_OF_PARAMETERS, strict=True))
     out = np.asarray(truncate(*map(jnp.asarray, (rows, top_k, top_p.astype(np.float32)))))
@@ -159,12 +161,12 @@ def test_the_parameters_of_a_row_are_those_of_a_sampler_of_its_own():
     keys, logits = keys_of(np.arange(9)), jnp.asarray(np.tile(np.log(PROBS), (9, 1)), jnp.float32)
     settings = [(1.0, 0, 1.0), (0.6, 2, 0.95), (0.0, 2, 0.5)] * 3
     rows = RowSampling(*(jnp.asarray(x) for x in zip(*settings, strict=True)))
-    own = sample(logits, keys, jnp.arange(9), Sampler(per_request=True), rows)
+    by_row = sample(logits, keys, jnp.arange(9), Sampler(per_request=True), rows)
     for i, setting in enumerate(settings):
         at = slice(i, i + 1)
         alone = sample(logits[at], keys[at], jnp.arange(9)[at], Sampler(*setting))
-        for mine, other in zip(own, alone, strict=True):
-            np.testing.assert_allclose(mine[at], other, rtol=1e-6)
+        for batched, other in zip(by_row, alone, strict=True):
+            np.testing.assert_allclose(batched[at], other, rtol=1e-6)
 
 
 def test_parameters_of_rows_belong_to_a_sampler_per_request():
@@ -203,6 +205,6 @@ def test_keys_differ_in_every_component_and_come_again():
 
 def test_a_row_is_drawn_the_same_whatever_stands_beside_it():
     keys = keys_of(np.arange(64))
-    whole, _, _ = draw(np.log(PROBS), keys, np.arange(64), Sampler())
+    all_rows, _, _ = draw(np.log(PROBS), keys, np.arange(64), Sampler())
     part, _, _ = draw(np.log(PROBS), keys[[40, 3]], np.array([40, 3]), Sampler())
-    np.testing.assert_array_equal(part, whole[[40, 3]])
+    np.testing.assert_array_equal(part, all_rows[[40, 3]])

@@ -1,5 +1,5 @@
-"""The rollout over meshes of eight simulated devices: the tokens, log-probs and routes of one
-device, whatever the axes.
+"""The rollout over meshes of eight simulated devices: every mesh gives the tokens, log-probs and
+routes of one device.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ def named(mesh):
 
 
 def collect(mesh, options="plain", devices=None, prompts=PROMPTS, **more):
-    """(rollouts by row, the store on the host)."""
+    """Returns (rollouts by row, the routes on the host, the decode weights, the collection)."""
     changes, quantize = OPTIONS[options]
     rollout, compute = dataclasses.replace(ROLLOUT, **changes), ComputeConfig(scan_layers=False)
     if mesh is None:
@@ -89,7 +89,7 @@ def collect(mesh, options="plain", devices=None, prompts=PROMPTS, **more):
 
 @pytest.fixture(scope="module")
 def one_device():
-    """What one device gives with some options."""
+    """Returns a cached function from options to the collection on one device."""
     return functools.cache(functools.partial(collect, None))
 
 
@@ -100,15 +100,15 @@ SLOW = [
 
 @pytest.mark.parametrize("mesh", [*QUICK, *SLOW], ids=named)
 def test_the_rollout_is_that_of_one_device(one_device, mesh):
-    found, store, decode, _ = collect(mesh)
+    actual, store, decode, _ = collect(mesh)
     expected, routes, *_ = one_device("plain")
-    assert sorted(found) == sorted(expected) == list(range(len(PROMPTS) * SAMPLES))
-    for row, rollout in found.items():
+    assert sorted(actual) == sorted(expected) == list(range(len(PROMPTS) * SAMPLES))
+    for row, rollout in actual.items():
         np.testing.assert_array_equal(rollout.tokens, expected[row].tokens)
         np.testing.assert_allclose(rollout.logp, expected[row].logp, atol=1e-5)
         np.testing.assert_allclose(rollout.entropy, expected[row].entropy, atol=1e-5)
     np.testing.assert_array_equal(store, routes)
-    # experts and heads are held once, by the devices of their axes; the hidden axis is not split
+    # experts and heads are sharded over their axes; the hidden axis is not split
     down = decode["run_0"][0]["layer_0"]["mlp"]["down"]
     shard = down.addressable_shards[0].data.shape
     assert shard == (8 // mesh.get("expert", 1), 16 // mesh.get("tensor", 1), 32)
@@ -116,16 +116,16 @@ def test_the_rollout_is_that_of_one_device(one_device, mesh):
 
 @pytest.mark.parametrize("mesh", [{"fsdp": 2, "tensor": 4}], ids=named)
 def test_drafts_over_a_mesh_are_accepted_as_on_one_device(mesh):
-    """A token of every draft is wrong, each in another place."""
-    drafts, again, answers = Coupled(), [x.at_visit(1) for x in PROMPTS], {}
+    """The drafts have one wrong token each, at different positions."""
+    drafts, next_visit, answers = Coupled(), [x.at_visit(1) for x in PROMPTS], {}
     for row, r in collect(None, drafts=drafts)[0].items():
         tokens = r.response.copy()
         tokens[row % len(tokens)] ^= 1
         answers[r.prompt.at_visit(1).sample(r.sample)] = Draft(tokens, r.logp[-len(tokens) :])
-    options = {"prompts": again, "drafts": drafts, "answers": answers}
+    options = {"prompts": next_visit, "drafts": drafts, "answers": answers}
     expected, routes, *_ = collect(None, **options)
-    found, store, *_ = collect(mesh, **options)
-    for row, rollout in found.items():
+    actual, store, *_ = collect(mesh, **options)
+    for row, rollout in actual.items():
         np.testing.assert_array_equal(rollout.tokens, expected[row].tokens)
         np.testing.assert_allclose(rollout.logp, expected[row].logp, atol=1e-5)
         assert rollout.drafted == expected[row].drafted == row % rollout.draft_tokens
@@ -136,20 +136,20 @@ def test_drafts_over_a_mesh_are_accepted_as_on_one_device(mesh):
 @pytest.mark.parametrize("mesh", [{"tensor": 2, "expert": 4}, {"fsdp": 4, "tensor": 2}], ids=named)
 def test_pages_and_stored_eight_bit_weights_over_a_mesh(one_device, mesh):
     name = "pages, 8-bit weights, keys and values"
-    found, _, decode, job = collect(mesh, name)
+    actual, _, decode, job = collect(mesh, name)
     expected = one_device(name)[0]
     assert job.stats.preempted > 0 and isinstance(
         decode["run_0"][0]["layer_0"]["attention"]["q"], Quantized
     )
-    # each group of two slots its own pages
+    # each group of two slots has separate pages
     assert {
         x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(job.batcher._state.cache)
     } == {5}
-    same = [np.array_equal(found[row].tokens, expected[row].tokens) for row in expected]
-    # 8 bits of a key may round otherwise
-    assert sorted(found) == sorted(expected) and np.mean(same) > 0.9
-    for row in np.flatnonzero(same):
-        np.testing.assert_allclose(found[row].logp, expected[row].logp, atol=5e-3)
+    equal = [np.array_equal(actual[row].tokens, expected[row].tokens) for row in expected]
+    # 8-bit keys may round differently
+    assert sorted(actual) == sorted(expected) and np.mean(equal) > 0.9
+    for row in np.flatnonzero(equal):
+        np.testing.assert_allclose(actual[row].logp, expected[row].logp, atol=5e-3)
 
 
 @pytest.mark.parametrize("pages", [18, 12])
@@ -173,41 +173,43 @@ def test_no_device_ever_has_all_of_the_routes_that_are_copied(mesh):
     parts, rng = 8 // mesh.get("tensor", 1), np.random.default_rng(0)
     routes = rng.integers(0, 8, (64, *engine.new_routes(64).shape[1:]), np.uint8)
     store = engine.adopt(jnp.asarray(routes))
-    asked = rng.integers(0, 80, 48).astype(np.int32)
+    rows = rng.integers(0, 80, 48).astype(np.int32)
     expected = np.full((48, *routes.shape[1:]), 255, np.uint8)
-    expected[asked < 64] = routes[asked[asked < 64]]
-    found = engine.taken_routes(store, jnp.asarray(asked))
-    np.testing.assert_array_equal(found, expected)
-    assert found.addressable_shards[0].data.shape[0] == 48 // parts
-    cost = Engine.taken_routes.lower(engine, store, jnp.asarray(asked)).compile().memory_analysis()
-    whole = found.nbytes
-    assert cost.output_size_in_bytes <= whole / parts + 1024
-    assert cost.temp_size_in_bytes < whole / 2
+    expected[rows < 64] = routes[rows[rows < 64]]
+    copied = engine.taken_routes(store, jnp.asarray(rows))
+    np.testing.assert_array_equal(copied, expected)
+    assert copied.addressable_shards[0].data.shape[0] == 48 // parts
+    cost = Engine.taken_routes.lower(engine, store, jnp.asarray(rows)).compile().memory_analysis()
+    total = copied.nbytes
+    assert cost.output_size_in_bytes <= total / parts + 1024
+    assert cost.temp_size_in_bytes < total / 2
 
 
 def test_a_mesh_of_other_devices_gets_its_weights_from_the_training():
-    """Training's parameters on devices 0 to 3, the rollout on 4 to 7: nothing of the rollout is on
-    the training's devices.
+    """Training's parameters are on devices 0 to 3 and the rollout runs on 4 to 7. No array of the
+    rollout is on a training device.
     """
     train = Placement(make_mesh(MeshConfig(fsdp=2, expert=2)))
-    apart = Placement(make_mesh(MeshConfig(expert=2, tensor=2), jax.devices()[4:]), "decode")
-    decode, metrics = sync_weights(place(PARAMS, MODEL, train), MODEL, "float32", placement=apart)
+    placement = Placement(make_mesh(MeshConfig(expert=2, tensor=2), jax.devices()[4:]), "decode")
+    decode, metrics = sync_weights(
+        place(PARAMS, MODEL, train), MODEL, "float32", placement=placement
+    )
     assert {d.id for x in jax.tree.leaves(decode) for d in x.sharding.device_set} == {4, 5, 6, 7}
     assert metrics["handover/bytes"] == 4 * sum(x.size for x in jax.tree.leaves(PARAMS))
     job = Collection(
-        Engine(MODEL, ComputeConfig(scan_layers=False), ROLLOUT, EOS, apart),
+        Engine(MODEL, ComputeConfig(scan_layers=False), ROLLOUT, EOS, placement),
         decode,
         PROMPTS,
         SAMPLES,
         Purpose.TRAIN,
         0,
     )
-    found, expected = {r.row: r.tokens.tolist() for r in job}, collect(None)[0]
-    assert found == {row: r.tokens.tolist() for row, r in expected.items()}
+    actual, expected = {r.row: r.tokens.tolist() for r in job}, collect(None)[0]
+    assert actual == {row: r.tokens.tolist() for row, r in expected.items()}
     assert {d.id for d in job.routes.sharding.device_set} == {4, 5, 6, 7}
 
 
-# so many tokens that nothing but the LM head is as large as the LM head
+# a vocabulary so large that no other array is as large as the LM head
 LARGE = dataclasses.replace(
     MODEL, vocab_size=4096, layers=1, moe=dataclasses.replace(MODEL.moe, dense_layers=())
 )
@@ -222,15 +224,15 @@ SAMPLERS = {
 def engine_and_params(params, model, mesh):
     compute = ComputeConfig(scan_layers=False)
     placement = Placement(make_mesh(MeshConfig(**mesh)), "decode") if mesh else None
-    held = place(params, model, placement)
-    decode = sync_weights(held, model, "float32", placement=placement)[0]
+    placed = place(params, model, placement)
+    decode = sync_weights(placed, model, "float32", placement=placement)[0]
     return Engine(model, compute, ROLLOUT, EOS, placement, known=model.vocab_size - 3), decode
 
 
 @pytest.mark.parametrize("sampler", ["plain", "top-p"])
 @pytest.mark.parametrize("mesh", [{"tensor": 8}, {"fsdp": 2, "expert": 2, "tensor": 2}], ids=named)
 def test_no_token_step_gathers_the_lm_head(mesh, sampler):
-    """All that a device sends in a token step, or in a prefill, is less than half of the head."""
+    """A device sends less than half of the head in a token step or a prefill."""
     engine, params = engine_and_params(random_params(LARGE), LARGE, mesh)
     tokens, lengths = jnp.zeros((2, 8), jnp.int32), jnp.full((2,), 3, jnp.int32)
     keys, how = jnp.zeros((2, 3, 2), jnp.uint32), SAMPLERS[sampler]
@@ -249,7 +251,7 @@ def test_no_token_step_gathers_the_lm_head(mesh, sampler):
 )
 @pytest.mark.parametrize("mesh", [{"fsdp": 2, "expert": 2, "tensor": 2}], ids=named)
 def test_logits_in_parts_give_the_draws_of_one_device(mesh, sampler):
-    found = []
+    results = []
     for where in (None, mesh):
         job = Collection(
             *engine_and_params(random_params(LARGE), LARGE, where),
@@ -259,8 +261,8 @@ def test_logits_in_parts_give_the_draws_of_one_device(mesh, sampler):
             0,
             sampler=SAMPLERS[sampler],
         )
-        found.append({r.row: r for r in job})
-    alone, split = found
+        results.append({r.row: r for r in job})
+    alone, split = results
     assert len({tuple(r.response) for r in alone.values()}) > len(PROMPTS) - 1
     for row, rollout in alone.items():
         np.testing.assert_array_equal(split[row].tokens, rollout.tokens)

@@ -1,4 +1,4 @@
-"""The likeliest tokens beside each: against float64, and only where somebody wants them."""
+"""The most probable tokens at each position: against float64, and computed only on request."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from compass_jax.rollout.logprobs import in_rows, top_logprobs, top_logprobs_if
 
 
 def expected(logits, tokens, most):
-    """(ids, log-probs) by float64."""
+    """Returns (ids, log-probs) computed in float64."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max(axis=1, keepdims=True)
     logp = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -24,32 +24,32 @@ def drawn(n, v):
 def test_the_token_itself_comes_first_and_then_the_likeliest():
     logits, tokens = drawn(7, 30)
     ids, logp = expected(logits, tokens, 5)
-    found = top_logprobs(jnp.asarray(logits), jnp.asarray(tokens), 5, None)
-    np.testing.assert_array_equal(found.ids, ids)
-    np.testing.assert_allclose(found.logp, logp, atol=1e-5)
+    actual = top_logprobs(jnp.asarray(logits), jnp.asarray(tokens), 5, None)
+    np.testing.assert_array_equal(actual.ids, ids)
+    np.testing.assert_allclose(actual.logp, logp, atol=1e-5)
 
 
 def test_columns_that_are_no_tokens_count_for_nothing():
     logits, tokens = drawn(7, 30)
     ids, logp = expected(logits[:, :20], tokens % 20, 5)
     logits[:, 20:] = 50.0
-    found = top_logprobs(jnp.asarray(logits), jnp.asarray(tokens % 20), 5, 20)
-    np.testing.assert_array_equal(found.ids, ids)
-    np.testing.assert_allclose(found.logp, logp, atol=1e-5)
+    actual = top_logprobs(jnp.asarray(logits), jnp.asarray(tokens % 20), 5, 20)
+    np.testing.assert_array_equal(actual.ids, ids)
+    np.testing.assert_allclose(actual.logp, logp, atol=1e-5)
 
 
 def test_there_are_no_more_than_the_vocabulary_has():
     logits, tokens = drawn(3, 4)
-    found = top_logprobs(jnp.asarray(logits), jnp.asarray(tokens), 20, None)
-    assert found.ids.shape == (3, 5)
-    np.testing.assert_allclose(jnp.exp(found.logp[:, 1:]).sum(axis=1), 1.0, atol=1e-5)
+    actual = top_logprobs(jnp.asarray(logits), jnp.asarray(tokens), 20, None)
+    assert actual.ids.shape == (3, 5)
+    np.testing.assert_allclose(jnp.exp(actual.logp[:, 1:]).sum(axis=1), 1.0, atol=1e-5)
 
 
 def test_they_are_computed_only_where_they_are_wanted():
     logits, tokens = map(jnp.asarray, drawn(7, 30))
-    run = jax.jit(lambda wanted: top_logprobs_if(wanted, logits, tokens, 5, None))
-    whole = top_logprobs(logits, tokens, 5, None)
-    np.testing.assert_array_equal(run(jnp.bool_(True)).ids, whole.ids)
+    run = jax.jit(lambda needed: top_logprobs_if(needed, logits, tokens, 5, None))
+    reference = top_logprobs(logits, tokens, 5, None)
+    np.testing.assert_array_equal(run(jnp.bool_(True)).ids, reference.ids)
     assert not run(jnp.bool_(False)).ids.any() and not run(jnp.bool_(False)).logp.any()
 
 
@@ -59,6 +59,6 @@ def test_rows_a_few_at_a_time_are_the_rows_together():
     def function(hidden, following):
         return top_logprobs(hidden, following, 5, None)
 
-    found, whole = in_rows(function, logits, tokens), function(logits, tokens)
-    np.testing.assert_array_equal(found.ids, whole.ids)
-    np.testing.assert_allclose(found.logp, whole.logp, atol=1e-6)
+    in_chunks, at_once = in_rows(function, logits, tokens), function(logits, tokens)
+    np.testing.assert_array_equal(in_chunks.ids, at_once.ids)
+    np.testing.assert_allclose(in_chunks.logp, at_once.logp, atol=1e-6)

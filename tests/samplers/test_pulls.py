@@ -1,4 +1,4 @@
-"""Which pieces of the weights a sampler pulls from which process, and the pulled weights."""
+"""The pieces of the weights that a sampler pulls from each process, and the pulled weights."""
 
 import gc
 import itertools
@@ -36,7 +36,7 @@ TARGETS = {
 
 
 def covers(source, target):
-    """Whether every piece of `target` lies within one of `source`."""
+    """Returns whether every piece of `target` lies within one of `source`."""
     pieces, needs = (weights.pieces_of(jax.device_put(X, x))[0] for x in (source, target))
     return all(any(weights.contains(piece, need) for piece in pieces) for need in needs)
 
@@ -80,7 +80,7 @@ def test_weights_that_a_lost_sampler_did_not_pull_are_released():
     del x
     gc.collect()
     assert deleted() is None
-    # the number is free again
+    # the number can be used a second time
     server.offer(jax.device_put(2 * X, SOURCES["whole"]), plan, 7)
     pulled = weights.WeightClient([server.address], "127.0.0.1").pull(structs, plan, 7)
     np.testing.assert_array_equal(np.asarray(pulled), 2 * X)

@@ -1,4 +1,4 @@
-"""A server of the API over a batcher without a model, which answers what a test says."""
+"""An API server over a batcher without a model, whose answers are set by the test."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ TOKENIZER = Tokenizer.load(TINY)
 
 
 class Scripted:
-    """A batcher that gives `text` to every request, and then `finish`."""
+    """A batcher that sends `text` to every request, and then `finish`."""
 
     def __init__(self, text="ok", finish="stop", submitted=lambda groups: None):
         self.text, self.finish, self.submitted = text, finish, submitted
@@ -45,17 +45,17 @@ class Scripted:
 
 
 def offered(tokenizer=TOKENIZER, prompt_tokens=2048, **options):
-    """What a server of a tokenizer offers."""
+    """Returns the model, tokenizer and limits that a server offers."""
     return Served("tiny", tokenizer, 384, prompt_tokens, 64, **options)
 
 
 @contextlib.contextmanager
 def running(batcher=None, key=None, hosts=(), served=None, **limits):
-    """The port of a server that runs meanwhile."""
-    made = Limits(**{"stop_s": 0.2, **limits})
-    app = make_app(served or offered(), batcher or Scripted(), made, hosts, key)
+    """Runs a server in the context, and yields its port."""
+    server_limits = Limits(**{"stop_s": 0.2, **limits})
+    app = make_app(served or offered(), batcher or Scripted(), server_limits, hosts, key)
     with bind("127.0.0.1", 0) as listening:
-        server = http_server(app, made)
+        server = http_server(app, server_limits)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
@@ -67,7 +67,7 @@ def running(batcher=None, key=None, hosts=(), served=None, **limits):
         assert not thread.is_alive()
 
 
-OPENED = []  # connections, which `hang_up` closes
+OPENED = []  # open connections, which `hang_up` closes
 
 
 def hang_up():
@@ -77,44 +77,44 @@ def hang_up():
 
 
 def connect(port, *pieces):
-    """A connection on which these bytes were sent."""
-    made = socket.create_connection(("127.0.0.1", port), timeout=20)
-    OPENED.append(made)
+    """Returns a connection on which these bytes were sent."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    OPENED.append(connection)
     for piece in pieces:
-        made.sendall(piece)
-    return made
+        connection.sendall(piece)
+    return connection
 
 
 def post(body=b'{"prompt": "a"}', *more, path="/v1/completions", host=b"localhost",
          kind=b"application/json", length=None):  # fmt: skip
-    """The bytes of a request."""
+    """Returns the bytes of a request."""
     lines = [b"POST %s HTTP/1.1" % path.encode(), b"host: " + host, b"content-type: " + kind]
     lines += [b"content-length: %d" % (len(body) if length is None else length), *more, b"", body]
     return b"\r\n".join(lines)
 
 
-def read_all(made):
-    """What comes until the server closes."""
-    found = b""
+def read_all(connection):
+    """Returns all bytes up to the server's close."""
+    received = b""
     with contextlib.suppress(ConnectionResetError):
-        while piece := made.recv(65536):
-            found += piece
-    return found
+        while piece := connection.recv(65536):
+            received += piece
+    return received
 
 
-def answer(made):
-    """(status, body) of one answer that has a length or ends with the connection."""
+def answer(connection):
+    """Returns (status, body) of one answer that has a length or ends with the connection."""
     head = b""
-    while b"\r\n\r\n" not in head and (piece := made.recv(65536)):
+    while b"\r\n\r\n" not in head and (piece := connection.recv(65536)):
         head += piece
     head, _, body = head.partition(b"\r\n\r\n")
     lengths = [x for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:")]
     while lengths and len(body) < int(lengths[0].split(b":")[1]):
-        body += made.recv(65536)
+        body += connection.recv(65536)
     return int(head.split()[1]), body
 
 
-if __name__ == "__main__":  # a process that ends when it is told, and says when it listens
+if __name__ == "__main__":  # prints its port once it listens, and ends on a signal
     with bind("127.0.0.1", 0) as listening:
         limits = Limits(**json.loads(sys.argv[1]))
         app = make_app(offered(), Scripted("x" * 400, ""), limits)

@@ -1,4 +1,4 @@
-"""HTTP beneath the API: garbled requests leave no trace, limits hold, and the server ends."""
+"""HTTP below the API: malformed requests leave no trace, limits hold, and the server stops."""
 
 import json
 import re
@@ -24,15 +24,15 @@ STREAM = post(b'{"prompt": "a", "stream": true}')
 
 
 def waits(condition, seconds=20.0):
-    """Whether the condition holds within a generous time."""
+    """Returns whether the condition becomes true within a generous time."""
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.02)
     return condition()
 
 
-def error_of(found):
-    head, _, body = found.partition(b"\r\n\r\n")
+def error_of(response):
+    head, _, body = response.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
 
 
@@ -44,21 +44,21 @@ def test_a_body_that_does_not_come_is_given_up():
 
 def test_more_requests_and_connections_than_the_limits_are_refused():
     with running(preparing=2) as port:
-        held = [connect(port, post(b"{", length=100)) for _ in range(2)]
+        clients = [connect(port, post(b"{", length=100)) for _ in range(2)]
         assert waits(lambda: b"compass_preparing 2.0\n" in answer(connect(port, METRICS))[1])
         page = answer(connect(port, METRICS))[1].decode()
         assert "\ncompass_slots 2.0\n" in page
         assert float(re.search(r"^compass_connections (\S+)$", page, re.M)[1]) >= 3
         status, body = answer(connect(port, post()))
         assert status == 429 and b"2 requests are being prepared" in body
-        for one in held:
+        for one in clients:
             one.close()
         assert waits(lambda: answer(connect(port, post()))[0] == 200)
     with running(connections=2) as port:
-        held = [connect(port) for _ in range(2)]
+        clients = [connect(port) for _ in range(2)]
         time.sleep(0.2)
         status, error = error_of(read_all(connect(port)))
-        assert status == 503 and "2 connections are open" in error["message"] and len(held) == 2
+        assert status == 503 and "2 connections are open" in error["message"] and len(clients) == 2
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -71,8 +71,8 @@ def test_a_body_beyond_the_limit_is_refused(declared):
         sent += b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
         assert length not in sent
     with running(body_bytes=1000) as port:
-        status, found = answer(connect(port, sent))
-        assert status == 413 and b"the body exceeds 1000 bytes" in found
+        status, content = answer(connect(port, sent))
+        assert status == 413 and b"the body exceeds 1000 bytes" in content
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_body_beyond_the_limit_is_refused(declared):
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50,  # TLS
         b"SSH-2.0-x\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",  # no host
+        b"GET / HTTP/1.1\r\n\r\n",  # no host header
         b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * 50000 + b"\r\n",
         b"GET /" + b"a" * 200000,
@@ -92,8 +92,8 @@ def test_a_body_beyond_the_limit_is_refused(declared):
 )
 def test_what_is_no_http_is_answered_in_the_one_form_of_errors(sent, caplog):
     with running() as port:
-        found, error = error_of(read_all(connect(port, sent)))
-        assert found == 400 and "this is no HTTP request" in error["message"]
+        status, error = error_of(read_all(connect(port, sent)))
+        assert status == 400 and "this is no HTTP request" in error["message"]
     assert caplog.text == ""
 
 
@@ -105,17 +105,19 @@ CHUNKS = b'f\r\n{"prompt": "a"}\r\n0\r\n\r\n'
 @pytest.mark.parametrize("length", [b"0", b"5", b"4", b"100"])
 @pytest.mark.parametrize("before", [b"", GET])
 def test_a_request_with_two_lengths_is_answered_and_the_connection_closed(length, before):
-    """Chunks say where it ends; what stands behind it may be a part of it to a proxy in front."""
+    """The chunks determine where the request ends. A proxy in front may count the bytes after it as
+    part of it, so the connection closes.
+    """
     with running() as port:
         for two in (b"content-length: ", b"Content-Length:"):
             sent = before + HEAD + two + length + b"\r\n\r\n" + CHUNKS + GET
-            found = read_all(connect(port, sent))
-            assert found.count(b"HTTP/1.1 200") == (2 if before else 1)
-            assert b'"text": "ok"' in found and b"connection: close" in found.lower()
-        made = connect(port, HEAD + b"\r\n" + CHUNKS)  # chunks alone keep the connection
-        assert answer(made)[0] == 200
-        made.sendall(GET)
-        assert answer(made)[0] == 200
+            received = read_all(connect(port, sent))
+            assert received.count(b"HTTP/1.1 200") == (2 if before else 1)
+            assert b'"text": "ok"' in received and b"connection: close" in received.lower()
+        connection = connect(port, HEAD + b"\r\n" + CHUNKS)  # chunks alone: it stays open
+        assert answer(connection)[0] == 200
+        connection.sendall(GET)
+        assert answer(connection)[0] == 200
 
 
 def test_garbage_in_the_middle_of_requests_leaves_no_traceback_and_a_server_that_answers(caplog):
@@ -133,14 +135,14 @@ def test_garbage_in_the_middle_of_requests_leaves_no_traceback_and_a_server_that
     ]
     batcher = Scripted("x" * 100, "")
     with running(batcher, prepare_s=0.5) as port:
-        held = [connect(port, piece) for piece in pieces for _ in range(2)]
-        for made in held[::2]:
-            made.close()  # and the others stay
+        connections = [connect(port, piece) for piece in pieces for _ in range(2)]
+        for connection in connections[::2]:
+            connection.close()  # the other connections stay open
         time.sleep(0.3)
         assert answer(connect(port, GET))[0] == 200
-    # asyncio's own words where it writes to a client that has gone, under load
-    gone = "socket.send() raised exception."
-    assert [x for x in caplog.records if x.getMessage() != gone] == []
+    # asyncio's warning when it writes to a client that has disconnected, under load
+    asyncio_warning = "socket.send() raised exception."
+    assert [x for x in caplog.records if x.getMessage() != asyncio_warning] == []
 
 
 def test_an_exception_is_answered_with_500_and_logged(caplog):
@@ -160,44 +162,46 @@ def test_a_client_that_leaves_gives_up_its_requests(stream):
     batcher = Scripted("some text", "")
     body = json.dumps({"prompt": ["a", "b"], "stream": stream}).encode()
     with running(batcher) as port:
-        made = connect(port, post(body))
+        connection = connect(port, post(body))
         assert waits(lambda: len(batcher.prompts) == 2)
         if stream:
-            assert made.recv(100)
-        made.close()
+            assert connection.recv(100)
+        connection.close()
         assert waits(lambda: len(set(batcher.cancelled)) == 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_end_the_server_ends_whatever_its_clients_do(number):
-    """Half a header, half a body, answers that never come, and an idle connection."""
+    """The clients have sent half a header or half a body, wait for answers that never come, or are
+    idle.
+    """
     command = [sys.executable, str(Path(__file__).parent / "stub.py"), '{"stop_s": 0.5}']
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     port = int(process.stdout.readline())
     half = [(), (b"POST /echo HT",), (post(length=50),), (post(),), (STREAM,)] * 3
-    held = [connect(port, *piece) for piece in half]
+    clients = [connect(port, *piece) for piece in half]
     idle = connect(port, GET)
-    assert answer(idle)[0] == 200 and len(held) == 15
+    assert answer(idle)[0] == 200 and len(clients) == 15
     time.sleep(0.2)
-    began = time.monotonic()
+    start = time.monotonic()
     process.send_signal(number)
-    _, told = process.communicate(timeout=30)
-    assert process.returncode == 0 and time.monotonic() - began < 10 and told == ""
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0 and time.monotonic() - start < 10 and stderr == ""
     hang_up()
 
 
 def test_addresses_that_cannot_be_bound_are_told_in_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        for host, port, told in (
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for host, port, message in (
             ("", 0, "--host is empty"),
             (" ", 0, "--host is empty"),
             ("no such host", 0, "--host 'no such host'"),
             ("x" * 300, 0, "--host 'xxx"),
             ("a\0b", 0, "--host 'a"),
             ("192.0.2.1", 0, "--host '192.0.2.1' --port 0: "),
-            ("127.0.0.1", taken.getsockname()[1], "ddress already in use"),
+            ("127.0.0.1", listener.getsockname()[1], "ddress already in use"),
         ):
-            with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+            with pytest.raises(ConfigError, match=re.escape(message)) as caught:
                 bind(host, port)
             assert "\n" not in str(caught.value)
 
@@ -213,13 +217,13 @@ def test_what_other_machines_reach_is_told_from_loopback(host, loopback):
 
 
 def test_connections_stay_below_the_descriptors(monkeypatch):
-    asked = []
+    applied = []
     monkeypatch.setattr(limits_module.resource, "getrlimit", lambda _: (1024, 2000))
-    monkeypatch.setattr(limits_module.resource, "setrlimit", lambda _, both: asked.append(both))
+    monkeypatch.setattr(limits_module.resource, "setrlimit", lambda _, pair: applied.append(pair))
     make_room_for(512, 100)
-    assert asked == []
+    assert applied == []
     make_room_for(1500, 100)
-    assert asked == [(1820, 2000)]
+    assert applied == [(1820, 2000)]
     text = "needs 2320 file descriptors and this process may have 2000: give at most 1680"
     with pytest.raises(ConfigError, match=text):
         make_room_for(2000, 100)

@@ -1,5 +1,5 @@
-"""Hosts, origins, keys and kinds of requests: a page of another origin starts no work, and another
-machine needs the key.
+"""Hosts, origins, keys and kinds of requests: a page of another origin cannot start work, and
+another machine needs the key.
 """
 
 import json

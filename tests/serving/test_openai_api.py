@@ -1,4 +1,4 @@
-"""OpenAI's own client against a server of a tiny model: the text is that of our own rollout."""
+"""OpenAI's client against a server of a tiny model: the text is that of a plain rollout."""
 
 import numpy as np
 import openai
@@ -10,7 +10,7 @@ from compass_jax.data.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The options of a server with two slots that runs while the module's tests do."""
+    """Yields the options of a server that runs during the module's tests."""
     folder = saved(tmp_path_factory.mktemp("serve") / "tiny")
     options = {"slots": 2, "prompt_tokens": 64, "max_new_tokens": MOST, "max_waiting": 4}
     with served(folder, **options) as config:
@@ -21,30 +21,30 @@ def server(tmp_path_factory):
 def client(server):
     with openai.OpenAI(
         base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0, timeout=120
-    ) as made:
-        yield made
+    ) as openai_client:
+        yield openai_client
 
 
 def test_a_completion_is_what_our_rollout_samples(server, client):
     for text, limit in (("1 + 2 = ", 20), ("tschüß", MOST), (LONG, 7)):
         expected, logp, finish = own(text, limit)
-        found = client.completions.create(
+        answer = client.completions.create(
             model="tiny",
             prompt=text,
-            max_tokens=10**6 if limit == MOST else limit,  # cut to what fits
+            max_tokens=10**6 if limit == MOST else limit,  # reduced to the tokens that fit
             temperature=0,
             logprobs=0,
         )
-        (choice,) = found.choices
+        (choice,) = answer.choices
         assert (choice.text, choice.finish_reason) == (expected, finish)
         np.testing.assert_allclose(choice.logprobs.token_logprobs, logp, atol=1e-4)
-        assert found.usage.completion_tokens == len(logp) and found.usage.prompt_tokens > 0
+        assert answer.usage.completion_tokens == len(logp) and answer.usage.prompt_tokens > 0
     assert [m.id for m in client.models.list()] == ["tiny"]
 
 
 @pytest.mark.parametrize("options", [PAGED, WHOLE])
 def test_pages_bfloat16_and_a_mesh_give_the_text_of_the_rollout(server, options):
-    """Six requests at once on four slots whose pages do not last."""
+    """Six requests run at once on four slots that do not have enough pages for all."""
     texts = ["1 + 2 = ", "State the final answer", "a", "?", "x" * 16, "tschüß, 7 - 5"]
     with (
         served(server.weights, max_waiting=8, **options) as config,
@@ -52,20 +52,20 @@ def test_pages_bfloat16_and_a_mesh_give_the_text_of_the_rollout(server, options)
             base_url=f"http://127.0.0.1:{config.port}/v1", api_key="none", timeout=300
         ) as client,
     ):
-        found = client.completions.create(model="tiny", prompt=texts, max_tokens=24, temperature=0)
-    assert [c.text for c in found.choices] == own_texts(server.weights, options, texts, [24] * 6)
-    assert len({c.text for c in found.choices}) == 6
+        answer = client.completions.create(model="tiny", prompt=texts, max_tokens=24, temperature=0)
+    assert [c.text for c in answer.choices] == own_texts(server.weights, options, texts, [24] * 6)
+    assert len({c.text for c in answer.choices}) == 6
 
 
 def test_a_chat_goes_through_the_template_and_streams_to_the_same_text(server, client):
     messages = [{"role": "user", "content": "How much is 7 - 5?"}]
     ids = Tokenizer.load(TOKENIZER).encode_chat(messages, add_generation_prompt=True)
     expected, logp, finish = own(ids, MOST)
-    whole = client.chat.completions.create(
+    full = client.chat.completions.create(
         model="tiny", messages=messages, temperature=0, logprobs=True
     )
-    assert whole.choices[0].message.content == expected and len(
-        whole.choices[0].logprobs.content
+    assert full.choices[0].message.content == expected and len(
+        full.choices[0].logprobs.content
     ) == len(logp)
     events = list(
         client.chat.completions.create(
@@ -82,7 +82,7 @@ def test_a_chat_goes_through_the_template_and_streams_to_the_same_text(server, c
         and deltas[-1].finish_reason == finish
         and len(deltas) > 2
     )
-    assert events[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert events[-1].usage.completion_tokens == full.usage.completion_tokens
 
 
 def test_requests_of_different_temperatures_share_the_slots_and_draws_follow_the_seed(
@@ -97,7 +97,7 @@ def test_requests_of_different_temperatures_share_the_slots_and_draws_follow_the
         [c.text for c in client.completions.create(**ask, seed=seed).choices] for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 3
-    # without a seed, each request has its own
+    # without a seed, each request gets a different one
     assert (
         len({client.completions.create(**{**ask, "n": 1}).choices[0].text for _ in range(3)}) == 3
     )
@@ -107,7 +107,7 @@ def test_a_stop_text_ends_the_answer_before_it(server, client):
     text, _, _ = own("1 + 2 = ", 40)
     stop = text[9:12]
     for stream in (False, True):
-        found = client.completions.create(
+        response = client.completions.create(
             model="tiny",
             prompt="1 + 2 = ",
             max_tokens=40,
@@ -115,7 +115,7 @@ def test_a_stop_text_ends_the_answer_before_it(server, client):
             stop=[stop, "never"],
             stream=stream,
         )
-        pieces = [e.choices[0] for e in found] if stream else [found.choices[0]]
+        pieces = [e.choices[0] for e in response] if stream else [response.choices[0]]
         assert (
             "".join(p.text for p in pieces) == text[: text.index(stop)]
             and pieces[-1].finish_reason == "stop"
@@ -123,11 +123,13 @@ def test_a_stop_text_ends_the_answer_before_it(server, client):
 
 
 def test_the_sampling_that_qwen3_advises_can_be_asked_for(server, client):
-    """Greedy, cold and advised requests share the slots; top_k 1 is greedy at any temperature."""
+    """Greedy, low-temperature and advised requests share the slots. A top_k of 1 is greedy at any
+    temperature.
+    """
     fields = {"model": "tiny", "prompt": "1 + 2 = ", "max_tokens": 12, "seed": 3}
 
-    def text(**others):
-        return client.completions.create(**fields, **others).choices[0].text
+    def text(**options):
+        return client.completions.create(**fields, **options).choices[0].text
 
     greedy = text(temperature=0)
     assert text(temperature=2, extra_body={"top_k": 1}) == greedy
@@ -139,8 +141,10 @@ def test_the_sampling_that_qwen3_advises_can_be_asked_for(server, client):
     advised = {"temperature": 0.6, "top_p": 0.95, "extra_body": {"top_k": 20, "min_p": 0}}
     assert text(**advised) == text(**advised)
     messages = [{"role": "user", "content": "7 - 5?"}]
-    made = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3, **advised)
-    assert made.choices
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=3, **advised
+    )
+    assert answer.choices
 
 
 def test_the_metrics_page_counts_requests_and_tokens(server, client):

@@ -1,4 +1,6 @@
-"""Refusals over HTTP: each has OpenAI's form, and what cannot be served is told in one line."""
+"""Refusals over HTTP: each has OpenAI's form, and a configuration that cannot be served gives a
+one-line error.
+"""
 
 import dataclasses
 import json
@@ -21,8 +23,8 @@ from compass_jax.rollout.online import QueueFull
 from compass_jax.verifiers.judge import messages
 
 
-class At:
-    """Where `ask` of served.py asks."""
+class Address:
+    """The address that `ask` of served.py sends its requests to."""
 
     def __init__(self, port):
         self.port = port
@@ -30,9 +32,9 @@ class At:
 
 @pytest.fixture(scope="module")
 def server():
-    """A server of a batcher without a model."""
+    """Runs a server over a batcher without a model, and yields its address."""
     with running(served=offered(prompt_tokens=64)) as port:
-        yield At(port)
+        yield Address(port)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +43,9 @@ def weights(tmp_path_factory):
 
 
 def error_of(server, body, path="/v1/completions"):
-    """(status, error, headers) of a request that is refused."""
-    status, headers, found = ask(server, "POST", path, body)
-    error = json.loads(found)["error"]
+    """Returns (status, error, headers) of a request that is refused."""
+    status, headers, content = ask(server, "POST", path, body)
+    error = json.loads(content)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return status, error, headers
 
@@ -57,8 +59,8 @@ def error_of(server, body, path="/v1/completions"):
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(server, body, status, message):
-    found, error, _ = error_of(server, body)
-    assert found == status and message in error["message"]
+    actual, error, _ = error_of(server, body)
+    assert actual == status and message in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -74,19 +76,19 @@ def test_what_the_batcher_refuses_is_told(raised, status, kind):
         raise raised
 
     with running(Scripted(submitted=submitted)) as port:
-        found, error, headers = error_of(At(port), '{"prompt": "a"}')
-    assert (found, error["type"], error["message"]) == (status, kind, str(raised))
+        actual, error, headers = error_of(Address(port), '{"prompt": "a"}')
+    assert (actual, error["type"], error["message"]) == (status, kind, str(raised))
     assert (headers.get("retry-after") == "1") == (status in (429, 503))
 
 
 @pytest.mark.parametrize(("finish", "status"), [("error", 500), ("cancelled", 503)])
 def test_an_engine_that_fails_and_a_server_that_stops_are_told(finish, status):
-    for text in ("text", ""):  # of a stream, too, before its first token
+    for text in ("text", ""):  # a stream is refused before its first token, too
         with running(Scripted(text, finish)) as port:
             body = json.dumps({"prompt": "a", "stream": not text})
-            assert error_of(At(port), body)[0] == status
+            assert error_of(Address(port), body)[0] == status
     with running(Scripted("text", finish)) as port:
-        stream = ask(At(port), "POST", "/v1/completions", '{"prompt": "a", "stream": true}')
+        stream = ask(Address(port), "POST", "/v1/completions", '{"prompt": "a", "stream": true}')
     assert stream[0] == 200 and b'"text": "te' in stream[2]
     last = stream[2].split(b"\n\n")[-2].removeprefix(b"data: ")
     assert json.loads(last)["error"]["type"] == "server_error"
@@ -103,13 +105,13 @@ def test_an_engine_that_fails_and_a_server_that_stops_are_told(finish, status):
     ],
 )
 def test_errors_have_one_form_whoever_answers(server, method, path, status, allow):
-    found, headers, body = ask(server, method, path, "{}")
-    assert found == status and set(json.loads(body)["error"]) >= {"message", "type", "param"}
+    actual, headers, body = ask(server, method, path, "{}")
+    assert actual == status and set(json.loads(body)["error"]) >= {"message", "type", "param"}
     assert (allow or "") in headers.get("allow", "") and (allow is None) == ("allow" not in headers)
     assert ask(server, "HEAD", "/health")[::2] == (200, b"")
 
 
-class Held:
+class BlockedTokenizer:
     """A tokenizer that renders no chat until it is released."""
 
     def __init__(self):
@@ -125,22 +127,24 @@ class Held:
 
 
 def test_health_is_answered_while_a_prompt_is_tokenised():
-    """The tokenizer is held until /health was answered; on the event loop that would never be."""
-    held, found = Held(), []
+    """The tokenizer blocks until /health has been answered. If it ran on the event loop, that would
+    never happen.
+    """
+    tokenizer, statuses = BlockedTokenizer(), []
     body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
-    with running(served=offered(held)) as port:
-        at = (At(port), "POST", "/v1/chat/completions", body)
-        thread = threading.Thread(target=lambda: found.append(ask(*at)[0]))
+    with running(served=offered(tokenizer)) as port:
+        at = (Address(port), "POST", "/v1/chat/completions", body)
+        thread = threading.Thread(target=lambda: statuses.append(ask(*at)[0]))
         thread.start()
-        assert held.entered.wait(60)
-        assert ask(At(port), "GET", "/health")[::2] == (200, b'{"status":"ok"}')
-        held.released.set()
+        assert tokenizer.entered.wait(60)
+        assert ask(Address(port), "GET", "/health")[::2] == (200, b'{"status":"ok"}')
+        tokenizer.released.set()
         thread.join(60)
-    assert found == [200]
+    assert statuses == [200]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (["--host", ""], "--host is empty"),
         (["--host", "", "--openai"], "--host is empty"),
@@ -159,13 +163,13 @@ def test_health_is_answered_while_a_prompt_is_tokenised():
         (["--port", "TAKEN"], "ddress already in use"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_one_line(weights, options, told, capsys, monkeypatch):
+def test_what_cannot_be_served_is_told_in_one_line(weights, options, expected, capsys, monkeypatch):
     monkeypatch.delenv("COMPASS_API_KEY", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        given = [str(taken.getsockname()[1]) if x == "TAKEN" else x for x in options]
-        assert main(["serve", weights, *given]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        arguments = [str(listener.getsockname()[1]) if x == "TAKEN" else x for x in options]
+        assert main(["serve", weights, *arguments]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and told in err and err.count("\n") == 1
+    assert out == "" and expected in err and err.count("\n") == 1
     assert "secret" not in err and "some-good-key" not in err
 
 
@@ -176,23 +180,27 @@ def test_what_cannot_be_served_is_told_in_one_line(weights, options, told, capsy
 def test_what_is_not_installed_is_told_with_commands_that_work(
     weights, options, blocked, needed, capsys, monkeypatch
 ):
-    """The requirement itself works wherever the package came from; the extra in a clone."""
+    """The message names the requirement, which works for every installation, and the extra, which
+    works in a clone.
+    """
     importer = "compass_jax.serving.server"
     for name in [name for name in sys.modules if name.startswith((blocked, importer))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "compass_jax.rollout.jetstream_api", raising=False)
     monkeypatch.setitem(sys.modules, blocked, None)
     assert main(["serve", weights, *options]) == 2
-    told = capsys.readouterr().err
-    written = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    extra = written["project"]["optional-dependencies"]["serve"]
+    stderr = capsys.readouterr().err
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extra = pyproject["project"]["optional-dependencies"]["serve"]
     (requirement,) = [line for line in extra if line.startswith(needed)]
-    assert f"'{requirement}'" in told.partition(", or in a clone")[0]
-    assert "pip install -e '.[serve]'" in told and told.count("\n") == 1
+    assert f"'{requirement}'" in stderr.partition(", or in a clone")[0]
+    assert "pip install -e '.[serve]'" in stderr and stderr.count("\n") == 1
 
 
 def test_a_judge_asks_this_server_as_any_endpoint(server):
-    """A short question, and what a judge is really asked, which is too long for it."""
+    """The judge sends a short question, and a real judging prompt, which is too long for this
+    server.
+    """
     at = JudgeConfig(f"http://127.0.0.1:{server.port}/v1", "tiny", max_tokens=8, timeout_s=60)
     short = [{"role": "user", "content": "2 + 2?"}]
     reply = Endpoint(at)(short)

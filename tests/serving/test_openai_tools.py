@@ -1,5 +1,5 @@
-"""Tools over HTTP: what a request may offer, the calls of an answer, whole and streamed, and
-a conversation that goes on with their results; by OpenAI's own client.
+"""Tools over HTTP with OpenAI's client: the tools that a request may offer, the calls of an answer,
+complete and streamed, and a conversation that continues with their results.
 """
 
 import json
@@ -50,7 +50,7 @@ ANSWERS = [
     ('{"answer": {"name": "add"}}', '{"answer": {"name": "add"}}', []),
     ('{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
     ("[add(1, b='x'), now()]", "", [("add", {"a": 1, "b": "x"}), ("now", {})]),
-    ("add(1, 2, 3)", "add(1, 2, 3)", []),  # more than it has parameters
+    ("add(1, 2, 3)", "add(1, 2, 3)", []),  # more arguments than the function has parameters
     ("print(1)", "print(1)", []),
     ("f(x) is a function.", "f(x) is a function.", []),
     ('Here:\n```json\n{"name": "now", "arguments": {}}\n```', "Here:", [("now", {})]),
@@ -75,8 +75,8 @@ def plain(calls):
 
 @pytest.mark.parametrize(("text", "content", "calls"), ANSWERS)
 def test_calls_are_taken_out_of_a_text_and_nothing_else_is(text, content, calls):
-    found = part_calls(text, TOOLS)
-    assert (found.content, plain(found.calls)) == (content, calls)
+    parsed = part_calls(text, TOOLS)
+    assert (parsed.content, plain(parsed.calls)) == (content, calls)
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), ANSWERS)
@@ -103,7 +103,7 @@ def test_prose_leaves_before_the_call_and_nothing_of_the_call_does():
 
 
 class Template:
-    """A tokenizer that keeps what its chat template is given."""
+    """A tokenizer that records the arguments of its chat template."""
 
     longest = TOKENIZER.longest
     encode = TOKENIZER.encode
@@ -114,7 +114,7 @@ class Template:
 
 
 def tools_of(**fields):
-    """The tools that reach the template of a request with these fields."""
+    """Returns the tools that reach the template of a request with these fields."""
     template = Template()
     body = {"messages": [USER], **fields}
     read_job(json.dumps(body).encode(), ChatBody, offered(template, 4096))
@@ -129,7 +129,7 @@ def bare(**function):
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "told"),
+    ("body", "param", "expected"),
     [
         ({"tools": {}}, "tools", "tools = {}: must be a valid list"),
         ({"tools": [{}]}, "tools", "tools[0].type is missing"),
@@ -148,10 +148,10 @@ def bare(**function):
         ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls", "leave it out"),
     ],
 )
-def test_what_is_no_tool_is_refused_by_name(body, param, told):
+def test_what_is_no_tool_is_refused_by_name(body, param, expected):
     with pytest.raises(ApiError) as caught:
         tools_of(**body)
-    assert caught.value.param == param and told in str(caught.value)
+    assert caught.value.param == param and expected in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
@@ -175,7 +175,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """(the batcher, which says what a test lets it say; a client of OpenAI)."""
+    """Yields (the batcher, whose text a test sets; a client of OpenAI)."""
     folder = tmp_path_factory.mktemp("tokenizer")
     for file in TINY.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
@@ -185,9 +185,9 @@ def server(tmp_path_factory):
         running(batcher, served=offered(Tokenizer.load(folder))) as port,
         openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
-        ) as made,
+        ) as openai_client,
     ):
-        yield batcher, made
+        yield batcher, openai_client
 
 
 @pytest.fixture
@@ -197,7 +197,9 @@ def client(server):
 
 @pytest.fixture
 def says(server):
-    """Lets the model say a text; returns the prompts that it was given, as text."""
+    """Returns a function that sets the model's text and returns the list of prompts that it will
+    receive, as text.
+    """
     batcher, _ = server
 
     def let(text, finish="stop"):
@@ -208,8 +210,8 @@ def says(server):
 
 
 def ask(client, **fields):
-    given = {"model": "tiny", "messages": [USER], "tools": TOOLS, **fields}
-    return client.chat.completions.create(**given)
+    body = {"model": "tiny", "messages": [USER], "tools": TOOLS, **fields}
+    return client.chat.completions.create(**body)
 
 
 def test_a_client_is_given_the_calls_and_goes_on_with_their_results(client, says):
@@ -225,13 +227,13 @@ def test_a_client_is_given_the_calls_and_goes_on_with_their_results(client, says
         {"role": "tool", "tool_call_id": call.id, "content": f"result {i}"}
         for i, call in enumerate(choice.message.tool_calls)
     ]
-    again = says("It is sunny.")
-    said = choice.message.model_dump()
-    (last,) = ask(client, messages=[USER, said, *results]).choices
+    next_prompts = says("It is sunny.")
+    reply = choice.message.model_dump()
+    (last,) = ask(client, messages=[USER, reply, *results]).choices
     assert (last.message.content, last.finish_reason) == ("It is sunny.", "stop")
     assert last.message.tool_calls is None
-    assert "result 0" in again[0] and "result 1" in again[0]
-    assert '"arguments": {"city": "Paris"}' in again[0], "arguments are an object there"
+    assert "result 0" in next_prompts[0] and "result 1" in next_prompts[0]
+    assert '"arguments": {"city": "Paris"}' in next_prompts[0], "arguments are an object there"
 
 
 def test_a_stream_brings_the_same_calls(client, says):
@@ -275,10 +277,10 @@ def test_several_choices_have_calls_of_their_own(client, says):
 
 def test_variables_of_the_template(client):
     template = Template()
-    given = {"enable_thinking": False, "depth": {"a": [1]}}
-    body = {"messages": [USER], "tools": TOOLS, "chat_template_kwargs": given}
+    variables = {"enable_thinking": False, "depth": {"a": [1]}}
+    body = {"messages": [USER], "tools": TOOLS, "chat_template_kwargs": variables}
     read_job(json.dumps(body).encode(), ChatBody, offered(template))
-    assert (template.tools, template.variables) == (TOOLS, given)
+    assert (template.tools, template.variables) == (TOOLS, variables)
     for bad in ({"messages": []}, {"tools": []}, {"x": "<|im_end|>"}, {"x": "y" * 10**5}, 3):
         with pytest.raises(openai.BadRequestError) as caught:
             ask(client, extra_body={"chat_template_kwargs": bad})

@@ -1,5 +1,5 @@
-"""The load on the server, end to end on a small scale: a hostile client changes no good one's
-answer.
+"""The load on the server, end to end on a small scale: a hostile client does not change a regular
+client's answers.
 """
 
 import json
@@ -38,13 +38,13 @@ def test_what_is_asked_and_what_is_seen():
         {"process_resident_memory_bytes": i, "process_open_fds": 9, "compass_connections": 2}
         for i in range(8)
     ]
-    found = flat(seen)
-    assert [found[f"process_resident_memory_bytes_{x}"] for x in ("early", "late", "max")] == [
+    summary = flat(seen)
+    assert [summary[f"process_resident_memory_bytes_{x}"] for x in ("early", "late", "max")] == [
         2.5,
         6.5,
         7,
     ]
-    assert found["other_descriptors_late"] == 7
+    assert summary["other_descriptors_late"] == 7
 
 
 @pytest.mark.slow
@@ -60,11 +60,11 @@ def test_a_small_load_is_answered_rightly():
         "--hostile",
         "8",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["right"], found["wrong"], found["failed"]) == (200, 0, 0), done.stdout
+    report = json.loads(completed.stdout.splitlines()[-1])
+    assert (report["right"], report["wrong"], report["failed"]) == (200, 0, 0), completed.stdout
     assert (
-        found["checks"]["hostile"] and found["checks"]["stop"] and found["checks"]["quiet_log"]
-    ), done.stdout
+        report["checks"]["hostile"] and report["checks"]["stop"] and report["checks"]["quiet_log"]
+    ), completed.stdout

@@ -1,5 +1,5 @@
-"""Text of an answer: the same whatever pieces the tokens come in, ended by the first stop text, in
-linear time.
+"""The text of an answer: it does not depend on how the tokens are split, ends at the first stop
+text, and takes linear time.
 """
 
 import json
@@ -18,7 +18,7 @@ TOKENIZER = Tokenizer.load(FOLDER)
 
 
 def streamed(ids, stop, cuts):
-    """(text, whether a stop text ended it) where the tokens come in pieces that end at `cuts`."""
+    """Returns (text, whether a stop text ended it) of tokens in pieces that end at `cuts`."""
     stream = TextStream(TOKENIZER, stop)
     ends = sorted({min(cut, len(ids)) for cut in cuts} | {len(ids)})
     starts = [0, *ends[:-1]]
@@ -27,18 +27,18 @@ def streamed(ids, stop, cuts):
 
 
 def first_stop(text, stop):
-    """What precedes the first stop text that is complete, by trying every prefix."""
+    """Returns the text before the first complete stop text, by trying every prefix."""
     for end in range(len(text) + 1):
-        found = [s for s in stop if text[:end].endswith(s)]
-        if found:
-            return text[: end - max(map(len, found))]
+        matches = [s for s in stop if text[:end].endswith(s)]
+        if matches:
+            return text[: end - max(map(len, matches))]
     return None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 383), max_size=120), st.lists(st.integers(0, 120), max_size=20))
 def test_the_text_is_that_of_all_tokens_whatever_they_are(ids, cuts):
-    """Random tokens of a byte-level vocabulary are mostly no UTF-8."""
+    """Random tokens of a byte-level vocabulary are mostly invalid UTF-8."""
     assert streamed(ids, (), cuts) == (TOKENIZER.decode_response(ids), False)
 
 
@@ -56,11 +56,11 @@ def test_the_first_stop_text_that_is_complete_ends_the_text(text, stop, cuts):
 
 @pytest.mark.parametrize("ids", ["text", "invalid", "euro", "random"])
 def test_the_work_is_linear_in_the_answer(ids):
-    """Tokens that were decoded for an answer of n tokens: a constant times n, also where no byte is
-    ever a character.
+    """The number of tokens decoded for an answer of n tokens is at most a constant times n, even if
+    its bytes never form a character.
     """
     byte = {TOKENIZER.byte_of(i): i for i in range(384) if TOKENIZER.byte_of(i) is not None}
-    made = {
+    tokens = {
         "text": TOKENIZER.encode("Let us see: 17 + 4 makes 21, grün. " * 100),
         "invalid": [byte[0x80]] * 2000,
         "euro": [byte[b] for b in "€".encode()] * 600,
@@ -75,13 +75,13 @@ def test_the_work_is_linear_in_the_answer(ids):
             return TOKENIZER.decode_response(part)
 
     stream = TextStream(Counted(), ("never" * 40,))
-    text = "".join(stream.push([token], i == len(made) - 1) for i, token in enumerate(made))
-    assert text == TOKENIZER.decode_response(made)
-    assert decoded < 5 * SETTLED_AFTER * len(made)
+    text = "".join(stream.push([token], i == len(tokens) - 1) for i, token in enumerate(tokens))
+    assert text == TOKENIZER.decode_response(tokens)
+    assert decoded < 5 * SETTLED_AFTER * len(tokens)
 
 
 def test_special_tokens_that_a_call_is_written_with_are_text(tmp_path):
-    """A tokenizer whose <tool_call> is a special token, as some are published."""
+    """Some published tokenizers have <tool_call> as a special token, as this one does."""
     for file in FOLDER.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     path = tmp_path / "tokenizer.json"
@@ -96,8 +96,8 @@ def test_special_tokens_that_a_call_is_written_with_are_text(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_text_comes_whole_whatever_the_pieces(size):
-    """Characters of several bytes are never cut, and nothing of a stop text is sent before it is
-    certain not to be one.
+    """Characters of several bytes are never split, and no part of a possible stop text is sent
+    until it is certain not to be one.
     """
     text = "größer — 12 <answ <answer>7</answer>"
     ids = TOKENIZER.encode(text)

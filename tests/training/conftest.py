@@ -1,4 +1,4 @@
-"""Undisturbed runs that several files compare with."""
+"""Undisturbed runs with which the tests of several files compare."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ from compass_jax.training.rl import run_rl
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """The directory and the result of a variant's run that nothing disturbs, run once."""
+    """Returns a function that runs a variant, once, and returns the run's directory and result."""
 
     @cache
     def run(variant):

@@ -1,4 +1,4 @@
-"""The user's code of the pages in docs/howto, as files."""
+"""Files with the user code of the pages in docs/howto."""
 
 import re
 from pathlib import Path

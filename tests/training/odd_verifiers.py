@@ -1,4 +1,4 @@
-"""Checks for the workers of the loop's tests; the response's bytes decide."""
+"""Verifiers for the loop's tests, whose verdict depends on the bytes of the response."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ def _draw(response: str) -> int:
 
 
 def coin(row: dict, response: str) -> float:
-    """1 for half of all responses."""
+    """Returns 1 for half of all responses."""
     return float(_draw(response) < 4)
 
 
@@ -27,5 +27,5 @@ def treacherous(row: dict, response: str) -> float:
 
 
 def seldom(row: dict, response: str) -> float:
-    """1 for one response of eight, so that many groups are all wrong."""
+    """Returns 1 for one response of eight, so that many groups are all wrong."""
     return float(_draw(response) == 3)

@@ -1,4 +1,4 @@
-"""`compass train` in several real processes over loopback, each with devices of its own. Also a
+"""Jobs of several real `compass` processes over loopback, each with separate devices, and a
 configuration file for them.
 """
 
@@ -78,7 +78,7 @@ def processes():
 
 
 def environment(devices: int) -> dict[str, str]:
-    """One process with so many simulated devices."""
+    """Returns the environment of a process with `devices` simulated devices."""
     inherited = ("COV_", "COMPASS_", "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     needed = ("COMPASS_SAMPLERS_KEY",)
     out = {k: v for k, v in os.environ.items() if k in needed or not k.startswith(inherited)}
@@ -87,15 +87,15 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Returns a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
-    """The configuration file. `rl` and `run`: what is otherwise in it, as arguments of
-    dataclasses.replace.
+    """Writes the configuration file and returns its path. `rl` and `run` change config.rl and the
+    run, as arguments of dataclasses.replace.
     """
     file = folder / "processes.py"
     rows = folder / "open.jsonl"
@@ -109,8 +109,8 @@ def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
 
 
 class Job:
-    """One command in `count` processes that have eight devices together; its output is in
-    `folder`/log_<number>.txt.
+    """A command in `count` processes that have eight devices together. The output of a process is
+    in `folder`/log_<number>.txt.
     """
 
     def __init__(
@@ -130,16 +130,18 @@ class Job:
         arguments = [command, str(file), "--run-dir", str(self.directory), *options]
         port, self.processes = free_port(), []
         for number, path in enumerate(self.logs):
-            own = {
+            cluster_variables = {
                 "COMPASS_COORDINATOR": f"127.0.0.1:{port}",
                 "COMPASS_PROCESSES": str(count),
                 "COMPASS_PROCESS_ID": str(number),
             }
-            variables = environment(8 // count) | (own if count > 1 else {})
+            variables = environment(8 // count) | (cluster_variables if count > 1 else {})
             with path.open("wb") as log:
-                whole = [sys.executable, "-m", "compass_jax", *arguments]
+                command_line = [sys.executable, "-m", "compass_jax", *arguments]
                 self.processes.append(
-                    subprocess.Popen(whole, env=variables, stdout=log, stderr=log, cwd=TESTS.parent)
+                    subprocess.Popen(
+                        command_line, env=variables, stdout=log, stderr=log, cwd=TESTS.parent
+                    )
                 )
 
     def __enter__(self) -> Job:
@@ -151,40 +153,40 @@ class Job:
             process.wait()
 
     def log(self, number: int) -> str:
-        """What process `number` said."""
+        """Returns the output of process `number`."""
         return self.logs[number].read_text(errors="replace")
 
     def steps(self) -> int:
-        """Lines of metrics.jsonl so far."""
+        """Returns the number of lines of metrics.jsonl so far."""
         file = self.directory / "metrics.jsonl"
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Until it holds, every process still running."""
+        """Waits until the condition holds, and fails if a process ends before."""
         limit = time.monotonic() + PATIENCE_S
         while not condition():
             assert (
                 all(process.poll() is None for process in self.processes)
                 and time.monotonic() < limit
-            ), self.told()
+            ), self.log_tails()
             time.sleep(0.01)
 
     def send(self, number: int, what: signal.Signals) -> None:
-        """A signal to one process."""
+        """Sends a signal to one process."""
         self.processes[number].send_signal(what)
 
     def codes(self) -> list[int]:
-        """Exit codes, when all have ended."""
+        """Waits until all processes have ended; returns their exit codes."""
         limit = time.monotonic() + PATIENCE_S
         try:
             return [process.wait(max(0.0, limit - time.monotonic())) for process in self.processes]
         except subprocess.TimeoutExpired:
-            raise AssertionError(self.told()) from None
+            raise AssertionError(self.log_tails()) from None
 
     def finish(self, status: int = 0) -> None:
-        """To its end, without an error; 143 where it was stopped on request."""
-        assert self.codes() == [status] * len(self.processes), self.told()
+        """Waits for the end of the job and checks its exit status (143 after a stop on request)."""
+        assert self.codes() == [status] * len(self.processes), self.log_tails()
 
-    def told(self) -> str:
-        """The ends of all logs."""
+    def log_tails(self) -> str:
+        """Returns the ends of all logs."""
         return "\n".join(f"--- process {n}\n{self.log(n)[-3000:]}" for n in range(len(self.logs)))

@@ -1,4 +1,4 @@
-"""Ways to end a run at a chosen moment, once: what runs later in the same test is left alone."""
+"""Ways to end a run at a chosen moment, once: later runs of the same test are not affected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compass_jax.training.learner import Learner
 
 
 class Killed(BaseException):
-    """Ends a run at once, as a kill does: nothing is saved."""
+    """An exception that ends a run at once, like a kill, without saving its state."""
 
 
 def terminate() -> None:

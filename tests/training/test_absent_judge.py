@@ -1,4 +1,6 @@
-"""A run whose judge nobody reaches ends with its state saved, and goes on when it is back."""
+"""A run whose judge is unreachable: it saves its state and ends, and continues once the judge is
+back.
+"""
 
 import json
 import socket
@@ -18,7 +20,7 @@ SEED = 1  # no response of its first step is empty; an empty one is Worse withou
 
 
 def say(number, body):
-    """The longer answer is the better one."""
+    """Returns a verdict by which the longer answer is the better one."""
     texts = (quoted(body["messages"][1]["content"], x) for x in ("Candidate", "Anchor"))
     candidate, anchor = map(len, texts)
     return "Better" if candidate > anchor else "Worse" if candidate < anchor else "Tie"
@@ -41,7 +43,7 @@ def config(folder, name, endpoint, seed=0, **rl):
     )
 
 
-def nobody():
+def closed_address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
@@ -55,13 +57,13 @@ def answers(folder, name):
 
 
 def test_the_same_command_goes_on_when_the_judge_is_back(tmp_path, caplog):
-    absent = nobody()
+    absent = closed_address()
     with pytest.raises(VerifierError, match=r"unreachable.*the same command goes on then"):
         run_rl(config(tmp_path, "run", absent))
     assert "the judge gave no verdict (unreachable" in caplog.text
     with served(say) as (endpoint, _):
-        found = run_rl(config(tmp_path, "run", endpoint))
-        assert found["steps"] == 2 and not found["stopped"]
+        result = run_rl(config(tmp_path, "run", endpoint))
+        assert result["steps"] == 2 and not result["stopped"]
         run_rl(config(tmp_path, "undisturbed", endpoint))
     assert answers(tmp_path, "run") == answers(tmp_path, "undisturbed")
     rewards = {reward for *_, samples in answers(tmp_path, "run") for _, reward in samples}
@@ -74,7 +76,7 @@ def test_a_step_of_fewer_samples_ends_the_run_before_it_is_trained_on(tmp_path):
     small = {"one_step_off": True, "correction": named_correction("tis"), "prompts_per_step": 2}
     small |= {"group_size": 2, "steps": 3}
     with pytest.raises(StepFailed, match=r"all 4 samples of a step failed.*Connection refused"):
-        run_rl(config(tmp_path, "run", nobody(), SEED, **small))
+        run_rl(config(tmp_path, "run", closed_address(), SEED, **small))
     with served(say) as (endpoint, _):
         run_rl(config(tmp_path, "run", endpoint, SEED, **small))
     rows = lines(tmp_path / "run")

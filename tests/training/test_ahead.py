@@ -1,4 +1,4 @@
-"""Programs that are compiled beside the first rollout are those that the training then calls."""
+"""Ahead-of-time compilation during the first rollout, of the programs that the training calls."""
 
 import logging
 import re
@@ -21,19 +21,19 @@ from compass_jax.training.rl import run_rl
 @pytest.fixture
 def lowered(monkeypatch):
     """Counts the programs that are lowered, by name and arguments."""
-    found = Counter()
+    counts = Counter()
 
     class Reader(logging.Handler):
         def emit(self, record):
-            said = re.match(r"Compiling jit\((\w+)\) with global shapes (.*)", record.getMessage())
-            if said:
-                found[said[1], said[2]] += 1
+            match = re.match(r"Compiling jit\((\w+)\) with global shapes (.*)", record.getMessage())
+            if match:
+                counts[match[1], match[2]] += 1
 
     logger, reader = logging.getLogger("jax._src.interpreters.pxla"), Reader()
     jax.clear_caches()
     logger.addHandler(reader)
     jax.config.update("jax_log_compiles", True)
-    yield found
+    yield counts
     jax.config.update("jax_log_compiles", False)
     logger.removeHandler(reader)
 
@@ -44,8 +44,8 @@ def doubled(x):
 
 
 @jax.jit
-def total(found):
-    return found["twice"].sum()
+def total(inputs):
+    return inputs["twice"].sum()
 
 
 @jax.jit
@@ -58,9 +58,9 @@ X = struct((5,), jnp.float32)
 
 def test_a_call_finds_what_was_compiled(lowered):
     first = Program("first", doubled, (X,))
-    ahead = CompileAhead([first, Program("second", total, (Result(first),))])
-    ahead._thread.join()
-    assert ahead.compiled == ["first", "second"]
+    compiler = CompileAhead([first, Program("second", total, (Result(first),))])
+    compiler._thread.join()
+    assert compiler.compiled == ["first", "second"]
     before = lowered.copy()
     assert {name for name, _ in before} == {"doubled", "total"}
     assert float(total(doubled(jnp.arange(5, dtype=jnp.float32)))) == 20
@@ -68,34 +68,34 @@ def test_a_call_finds_what_was_compiled(lowered):
 
 
 def test_what_cannot_be_compiled_is_left_to_its_call():
-    ahead = CompileAhead([Program("wrong", wrong, (X,)), Program("first", doubled, (X,))])
-    ahead.finish()
-    assert ahead.compiled == []
+    compiler = CompileAhead([Program("wrong", wrong, (X,)), Program("first", doubled, (X,))])
+    compiler.finish()
+    assert compiler.compiled == []
     with pytest.raises(ValueError, match="cannot be traced"):
         wrong(jnp.zeros(5))
 
 
 def test_after_finish_nothing_more_is_compiled():
-    asked, go = threading.Event(), threading.Event()
+    second_requested, go = threading.Event(), threading.Event()
 
     def programs():
         yield Program("first", doubled, (X,))
-        asked.set()
+        second_requested.set()
         go.wait()
         yield Program("second", doubled, (struct((6,), jnp.float32),))
 
-    ahead = CompileAhead(programs())
-    asked.wait()
-    ahead._enough.set()
+    compiler = CompileAhead(programs())
+    second_requested.wait()
+    compiler._enough.set()
     go.set()
-    ahead.finish()
-    assert ahead.compiled == ["first"]
+    compiler.finish()
+    assert compiler.compiled == ["first"]
 
 
 @pytest.mark.slow
 def test_a_run_over_a_mesh_compiles_each_program_once(tmp_path, lowered, monkeypatch):
-    """The list is in the shapes and with the arguments of the run: else both would compile.
-    tests/plan/test_programs.py shows it for one device.
+    """The listed programs have the shapes and the arguments of the run; otherwise a program would
+    be compiled twice. tests/plan/test_programs.py checks this on one device.
     """
     seen = []
 

@@ -30,8 +30,8 @@ def configured(directory, **rl):
 
 
 def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
-    """Three steps of two updates at temperature 0.7: the gap stays rounding, the policy stays where
-    it was.
+    """Three steps of two updates at temperature 0.7 do not change the policy, and the mismatch is
+    rounding.
     """
     config = configured(
         tmp_path,
@@ -56,7 +56,7 @@ def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
 
 
 class Trainer(RLTrainer):
-    """A trainer that never rolls out: what it saves and restores is made by hand."""
+    """A trainer without a rollout, which saves and restores samples that are made by hand."""
 
     def __init__(self, config):
         with Telemetry(config.directory, 1, "rl") as telemetry:
@@ -65,7 +65,7 @@ class Trainer(RLTrainer):
             )
 
     def interrupt(self, routes):
-        """As after a stop in step 1 with rows 0 and 5 finished, of 12 and 30 tokens."""
+        """Saves the state of a stop in step 1 with rows 0 and 5 finished, of 12 and 30 tokens."""
         if not self.buffer.prompts:
             self.buffer.add(self.stream.next_batch(self.rl.prompts_per_step))
         prompts = list(self.buffer.prompts.values())
@@ -79,7 +79,9 @@ class Trainer(RLTrainer):
 
 
 def recorded(config):
-    """A store as the rollout leaves it: two experts of four for each input of the finished rows."""
+    """Returns a route store after a rollout: two experts of four for each input of the finished
+    rows.
+    """
     rows = config.rl.prompts_per_step * config.rl.capacity
     store = np.array(empty_routes(config.model, rows, config.rollout.max_length))
     store[0, :11], store[5, :29] = [2, 0], [1, 3]
@@ -88,7 +90,7 @@ def recorded(config):
 
 @pytest.mark.parametrize("replay", ["R3", "R2", "off"])
 def test_an_interrupted_rollout_comes_back_with_the_routes_that_its_replay_needs(tmp_path, replay):
-    """R3 has the rollout's routes; R2 and off kept none, and none are asked for."""
+    """R3 needs the rollout's routes; R2 and off store none and need none."""
     config = configured(tmp_path, replay=replay)
     first = Trainer(config)
     store = recorded(config) if replay == "R3" else None

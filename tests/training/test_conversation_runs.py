@@ -86,7 +86,7 @@ def rl_config(folder, name):
 
 @pytest.fixture
 def brief(monkeypatch):
-    """The first parameters end a turn with probability 1/5 at every token."""
+    """Changes the initial parameters so that a turn ends with probability 1/5 at every token."""
     real = loop.first_parameters
 
     def first_parameters(config, model, tell):
@@ -113,8 +113,8 @@ def test_three_turns_with_tools_train(tmp_path, name, brief):
     groups = lines(tmp_path / "runs", "rollouts")
     samples = [sample for group in groups for sample in group["samples"]]
     assert Counter(sample["components"]["turns"] for sample in samples)[3] >= 6
-    whole = next(x["response"] for x in samples if x["components"]["turns"] == 3)
-    assert whole.index("3") < whole.index("Again.")
+    response = next(x["response"] for x in samples if x["components"]["turns"] == 3)
+    assert response.index("3") < response.index("Again.")
 
 
 TALKS = [

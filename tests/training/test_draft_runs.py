@@ -1,4 +1,4 @@
-"""Runs with drafts over two passes: what the second pass samples, and the account of its tokens."""
+"""Runs with drafts over two passes: the samples of the second pass, and the count of its tokens."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from compass_jax.config import GroupReplayConfig, ZeroVarianceConfig, named_corr
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.training.rl import run_rl
 
-STILL = 1e-12  # a learning rate that leaves the weights as they are
+STILL = 1e-12  # a learning rate that does not change the weights
 
 
 def two_passes(directory, learning_rate, **rl):

@@ -1,4 +1,4 @@
-"""Dynamic sampling: rounds until enough groups vary; what is dropped is counted."""
+"""Dynamic sampling: rounds until enough groups vary, and the count of the dropped tokens."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
         assert (
             m["zero_variance/dynamic_dropped_groups"] == 8 * m["zero_variance/dynamic_rounds"] - 4
         )
-        assert m["policy/ratio_dev_max"] == 0  # the routes that moved are those of the samples
+        assert m["policy/ratio_dev_max"] == 0  # the moved routes are those of the samples
         assert m["replay/unset_frac"] == 0 and m["mismatch/logp_abs_diff"] < 1e-5
         rounds.append(m["zero_variance/dynamic_rounds"])
-    assert max(rounds) > 1  # or the test would not show what it says
+    assert max(rounds) > 1  # otherwise no group was sampled in a second round

@@ -1,5 +1,5 @@
-"""A real tiny RL run that evaluates a set of its own at a step of one's choice; what it leaves is
-what `compass eval` says of its checkpoint, and `compass compare` reads both.
+"""A real tiny RL run that evaluates an extra set at a chosen step. `compass eval` gives the same
+evaluation of its checkpoint, and `compass compare` reads both.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from compass_jax.training.rl import run_rl
 def run(tmp_path_factory):
     config = tiny_run("odd_verifiers:coin")
     (source,) = config.data.sources
-    own = EvalSet("own", (dataclasses.replace(source, label="mine"),), prompts=3, k=4)
+    eval_set = EvalSet("own", (dataclasses.replace(source, label="mine"),), prompts=3, k=4)
     config = evolve(
         config,
         run_dir=str(tmp_path_factory.mktemp("evaluated") / "rl"),
-        data={"eval_sets": (own,)},
+        data={"eval_sets": (eval_set,)},
         evaluation={"at": (1,)},
     )
     return config, run_rl(config)
@@ -40,10 +40,17 @@ def test_a_set_is_evaluated_at_the_steps_of_ones_choice_and_at_the_end(run):
     for name in ("eval/own/avg_at_k", "eval/own/truncated_frac", "eval/heldout/greedy"):
         assert 0 <= first[name] <= 1
     assert all(metric_help(name) for name in first)
-    own = result["evaluation"].sets["own"]
-    assert (own.prompts, own.k, own.overlap) == (3, 4, own.by["overlap/training"].prompts)
-    assert set(own.pass_at) == {1, 2, 4} and own.by["mine"].avg_at_k == own.avg_at_k
-    assert own.pass_at[1] == pytest.approx(own.avg_at_k)
+    set_result = result["evaluation"].sets["own"]
+    assert (set_result.prompts, set_result.k, set_result.overlap) == (
+        3,
+        4,
+        set_result.by["overlap/training"].prompts,
+    )
+    assert (
+        set(set_result.pass_at) == {1, 2, 4}
+        and set_result.by["mine"].avg_at_k == set_result.avg_at_k
+    )
+    assert set_result.pass_at[1] == pytest.approx(set_result.avg_at_k)
 
 
 @pytest.mark.slow
@@ -51,18 +58,18 @@ def test_the_same_weights_have_the_same_answers_in_compass_eval(run, tmp_path, c
     config, result = run
     out = tmp_path / "out"
     summary = run_eval(config, config.run_dir, str(out), as_json=True)
-    shown = capsys.readouterr()
-    assert json.loads(shown.out) == json.loads((out / "summary.json").read_text()) == summary
-    kept = Path(config.run_dir, "evaluation")
-    assert (out / "answers.jsonl").read_text() == (kept / "answers.jsonl").read_text()
-    mine = json.loads((kept / "summary.json").read_text())
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == json.loads((out / "summary.json").read_text()) == summary
+    folder = Path(config.run_dir, "evaluation")
+    assert (out / "answers.jsonl").read_text() == (folder / "answers.jsonl").read_text()
+    saved_summary = json.loads((folder / "summary.json").read_text())
     for name, one in summary["sets"].items():
-        assert mine["sets"][name] == one
-    assert f"{config.run_dir}: own" in shown.err and "own: " not in shown.out
+        assert saved_summary["sets"][name] == one
+    assert f"{config.run_dir}: own" in captured.err and "own: " not in captured.out
     assert cli.main(["compare", config.run_dir, str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["sets"]
-    assert found["own"]["matched"] == 3 and found["own"]["avg_at_k"]["p"] == 1
-    assert found["heldout"]["avg_at_k"]["first"] == pytest.approx(result["evaluation"].avg_at_k)
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert sets["own"]["matched"] == 3 and sets["own"]["avg_at_k"]["p"] == 1
+    assert sets["heldout"]["avg_at_k"]["first"] == pytest.approx(result["evaluation"].avg_at_k)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The first update is on policy, in programs that are optimised as in a run."""
+"""The on-policy first update, in programs that are optimised as in a run."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.usefixtures("fully_optimised")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_first_update_is_on_policy_and_clips_nothing(objective, dtype):
-    """Temperature 0.8. Bit for bit in bfloat16 too, where ESPO's clip range is smaller than the
-    rounding.
+    """The temperature is 0.8. The ratio is exactly 1 in bfloat16, too, where ESPO's clip range is
+    smaller than the rounding.
     """
     model, params = (
         Transformer(TINY, dataclasses.replace(COMPUTE, dtype=dtype)),
@@ -24,13 +24,13 @@ def test_the_first_update_is_on_policy_and_clips_nothing(objective, dtype):
     arrays, routes = rollout()
     scored, *_ = score(model, params, arrays, routes, WHOLE, 0.8)
     config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
-    grads, found = gradient(model, params, scored, config, WHOLE, 0.8)
-    print(f"ratio dev {objective}: {float(found['policy/ratio_dev_max']):.2e}")
+    grads, metrics = gradient(model, params, scored, config, WHOLE, 0.8)
+    print(f"ratio dev {objective}: {float(metrics['policy/ratio_dev_max']):.2e}")
     assert (
-        float(found["policy/ratio_dev_max"]) == 0
-        and float(found["policy/clip_frac"]) == 0
+        float(metrics["policy/ratio_dev_max"]) == 0
+        and float(metrics["policy/clip_frac"]) == 0
         and norm(grads) > 1e-3
     )
-    assert float(found["policy/kl_k3"]) == 0
+    assert float(metrics["policy/kl_k3"]) == 0
     _, later = gradient(model, moved(params), scored, config, WHOLE, 0.8)
     assert float(later["policy/ratio_dev_max"]) > 1e-4 and float(later["policy/kl_k3"]) > 1e-6

@@ -1,5 +1,5 @@
-"""`compass eval --follow`: a run in training is evaluated from outside, with the numbers that it
-would have logged itself.
+"""`compass eval --follow`: another process evaluates a run in training, with the numbers that the
+run would log.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from compass_jax.weights import checkpoint
 NAMES = [f"step_{step:08d}" for step in (1, 2, 3)]
 
 
-def never():
+def fail_if_waiting():
     raise AssertionError("nothing was to be waited for")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of three steps that evaluated itself after each, and its configuration."""
+    """Returns the configuration of a run of three steps with an evaluation after each."""
     config = tiny_run("odd_verifiers:coin")
     config = evolve(
         config,
@@ -46,7 +46,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path):
-    """A copy of the run, to which a test may do what it wants."""
+    """Returns the directory of a copy of the run, which a test may change."""
     return Path(shutil.copytree(trained.run_dir, tmp_path / "run"))
 
 
@@ -64,49 +64,49 @@ def test_checkpoints_that_come_have_the_numbers_of_the_runs_own_evaluation(
     before = sorted(path for path in run.rglob("*") if path.is_file())
 
     def pause():
-        """The training goes on by a step."""
+        """Continues the training by one step."""
         following = sorted(later.iterdir())
         assert following, "the last checkpoint is there"
         following[0].rename(run / "checkpoints" / following[0].name)
 
     assert follow(trained, str(run), str(tmp_path / "out"), pause=pause) == ""
-    own = [(row["step"], evaluations(row["metrics"])) for row in lines(run)]
-    found = lines(tmp_path / "out")
-    assert [(row["step"], row["metrics"]) for row in found] == own
-    assert len({str(metrics) for _, metrics in own}) > 1  # training changes them
+    expected = [(row["step"], evaluations(row["metrics"])) for row in lines(run)]
+    rows = lines(tmp_path / "out")
+    assert [(row["step"], row["metrics"]) for row in rows] == expected
+    assert len({str(metrics) for _, metrics in expected}) > 1  # training changes them
     assert "avg@2" in capsys.readouterr().out
     for step, name in enumerate(NAMES, 1):
         assert (tmp_path / "out" / name / "answers.jsonl").exists(), step
-    written = sorted(path for path in run.rglob("*") if path.is_file())
-    assert all("checkpoints" in path.parts for path in set(written) ^ set(before))
+    after = sorted(path for path in run.rglob("*") if path.is_file())
+    assert all("checkpoints" in path.parts for path in set(after) ^ set(before))
 
 
 def test_the_second_checkpoint_meets_the_engine_of_the_first(trained, monkeypatch):
-    made = []
+    calls = []
     decoder_of = evaluate.decoder_of
-    monkeypatch.setattr(evaluate, "decoder_of", lambda *a: made.append(a) or decoder_of(*a))
+    monkeypatch.setattr(evaluate, "decoder_of", lambda *a: calls.append(a) or decoder_of(*a))
     evaluator = Evaluator(trained)
-    found = [evaluator(str(checkpoint.locate(trained.run_dir, step))) for step in (1, 3)]
-    assert len(made) == 1
-    own = [evaluations(row["metrics"]) for row in lines(Path(trained.run_dir))]
-    assert [plain_numbers(one.metrics()) for one in found] == [own[0], own[2]]
+    results = [evaluator(str(checkpoint.locate(trained.run_dir, step))) for step in (1, 3)]
+    assert len(calls) == 1
+    expected = [evaluations(row["metrics"]) for row in lines(Path(trained.run_dir))]
+    assert [plain_numbers(one.metrics()) for one in results] == [expected[0], expected[2]]
 
 
 def test_what_was_evaluated_is_not_evaluated_again(trained, run, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    follow(trained, str(run), str(out), pause=never)
+    follow(trained, str(run), str(out), pause=fail_if_waiting)
     first = (out / "metrics.jsonl").read_text()
     (out / NAMES[1] / "summary.json").unlink()  # as a kill between two writes leaves it
-    asked = []
+    evaluated = []
     call = Evaluator.__call__
 
     def counted(self, weights, out):
-        asked.append(weights)
+        evaluated.append(weights)
         return call(self, weights, out)
 
     monkeypatch.setattr(Evaluator, "__call__", counted)
-    follow(trained, str(run), str(out), pause=never)
-    assert [Path(weights).name for weights in asked] == [NAMES[1]]
+    follow(trained, str(run), str(out), pause=fail_if_waiting)
+    assert [Path(weights).name for weights in evaluated] == [NAMES[1]]
     assert (out / "metrics.jsonl").read_text() == first
 
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_the_training_removed_meanwhile_is_told(
         return call(self, weights, out)
 
     monkeypatch.setattr(Evaluator, "__call__", removed_before)
-    follow(trained, str(run), str(tmp_path / "out"), pause=never)
+    follow(trained, str(run), str(tmp_path / "out"), pause=fail_if_waiting)
     assert "the checkpoint of step 1 went before it was read" in capsys.readouterr().out
     assert [row["step"] for row in lines(tmp_path / "out")] == [2, 3]
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_the_training_removed_meanwhile_is_told(
 def test_a_damaged_checkpoint_ends_it_with_its_name(trained, run, tmp_path):
     (run / "checkpoints" / NAMES[1] / "meta.json").unlink()
     with pytest.raises(CompassError, match=NAMES[1]):
-        follow(trained, str(run), str(tmp_path / "out"), pause=never)
+        follow(trained, str(run), str(tmp_path / "out"), pause=fail_if_waiting)
     assert [row["step"] for row in lines(tmp_path / "out")] == [1]
 
 
@@ -147,20 +147,20 @@ def test_it_waits_for_the_first_checkpoint_and_for_a_run_that_is_made_longer(
         (run / "config.json").write_text(config_to_json(trained if len(waits) == 3 else longer))
 
     follow(trained, str(run), str(tmp_path / "out"), pause=pause)
-    said = capsys.readouterr().out
-    assert waits == [0, 3, 3] and "waiting for the first checkpoint" in said
-    assert said.count("waiting for a later checkpoint") == 1
+    output = capsys.readouterr().out
+    assert waits == [0, 3, 3] and "waiting for the first checkpoint" in output
+    assert output.count("waiting for a later checkpoint") == 1
 
 
 @pytest.mark.parametrize(
-    ("gone", "when"),
+    ("removed", "when"),
     [("directory", "waiting"), ("config.json", "evaluating"), ("renamed", "evaluating")],
 )
-def test_a_run_that_is_removed_ends_it(trained, run, tmp_path, monkeypatch, capsys, gone, when):
+def test_a_run_that_is_removed_ends_it(trained, run, tmp_path, monkeypatch, capsys, removed, when):
     def remove(*_):
-        if gone == "renamed":
+        if removed == "renamed":
             run.rename(tmp_path / "elsewhere")
-        elif gone == "directory":
+        elif removed == "directory":
             shutil.rmtree(run)
         else:
             (run / "config.json").unlink()
@@ -171,7 +171,7 @@ def test_a_run_that_is_removed_ends_it(trained, run, tmp_path, monkeypatch, caps
     monkeypatch.setattr("compass_jax.commands.follow.time.sleep", remove)
     if when == "waiting":
         shutil.rmtree(run / "checkpoints")
-        monkeypatch.setattr(Evaluator, "__call__", never)
+        monkeypatch.setattr(Evaluator, "__call__", fail_if_waiting)
     else:
         monkeypatch.setattr(Evaluator, "__call__", remove)
     words = ["--checkpoint", str(run), "--follow", "--out", str(tmp_path / "out")]
@@ -180,40 +180,41 @@ def test_a_run_that_is_removed_ends_it(trained, run, tmp_path, monkeypatch, caps
 
 
 def test_strict_ends_at_the_first_warning(trained, run, tmp_path):
-    rewards = dataclasses.replace(trained.rewards, answer_tag="answer")  # which nobody writes
+    # a tag that no response has
+    rewards = dataclasses.replace(trained.rewards, answer_tag="answer")
     sources = tuple(dataclasses.replace(s, verifier="math") for s in trained.data.sources)
     data = dataclasses.replace(trained.data, sources=sources)
     config = dataclasses.replace(trained, rewards=rewards, data=data)
-    assert follow(config, str(run), str(tmp_path / "out"), pause=never, strict=True)
+    assert follow(config, str(run), str(tmp_path / "out"), pause=fail_if_waiting, strict=True)
     assert [row["step"] for row in lines(tmp_path / "out")] == [1]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--follow"], "--follow writes each evaluation into a folder of --out DIR"),
         (["--follow", "--out", "x", "--json"], "--json prints one summary"),
     ],
 )
-def test_options_that_do_not_go_together_are_told(trained, words, told, capsys):
+def test_options_that_do_not_go_together_are_told(trained, words, message, capsys):
     assert cli.main(["eval", "--checkpoint", trained.run_dir, *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_refused(trained, tmp_path):
     with pytest.raises(ConfigError, match="is not a run directory"):
-        follow(trained, str(tmp_path / "nowhere"), str(tmp_path / "out"), pause=never)
+        follow(trained, str(tmp_path / "nowhere"), str(tmp_path / "out"), pause=fail_if_waiting)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_other_things_in_it_is_left_as_it_is(trained, run, tmp_path):
     before = (run / "metrics.jsonl").read_text()
     with pytest.raises(ConfigError, match="is the directory of a run or a model"):
-        follow(trained, str(run), str(run), pause=never)
+        follow(trained, str(run), str(run), pause=fail_if_waiting)
     for text in (before, '{"stage": "eval"}\n', "[1]\n", "half a li"):
         (tmp_path / "metrics.jsonl").write_text(text)
         with pytest.raises(ConfigError, match=r"metrics.jsonl:1 is no line of --follow: name ano"):
-            follow(trained, str(run), str(tmp_path), pause=never)
+            follow(trained, str(run), str(tmp_path), pause=fail_if_waiting)
         assert (tmp_path / "metrics.jsonl").read_text() == text
     assert (run / "metrics.jsonl").read_text() == before
 

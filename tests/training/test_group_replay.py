@@ -1,5 +1,5 @@
 """Updates with replayed groups: their gradient against a float64 reference, the account of a step
-by hand, and whole runs.
+by hand, and complete runs.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ WHOLE = slice(0, 16)
 
 
 def replayed(seed=0):
-    """`recorded`, but groups 1 and 3, which vary, come from earlier steps: their behaviour's
-    log-probs are of other policies, and the routes of group 1 are live.
+    """Returns `recorded` samples in which groups 1 and 3, which vary, come from earlier steps:
+    their behaviour log-probs are of other policies, and the routes of group 1 are live.
     """
     arrays, rng = recorded(seed), np.random.default_rng([seed, 5])
     behaviour = np.where(STALE[:, None], -4 + rng.normal(0, 0.7, arrays.mask.shape), -3.0)
@@ -61,9 +61,10 @@ def learner_of(config=CONFIG, **rl):
 
 
 def decoupled(arrays, logp, old_logp):
-    """The derivative of GRPO's decoupled objective with respect to each token's log-prob (arXiv
-    2505.24298): per token min(r A, clip(r) A) with r = pi / pi_old, times the truncated weight
-    min(pi_old / behaviour, 2), averaged over a response's tokens, the responses and the groups.
+    """Returns the derivative of GRPO's decoupled objective with respect to each token's log-prob
+    (arXiv 2505.24298): per token min(r A, clip(r) A) with r = pi / pi_old, times the truncated
+    weight min(pi_old / behaviour, 2), averaged over a response's tokens, the responses and the
+    groups.
     """
     out = np.zeros(logp.shape)
     for g in range(4):
@@ -82,7 +83,7 @@ def decoupled(arrays, logp, old_logp):
 
 
 def expected_gradient(learner, params, arrays, old_logp):
-    """(gradient of minus the decoupled objective at `params`, log-probs there)."""
+    """Returns (gradient of minus the decoupled objective at `params`, log-probs at `params`)."""
     tokens, lengths = jnp.asarray(arrays.tokens), jnp.asarray(arrays.lengths)
 
     def logp_of(params):
@@ -95,44 +96,44 @@ def expected_gradient(learner, params, arrays, old_logp):
 
 
 def test_the_gradient_is_that_of_the_decoupled_objective(x64, monkeypatch):
-    """In float64: of the first update, whose passes score the rows, too, and of a second one on the
-    same rows, where ratios differ from one.
+    """The test compares, in float64, the first update, whose passes score the rows, too, and a
+    second one on the same rows, in which ratios differ from one.
     """
-    learner, taken = learner_of(evolve(CONFIG, compute=F64), replay="R3"), []
+    learner, updates = learner_of(evolve(CONFIG, compute=F64), replay="R3"), []
     arrays = replayed()
     for name in ("rollout_logp", "reward", "repetition"):
         setattr(arrays, name, getattr(arrays, name).astype(np.float64))
     take = learner._take
 
-    def taking(grads):
-        taken.append((grads, jax.tree.map(jnp.copy, learner.params)))
+    def record_take(grads):
+        updates.append((grads, jax.tree.map(jnp.copy, learner.params)))
         return take(grads)
 
-    monkeypatch.setattr(learner, "_take", taking)
+    monkeypatch.setattr(learner, "_take", record_take)
     first = learner._unscored(arrays)
     joined, _ = learner._score_and_differentiate(first, WHOLE, [], never_stop)
     scored = learner.score(arrays)
     np.testing.assert_array_equal(first.old_logp, scored.old_logp)
     for _ in range(2):
-        found = learner.update(scored, WHOLE)
-    assert found["policy/ratio_dev_max"] > 0.2 and 0 < found["policy/clip_frac"] < 1
+        metrics = learner.update(scored, WHOLE)
+    assert metrics["policy/ratio_dev_max"] > 0.2 and 0 < metrics["policy/clip_frac"] < 1
     weights = np.exp(scored.old_logp - arrays.rollout_logp)[arrays.mask & STALE[:, None]]
-    assert weights.min() < 0.7 and weights.max() > 2  # some are cut
+    assert weights.min() < 0.7 and weights.max() > 2  # some are truncated
     old_logp = None
-    for grads, params in taken:
+    for grads, params in updates:
         expected, logp = expected_gradient(learner, params, arrays, old_logp)
         old_logp = logp if old_logp is None else old_logp
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), grads, expected
         )
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), joined, taken[0][0]
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), joined, updates[0][0]
     )
 
 
 def test_a_replayed_row_is_trained_on_and_generates_nothing():
-    """Three sampled groups of a step, one replayed, one replaced (all wrong, 30 tokens), and 5
-    tokens of dropped groups.
+    """The step has three sampled groups, one replayed group, one replaced group (all wrong, 30
+    tokens), and 5 tokens of dropped groups.
     """
     arrays, flags = samples(0), np.repeat([False, False, True, False], 4)
     marked = dataclasses.replace(arrays, replayed=flags)
@@ -140,22 +141,22 @@ def test_a_replayed_row_is_trained_on_and_generates_nothing():
     replaced = [Outcome(4, 0.0, 30, "hard", 4)]
     metrics = learner.train(marked, dropped_tokens=5, replaced=replaced)
     plain = unmarked.train(arrays)
-    own = arrays.mask[~flags].sum()
-    assert metrics["waste/tokens_generated"] == own + 35
-    assert metrics["waste/frac_verifier_signal"] == pytest.approx(own / (own + 35))
-    assert metrics["waste/frac_none"] == pytest.approx(35 / (own + 35))
+    sampled = arrays.mask[~flags].sum()
+    assert metrics["waste/tokens_generated"] == sampled + 35
+    assert metrics["waste/frac_verifier_signal"] == pytest.approx(sampled / (sampled + 35))
+    assert metrics["waste/frac_none"] == pytest.approx(35 / (sampled + 35))
     assert metrics["zero_variance/rate_all_wrong"] == 0.25
     assert metrics["zero_variance/rate_all_right"] == 0
     jax.tree.map(np.testing.assert_array_equal, learner.state, unmarked.state)
-    apart = {name for name in metrics if name.startswith("mismatch/replayed/")}
-    assert {name.rpartition("/")[2] for name in apart} == {
+    replayed_names = {name for name in metrics if name.startswith("mismatch/replayed/")}
+    assert {name.rpartition("/")[2] for name in replayed_names} == {
         "logp_abs_diff",
         "kl_k3",
         "extreme_frac",
         "ess",
     }
     gaps = np.array([metrics[f"mismatch/{part}logp_abs_diff"] for part in ("", "replayed/")])
-    counts = np.array([own, arrays.mask[flags].sum()])
+    counts = np.array([sampled, arrays.mask[flags].sum()])
     mean = (gaps * counts).sum() / counts.sum()
     assert mean == pytest.approx(plain["mismatch/logp_abs_diff"], rel=1e-5)
 
@@ -182,8 +183,8 @@ def test_every_objective_trains_on_replayed_rows(name):
         assert all(np.isfinite(x) for x in metrics.values()) and metrics["grad_norm"] > 0
     after = jax.tree.map(np.asarray, learner.params)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
-    same = jax.tree.map(np.array_equal, before, after)
-    assert not all(jax.tree.leaves(same)) and int(learner.state.step) == 4
+    unchanged = jax.tree.map(np.array_equal, before, after)
+    assert not all(jax.tree.leaves(unchanged)) and int(learner.state.step) == 4
 
 
 def test_a_run_replays_groups_and_counts_the_tokens_that_it_sampled(undisturbed):

@@ -1,5 +1,5 @@
-"""An advantage, a correction, an optimiser and a callback from outside the package, as the pages
-in docs/howto have them: each trains two steps.
+"""An advantage, a correction, an optimiser and a callback from outside the package, as on the pages
+in docs/howto: each trains two steps.
 """
 
 import dataclasses
@@ -15,7 +15,9 @@ from compass_jax.training.rl import run_rl
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """Trains two steps of the tiny run with settings; returns each step's metrics."""
+    """Returns a function that trains two steps of the tiny run with the given settings and returns
+    each step's metrics.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(words):

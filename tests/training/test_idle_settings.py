@@ -1,5 +1,5 @@
-"""Settings that cannot act: each is told, and no shipped configuration has one that is not listed
-here with its reason.
+"""Settings that have no effect: a notice names each, and the shipped configurations have none
+except those that are listed here with a reason.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ REPLAYING = {
     "group_replay": GroupReplayConfig(groups=4),
     "zero_variance": ZeroVarianceConfig(rl_zvp=False),
 }
-# what a shipped configuration says that cannot act, and why it is there
+# the settings of shipped configurations that have no effect, each with a reason
 REASONS = {
     "router_replay_cpu": {
         "rl.correction.name": "the experiment sets rollout.quantize and rollout.dtype, row by row"
@@ -58,17 +58,17 @@ def config_with(rollout=None, data=None, **rl):
     return dataclasses.replace(base, **changed)
 
 
-def said(config):
-    """The settings that are named."""
+def named_settings(config):
+    """Returns the settings that the notices name."""
     return [text.split(" = ")[0].split(":")[0] for text in idle_settings(config, 10_000, 5)]
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_each_setting_of_a_shipped_configuration_acts(file, monkeypatch):
-    """On the devices that it is for: a pod's have an 8-bit type."""
+    """The notices are those on the configuration's devices: a pod's have an 8-bit type."""
     monkeypatch.setattr("compass_jax.training.notices.kind_for", lambda chip: "int8")
-    found = said(load_config(str(file)).validate_for_rl())
-    assert set(found) == REASONS.get(file.stem, {}).keys()
+    named = named_settings(load_config(str(file)).validate_for_rl())
+    assert set(named) == REASONS.get(file.stem, {}).keys()
 
 
 @pytest.mark.parametrize("file", PIPELINES, ids=lambda file: file.stem)
@@ -77,7 +77,9 @@ def test_each_setting_of_a_shipped_pipelines_rl_acts(file):
         one for one in load_config_as(str(file), PipelineConfig).stages if isinstance(one, Rl)
     ]
     assert len(stages) == (1 if "smollm2" in file.stem else 2)
-    assert {stage.name: said(stage.run) for stage in stages} == {one.name: [] for one in stages}
+    assert {stage.name: named_settings(stage.run) for stage in stages} == {
+        one.name: [] for one in stages
+    }
 
 
 def test_there_are_as_many_pod_configurations_as_the_tests_expect():
@@ -86,8 +88,8 @@ def test_there_are_as_many_pod_configurations_as_the_tests_expect():
 
 @pytest.mark.parametrize("file", sorted(set(PODS)), ids=lambda file: file.stem)
 def test_a_pod_configuration_has_the_whole_recipe(file):
-    """arXiv 2512.07710: several updates, ESPO, R3, 8-bit rollouts with TIS, growth, shaping, and
-    selection or a mix of difficulties from a filter's pass rates.
+    """The recipe is that of arXiv 2512.07710: several updates, ESPO, R3, 8-bit rollouts with TIS,
+    growth, shaping, and selection or a mix of difficulties from a filter's pass rates.
     """
     config = load_config(str(file)).validate_for_rl()
     rl, dense = config.rl, not config.model.moe_layers
@@ -118,8 +120,8 @@ def test_a_pod_configuration_has_the_whole_recipe(file):
     ],
 )
 def test_a_correction_of_what_is_the_same_is_told(acts, idle):
-    assert said(config_with(**acts)) == []
-    assert said(config_with(**idle)) == ["rl.correction.name"]
+    assert named_settings(config_with(**acts)) == []
+    assert named_settings(config_with(**idle)) == ["rl.correction.name"]
 
 
 @pytest.mark.parametrize(
@@ -132,26 +134,28 @@ def test_a_correction_of_what_is_the_same_is_told(acts, idle):
 )
 def test_shaping_that_takes_nothing_off_is_told(penalty, setting, value):
     shaping = ShapingConfig(**{setting: value})
-    assert said(config_with(shaping=shaping)) == [f"rl.shaping.{setting}"]
-    assert said(config_with(shaping=dataclasses.replace(shaping, **{penalty: 0.05}))) == []
+    assert named_settings(config_with(shaping=shaping)) == [f"rl.shaping.{setting}"]
+    assert (
+        named_settings(config_with(shaping=dataclasses.replace(shaping, **{penalty: 0.05}))) == []
+    )
 
 
 def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
     grown = config_with(zero_variance=ZeroVarianceConfig(grow_to=8))
     judge = ScalarJudgeConfig("weights")
     scalar = evolve(grown, rewards={"judge": judge})
-    assert said(grown) == [] == said(scalar)  # its verifiers are others
+    assert named_settings(grown) == [] == named_settings(scalar)  # its sources have other verifiers
     sources = tuple(dataclasses.replace(s, verifier="judge") for s in grown.data.sources)
     data = dataclasses.replace(grown.data, sources=sources)
-    assert said(dataclasses.replace(scalar, data=data)) == ["rl.zero_variance.grow_to"]
+    assert named_settings(dataclasses.replace(scalar, data=data)) == ["rl.zero_variance.grow_to"]
     screened = evolve(config_with(data={"sources": sources}, step_policy=Screening(n0=2)))
-    assert said(screened) == []
-    assert said(evolve(screened, rewards={"judge": judge})) == ["rl.step_policy.name"]
+    assert named_settings(screened) == []
+    assert named_settings(evolve(screened, rewards={"judge": judge})) == ["rl.step_policy.name"]
     replaying = config_with(data={"sources": sources}, correction=TIS, **REPLAYING)
-    assert said(evolve(replaying, rewards={"judge": judge})) == ["rl.group_replay.groups"]
+    assert named_settings(evolve(replaying, rewards={"judge": judge})) == ["rl.group_replay.groups"]
     mixed = (*sources, ProceduralSource("products"))
     data = dataclasses.replace(grown.data, sources=mixed)
-    assert said(dataclasses.replace(scalar, data=data)) == []
+    assert named_settings(dataclasses.replace(scalar, data=data)) == []
 
 
 def test_drafts_of_prompts_that_are_never_visited_again_are_told():
@@ -166,42 +170,45 @@ def test_a_warm_up_longer_than_the_run_and_an_evaluation_of_nothing_are_told():
     optim = dataclasses.replace(tiny_run().rl.optim, warmup_steps=20)
     (text,) = idle_settings(config_with(steps=10, optim=optim), 100, 3)
     assert "rl.optim.warmup_steps = 20: the run has 20 updates" in text
-    assert said(config_with(steps=11, optim=optim)) == []
-    assert said(config_with(eval_every=1, data={"eval_prompts": 0})) == ["rl.eval_every"]
-    assert said(config_with(eval_every=1)) == []
+    assert named_settings(config_with(steps=11, optim=optim)) == []
+    assert named_settings(config_with(eval_every=1, data={"eval_prompts": 0})) == ["rl.eval_every"]
+    assert named_settings(config_with(eval_every=1)) == []
     (source,) = tiny_run().data.sources
     sets = {"eval_prompts": 0, "eval_sets": (EvalSet("own", (source,)),)}
-    assert said(config_with(eval_every=1, data=sets)) == []
-    for data, told in (({"eval_prompts": 0}, ["evaluation.at"]), (sets, []), ({}, [])):
+    assert named_settings(config_with(eval_every=1, data=sets)) == []
+    for data, expected in (({"eval_prompts": 0}, ["evaluation.at"]), (sets, []), ({}, [])):
         config = dataclasses.replace(config_with(data=data), evaluation=EvalConfig(at=(1,)))
-        assert said(config) == told
+        assert named_settings(config) == expected
 
 
 def test_an_evaluation_after_a_step_that_never_comes_is_told():
-    told = dataclasses.replace(config_with(steps=9), evaluation=EvalConfig(at=(3, 9, 10, 40)))
-    (text,) = idle_settings(told, 100, 3)
+    config = dataclasses.replace(config_with(steps=9), evaluation=EvalConfig(at=(3, 9, 10, 40)))
+    (text,) = idle_settings(config, 100, 3)
     assert text == (
         "evaluation.at = (3, 9, 10, 40): the run ends after 9 steps (rl.steps) and never comes to"
         " 10, 40; leave out what lies beyond, or raise rl.steps"
     )
-    assert said(dataclasses.replace(config_with(steps=40), evaluation=told.evaluation)) == []
+    assert (
+        named_settings(dataclasses.replace(config_with(steps=40), evaluation=config.evaluation))
+        == []
+    )
 
 
 def test_stages_that_never_begin_or_change_nothing_are_told():
     stages = (RLStage(), RLStage(3), RLStage(5, group_size=8), RLStage(9, group_size=6))
-    never, same = config_with(steps=9, stages=stages), config_with(steps=10, stages=stages)
-    assert [text.split(":")[0] for text in idle_stages(never.rl)] == [
+    short_run, long_run = config_with(steps=9, stages=stages), config_with(steps=10, stages=stages)
+    assert [text.split(":")[0] for text in idle_stages(short_run.rl)] == [
         "rl.stages[1]",
         "rl.stages[3]",
     ]
-    assert "it has 0 steps" in idle_stages(never.rl)[1]
-    (text,) = idle_stages(same.rl)
+    assert "it has 0 steps" in idle_stages(short_run.rl)[1]
+    (text,) = idle_stages(long_run.rl)
     assert text.startswith("rl.stages[1]: it has the settings of the stage before it")
 
 
 def test_a_guard_whose_window_is_longer_than_the_run_is_told():
     (source,) = tiny_run().data.sources
     audited = {"sources": (dataclasses.replace(source, gold="exact"),)}
-    assert said(config_with(steps=15, data=audited)) == ["rl.guard.window"]
-    assert said(config_with(steps=16, data=audited)) == []
-    assert said(config_with(steps=15)) == []
+    assert named_settings(config_with(steps=15, data=audited)) == ["rl.guard.window"]
+    assert named_settings(config_with(steps=16, data=audited)) == []
+    assert named_settings(config_with(steps=15)) == []

@@ -1,4 +1,4 @@
-"""A run whose last step evaluates does not evaluate the same weights again at its end."""
+"""The last evaluation of a run: it is not repeated if the last step evaluated the same weights."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from compass_jax.training.stops import never_stop
 
 
 class Trainer:
-    """Two steps, whose evaluations are counted; its rooms do nothing."""
+    """A trainer of two steps that records its evaluations; its other parts do nothing."""
 
     evaluated, interrupted, histograms = True, False, None
     stage = SimpleNamespace(end=2)
@@ -20,22 +20,22 @@ class Trainer:
     guard = SimpleNamespace(parted=0, ended=False, refuse_parted=lambda directory: None)
 
     def __init__(self, config):
-        self.config, self.done_steps, self.asked = config, 0, []
+        self.config, self.done_steps, self.evaluated_steps = config, 0, []
 
     def steps(self):
         for self.done_steps in (1, 2):
             yield self.done_steps, {"loss": 1.0}
 
     def evaluate(self, keep, warns=True):
-        self.asked.append(self.done_steps)
+        self.evaluated_steps.append(self.done_steps)
         return SimpleNamespace(line=lambda: "avg@4 50%", metrics=lambda: {"eval/x": 0.5}, sets={})
 
     def save(self, *, wait=True):
         pass
 
 
-@pytest.mark.parametrize(("every", "asked"), [(2, [0, 2]), (1, [0, 1, 2]), (0, [0, 2])])
-def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, asked):
+@pytest.mark.parametrize(("every", "expected"), [(2, [0, 2]), (1, [0, 1, 2]), (0, [0, 2])])
+def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, expected):
     monkeypatch.setattr(rl, "write_evaluation", lambda *_: None)
     config = tiny_run()
     steps = dataclasses.replace(config.rl, steps=2, eval_every=every)
@@ -45,6 +45,6 @@ def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, asked):
     telemetry = SimpleNamespace(note=lines.append, log=lambda *_: None)
     stop = SimpleNamespace(requested=False)
     result = rl._run_steps(trainer, trainer.steps(), telemetry, stop, never_stop)
-    assert trainer.asked == asked and result["evaluation"].metrics() == {"eval/x": 0.5}
-    assert sum("avg@4" in line for line in lines) == len(asked)
+    assert trainer.evaluated_steps == expected and result["evaluation"].metrics() == {"eval/x": 0.5}
+    assert sum("avg@4" in line for line in lines) == len(expected)
     assert (tmp_path / EVALUATION).is_file() and (tmp_path / EVALUATION_FOLDER).is_dir()

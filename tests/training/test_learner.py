@@ -1,5 +1,5 @@
-"""The learner as a library: ten lines around arrays of any origin; and its micro-batches, in which
-the routes go where their tokens go.
+"""The learner as a library, in ten lines around arrays of any origin; and its micro-batches, in
+which routes stay with their tokens.
 """
 
 import dataclasses
@@ -65,7 +65,9 @@ CONFIG = RunConfig(
 
 
 def samples(seed, rows=16):
-    """A rollout that no engine made: four prompts, four samples each, one right answer of each."""
+    """Returns a rollout without an engine: four prompts with four samples and one right answer
+    each.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(6, 13, rows).astype(np.int32)
     mask = (np.arange(12) >= 3) & (np.arange(12) < lengths[:, None])
@@ -86,14 +88,14 @@ def test_ten_lines_around_a_learner_train_a_model_on_arrays_of_any_origin():
     model = Transformer(CONFIG.model, CONFIG.compute)
     params = init_params(CONFIG.model, CONFIG.compute, jax.random.key(0))
     learner = Learner.start(CONFIG.learner, model, params)
-    right, found = samples(0).reward > 0, []
+    right, logps = samples(0).reward > 0, []
     for _ in range(2):
         scored = learner.score(samples(0))
-        found.append((scored.old_logp * scored.arrays.mask).sum(1))
+        logps.append((scored.old_logp * scored.arrays.mask).sum(1))
         for rows in learner.updates:
             metrics = learner.update(scored, rows)
     assert int(learner.state.step) == 4
-    first, later = (x[right].mean() - x[~right].mean() for x in found)
+    first, later = (x[right].mean() - x[~right].mean() for x in logps)
     assert later > first + 0.1  # right answers are likelier than they were
     assert metrics["policy/ratio_dev_max"] > 0 and metrics["grad_norm"] > 0
     with pytest.raises(ValueError, match="rows 0:6 do not cover whole groups of 4 rows"):
@@ -107,45 +109,47 @@ def test_the_whole_rollout_trains_as_its_updates_one_by_one():
         params = init_params(config.model, config.compute, jax.random.key(0))
         return Learner.start(config.learner, Transformer(config.model, config.compute), params)
 
-    whole, parts = learner(), learner()
-    metrics = whole.train(samples(0), dropped_tokens=5)
+    full, parts = learner(), learner()
+    metrics = full.train(samples(0), dropped_tokens=5)
     scored = parts.score(samples(0))
     losses = [parts.update(scored, rows)["loss"] for _ in range(2) for rows in parts.updates]
-    jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
+    jax.tree.map(np.testing.assert_array_equal, full.state, parts.state)
     assert metrics["loss"] == pytest.approx(np.mean(losses), abs=1e-6)
     assert metrics["waste/tokens_generated"] == samples(0).mask.sum() + 5
 
 
 def account(arrays, training_logp):
-    """The finished mismatch metrics of a rollout whose log-probs are -3 where it sampled."""
+    """Returns the mismatch metrics of a rollout whose sampled tokens have the log-prob -3."""
     logp = np.where(arrays.mask, training_logp, 0.0).astype(np.float32)
     parts = score_account(Scored(arrays, None, logp, np.zeros_like(logp), None), ())
-    found = {name: float(x) for name, x in finalize_diagnostics(parts).items()}
-    return {name: x for name, x in found.items() if name.startswith("mismatch/")}
+    metrics = {name: float(x) for name, x in finalize_diagnostics(parts).items()}
+    return {name: x for name, x in metrics.items() if name.startswith("mismatch/")}
 
 
 def test_the_mismatch_of_samples_at_another_temperature_is_apart():
     arrays = samples(0)
     hotter = np.arange(16) % 4 >= 2
     logp = np.where(hotter[:, None], -4.0, -3.0)
-    apart = account(dataclasses.replace(arrays, hotter=hotter), logp)
-    assert apart["mismatch/kl_k3"] == apart["mismatch/extreme_frac"] == 0
-    assert apart["mismatch/ess"] == 1 and apart["mismatch/logp_abs_diff"] == 0
-    assert apart["mismatch/hotter/logp_abs_diff"] == pytest.approx(1)
-    assert apart["mismatch/hotter/extreme_frac"] == 1
+    separate = account(dataclasses.replace(arrays, hotter=hotter), logp)
+    assert separate["mismatch/kl_k3"] == separate["mismatch/extreme_frac"] == 0
+    assert separate["mismatch/ess"] == 1 and separate["mismatch/logp_abs_diff"] == 0
+    assert separate["mismatch/hotter/logp_abs_diff"] == pytest.approx(1)
+    assert separate["mismatch/hotter/extreme_frac"] == 1
     together = account(arrays, logp)
     assert together["mismatch/extreme_frac"] > 0.3  # an alarm over a healthy rollout
     assert not any(name.startswith("mismatch/hotter") for name in together)
     # a fault of the other samples is not hidden by them, and a step without growth logs neither
     faulty = account(dataclasses.replace(arrays, hotter=hotter), np.where(hotter[:, None], -3, -4))
     assert faulty["mismatch/extreme_frac"] == 1 and faulty["mismatch/hotter/extreme_frac"] == 0
-    none = account(dataclasses.replace(arrays, hotter=np.zeros(16, bool)), logp)
-    assert none == together
+    no_hotter = account(dataclasses.replace(arrays, hotter=np.zeros(16, bool)), logp)
+    assert no_hotter == together
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_trace_has_the_numbers_whose_means_the_metrics_are(epochs):
-    """All rows: each is in one update an epoch, and its last ratio is that of the last epoch."""
+    """The trace has all rows. A row is in one update an epoch, and its ratio is that of the last
+    epoch.
+    """
     config = evolve(CONFIG, rl={"epochs": epochs})
     params = init_params(config.model, config.compute, jax.random.key(0))
     learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
@@ -183,18 +187,18 @@ def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
         metrics = learner.train(samples(0), trace=trace)
         return trace.values, {k: v for k, v in metrics.items() if "time" not in k and "/s" not in k}
 
-    whole, metrics = traced(range(16))
-    some, same = traced([3, 9, 4])
-    del metrics["train/tokens_per_s"], same["train/tokens_per_s"]
-    assert metrics == same and set(some) == set(whole) and "ratio" in some
+    full, metrics = traced(range(16))
+    some, some_metrics = traced([3, 9, 4])
+    del metrics["train/tokens_per_s"], some_metrics["train/tokens_per_s"]
+    assert metrics == some_metrics and set(some) == set(full) and "ratio" in some
     for name, values in some.items():
-        np.testing.assert_array_equal(values, whole[name][[3, 9, 4]])
+        np.testing.assert_array_equal(values, full[name][[3, 9, 4]])
     assert "ratio" not in traced(range(16), updates_per_rollout=1)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class ByBatchEntropy(Grpo):
-    """Groups tokens by the mean entropy of all responses."""
+    """A GRPO objective that groups tokens by the mean entropy of all responses."""
 
     def groups(self, old_entropy, mask):
         mean = jnp.sum(jnp.where(mask, old_entropy, 0.0)) / jnp.sum(mask).astype(old_entropy.dtype)
@@ -227,7 +231,9 @@ SETTINGS = {
 
 
 def trained(monkeypatch, one_pass, change=None, rows=samples, **rl):
-    """A learner that has trained on two rollouts; its metrics; its forward passes."""
+    """Returns a learner that has trained on two rollouts, its metrics, and the number of its
+    forward passes.
+    """
     config = evolve(CONFIG, rl={"micro_batch_tokens": 24, **rl})
     params = init_params(config.model, config.compute, jax.random.key(0))
     params = params if change is None else change(params)
@@ -242,15 +248,15 @@ def trained(monkeypatch, one_pass, change=None, rows=samples, **rl):
     monkeypatch.setattr(step, "forward_and_pullback", forward)
     metrics = [learner.train(rows(seed)) for seed in (0, 1)]
     monkeypatch.undo()
-    kept = [
+    untimed = [
         {k: v for k, v in m.items() if not k.startswith("time/") and "per_s" not in k}
         for m in metrics
     ]
-    return learner, kept, len(passes)
+    return learner, untimed, len(passes)
 
 
 def recorded(seed):
-    """`samples` with two groups of equal rewards, and routes, of which some are unset."""
+    """Returns `samples` with two groups of equal rewards, and with routes, some of them unset."""
     arrays = samples(seed)
     rng = np.random.default_rng(seed)
     routes = np.array(empty_routes(MODEL, 16, 12))
@@ -263,20 +269,22 @@ def recorded(seed):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_pass_of_the_first_update_scores_its_rows(monkeypatch, name):
-    """Bit for bit as two passes, with as many fewer forward passes as it has micro-batches."""
-    apart, numbers, many = trained(monkeypatch, False, rows=recorded, **SETTINGS[name])
-    joined, same, few = trained(monkeypatch, True, rows=recorded, **SETTINGS[name])
+    """The results are those of two passes bit for bit, with one forward pass less for each
+    micro-batch of the update.
+    """
+    separate, expected, many = trained(monkeypatch, False, rows=recorded, **SETTINGS[name])
+    joined, actual, few = trained(monkeypatch, True, rows=recorded, **SETTINGS[name])
     combines = "by-batch-entropy" in name
-    assert same == numbers and joined._one_pass != combines
-    jax.tree.map(np.testing.assert_array_equal, joined.state, apart.state)
-    np.testing.assert_array_equal(joined.advantage, apart.advantage)
+    assert actual == expected and joined._one_pass != combines
+    jax.tree.map(np.testing.assert_array_equal, joined.state, separate.state)
+    np.testing.assert_array_equal(joined.advantage, separate.advantage)
     first = len(joined._trained(joined._unscored(recorded(0)), joined.updates[0]))
     assert first > 1 and many - few == (0 if combines else 2 * first)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cautious(Grpo):
-    """GRPO that does not say that its gradient needs an advantage."""
+    """A GRPO objective that does not declare that its gradient needs an advantage."""
 
     needs_advantage = False
 
@@ -284,7 +292,7 @@ class Cautious(Grpo):
 @pytest.mark.parametrize("settings", [{}, {"replay": "R2"}, {"packed_row_tokens": 24}], ids=str)
 @pytest.mark.parametrize("one_pass", [True, False])
 def test_groups_of_equal_rewards_have_no_backward_pass(monkeypatch, settings, one_pass):
-    """And the parameters are those of an update that has one. Two of the four groups vary."""
+    """The parameters are those of an update with a backward pass. Two of the four groups vary."""
     common = {"zero_variance": WITHOUT_ENTROPY, "updates_per_rollout": 1, **settings}
     common["optim"] = OptimConfig(name="optax:sgd", learning_rate=0.1)
     backward, pull = [], step.pull
@@ -314,8 +322,8 @@ def test_groups_of_equal_rewards_have_no_backward_pass(monkeypatch, settings, on
 
 
 def test_most_rows_without_an_advantage_are_not_scored(monkeypatch):
-    """One micro-batch of them, evenly spaced, and the traced ones are; weights do not change, and
-    the metrics are those of these rows.
+    """One micro-batch of them, evenly spaced, and the traced rows are scored. The parameters are
+    the same, and the metrics are those of the scored rows.
     """
     rl = {"zero_variance": WITHOUT_ENTROPY, "updates_per_rollout": 1, "micro_batch_tokens": 24}
     config, arrays = evolve(CONFIG, rl=rl), recorded(0)
@@ -325,9 +333,9 @@ def test_most_rows_without_an_advantage_are_not_scored(monkeypatch):
     params = init_params(config.model, config.compute, jax.random.key(0))
 
     def learner(reads_idle):
-        made = Learner.start(config.learner, Transformer(config.model, config.compute), params)
-        made._reads_idle = reads_idle
-        return made
+        result = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+        result._reads_idle = reads_idle
+        return result
 
     passes, real = [], step.score
     monkeypatch.setattr(step, "score", lambda *a, **k: passes.append(1) or real(*a, **k))
@@ -339,8 +347,8 @@ def test_most_rows_without_an_advantage_are_not_scored(monkeypatch):
     assert len(passes) == 2 + 6
     jax.tree.map(np.testing.assert_array_equal, few.state, every.state)
     full = learner(True).score(arrays)
-    for name, wanted in (("entropy", full.old_entropy), ("logp", full.old_logp)):
-        np.testing.assert_array_equal(trace.values[name], wanted[[3, 15]])
+    for name, values in (("entropy", full.old_entropy), ("logp", full.old_logp)):
+        np.testing.assert_array_equal(trace.values[name], values[[3, 15]])
     entropy, mask = full.old_entropy.astype(np.float64), arrays.mask
     idle = np.array([*range(12)])
     scored = np.array([0, 3, 6])
@@ -378,7 +386,7 @@ def test_idle_rows_fill_the_last_micro_batch_with_a_gradient(groups):
 
 
 def test_where_all_groups_are_equal_the_optimiser_still_takes_its_step():
-    """With a gradient of one micro-batch in each of the two updates."""
+    """The gradient of each of the two updates is that of one micro-batch."""
     config = evolve(CONFIG, rl={"zero_variance": WITHOUT_ENTROPY, "micro_batch_tokens": 24})
     params = init_params(config.model, config.compute, jax.random.key(0))
     learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
@@ -417,11 +425,11 @@ def test_a_response_without_finite_log_probs_is_left_out_in_one_pass_too(monkeyp
         arrays.tokens[5, 4] = 41
         return arrays
 
-    apart, numbers, _ = trained(monkeypatch, False, change, rows)
-    joined, same, _ = trained(monkeypatch, True, change, rows)
-    assert joined._one_pass and same[0]["skipped_updates"] > 0
-    np.testing.assert_equal(same, numbers)
-    jax.tree.map(np.testing.assert_array_equal, joined.state, apart.state)
+    separate, expected, _ = trained(monkeypatch, False, change, rows)
+    joined, actual, _ = trained(monkeypatch, True, change, rows)
+    assert joined._one_pass and actual[0]["skipped_updates"] > 0
+    np.testing.assert_equal(actual, expected)
+    jax.tree.map(np.testing.assert_array_equal, joined.state, separate.state)
 
 
 def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
@@ -440,15 +448,15 @@ def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
 
 
 def routes(length=12):
-    """Row r, token t, layer l: experts r and 10 t + l."""
+    """Returns routes in which row r, token t, layer l has the experts r and 10 t + l."""
     r, t, layer = np.meshgrid(np.arange(4), np.arange(length), np.arange(2), indexing="ij")
     return jnp.asarray(np.stack([r, 10 * t + layer], axis=-1).astype(np.uint8))
 
 
 @pytest.mark.parametrize("length", [6, 10, 15])
 def test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing(length):
-    """Rows of the second update (from row 2 on), in another order, with a padding row; shorter and
-    longer than the routes.
+    """The rows are those of the second update (from row 2), in another order, with a padding row;
+    they are shorter or longer than the routes.
     """
     rng = np.random.default_rng(0)
     arrays = samples(1, 4)
@@ -478,11 +486,13 @@ def test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing(leng
             err_msg=name,
         )
     np.testing.assert_array_equal(batch.lengths, [arrays.lengths[3], 0, arrays.lengths[2]])
-    held = np.asarray(routes())[[3, 2], :length]
-    held = np.pad(
-        held, ((0, 0), (0, length - held.shape[1]), (0, 0), (0, 0)), constant_values=UNSET
+    padded_routes = np.asarray(routes())[[3, 2], :length]
+    padded_routes = np.pad(
+        padded_routes,
+        ((0, 0), (0, length - padded_routes.shape[1]), (0, 0), (0, 0)),
+        constant_values=UNSET,
     )
-    np.testing.assert_array_equal(np.asarray(batch.routes)[[0, 2]], held)
+    np.testing.assert_array_equal(np.asarray(batch.routes)[[0, 2]], padded_routes)
     assert np.all(np.asarray(batch.routes)[1] == UNSET) and batch.ref_logp is None
     assert sequences(arrays, micro, None)[2] is None  # live
 
@@ -492,8 +502,8 @@ def test_recorded_routes_go_to_their_rows_and_padding_rows_nowhere(length):
     micro = MicroBatch(length, np.array([2, -1, 0]))
     new = np.random.default_rng(0).integers(100, 200, (3, length, 2, 2)).astype(np.uint8)
     after = np.asarray(put_routes(routes(), device_rows(micro, routes()), jnp.asarray(new)))
-    expected, held = np.array(routes()), min(length, 12)
-    expected[2, :held], expected[0, :held] = new[0, :held], new[2, :held]
+    expected, width = np.array(routes()), min(length, 12)
+    expected[2, :width], expected[0, :width] = new[0, :width], new[2, :width]
     np.testing.assert_array_equal(after, expected)
 
 

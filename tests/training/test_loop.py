@@ -1,4 +1,4 @@
-"""Real tiny RL runs: what they write, whom they trust, how they stop and go on."""
+"""Real tiny RL runs: their files, failing verifiers, non-finite gradients, and extensions."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def configured(directory, verifier="coin", **rl):
 
 @pytest.fixture(scope="module")
 def plain(undisturbed):
-    """The directory and the result of a run of two steps."""
+    """Returns the directory and the result of a run of two steps."""
     return undisturbed("plain")
 
 
@@ -84,9 +84,9 @@ def test_a_run_writes_metrics_rollouts_and_checkpoints(plain):
     last = json.loads((directory / "evaluation.json").read_text())
     assert last["step"] == 2
     assert last["metrics"]["eval/heldout/avg_at_k"] == result["evaluation"].avg_at_k
-    kept = read_evaluation(str(directory))  # what `compass compare` reads of a run
-    right, known = (sum(x[i] for x in kept.answers.values()) for i in (0, 1))
-    assert right / known == result["evaluation"].avg_at_k and list(kept.sets) == ["heldout"]
+    evaluation = read_evaluation(str(directory))  # `compass compare` reads this
+    right, known = (sum(x[i] for x in evaluation.answers.values()) for i in (0, 1))
+    assert right / known == result["evaluation"].avg_at_k and list(evaluation.sets) == ["heldout"]
     for row in rows:
         assert not [name for name in NAMES if row["metrics"].get(name) is None]
         assert any(name.startswith("espo/") for name in row["metrics"])
@@ -136,23 +136,24 @@ def test_the_same_run_again_gives_the_same_numbers_and_an_extension_goes_on(plai
     assert numbers(tmp_path) == numbers(plain[0])[:1]
     result = run_rl(configured(tmp_path, steps=2))
     assert result["steps"] == 2 and numbers(tmp_path) == numbers(plain[0])
-    for directory in (plain[0], tmp_path):  # what an export has rows for
+    # an export has a row for each token of the tokenizer
+    for directory in (plain[0], tmp_path):
         known = Tokenizer.load(directory / "tokenizer").vocab_size
         assert checkpoint.read_meta(directory)["vocab_rows"] == known < tiny_run().model.vocab_size
 
 
 @pytest.mark.slow
 def test_a_run_through_few_pages_is_the_same_run(plain, tmp_path):
-    """Eight slots on 21 pages of 56: samples are preempted, go on, and the training sees the
-    tokens, log-probs and routes that it would have seen.
+    """Eight slots have 21 pages and would need 56. Samples are preempted and continue, and the
+    training gets the same tokens, log-probs and routes.
     """
     config = configured(tmp_path)
     run_rl(evolve(config, rollout={"cache_pages": 21, "page_tokens": 8}))
     assert all(row["metrics"]["rollout/preempted"] > 0 for row in lines(tmp_path))
-    for found, expected in zip(numbers(tmp_path), numbers(plain[0]), strict=True):
+    for actual, expected in zip(numbers(tmp_path), numbers(plain[0]), strict=True):
         for name in expected:
             np.testing.assert_allclose(
-                found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name
+                actual[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name
             )
 
 
@@ -190,14 +191,14 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(plain, tmp_path
     config = configured(tmp_path, steps=1, permute_rewards=True)
     run_rl(evolve(config, data={"eval_prompts": 0}))
     permuted, plain = numbers(tmp_path)[0], numbers(plain[0])[0]
-    same = (
+    unchanged = (
         "reward/mean",
         "zero_variance/rate_all_right",
         "zero_variance/rate_all_wrong",
         "waste/tokens_generated",
         "entropy_nats",
     )
-    assert {name: permuted[name] for name in same} == {name: plain[name] for name in same}
+    assert {name: permuted[name] for name in unchanged} == {name: plain[name] for name in unchanged}
     assert permuted["grad_norm"] != plain["grad_norm"]
 
     class Arrays:
@@ -216,8 +217,8 @@ def test_permuted_rewards_keep_their_group_and_lose_their_sample(plain, tmp_path
     "replay", ["R3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("R2", "off"))]
 )
 def test_other_replays_and_a_reference(tmp_path, replay):
-    """The rollout's or scoring's own routes are replayed over two updates, or routing is live; a
-    reference is kept and scored.
+    """The routes of the rollout or of scoring are replayed over two updates, or routing is live; a
+    reference model is stored and scored.
     """
     config = configured(
         tmp_path,
@@ -231,7 +232,7 @@ def test_other_replays_and_a_reference(tmp_path, replay):
     # the second update's weights would route otherwise
     assert (first["replay/flip_frac"] > 0) == (replay != "off")
     assert first["policy/ratio_dev_max"] > 1e-4  # of the second update
-    # zero at the very start: test_step
+    # test_step checks that it is zero at the start
     assert min(first["policy/ref_kl_k3"], second["policy/ref_kl_k3"]) > 1e-3
     assert first["policy_version"] == 2 and second["policy_version"] == 4
 
@@ -251,11 +252,11 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
     config = configured(tmp_path / "once", steps=2)
     config = evolve(config, data={"eval_prompts": 0})
     run_rl(config)
-    found = numbers(tmp_path / "once")
-    assert [m["skipped_updates"] for m in found] == [1, 1] and [
-        m["policy_version"] for m in found
+    rows = numbers(tmp_path / "once")
+    assert [m["skipped_updates"] for m in rows] == [1, 1] and [
+        m["policy_version"] for m in rows
     ] == [0, 1]
-    assert found[0]["grad_norm"] is None and found[1]["grad_norm"] > 0
+    assert rows[0]["grad_norm"] is None and rows[1]["grad_norm"] > 0
     bad |= set(range(100))
     config = evolve(config, run_dir=str(tmp_path / "often"), rl={"steps": 9})
     with pytest.raises(

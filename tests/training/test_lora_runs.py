@@ -151,22 +151,22 @@ def test_adapters_of_experts_train_and_the_base_is_the_reference(base, tmp_path,
     assert first["policy/ref_kl_k3"] < 1e-6  # the run starts as its base
     for out, options in (("merged", ()), ("adapter", ("--adapter",))):
         assert main(["export-hf", str(tmp_path / "run"), str(tmp_path / out), *options]) == 0
-    whole, plain = (
+    merged, plain = (
         AutoModelForCausalLM.from_pretrained(x, dtype=torch.float32)
         for x in (tmp_path / "merged", base)
     )
     adapted = PeftModel.from_pretrained(plain, tmp_path / "adapter")
-    torch.testing.assert_close(logits(adapted), logits(whole), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(adapted), logits(merged), rtol=1e-4, atol=1e-5)
     assert main(["merge-lora", base, str(tmp_path / "x"), "--adapters", str(tmp_path / "adapter")])
     assert "target_parameters = ['mlp.experts.down_proj'" in capsys.readouterr().err
 
 
 def test_sft_trains_adapters_and_resumes(base, tmp_path):
     config = config_of(base, tmp_path / "whole")
-    whole = run_sft(config)
+    result = run_sft(config)
     parts = evolve(config, run_dir=str(tmp_path / "parts"))
     run_sft(replace(parts, sft=replace(parts.sft, steps=2)))
-    assert run_sft(parts)["sft/loss"] == pytest.approx(whole["sft/loss"], rel=1e-6)
+    assert run_sft(parts)["sft/loss"] == pytest.approx(result["sft/loss"], rel=1e-6)
 
 
 def test_another_rank_and_another_base_are_refused_with_the_reason(base, trained, tmp_path):
@@ -179,9 +179,9 @@ def test_another_rank_and_another_base_are_refused_with_the_reason(base, trained
     run_rl(evolve(moved, rl=replace(moved.rl, steps=1)))
     params = init_params(config.model, config.compute, jax.random.key(9))
     save_params(params, config.model, folder, "float32", tokenizer_from=TOKENIZER, replace=True)
-    for again in (lambda: run_rl(moved), lambda: restore_params(tmp_path / "run")):
+    for resume in (lambda: run_rl(moved), lambda: restore_params(tmp_path / "run")):
         with pytest.raises(checkpoint.CheckpointMismatch, match="whose weights were others"):
-            again()
+            resume()
     shutil.rmtree(folder)
     with pytest.raises(WeightsError, match=r"has adapters alone, and their base .* does not exist"):
         restore_params(tmp_path / "run")

@@ -1,5 +1,5 @@
-"""Whole RL steps over meshes: the metrics of one device; a rollout on devices of its own; meshes
-that do not fit are refused.
+"""RL steps over meshes: they have the metrics of one device, also with a disaggregated rollout, and
+meshes that do not fit are refused.
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ def configured(directory, rl=None, **options):
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
-    """The directory of the run on one device, one step off or not; each runs once, when it is first
-    asked for.
+    """Returns a function that returns the directory of the run on one device, one step off or not.
+    Each of the two runs once, at the first call.
     """
 
     @cache
@@ -55,14 +55,14 @@ def one_device(tmp_path_factory):
     return directory
 
 
-def compare(found, expected):
-    assert len(found) == len(expected) == 3
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.keys() == theirs.keys()
-        for name in theirs:
+def compare(actual, expected):
+    assert len(actual) == len(expected) == 3
+    for actual_row, expected_row in zip(actual, expected, strict=True):
+        assert actual_row.keys() == expected_row.keys()
+        for name in expected_row:
             if not name.startswith("handover/"):
                 np.testing.assert_allclose(
-                    mine[name], theirs[name], rtol=1e-4, atol=1e-5, err_msg=name
+                    actual_row[name], expected_row[name], rtol=1e-4, atol=1e-5, err_msg=name
                 )
 
 
@@ -83,11 +83,11 @@ MESHES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
-    apart = name == "apart"
-    config = configured(tmp_path, {"one_step_off": apart, "steps": 3}, **MESHES[name])
+    disaggregated = name == "apart"
+    config = configured(tmp_path, {"one_step_off": disaggregated, "steps": 3}, **MESHES[name])
     run_rl(config)
-    compare(numbers(tmp_path), numbers(one_device(apart)))
-    if apart:  # the evaluation has the rollout's mesh alone, as with the other meshes
+    compare(numbers(tmp_path), numbers(one_device(disaggregated)))
+    if disaggregated:  # the evaluation has the rollout's mesh alone, as with the other meshes
         return
     assert evaluate_weights(config, str(tmp_path)).avg_at_k == pytest.approx(
         evaluate_weights(configured(tmp_path), str(tmp_path)).avg_at_k
@@ -97,26 +97,28 @@ def test_a_run_over_a_mesh_is_that_of_one_device(one_device, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(fsdp=2, expert=2, tensor=2)], ids=str)
 def test_sequences_that_share_rows_train_as_in_rows_of_their_own(one_device, tmp_path, mesh):
-    """Two to a row at least; padding and the experts' load are of other micro-batches."""
+    """A row has at least two sequences. Padding and the experts' load differ, since they depend on
+    the micro-batches.
+    """
     buckets = configured(tmp_path).rl.buckets
     packed = {"steps": 3, "packed_row_tokens": 2 * buckets[-1]}
     run_rl(configured(tmp_path, packed, mesh=mesh))
-    found, expected = (
+    actual, expected = (
         [
             {k: v for k, v in step.items() if k not in ("padding_frac", "moe/load_max_over_mean")}
             for step in numbers(directory)
         ]
         for directory in (tmp_path, one_device(False))
     )
-    compare(found, expected)
+    compare(actual, expected)
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
-    """Stopped after each step, on eight devices, on one, and on four with the rollout on the
-    others.
+    """The run stops after each step; it is on eight devices, then on one, then on four with the
+    rollout on the other four.
     """
-    expected = numbers(one_device(False))  # before the signal: this run may be made here
+    expected = numbers(one_device(False))  # before the signals: this run may start here
 
     def log(self, step, metrics, *rest, real=Telemetry.log):
         real(self, step, metrics, *rest)
@@ -124,12 +126,12 @@ def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Telemetry, "log", log)
-    apart = {
+    disaggregated = {
         "mesh": MeshConfig(fsdp=2, tensor=2),
         "rollout_mesh": MeshConfig(expert=4),
         "rollout_apart": True,
     }
-    for meshes in ({"mesh": MeshConfig(fsdp=4, tensor=2)}, {}, apart):
+    for meshes in ({"mesh": MeshConfig(fsdp=4, tensor=2)}, {}, disaggregated):
         result = run_rl(configured(tmp_path, {"steps": 3}, **meshes))
     assert result["steps"] == 3
     compare(numbers(tmp_path), expected)
@@ -160,14 +162,17 @@ STOPS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STOPS)
 def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, name):
-    """SIGTERM within a rollout: the samples and their routes come back from the checkpoint onto the
-    mesh; the groups are those of a whole run.
+    """After a SIGTERM within a rollout the samples and their routes come back from the checkpoint
+    onto the mesh, and the groups are those of an undisturbed run.
     """
-    still = {"optim": dataclasses.replace(tiny_run().rl.optim, learning_rate=1e-12), **STOPS[name]}
+    settings = {
+        "optim": dataclasses.replace(tiny_run().rl.optim, learning_rate=1e-12),
+        **STOPS[name],
+    }
     data, number = tiny_run().data, 11
     if name == "drafts":  # sample 40 is of step 3, whose samples have drafts
         data, number = dataclasses.replace(with_size(data, 6), eval_prompts=0), 40
-    for mesh, here in (
+    for mesh, folder in (
         ({}, "whole"),
         (
             {"mesh": MeshConfig(fsdp=2, expert=2), "rollout_mesh": MeshConfig(expert=2, tensor=2)},
@@ -176,22 +181,22 @@ def test_a_stop_in_a_rollout_over_a_mesh_loses_nothing(tmp_path, monkeypatch, na
     ):
         if mesh:
             stop_at_sample(monkeypatch, number)
-            assert run_rl(configured(tmp_path / here, still, data=data, **mesh))["stopped"]
-        config = configured(tmp_path / here, still, data=data, **mesh)
-        assert run_rl(config)["steps"] == still["steps"]
-    found, expected = (
-        sorted(str(row["samples"]) for row in lines(tmp_path / here, "rollouts"))
-        for here in ("stopped", "whole")
+            assert run_rl(configured(tmp_path / folder, settings, data=data, **mesh))["stopped"]
+        config = configured(tmp_path / folder, settings, data=data, **mesh)
+        assert run_rl(config)["steps"] == settings["steps"]
+    actual, expected = (
+        sorted(str(row["samples"]) for row in lines(tmp_path / folder, "rollouts"))
+        for folder in ("stopped", "whole")
     )
-    assert found == expected
-    if name != "partial":  # where the cut lies in a stopped step depends on the stop
-        for mine, theirs in zip(
-            *(numbers(tmp_path / here) for here in ("stopped", "whole")), strict=True
+    assert actual == expected
+    if name != "partial":  # the cut in a stopped step depends on the stop
+        for stopped, undisturbed in zip(
+            *(numbers(tmp_path / folder) for folder in ("stopped", "whole")), strict=True
         ):
-            for metric in theirs:
+            for metric in undisturbed:
                 if not metric.startswith(("handover/", "padding_frac")):  # of the mesh
                     np.testing.assert_allclose(
-                        mine[metric], theirs[metric], rtol=1e-4, atol=1e-5, err_msg=metric
+                        stopped[metric], undisturbed[metric], rtol=1e-4, atol=1e-5, err_msg=metric
                     )
 
 
@@ -203,9 +208,11 @@ def test_supervised_fine_tuning_over_a_mesh(tmp_path):
             config, run_dir=str(tmp_path / "mesh"), mesh=MeshConfig(fsdp=2, expert=2, context=2)
         )
     )
-    for mine, theirs in zip(numbers(tmp_path / "mesh"), numbers(tmp_path / "one"), strict=True):
-        for name in theirs:
-            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    for actual, expected in zip(numbers(tmp_path / "mesh"), numbers(tmp_path / "one"), strict=True):
+        for name in expected:
+            np.testing.assert_allclose(
+                actual[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name
+            )
 
 
 BAD = {

@@ -1,4 +1,4 @@
-"""train/mfu: against the count of a run's own rows; absent where the chip's peak is not known."""
+"""train/mfu: its value from the rows of a run, and its absence if the chip's peak is unknown."""
 
 import math
 

@@ -18,7 +18,7 @@ from compass_jax.training.rl import run_rl
 
 PROGRAM = "```python\ndef f(x):\n    return x + 1\n```"
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-# each is right for one source, and wrong for the others that are asked the same
+# each text is right for one source and wrong for the others
 SAID = ("5", "A", CALL, PROGRAM, "Yes, please.", "nonsense")
 SOURCES = {
     "math": {"answer": "5", "gold": "A"},
@@ -30,16 +30,19 @@ SOURCES = {
 
 
 def text(_, rollout):
-    """What a sample says, whatever its tokens are: the first is right for its source, the others
-    are for other ones. To an open question it is another text at each visit.
+    """Returns a sample's text, which does not depend on its tokens: the first sample is right for
+    its source, the others are for other sources. The text of an answer to an open question changes
+    with each visit.
     """
-    again = "!" * rollout.prompt.visit if rollout.prompt.label == "judge" else ""
+    suffix = "!" * rollout.prompt.visit if rollout.prompt.label == "judge" else ""
     first = list(SOURCES).index(rollout.prompt.label)
-    return SAID[(first + rollout.sample) % len(SAID)] + again
+    return SAID[(first + rollout.sample) % len(SAID)] + suffix
 
 
 def say(number, body):
-    """Polite answers are better; of what else it can read the judge never says the same twice."""
+    """Returns the judge's verdict: polite answers are better, and the verdict on other answers
+    changes with the request's number.
+    """
     content = body["messages"][1]["content"]
     if "nonsense" in content:
         return "I cannot say."
@@ -63,7 +66,7 @@ def mixed(folder, endpoint):
     return dataclasses.replace(
         base,
         run_dir=str(folder / "run"),
-        seed=4,  # whose two steps both have an open question
+        seed=4,  # with this seed both steps have an open question
         data=dataclasses.replace(
             base.data, sources=tuple(sources), heldout_frac=0.0, eval_prompts=0
         ),
@@ -74,20 +77,20 @@ def mixed(folder, endpoint):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(folder, requests) of a run; then of the same command after a kill in its second step, whose
-    checkpoint is not there yet.
+    """Returns (folder, requests) of a run, and of the same command after a kill in its second step,
+    before that step's checkpoint.
     """
     folder = tmp_path_factory.mktemp("mixed")
     with pytest.MonkeyPatch.context() as patch, served(say) as (endpoint, seen):
         patch.setattr(Turns, "text", text)
-        config, found = mixed(folder, endpoint), []
+        config, results = mixed(folder, endpoint), []
         for _ in range(2):
             run_rl(config)
-            found.append((folder / f"after{len(found)}", list(seen.requests)))
-            shutil.copytree(folder / "run", found[-1][0])
+            results.append((folder / f"after{len(results)}", list(seen.requests)))
+            shutil.copytree(folder / "run", results[-1][0])
             shutil.rmtree(folder / "run" / "checkpoints" / "step_00000002")
             seen.requests.clear()
-    return found
+    return results
 
 
 def test_each_sample_is_judged_by_its_own_sources_verifier(runs):

@@ -28,7 +28,9 @@ LION = OptimConfig(
 
 
 def numpy_lion(params, gradients):
-    """Lion (arXiv 2302.06675, algorithm 2), weight decay on everything but norms and biases."""
+    """Returns the parameters after updates by Lion (arXiv 2302.06675, algorithm 2), with weight
+    decay on everything but norms and biases.
+    """
     flat, structure = jax.tree.flatten(params)
     momentum = [np.zeros_like(x) for x in flat]
     for gradient in gradients:

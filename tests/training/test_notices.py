@@ -1,5 +1,5 @@
-"""What a run says once: by hand, and in a real run of a dense model in which one group got no
-verdict and rewards are closer than declared.
+"""Notices that a run prints once: by hand, and in a real run of a dense model in which one group
+gets no verdict and rewards are closer than declared.
 """
 
 import dataclasses
@@ -43,12 +43,12 @@ def config_with(model=None, rewards=None, **rl):
 
 
 def idle_clip(config):
-    """What is said of the clip."""
+    """Returns the notices about the clip."""
     return [text for text in idle_settings(config, 10**6, 3) if "cannot act" in text]
 
 
 def group_of(*rewards):
-    """A group with these rewards; None: no verdict."""
+    """Returns a group with these rewards; None means no verdict."""
     scores = tuple(
         Score(r or 0.0, r is not None, "ok" if r is not None else "timeout") for r in rewards
     )
@@ -57,8 +57,8 @@ def group_of(*rewards):
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])
 def test_replay_on_a_dense_model_is_allowed_and_said(replay):
-    (said,) = idle_settings(config_with(DENSE, replay=replay), 100, 3)
-    assert f"rl.replay = '{replay}': the model has no MoE layers" in said
+    (notice,) = idle_settings(config_with(DENSE, replay=replay), 100, 3)
+    assert f"rl.replay = '{replay}': the model has no MoE layers" in notice
     assert (
         idle_settings(config_with(DENSE, replay="off"), 100, 3)
         == []
@@ -68,14 +68,14 @@ def test_replay_on_a_dense_model_is_allowed_and_said(replay):
 
 def test_a_clip_that_cannot_act_is_said():
     """One update of a rollout is on policy: its ratio is 1. A second one, or epoch, is not."""
-    (said,) = idle_settings(config_with(updates_per_rollout=1), 100, 3)
-    assert "the clip of espo cannot act" in said
+    (notice,) = idle_settings(config_with(updates_per_rollout=1), 100, 3)
+    assert "the clip of espo cannot act" in notice
     assert idle_settings(config_with(updates_per_rollout=1, epochs=2), 100, 3) == []
     assert idle_settings(config_with(updates_per_rollout=2), 100, 3) == []
     plain = {"updates_per_rollout": 1, "objective": Grpo()}
     assert idle_settings(config_with(**plain), 100, 3) == []
-    (said,) = idle_settings(config_with(**{**plain, "objective": Grpo(clip_high=0.28)}), 100, 3)
-    assert "the clip of grpo cannot act" in said
+    (notice,) = idle_settings(config_with(**{**plain, "objective": Grpo(clip_high=0.28)}), 100, 3)
+    assert "the clip of grpo cannot act" in notice
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*x*x*.py")), ids=lambda x: x.stem)
@@ -94,15 +94,15 @@ def test_auto_that_finds_nothing_is_said(monkeypatch):
 
 
 def test_buckets_that_would_pad_less_are_named_once():
-    """Rows of 9 and 64 tokens in buckets of 32 and 64: after four steps the notice names 16 and 64,
-    or is silent where little is to be won.
+    """Rows have 9 and 64 tokens, in buckets of 32 and 64. After four steps the notice names 16 and
+    64; there is no notice if the gain would be small.
     """
-    said = []
+    messages = []
     config = config_with(buckets=(32, 64), micro_batch_tokens=128)
-    notices = Notices(config, said.append)
+    notices = Notices(config, messages.append)
     for _ in range(6):
         notices.of_lengths(np.array([9] * 16 + [0] * 8 + [64] * 4))
-    (text,) = said
+    (text,) = messages
     # 400 tokens in 16 rows of 32 and 4 of 64
     assert text.startswith("48% of the training tokens were padding in 4 steps")
     assert text.endswith("rl.buckets (16, 64) would have made it 22%")
@@ -116,16 +116,18 @@ def test_buckets_that_would_pad_less_are_named_once():
 
 def test_a_curriculum_over_prompts_of_one_label_is_said():
     config = config_with(zero_variance=ZeroVarianceConfig(curriculum=True))
-    (said,) = idle_settings(config, 40, 1)
-    assert "all prompts have the same label" in said and idle_settings(config, 40, 2) == []
+    (notice,) = idle_settings(config, 40, 1)
+    assert "all prompts have the same label" in notice and idle_settings(config, 40, 2) == []
 
 
 def test_selection_within_one_pass_is_said():
     select = ZeroVarianceConfig(select=True)
-    (said,) = idle_settings(config_with(zero_variance=select, steps=10, prompts_per_step=4), 40, 3)
+    (notice,) = idle_settings(
+        config_with(zero_variance=select, steps=10, prompts_per_step=4), 40, 3
+    )
     assert (
-        "rl.zero_variance.select" in said
-        and "40 rollouts are not more than one pass over 40 prompts" in said
+        "rl.zero_variance.select" in notice
+        and "40 rollouts are not more than one pass over 40 prompts" in notice
     )
     assert (
         idle_settings(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40, 3) == []
@@ -150,8 +152,8 @@ def test_a_gap_is_violated_by_rewards_that_differ_by_less(rewards, gap, expected
 
 
 def test_counts_of_a_step_and_each_thing_said_once():
-    said = []
-    notices = Notices(config_with(rewards={"smallest_gap": 0.5}, shaping=SHAPED), said.append)
+    messages = []
+    notices = Notices(config_with(rewards={"smallest_gap": 0.5}, shaping=SHAPED), messages.append)
     groups = [
         group_of(1, 0, 0.25),
         group_of(None, None),
@@ -168,36 +170,41 @@ def test_counts_of_a_step_and_each_thing_said_once():
             **{f"groups/{kind}_frac": 0 for kind in ("all_right", "all_wrong", "between")},
         }
     assert (
-        len(said) == 1
-        and "smallest_gap = 0.5" in said[0]
-        and "got 0 and 0.25 ('how much?')" in said[0]
+        len(messages) == 1
+        and "smallest_gap = 0.5" in messages[0]
+        and "got 0 and 0.25 ('how much?')" in messages[0]
     )
     for _ in range(2):
-        found = notices.of_groups([group_of(None, None)] * 3)
-        assert (found["reward/unverified_groups"], found["reward/gap_violations"]) == (3, 0)
-        assert found["groups/undecided_frac"] == 1 and math.isnan(found["reward/extracted_frac"])
-    assert len(said) == 2 and "no verifier gave a reward in a whole step (6 timeout)" in said[1]
-    undeclared = Notices(config_with(shaping=ShapingConfig(length_penalty=0.2)), said.append)
-    found = undeclared.of_groups([*groups, group_of(0, 0.2, 1)])  # 0.1 apart, and not 0.2 or 0.25
-    assert found["reward/gap_violations"] == 1 and "got 0.1 and 0.2" in said.pop()
-    unshaped = Notices(config_with(rewards={"smallest_gap": 0.5}), said.append)
-    # without penalties nothing can be turned around
-    found = unshaped.of_groups(groups)
-    assert found["reward/unverified_groups"] == 1 and "reward/gap_violations" not in found
-    assert len(said) == 2
+        metrics = notices.of_groups([group_of(None, None)] * 3)
+        assert (metrics["reward/unverified_groups"], metrics["reward/gap_violations"]) == (3, 0)
+        assert metrics["groups/undecided_frac"] == 1 and math.isnan(
+            metrics["reward/extracted_frac"]
+        )
+    assert (
+        len(messages) == 2
+        and "no verifier gave a reward in a whole step (6 timeout)" in messages[1]
+    )
+    undeclared = Notices(config_with(shaping=ShapingConfig(length_penalty=0.2)), messages.append)
+    metrics = undeclared.of_groups([*groups, group_of(0, 0.2, 1)])  # 0.1 counts, 0.2 does not
+    assert metrics["reward/gap_violations"] == 1 and "got 0.1 and 0.2" in messages.pop()
+    unshaped = Notices(config_with(rewards={"smallest_gap": 0.5}), messages.append)
+    # without penalties no order can be inverted
+    metrics = unshaped.of_groups(groups)
+    assert metrics["reward/unverified_groups"] == 1 and "reward/gap_violations" not in metrics
+    assert len(messages) == 2
 
 
 def test_partial_credit_that_no_penalty_can_turn_around_is_not_complained_about():
-    said = []
-    notices = Notices(load_config(str(ROOT / "configs/tiny_reasoning_cpu.py")), said.append)
-    found = notices.of_groups([group_of(0, 0.5, 1)])
-    assert found["reward/gap_violations"] == 0 and said == []
+    messages = []
+    notices = Notices(load_config(str(ROOT / "configs/tiny_reasoning_cpu.py")), messages.append)
+    metrics = notices.of_groups([group_of(0, 0.5, 1)])
+    assert metrics["reward/gap_violations"] == 0 and messages == []
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "espo"])
 def test_a_group_without_any_verdict_is_in_no_denominator(name):
-    """Advantage 0, weight 0; the other group's weights are those that it has alone; its tokens are
-    counted as good for nothing.
+    """The group's advantage and weight are 0, and its tokens count as tokens without a signal. The
+    weights of the other group are those that it has alone.
     """
     rng, config = (
         np.random.default_rng(0),
@@ -224,21 +231,21 @@ def test_a_group_without_any_verdict_is_in_no_denominator(name):
             max_new_tokens=8,
         )
 
-    both, found = run([0, 0, 0, 1, 1, 1], 2)
-    alone, _ = run([0, 0, 0, -1, -1, -1], 1)
+    two_groups, diagnostics = run([0, 0, 0, 1, 1, 1], 2)
+    one_group, _ = run([0, 0, 0, -1, -1, -1], 1)
     for field in ("advantage", "weight", "mask"):
         np.testing.assert_array_equal(
-            getattr(both, field)[:3], getattr(alone, field)[:3], err_msg=field
+            getattr(two_groups, field)[:3], getattr(one_group, field)[:3], err_msg=field
         )
-        assert not np.any(getattr(both, field)[3:]) and np.any(getattr(both, field)[:3])
-    shares = {k: float(v) for k, v in finalize_diagnostics(found).items()}
+        assert not np.any(getattr(two_groups, field)[3:]) and np.any(getattr(two_groups, field)[:3])
+    shares = {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()}
     assert shares["waste/frac_none"] == pytest.approx(mask[3:].sum() / mask.sum())
     assert shares["zero_variance/rate_all_right"] == shares["zero_variance/rate_all_wrong"] == 0
 
 
 class Uneven:
-    """No verdict for the first prompt that it meets; right, nearly right and wrong in turn for the
-    others.
+    """A scorer that gives no verdict for the first prompt that it gets, and right, nearly right and
+    wrong in turn for the others.
     """
 
     slow = False
@@ -269,16 +276,16 @@ class Uneven:
         )
 
     def collect(self, block):
-        taken, self.waiting = self.waiting, []
-        return taken
+        scores, self.waiting = self.waiting, []
+        return scores
 
 
 @pytest.mark.slow
 def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path, monkeypatch):
-    """R2 would write routes that a dense model has not: it runs as with replay off."""
-    said = []
+    """R2 would store routes, which a dense model does not have, so it runs as with replay off."""
+    messages = []
     monkeypatch.setattr(rl, "open_scorer", Uneven)
-    monkeypatch.setattr(Telemetry, "note", lambda self, text: said.append(text))
+    monkeypatch.setattr(Telemetry, "note", lambda self, text: messages.append(text))
     config = config_with(DENSE, replay="R2", shaping=SHAPED, steps=2)
     run_rl(evolve(config, run_dir=str(tmp_path), data={"eval_prompts": 0}))
     first, second = (
@@ -295,11 +302,11 @@ def test_a_dense_run_with_replay_says_so_and_counts_what_got_no_verdict(tmp_path
         and min(first["grad_norm"], second["grad_norm"]) > 0
     )
     assert "replay/flip_frac" not in first and math.isfinite(first["loss"])
-    told = (
-        [text for text in said if "rl.replay = 'R2'" in text],
-        [text for text in said if "the penalties of rl.shaping sum to 0.05" in text],
+    matches = (
+        [text for text in messages if "rl.replay = 'R2'" in text],
+        [text for text in messages if "the penalties of rl.shaping sum to 0.05" in text],
     )
-    assert [len(x) for x in told] == [1, 1]
+    assert [len(x) for x in matches] == [1, 1]
 
 
 ON_THE_FLOOR = {
@@ -313,18 +320,18 @@ ON_THE_FLOOR = {
 def test_the_floor_of_espo_is_said_once_where_most_tokens_sit_on_it():
     assert math.isclose(floor_share(ON_THE_FLOOR), 0.8 * 0.9 + 0.2 * 0.3)
     assert floor_share({"loss": 1.0}) == 0.0
-    told = []
-    notices = Notices(config_with(), told.append)
+    messages = []
+    notices = Notices(config_with(), messages.append)
     notices.of_update({**ON_THE_FLOOR, "espo/group_0/floor_frac": 0.5})
-    assert told == []
+    assert messages == []
     notices.of_update(ON_THE_FLOOR)
     notices.of_update(ON_THE_FLOOR)
-    assert len(told) == 1
-    assert "about 78% of the tokens" in told[0] and "not the paper's" in told[0]
-    assert "rl.objective.floor = 1e-05" in told[0]
+    assert len(messages) == 1
+    assert "about 78% of the tokens" in messages[0] and "not the paper's" in messages[0]
+    assert "rl.objective.floor = 1e-05" in messages[0]
 
 
 def test_the_floor_is_not_said_where_the_clip_cannot_act():
-    told = []
-    Notices(config_with(updates_per_rollout=1), told.append).of_update(ON_THE_FLOOR)
-    assert told == []
+    messages = []
+    Notices(config_with(updates_per_rollout=1), messages.append).of_update(ON_THE_FLOOR)
+    assert messages == []

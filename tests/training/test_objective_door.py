@@ -1,5 +1,5 @@
-"""A user's own objective, one class in one file outside the package: it trains; and what is wrong
-with one is said.
+"""A user's objective, one class in a file outside the package: it trains, and errors in it are
+reported.
 """
 
 import dataclasses
@@ -96,18 +96,18 @@ class Thawed:
 
 
 @pytest.fixture
-def mine(tmp_path):
+def user_file(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     return f"{tmp_path}/mine.py"
 
 
-def test_an_objective_and_an_advantage_of_a_users_file_train(mine, tmp_path):
+def test_an_objective_and_an_advantage_of_a_users_file_train(user_file, tmp_path):
     config = evolve(tiny_run("odd_verifiers:coin"), run_dir=str(tmp_path / "run"), rl={"steps": 2})
-    words = ["--rl.objective", f"{mine}:Reinforce", "--rl.objective.scale", "2.0"]
-    words += ["--rl.advantage", f"{mine}:BestOfGroup", "--rl.advantage.below", "0.5"]
+    words = ["--rl.objective", f"{user_file}:Reinforce", "--rl.objective.scale", "2.0"]
+    words += ["--rl.advantage", f"{user_file}:BestOfGroup", "--rl.advantage.below", "0.5"]
     config = override(config, words)
-    assert config.rl.objective == seam_class(Objective, f"{mine}:Reinforce")(scale=2.0)
-    assert config.rl.advantage == seam_class(Advantage, f"{mine}:BestOfGroup")(below=0.5)
+    assert config.rl.objective == seam_class(Objective, f"{user_file}:Reinforce")(scale=2.0)
+    assert config.rl.advantage == seam_class(Advantage, f"{user_file}:BestOfGroup")(below=0.5)
     assert config_from_json(config_to_json(config)) == config
     run_rl(config)
     norms = [row["metrics"]["grad_norm"] for row in lines(tmp_path / "run", "metrics")]
@@ -116,13 +116,13 @@ def test_an_objective_and_an_advantage_of_a_users_file_train(mine, tmp_path):
     assert saved["objective"]["name"].endswith("mine.py:Reinforce")
 
 
-def test_a_correction_of_one_class_in_a_users_file_trains(mine, tmp_path):
+def test_a_correction_of_one_class_in_a_users_file_trains(user_file, tmp_path):
     config = tiny_run("odd_verifiers:coin")
     rl = dataclasses.replace(config.rl, steps=2)
     config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
-    words = ["--rl.correction", f"{mine}:RootRatio", "--rl.correction.power", "0.25"]
+    words = ["--rl.correction", f"{user_file}:RootRatio", "--rl.correction.power", "0.25"]
     config = override(config, [*words, "--rollout.dtype", "bfloat16"])
-    assert config.rl.correction == named_correction(f"{mine}:RootRatio", power=0.25)
+    assert config.rl.correction == named_correction(f"{user_file}:RootRatio", power=0.25)
     assert config_from_json(config_to_json(config)) == config
     run_rl(config)
     weights = [
@@ -138,12 +138,12 @@ def test_every_correction_is_written_and_read_again(name):
     assert config_from_json(config_to_json(config)) == config
 
 
-def test_a_callback_gets_each_step_with_its_groups_and_metrics(mine, tmp_path, monkeypatch):
+def test_a_callback_gets_each_step_with_its_groups_and_metrics(user_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = tiny_run("odd_verifiers:coin")
     rl = dataclasses.replace(config.rl, steps=2)
     config = dataclasses.replace(config, run_dir=str(tmp_path / "run"), rl=rl)
-    run_rl(dataclasses.replace(config, callbacks=(f"{mine}:write_step",)))
+    run_rl(dataclasses.replace(config, callbacks=(f"{user_file}:write_step",)))
     rows = [line.split() for line in (tmp_path / "steps.txt").read_text().splitlines()]
     logged = [row["metrics"]["reward/mean"] for row in lines(tmp_path / "run", "metrics")]
     assert [int(row[0]) for row in rows] == [1, 2]
@@ -151,22 +151,22 @@ def test_a_callback_gets_each_step_with_its_groups_and_metrics(mine, tmp_path, m
     assert [float(row[3]) for row in rows] == pytest.approx(logged)
 
 
-def test_a_callback_that_fails_ends_the_run_with_its_name(mine, tmp_path):
+def test_a_callback_that_fails_ends_the_run_with_its_name(user_file, tmp_path):
     config = tiny_run("odd_verifiers:coin")
     config = dataclasses.replace(config, run_dir=str(tmp_path / "run"))
     with pytest.raises(CallbackFailed, match=r"mine\.py:broken failed after step 1: KeyError"):
-        run_rl(dataclasses.replace(config, callbacks=(f"{mine}:broken",)))
+        run_rl(dataclasses.replace(config, callbacks=(f"{user_file}:broken",)))
     with pytest.raises(ConfigError, match="has no write_stp; did you mean write_step"):
-        run_rl(dataclasses.replace(config, callbacks=(f"{mine}:write_stp",)))
+        run_rl(dataclasses.replace(config, callbacks=(f"{user_file}:write_stp",)))
     with pytest.raises(ConfigError, match="callbacks = 'print': must be module:name or"):
         dataclasses.replace(config, callbacks=("print",)).validate()
 
 
-def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(mine, capsys):
+def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(user_file, capsys):
     for name, message in (
         ("rlo", "no such advantage; take one of grpo, rloo, reinforce_pp, maxrl, or name your own"),
-        (f"{mine}:Reinforce", "is no subclass of compass_jax.config.Advantage"),
-        (f"{mine}:Nameless", "has no responses(inputs); define it"),
+        (f"{user_file}:Reinforce", "is no subclass of compass_jax.config.Advantage"),
+        (f"{user_file}:Nameless", "has no responses(inputs); define it"),
     ):
         status, text = refused(["--rl.advantage", name], capsys)
         assert status == 2 and message in text and "Traceback" not in text, text
@@ -191,24 +191,24 @@ def refused(arguments, capsys):
     return status, " ".join(capsys.readouterr().err.split())
 
 
-def test_an_objective_that_cannot_be_used_is_refused_with_status_2(mine, capsys):
-    for name, said in (
+def test_an_objective_that_cannot_be_used_is_refused_with_status_2(user_file, capsys):
+    for name, message in (
         ("ppo", "no such objective; take one of grpo, gspo, cispo, espo, or name your own"),
         ("no_such_module:Mine", "there is no module no_such_module"),
-        (f"{mine}:Reinforc", "has no Reinforc; did you mean Reinforce?"),
-        (f"{mine}:Thawed", "is no subclass of compass_jax.config.Objective"),
-        (f"{mine}:Half", "has no weights(inputs); define it"),
+        (f"{user_file}:Reinforc", "has no Reinforc; did you mean Reinforce?"),
+        (f"{user_file}:Thawed", "is no subclass of compass_jax.config.Objective"),
+        (f"{user_file}:Half", "has no weights(inputs); define it"),
     ):
-        status, told = refused(["--rl.objective", name], capsys)
-        assert status == 2 and said in told and "Traceback" not in told, told
+        status, text = refused(["--rl.objective", name], capsys)
+        assert status == 2 and message in text and "Traceback" not in text, text
 
 
-def test_a_field_that_an_objective_does_not_have_is_refused_where_it_is_written(mine, capsys):
-    arguments = ["--rl.objective", f"{mine}:Reinforce", "--rl.objective.alpha", "0.1"]
-    status, told = refused(arguments, capsys)
-    assert status == 2 and "--rl.objective.alpha" in told
-    status, told = refused(["--rl.objective", "grpo", "--rl.objective.alpha", "0.1"], capsys)
-    assert status == 2 and "--rl.objective.alpha" in told
+def test_a_field_that_an_objective_does_not_have_is_refused_where_it_is_written(user_file, capsys):
+    arguments = ["--rl.objective", f"{user_file}:Reinforce", "--rl.objective.alpha", "0.1"]
+    status, text = refused(arguments, capsys)
+    assert status == 2 and "--rl.objective.alpha" in text
+    status, text = refused(["--rl.objective", "grpo", "--rl.objective.alpha", "0.1"], capsys)
+    assert status == 2 and "--rl.objective.alpha" in text
     plain = json.loads(config_to_json(tiny_run()))
     plain["rl"]["objective"] = {"name": "grpo", "clip_hihg": 0.3}
     with pytest.raises(ConfigError, match=r"rl\.objective\.clip_hihg: no such key; did you mean"):

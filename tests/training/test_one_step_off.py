@@ -1,4 +1,4 @@
-"""One step off: the next rollout runs during the training, from the weights before it."""
+"""One step off: the next rollout runs during the training, with the weights before it."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ def configured(directory, **options):
 
 
 def responses(directory):
-    """step -> texts of the logged samples."""
+    """Returns {step: texts of the logged samples}."""
     out: dict[int, list[str]] = {}
     for row in lines(directory, "rollouts"):
         out.setdefault(row["step"], []).extend(sample["response"] for sample in row["samples"])
@@ -35,14 +35,14 @@ def test_the_second_rollout_is_of_the_first_weights_and_the_third_of_the_second(
     """
     run_rl(configured(tmp_path / "still", learning_rate=1e-12, one_step_off=False))
     run_rl(configured(tmp_path / "on_policy", one_step_off=False))
-    found, still, on_policy = (
+    off_policy, frozen, on_policy = (
         responses(undisturbed("one step off")[0]),
         responses(tmp_path / "still"),
         responses(tmp_path / "on_policy"),
     )
-    assert found[1] == still[1] == on_policy[1]
-    assert found[2] == still[2] != on_policy[2]
-    assert found[3] != still[3] and found[3] != on_policy[3]
+    assert off_policy[1] == frozen[1] == on_policy[1]
+    assert off_policy[2] == frozen[2] != on_policy[2]
+    assert off_policy[3] != frozen[3] and off_policy[3] != on_policy[3]
     rows = numbers(undisturbed("one step off")[0])
     assert [row["staleness"] for row in rows] == [0, 1, 1] and [
         row["policy_version"] for row in rows
@@ -53,8 +53,8 @@ def test_the_second_rollout_is_of_the_first_weights_and_the_third_of_the_second(
 
 
 def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
-    """The training of a step waits for the first finished sample of the next: it would wait for
-    ever if one came after the other.
+    """The training of a step waits for the first finished sample of the next step, and would wait
+    forever if that rollout came after the training.
     """
     sampled, real, train = threading.Event(), Collection._step, Learner.train
 
@@ -80,7 +80,7 @@ def test_the_rollout_runs_while_the_training_does(tmp_path, monkeypatch):
 
 
 def test_a_training_that_fails_does_not_wait_for_the_whole_rollout(tmp_path, monkeypatch):
-    """The rollout ahead is slow, and given up at its next sample."""
+    """The rollout ahead is slow and is abandoned at its next sample."""
     step, done = Collection._step, []
 
     def slow(self):

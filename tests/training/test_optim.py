@@ -40,7 +40,7 @@ def tree(seed, scale=1.0):
 
 
 def numpy_rate(config, n, total):
-    """Learning rate of update n (0-based)."""
+    """Returns the learning rate of update n (0-based)."""
     if n < config.warmup_steps:
         return config.learning_rate * (n + 1) / (config.warmup_steps + 1)
     if config.schedule == "constant":
@@ -53,8 +53,8 @@ def numpy_rate(config, n, total):
 
 
 def numpy_adamw(params, gradients, config, total):
-    """Decoupled weight decay (arXiv 1711.05101, algorithm 2) on everything but norms and biases;
-    global-norm clipping first.
+    """Returns the parameters after updates by AdamW (arXiv 1711.05101, algorithm 2), with weight
+    decay on everything but norms and biases, after global-norm clipping.
     """
     flat, structure = jax.tree.flatten(params)
     m, v = [np.zeros_like(x) for x in flat], [np.zeros_like(x) for x in flat]
@@ -110,10 +110,10 @@ def test_updates_equal_a_numpy_adamw_with_clipping_and_schedule(x64):
 def test_learning_rates(schedule, warmup):
     config = OptimConfig(learning_rate=0.5, warmup_steps=warmup, schedule=schedule)
     with jax.numpy_dtype_promotion("standard"):
-        found = [float(optim.learning_rate(config, 10)(n)) for n in range(12)]
-    np.testing.assert_allclose(found, [numpy_rate(config, n, 10) for n in range(12)], atol=1e-7)
-    assert found[warmup] == 0.5 and (
-        found[10] == 0.5 if schedule == "constant" else found[10] < 1e-7
+        rates = [float(optim.learning_rate(config, 10)(n)) for n in range(12)]
+    np.testing.assert_allclose(rates, [numpy_rate(config, n, 10) for n in range(12)], atol=1e-7)
+    assert rates[warmup] == 0.5 and (
+        rates[10] == 0.5 if schedule == "constant" else rates[10] < 1e-7
     )
 
 
@@ -126,7 +126,7 @@ def test_a_bad_gradient_changes_nothing_but_the_counters(bad):
         return step.apply(state, gradient, config=CONFIG, total_steps=TOTAL, decays=DECAYS)
 
     state = apply(apply(optim.init_state(floats(0), CONFIG, TOTAL), floats(1))[0], floats(2))[0]
-    kept = jax.device_get(state)
+    before = jax.device_get(state)
     poisoned = floats(3)
     poisoned["run_0"]["q"] = poisoned["run_0"]["q"].at[1, 2].set(bad)
     for n in (1, 2):
@@ -139,14 +139,14 @@ def test_a_bad_gradient_changes_nothing_but_the_counters(bad):
     jax.tree.map(
         np.testing.assert_array_equal,
         jax.device_get((state.params, state.opt_state)),
-        (kept.params, kept.opt_state),
+        (before.params, before.opt_state),
     )
     good, info = apply(state, floats(4))
     assert (int(good.step), int(good.bad_steps), int(good.skipped)) == (3, 0, 2) and np.isfinite(
         info["grad_norm"]
     )
-    expected, _ = apply(jax.device_put(kept), floats(4))
-    # as if the bad ones had never been
+    expected, _ = apply(jax.device_put(before), floats(4))
+    # the bad gradients have had no effect
     jax.tree.map(np.testing.assert_array_equal, good.params, expected.params)
 
 
@@ -197,7 +197,7 @@ def test_bfloat16_parameters_with_a_master_go_where_float32_ones_go():
         np.abs(np.asarray(a, np.float32) - b).max()
         for a, b in zip(*map(jax.tree.leaves, (states["none"].params, wide.params)), strict=True)
     ]
-    assert max(lost) > 1e-3  # without a master, weights near 1 have stood still
+    assert max(lost) > 1e-3  # without a master, weights near 1 do not move
 
 
 def test_a_bad_gradient_leaves_the_master_as_it_is():

@@ -1,4 +1,4 @@
-"""The judge in an engine of our own: the policy's weights of the moment, or a checkpoint's."""
+"""The judge in the package's engine, with the policy's current weights or a checkpoint's."""
 
 import dataclasses
 import json
@@ -79,12 +79,12 @@ def test_a_verdicts_entropy_is_the_largest_of_its_last_line(judge):
 
 def test_the_answers_are_of_the_weights_that_it_has_now(judge):
     before, other = judge(QUESTIONS), judge_of(1)
-    own, judge.params = judge.params, other.params
+    saved_params, judge.params = judge.params, other.params
     try:
         assert judge(QUESTIONS) == other(QUESTIONS) != before
     finally:
-        judge.params = own
-    assert judge(QUESTIONS) == before and jax.tree.leaves(own)
+        judge.params = saved_params
+    assert judge(QUESTIONS) == before and jax.tree.leaves(saved_params)
 
 
 def test_what_a_judge_of_our_own_needs_is_checked_before_a_run():
@@ -107,8 +107,9 @@ def test_what_a_judge_of_our_own_needs_is_checked_before_a_run():
 
 
 def run_with(folder, judge, monkeypatch):
-    """(versions that judged, {step: rewards}) of two steps on open questions, whose judge's words
-    count by their hash; then of the second step again, after a kill before its checkpoint.
+    """Returns (the judge's calls, metrics, groups) of two steps on open questions, in which a hash
+    of the judge's text is the verdict; then those of the second step again, after a kill before its
+    checkpoint.
     """
     file = folder / "open.jsonl"
     rows = [{"prompt": f"Say {n}.", "answer": "No."} for n in range(8)]
@@ -126,21 +127,21 @@ def run_with(folder, judge, monkeypatch):
         rewards={"judge": judge},
         log=LogConfig(tokens=0),
     )
-    versions, real = [], OwnJudge.__call__
+    calls, real = [], OwnJudge.__call__
 
-    def call(self, asked):
-        versions.append((len(asked), self.params is not None))
-        return real(self, asked)
+    def call(self, questions):
+        calls.append((len(questions), self.params is not None))
+        return real(self, questions)
 
     monkeypatch.setattr(OwnJudge, "__call__", call)
     monkeypatch.setattr(judging, "verdict", lambda text: stable_id(text) % 3 - 1)
-    found = []
+    results = []
     for _ in range(2):
         run_rl(config)
-        found.append((list(versions), numbers(folder / "run"), lines(folder / "run", "rollouts")))
+        results.append((list(calls), numbers(folder / "run"), lines(folder / "run", "rollouts")))
         shutil.rmtree(folder / "run" / "checkpoints" / "step_00000002")
-        versions.clear()
-    return found
+        calls.clear()
+    return results
 
 
 @pytest.mark.slow
@@ -162,9 +163,11 @@ def test_a_run_judged_by_an_engine_of_our_own_repeats_its_steps_after_a_kill(
             tokenizer_from=base.data.tokenizer,
         )
         judge = dataclasses.replace(judge, weights=str(tmp_path / "weights"))
-    (asked, first, groups), (again, second, repeated) = run_with(tmp_path, judge, monkeypatch)
-    assert [n for n, _ in asked] == [32, 32] and all(there for _, there in asked)
-    assert not again, "all verdicts of the second step were known"
+    (calls, first, groups), (repeated_calls, second, repeated) = run_with(
+        tmp_path, judge, monkeypatch
+    )
+    assert [n for n, _ in calls] == [32, 32] and all(has_params for _, has_params in calls)
+    assert not repeated_calls, "all verdicts of the second step were known"
     assert first == second and groups == repeated
     rewards = {sample["reward"] for group in groups for sample in group["samples"]}
     assert rewards == {0, 0.5, 1} and all(row["reward/unknown_frac"] == 0 for row in first)

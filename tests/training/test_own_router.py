@@ -1,5 +1,5 @@
-"""A router of the user's in one file outside the package, with a family that can write it: it
-trains, its routes are replayed, and a family without it refuses the export.
+"""A user's router in one file outside the package, with a family that can write it: it trains, its
+routes are replayed, and a family without it refuses it.
 """
 
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Real tiny SFT runs whose conversations share rows: the losses of rows of their own with less
-padding, the same again after a stop, and refused by name where they cannot share.
+"""Real tiny SFT runs whose conversations share rows: they have the losses of separate rows and less
+padding, continue exactly after a stop, and are refused if rows cannot be shared.
 """
 
 import dataclasses
@@ -26,7 +26,9 @@ def packing(folder, file, **options):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """A pass has 18 rows, an update 8 conversations; two rows are left out."""
+    """Returns a file with which a pass has 18 rows and an update 8 conversations; two rows are left
+    out.
+    """
     return rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", 16, "{broken", "")
 
 
@@ -34,8 +36,8 @@ def file(tmp_path_factory):
 def test_a_packed_run_has_the_losses_of_one_that_is_not_and_less_padding(
     tmp_path, file, reading, monkeypatch
 ):
-    """Tokens a second are of the conversations: each reading of the clock is half a second later,
-    and the rate's is the second one after the start.
+    """Tokens per second count the tokens of the conversations. Each reading of the clock is half a
+    second later, and the rate uses the second reading after the start.
     """
     seconds = itertools.count(step=0.5)
     clock = types.SimpleNamespace(perf_counter=lambda: next(seconds))
@@ -44,20 +46,20 @@ def test_a_packed_run_has_the_losses_of_one_that_is_not_and_less_padding(
     for name, on in (("apart", False), ("packed", True)):
         config = packing(tmp_path / name, file, packing=on, reading=reading, bad_rows="skip")
         speeds.append(run_sft(config)["train/tokens_per_s"])
-    apart, found = (numbers(tmp_path / name / "run") for name in ("apart", "packed"))
+    separate, packed = (numbers(tmp_path / name / "run") for name in ("apart", "packed"))
     assert speeds[0] == speeds[1] and 8 * 16 <= speeds[0] <= 8 * 104
-    for metrics, count in ((apart, 8), (found, 2)):  # rows of 104 tokens
+    for metrics, count in ((separate, 8), (packed, 2)):  # rows of 104 tokens
         assert metrics[-1]["padding_frac"] == pytest.approx(1 - speeds[0] / (count * 104))
-    for mine, theirs in zip(found, apart, strict=True):
-        for same in ("sft/loss", "entropy_nats", "grad_norm", "moe/load_max_over_mean", "epoch"):
-            assert mine[same] == pytest.approx(theirs[same], rel=2e-4), same
+    for actual, expected in zip(packed, separate, strict=True):
+        for metric in ("sft/loss", "entropy_nats", "grad_norm", "moe/load_max_over_mean", "epoch"):
+            assert actual[metric] == pytest.approx(expected[metric], rel=2e-4), metric
 
 
 @pytest.mark.parametrize("weights", [(), (("rows", 1.0), ("sum", 2.0))], ids=["a pass", "weights"])
 def test_a_packed_run_that_is_stopped_in_a_pass_goes_on_bit_for_bit(
     tmp_path, file, weights, monkeypatch
 ):
-    """Read by record; with weights, worked solutions are mixed in."""
+    """The rows are read by record; with weights, worked solutions are mixed in."""
     options = {"bad_rows": "skip", "weights": weights}
     options |= {"procedural": (("sum", 12, 1),)} if weights else {}
     run_sft(packing(tmp_path / "whole", file, **options))
@@ -84,9 +86,9 @@ def test_what_cannot_be_packed_is_refused_by_name(tmp_path, file):
 
 @pytest.mark.slow
 def test_two_processes_pack_as_one_does_and_take_over_from_it(tmp_path):
-    """Each stops in the middle of a pass; the numbers are those of one process left alone."""
+    """They stop in the middle of a pass, and the numbers are those of one undisturbed process."""
     file = rows(tmp_path / "rows.jsonl", 30, "{broken", "")
-    found = {}
+    results = {}
     for name, counts in (("alone", (1,)), ("changing", (1, 2))):
         folder = tmp_path / name
         folder.mkdir()
@@ -98,6 +100,6 @@ def test_two_processes_pack_as_one_does_and_take_over_from_it(tmp_path):
             data = f"data=replace(config.data, eval_prompts=0, cache={str(folder)!r})"
             with Job(folder, count, *MESH, command="sft", run=f"{sft}, {data}") as job:
                 job.finish()
-        found[name] = numbers(job.directory)
-    assert len(found["alone"]) == 4 and found["alone"][0]["padding_frac"] < 0.7
-    compare(found["changing"], found["alone"])
+        results[name] = numbers(job.directory)
+    assert len(results["alone"]) == 4 and results["alone"][0]["padding_frac"] < 0.7
+    compare(results["changing"], results["alone"])

@@ -1,5 +1,5 @@
-"""Conversations that share a row are computed as in rows of their own: loss, gradient and router
-statistics, for dense and MoE models, however the layers are laid out.
+"""Conversations that share a row: loss, gradient and router statistics are those of separate rows,
+for dense and MoE models and every layout of the layers.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ SIZES = (31, 9, 24, 1, 13, 40, 2, 17)
 
 
 def conversations():
-    """Some begin with a token that counts as learnt, which nothing predicts."""
+    """Returns conversations, some of which begin with a learnt token, which no token predicts."""
     rng = np.random.default_rng(4)
     return [
         SFTExample(rng.integers(2, 40, n).astype(np.int32), rng.random(n) < 0.6, "") for n in SIZES
@@ -33,7 +33,7 @@ def conversations():
 
 
 def gradient(config, compute, rows, placement=None):
-    """(gradient, diagnostics) of all rows in one micro-batch, the router's loss included."""
+    """Returns (gradient, diagnostics) of all rows in one micro-batch, with the router's loss."""
     layout = training_layout(compute)
     model = Transformer(config, compute, layout, placement)
     params = in_layout(random_params(config, compute.param_dtype), layout)
@@ -41,8 +41,8 @@ def gradient(config, compute, rows, placement=None):
         params = place(params, config, placement)
     weight = (rows.learnt / rows.learnt.sum()).astype(compute.dtype)
     share = jnp.ones((), compute.dtype)
-    given = rows.tokens, rows.lengths, weight, share, 0.3, rows.segments
-    return step.sft_gradients(model, params, *given)
+    inputs = rows.tokens, rows.lengths, weight, share, 0.3, rows.segments
+    return step.sft_gradients(model, params, *inputs)
 
 
 @pytest.mark.parametrize("config", [DENSE, MODEL], ids=["dense", "moe"])
@@ -53,47 +53,47 @@ def test_a_packed_batch_has_the_gradient_of_its_conversations_in_rows_of_their_o
     compute = dataclasses.replace(F64, scan_layers=scan)
     rows = packed(conversations(), LONGEST)
     assert len(rows.lengths) == 3 and rows.lengths.sum() == sum(SIZES)
-    mine, found = gradient(config, compute, rows)
-    theirs, expected = gradient(config, compute, padded(conversations(), LONGEST))
-    assert float(found["loss"][0]) > 0 and found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-12, err_msg=name)
-    for a, b in zip(*map(jax.tree.leaves, (mine, theirs)), strict=True):
+    grads, metrics = gradient(config, compute, rows)
+    expected_grads, expected_metrics = gradient(config, compute, padded(conversations(), LONGEST))
+    assert float(metrics["loss"][0]) > 0 and metrics.keys() == expected_metrics.keys()
+    for name in expected_metrics:
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-12, err_msg=name)
+    for a, b in zip(*map(jax.tree.leaves, (grads, expected_grads)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-13)
     if config is MODEL:  # a conversation's last token and padding count for no expert
-        assert float(found["moe/load_max_over_mean"][1]) == 2 * sum(n - 1 for n in SIZES)
+        assert float(metrics["moe/load_max_over_mean"][1]) == 2 * sum(n - 1 for n in SIZES)
 
 
 def test_over_a_mesh_and_in_float32_it_is_the_same():
     placement = Placement(make_mesh(MeshConfig(fsdp=2, expert=2, tensor=2)))
     rows = packed(conversations(), LONGEST)
     rows = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), rows)  # a padding row
-    mine, found = gradient(MODEL, COMPUTE, rows, placement)
-    theirs, expected = gradient(MODEL, COMPUTE, padded(conversations(), LONGEST))
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
-    for a, b in zip(*map(jax.tree.leaves, (mine, theirs)), strict=True):
+    grads, metrics = gradient(MODEL, COMPUTE, rows, placement)
+    expected_grads, expected_metrics = gradient(MODEL, COMPUTE, padded(conversations(), LONGEST))
+    for name in expected_metrics:
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, err_msg=name)
+    for a, b in zip(*map(jax.tree.leaves, (grads, expected_grads)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_no_token_of_another_conversation_changes_a_log_prob():
-    """Bit for bit: one conversation of a row is replaced, the others of the row stay."""
+    """One conversation of a row is replaced, and the others keep their log-probs bit for bit."""
     rows = packed(conversations(), LONGEST)
     model, params = Transformer(MODEL, COMPUTE), random_params()
 
     @jax.jit
-    def of(tokens, lengths, segments):
+    def forward_logp(tokens, lengths, segments):
         return step.forward(model, params, tokens, lengths, None, 1.0, segments)[0]
 
     def logp(tokens):
-        return of(tokens, rows.lengths, rows.segments)
+        return forward_logp(tokens, rows.lengths, rows.segments)
 
     before = np.asarray(logp(rows.tokens))
     for number in (1, 2):
-        here = rows.segments == number
-        after = np.asarray(logp(np.where(here, (rows.tokens + 1) % 40, rows.tokens)))
-        np.testing.assert_array_equal(after[~here], before[~here])
-        assert np.any(after[here] != before[here])
+        replaced = rows.segments == number
+        after = np.asarray(logp(np.where(replaced, (rows.tokens + 1) % 40, rows.tokens)))
+        np.testing.assert_array_equal(after[~replaced], before[~replaced])
+        assert np.any(after[replaced] != before[replaced])
 
 
 def test_positions_begin_at_0_in_each_conversation_and_its_last_token_is_no_input():
@@ -108,12 +108,12 @@ def test_positions_begin_at_0_in_each_conversation_and_its_last_token_is_no_inpu
 @pytest.mark.parametrize("what", ["a cache", "context"])
 def test_a_model_that_cannot_tell_segments_apart_refuses_them(what):
     tokens = jnp.zeros((2, 16), jnp.int32)
-    given = {"mask": tokens == 0, "segments": tokens}
+    options = {"mask": tokens == 0, "segments": tokens}
     if what == "a cache":
         model = Transformer(MODEL, COMPUTE, "decode")
-        given["cache"] = init_cache(MODEL, 2, 16, COMPUTE)
+        options["cache"] = init_cache(MODEL, 2, 16, COMPUTE)
     else:
         model = Transformer(MODEL, COMPUTE, placement=Placement(make_mesh(MeshConfig(context=2))))
     params = to_decode(random_params()) if what == "a cache" else random_params()
     with pytest.raises(ValueError, match=r"segments need whole rows.*no KV cache"):
-        apply(model, params, tokens, tokens, **given)
+        apply(model, params, tokens, tokens, **options)

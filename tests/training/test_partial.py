@@ -1,5 +1,5 @@
-"""Partial rollouts: what is not finished with a step's groups goes on in the next one. Nothing is
-lost or comes twice, and every token keeps the version of its policy.
+"""Partial rollouts: samples that are unfinished at the end of a step continue in the next one. None
+is lost or repeated, and every token keeps the version of its policy.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from compass_jax.config import ConfigError, ZeroVarianceConfig, named_correction
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.training.rl import run_rl
 
-# a learning rate that leaves the weights as they are: samples then depend on their keys alone
+# a learning rate that does not change the weights, so that samples depend on their keys alone
 STILL = 1e-12
 
 
@@ -29,25 +29,27 @@ def configured(directory, learning_rate=1e-2, **rl):
 
 
 def groups(directory):
-    """Every logged group as (question, its samples' texts and rewards), sorted."""
+    """Returns the logged groups as (question, its samples' texts and rewards), sorted."""
     return sorted(
         (row["prompt"], str([(s["response"], s["reward"]) for s in row["samples"]]))
         for row in lines(directory, "rollouts")
     )
 
 
-class Taken(NamedTuple):
-    """What a step took from the buffer, and what it left there, its routes on the host."""
+class StepSnapshot(NamedTuple):
+    """The groups that a step takes from the buffer, with their routes on the host, and the samples
+    that stay in the buffer.
+    """
 
     groups: list
     routes: np.ndarray
-    prompts: list  # that go on
+    prompts: list  # those in flight in the next step
     done: list
     paused: dict  # key -> (rollout, routes)
 
 
 def watched(monkeypatch):
-    """The list to which what each step takes will be appended."""
+    """Returns a list to which each step will append a snapshot."""
     real, out = ExperienceBuffer.step_groups, []
 
     def step_groups(self):
@@ -62,8 +64,8 @@ def watched(monkeypatch):
             for x in samples
             if not x.done
         }
-        held = None if routes is None else np.array(routes)
-        out.append(Taken(groups, held, self.open, done, paused))
+        host_routes = None if routes is None else np.array(routes)
+        out.append(StepSnapshot(groups, host_routes, self.open, done, paused))
         return groups
 
     monkeypatch.setattr(ExperienceBuffer, "step_groups", step_groups)
@@ -82,8 +84,8 @@ GROWING = {"zero_variance": ZeroVarianceConfig(grow_to=8), "group_size": 2}
     ],
 )
 def test_the_same_groups_are_trained_on_as_without_each_once(tmp_path, monkeypatch, rl):
-    """At standing weights a sample that was cut, carried and continued is the sample that an
-    ordinary run draws at once.
+    """If the weights do not change, a sample that is cut, carried and continued is the sample that
+    an ordinary run draws at once.
     """
     run_rl(configured(tmp_path / "ordinary", STILL, partial_prompts=0, **rl))
     gathered = watched(monkeypatch)
@@ -93,7 +95,7 @@ def test_the_same_groups_are_trained_on_as_without_each_once(tmp_path, monkeypat
         and len(groups(tmp_path / "partial")) == 12
     )
     assert [len(step.prompts) for step in gathered] == [3, 3, 0]
-    # samples were cut, and not only whole groups put back
+    # samples were cut; not only complete groups stayed in the buffer
     assert all(step.paused for step in gathered[:-1])
     for step, row in zip(gathered, lines(tmp_path / "partial"), strict=True):
         assert row["metrics"]["rollout/carried_groups"] == len(step.prompts)
@@ -111,45 +113,45 @@ def test_a_token_keeps_the_version_the_log_prob_and_the_routes_with_which_it_was
         capacity = len(step.routes) // len(step.groups)
         for g, group in enumerate(step.groups):
             for r in group.rollouts:
-                own = r.versions[len(r.prompt.tokens) :]
-                assert (np.diff(own) >= 0).all() and own[-1] <= number
-                was, routes = cut.get(r.key, (None, None))
-                if was is None:
+                versions = r.versions[len(r.prompt.tokens) :]
+                assert (np.diff(versions) >= 0).all() and versions[-1] <= number
+                earlier, routes = cut.get(r.key, (None, None))
+                if earlier is None:
                     continue
-                n, mixed = len(was.tokens), mixed + (own[0] < own[-1])
+                n, mixed = len(earlier.tokens), mixed + (versions[0] < versions[-1])
                 assert (
                     len(r.tokens) > n
                     and (r.versions[n:] == number).all()
                     and (r.versions[:n] < number).all()
                 )
                 for name in ("tokens", "logp", "entropy", "versions"):
-                    np.testing.assert_array_equal(getattr(r, name)[:n], getattr(was, name))
+                    np.testing.assert_array_equal(getattr(r, name)[:n], getattr(earlier, name))
                 row = g * capacity + r.sample
                 np.testing.assert_array_equal(step.routes[row, : n - 1], routes[: n - 1])
         cut = step.paused
     assert mixed >= 2
     for number, (step, row) in enumerate(zip(gathered, lines(tmp_path), strict=True)):
-        behind = [
+        ages = [
             number - v
             for g in step.groups
             for r in g.rollouts
             for v in r.versions[len(r.prompt.tokens) :]
         ]
-        assert row["metrics"]["staleness"] == pytest.approx(np.mean(behind)) and row["metrics"][
+        assert row["metrics"]["staleness"] == pytest.approx(np.mean(ages)) and row["metrics"][
             "staleness_max"
-        ] == max(behind)
+        ] == max(ages)
     assert lines(tmp_path)[1]["metrics"]["staleness_max"] == 1
 
 
 def test_a_step_does_not_wait_for_its_longest_group(tmp_path, monkeypatch):
-    """Beyond the step's groups nothing is decoded to its end: the rollout of the first step stops
+    """Samples of other groups are not decoded to their end: the rollout of the first step stops
     with samples in its slots.
     """
     gathered = watched(monkeypatch)
     run_rl(configured(tmp_path, steps=2))
-    begun = [rollout for rollout, _ in gathered[0].paused.values()]
-    assert begun and all(0 < r.response_length < 16 for r in begun)
-    assert len(begun) + len(gathered[0].done) < 3 * 4  # and some had not begun
+    unfinished = [rollout for rollout, _ in gathered[0].paused.values()]
+    assert unfinished and all(0 < r.response_length < 16 for r in unfinished)
+    assert len(unfinished) + len(gathered[0].done) < 3 * 4  # and some had not begun
 
 
 BAD = {

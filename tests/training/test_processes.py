@@ -1,5 +1,5 @@
-"""RL in two processes of four devices each: the numbers of one process, what is left when one is
-killed, and a stop that reaches one of them.
+"""RL in two processes of four devices each: they have the numbers of one process, also after a kill
+or a stop of one of them.
 """
 
 import dataclasses
@@ -25,21 +25,21 @@ from compass_jax.weights.hf import save_params
 MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")
 
 
-def compare(found, expected, tolerance=1e-5):
-    assert len(found) == len(expected) > 0
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.keys() == theirs.keys()
-        for name in theirs:
-            if theirs[name] is None:
-                assert mine[name] is None
+def compare(actual, expected, tolerance=1e-5):
+    assert len(actual) == len(expected) > 0
+    for row, expected_row in zip(actual, expected, strict=True):
+        assert row.keys() == expected_row.keys()
+        for name in expected_row:
+            if expected_row[name] is None:
+                assert row[name] is None
                 continue
             np.testing.assert_allclose(
-                mine[name], theirs[name], rtol=tolerance, atol=tolerance, err_msg=name
+                row[name], expected_row[name], rtol=tolerance, atol=tolerance, err_msg=name
             )
 
 
 def run(folder, count, *options, **settings):
-    """A whole run; its directory."""
+    """Runs a job to its end; returns its directory."""
     folder.mkdir()
     with Job(folder, count, *options, **settings) as job:
         job.finish()
@@ -49,7 +49,7 @@ def run(folder, count, *options, **settings):
 def samples(directory):
     rows = [sample for row in lines(directory, "rollouts") for sample in row["samples"]]
     for sample in rows:
-        # rounded; its mean is a metric
+        # this value is rounded, and its mean is a metric
         sample.get("components", {}).pop("judge_entropy_nats", None)
     return rows
 
@@ -59,7 +59,7 @@ def same_samples(first, second):
 
 
 def run_here(folder, mesh):
-    """A run, or what is left of it, in this process of eight devices; its directory."""
+    """Starts or resumes a run in this process of eight devices; returns its directory."""
     folder.mkdir(exist_ok=True)
     directory = folder / "run"
     run_rl(
@@ -71,7 +71,9 @@ def run_here(folder, mesh):
 
 
 def stop_the_second(job):
-    """SIGTERM to the second of two processes, in the second rollout; the steps that are saved."""
+    """Sends SIGTERM to the second of two processes, in the second rollout; returns the number of
+    saved steps.
+    """
     job.wait_for(lambda: checkpoint.latest(job.directory) == 1)
     time.sleep(0.3)  # into the next rollout
     job.send(1, signal.SIGTERM)
@@ -84,8 +86,8 @@ def stop_the_second(job):
 
 @pytest.mark.slow
 def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path):
-    """Two processes: SIGTERM to the second, the same command; SIGKILL to the second; on in one
-    process, on another mesh.
+    """The second process gets a SIGTERM; after a restart it gets a SIGKILL; then the run continues
+    in one process, on another mesh.
     """
     command = (tmp_path, 2, *MESH)
     with Job(*command) as job:
@@ -97,7 +99,7 @@ def test_a_stop_and_a_kill_in_one_of_two_processes(tmp_path):
         codes = job.codes()
         assert time.monotonic() - started < 30 and codes[1] == -signal.SIGKILL and codes[0] != 0
         assert f"process 0 of 2 (pid {job.processes[0].pid} on " in job.log(0)
-        # what the other one says, or jax where it ends it first
+        # the message of the other process, or of JAX if that ends the process first
         last = ("start the same command in every process", "another task died")
         assert any(words in job.log(0) for words in last)
     undisturbed = run_here(tmp_path / "one", MeshConfig(fsdp=2, expert=2, tensor=2))
@@ -174,8 +176,8 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, variant):
 
 @pytest.mark.slow
 def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path):
-    """SIGTERM to one of two processes within a rollout: its samples, their routes and what is left
-    come back, in both.
+    """After a SIGTERM to one of two processes within a rollout, its samples, their routes and the
+    unfinished samples come back, in both.
     """
     settings = {"rl": "group_size=8, steps=3"}
     one = run(tmp_path / "one", 1, *MESH, **settings)
@@ -197,8 +199,8 @@ def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path):
 
 @pytest.mark.slow
 def test_twenty_steps_with_a_kill_of_each_process(tmp_path):
-    """Two processes: undisturbed the numbers of one; killed, each once, to the last bit
-    their own.
+    """Two undisturbed processes have the numbers of one. If each is killed once, they have the
+    numbers of the undisturbed two, to the last bit.
     """
     settings = {"rl": "steps=20, optim=replace(rl.optim, learning_rate=1e-3)"}
     one, two = (run(tmp_path / str(count), count, *MESH, **settings) for count in (1, 2))
@@ -212,7 +214,7 @@ def test_twenty_steps_with_a_kill_of_each_process(tmp_path):
             )
             time.sleep(0.5)
             job.send(number, signal.SIGKILL)
-            assert 0 not in job.codes(), job.told()
+            assert 0 not in job.codes(), job.log_tails()
     with Job(tmp_path / "killed", 2, *MESH, **settings) as job:
         job.finish()
     assert numbers(job.directory) == numbers(two) and same_samples(job.directory, two)
@@ -220,8 +222,10 @@ def test_twenty_steps_with_a_kill_of_each_process(tmp_path):
 
 @pytest.mark.slow
 def test_fine_tuning_and_evaluation_in_two_processes(tmp_path):
-    """SFT with a stop at one process and the same command again; the accuracies of its weights."""
-    found = {}
+    """SFT is stopped at one process and continued by the same command; then its weights are
+    evaluated.
+    """
+    results = {}
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
@@ -247,21 +251,21 @@ def test_fine_tuning_and_evaluation_in_two_processes(tmp_path):
             "--checkpoint",
             str(job.directory),
             **{**tuned, "command": "eval"},
-        ) as told:
-            told.finish()
-        table = [line for line in told.log(0).splitlines() if "│" in line or "pass@" in line]
-        found[count] = numbers(job.directory), table
-    compare(found[2][0], found[1][0])
-    assert found[2][1] == found[1][1] and len(found[1][1]) > 2
+        ) as evaluation:
+            evaluation.finish()
+        table = [line for line in evaluation.log(0).splitlines() if "│" in line or "pass@" in line]
+        results[count] = numbers(job.directory), table
+    compare(results[2][0], results[1][0])
+    assert results[2][1] == results[1][1] and len(results[1][1]) > 2
 
 
 @pytest.mark.slow
 def test_a_filter_and_a_judge_in_two_processes_are_those_of_one(tmp_path):
-    """Pass rates line by line; a judge's training, and its verdicts on held-out pairs. The second
-    process prints no table and writes no file.
+    """The pass rates are the same line by line, and so are a judge's training and its verdicts on
+    held-out pairs. The second process prints no table and writes no file.
     """
     start = run(tmp_path / "sft", 1, *MESH, command="sft", run="sft=replace(config.sft, steps=1)")
-    found = {}
+    results = {}
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
@@ -288,16 +292,21 @@ def test_a_filter_and_a_judge_in_two_processes_are_those_of_one(tmp_path):
             )
         ]
         rates = (out / "pass_rates.jsonl").read_text()
-        found[count] = rates, rulings, numbers(job.directory / "sft"), numbers(job.directory / "rl")
-    assert found[2][:2] == found[1][:2] and len(found[1][1]) > 4
-    compare(found[2][2], found[1][2])
-    compare(found[2][3], found[1][3])
+        results[count] = (
+            rates,
+            rulings,
+            numbers(job.directory / "sft"),
+            numbers(job.directory / "rl"),
+        )
+    assert results[2][:2] == results[1][:2] and len(results[1][1]) > 4
+    compare(results[2][2], results[1][2])
+    compare(results[2][3], results[1][3])
 
 
 @pytest.mark.slow
 def test_alpha_is_calibrated_in_two_processes_as_in_one(tmp_path):
     start = run(tmp_path / "sft", 1, *MESH, command="sft", run="sft=replace(config.sft, steps=1)")
-    found = {}
+    results = {}
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
@@ -308,21 +317,23 @@ def test_alpha_is_calibrated_in_two_processes_as_in_one(tmp_path):
             job.finish()
         assert "clip" in job.log(0) and (count == 1 or "clip" not in job.log(1))
         assert [path.name for path in out.iterdir()] == ["alpha.json"]
-        found[count] = json.loads((out / "alpha.json").read_text())
-    first, second = (found[count].pop("rows") for count in (1, 2))
+        results[count] = json.loads((out / "alpha.json").read_text())
+    first, second = (results[count].pop("rows") for count in (1, 2))
     compare(second, first)
-    assert found[2].keys() == found[1].keys() and len({row["clip_frac"] for row in first}) > 3
+    assert results[2].keys() == results[1].keys() and len({row["clip_frac"] for row in first}) > 3
 
 
 @pytest.mark.slow
 def test_two_processes_follow_a_run_with_the_numbers_of_one(tmp_path):
-    """They wait for its checkpoints, and evaluate each; the second one says and writes nothing."""
+    """They wait for its checkpoints and evaluate each; the second process prints and writes
+    nothing.
+    """
     tuned = (
         "sft=replace(config.sft, steps=2, save_every=1), keep_checkpoints=9,"
         " data=replace(config.data, eval_prompts=4)"
     )
     trained = run(tmp_path / "sft", 1, *MESH, command="sft", run=tuned)
-    found = {}
+    results = {}
     for count in (1, 2):
         folder = tmp_path / str(count)
         followed = Path(shutil.copytree(trained, folder / "followed"))
@@ -336,6 +347,6 @@ def test_two_processes_follow_a_run_with_the_numbers_of_one(tmp_path):
             later.rename(followed / "checkpoints")
             job.finish()
         assert count == 1 or "checkpoint" not in job.log(1)
-        found[count] = lines(out)
+        results[count] = lines(out)
         assert sorted(x.name for x in out.glob("step_*")) == ["step_00000001", "step_00000002"]
-    assert found[1] == found[2] and [row["step"] for row in found[1]] == [1, 2]
+    assert results[1] == results[2] and [row["step"] for row in results[1]] == [1, 2]

@@ -1,5 +1,5 @@
-"""What goes from the forward program to the backward one: no copy of a parameter, and with the
-parameters the same gradient.
+"""The pullback that the forward program passes to the backward program: it contains no copy of a
+parameter, and gives the same gradient together with the parameters.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def test_a_pullback_carries_no_parameter_and_pulls_back_the_same(how):
         jnp.array([11, 7, 9], jnp.int32),
     )
     (logp, *_, aux), pullback = step.forward_and_pullback(model, params, tokens, lengths, None, 1.0)
-    # matrices; of a norm a reshaped copy stays
+    # matrices alone: the pullback has a reshaped copy of a norm's parameters
     known = {np.asarray(x).tobytes() for x in jax.tree.leaves(params) if x.size >= 512}
     assert not [x.shape for x in pullback.residuals if np.asarray(x).tobytes() in known]
     assert sum(is_parameter for is_parameter, _ in pullback.places) > 10
@@ -50,7 +50,7 @@ def test_a_pullback_carries_no_parameter_and_pulls_back_the_same(how):
     other = step.pull(
         model, jax.tree.map(lambda x: 2 * x, params), pullback, (weights, jnp.zeros_like(aux.probs))
     )
-    # they are read here
+    # the backward program reads the parameters that it is given
     assert (
         max(
             float(jnp.abs(a - b).max())

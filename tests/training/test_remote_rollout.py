@@ -1,5 +1,5 @@
-"""Runs whose samples come from a sampler, here a thread of the same process over loopback: what
-each variant of the loop gives, and what is refused.
+"""Runs whose samples come from a sampler, here a thread of the same process over loopback: the
+numbers of each variant of the loop, broken messages, and refused settings.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from compass_jax.samplers.frames import KEY_VARIABLE, Message, SamplersError
 from compass_jax.samplers.serve import SamplerLoop
 from compass_jax.training.rl import run_rl
 
-LEFT_OUT = (*CLOCKS, "guard/loss_spike")  # a spike of small differences shows how floats round
-# Which samples of a rollout are unfinished at its end depends on a clock there.
+LEFT_OUT = (*CLOCKS, "guard/loss_spike")  # a spike of small differences depends on rounding
+# In partial rollouts with a sampler, a clock decides which samples are unfinished at the end.
 REPEATABLE = sorted(name for name in VARIANTS if not name.startswith("partial"))
 QUICK = ("one step off", "growing", "drafts", "replay, R2", "stages")
 
 
 @pytest.fixture
 def address(monkeypatch):
-    """The address of a run; training and samplers of this process share a key."""
+    """Returns the address of a run, and sets the key that training and samplers share."""
     monkeypatch.setenv(KEY_VARIABLE, "a key of more than sixteen characters")
     return f"127.0.0.1:{free_port()}"
 
 
 @contextlib.contextmanager
 def sampler(address, after=None):
-    """A sampler in a thread, which has to end when the training does. Yields its error, if any.
-    It starts when the thread `after` has ended.
+    """Runs a sampler in a thread, which must end when the training does. Yields a list for its
+    error. The sampler starts when the thread `after` has ended.
     """
     errors = []
 
@@ -96,7 +96,7 @@ def test_unfinished_samples_are_carried_into_the_next_step(variant, address, tmp
 
 
 def test_a_sampler_with_another_key_is_not_let_in(address, tmp_path, monkeypatch):
-    """It ends with the reason; the run goes on with one that has the key."""
+    """It ends with the reason, and the run continues with one that has the key."""
     config = evolve(configured("plain", tmp_path), samplers={"address": address})
     wrong = "another key of more than sixteen"
     environment_of = {"wrong": wrong}

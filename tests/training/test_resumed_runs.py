@@ -1,5 +1,5 @@
-"""Runs that are stopped or killed and started again end with the numbers and samples of a run that
-is left alone, in every variant; no sample that a checkpoint has a score of is scored again.
+"""Resumed runs: after a stop or a kill a run ends with the numbers and samples of an undisturbed
+run, in every variant, and no sample whose score is in the checkpoint is scored again.
 """
 
 from typing import Any
@@ -24,9 +24,10 @@ from compass_jax.training import step
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
-# How a run that was cut compares. EXACT: every number, bit for bit. MISMATCH: except the metrics of
-# mismatch/, since a rollout that was cut in two ran in other slots, which shows in the last bits of
-# the sampler's log-probs. CLOSE: to a relative difference of 1e-5, for the same reason.
+# How an interrupted run is compared. EXACT: every number, bit for bit. MISMATCH: the same, except
+# the metrics of mismatch/, since a rollout that is cut in two runs in other slots, which changes
+# the last bits of the sampler's log-probs. CLOSE: to a relative difference of 1e-5, for the same
+# reason.
 EXACT, MISMATCH, CLOSE = "exact", "mismatch", "close"
 
 
@@ -45,7 +46,7 @@ def stop_in(patch, call):
 
 QUICK = [
     case("plain", stop_at_sample, 19, 1, 4, CLOSE),  # sample 3 of step 2
-    # The first of step 2's two micro-batches: the rollout stays, what was computed goes.
+    # The first of step 2's two micro-batches: the rollout is kept, and its gradient is lost.
     case("plain", stop_in, ("pull", 3), 1, 4),
     case("growing", stop_at_sample, 18, 0, 4, CLOSE),  # step 1, while uniform groups grow
     case("dynamic", stop_at_sample, 36, 1, 16, CLOSE),  # the second round of step 2
@@ -55,7 +56,7 @@ QUICK = [
     case("screening", stop_at_sample, 17, 1, 4, CLOSE),  # step 2, before all first samples are done
     # The second rollout is finished while step 1 trains, and is saved with it.
     case("one step off", stop_after_step, 1, 1, 4),
-    # A stop waits for the end of a partial rollout: its ticks decide what is cut.
+    # A stop waits for the end of a partial rollout, whose ticks decide which samples are cut.
     case("partial", stop_at_sample, 20, 1, 7),
     case("partial", kill_in_training, 2, 1, 3),
     case("replay", kill_in_training, 3, 2, 0),
@@ -126,12 +127,12 @@ def test_a_run_goes_on(
         assert lines(tmp_path, name) == lines(expected, name)
     selectors = [checkpoint.read_meta(x)["selector"] for x in (tmp_path, expected)]
     assert selectors[0] == selectors[1]
-    found, wanted = numbers(tmp_path), numbers(expected)
-    assert len(found) == len(wanted)
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert_same(mine, theirs, compare)
+    rows, expected_rows = numbers(tmp_path), numbers(expected)
+    assert len(rows) == len(expected_rows)
+    for actual_row, expected_row in zip(rows, expected_rows, strict=True):
+        assert_same(actual_row, expected_row, compare)
     if "replay" in variant:
-        assert any(row["group_replay/groups"] for row in found[saved:])
+        assert any(row["group_replay/groups"] for row in rows[saved:])
 
 
 def check_pending(pending, prompts):
@@ -144,11 +145,13 @@ def check_pending(pending, prompts):
     return {(prompt, visit, index) for prompt, visit, index, *_ in pending["scores"]}
 
 
-def assert_same(mine, theirs, compare):
-    """Compares the numbers of a step."""
-    assert mine.keys() == theirs.keys()
-    for name in theirs:
+def assert_same(actual, expected, compare):
+    """Checks the numbers of a step."""
+    assert actual.keys() == expected.keys()
+    for name in expected:
         if compare == CLOSE:
-            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-5, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(
+                actual[name], expected[name], rtol=1e-5, atol=1e-7, err_msg=name
+            )
         elif compare == EXACT or not name.startswith("mismatch/"):
-            assert mine[name] == theirs[name], name
+            assert actual[name] == expected[name], name

@@ -1,4 +1,4 @@
-"""The guard of a run: what it counts, says and does, and that a resumed run has the same guard."""
+"""The guard of a run: its metrics, notices and actions, and its state in a resumed run."""
 
 import json
 import math
@@ -22,7 +22,7 @@ PROMPT = Prompt(1, 0, "x", "how much?", np.zeros(1, np.int32), "")
 
 
 def group(*pairs):
-    """A group with these (reward, gold label); None: neither known nor labelled."""
+    """Returns a group with these (reward, gold label); None means unknown or unlabelled."""
     scores = tuple(
         Score(reward or 0.0, reward is not None, components={} if gold is None else {"gold": gold})
         for reward, gold in pairs
@@ -41,34 +41,36 @@ def steps_of(guard, first, last, seed=0):
     """Feeds the guard steps of a run whose reward rises while gold falls from step 10 on; every
     fifth step has no label. Returns the guard's metrics of each step.
     """
-    found = []
+    results = []
     for step in range(first, last):
         draw = np.random.default_rng((seed, step))
         reward, noise, loss = 0.02 * step, *draw.standard_normal(2)
         gold = None if step % 5 == 0 else 0.6 - 0.03 * max(step - 10, 0) + 0.002 * noise
         metrics = {"reward/mean": reward + 0.01 * noise, "loss": loss}
         groups = [group((reward + 0.01 * noise, gold), (reward, gold))]
-        found.append(guard.of_step(step, groups, metrics))
-    return found
+        results.append(guard.of_step(step, groups, metrics))
+    return results
 
 
-def new_guard(told, **settings):
+def new_guard(messages, **settings):
     config = evolve(tiny_run(), rl={"guard": GuardConfig(window=6, **settings), "steps": 30})
-    notices = Notices(config, told.append)
+    notices = Notices(config, messages.append)
     return Guard(config.rl.guard, 30, config.rewards, notices.print_of_kind)
 
 
 def test_it_says_once_when_they_part_and_after_which_step():
-    told, guard = [], None
-    guard = new_guard(told)
-    found = steps_of(guard, 1, 30)
-    parted = next(i for i, one in enumerate(found, 1) if one.get("guard/parting_p", 1) <= 0.05 / 25)
+    messages, guard = [], None
+    guard = new_guard(messages)
+    results = steps_of(guard, 1, 30)
+    parted = next(
+        i for i, one in enumerate(results, 1) if one.get("guard/parting_p", 1) <= 0.05 / 25
+    )
     assert guard.parted == parted and 12 <= parted <= 20
     assert guard.last_sound == parted - 6
-    (line,) = [text for text in told if text.startswith("reward up, gold down: ")]
+    (line,) = [text for text in messages if text.startswith("reward up, gold down: ")]
     assert "over the last 6 audited steps" in line and "docs/howto/failures.md" in line
     # six labelled steps come by step 7, and every step has a reward and a loss
-    assert [one.keys() for one in found[4:7]] == [
+    assert [one.keys() for one in results[4:7]] == [
         set(),
         {"guard/loss_spike", "guard/reward_rise_bound"},
         {"guard/loss_spike", "guard/reward_rise_bound"}
@@ -78,12 +80,12 @@ def test_it_says_once_when_they_part_and_after_which_step():
 
 @pytest.mark.parametrize("cut", [1, 4, 12, 16, 25])
 def test_a_guard_that_is_restored_goes_on_as_one_left_alone(cut):
-    whole, begun, resumed = (new_guard([]) for _ in range(3))
-    expected = steps_of(whole, 1, 30)
-    found = steps_of(begun, 1, cut)
-    resumed.restore(json.loads(json.dumps(begun.state())))
-    assert found + steps_of(resumed, cut, 30) == expected
-    assert resumed.state() == whole.state() and whole.parted
+    full, interrupted, resumed = (new_guard([]) for _ in range(3))
+    expected = steps_of(full, 1, 30)
+    results = steps_of(interrupted, 1, cut)
+    resumed.restore(json.loads(json.dumps(interrupted.state())))
+    assert results + steps_of(resumed, cut, 30) == expected
+    assert resumed.state() == full.state() and full.parted
 
 
 def test_a_restored_guard_of_a_smaller_window_keeps_the_latest_steps():
@@ -100,15 +102,15 @@ def test_a_restored_guard_of_a_smaller_window_keeps_the_latest_steps():
 
 
 def test_where_the_action_becomes_restore_the_next_test_decides():
-    begun, restoring = new_guard([]), new_guard([], action="restore")
-    steps_of(begun, 1, 25)
-    restoring.restore(begun.state())
-    assert begun.parted and not restoring.parted
+    original, restoring = new_guard([]), new_guard([], action="restore")
+    steps_of(original, 1, 25)
+    restoring.restore(original.state())
+    assert original.parted and not restoring.parted
     steps_of(restoring, 26, 27)
     assert restoring.parted == 26
-    ended = new_guard([], action="restore")
-    ended.restore(begun.state() | {"ended": True})
-    assert ended.ended and ended.parted == begun.parted
+    finished = new_guard([], action="restore")
+    finished.restore(original.state() | {"ended": True})
+    assert finished.ended and finished.parted == original.parted
 
 
 @pytest.mark.parametrize(
@@ -117,27 +119,31 @@ def test_where_the_action_becomes_restore_the_next_test_decides():
         (np.linspace(0.1, 0.9, 8), [1, 2, 3, 4, 5, 4, 3, 2], ""),
         (np.linspace(0.1, 0.9, 8), [1, 2, 3, 4, 5, 4, 3, 90], "loss spike: the loss of this step"),
         (np.full(8, 0.3), [1, 2, 3, 4, 5, 4, 3, 2], "stagnant reward: over the last 8 steps"),
-        (np.full(8, 0.99), [1, 2, 3, 4, 5, 4, 3, 2], ""),  # there is no room above
+        (np.full(8, 0.99), [1, 2, 3, 4, 5, 4, 3, 2], ""),  # it cannot rise further
         ([0.3, 0.6, 0.1, 0.5, 0.2, 0.4, 0.5, 0.3], [1, 2, 3, 4, 5, 4, 3, 2], ""),  # noise
     ],
 )
 def test_a_spike_and_a_stagnant_reward_are_said(means, losses, begins):
-    told = []
-    guard = Guard(GuardConfig(window=8), 50, RewardConfig(), lambda kind, text: told.append(text))
+    messages = []
+    guard = Guard(
+        GuardConfig(window=8), 50, RewardConfig(), lambda kind, text: messages.append(text)
+    )
     for step, (mean, loss) in enumerate(zip(means, losses, strict=True), 1):
-        found = guard.of_step(step, [], {"reward/mean": mean, "loss": float(loss)})
-    assert found.keys() == {"guard/loss_spike", "guard/reward_rise_bound"}
-    assert [text[: len(begins)] for text in told] == ([begins] if begins else [])
+        metrics = guard.of_step(step, [], {"reward/mean": mean, "loss": float(loss)})
+    assert metrics.keys() == {"guard/loss_spike", "guard/reward_rise_bound"}
+    assert [text[: len(begins)] for text in messages] == ([begins] if begins else [])
 
 
 def test_a_reward_that_posterior_selection_holds_is_no_stagnant_one():
-    told = []
+    notices = []
     for steady in (False, True):
-        guard = Guard(GuardConfig(window=8), 50, RewardConfig(), lambda *x: told.append(x), steady)
+        guard = Guard(
+            GuardConfig(window=8), 50, RewardConfig(), lambda *x: notices.append(x), steady
+        )
         for step in range(1, 9):
-            found = guard.of_step(step, [], {"reward/mean": 0.3, "loss": 1.0})
-    assert [kind for kind, _ in told] == ["stagnant reward"]
-    assert found["guard/reward_rise_bound"] == pytest.approx(0, abs=1e-9)
+            metrics = guard.of_step(step, [], {"reward/mean": 0.3, "loss": 1.0})
+    assert [kind for kind, _ in notices] == ["stagnant reward"]
+    assert metrics["guard/reward_rise_bound"] == pytest.approx(0, abs=1e-9)
 
 
 def test_what_the_guard_cannot_do_is_refused():
@@ -146,7 +152,7 @@ def test_what_the_guard_cannot_do_is_refused():
     with pytest.raises(ConfigError, match=r"rl.guard.window = 3: must be at least 4"):
         GuardConfig(window=3).validate()
     guard = new_guard([], action="stop")
-    guard.refuse_parted("runs/x")  # nothing has happened
+    guard.refuse_parted("runs/x")  # they have not parted yet
     steps_of(guard, 1, 30)
     with pytest.raises(RewardExploited, match="saved in runs/x; the last step before"):
         guard.refuse_parted("runs/x")
@@ -163,8 +169,8 @@ short.gap = long.gap = 0.001
 
 
 def exploited_run(folder, action):
-    """A reward for short answers, whose gold label is for long ones. With a false alarm allowed in
-    every second run they part soon.
+    """Returns a run with a reward for short answers and a gold label for long ones. They part soon,
+    since a false alarm is allowed in every second run.
     """
     file = folder / "rewards.py"
     file.write_text(REWARDS)
@@ -195,7 +201,7 @@ def weights_at(config, step):
 
 
 def nested(flat, prefix):
-    """The tree of the leaves whose paths begin with `prefix`."""
+    """Returns the tree of the leaves whose paths begin with `prefix`."""
     tree = {}
     for path, leaf in flat.items():
         if path.startswith(prefix):
@@ -212,22 +218,25 @@ def test_a_run_goes_back_to_the_policy_from_before_they_parted(tmp_path, capsys)
     config = evolve(exploited_run(tmp_path, "restore"), rl={"eval_every": 1})
     result = run_rl(config)
     metrics = lines(tmp_path / "run")
-    ended = len(metrics)
-    assert 4 < ended < 20 and not result["stopped"] and result["evaluation"] is not None
-    sound = ended - 4
-    assert f"ends after step {ended} with the policy of step {sound}" in capsys.readouterr().out
-    assert checkpoint.latest(config.run_dir) == ended
-    for was, now in zip(weights_at(config, sound), weights_at(config, ended), strict=True):
+    last_step = len(metrics)
+    assert 4 < last_step < 20 and not result["stopped"] and result["evaluation"] is not None
+    sound_step = last_step - 4
+    assert (
+        f"ends after step {last_step} with the policy of step {sound_step}"
+        in capsys.readouterr().out
+    )
+    assert checkpoint.latest(config.run_dir) == last_step
+    for was, now in zip(weights_at(config, sound_step), weights_at(config, last_step), strict=True):
         np.testing.assert_array_equal(was, now)
     meta = checkpoint.read_meta(config.run_dir)
-    assert meta["guard"]["ended"] and meta["guard"]["parted"] == ended
-    run_rl(config)  # it has ended: nothing is done again
+    assert meta["guard"]["ended"] and meta["guard"]["parted"] == last_step
+    run_rl(config)  # it has ended: no step is repeated
     assert lines(tmp_path / "run") == metrics
-    before = numbers(tmp_path / "run"), weights_at(config, ended)
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{ended:08d}")
+    before = numbers(tmp_path / "run"), weights_at(config, last_step)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{last_step:08d}")
     run_rl(config)  # as after a kill in the last step
     assert numbers(tmp_path / "run") == before[0]
-    for was, now in zip(before[1], weights_at(config, ended), strict=True):
+    for was, now in zip(before[1], weights_at(config, last_step), strict=True):
         np.testing.assert_array_equal(was, now)
 
 
@@ -236,10 +245,10 @@ def test_a_run_that_stops_goes_on_with_another_action(tmp_path):
     config = exploited_run(tmp_path, "stop")
     with pytest.raises(RewardExploited, match=r"stopped after step \d"):
         run_rl(config)
-    ended = len(lines(tmp_path / "run"))
-    assert ended < 20 and checkpoint.latest(config.run_dir) == ended
+    last_step = len(lines(tmp_path / "run"))
+    assert last_step < 20 and checkpoint.latest(config.run_dir) == last_step
     with pytest.raises(RewardExploited):
         run_rl(config)
-    assert len(lines(tmp_path / "run")) == ended
+    assert len(lines(tmp_path / "run")) == last_step
     run_rl(evolve(config, rl={"guard": GuardConfig(window=4, false_alarms=0.5)}))
     assert len(lines(tmp_path / "run")) == 20

@@ -1,4 +1,4 @@
-"""A real tiny run: what it leaves for the report page, and where it ends before rl.steps."""
+"""A real tiny run: its files for the report page, and an end before rl.steps."""
 
 import dataclasses
 import json
@@ -39,11 +39,11 @@ def test_a_run_ends_early_where_it_has_enough_and_is_not_trained_on_when_started
     first = run_rl(config, enough=enough)
     assert (first["steps"], first["stopped"]) == (1, False)
     assert first["evaluation"].prompts == 4
-    shown = capsys.readouterr().out
-    assert shown.count("before the first step, held-out: avg@") == 1
-    again = run_rl(config, enough=enough)
-    assert (again["steps"], again["stopped"]) == (1, False)
-    assert again["evaluation"].avg_at_k == first["evaluation"].avg_at_k
+    output = capsys.readouterr().out
+    assert output.count("before the first step, held-out: avg@") == 1
+    resumed = run_rl(config, enough=enough)
+    assert (resumed["steps"], resumed["stopped"]) == (1, False)
+    assert resumed["evaluation"].avg_at_k == first["evaluation"].avg_at_k
     assert "before the first step" not in capsys.readouterr().out
 
     (row,) = lines(folder)

@@ -1,4 +1,4 @@
-"""Samplers in other processes: the numbers of one process, and what is left when one is killed."""
+"""Samplers in other processes: the run has the numbers of one process, also after kills."""
 
 import signal
 import subprocess
@@ -34,15 +34,17 @@ class Samplers:
             self.kill(number)
 
     def start(self, devices=1, count=1):
-        """Starts one sampler of `count` processes with so many devices each; its number."""
+        """Starts one sampler of `count` processes with `devices` devices each; returns its
+        number.
+        """
         number, port, new = len(self.processes), free_port(), []
         for n in range(count):
-            own = {
+            cluster_variables = {
                 "COMPASS_COORDINATOR": f"127.0.0.1:{port}",
                 "COMPASS_PROCESSES": str(count),
                 "COMPASS_PROCESS_ID": str(n),
             }
-            variables = environment(devices) | (own if count > 1 else {})
+            variables = environment(devices) | (cluster_variables if count > 1 else {})
             command = [sys.executable, "-m", "compass_jax", "sample", self.address]
             with (self.folder / f"sampler_{number}_{n}.txt").open("wb") as log:
                 new.append(
@@ -61,22 +63,22 @@ class Samplers:
             time.sleep(0.05)
 
     def log(self, number):
-        """What the first process of a sampler said."""
+        """Returns the output of a sampler's first process."""
         return (self.folder / f"sampler_{number}_0.txt").read_text(errors="replace")
 
     def kill(self, number):
-        """SIGKILL to every process of a sampler."""
+        """Kills every process of a sampler."""
         for process in self.processes[number]:
             process.kill()
             process.wait()
 
-    def ended(self):
-        """Whether every sampler that was not killed ends by itself, with success."""
+    def exit_codes(self):
+        """Waits until all samplers have ended; returns the exit codes of their processes."""
         return [[p.wait(60) for p in group] for group in self.processes]
 
 
 def undisturbed(folder, run="mesh=MeshConfig()", rl=ONE_STEP_OFF):
-    """The run in this process, one step off on one device; its directory."""
+    """Runs the training in this process, one step off on one device; returns its directory."""
     import dataclasses
 
     folder.mkdir()
@@ -86,7 +88,7 @@ def undisturbed(folder, run="mesh=MeshConfig()", rl=ONE_STEP_OFF):
 
 
 def sampled(directory):
-    """The samples without what floats round differently on another mesh."""
+    """Returns the samples without numbers that are rounded differently on another mesh."""
     return [(x["response"], x["reward"]) for x in samples(directory)]
 
 
@@ -103,7 +105,7 @@ def test_two_and_two_in_lockstep_have_the_numbers_of_one_process(tmp_path, monke
         samplers.start(devices=2)
         with Job(folder, 2, *options, rl=ONE_STEP_OFF, run=run) as job:
             job.finish()
-        assert samplers.ended() == [[0], [0]]
+        assert samplers.exit_codes() == [[0], [0]]
     one = undisturbed(tmp_path / "one")
     compare(numbers(job.directory), numbers(one))
     assert sampled(job.directory) == sampled(one)
@@ -143,8 +145,8 @@ def test_a_lost_sampler_and_a_lost_training_change_nothing(tmp_path, monkeypatch
         assert "waiting for it" in samplers.log(last)
         assert [p.wait(60) for p in samplers.processes[last]] == [0, 0]
     one = undisturbed(tmp_path / "one", rl=rl)
-    # how samplers of one and of two devices round: small differences of losses, and near ties of
-    # the router between the rollout's weights and the next ones
+    # samplers of one and of two devices round differently, which shows in small differences of
+    # losses and in near ties of the router between the rollout's weights and the next ones
     left_out = (*CLOCKS, "guard/loss_spike", "replay/flip_frac")
     compare(numbers(job.directory, left_out), numbers(one, left_out))
     assert sampled(job.directory) == sampled(one)
@@ -152,18 +154,18 @@ def test_a_lost_sampler_and_a_lost_training_change_nothing(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_without_lockstep_no_token_is_older_than_one_step(tmp_path, monkeypatch):
-    """Samples go on under the weights that come while they run."""
+    """Samples continue with the weights that arrive while they run."""
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     address, folder = f"127.0.0.1:{free_port()}", tmp_path / "apart"
     folder.mkdir()
-    # one slot for a rollout of 16 samples: several weights come meanwhile
+    # one slot for a rollout of 16 samples: new weights arrive several times meanwhile
     run = "mesh=MeshConfig(), rollout=replace(config.rollout, slots=1, tokens_per_call=1)"
     options = ("--samplers.address", address, "--samplers.lockstep", "False")
     with Samplers(folder, address) as samplers:
         samplers.start()
         with Job(folder, 1, *options, rl=f"{ONE_STEP_OFF}, steps=6", run=run) as job:
             job.finish()
-        assert samplers.ended() == [[0]]
+        assert samplers.exit_codes() == [[0]]
     rows = numbers(job.directory)
     assert len(rows) == 6 and all(0 <= row["staleness_max"] <= 1 for row in rows)
     # fresher than in lockstep, where every token of a step has the weights before the last

@@ -1,6 +1,4 @@
-"""A scalar reward model: its reward and its loss, what it learns of pairs, and its rewards in a
-run.
-"""
+"""A scalar reward model: its reward, its loss, its training on pairs, and its rewards in a run."""
 
 import dataclasses
 import json
@@ -40,13 +38,13 @@ EOS = 3
 
 
 def larger(count, seed=0):
-    """Which of two digits is the larger one, a tie where they are equal."""
+    """Yields preferences for the larger of two digits, with a tie if they are equal."""
     draw = random.Random(seed)
     for n in range(count):
         one, two = draw.randrange(10), draw.randrange(10)
-        said = "Tie" if one == two else "Better" if one > two else "Worse"
+        verdict = "Tie" if one == two else "Better" if one > two else "Worse"
         row = {"prompt": f"{n}: large?", "candidate": str(one), "anchor": str(two)}
-        yield {**row, "verdict": said}
+        yield {**row, "verdict": verdict}
 
 
 def write(path, rows):
@@ -71,16 +69,16 @@ def test_the_reward_is_the_end_tokens_logit_after_the_answer_whatever_pads_it():
     rng = np.random.default_rng(0)
     lengths = np.array([7, 3, 9, 0], np.int32)
     tokens = rng.integers(2, MODEL.vocab_size, (4, 9)).astype(np.int32)
-    found = rewards_of(model, params, tokens, lengths, column=EOS)[0]
+    rewards = rewards_of(model, params, tokens, lengths, column=EOS)[0]
     alone, positions = jnp.asarray(tokens[:1, :7]), jnp.arange(7)[None]
     out = jax.jit(apply, static_argnums=0)(
         model, params, alone, positions, mask=jnp.ones((1, 7), bool)
     )
     logits = logits_of(out.hidden[0, -1], head_weights(params))
-    np.testing.assert_allclose(found[0], logits[EOS], rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(rewards[0], logits[EOS], rtol=2e-5, atol=2e-6)
     other = np.where(np.arange(9) < lengths[:, None], tokens, 5)
     np.testing.assert_array_equal(
-        rewards_of(model, params, other.astype(np.int32), lengths, column=EOS)[0][:3], found[:3]
+        rewards_of(model, params, other.astype(np.int32), lengths, column=EOS)[0][:3], rewards[:3]
     )
 
 
@@ -93,11 +91,11 @@ def test_the_loss_is_that_of_bradley_and_terry_with_a_tie_as_half_a_win(x64):
     lost = strengths[1] / (strengths[0] + strengths[1])
     expected = -np.where(gold == 1, np.log(won), np.where(gold == -1, np.log(lost), 0))
     expected = np.where(gold == 0, -(np.log(won) + np.log(lost)) / 2, expected)
-    found = pair_losses(jnp.asarray(candidate), jnp.asarray(anchor), jnp.asarray(gold))
-    assert found.dtype == "float64"
-    np.testing.assert_allclose(found, expected.astype(float), rtol=1e-12)
+    losses = pair_losses(jnp.asarray(candidate), jnp.asarray(anchor), jnp.asarray(gold))
+    assert losses.dtype == "float64"
+    np.testing.assert_allclose(losses, expected.astype(float), rtol=1e-12)
     exchanged = pair_losses(jnp.asarray(anchor), jnp.asarray(candidate), -jnp.asarray(gold))
-    np.testing.assert_allclose(found, exchanged, rtol=1e-12)
+    np.testing.assert_allclose(losses, exchanged, rtol=1e-12)
 
 
 def test_a_threshold_of_ties_is_the_one_that_fits_best():
@@ -116,15 +114,15 @@ def test_no_split_into_micro_batches_changes_the_gradient(tmp_path):
         config = configured(tmp_path, router_aux_coef=0.0, **options)
         trainer = ScalarTrainer(config, StopSignal(), Telemetry(tmp_path, 1, "scalar"))
         examples = trainer.stream.next_batch(16)
-        found, shapes = None, []
+        grads, shapes = None, []
         for arrays in trainer.micro_batches(examples):
             shapes.append(arrays[0].shape)
-            found = step.add(found, trainer.gradients(*arrays)[0])
-        return found, shapes
+            grads = step.add(grads, trainer.gradients(*arrays)[0])
+        return grads, shapes
 
-    one, whole = total(buckets=(40,), micro_batch_tokens=2 * 16 * 40)
+    one, one_shape = total(buckets=(40,), micro_batch_tokens=2 * 16 * 40)
     many, shapes = total(buckets=(24, 40), micro_batch_tokens=8 * 24)
-    assert whole == [(32, 40)] and len(shapes) > 3
+    assert one_shape == [(32, 40)] and len(shapes) > 3
     for x, y in zip(*map(jax.tree.leaves, (one, many)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
@@ -136,8 +134,8 @@ def test_equal_answers_pull_nowhere_and_padding_rows_count_for_nothing():
     weight = np.array([1, 0], np.float32)
     for gold in (1, 0):
         arrays = tokens, lengths, np.array([gold, 0], np.int32), weight
-        grads, found = pair_gradients(model, params, *arrays, 0.0, column=EOS)
-        assert found["loss"][0] == pytest.approx(np.log(2), rel=1e-6)
+        grads, metrics = pair_gradients(model, params, *arrays, 0.0, column=EOS)
+        assert metrics["loss"][0] == pytest.approx(np.log(2), rel=1e-6)
         assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(grads)) < (1 if gold else 1e-9)
 
 
@@ -150,12 +148,12 @@ def test_pairs_that_cannot_be_learnt_are_left_out_and_told():
         Preference("q", "a", "b", -1, "p.jsonl:3"),  # people disagree: both are kept
         Preference("q", "a" * 99, "b", 1, "p.jsonl:4"),
     ]
-    told = []
-    pairs, counts = encode_pairs(rows, tokenizer, 40, told.append)
+    messages = []
+    pairs, counts = encode_pairs(rows, tokenizer, 40, messages.append)
     assert [pair.gold for pair in pairs] == [1, -1]
     assert (counts["duplicates"], counts["too_long"], counts["examples"]) == (1, 1, 2)
     assert counts["tokens"] == sum(pair.size for pair in pairs)
-    assert told == [
+    assert messages == [
         "1 pairs repeat an earlier one; they are left out",
         "1 pairs exceed 40 tokens; they are left out",
     ]
@@ -163,7 +161,7 @@ def test_pairs_that_cannot_be_learnt_are_left_out_and_told():
     np.testing.assert_array_equal(pairs[0].candidate, expected)
     assert expected[-1] == tokenizer.eos_id
     with pytest.raises(DataError, match=r"no pairs are left: 4 are longer than sft\.buckets"):
-        encode_pairs(rows, tokenizer, 4, told.append)
+        encode_pairs(rows, tokenizer, 4, messages.append)
     assert Pair(expected, expected[:-1], 0).key != Pair(expected[:-1], expected, 0).key
 
 
@@ -177,16 +175,16 @@ def trained(tmp_path_factory):
 def test_it_learns_which_digit_is_larger(trained):
     config, result = trained
     run = Path(config.directory) / "scalar"
-    found = result["scalar"]
-    assert found.pairs == len(split_pairs(config.data)[1][:40]) > 20 and found.missing == 0
-    assert found.preference > 0.8 and found.position_bias == 0
+    report = result["scalar"]
+    assert report.pairs == len(split_pairs(config.data)[1][:40]) > 20 and report.missing == 0
+    assert report.preference > 0.8 and report.position_bias == 0
     losses = [row["scalar/loss"] for row in numbers(run)]
     assert len(losses) == 40 and np.mean(losses[-5:]) < 0.6 * losses[0]
     assert losses[0] == pytest.approx(np.log(2), abs=0.3)
     assert {row["stage"] for row in lines(run)} == {"scalar"}
     judged = Path(config.directory) / "judged_scalar"
     summary = json.loads((judged / "summary.json").read_text())
-    assert summary["agreement"] == found.agreement and summary["tie_margin"] >= 0
+    assert summary["agreement"] == report.agreement and summary["tie_margin"] >= 0
     rows = [json.loads(x) for x in (judged / "rulings.jsonl").read_text().splitlines()]
     assert all(row["first"] == -row["swapped"] for row in rows)
 
@@ -200,17 +198,17 @@ def test_a_stopped_training_of_it_goes_on_exactly(trained, tmp_path):
 
 
 def test_its_verdicts_name_a_pair_that_is_too_long():
-    def rate(asked):
-        return [None if len(text) > 2 else float(text) for _, text in asked]
+    def rate(texts):
+        return [None if len(text) > 2 else float(text) for _, text in texts]
 
     pairs = [Preference("q", *x, "p:1") for x in (("3", "1", 1), ("2", "2", 0), ("5", "4", 0))]
     rated = Rated(rate, pairs)
     assert rated.margin == 1.0
     rows = [*pairs, Preference("q", "999", "1", 1, "p:4"), Preference("q", "1", "9", -1, "p:5")]
-    found = rated.ruled(rows)
-    assert [x.first for x in found] == [1, 0, 0, None, -1]
-    assert [x.swapped for x in found] == [-1, 0, 0, None, 1]
-    assert found[3].failures == ("refused", "refused")
+    rulings = rated.ruled(rows)
+    assert [x.first for x in rulings] == [1, 0, 0, None, -1]
+    assert [x.swapped for x in rulings] == [-1, 0, 0, None, 1]
+    assert rulings[3].failures == ("refused", "refused")
 
 
 def test_a_dry_run_says_what_would_be_trained(tmp_path, monkeypatch, capsys):
@@ -226,9 +224,9 @@ def test_a_dry_run_says_what_would_be_trained(tmp_path, monkeypatch, capsys):
     write(tmp_path / "pairs.jsonl", larger(30))
     command = ["train-judge", "--model", "model", "--data", "pairs.jsonl", "--scalar", "--dry-run"]
     assert main([*command, "--mesh.fsdp", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "runs/model-pairs/scalar" in told and "examples" in told
-    assert "runs/model-pairs/rl" not in told
+    output = capsys.readouterr().out
+    assert "runs/model-pairs/scalar" in output and "examples" in output
+    assert "runs/model-pairs/rl" not in output
 
 
 def open_run(folder, judge, rows, **changed):
@@ -244,8 +242,8 @@ def open_run(folder, judge, rows, **changed):
 
 @pytest.mark.slow
 def test_a_run_is_rewarded_by_it(trained, tmp_path):
-    """Each sample's reward is sigmoid(r(answer) - r(anchor)), of the text as it was logged, and 0
-    where that is empty; a control token that was sampled is a text of many tokens there.
+    """A sample's reward is sigmoid(r(answer) - r(anchor)) of the logged text, and 0 if that text is
+    empty; a sampled control token is a text of many tokens there.
     """
     weights = f"{trained[0].directory}/scalar"
     judge = ScalarJudgeConfig(weights, buckets=(40, 128), micro_batch_tokens=256)
@@ -272,9 +270,9 @@ def test_a_run_is_rewarded_by_it(trained, tmp_path):
 
 
 def rating(function, field="answer"):
-    """A scalar judge whose model is a function of the text."""
+    """Returns a scalar judge whose model is a function of the text."""
     judge = ScalarJudge(field)
-    judge.rate = lambda asked: [function(text) for _, text in asked]
+    judge.rate = lambda texts: [function(text) for _, text in texts]
     return judge
 
 
@@ -287,9 +285,9 @@ def test_an_empty_answer_has_no_reward_where_the_anchor_has_text():
     empty = {"answer": " "}
     for key, text, row in (("a", " ", {"answer": "1"}), ("b", "", empty), ("c", "2", empty)):
         judge.submit(key, prompt(row), text)
-    found = dict(judge.collect(None))
-    assert {key: x.reward for key, x in found.items()} == {"a": 0.0, "b": 0.5, "c": 0.5}
-    assert all(x.known for x in found.values())
+    scores = dict(judge.collect(None))
+    assert {key: x.reward for key, x in scores.items()} == {"a": 0.0, "b": 0.5, "c": 0.5}
+    assert all(x.known for x in scores.values())
 
 
 def test_samples_without_a_reward_are_left_out_and_told_once(caplog):
@@ -301,15 +299,15 @@ def test_samples_without_a_reward_are_left_out_and_told_once(caplog):
     judge.submit("d", anchored, "nan")
     judge.submit("e", anchored, "-inf")
     assert judge.collect(0) == [] and judge.outstanding == 5
-    found = dict(judge.collect(None))
+    scores = dict(judge.collect(None))
     assert judge.outstanding == 0
-    assert found["a"].reward == pytest.approx(1 / (1 + np.exp(-1))) and found["a"].known
-    assert found["a"].components["scalar"] == 2
-    unknown = [found[key] for key in "bcde"]
-    assert not any(x.known for x in unknown)
-    assert [x.components for x in unknown] == [{"judge_refused": 1.0}] * 4
-    assert "no column 'answer'" in unknown[0].detail and "judge.buckets" in unknown[1].detail
-    assert "not finite" in unknown[2].detail and "not finite" in unknown[3].detail
+    assert scores["a"].reward == pytest.approx(1 / (1 + np.exp(-1))) and scores["a"].known
+    assert scores["a"].components["scalar"] == 2
+    unscored = [scores[key] for key in "bcde"]
+    assert not any(x.known for x in unscored)
+    assert [x.components for x in unscored] == [{"judge_refused": 1.0}] * 4
+    assert "no column 'answer'" in unscored[0].detail and "judge.buckets" in unscored[1].detail
+    assert "not finite" in unscored[2].detail and "not finite" in unscored[3].detail
     assert not caplog.records  # there was a reward before
 
 

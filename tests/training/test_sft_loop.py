@@ -1,4 +1,4 @@
-"""A real tiny SFT run: what it learns from, how an update is split, how it stops and goes on."""
+"""A real tiny SFT run: the tokens that it learns from, the split of an update, and resuming."""
 
 import dataclasses
 import os
@@ -42,18 +42,18 @@ def undisturbed(tmp_path_factory):
 
 def test_a_run_learns_and_reports(undisturbed):
     directory, result = undisturbed
-    found = numbers(directory)
+    metrics = numbers(directory)
     assert {row["stage"] for row in lines(directory)} == {"sft"}
     assert (
-        len(found) == 8
-        and found[0]["sft/loss"] > 3
-        and found[-1]["sft/loss"] < 0.6 * found[0]["sft/loss"]
+        len(metrics) == 8
+        and metrics[0]["sft/loss"] > 3
+        and metrics[-1]["sft/loss"] < 0.6 * metrics[0]["sft/loss"]
     )
     assert all(
         m["grad_norm"] > 0 and m["lr"] == pytest.approx(1e-2) and m["moe/load_max_over_mean"] >= 1
-        for m in found
+        for m in metrics
     )
-    assert [m["epoch"] for m in found] == pytest.approx(
+    assert [m["epoch"] for m in metrics] == pytest.approx(
         [8 * (n + 1) / result["data"]["examples"] for n in range(8)]
     )
     assert result["steps"] == 8 and not result["stopped"] and checkpoint.latest(directory) == 8
@@ -72,8 +72,8 @@ def test_the_export_of_a_run_that_drew_its_model_has_no_rows_beyond_the_tokenize
 
 
 def test_a_killed_run_repeats_its_steps_and_logs_each_once(undisturbed, tmp_path, monkeypatch):
-    """Killed after step 3: once before any checkpoint, once after that of step 2. The same command
-    gives the undisturbed run's numbers.
+    """The run is killed after step 3, once before any checkpoint and once after that of step 2. The
+    same command gives the undisturbed run's numbers.
     """
 
     for name, every in (("early", 0), ("later", 2)):
@@ -94,15 +94,17 @@ def test_a_stop_request_is_heeded_between_two_micro_batches(tmp_path, monkeypatc
         result = run_sft(config)
     assert result["stopped"] and result["steps"] == 2 == checkpoint.latest(tmp_path)
     assert run_sft(config)["steps"] == 8
-    whole = configured(tmp_path / "whole", steps=8, micro_batch_tokens=104 * 4)
-    run_sft(whole)
+    uninterrupted = configured(tmp_path / "whole", steps=8, micro_batch_tokens=104 * 4)
+    run_sft(uninterrupted)
     assert numbers(tmp_path) == numbers(tmp_path / "whole")
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     undisturbed, tmp_path, capsys
 ):
-    """What it logged after that one is taken back; the damaged one is named and kept."""
+    """The lines that it logged after that checkpoint are removed; the damaged one is named and
+    kept.
+    """
     config = configured(tmp_path, steps=8, save_every=2)
     run_sft(config)
     newest = checkpoint.locate(tmp_path)
@@ -112,9 +114,9 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     file.write_bytes(data)
     capsys.readouterr()
     assert run_sft(config)["steps"] == 8 and numbers(tmp_path) == numbers(undisturbed[0])
-    told = capsys.readouterr().out
-    assert f"{newest} is damaged and was passed over: arrays/" in told
-    assert "its digest does not fit; going on from step_00000006" in told
+    output = capsys.readouterr().out
+    assert f"{newest} is damaged and was passed over: arrays/" in output
+    assert "its digest does not fit; going on from step_00000006" in output
     names = sorted(path.name for path in newest.parent.iterdir())
     assert names == ["damaged_step_00000008", "step_00000006", "step_00000008"]
 
@@ -123,8 +125,8 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
 def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(
     undisturbed, tmp_path, monkeypatch
 ):
-    """With a float32 master; a run that was killed behind the checkpoint of step 2 takes it from
-    there.
+    """The optimizer has a float32 master, which a run that is killed after the checkpoint of step 2
+    restores.
     """
 
     def run(name):
@@ -132,13 +134,13 @@ def test_parameters_in_bfloat16_learn_as_in_float32_and_go_on_exactly(
         run_sft(evolve(config, compute={"param_dtype": "bfloat16", "dtype": "bfloat16"}))
         return numbers(tmp_path / name)
 
-    whole = run("whole")
+    uninterrupted = run("whole")
     wide = [m["sft/loss"] for m in numbers(undisturbed[0])]
-    np.testing.assert_allclose([m["sft/loss"] for m in whole], wide, rtol=0.05)
+    np.testing.assert_allclose([m["sft/loss"] for m in uninterrupted], wide, rtol=0.05)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after_step(patch, 3)
         run("killed")
-    assert checkpoint.latest(tmp_path / "killed") == 2 and run("killed") == whole
+    assert checkpoint.latest(tmp_path / "killed") == 2 and run("killed") == uninterrupted
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
@@ -152,8 +154,8 @@ def test_ctrl_c_saves_and_the_run_goes_on(undisturbed, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_run_whose_directory_is_removed_ends_with_an_error(tmp_path, monkeypatch, number):
-    """At the next line; after the last one at the checkpoint. Nothing is made under the name
-    again.
+    """It ends at the next line of the log, or at the checkpoint after the last line, and does not
+    create the directory again.
     """
     path = tmp_path / "run"
     at_step(monkeypatch, number, lambda: path.rename(tmp_path / "moved"))
@@ -164,9 +166,7 @@ def test_a_run_whose_directory_is_removed_ends_with_an_error(tmp_path, monkeypat
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
-    """An SFT trainer before its first step, plain gradient descent so that the update shows the
-    gradient.
-    """
+    """Returns an SFT trainer before its first step."""
     directory = tmp_path_factory.mktemp("trainer")
     config = configured(
         directory, router_aux_coef=0.0, optim=OptimConfig(learning_rate=1e-3, clip_grad_norm=1e9)
@@ -175,19 +175,19 @@ def trainer(tmp_path_factory):
 
 
 def gradient_of(trainer, examples, monkeypatch, micro_batch_tokens=104 * 8):
-    """The gradient that one update hands to the optimiser, and the update's metrics."""
-    taken = []
+    """Returns the gradient that one update gives to the optimiser, and the update's metrics."""
+    gradients = []
 
     def catch(state, grads, **_):
-        taken.append(grads)
+        gradients.append(grads)
         return state, {}
 
     monkeypatch.setattr(step, "apply", catch)
     monkeypatch.setattr(
         trainer, "sft", dataclasses.replace(trainer.sft, micro_batch_tokens=micro_batch_tokens)
     )
-    found, _ = trainer._update(examples)
-    return taken[0], found
+    metrics, _ = trainer._update(examples)
+    return gradients[0], metrics
 
 
 def relative(a, b):
@@ -204,25 +204,25 @@ def test_the_loss_is_on_the_assistants_tokens_alone_and_no_split_changes_it(trai
     assert all("=" in text for text in texts) and all(
         "arithmetic problem" in prompt for prompt in prompts
     )
-    whole, found = gradient_of(trainer, examples, monkeypatch)
-    halves, same = gradient_of(trainer, examples, monkeypatch, 104 * 4)
-    assert relative(halves, whole) < 2e-6 and float(same["loss"][0]) == pytest.approx(
-        float(found["loss"][0]), rel=1e-6
+    full, full_metrics = gradient_of(trainer, examples, monkeypatch)
+    halves, halves_metrics = gradient_of(trainer, examples, monkeypatch, 104 * 4)
+    assert relative(halves, full) < 2e-6 and float(halves_metrics["loss"][0]) == pytest.approx(
+        float(full_metrics["loss"][0]), rel=1e-6
     )
 
     logps = [reference_logp(trainer, e) for e in examples]  # one sequence at a time
     loss = -sum(float(logp[e.mask].sum()) for logp, e in zip(logps, examples, strict=True)) / sum(
         e.mask.sum() for e in examples
     )
-    assert float(found["loss"][0]) == pytest.approx(loss, rel=1e-5)
+    assert float(full_metrics["loss"][0]) == pytest.approx(loss, rel=1e-5)
 
     bare = [SFTExample(e.tokens, np.zeros_like(e.mask), e.label) for e in examples]
-    none, nothing = gradient_of(trainer, bare, monkeypatch)
-    assert float(nothing["loss"][0]) == 0 and float(optim.global_norm(none)) == 0
+    zero_gradient, zero_metrics = gradient_of(trainer, bare, monkeypatch)
+    assert float(zero_metrics["loss"][0]) == 0 and float(optim.global_norm(zero_gradient)) == 0
 
 
 def reference_logp(trainer, example):
-    """log softmax of the logits at t-1, at token t, in float64 on the host."""
+    """Returns log softmax of the logits at t-1, at token t, in float64 on the host."""
     from compass_jax.model.logprobs import head_weights, logits_of
     from compass_jax.model.transformer import apply
 
@@ -252,8 +252,8 @@ def reference_logp(trainer, example):
 
 def test_nan_is_skipped_and_stops_the_run_after_three_in_a_row(tmp_path, monkeypatch):
     def poisoned(*args, real=step.sft_gradients):
-        grads, found = real(*args)
-        return jax.tree.map(lambda g: g * jnp.nan, grads), found
+        grads, metrics = real(*args)
+        return jax.tree.map(lambda g: g * jnp.nan, grads), metrics
 
     monkeypatch.setattr(step, "sft_gradients", poisoned)
     with pytest.raises(TrainingDiverged, match="3 updates in a row had a non-finite gradient"):

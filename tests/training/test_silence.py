@@ -1,5 +1,5 @@
-"""Rewards that say nothing are told, with a sample, and --strict ends the run over them; a reward
-file that was changed is told on a resume.
+"""Notices about rewards without information, with a sample, at which --strict ends the run; and
+about a reward file that changed before a resume.
 """
 
 import dataclasses
@@ -114,11 +114,11 @@ def config_with(verifier="math", **rewards):
 def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
     config = config_with()
     sample = sample_of(groups_of(NOTHING), decode)
-    assert sample[1] == "whole"  # the other was cut off, and may have had no chance
-    told = silence_warning(
+    assert sample[1] == "whole"  # the other sample was cut off, perhaps before its answer
+    warning = silence_warning(
         NOTHING_EXTRACTED, "of the first rollout", sample, 16, config.rewards, config.data
     )
-    assert told.splitlines() == [
+    assert warning.splitlines() == [
         "warning: no answer could be extracted from any of the 16 responses of the first rollout",
         "  looked for: the text in the last <answer>...</answer>, else in the last \\boxed{...},"
         " else after the last ####",
@@ -129,59 +129,63 @@ def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
         '  response:  "whole"',
         '  reference: "72"   reward: 0 (ok)',
     ]
-    told = silence_warning(ALL_WRONG, "of the evaluation", sample, 16, config.rewards, config.data)
-    assert "all 16 responses of the evaluation are wrong" in told and "answer_field" in told
+    warning = silence_warning(
+        ALL_WRONG, "of the evaluation", sample, 16, config.rewards, config.data
+    )
+    assert "all 16 responses of the evaluation are wrong" in warning and "answer_field" in warning
 
 
 def test_what_was_looked_for():
     assert looked_for(FileSource("a.jsonl"), "") == "the whole response"
     form = FileSource("a.jsonl", verifier={"format": 1.0})
     assert looked_for(form, "answer").startswith("nothing: these verifiers judge the form")
-    both = FileSource("a.jsonl", verifier={"json": 1.0, "m:f": 1.0})
-    assert looked_for(both, "box").endswith(
+    mixed = FileSource("a.jsonl", verifier={"json": 1.0, "m:f": 1.0})
+    assert looked_for(mixed, "box").endswith(
         "in a block between ``` marks, else all of it; what m:f reads"
     )
     assert looked_for(TaskSource("m:task"), "x") == "what m:task reads"
 
 
 def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found():
-    said = []
-    notices = Notices(config_with(), said.append)
+    messages = []
+    notices = Notices(config_with(), messages.append)
     notices.of_rewards(groups_of(WRONG), decode)
-    assert said[0] == (
+    assert messages[0] == (
         "first rollout: 1 groups: 0 varied, 0 all right, 1 all wrong, 0 between, 0 undecided;"
         " an answer in 100% of 2 responses"
     )
-    assert "are wrong: no verifier teaches anything" in said[1]
+    assert "are wrong: no verifier teaches anything" in messages[1]
     for score in (WRONG, NOTHING, NOTHING):
         notices.of_rewards(groups_of(score), decode)
-    assert len(said) == 3 and "any of the 2 responses of a rollout" in said[2]
-    Notices(config_with(), said.append).of_rewards(groups_of(RIGHT), decode)
-    assert "1 all right" in said[3] and not notices.ended
-    assert said[4].startswith(
+    assert len(messages) == 3 and "any of the 2 responses of a rollout" in messages[2]
+    Notices(config_with(), messages.append).of_rewards(groups_of(RIGHT), decode)
+    assert "1 all right" in messages[3] and not notices.ended
+    assert messages[4].startswith(
         "warning: all 2 responses of the first rollout are right: every advantage of the verifiers"
         " is 0\n  looked for: "
     )
-    assert "take harder prompts" in said[4] and "rewards.right_at = 1" in said[4]
-    notices = Notices(config_with(), said.append)
-    notices.end = lambda: said.append("ended")
+    assert "take harder prompts" in messages[4] and "rewards.right_at = 1" in messages[4]
+    notices = Notices(config_with(), messages.append)
+    notices.end = lambda: messages.append("ended")
     notices.of_rewards(groups_of(NOTHING), decode)
-    assert said[-1] == "ended" and notices.ended
+    assert messages[-1] == "ended" and notices.ended
 
 
 def test_a_rollout_without_advantages_is_warned_of_once_and_only_where_a_run_begins():
-    said = []
-    notices = Notices(config_with(), said.append)
+    messages = []
+    notices = Notices(config_with(), messages.append)
     notices.of_rewards([*groups_of(RIGHT), *groups_of(WRONG)], decode)
-    assert said[1].startswith("warning: in every group of the first rollout all rewards are equal")
-    assert "(4 responses)" in said[1] and len(said) == 2
+    assert messages[1].startswith(
+        "warning: in every group of the first rollout all rewards are equal"
+    )
+    assert "(4 responses)" in messages[1] and len(messages) == 2
     notices.of_rewards(groups_of(RIGHT), decode)
-    assert len(said) == 2  # a later step that is all right is what training is for
+    assert len(messages) == 2  # a later step that is all right is the aim of training
     varied = dataclasses.replace(groups_of(RIGHT)[0], scores=(RIGHT, WRONG))
     for score in (RIGHT, HALF):
-        said.clear()
-        Notices(config_with(), said.append).of_rewards([varied, *groups_of(score)], decode)
-        assert len(said) == 1
+        messages.clear()
+        Notices(config_with(), messages.append).of_rewards([varied, *groups_of(score)], decode)
+        assert len(messages) == 1
 
 
 def test_strict_ends_over_all_right_and_not_over_a_rollout_that_varies_by_chance_in_no_group():
@@ -193,25 +197,25 @@ def test_strict_ends_over_all_right_and_not_over_a_rollout_that_varies_by_chance
 
 
 def test_a_run_that_goes_on_has_no_first_rollout_and_is_warned_all_the_same():
-    said = []
-    notices = Notices(config_with(), said.append, done_steps=3)
+    messages = []
+    notices = Notices(config_with(), messages.append, done_steps=3)
     notices.of_rewards(groups_of(WRONG), decode)
-    (told,) = said
-    assert told.startswith("warning: all 2 responses of a rollout are wrong")
+    (message,) = messages
+    assert message.startswith("warning: all 2 responses of a rollout are wrong")
 
 
 def test_the_first_rollout_says_how_many_have_no_verdict_and_why():
-    said = []
+    messages = []
     (group,) = groups_of(RIGHT, ("a", "b", "c", "d"))
     error = Score(0.0, False, "error", "KeyError: 'a'", extracted=False)
     group = dataclasses.replace(group, scores=(RIGHT, WRONG, error, LOST))
-    Notices(config_with(), said.append).of_rewards([group], decode)
-    assert said[0].endswith(
+    Notices(config_with(), messages.append).of_rewards([group], decode)
+    assert messages[0].endswith(
         "; an answer in 100% of 2 responses; 2 of 4 have no verdict (1 error, 1 timeout) and are"
         " left out: KeyError: 'a'"
     )
-    Notices(config_with(), said.append).of_rewards(groups_of(error), decode)
-    assert said[1].endswith("; a verdict on none of 2 responses (2 error): KeyError: 'a'")
+    Notices(config_with(), messages.append).of_rewards(groups_of(error), decode)
+    assert messages[1].endswith("; a verdict on none of 2 responses (2 error): KeyError: 'a'")
 
 
 def test_code_that_changed_is_named_with_its_hashes(tmp_path, monkeypatch):
@@ -220,36 +224,39 @@ def test_code_that_changed_is_named_with_its_hashes(tmp_path, monkeypatch):
     source = FileSource("a.jsonl", verifier={"mine.py:f": 1.0, "mine:f": 1.0, "math": 1.0})
     before = code_of(DataConfig(sources=(source,)))
     assert [name for name, _ in before] == [f"{tmp_path}/mine.py:f", "mine:f"]
-    assert len({found for _, found in before}) == 1 and changed(before, before) == []
+    assert len({digest for _, digest in before}) == 1 and changed(before, before) == []
     (tmp_path / "mine.py").write_text("def f(response): return 2.0\n")
-    told = changed(before, code_of(DataConfig(sources=(source,))))
-    assert len(told) == 2 and told[0].startswith(f"{tmp_path}/mine.py:f was changed since")
-    assert before[0][1] in told[0]
+    messages = changed(before, code_of(DataConfig(sources=(source,))))
+    assert len(messages) == 2 and messages[0].startswith(f"{tmp_path}/mine.py:f was changed since")
+    assert before[0][1] in messages[0]
 
 
 def test_strict_ends_a_run_whose_answers_nobody_finds_and_the_next_start_goes_on(tmp_path, capsys):
-    """The first rollout is kept: the run that goes on without --strict trains on it. Its reward
-    file is another by then, which is told.
+    """The first rollout is kept, and the run that continues without --strict trains on it. The
+    reward file has changed by then, and a notice names it.
     """
-    mine = tmp_path / "mine.py"
-    mine.write_text("def f(response): return {'reward': 0.0, 'extracted': False}\n")
-    base = tiny_run(f"{mine}:f")
+    user_file = tmp_path / "mine.py"
+    user_file.write_text("def f(response): return {'reward': 0.0, 'extracted': False}\n")
+    base = tiny_run(f"{user_file}:f")
     config = evolve(base, run_dir=f"{tmp_path}/run", rl={"steps": 1, "eval_every": 0})
     result = run_rl(config, strict=True)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (result["stopped"], result["status"], result["steps"]) == (True, STRICT, 0)
-    assert told.count("warning: no answer could be extracted from any of the 16 responses") == 1
-    assert f"looked for: what {mine}:f reads" in told and "stopped by --strict in step 1" in told
-    kept = json.loads((tmp_path / "run" / "config.json").read_text())["rewards"]["code"]
-    assert kept[0][0] == f"{mine}:f" and len(kept[0][1]) == 16
+    assert output.count("warning: no answer could be extracted from any of the 16 responses") == 1
+    assert (
+        f"looked for: what {user_file}:f reads" in output
+        and "stopped by --strict in step 1" in output
+    )
+    code = json.loads((tmp_path / "run" / "config.json").read_text())["rewards"]["code"]
+    assert code[0][0] == f"{user_file}:f" and len(code[0][1]) == 16
 
-    mine.write_text(mine.read_text() + "# another\n")
+    user_file.write_text(user_file.read_text() + "# another\n")
     assert not run_rl(config)["stopped"]
-    told = capsys.readouterr().out
-    assert f"warning: {mine}:f was changed since" in told and kept[0][1] in told
-    assert "responses of the evaluation" in told
+    output = capsys.readouterr().out
+    assert f"warning: {user_file}:f was changed since" in output and code[0][1] in output
+    assert "responses of the evaluation" in output
     (row,) = lines(tmp_path / "run")
     metrics = row["metrics"]
     assert metrics["reward/extracted_frac"] == 0 and metrics["groups/all_wrong_frac"] == 1
     after = json.loads((tmp_path / "run" / "config.json").read_text())["rewards"]["code"]
-    assert after[0][1] != kept[0][1]
+    assert after[0][1] != code[0][1]

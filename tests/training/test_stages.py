@@ -22,21 +22,23 @@ def configured(directory, **rl):
 
 @pytest.fixture(scope="module")
 def grown(undisturbed):
-    """The directory of a run in which groups grow."""
+    """Returns the directory of a run in which groups grow."""
     return undisturbed("growing")[0]
 
 
 def test_uniform_is_judged_on_known_rewards():
-    known, unknown = Score(1.0, True), Score(0.0, False)
+    right, timeout = Score(1.0, True), Score(0.0, False)
     assert (
-        is_uniform([known, known, unknown])
-        and not is_uniform([known, unknown])
-        and not is_uniform([known, Score(0.0, True)])
+        is_uniform([right, right, timeout])
+        and not is_uniform([right, timeout])
+        and not is_uniform([right, Score(0.0, True)])
     )
 
 
 def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grown):
-    """Groups of 4, then 8, then 12: every size below 12 is the first at which the group varied."""
+    """Groups grow from 4 to 8 and to 12 samples; a size below 12 is the first at which the group
+    varied.
+    """
     groups, rows = lines(grown, "rollouts"), lines(grown, "metrics")
     sizes = [len(g["samples"]) for g in groups]
     assert set(sizes) <= {4, 8, 12} and len(set(sizes)) > 1 and max(sizes) > 4
@@ -46,8 +48,8 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
         assert size == 12 or np.ptp(rewards) > 0
         assert before is None or np.ptp(rewards[:before]) == 0
     for row in rows:
-        here, m = [g for g in groups if g["step"] == row["step"]], row["metrics"]
-        larger = [g for g in here if len(g["samples"]) > 4]
+        step_groups, m = [g for g in groups if g["step"] == row["step"]], row["metrics"]
+        larger = [g for g in step_groups if len(g["samples"]) > 4]
         assert m["zero_variance/grown_groups"] == len(larger)
         assert m["zero_variance/grow_rescued_groups"] == sum(
             np.ptp([s["reward"] for s in g["samples"]]) > 0 for g in larger
@@ -55,7 +57,9 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
         assert m["zero_variance/grow_tokens"] == sum(
             s["tokens"] for g in larger for s in g["samples"][4:]
         )
-        assert m["waste/tokens_generated"] == sum(s["tokens"] for g in here for s in g["samples"])
+        assert m["waste/tokens_generated"] == sum(
+            s["tokens"] for g in step_groups for s in g["samples"]
+        )
         assert sum(
             m[f"waste/frac_{k}"]
             for k in ("verifier_signal", "shaping_signal", "entropy_signal", "none")
@@ -78,8 +82,8 @@ HOTTER = {"zero_variance": ZeroVarianceConfig(grow_to=12, grow_temperature=2.0)}
 def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees(
     tmp_path, monkeypatch
 ):
-    """Rounds at 1, 2 and 4 times the temperature, also where a stop in the second round cut the
-    step in two; only grown samples are off policy.
+    """The rounds are at 1, 2 and 4 times the temperature, also if a stop in the second round cuts
+    the step in two; only grown samples are off policy.
     """
     rounds = []
 
@@ -90,14 +94,14 @@ def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees
 
     monkeypatch.setattr(Collection, "__iter__", watched)
     run_rl(configured(tmp_path / "whole", **HOTTER))
-    asked = {t: [n for s, n in rounds if s == t] for t, _ in rounds}
+    counts = {t: [n for s, n in rounds if s == t] for t, _ in rounds}
     metrics = [row["metrics"] for row in lines(tmp_path / "whole")]
-    assert set(asked) == {1.0, 2.0, 4.0} and len(asked[1.0]) == len(metrics)
+    assert set(counts) == {1.0, 2.0, 4.0} and len(counts[1.0]) == len(metrics)
     grown_groups = [row["zero_variance/grown_groups"] for row in metrics]
-    assert asked[2.0] == [4 * n for n in grown_groups if n]
+    assert counts[2.0] == [4 * n for n in grown_groups if n]
     gaps = [row.get("mismatch/hotter/logp_abs_diff", 0.0) for row in metrics]
     usual = [row["mismatch/logp_abs_diff"] for row in metrics]
-    assert max(usual) < 1e-5  # samples at the run's own temperature
+    assert max(usual) < 1e-5  # samples at the run's temperature
     assert any(grown_groups) and all(
         (gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5)
         for gap, n in zip(gaps, grown_groups, strict=True)

@@ -41,15 +41,17 @@ OBJECTIVES = {
 
 
 def rollout(dtype=np.float32):
-    """A rollout of 12 sequences of 5 to 24 tokens: groups varied, all right, varied with an unknown
-    reward, all wrong; and its routes.
+    """Returns a rollout of 12 sequences of 5 to 24 tokens, and its routes. The groups: varied, all
+    right, varied with an unknown reward, all wrong.
     """
     rng = np.random.default_rng(0)
     n = GROUPS * SAMPLES
     lengths = np.array([5, 24, 11, 9, 17, 8, 12, 6, 20, 7, 10, 13], np.int32)
-    held = np.arange(LONGEST) < lengths[:, None]
-    tokens = np.where(held, rng.integers(2, MODEL.vocab_size, held.shape), 0).astype(np.int32)
-    mask = held & (np.arange(LONGEST) >= 3)
+    in_sequence = np.arange(LONGEST) < lengths[:, None]
+    tokens = np.where(in_sequence, rng.integers(2, MODEL.vocab_size, in_sequence.shape), 0).astype(
+        np.int32
+    )
+    mask = in_sequence & (np.arange(LONGEST) >= 3)
     reward, known = np.array([1, 0, 0, 1, 1, 1, 1, 0.5, 0, 0, 0, 0], dtype), np.arange(n) != 7
     ids = np.argsort(rng.random((n, 32, 1, 6)), axis=-1)[..., :2].astype(np.uint8)
     routes = np.where((np.arange(32) < lengths[:, None] - 1)[:, :, None, None], ids, UNSET).astype(
@@ -60,7 +62,7 @@ def rollout(dtype=np.float32):
         tokens,
         lengths,
         mask,
-        np.zeros(held.shape, dtype),
+        np.zeros(in_sequence.shape, dtype),
         reward,
         known,
         np.zeros(n, dtype),
@@ -69,27 +71,27 @@ def rollout(dtype=np.float32):
 
 
 def score(model, params, arrays, routes, split=WHOLE, temperature=1.0):
-    """(the scored rollout, the routes used, per row, and the diagnostics)."""
+    """Returns (the scored rollout, the routes used, per row, and the diagnostics)."""
     used, parts = jnp.full((len(arrays.lengths), 32, 1, 2), UNSET, jnp.uint8), []
     old_logp, old_entropy = np.zeros((2, *arrays.mask.shape), arrays.reward.dtype)
     for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):
-        logp, entropy, recorded, found = step.score(
+        logp, entropy, recorded, diagnostics = step.score(
             model, params, *sequences(arrays, micro, routes), temperature=temperature
         )
         put_rows(old_logp, micro, logp)
         put_rows(old_entropy, micro, entropy)
         used = record_routes(used, micro, recorded)
-        parts.append(found)
+        parts.append(diagnostics)
     scored = Scored(arrays, routes, old_logp, old_entropy, None, {})
     return scored, used, finalize_diagnostics(merge_diagnostics(parts))
 
 
 def gradient(model, params, scored, config, split, temperature=1.0):
-    """(gradient of one update of all groups, its diagnostics), added up over the micro-batches of
-    `split`.
+    """Returns (gradient of one update of all groups, its diagnostics), summed over the
+    micro-batches of `split`.
     """
     arrays = scored.arrays
-    prepared, found = step.prepare(
+    prepared, diagnostics = step.prepare(
         arrays.mask,
         scored.old_entropy,
         arrays.reward,
@@ -101,16 +103,16 @@ def gradient(model, params, scored, config, split, temperature=1.0):
         wrong_at=0.0,
         max_new_tokens=16,
     )
-    prepared, total, parts = jax.device_get(prepared), None, [found]
+    prepared, total, parts = jax.device_get(prepared), None, [diagnostics]
     for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):
         inputs = sequences(arrays, micro, scored.routes)
         batch = update_batch(scored, micro, inputs, prepared, 0)
         share = jnp.float32(batch.mask.sum() / prepared.mask.sum())
-        grads, found, _ = step.gradients(
+        grads, diagnostics, _ = step.gradients(
             model, params, batch, share, objective=config.objective, temperature=temperature
         )
         total = step.add(total, grads)
-        parts.append(found)
+        parts.append(diagnostics)
     return total, finalize_diagnostics(merge_diagnostics(parts))
 
 
@@ -121,7 +123,7 @@ def norm(tree):
 
 
 def moved(params, size=0.003):
-    """Parameters some updates later: ratios differ from one, clipping acts."""
+    """Returns parameters of some updates later: ratios differ from one, and clipping acts."""
     rng = np.random.default_rng(9)
     return jax.tree.map(
         lambda x: x + jnp.asarray(size * rng.standard_normal(x.shape), x.dtype), params
@@ -129,7 +131,7 @@ def moved(params, size=0.003):
 
 
 def shuffled(arrays):
-    """Another order, two buckets, small micro-batches with padding rows."""
+    """Returns small micro-batches in another order, in two buckets, with padding rows."""
     order = np.random.default_rng(4).permutation(len(arrays.lengths))
 
     def cut(rows, length, size):
@@ -158,68 +160,74 @@ def test_no_split_into_buckets_or_micro_batches_changes_the_gradient(
     arrays, routes = rollout(dtype)
     scored, *_ = score(model, params, arrays, routes)
     config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
-    one, found = gradient(model, moved(params, 0.02), scored, config, WHOLE)
-    many, same = gradient(model, moved(params, 0.02), scored, config, shuffled(arrays))
+    one, metrics = gradient(model, moved(params, 0.02), scored, config, WHOLE)
+    many, split_metrics = gradient(model, moved(params, 0.02), scored, config, shuffled(arrays))
     difference = norm(jax.tree.map(jnp.subtract, one, many)) / norm(one)
     assert difference <= limit, difference
     assert {x.dtype for x in jax.tree.leaves(one)} == {jnp.dtype(dtype)}
-    assert float(found["policy/clip_frac"]) > 0 and float(found["policy/ratio_dev_max"]) > 1e-3
-    for name in found:
-        np.testing.assert_allclose(same[name], found[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert float(metrics["policy/clip_frac"]) > 0 and float(metrics["policy/ratio_dev_max"]) > 1e-3
+    for name in metrics:
+        np.testing.assert_allclose(
+            split_metrics[name], metrics[name], rtol=1e-4, atol=1e-6, err_msg=name
+        )
     print(f"gradient split {dtype} {objective}: {difference:.2e}")
 
 
 @pytest.mark.parametrize("objective", list(OBJECTIVES))
 @pytest.mark.parametrize("replay", ["R3", "off"])
 def test_sequences_that_share_rows_have_the_gradient_of_rows_of_their_own(x64, objective, replay):
-    """And the same scores, routes and metrics: each is computed as if it were alone."""
+    """The scores, routes and metrics are the same, too: a sequence is computed as if it were alone
+    in its row.
+    """
     model, params = Transformer(TINY, F64), random_params(TINY, "float64")
     arrays, routes = rollout("float64")
     packed = plan(arrays.lengths, (4, LONGEST), 96, packed_row_tokens=48)
     assert max(np.bincount(b.packing.row[b.packing.size > 0]).max() for b in packed) > 2
-    given = routes if replay == "R3" else None
-    scored, used, _ = score(model, params, arrays, given)
-    together, used_together, _ = score(model, params, arrays, given, packed)
+    replayed = routes if replay == "R3" else None
+    scored, used, _ = score(model, params, arrays, replayed)
+    together, used_together, _ = score(model, params, arrays, replayed, packed)
     np.testing.assert_array_equal(used_together, used)
     for name in ("old_logp", "old_entropy"):
         one, other = (getattr(x, name)[arrays.mask] for x in (scored, together))
         np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-12, err_msg=name)
     config = dataclasses.replace(BASE, objective=OBJECTIVES[objective])
-    one, found = gradient(model, moved(params, 0.02), scored, config, WHOLE)
-    many, same = gradient(model, moved(params, 0.02), scored, config, packed)
+    one, metrics = gradient(model, moved(params, 0.02), scored, config, WHOLE)
+    many, packed_metrics = gradient(model, moved(params, 0.02), scored, config, packed)
     assert norm(jax.tree.map(jnp.subtract, one, many)) <= 1e-12 * norm(one)
-    assert float(found["policy/ratio_dev_max"]) > 1e-3
-    for name in found.keys() - {"moe/load_max_over_mean"}:  # of each micro-batch
-        np.testing.assert_allclose(same[name], found[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert float(metrics["policy/ratio_dev_max"]) > 1e-3
+    for name in metrics.keys() - {"moe/load_max_over_mean"}:  # of each micro-batch
+        np.testing.assert_allclose(
+            packed_metrics[name], metrics[name], rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
 
 def test_replay_uses_the_recorded_routes_in_every_pass_whatever_the_weights_have_become():
-    """R3: the rollout's routes, which live routing would not choose. R2: those that scoring
-    recorded. Off: live.
+    """R3 uses the rollout's routes, which live routing would not choose; R2 uses those that scoring
+    recorded; off routes live.
     """
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
     arrays, routes = rollout()
     valid = np.asarray(routes)[..., 0] != UNSET
 
-    scored, used, found = score(model, params, arrays, routes)
+    scored, used, metrics = score(model, params, arrays, routes)
     np.testing.assert_array_equal(used, routes)
-    assert float(found["replay/flip_frac"]) > 0.5 and float(found["replay/unset_frac"]) == 0
-    _, found = gradient(model, moved(params), scored, BASE, WHOLE)
-    assert float(found["replay/flip_frac"]) > 0.5
+    assert float(metrics["replay/flip_frac"]) > 0.5 and float(metrics["replay/unset_frac"]) == 0
+    _, metrics = gradient(model, moved(params), scored, BASE, WHOLE)
+    assert float(metrics["replay/flip_frac"]) > 0.5
 
     # R2: live routing is recorded ...
-    live, recorded, found = score(model, params, arrays, None)
+    live, recorded, metrics = score(model, params, arrays, None)
     assert (
-        float(found["replay/flip_frac"]) == 0
+        float(metrics["replay/flip_frac"]) == 0
         and np.abs(live.old_logp - scored.old_logp)[arrays.mask].max() > 0.01
     )
     np.testing.assert_array_equal(np.asarray(recorded)[..., 0] != UNSET, valid)
     far = moved(params, 0.3)
-    _, again, found = score(model, far, rollout()[0], recorded)  # ... and replayed
-    np.testing.assert_array_equal(again, recorded)
-    assert float(found["replay/flip_frac"]) > 0.1
-    _, live, found = score(model, far, rollout()[0], None)
-    assert float(found["replay/flip_frac"]) == 0 and np.any(
+    _, replayed, metrics = score(model, far, rollout()[0], recorded)  # ... and replayed
+    np.testing.assert_array_equal(replayed, recorded)
+    assert float(metrics["replay/flip_frac"]) > 0.1
+    _, live, metrics = score(model, far, rollout()[0], None)
+    assert float(metrics["replay/flip_frac"]) == 0 and np.any(
         np.asarray(live) != np.asarray(recorded)
     )
 
@@ -241,18 +249,18 @@ def test_an_update_raises_the_objective():
     arrays, routes = rollout()
     scored, *_ = score(model, params, arrays, routes)
     config = dataclasses.replace(BASE, objective=OBJECTIVES["grpo"])
-    grads, found = gradient(model, params, scored, config, WHOLE)
+    grads, before = gradient(model, params, scored, config, WHOLE)
     state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
     state, _ = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), **ONCE)
     _, after = gradient(model, state.params, scored, config, WHOLE)
-    assert float(after["loss"]) < float(found["loss"]) - 1e-3
+    assert float(after["loss"]) < float(before["loss"]) - 1e-3
 
 
 ONCE = {"total_steps": 1, "decays": decays(TINY, "stacked")}
 
 
 def test_a_nan_anywhere_is_skipped_by_the_whole_step():
-    """NaN in one weight: every gradient is NaN, parameters and optimiser stay."""
+    """A NaN in one weight makes every gradient NaN; parameters and optimiser do not change."""
     model, params = Transformer(TINY, COMPUTE), random_params(TINY)
     arrays, routes = rollout()
     scored, *_ = score(model, params, arrays, routes)
@@ -265,7 +273,7 @@ def test_a_nan_anywhere_is_skipped_by_the_whole_step():
         WHOLE,
     )
     state = optim.init_state(params, OptimConfig(learning_rate=1e-4), 1)
-    kept = jax.device_get((state.params, state.opt_state))
+    before = jax.device_get((state.params, state.opt_state))
     state, info = step.apply(state, grads, config=OptimConfig(learning_rate=1e-4), **ONCE)
     assert np.isnan(info["grad_norm"]) and (
         int(state.step),
@@ -273,7 +281,7 @@ def test_a_nan_anywhere_is_skipped_by_the_whole_step():
         int(state.skipped),
     ) == (0, 1, 1)
     jax.tree.map(
-        np.testing.assert_array_equal, jax.device_get((state.params, state.opt_state)), kept
+        np.testing.assert_array_equal, jax.device_get((state.params, state.opt_state)), before
     )
 
 
@@ -283,8 +291,10 @@ def test_the_load_balancing_loss_is_one_when_balanced_and_e_over_k_when_collapse
     one = stats(probs=jnp.array([[10.0, 0, 0, 0]]), load=jnp.array([[10.0, 10.0, 0, 0]]))
     assert float(step.load_balancing_loss(even, 2)) == pytest.approx(1.0)
     assert float(step.load_balancing_loss(one, 2)) == pytest.approx(2.0)
-    found = step.router_diagnostics(one._replace(flips=jnp.full(1, 4.0), unset=jnp.full(1, 1.0)))
-    assert {k: float(v) for k, v in finalize_diagnostics(found).items()} == pytest.approx(
+    diagnostics = step.router_diagnostics(
+        one._replace(flips=jnp.full(1, 4.0), unset=jnp.full(1, 1.0))
+    )
+    assert {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()} == pytest.approx(
         {"replay/flip_frac": 0.4, "replay/unset_frac": 0.1, "moe/load_max_over_mean": 2.0}
     )
     assert step.router_diagnostics(None) == {}

@@ -1,5 +1,5 @@
-"""A real tiny SFT run that reads its rows by record: it stops and goes on in the middle of a pass,
-and its numbers are those of any number of processes.
+"""A real tiny SFT run that reads its rows by record: it stops and continues in the middle of a
+pass, and its numbers do not depend on the number of processes.
 """
 
 import json
@@ -20,13 +20,13 @@ from compass_jax.training.scalar import ScalarTrainer
 from compass_jax.training.sft import run_sft
 
 
-def rows(path, count, *others):
+def rows(path, count, *extra_lines):
     turns = [
         [{"role": "user", "content": f"{n} + 1?"}, {"role": "assistant", "content": str(n + 1)}]
         for n in range(count)
     ]
     lines = [json.dumps({"messages": one}) for one in turns]
-    lines[5:5] = others
+    lines[5:5] = extra_lines
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 
@@ -44,8 +44,8 @@ def test_a_stopped_run_goes_on_with_the_batches_of_an_undisturbed_one(tmp_path, 
     file = rows(tmp_path / "rows.jsonl", 16, "{broken", "")
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    whole = configured(tmp_path / "whole", file, bad_rows="skip")
-    result = run_sft(whole)
+    uninterrupted = configured(tmp_path / "whole", file, bad_rows="skip")
+    result = run_sft(uninterrupted)
     assert result["data"]["examples"] == 18 and result["data/bad_rows"] in (2.0, 3.0)
     assert result["data/left_out_frac"] == pytest.approx(2 / 18, abs=0.03)
     parts = configured(tmp_path / "parts", file, bad_rows="skip")
@@ -79,9 +79,11 @@ def test_a_dry_run_says_the_rows_and_pairs_take_no_weights(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_take_over_from_one_and_one_from_two(tmp_path):
-    """Each stops in the middle of a pass; the numbers are those of one process left alone."""
+    """The jobs stop in the middle of a pass, and the numbers are those of one undisturbed
+    process.
+    """
     file = rows(tmp_path / "rows.jsonl", 30, "{broken", "")
-    found = {}
+    metrics = {}
     for name, counts in (("alone", (1,)), ("changing", (1, 2, 1))):
         folder = tmp_path / name
         folder.mkdir()
@@ -94,9 +96,9 @@ def test_two_processes_take_over_from_one_and_one_from_two(tmp_path):
             data = f"data=replace(config.data, eval_prompts=0, cache={str(folder)!r})"
             with Job(folder, count, *MESH, command="sft", run=f"{sft}, {data}") as job:
                 job.finish()
-        found[name] = numbers(job.directory)
-    assert len(found["alone"]) == 6 and found["alone"][-1]["data/bad_rows"] >= 1
-    compare(found["changing"], found["alone"])
+        metrics[name] = numbers(job.directory)
+    assert len(metrics["alone"]) == 6 and metrics["alone"][-1]["data/bad_rows"] >= 1
+    compare(metrics["changing"], metrics["alone"])
 
 
 def test_a_configuration_from_files_knows_the_lengths_of_a_sample(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Configurations of tiny RL runs in each variant of the loop, and their undisturbed runs."""
+"""Configurations of tiny RL runs in each variant of the loop."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def configured(
 
 def limit_lengths(patch: pytest.MonkeyPatch) -> None:
     """Ends the samples of a prompt after 7, 10, 13 or 16 tokens; a random model hardly ever stops,
-    and partial rollouts need samples of unlike lengths.
+    and partial rollouts need samples of different lengths.
     """
 
     def limit(self, n):

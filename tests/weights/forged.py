@@ -1,4 +1,4 @@
-"""Manifests with another content and the digest that belongs to it."""
+"""Manifests with changed content and a valid digest."""
 
 import json
 
@@ -6,7 +6,7 @@ from compass_jax.weights import digests
 
 
 def edit_manifest(where, change):
-    """Changes the manifest's content and gives it the digest that it then needs."""
+    """Changes the manifest's content and recomputes its digest."""
     file = where / "manifest.json"
     content = json.loads(file.read_text())
     del content["digest"]

@@ -1,9 +1,9 @@
-"""A process that starts children which save checkpoints without end; the test kills them.
+"""A process whose children save checkpoints until the test kills them.
 
     python saver.py RUN
 
-For each line of its input it forks a child, and prints the child's process id. A child goes on from
-the newest checkpoint. It prints the value of the arrays whose checkpoint is on the disk.
+For each line of its input it forks a child, and prints the child's process id. A child continues
+from the newest checkpoint. It prints the value of the arrays whose checkpoint is on the disk.
 """
 
 import os
@@ -29,7 +29,7 @@ def save_without_end(run: str) -> None:
             step, value = step + (random.random() < 0.8 or not step), value + 1
             arrays = {"x": jnp.full(SHAPE, value), "y": jnp.arange(value % 7)}
             checkpoints.save(step, arrays, {"value": value})
-            # each save waits for the one before; written at once, for a kill within the line
+            # each save waits for the previous one; a kill cannot split an os.write
             os.write(1, f"{value - 1}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit, whole or ignored, and never another model's."""
+"""Checkpoints: bit for bit, either complete or ignored, and refused for another model."""
 
 import resource
 from typing import NamedTuple
@@ -77,29 +77,31 @@ def names(path):
 def test_round_trip_is_bit_for_bit(tmp_path):
     assert checkpoint.latest(tmp_path) is None
     for step in (3, 7, 12):
-        written = save(tmp_path, step)
-    assert checkpoint.latest(tmp_path) == 12 and written.name == "step_00000012"
+        path = save(tmp_path, step)
+    assert checkpoint.latest(tmp_path) == 12 and path.name == "step_00000012"
     assert names(tmp_path) == ["step_00000007", "step_00000012"]
     step, arrays, meta = restore(tmp_path)
     assert step == 12 and meta == META | {"step": 12}
     assert_same_bits(arrays, tree(12))
     assert_same_bits(restore(tmp_path, 7)[1], tree(7))
-    assert_same_bits(restore(written)[1], tree(12))  # a checkpoint's own directory
-    # no sharding said: the first device
+    assert_same_bits(restore(path)[1], tree(12))  # a checkpoint's own directory
+    # no sharding given: the first device
     assert_same_bits(restore(tmp_path, arrays=jax.eval_shape(tree))[1], tree(12))
 
 
 def test_a_program_that_a_fresh_start_compiled_takes_what_is_restored(tmp_path):
-    """Arrays that are bound to a device would compile every program anew."""
-    made, compiled = tree(1), []
+    """Restored arrays are not committed to a device, since that would compile every program a
+    second time.
+    """
+    initial, compiled = tree(1), []
     listen = lambda event, _s, **_: compiled.append(event)  # noqa: E731
     program = jax.jit(lambda state: jax.tree.map(lambda x: x * 2, state))
-    jax.block_until_ready(program(made["state"].params))
+    jax.block_until_ready(program(initial["state"].params))
     save(tmp_path, 1)
-    found = restore(tmp_path, arrays=jax.eval_shape(tree))[1]
+    restored = restore(tmp_path, arrays=jax.eval_shape(tree))[1]
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        jax.block_until_ready(program(found["state"].params))
+        jax.block_until_ready(program(restored["state"].params))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert not [event for event in compiled if "backend_compile" in event]
@@ -122,11 +124,11 @@ def test_another_mesh_is_welcome(tmp_path):
     }
     save(tmp_path, 1, arrays=arrays)
     target = sharded((2, 4), ("b", "a"))
-    wanted = {
+    targets = {
         "w": jax.ShapeDtypeStruct((16, 24), jnp.float32, sharding=target),
         "s": jax.ShapeDtypeStruct((), jnp.int32),
     }
-    _, back, _ = restore(tmp_path, arrays=wanted)
+    _, back, _ = restore(tmp_path, arrays=targets)
     assert back["w"].sharding == target and {
         s.data.shape for s in back["w"].addressable_shards
     } == {(4, 12)}
@@ -155,8 +157,8 @@ def test_subset_and_manifest(tmp_path):
     ] == ((2,), "uint32")
     state = ("step", "params/w", "params/odd", "params/f", "opt_state/1/count", "opt_state/2")
     assert set(manifest.leaves) == {"rng", "routing", *(f"state/{leaf}" for leaf in state)}
-    wanted = {"state": {"params": checkpoint.abstract_like(tree()["state"].params)}}
-    _, arrays, _ = checkpoint.restore(tmp_path, wanted, subset=True)
+    subset = {"state": {"params": checkpoint.abstract_like(tree()["state"].params)}}
+    _, arrays, _ = checkpoint.restore(tmp_path, subset, subset=True)
     assert_same_bits(arrays["state"]["params"], tree(4)["state"].params)
     assert checkpoint.read_meta(tmp_path) == META | {"step": 4}
 
@@ -212,12 +214,12 @@ def test_another_model_is_refused_by_field(tmp_path):
     )
     with pytest.raises(CheckpointMismatch) as error:
         checkpoint.restore(tmp_path, checkpoint.abstract_like(tree()), model=other)
-    told = str(error.value)
+    message = str(error.value)
     assert (
-        "model.moe.top_k: 2 in the checkpoint, 4 asked for" in told
-        and "model.moe.dense_layers: (1,)" in told
+        "model.moe.top_k: 2 in the checkpoint, 4 asked for" in message
+        and "model.moe.dense_layers: (1,)" in message
     )
-    assert "model.rope_theta: 1000000.0" in told
+    assert "model.rope_theta: 1000000.0" in message
 
 
 def test_what_cannot_be_kept_exactly_is_refused(tmp_path):
@@ -254,14 +256,14 @@ def test_no_checkpoint_and_a_damaged_one_are_named(tmp_path):
 
 def test_a_run_that_may_go_back_keeps_one_checkpoint_that_is_old_enough(tmp_path):
     with checkpoint.Checkpoints(tmp_path, MODEL, keep=2, reach=4) as checkpoints:
-        kept = []
+        steps = []
         for step in (3, 6, 9, 12, 13):
             checkpoints.save(step, tree(step), META, wait=True)
-            kept.append(
+            steps.append(
                 [int(path.name[5:]) for path in sorted(tmp_path.glob("checkpoints/step_*"))]
             )
-    # from 12 on, 6 is the newest that is 4 steps older or more; 13 may go back to 9
-    assert kept == [[3], [3, 6], [3, 6, 9], [6, 9, 12], [9, 12, 13]]
+    # at 12, the newest that is at least 4 steps older is 6; at 13 it is 9
+    assert steps == [[3], [3, 6], [3, 6, 9], [6, 9, 12], [9, 12, 13]]
     assert [checkpoint.latest(tmp_path, until) for until in (8, 9, 12, None)] == [None, 9, 12, 13]
 
 
@@ -274,7 +276,7 @@ def test_arrays_that_cannot_be_written_keep_what_was_there(tmp_path):
     try:
         with pytest.raises(CheckpointError, match="step 2 could not be written"):
             save(tmp_path, 2, arrays=noise)
-        # in the background: the next call raises it
+        # a background save's error is raised by the next call
         checkpoints = checkpoint.Checkpoints(tmp_path, MODEL)
         checkpoints.save(2, noise, {})
         with pytest.raises(CheckpointError, match="step 2 could not be written"):
@@ -282,14 +284,14 @@ def test_arrays_that_cannot_be_written_keep_what_was_there(tmp_path):
         assert names(tmp_path) == ["step_00000001"]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    with checkpoints:  # which go on once there is room
+    with checkpoints:  # later saves succeed once there is room
         checkpoints.save(3, tree(3), {})
     assert names(tmp_path) == ["step_00000001", "step_00000003"]
     assert_same_bits(restore(tmp_path, 1)[1], tree(1))
 
 
 def test_a_save_in_the_background_has_the_values_of_its_step(tmp_path):
-    """Programs that take over the arrays' memory run while it is written."""
+    """While a checkpoint is written, later programs reuse the arrays' memory by donation."""
     double = jax.jit(lambda x: x * 2, donate_argnums=0)
     x = jnp.ones((512, 1024))
     with checkpoint.Checkpoints(tmp_path, MODEL, keep=9) as checkpoints:

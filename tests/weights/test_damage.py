@@ -1,5 +1,6 @@
-"""Damage to a checkpoint is noticed before anything of it is used, and the newest sound one is used
-in its place."""
+"""Damaged checkpoints are detected before any of their data is used, and the newest sound one is
+used instead.
+"""
 
 import json
 import logging
@@ -65,7 +66,7 @@ AFTERWARDS = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 @pytest.fixture
 def run(tmp_path):
-    """A run directory with checkpoints of steps 1, 2 and 3."""
+    """Returns a run directory with checkpoints of steps 1, 2 and 3."""
     for step in (1, 2, 3):
         save(tmp_path / "run", step)
     return tmp_path / "run"
@@ -73,8 +74,10 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("flips", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_every_flipped_bit_is_noticed(tmp_path, flips):
-    """At least three in each file, the others in proportion to the files' bytes; by restore itself
-    in one of ten. Nothing reads the files that orbax adds after the digests."""
+    """Three bits are flipped in each file, and the others in proportion to the files' sizes. For
+    one flip in ten restore itself detects the damage. The files that orbax adds after the digests
+    are never read.
+    """
     where = save(tmp_path, 1)
     files = [file for file in files_of(where) if file.name not in AFTERWARDS]
     assert len(files) > 10 and files[-1].name == "meta.json" and files[-2].name == "manifest.json"
@@ -86,8 +89,8 @@ def test_every_flipped_bit_is_noticed(tmp_path, flips):
     for count, i in enumerate(chosen):
         bit = int(draw.integers(8 * sizes[i]))
         flip(files[i], bit)
-        found = sound.examine(where)
-        if not found.faults:
+        report = sound.examine(where)
+        if not report.faults:
             unnoticed.append((files[i].name, bit))
         if count % 10 == 0:
             with pytest.raises(CheckpointError, match="is damaged"):
@@ -170,15 +173,15 @@ def test_what_is_not_as_it_was_written_is_named_and_an_older_one_used(run, caplo
         restore(run, 3)
     with pytest.raises(CheckpointError, match=f"step_00000003 is damaged: .*{message}"):
         restore(run / "checkpoints" / "step_00000003")
-    kept = 1 if change is rename else 2
+    expected_step = 1 if change is rename else 2
     with caplog.at_level(logging.WARNING):
         step, arrays, meta = restore(run)
-    assert step == kept and meta["at"] == kept
-    np.testing.assert_array_equal(arrays["m"], tree(kept)["m"])
-    (told,) = caplog.messages
+    assert step == expected_step and meta["at"] == expected_step
+    np.testing.assert_array_equal(arrays["m"], tree(expected_step)["m"])
+    (warning,) = caplog.messages
     assert (
-        re.search(f"step_00000003 is damaged and was passed over: .*{message}", told)
-        and f"going on from step_0000000{kept}" in told
+        re.search(f"step_00000003 is damaged and was passed over: .*{message}", warning)
+        and f"going on from step_0000000{expected_step}" in warning
     )
 
 
@@ -194,15 +197,15 @@ def test_where_all_are_damaged_all_are_named(run):
 
 
 def test_a_resumed_run_keeps_damaged_ones_under_another_name(run):
-    told = []
-    assert newest_checkpoint(str(run), told.append).manifest.step == 3 and told == []
-    for again in ("damaged_step_00000003", "damaged_step_00000003_2"):
+    notices = []
+    assert newest_checkpoint(str(run), notices.append).manifest.step == 3 and notices == []
+    for name in ("damaged_step_00000003", "damaged_step_00000003_2"):
         damage(run / "checkpoints" / "step_00000003")
-        found = newest_checkpoint(str(run), told.append)
-        assert found.path.name == "step_00000002" and found.meta() == {"at": 2, "none": [None]}
-        assert told[-1].endswith(f"checkpoints/{again}: remove it when nobody needs it")
-        assert sound.examine(run / "checkpoints" / again).faults
-        save(run, 3)  # writes under the old name
+        newest = newest_checkpoint(str(run), notices.append)
+        assert newest.path.name == "step_00000002" and newest.meta() == {"at": 2, "none": [None]}
+        assert notices[-1].endswith(f"checkpoints/{name}: remove it when nobody needs it")
+        assert sound.examine(run / "checkpoints" / name).faults
+        save(run, 3)  # saves a new checkpoint under the old name
     assert checkpoint.latest(run) == 3 and restore(run)[0] == 3
 
 
@@ -243,8 +246,8 @@ def test_of_several_processes_each_digests_its_share_and_all_decide_alike(tmp_pa
         f"arrays/ocdbt.process_{i}/{name}": digests.Digest(1, "") for i in range(3) for name in "ab"
     }
     monkeypatch.setattr(distributed, "process_index_and_count", lambda: (2, 3))
-    own = [f"arrays/ocdbt.process_2/{name}" for name in "ab"]
-    assert list(sound._share(listed | of_three)) == own
+    expected = [f"arrays/ocdbt.process_2/{name}" for name in "ab"]
+    assert list(sound._share(listed | of_three)) == expected
     monkeypatch.setattr(
         distributed,
         "all_gather_bytes",
@@ -259,15 +262,15 @@ def test_a_digest_is_that_of_the_bytes_whatever_the_pieces(tmp_path, monkeypatch
     contents = {"empty": b"", "short": data[:10], "one": data[:1000], "many": data}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    found = digests.of_files(tmp_path, contents)
-    assert found == {name: digests.of_bytes(content) for name, content in contents.items()}
-    assert len({digest.value for digest in found.values()}) == 4 and found["many"].size == 3500
+    actual = digests.of_files(tmp_path, contents)
+    assert actual == {name: digests.of_bytes(content) for name, content in contents.items()}
+    assert len({digest.value for digest in actual.values()}) == 4 and actual["many"].size == 3500
 
 
 def test_of_several_processes_each_digests_what_it_wrote(tmp_path, monkeypatch):
     arrays = save(tmp_path, 1) / "arrays"
     shutil.copytree(arrays / "ocdbt.process_0", arrays / "ocdbt.process_1")
-    written = {str(file.relative_to(arrays)) for file in files_of(arrays)}
+    paths = {str(file.relative_to(arrays)) for file in files_of(arrays)}
     shares = []
     for number in range(2):
         monkeypatch.setattr(jax, "process_index", lambda number=number: number)
@@ -276,6 +279,6 @@ def test_of_several_processes_each_digests_what_it_wrote(tmp_path, monkeypatch):
     assert all(len(share) >= 3 for share in shares)
     for number, share in enumerate(shares):
         assert all(name.startswith(f"ocdbt.process_{number}/") for name in share)
-    found = writer._all_digests(arrays)
-    assert set(found) == written == {str(file.relative_to(arrays)) for file in files_of(arrays)}
-    assert found == digests.of_files(arrays, sorted(written))
+    actual = writer._all_digests(arrays)
+    assert set(actual) == paths == {str(file.relative_to(arrays)) for file in files_of(arrays)}
+    assert actual == digests.of_files(arrays, sorted(paths))

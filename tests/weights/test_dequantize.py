@@ -1,4 +1,4 @@
-"""Folders of FP8 and MXFP4 weights, written in float64 or by the bits, and read as floats."""
+"""Folders of FP8 and MXFP4 weights are read as floats, compared with float64 or with the bits."""
 
 import json
 import shutil
@@ -51,7 +51,9 @@ FP8 = {
 
 
 def in_fp8(matrix):
-    """(values in e4m3, scales, their product in float64), each block of 128 x 128 by itself."""
+    """Returns (values in e4m3, scales, their product in float64), with one scale for each block of
+    128 x 128.
+    """
     rows, columns = matrix.shape
     values = np.zeros(matrix.shape, ml_dtypes.float8_e4m3fn)
     scales = np.zeros((-(-rows // 128), -(-columns // 128)), np.float32)
@@ -70,7 +72,7 @@ def is_quantised(name):
 
 
 def quantised(tensors):
-    """(the tensors of an FP8 folder, what they mean)."""
+    """Returns (the tensors of an FP8 folder, their dequantised values)."""
     stored, meaning = {}, {}
     for name, x in tensors.items():
         if is_quantised(name):
@@ -86,7 +88,7 @@ def write(folder, tensors, config, quantization):
     raw = write_hf_config(config) | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(raw))
     shards = [{}, {}]
-    for n, (name, x) in enumerate(tensors.items()):  # scales beside their matrix, and apart
+    for n, (name, x) in enumerate(tensors.items()):  # some scales are in another file
         shards[n % 2][name] = x
     index = {}
     for n, shard in enumerate(shards):
@@ -99,7 +101,7 @@ def write(folder, tensors, config, quantization):
 
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory):
-    """(folder, its tensors, what they mean)."""
+    """Returns (folder, its tensors, their dequantised values)."""
     place = tmp_path_factory.mktemp("fp8")
     plain = save_params(random_params(DEEPSEEK), DEEPSEEK, place / "plain", "float32")
     stored, meaning = quantised(tensors_of(plain))
@@ -139,11 +141,11 @@ def test_an_fp8_folder_is_imported_with_a_notice_and_exported_in_bfloat16(
     deepseek, tmp_path, capsys
 ):
     folder, _, meaning = deepseek
-    told = []
-    import_hf(folder, tmp_path / "run", tell=told.append)
+    notices = []
+    import_hf(folder, tmp_path / "run", tell=notices.append)
     count = sum(map(is_quantised, meaning))
     notice = f"{count} tensors in FP8 (e4m3 with a scale for each 128 x 128) are dequantised"
-    assert len(told) == 1 and told[0].startswith(notice)
+    assert len(notices) == 1 and notices[0].startswith(notice)
     out = export_hf(tmp_path / "run", tmp_path / "out")
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     for name, x in tensors_of(out).items():
@@ -151,7 +153,7 @@ def test_an_fp8_folder_is_imported_with_a_notice_and_exported_in_bfloat16(
         np.testing.assert_array_equal(x, meaning[name].astype(np.float32).astype(x.dtype))
     read = []
     check_weights(str(folder), DEEPSEEK, read.append)
-    assert read == told
+    assert read == notices
     capsys.readouterr()
     assert cli.main(["check", str(folder)]) == 0
     assert notice in capsys.readouterr().out
@@ -217,7 +219,7 @@ def test_other_quantised_weights_are_refused(change):
 
 
 def test_an_fp8_folder_is_computed_as_in_transformers(tmp_path, capsys):
-    """transformers splits a matrix into equal blocks, so the sizes here are multiples of 128."""
+    """The sizes are multiples of 128, because transformers splits a matrix into equal blocks."""
     raw = dict(
         model_type="deepseek_v3",
         vocab_size=40,
@@ -287,9 +289,11 @@ def test_mxfp4_weights_are_those_of_transformers(tmp_path):
     kind = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
     packed = write(tmp_path / "packed", stored, config, kind)
     floats = write(tmp_path / "floats", tensors, config, None)
-    told = []
-    import_hf(packed, tmp_path / "run", tell=told.append)
-    assert len(told) == 1 and told[0].startswith("4 tensors in MXFP4 (e2m1 with a power of two")
+    notices = []
+    import_hf(packed, tmp_path / "run", tell=notices.append)
+    assert len(notices) == 1 and notices[0].startswith(
+        "4 tensors in MXFP4 (e2m1 with a power of two"
+    )
     for dtype in ("bfloat16", "float32"):
         jax.tree.map(
             assert_same_bits,
@@ -307,7 +311,9 @@ def test_mxfp4_weights_are_those_of_transformers(tmp_path):
 def test_a_run_from_an_fp8_folder_with_a_layer_of_further_tokens_says_so(
     deepseek, tmp_path, capsys
 ):
-    """`compass train --model FOLDER`, before and at the start of the run."""
+    """`compass train --model FOLDER` prints the notices in a dry run and at the start of
+    the run.
+    """
     config = replace(DEEPSEEK, vocab_size=384)
     plain = save_params(random_params(config), config, tmp_path / "plain", "float32")
     stored, _ = quantised(tensors_of(plain))

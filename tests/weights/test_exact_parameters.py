@@ -1,4 +1,4 @@
-"""The bias of the choice of experts is in float32 among bfloat16 parameters, from any source."""
+"""The bias of the choice of experts stays in float32 among bfloat16 parameters, from any source."""
 
 from dataclasses import replace
 
@@ -27,12 +27,12 @@ GLM = replace(
 POLICY = replace(
     tiny_run(), model=GLM, compute=replace(COMPUTE, dtype="bfloat16", param_dtype="bfloat16")
 )
-# neighbours that bfloat16 cannot tell apart
+# adjacent values are equal in bfloat16
 BIAS = np.float32(8.0) + 1e-3 * np.arange(MODEL.mixture.experts, dtype=np.float32)
 
 
 def of_bias(change, params):
-    """The tree with `change` of each selection bias."""
+    """Returns the tree with `change` applied to each selection bias."""
     return jax.tree_util.tree_map_with_path(
         lambda path, x: change(x) if "selection" in str(path) else x, params
     )

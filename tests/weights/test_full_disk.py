@@ -1,4 +1,4 @@
-"""A disk that is full or refuses, during a save: one line, and what was there before stays."""
+"""A save on a full or failing disk: the error is one line, and earlier checkpoints are intact."""
 
 import contextlib
 import errno
@@ -44,7 +44,7 @@ SAVE_TWICE = """
 
 @contextlib.contextmanager
 def mounted(folder, options):
-    """A file system in memory, mounted at `folder`; skips where this user may not mount."""
+    """Mounts a file system in memory at `folder`. Skips the test if this user may not mount."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
@@ -61,7 +61,7 @@ def save(run, step, arrays=SMALL):
 
 @pytest.fixture
 def no_thread_waits():
-    """The interpreter would wait for orbax's threads before it ends."""
+    """Joins orbax's threads, which would delay the interpreter's exit."""
     yield
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax"):
@@ -70,37 +70,41 @@ def no_thread_waits():
 
 
 def test_a_full_disk_is_one_line_and_nothing_else(tmp_path):
-    """In a process of its own, whose whole stderr is looked at: orbax's threads say nothing."""
-    with mounted(tmp_path / "disk", "size=4m") as there:
-        command = [sys.executable, "-c", textwrap.dedent(SAVE_TWICE), str(there / "run")]
+    """The save runs in a separate process whose stderr must be empty, so that orbax's threads print
+    nothing.
+    """
+    with mounted(tmp_path / "disk", "size=4m") as disk_root:
+        command = [sys.executable, "-c", textwrap.dedent(SAVE_TWICE), str(disk_root / "run")]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        assert done.returncode == 0 and not done.stderr  # no diff of two thousand lines
-        (line,) = done.stdout.splitlines()
-        where = f"{there}/run/checkpoints/step_00000002"
+        completed = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=120
+        )
+        assert completed.returncode == 0 and not completed.stderr  # no diff of a long stderr
+        (line,) = completed.stdout.splitlines()
+        where = f"{disk_root}/run/checkpoints/step_00000002"
         assert line.startswith(f"checkpoint of step 2 could not be written to {where} (")
         free = int(line.split("step_00000002 (")[1].split(" bytes free there)")[0].replace(",", ""))
-        assert 3 * 2**20 < free < 4 * 2**20  # what a second try would have
+        assert 3 * 2**20 < free < 4 * 2**20  # the free space that a retry would have
         assert "): No space left on device; its arrays have 16,777,216 bytes, " in line
         assert line.endswith(
             "free some space there, or lower keep_checkpoints, then start the same command again"
         )
-        assert os.listdir(there / "run" / "checkpoints") == ["step_00000001"]
-        assert checkpoint.restore(there / "run", checkpoint.abstract_like(SMALL))[0] == 1
+        assert os.listdir(disk_root / "run" / "checkpoints") == ["step_00000001"]
+        assert checkpoint.restore(disk_root / "run", checkpoint.abstract_like(SMALL))[0] == 1
 
 
 @pytest.mark.usefixtures("no_thread_waits")
 def test_a_read_only_disk_is_one_line(tmp_path):
-    with mounted(tmp_path / "disk", "size=4m") as there:
-        save(there / "run", 1)
-        subprocess.run(["mount", "-o", "remount,ro", str(there)], check=True)
-        with pytest.raises(CheckpointError) as told:
-            save(there / "run", 2)
-        assert "Read-only file system" in str(told.value) and "\n" not in str(told.value)
-        assert "mount it for writing, or choose another directory" in str(told.value)
-        assert checkpoint.restore(there / "run", checkpoint.abstract_like(SMALL))[0] == 1
+    with mounted(tmp_path / "disk", "size=4m") as disk_root:
+        save(disk_root / "run", 1)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk_root)], check=True)
+        with pytest.raises(CheckpointError) as exc_info:
+            save(disk_root / "run", 2)
+        assert "Read-only file system" in str(exc_info.value) and "\n" not in str(exc_info.value)
+        assert "mount it for writing, or choose another directory" in str(exc_info.value)
+        assert checkpoint.restore(disk_root / "run", checkpoint.abstract_like(SMALL))[0] == 1
         with pytest.raises(CheckpointError, match="Read-only file system"):
-            save(there / "another", 1)
+            save(disk_root / "another", 1)
 
 
 @pytest.mark.usefixtures("no_thread_waits")
@@ -110,11 +114,11 @@ def test_a_limit_on_files_met_by_orbax_is_one_line(tmp_path, capfd):
     noise = jnp.asarray(np.random.default_rng(0).integers(0, 256, 1_000_000), jnp.uint8)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
     try:
-        with pytest.raises(CheckpointError) as told:
+        with pytest.raises(CheckpointError) as exc_info:
             save(tmp_path, 2, {"x": noise})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "File too large" in str(told.value) and "ulimit -f" in str(told.value)
+    assert "File too large" in str(exc_info.value) and "ulimit -f" in str(exc_info.value)
     assert capfd.readouterr().err == ""
     assert checkpoint.restore(tmp_path, checkpoint.abstract_like(SMALL))[0] == 1
 
@@ -132,13 +136,13 @@ def test_an_error_is_told_with_a_remedy(tmp_path, code, message):
     cause = OSError(code, os.strerror(code)) if code else ValueError("lost")
     error = RuntimeError("a thread failed")
     error.__cause__ = cause
-    told = disk.failure(2, tmp_path / "x", error if code else cause, 7, 9)
-    assert re.fullmatch(rf"checkpoint of step 2 .*x \(9 bytes free there\): {message}.*", told)
+    text = disk.failure(2, tmp_path / "x", error if code else cause, 7, 9)
+    assert re.fullmatch(rf"checkpoint of step 2 .*x \(9 bytes free there\): {message}.*", text)
 
 
 def test_what_orbax_and_tensorstore_repeat_is_dropped(monkeypatch, caplog):
-    heard = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: heard.append(str(args.exc_value)))
+    messages = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: messages.append(str(args.exc_value)))
     absl = logging.getLogger("absl")
     monkeypatch.setattr(absl, "propagate", True)
     task = "Task exception was never retrieved\nfuture: <Task defined at /%s/serialization.py:126>"
@@ -156,7 +160,7 @@ def test_what_orbax_and_tensorstore_repeat_is_dropped(monkeypatch, caplog):
             logging.getLogger("asyncio").error(task % package)
         for text in (temporary, "another error"):
             logging.getLogger("asyncio").error(future % text)
-    assert heard == ["something else"]
+    assert messages == ["something else"]
     assert caplog.messages == [
         "/site-packages/other/x.py",
         "slow callback in /orbax/x.py",
@@ -166,7 +170,7 @@ def test_what_orbax_and_tensorstore_repeat_is_dropped(monkeypatch, caplog):
 
 
 def test_a_coroutine_that_orbax_never_awaits_is_not_told():
-    with pytest.warns(RuntimeWarning) as heard, disk.told_once():
+    with pytest.warns(RuntimeWarning) as recorded, disk.told_once():
         for name in ("async_serialize_from_host.<locals>.write_fragment", "other"):
             warnings.warn(f"coroutine '{name}' was never awaited", RuntimeWarning, stacklevel=1)
-    assert [str(each.message) for each in heard] == ["coroutine 'other' was never awaited"]
+    assert [str(each.message) for each in recorded] == ["coroutine 'other' was never awaited"]

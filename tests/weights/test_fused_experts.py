@@ -1,4 +1,4 @@
-"""transformers 5's own layout of experts, one tensor for a layer; and folders of adapters."""
+"""The expert layout of transformers 5, one tensor for a layer, and folders of adapters."""
 
 import json
 
@@ -23,19 +23,19 @@ LAYER = "model.layers.1.mlp.experts"
 
 
 def fused(tensors):
-    """The tensors of MOE, whose decoder layer 1 alone has experts, in transformers 5's layout."""
-    found = dict(tensors)
+    """Returns the tensors of MOE in transformers 5's layout. Only decoder layer 1 has experts."""
+    stored = dict(tensors)
     parts = {
-        name: np.stack([found.pop(f"{LAYER}.{e}.{name}_proj.weight") for e in range(3)])
+        name: np.stack([stored.pop(f"{LAYER}.{e}.{name}_proj.weight") for e in range(3)])
         for name in ("gate", "up", "down")
     }
-    found[f"{LAYER}.gate_up_proj"] = np.concatenate([parts["gate"], parts["up"]], axis=1)
-    return found | {f"{LAYER}.down_proj": parts["down"]}
+    stored[f"{LAYER}.gate_up_proj"] = np.concatenate([parts["gate"], parts["up"]], axis=1)
+    return stored | {f"{LAYER}.down_proj": parts["down"]}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """(parameters, the hub's tensors, a folder of the fused ones)."""
+def fused_model(tmp_path_factory):
+    """Returns (parameters, tensors in the hub's layout, a folder of the fused ones)."""
     from compass_jax.weights.hf import save_params
 
     params, place = random_params(MOE), tmp_path_factory.mktemp("fused")
@@ -44,20 +44,20 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("shards", [1, 3, 7])
-def test_the_experts_of_a_layer_are_read_from_one_tensor(tmp_path, whole, shards):
-    params, tensors, _ = whole
+def test_the_experts_of_a_layer_are_read_from_one_tensor(tmp_path, fused_model, shards):
+    params, tensors, _ = fused_model
     folder = write_folder(tmp_path / "hf", MOE, fused(tensors), shards)
     jax.tree.map(np.testing.assert_array_equal, load_params(folder, MOE, "float32"), params)
     import_hf(folder, tmp_path / "run")
     back = tensors_of(export_hf(tmp_path / "run", tmp_path / "out"))
-    assert back.keys() == tensors.keys()  # the hub's names again
+    assert back.keys() == tensors.keys()  # exported under the hub's names
     for name in tensors:
         assert back[name].tobytes() == tensors[name].tobytes()
 
 
-def test_each_device_reads_its_own_part(whole):
-    """Over two devices: the rows of gate and up, and the columns, are split."""
-    params, _, folder = whole
+def test_each_device_reads_its_own_part(fused_model):
+    """The rows of gate and up, and the columns, are split over two devices."""
+    params, _, folder = fused_model
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
 
     def sharding(x):
@@ -72,8 +72,8 @@ def test_each_device_reads_its_own_part(whole):
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
 def test_what_transformers_5_saves_in_its_own_layout(tmp_path, kind):
-    """Both layouts of one random model give the same parameters; Mixtral's tensors have other
-    names in them.
+    """Both layouts of one random model give the same parameters. Mixtral's tensors have different
+    names in the two.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -117,8 +117,8 @@ def test_what_transformers_5_saves_in_its_own_layout(tmp_path, kind):
         ({"down_proj": None}, r"lacks tensors .*down_proj"),
     ],
 )
-def test_experts_of_other_shapes_are_refused(tmp_path, whole, change, message):
-    tensors = fused(whole[1])
+def test_experts_of_other_shapes_are_refused(tmp_path, fused_model, change, message):
+    tensors = fused(fused_model[1])
     for name, shape in change.items():
         del tensors[f"{LAYER}.{name}"]
         if shape is not None:
@@ -128,8 +128,8 @@ def test_experts_of_other_shapes_are_refused(tmp_path, whole, change, message):
         load_params(folder, MOE, "float32")
 
 
-def test_weights_that_are_not_finite_are_named_by_expert(tmp_path, whole):
-    tensors = fused(whole[1])
+def test_weights_that_are_not_finite_are_named_by_expert(tmp_path, fused_model):
+    tensors = fused(fused_model[1])
     tensors[f"{LAYER}.gate_up_proj"] = tensors[f"{LAYER}.gate_up_proj"].copy()
     tensors[f"{LAYER}.gate_up_proj"][2, 15, 3] = np.nan  # expert 2, row 5 of up
     folder = write_folder(tmp_path / "hf", MOE, tensors, 1)
@@ -137,8 +137,8 @@ def test_weights_that_are_not_finite_are_named_by_expert(tmp_path, whole):
         load_params(folder, MOE, "float32")
 
 
-def test_a_merge_says_what_to_do_with_the_layout(whole):
-    folder = whole[2]
+def test_a_merge_says_what_to_do_with_the_layout(fused_model):
+    folder = fused_model[2]
     with pytest.raises(MergeError, match=r"experts of a layer in one tensor .* export-hf"):
         read_parents(folder, [folder])
 
@@ -188,18 +188,18 @@ def test_an_adapter_in_a_pickle_is_named_by_check_too(tmp_path):
         list(check(folder))
 
 
-def test_an_adapter_beside_a_config_is_one_too(tmp_path, whole):
-    raw = json.loads((whole[2] / "config.json").read_text())
+def test_an_adapter_beside_a_config_is_one_too(tmp_path, fused_model):
+    raw = json.loads((fused_model[2] / "config.json").read_text())
     with pytest.raises(WeightsError, match=WORDS):
         load_params(adapter(tmp_path / "lora", config=raw), MOE, "float32")
     with pytest.raises(WeightsError, match=r"an adapter \(PREFIX_TUNING\)"):
         load_params(adapter(tmp_path / "prefix", "PREFIX_TUNING", raw), MOE, "float32")
 
 
-def test_a_model_with_a_left_over_adapter_config_is_read(tmp_path, whole):
-    folder = write_folder(tmp_path / "hf", MOE, fused(whole[1]), 1)
+def test_a_model_with_a_left_over_adapter_config_is_read(tmp_path, fused_model):
+    folder = write_folder(tmp_path / "hf", MOE, fused(fused_model[1]), 1)
     (folder / "adapter_config.json").write_text("{}")
-    jax.tree.map(np.testing.assert_array_equal, load_params(folder, MOE, "float32"), whole[0])
+    jax.tree.map(np.testing.assert_array_equal, load_params(folder, MOE, "float32"), fused_model[0])
 
 
 def test_from_files_names_the_adapter_before_the_tokenizer(tmp_path):

@@ -1,4 +1,4 @@
-"""Import of GGUF files, beside transformers' own reading of them."""
+"""Import of GGUF files, compared with the import of transformers."""
 
 import json
 
@@ -24,7 +24,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
 
 
 def byte_level_vocabulary():
-    """Tokens and merges of a small byte-level BPE, as a trainer learns them."""
+    """Returns tokens and merges of a small byte-level BPE, as a trainer learns them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -37,20 +37,20 @@ def byte_level_vocabulary():
 
 
 def add_tokenizer(writer, pre="qwen2", tokens=None):
-    own, types, merges = byte_level_vocabulary()
+    vocabulary, types, merges = byte_level_vocabulary()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(own if tokens is None else tokens)
+    writer.add_token_list(vocabulary if tokens is None else tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
     writer.add_eos_token_id(0)
     writer.add_eot_token_id(1)
     writer.add_chat_template(TEMPLATE)
-    return len(own)
+    return len(vocabulary)
 
 
 def write_gguf(path, arch, kind=Q.Q8_0, experts=0, **tokenizer):
-    """Writes a model with random weights, its matrices quantised as `kind`."""
+    """Writes a model with random weights, whose matrices are quantised as `kind`."""
     rng, writer = np.random.default_rng(0), gguf.GGUFWriter(path, arch)
     vocab = add_tokenizer(writer, **tokenizer)
     writer.add_context_length(128)
@@ -105,8 +105,8 @@ def write_gguf(path, arch, kind=Q.Q8_0, experts=0, **tokenizer):
 
 
 def of_transformers(path, folder):
-    """The model as transformers reads the file, with the folder's config: its own reading leaves
-    out the experts' size.
+    """Returns the model as transformers reads the file, with the folder's config, because
+    transformers does not read the experts' size from the file.
     """
     return AutoModelForCausalLM.from_pretrained(
         path.parent,
@@ -142,7 +142,9 @@ def test_every_tensor_is_that_of_transformers(tmp_path, arch, kind, experts):
 
 
 def test_llama_with_experts_is_a_mixtral(tmp_path):
-    """transformers does not read this file itself: the experts are compared with its tensors."""
+    """The experts are compared with the file's tensors, since transformers does not read
+    this file.
+    """
     path = write_gguf(tmp_path / "model.gguf", "llama", Q.Q8_0, EXPERTS)
     actual = load_file(import_gguf(path, tmp_path / "out") / "model.safetensors")
     stored = {
@@ -174,11 +176,13 @@ def test_the_tokenizer_is_that_of_transformers(tmp_path, pre):
     assert actual.apply_chat_template(chat, tokenize=False) == "hello<|end|>"
     assert actual.eos_token == "<|end|>"
     ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    assert ends == [0, 1]  # the end of a turn ends an answer too
+    assert ends == [0, 1]  # the token that ends a turn ends an answer too
 
 
 def sentencepiece(**changes):
-    """Metadata of a tokenizer of SentencePiece's kind: earlier merges have higher scores."""
+    """Returns the metadata of a SentencePiece tokenizer, where earlier merges have higher
+    scores.
+    """
     pieces = ["▁h", "▁he", "ll", "▁hell", "▁hello", "lo", "wo", "▁wo"]
     letters = sorted({letter for piece in pieces for letter in piece})
     byte_tokens = [f"<0x{i:02X}>" for i in range(256)]

@@ -23,15 +23,15 @@ from compass_jax.weights.hf import load_params, save_params
 
 @pytest.fixture(scope="module")
 def moe_tensors(tmp_path_factory):
-    """The tensors of a MoE model as they are on disk, float32."""
+    """Returns the float32 tensors of a MoE model on disk."""
     return tensors_of(
         save_params(random_params(MOE), MOE, tmp_path_factory.mktemp("moe") / "model", "float32")
     )
 
 
 def test_each_tensor_lands_in_its_layer_and_expert(moe_tensors):
-    """Names and orientation, against the definition of the layout: decoder layer 1 of 5 has experts
-    (3 would, but is dense by name).
+    """Names and orientation follow the definition of the layout. Decoder layer 1 of 5 has experts
+    (layer 3 would, but config.json makes it dense by name).
     """
     params = random_params(MOE)
     assert MOE.moe_layers == (1,)
@@ -84,34 +84,34 @@ def test_transformers_loads_the_export_with_no_key_left_over(tmp_path, config):
         folder, dtype=torch.bfloat16, output_loading_info=True
     )
     assert {key: list(value) for key, value in info.items() if value} == {}
-    theirs = model.state_dict()["model.layers.1.self_attn.q_proj.weight"].view(torch.int16).numpy()
+    loaded = model.state_dict()["model.layers.1.self_attn.q_proj.weight"].view(torch.int16).numpy()
     assert (
-        theirs.tobytes() == tensors_of(folder)["model.layers.1.self_attn.q_proj.weight"].tobytes()
+        loaded.tobytes() == tensors_of(folder)["model.layers.1.self_attn.q_proj.weight"].tobytes()
     )
 
 
 def test_shards_keep_their_size_and_the_index_is_true(tmp_path):
     folder = save_params(random_params(MOE), MOE, tmp_path / "model", "float32", shard_bytes=6000)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    found = {}
+    weight_map = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="np") as handle:
             sizes = {name: handle.get_tensor(name).nbytes for name in handle.keys()}  # noqa: SIM118
         assert sum(sizes.values()) <= 6000
-        found |= dict.fromkeys(sizes, file.name)
-    assert index["weight_map"] == found
+        weight_map |= dict.fromkeys(sizes, file.name)
+    assert index["weight_map"] == weight_map
     assert index["metadata"]["total_size"] == sum(x.nbytes for x in tensors_of(folder).values())
 
 
 @pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16, np.float16])
-@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
-def test_values_are_cast_to_the_type_asked_for(tmp_path, moe_tensors, stored, asked):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_are_cast_to_the_type_asked_for(tmp_path, moe_tensors, stored, dtype):
     folder = write_folder(
         tmp_path / "source", MOE, {name: x.astype(stored) for name, x in moe_tensors.items()}
     )
-    loaded = load_params(folder, MOE, asked)
+    loaded = load_params(folder, MOE, dtype)
     expected = (
-        moe_tensors["model.embed_tokens.weight"].astype(stored).astype(np.float32).astype(asked)
+        moe_tensors["model.embed_tokens.weight"].astype(stored).astype(np.float32).astype(dtype)
     )
     assert_same_bits(np.asarray(loaded["embed"]), expected)
 
@@ -121,7 +121,7 @@ def test_sharded_arrays_hold_the_same_values(tmp_path):
     folder = save_params(params, MOE, tmp_path / "model", "float32", shard_bytes=4000)
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
-    def sharding(x):  # the first two axes that two devices can share
+    def sharding(x):  # split the first two even axes
         axes = iter(("x", "y"))
         return NamedSharding(
             mesh, PartitionSpec(*(next(axes, None) if size % 2 == 0 else None for size in x.shape))
@@ -202,10 +202,10 @@ def test_a_tied_model_may_repeat_its_embedding_but_not_contradict_it(tmp_path):
     params = random_params(TIED)
     tensors = tensors_of(save_params(params, TIED, tmp_path / "a", "float32"))
     assert "lm_head.weight" not in tensors
-    same = write_folder(
+    repeated = write_folder(
         tmp_path / "b", TIED, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
     )
-    jax.tree.map(np.testing.assert_array_equal, load_params(same, TIED, "float32"), params)
+    jax.tree.map(np.testing.assert_array_equal, load_params(repeated, TIED, "float32"), params)
     other = write_folder(
         tmp_path / "c", TIED, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
     )
@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_a_real_failing_write_keeps_the_export_that_was_there(tmp_path):
-    """The system's own limit on a file's size stops the second export half-way."""
+    """The operating system's file-size limit stops the second export half-way."""
     first, second = random_params(MOE), random_params(MOE, seed=1)
     folder = save_params(first, MOE, tmp_path / "model", "float32")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,6 @@
-"""config.json: both spellings, defaults of the transformers classes, and every refusal by name."""
+"""config.json: both spellings, the defaults of the transformers classes, and every refusal
+by name.
+"""
 
 import dataclasses
 import json
@@ -97,28 +99,28 @@ def test_two_spellings_that_disagree_are_refused():
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3", "qwen2"])
 def test_absent_fields_take_the_defaults_of_the_transformers_class(family):
-    """What transformers itself makes of the same short config.json, read back from what it
-    saves.
+    """The reference is what transformers makes of the same short config.json, read back from the
+    file that it saves.
     """
     from transformers import AutoConfig
 
     short = QWEN2 | {"model_type": family} | ({"num_experts": 16} if family == "qwen3_moe" else {})
-    theirs = AutoConfig.for_model(**short)
-    ours = config_from_dict(short)
-    assert ours == config_from_dict(theirs.to_dict())
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"] == 10_000.0
-    assert ours.head_dim == getattr(theirs, "head_dim", 32 // 4)
+    expected = AutoConfig.for_model(**short)
+    actual = config_from_dict(short)
+    assert actual == config_from_dict(expected.to_dict())
+    assert actual.rope_theta == expected.rope_parameters["rope_theta"] == 10_000.0
+    assert actual.head_dim == getattr(expected, "head_dim", 32 // 4)
     assert (
-        ours.norm_eps == theirs.rms_norm_eps
-        and ours.max_positions == theirs.max_position_embeddings
+        actual.norm_eps == expected.rms_norm_eps
+        and actual.max_positions == expected.max_position_embeddings
     )
-    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    assert actual.tie_embeddings == expected.tie_word_embeddings
     if family == "qwen3_moe":
-        moe = ours.moe
+        moe = actual.moe
         assert (moe.top_k, moe.ffn, moe.norm_top_k) == (
-            theirs.num_experts_per_tok,
-            theirs.moe_intermediate_size,
-            theirs.norm_topk_prob,
+            expected.num_experts_per_tok,
+            expected.moe_intermediate_size,
+            expected.norm_topk_prob,
         )
 
 
@@ -224,13 +226,13 @@ def test_a_key_at_the_value_that_changes_nothing_is_read(field):
 def test_whatever_transformers_saves_of_the_three_families_is_read(family, tmp_path):
     from transformers import AutoConfig, PretrainedConfig
 
-    theirs = AutoConfig.for_model(**QWEN2 | {"model_type": family})
-    theirs.save_pretrained(tmp_path)
-    assert read_hf_config(tmp_path) == config_from_dict(theirs.to_dict())
+    saved = AutoConfig.for_model(**QWEN2 | {"model_type": family})
+    saved.save_pretrained(tmp_path)
+    assert read_hf_config(tmp_path) == config_from_dict(saved.to_dict())
     base = {
         name: value for name, value in PretrainedConfig().to_dict().items() if name != "model_type"
     }
-    config_from_dict(theirs.to_dict() | base)
+    config_from_dict(saved.to_dict() | base)
 
 
 BAD_NUMBERS = [0, -1, float("nan"), float("inf"), float("-inf"), 10**400]
@@ -241,8 +243,12 @@ BAD_NUMBERS = [0, -1, float("nan"), float("inf"), float("-inf"), 10**400]
 def test_a_number_that_makes_no_model_is_refused(field, value):
     if (field, value) == ("initializer_range", 0):
         return
-    ours = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "initializer_range": "init_std"}
-    with pytest.raises(WeightsError, match=rf"impossible model: model\.{ours[field]} = "):
+    names = {
+        "rms_norm_eps": "norm_eps",
+        "rope_theta": "rope_theta",
+        "initializer_range": "init_std",
+    }
+    with pytest.raises(WeightsError, match=rf"impossible model: model\.{names[field]} = "):
         config_from_dict(HUB | {field: value})
 
 

@@ -1,5 +1,5 @@
-"""Hugging Face folders that are damaged, dishonest or hostile: each is refused in words, and
-nothing leaves its folder.
+"""Hugging Face folders that are damaged, inconsistent or hostile: each is refused with a message,
+and no file outside the folder is read or written.
 """
 
 import json
@@ -27,7 +27,7 @@ BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 
 @pytest.fixture(scope="module")
 def tensors(tmp_path_factory):
-    """Name -> array of the three models' tensors on disk, float32."""
+    """Returns the three models' float32 tensors on disk, by name."""
     folder = tmp_path_factory.mktemp("saved")
     models = {"moe": MOE, "tied": TIED, "qwen2": QWEN2}
     return {
@@ -37,7 +37,7 @@ def tensors(tmp_path_factory):
 
 
 def with_bad(tensors, name, *values):
-    """`tensors` with the first entries of one of them replaced."""
+    """Returns `tensors` with the first entries of one of them replaced."""
     changed = {key: x.copy() for key, x in tensors.items()}
     changed[name].reshape(-1)[: len(values)] = values
     return changed
@@ -51,11 +51,11 @@ def test_a_weight_that_is_not_finite_is_refused_by_file_and_tensor(tmp_path, ten
     good = write_folder(tmp_path / "good", MOE, stored, shards=2)
     load_params(good, MOE, "float32")
     folder = write_folder(tmp_path / "bad", MOE, with_bad(stored, name, BAD[bad], 1, BAD[bad]), 2)
-    for asked in ("float32", "bfloat16"):
+    for param_dtype in ("float32", "bfloat16"):
         with pytest.raises(
             WeightsError, match=r"model-0000\d-of.*up_proj\.weight: of 160 .* 2 are NaN"
         ):
-            load_params(folder, MOE, asked)
+            load_params(folder, MOE, param_dtype)
     with pytest.raises(WeightsError, match="are NaN or infinite"):
         import_hf(folder, tmp_path / "run")
     assert cli.main(["import-hf", str(folder), str(tmp_path / "run")]) == 2
@@ -79,9 +79,9 @@ def test_the_largest_weights_are_finite_and_those_that_a_type_cannot_hold_are_re
 def test_a_tied_head_and_each_devices_part_are_checked(tmp_path, tensors):
     name = "model.embed_tokens.weight"
     bad = with_bad(tensors["tied"], name, np.nan)
-    both = write_folder(tmp_path / "tied", TIED, bad | {"lm_head.weight": bad[name]})
+    folder = write_folder(tmp_path / "tied", TIED, bad | {"lm_head.weight": bad[name]})
     with pytest.raises(WeightsError, match=r"embed_tokens\.weight: of 640 .* 1 are NaN"):
-        load_params(both, TIED, "float32")
+        load_params(folder, TIED, "float32")
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
 
     def sharding(x):
@@ -89,7 +89,7 @@ def test_a_tied_head_and_each_devices_part_are_checked(tmp_path, tensors):
         return NamedSharding(mesh, PartitionSpec(*[None] * (len(x.shape) - 1), *split))
 
     with pytest.raises(WeightsError, match=r"embed_tokens\.weight: of 160 .* 1 are NaN"):
-        load_params(both, TIED, "float32", jax.tree.map(sharding, random_params(TIED)))
+        load_params(folder, TIED, "float32", jax.tree.map(sharding, random_params(TIED)))
 
 
 def test_other_weights_beside_the_index_are_refused(tmp_path, tensors):
@@ -101,11 +101,11 @@ def test_other_weights_beside_the_index_are_refused(tmp_path, tensors):
     (folder / SINGLE).rename(folder / "model-00003-of-00003.safetensors")
     with pytest.raises(WeightsError, match=r"holds model-00003-of-00003\.safetensors beside"):
         load_params(folder, QWEN2, "float32")
-    whole = write_folder(tmp_path / "one", QWEN2, tensors["qwen2"])
-    load_params(whole, QWEN2, "float32")
-    (whole / first.name).write_bytes(first.read_bytes())
+    unsharded = write_folder(tmp_path / "one", QWEN2, tensors["qwen2"])
+    load_params(unsharded, QWEN2, "float32")
+    (unsharded / first.name).write_bytes(first.read_bytes())
     with pytest.raises(WeightsError, match=f"{first.name} beside the weights, and there is no"):
-        load_params(whole, QWEN2, "float32")
+        load_params(unsharded, QWEN2, "float32")
 
 
 def test_an_index_may_name_a_single_file(tmp_path, tensors):
@@ -140,7 +140,9 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path, tensors, name):
 
 
 def hub_cache(root, files):
-    """A folder laid out as the Hugging Face cache does: snapshots/REVISION/x -> ../../blobs/y."""
+    """Returns a folder laid out as the Hugging Face cache: snapshots/REVISION/x ->
+    ../../blobs/y.
+    """
     snapshot, blobs = root / "models--a--b" / "snapshots" / "0123", root / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -168,7 +170,7 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, tensors):
 
 
 def rewrite_header(file, change):
-    """Replaces the header of a safetensors file by what `change` makes of its text."""
+    """Replaces the header of a safetensors file by the result of `change` on its text."""
     data = file.read_bytes()
     size = int.from_bytes(data[:8], "little")
     head = change(data[8 : 8 + size].decode().rstrip())
@@ -178,7 +180,7 @@ def rewrite_header(file, change):
 
 
 def field(name, value):
-    """A change of one field of the first tensor in a header."""
+    """Returns a function that changes one field of the first tensor in a header."""
 
     def change(text):
         head = json.loads(text)
@@ -238,17 +240,17 @@ ODD += [*NUMBERS, {"rope_type": [], "rope_theta": 1}, "a" * 10**5, ["full_attent
 
 
 def mutated(value, rng):
-    """`value` with one thing in it changed."""
+    """Returns `value` with one random change."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(list(value))
-        kept = {k: v for k, v in value.items() if k != key}
+        remaining = {k: v for k, v in value.items() if k != key}
         way = rng.random()
         return (
-            kept
+            remaining
             if way < 0.1
-            else kept | {rng.choice(["x", "\ud800"]): 1}
+            else remaining | {rng.choice(["x", "\ud800"]): 1}
             if way < 0.2
-            else kept | {key: mutated(value[key], rng)}
+            else remaining | {key: mutated(value[key], rng)}
         )
     if isinstance(value, int) and rng.random() < 0.3:
         return value + rng.choice([-8, -1, 1, 8, 2**40])
@@ -256,14 +258,14 @@ def mutated(value, rng):
 
 
 def damaged(text, rng):
-    """A JSON text with a few characters changed, cut or put in."""
+    """Returns a JSON text with a few characters replaced, removed or inserted."""
     at, cut = rng.randrange(len(text)), rng.randrange(3)
     put = rng.choice(["", "{", "[", '"', ",", "1e999", "NaN", "\\ud800", "[" * 10**5])
     return text[:at] + put + text[at + cut :]
 
 
 def test_two_hundred_random_faults_end_in_words(tmp_path, tensors):
-    """Seeded changes of config.json, of the index and of headers: each is harmless, or a
+    """Seeded changes of config.json, of the index and of headers are either harmless or raise a
     WeightsError.
     """
     keys = [*sorted(FAMILY.read_keys | HARMLESS | set(NEUTRAL)), "unknown", ""]

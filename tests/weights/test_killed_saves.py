@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of saves in the background: no finished checkpoint is lost."""
+"""SIGKILL at random moments of background saves: no finished checkpoint is lost."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from compass_jax.weights import checkpoint, sound
 
 
 def kill_at_random(process, draw):
-    """The last value that a child reported as on the disk, before its kill."""
+    """Kills a child at a random moment. Returns the last value that it reported as on the disk."""
     process.stdin.write("\n")
     process.stdin.flush()
     values, child, timer = [0], 0, None
@@ -47,18 +47,18 @@ def test_a_kill_during_a_save_loses_no_earlier_checkpoint(tmp_path, kills):
         for _ in range(kills):
             on_disk = kill_at_random(process, draw)
             unfinished += bool(list((tmp_path / "checkpoints").glob("*.orbax-checkpoint-tmp*")))
-            found = checkpoint.find(tmp_path)
-            value = found.meta()["value"]
+            newest = checkpoint.find(tmp_path)
+            value = newest.meta()["value"]
             assert value >= on_disk
-            wanted = {"x": ShapeDtypeStruct(SHAPE, np.int32)}
-            step, arrays, _ = checkpoint.restore(found, wanted, subset=True)
-            assert step == found.manifest.step and (np.asarray(arrays["x"]) == value).all()
+            targets = {"x": ShapeDtypeStruct(SHAPE, np.int32)}
+            step, arrays, _ = checkpoint.restore(newest, targets, subset=True)
+            assert step == newest.manifest.step and (np.asarray(arrays["x"]) == value).all()
             steps = sound.steps(tmp_path)
-            whole = [x for x, path in steps.items() if not sound.examine(path).faults]
-            # of two that are kept, one is there beside the newest; only what was to be
-            # removed may be damaged
-            assert whole[-2:] == [step - 1, step] if step > 1 else whole == [step]
-            assert all(x in whole for x in steps if x >= whole[0])
+            sound_steps = [x for x, path in steps.items() if not sound.examine(path).faults]
+            # two checkpoints are kept, so the previous one is sound as well; only those due for
+            # removal may be damaged
+            assert sound_steps[-2:] == [step - 1, step] if step > 1 else sound_steps == [step]
+            assert all(x in sound_steps for x in steps if x >= sound_steps[0])
         process.stdin.close()
     assert unfinished > kills // 10, "the kills did not meet saves"
     print(f"{kills} kills, {unfinished} within a save, {time.monotonic() - started:.0f} s")

@@ -1,4 +1,4 @@
-"""A manifest that cannot be what `save` wrote is refused, by file and key, by whatever reads a
+"""A manifest that `save` cannot have written is refused, by file and key, by every reader of a
 checkpoint.
 """
 
@@ -19,14 +19,14 @@ LEAF = "w"
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def saved_checkpoint(tmp_path_factory):
     return checkpoint.save(tmp_path_factory.mktemp("run"), 1, ARRAYS, {"at": 1}, model=MODEL)
 
 
 @pytest.fixture
-def where(written, tmp_path):
-    """A checkpoint of its own for each test."""
-    return shutil.copytree(written, tmp_path / "checkpoints" / written.name)
+def where(saved_checkpoint, tmp_path):
+    """Returns a copy of the checkpoint for each test."""
+    return shutil.copytree(saved_checkpoint, tmp_path / "checkpoints" / saved_checkpoint.name)
 
 
 def restore(path):

@@ -1,5 +1,5 @@
-"""Recorded routes from a checkpoint: every kind of wrong one is refused by row, and what is only
-unset is not.
+"""Recorded routes from a checkpoint: every kind of invalid route is refused by row, and routes that
+are only unset are accepted.
 """
 
 import dataclasses
@@ -20,10 +20,12 @@ LENGTHS = np.array([5, 0, 9, 2], np.int32)  # row 1 had not finished
 
 
 def store():
-    """[4 12 2 2] as a rollout leaves it; row 1 holds what nobody will read."""
+    """Returns [4 12 2 2] routes as a rollout leaves them. Row 1 is never read, so its content is
+    arbitrary.
+    """
     ids = np.argsort(np.random.default_rng(0).random((4, 12, 2, 6)), axis=-1)[..., :2]
-    held = np.arange(12) < LENGTHS[:, None] - 1
-    out = np.where(held[..., None, None], ids, UNSET).astype(np.uint8)
+    is_input = np.arange(12) < LENGTHS[:, None] - 1
+    out = np.where(is_input[..., None, None], ids, UNSET).astype(np.uint8)
     out[1] = 77
     return out
 
@@ -36,7 +38,7 @@ def with_(at, value):
 
 def test_set_and_unset_routes_of_finished_samples_pass():
     check_recorded_routes(LENGTHS, store(), MODEL, "here")
-    # live routing for that token
+    # that token is routed live
     check_recorded_routes(LENGTHS, with_((2, 3), UNSET), MODEL, "here")
     check_recorded_routes(np.zeros(4, np.int32), store(), MODEL, "here")
 
@@ -88,26 +90,28 @@ def test_set_and_unset_routes_of_finished_samples_pass():
 def test_what_cannot_be_replayed_is_refused_by_checkpoint_row_and_remedy(lengths, routes, message):
     with pytest.raises(CheckpointError) as caught:
         check_recorded_routes(lengths, routes, MODEL, "runs/x/checkpoints/step_00000003")
-    told = str(caught.value)
+    refusal = str(caught.value)
     assert (
-        told.startswith("runs/x/checkpoints/step_00000003: the routes of its interrupted rollout")
-        and message in told
+        refusal.startswith(
+            "runs/x/checkpoints/step_00000003: the routes of its interrupted rollout"
+        )
+        and message in refusal
     )
     assert re.search(
-        r"remove runs/x/checkpoints/step_00000003 to go on from an earlier checkpoint", told
+        r"remove runs/x/checkpoints/step_00000003 to go on from an earlier checkpoint", refusal
     )
 
 
 def test_captured_zeros_are_refused():
-    """5: k = 2 repeats an id in the first token already; k = 1 shows in the whole store alone,
-    where it cannot be chance.
+    """Fault 5: with k = 2 the first token already repeats an id. With k = 1 only the full store
+    shows the fault, once it has too many equal ids for chance.
     """
     with pytest.raises(
         CheckpointError, match=r"row 0 .*a repeated expert id at index \(0, 0\): \[0, 0\]"
     ):
         check_recorded_routes(LENGTHS, store() * np.uint8(0), MODEL, "here")
     one = dataclasses.replace(MODEL, moe=dataclasses.replace(MODEL.moe, top_k=1))
-    lengths = np.array([ENOUGH // 2 + 1, 0], np.int32)  # times two layers: just enough
+    lengths = np.array([ENOUGH // 2 + 1, 0], np.int32)  # times two layers: exactly ENOUGH
 
     def zeros(width):
         return np.where(
@@ -119,13 +123,13 @@ def test_captured_zeros_are_refused():
     other = zeros(20)
     other[0, 4, 1] = 3
     check_recorded_routes(lengths, other, one, "here")
-    lengths = np.array([4, 3], np.int32)  # five tokens of one expert happen
+    lengths = np.array([4, 3], np.int32)  # five tokens with one expert may be chance
     check_recorded_routes(lengths, zeros(20), one, "here")
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_row_is_refused_where_the_check_on_the_host_refuses_it(seed):
-    """Random damage to random rows; the rows before the first refused one are sound."""
+    """Random rows get random damage. The rows before the first refused one are sound."""
     rng, routes, lengths = np.random.default_rng(seed), store(), LENGTHS.copy()
     for _ in range(rng.integers(0, 4)):
         at = tuple(rng.integers(0, n) for n in routes.shape)
@@ -146,7 +150,7 @@ def test_a_row_is_refused_where_the_check_on_the_host_refuses_it(seed):
 
 
 def test_a_row_on_one_of_several_devices_is_refused():
-    """The refused row alone comes to the host, from the device that has it."""
+    """Only the refused row is copied to the host, from the device that has it."""
     placement = Placement(make_mesh(MeshConfig(fsdp=4)), "decode")
     sharding = placement.rows(4)
     check_recorded_routes(LENGTHS, jax.device_put(store(), sharding), MODEL, "here")

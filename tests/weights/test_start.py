@@ -1,4 +1,6 @@
-"""What a run starts from, and what is exported of it: a drawn model, a folder, a checkpoint."""
+"""The sources that a run starts from (random parameters, a folder, a checkpoint), and its
+export.
+"""
 
 import dataclasses
 
@@ -55,7 +57,7 @@ def test_a_run_starts_from_a_folder_or_a_checkpoint(tmp_path, dtype):
     )
     folder = save_params(params, MOE, tmp_path / "hf", "float32")
     import_hf(folder, tmp_path / "run")
-    # a run directory has a config.json of its own
+    # a run directory also has a config.json, of the run
     (tmp_path / "run" / "config.json").write_text("{}")
     expected = jax.tree.map(lambda x: np.asarray(x).astype(dtype), params)
     for source in (folder, tmp_path / "run", checkpoint.locate(tmp_path / "run")):
@@ -76,8 +78,8 @@ def test_a_run_without_a_start_draws_its_parameters():
         init_std=0.5,
     )
     run = RunConfig(name="r", model=small)
-    first, again, other = (init_or_load(run, jax.random.key(n)) for n in (3, 3, 4))
-    jax.tree.map(np.testing.assert_array_equal, first, again)
+    first, repeated, other = (init_or_load(run, jax.random.key(n)) for n in (3, 3, 4))
+    jax.tree.map(np.testing.assert_array_equal, first, repeated)
     layer = first["run_0"]["layer_0"]
     for leaf in (first["embed"], layer["attention"]["q"], layer["mlp"]["down"]):
         np.testing.assert_allclose(np.std(leaf), 0.5, rtol=0.1)

@@ -46,7 +46,7 @@ params = jax.tree.map(
 )
 checkpoint.save(sys.argv[1], 0, {"params": params}, {}, model=model)
 """
-# the kernel's ru_maxrss would count the memory of this process, too
+# the kernel's ru_maxrss would also count the memory of this process
 COMMAND = """
 import sys
 from compass_jax.commands.cli import main
@@ -172,8 +172,8 @@ def test_a_weight_that_is_not_finite_ends_an_import_without_a_checkpoint(tmp_pat
 
 
 def in_two_processes(command: str, source: Path, out: Path, limits=(None, None)):
-    """The processes' statuses, outputs and peaks in bytes; `limits` are the largest files that
-    they may write, in bytes.
+    """Returns the processes' statuses, outputs and peak memory in bytes. `limits` are the largest
+    files that they may write, in bytes.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -212,7 +212,7 @@ def test_two_processes_export_and_import_2_gib_each_under_1_gib_of_memory(tmp_pa
         results = in_two_processes(command, source, out)
         assert [status for status, _, _ in results] == [0, 0], results
         assert max(peak for _, _, peak in results) < 2**30
-    one, two, again = (
+    one, two, round_trip = (
         tensors_of(x)
         for x in (
             export_hf(run, tmp_path / "one"),
@@ -220,10 +220,10 @@ def test_two_processes_export_and_import_2_gib_each_under_1_gib_of_memory(tmp_pa
             export_hf(tmp_path / "imported", tmp_path / "again"),
         )
     )
-    assert one.keys() == two.keys() == again.keys()
+    assert one.keys() == two.keys() == round_trip.keys()
     assert sum(x.nbytes for x in two.values()) > 2**31
     for name, tensor in one.items():
-        assert two[name].tobytes() == again[name].tobytes() == tensor.tobytes(), name
+        assert two[name].tobytes() == round_trip[name].tobytes() == tensor.tobytes(), name
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Training parameters to rollout parameters: the same numbers in the other layout and type."""
+"""Training parameters to rollout parameters: the same numbers in another layout and type."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def test_every_layer_gets_its_own_weights(dtype):
         for repeat, tree in enumerate(decode[f"run_{n}"]):
             expected = jax.tree.map(lambda x, i=repeat: x[i].astype(dtype), params[f"run_{n}"])
             for name, layer in expected.items():
-                if "router" in layer["mlp"]:  # the experts' gate and up come side by side
+                if "router" in layer["mlp"]:  # the experts' gate and up are in one matrix
                     gate, up = np.split(tree[name]["mlp"].pop("gate_up"), 2, axis=-1)
                     tree[name]["mlp"] |= {"gate": gate, "up": up}
             jax.tree.map(np.testing.assert_array_equal, tree, expected)
@@ -53,15 +53,15 @@ def test_the_rollouts_copy_outlives_an_update_that_consumes_the_training_paramet
 
 
 def rounded_int8(w):
-    """int8 with one scale per output channel, in float64."""
+    """Returns `w` rounded to int8 with one scale per output channel, in float64."""
     wide = np.asarray(w, np.float64)
     scale = np.abs(wide).max(axis=-2, keepdims=True) / 127
     return np.round(wide / scale) * scale
 
 
 def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights():
-    """Scales of one expert's or layer's channel come from that channel alone: a stack of layers is
-    not one matrix, nor are gate and up.
+    """The scale of a channel depends on that channel of one expert or layer only: neither a stack
+    of layers nor gate and up count as one matrix.
     """
     params = random_params()
     layer = params["run_0"]["layer_0"]
@@ -76,9 +76,9 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
                 rtol=1e-5,
                 atol=1e-7,
             )
-        both = [rounded_int8(layer["mlp"][name][repeat]) for name in ("gate", "up")]
+        rounded = [rounded_int8(layer["mlp"][name][repeat]) for name in ("gate", "up")]
         np.testing.assert_allclose(
-            got["mlp"]["gate_up"], np.concatenate(both, -1), rtol=1e-5, atol=1e-7
+            got["mlp"]["gate_up"], np.concatenate(rounded, -1), rtol=1e-5, atol=1e-7
         )
         np.testing.assert_allclose(
             got["mlp"]["down"], rounded_int8(layer["mlp"]["down"][repeat]), rtol=1e-5, atol=1e-7
@@ -98,12 +98,12 @@ def test_quantised_matrices_hold_what_eight_bits_leave_of_the_unrounded_weights(
     "implementation", [pytest.param("padded", marks=pytest.mark.slow), "ragged"]
 )
 @pytest.mark.parametrize(
-    ("kind", "dtype", "near"),
+    ("kind", "dtype", "limit"),
     [("int8", "float32", 1e-5), ("e4m3", "float32", 1e-5), ("e4m3", "bfloat16", 0.03)],
 )
-def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, kind, dtype, near):
-    """A prefill of many rows and a step of few: what a TPU's sampler does, tested here. In bfloat16
-    emulation rounds a second time.
+def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, kind, dtype, limit):
+    """A prefill of many rows and a step of few use the two code paths of a TPU's sampler. In
+    bfloat16, emulation rounds a second time.
     """
     params, routes = random_params(), None
     model = Transformer(MODEL, ComputeConfig(dtype=dtype, experts=implementation), "decode")
@@ -118,14 +118,14 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
             positions = jnp.broadcast_to(
                 jnp.arange(21, dtype=jnp.int32)[None, part], tokens[:, part].shape
             )
-            given = None if routes is None else routes[:, part]
+            replayed = None if routes is None else routes[:, part]
             outs.append(
                 forward(
                     decode,
                     tokens[:, part],
                     positions,
                     mask=positions >= 0,
-                    routes=given,
+                    routes=replayed,
                     cache=cache,
                 )
             )
@@ -134,7 +134,7 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
         routes = jnp.concatenate([out.routes for out in outs], axis=1)
         return np.concatenate([np.asarray(out.hidden, np.float64) for out in outs], axis=1)
 
-    found = {}
+    hidden = {}
     for name, (what, stored) in {
         "emulated": (kind, False),
         "stored": (kind, True),
@@ -153,12 +153,12 @@ def test_stored_eight_bit_weights_compute_what_emulated_ones_do(implementation, 
             x.values.dtype.itemsize == 1 and x.scales.size * x.shape[-2] == x.values.size
             for x in matrices
         )
-        found[name] = run(decode)
+        hidden[name] = run(decode)
     error = {
-        name: np.abs(found[name] - found["stored"]).max() / np.abs(found["stored"]).max()
+        name: np.abs(hidden[name] - hidden["stored"]).max() / np.abs(hidden["stored"]).max()
         for name in ("emulated", "exact")
     }
-    assert 0 < error["emulated"] < near and error["exact"] > 1.5 * error["emulated"], error
+    assert 0 < error["emulated"] < limit and error["exact"] > 1.5 * error["emulated"], error
 
 
 @pytest.mark.parametrize(
@@ -172,30 +172,30 @@ def test_auto_goes_by_the_first_device(monkeypatch, chip, kind):
 
 
 def on(numbers, use="train", **axes) -> Placement:
-    """A mesh over the devices of these numbers, in this order."""
+    """Returns a placement on the devices with these numbers, in this order."""
     return Placement(make_mesh(MeshConfig(**axes), [jax.devices()[i] for i in numbers]), use)
 
 
 def test_devices_in_the_order_of_a_torus_sync_to_others():
-    """As on TPUs, where a mesh seldom counts its devices by their numbers; a conversion onto a mesh
-    of another order is refused by jax.
+    """A mesh on TPUs seldom lists its devices by number, and jax refuses to convert arrays to a
+    mesh of another order.
     """
-    params, there = random_params(MODEL), on((6, 7, 5, 4), "decode", expert=2, tensor=2)
+    params, target = random_params(MODEL), on((6, 7, 5, 4), "decode", expert=2, tensor=2)
     expected = sync_weights(
-        place(params, MODEL, on((0, 1, 2, 3), fsdp=4)), MODEL, "float32", placement=there
+        place(params, MODEL, on((0, 1, 2, 3), fsdp=4)), MODEL, "float32", placement=target
     )[0]
-    found = sync_weights(
-        place(params, MODEL, on((0, 1, 3, 2), fsdp=4)), MODEL, "float32", placement=there
+    actual = sync_weights(
+        place(params, MODEL, on((0, 1, 3, 2), fsdp=4)), MODEL, "float32", placement=target
     )[0]
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize("target", [(0, 1, 3, 2), (4, 5, 6, 7)])
 def test_what_lies_on_devices_of_another_order_is_moved(target):
-    x, wanted = (
+    x, sharding = (
         jax.device_put(np.arange(8), on((0, 1, 2, 3), fsdp=4).rows(8)),
         on(target, fsdp=4).rows(8),
     )
-    moved = move({"x": x}, {"x": wanted})["x"]
+    moved = move({"x": x}, {"x": sharding})["x"]
     assert ordered(moved.sharding) == tuple(jax.devices()[i] for i in target)
     np.testing.assert_array_equal(moved, np.arange(8))

@@ -1,5 +1,5 @@
-"""Rows of embedding and head beyond the tokenizer: left out of what a drawn model exports, kept of
-one that was imported.
+"""Rows of embedding and head beyond the tokenizer: dropped from the export of a randomly
+initialised model, kept for an imported one.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ MODELS = {"head": MOE, "tied": TIED}
 
 
 def drawn(folder, model, meta=None):
-    """A checkpoint of random parameters, as a run that was drawn writes it."""
+    """Saves a checkpoint of random parameters, as a run with random initialisation does."""
     params = random_params(model)
     meta = {VOCAB_ROWS: KNOWN} if meta is None else meta
     checkpoint.save(folder, 1, {"params": params}, meta, model=model)
@@ -42,7 +42,9 @@ def config_of(model, source=""):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_export_of_a_drawn_model_gives_transformers_the_same_logits(tmp_path, kind):
-    """For every id of the tokenizer; and there is no other one that it could sample."""
+    """The logits agree for every id of the tokenizer, and the export has no other id that could be
+    sampled.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -56,15 +58,15 @@ def test_an_export_of_a_drawn_model_gives_transformers_the_same_logits(tmp_path,
     assert ("lm_head.weight" in tensors) == (kind == "head")
     if kind == "head":
         np.testing.assert_array_equal(tensors["lm_head.weight"], params["head"].T[:KNOWN])
-    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    reference = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     tokens = np.random.default_rng(0).integers(0, KNOWN, (2, 9)).astype(np.int32)
     with torch.no_grad():
-        logits = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+        logits = reference(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
     positions, mask = jnp.broadcast_to(jnp.arange(9), tokens.shape), jnp.ones(tokens.shape, bool)
     hidden = apply(Transformer(model), params, jnp.asarray(tokens), positions, mask=mask).hidden
-    ours = np.asarray(logits_of(hidden, head_weights(params)))
-    assert logits.shape == (2, 9, KNOWN) and ours.shape[-1] == model.vocab_size
-    np.testing.assert_allclose(logits, ours[..., :KNOWN], atol=5e-5, rtol=0)
+    actual = np.asarray(logits_of(hidden, head_weights(params)))
+    assert logits.shape == (2, 9, KNOWN) and actual.shape[-1] == model.vocab_size
+    np.testing.assert_allclose(logits, actual[..., :KNOWN], atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -83,7 +85,7 @@ def test_how_many_rows_a_run_has_follows_from_where_it_starts(tmp_path):
     folder = save_params(random_params(MOE), MOE, tmp_path / "hf", "float32")
     import_hf(folder, tmp_path / "imported")
     drawn(tmp_path / "drawn", MOE)
-    drawn(tmp_path / "older", MOE, meta={"kind": "sft"})  # by a version that did not say it
+    drawn(tmp_path / "older", MOE, meta={"kind": "sft"})  # an older version's
     sources = {
         "": KNOWN,
         folder: MOE.vocab_size,
@@ -101,8 +103,8 @@ def test_how_many_rows_a_run_has_follows_from_where_it_starts(tmp_path):
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("split", [False, True])
 def test_a_run_starts_from_the_export_with_zero_rows_for_the_mesh(tmp_path, kind, split):
-    """As the next stage of a pipeline does, whose model has the configured size; over eight devices
-    some have none of the folder's rows.
+    """The next stage of a pipeline starts this way, with a model of the configured size. Over eight
+    devices, some have none of the folder's rows.
     """
     model = MODELS[kind]
     params = drawn(tmp_path / "run", model)
@@ -118,10 +120,10 @@ def test_a_run_starts_from_the_export_with_zero_rows_for_the_mesh(tmp_path, kind
 
         shardings = jax.tree_util.tree_map_with_path(sharding, params)
     loaded = init_or_load(config_of(model, out), jax.random.key(0), shardings, KNOWN)
-    wanted = {**params, "embed": params["embed"].at[KNOWN:].set(0)}
+    expected = {**params, "embed": params["embed"].at[KNOWN:].set(0)}
     if kind == "head":
-        wanted["head"] = params["head"].at[:, KNOWN:].set(0)
-    jax.tree.map(np.testing.assert_array_equal, loaded, wanted)
+        expected["head"] = params["head"].at[:, KNOWN:].set(0)
+    jax.tree.map(np.testing.assert_array_equal, loaded, expected)
 
 
 def test_a_start_without_rows_for_the_tokenizer_is_refused(tmp_path):

@@ -1,5 +1,5 @@
-"""The grouped matmuls of CPU against the definition, pair by pair, under every kind of load:
-values, and the gradients of the one that trains.
+"""The grouped matmuls for CPU against a pair-by-pair reference, under every kind of load: values,
+and gradients of the one that is used in training.
 """
 
 from functools import partial
@@ -42,14 +42,14 @@ def test_a_full_block_of_units_is_about_the_mean(pairs, experts):
 
 @pytest.mark.parametrize(("pairs", "experts"), SHAPES)
 def test_small_experts_have_two_sizes_of_blocks(pairs, experts):
-    """Each size is a product of its own to compile."""
+    """XLA compiles one matrix product for each block size, so small experts use only two sizes."""
     unit, sizes = block_shapes(pairs, experts, 64 * 64)
     assert sizes == 2 and unit % 8 == 0 and 0 <= 2 * unit - pairs / experts < 16
 
 
 def numpy_swiglu(x, gates, weights, expert_of, g):
-    """Values of every token and the pullback of `g`, from the definition, pair by pair; a pair of
-    no expert gives and takes nothing.
+    """Returns every token's output and the pullback of `g`, computed pair by pair from the
+    definition. A pair without an expert adds nothing to either.
     """
     k = gates.shape[1]
     out, dx, d_gates = np.zeros_like(x), np.zeros_like(x), np.zeros_like(gates)
@@ -57,19 +57,19 @@ def numpy_swiglu(x, gates, weights, expert_of, g):
     for p, e in enumerate(expert_of):
         if e == len(weights["gate"]):
             continue
-        row, own = x[p // k], gates[p // k, p % k]
+        row, gate = x[p // k], gates[p // k, p % k]
         a, b = row @ weights["gate"][e], row @ weights["up"][e]
         sigmoid = 1 / (1 + np.exp(-a))
         hidden = a * sigmoid * b
         value = hidden @ weights["down"][e]
-        out[p // k] += own * value
+        out[p // k] += gate * value
         d_gates[p // k, p % k] = value @ g[p // k]
-        d_hidden = weights["down"][e] @ g[p // k] * own
+        d_hidden = weights["down"][e] @ g[p // k] * gate
         d_a, d_b = d_hidden * b * (sigmoid + a * sigmoid * (1 - sigmoid)), d_hidden * a * sigmoid
         for name, part in (
             ("gate", np.outer(row, d_a)),
             ("up", np.outer(row, d_b)),
-            ("down", np.outer(hidden, own * g[p // k])),
+            ("down", np.outer(hidden, gate * g[p // k])),
         ):
             d[name][e] += part
         dx[p // k] += weights["gate"][e] @ d_a + weights["up"][e] @ d_b
@@ -113,8 +113,8 @@ def batched(x, gates, weights, dispatch, height, extra):
 
 
 def loads(tokens, k, experts, edges):
-    """(name, rows of each expert): the fullest exactly as large as a block can be, one above;
-    extremes; nothing at all.
+    """Returns (name, rows of each expert) cases: the fullest expert fills a block exactly or
+    exceeds it by one row, one expert gets everything, or no expert gets anything.
     """
     pairs, rng = tokens * k, np.random.default_rng(3)
 
@@ -129,8 +129,8 @@ def loads(tokens, k, experts, edges):
 
 
 def problems(tokens, k, experts, edges):
-    """(name, (x, gates, weights), dispatch, gradient of the output, expert of each pair) for every
-    load; some pairs have no expert.
+    """Yields (name, (x, gates, weights), dispatch, gradient of the output, expert of each pair) for
+    every load. Some pairs have no expert.
     """
     rng = np.random.default_rng(1)
     weights = {
@@ -151,10 +151,10 @@ def problems(tokens, k, experts, edges):
         yield name, inputs, dispatch, rng.standard_normal((tokens, 3)), expert_of
 
 
-def close(found, expected, name):
+def close(actual, expected, name):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10, err_msg=name),
-        found,
+        actual,
         expected,
     )
 
@@ -166,8 +166,8 @@ def close(found, expected, name):
 def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(
     x64, tokens, k, experts, unit, sizes
 ):
-    """An expert of every number of units up to a full block, of a row more, of two full blocks;
-    empty experts; one expert for all.
+    """The cases cover an expert of every number of units up to a full block, of one row more and of
+    two full blocks, as well as empty experts and one expert for all rows.
     """
     blocks = Blocks(unit, sizes)
     edges = [
@@ -190,7 +190,7 @@ def test_blocks_of_all_sizes_give_the_values_and_gradients_of_the_definition(
 def test_batched_blocks_and_the_loop_behind_them_give_the_values_of_the_definition(
     x64, tokens, k, experts, height, extra
 ):
-    """Blocks that are full, empty and overfull, loops of none, one and many blocks."""
+    """The cases cover full, empty and overfull blocks, and loops over zero, one and many blocks."""
     for name, inputs, dispatch, g, expert_of in problems(
         tokens, k, experts, [height, height + 1, height + extra, height + extra + 1]
     ):
@@ -200,8 +200,8 @@ def test_batched_blocks_and_the_loop_behind_them_give_the_values_of_the_definiti
 
 @pytest.mark.parametrize("tokens", [40, 4 * MANY_ROWS])
 def test_few_and_many_rows_give_the_same(monkeypatch, tokens):
-    """Weights side by side: decoding's batched blocks below MANY_ROWS an expert, blocks of several
-    sizes from there on.
+    """Gate and up are in one matrix. Decoding's batched blocks run below MANY_ROWS rows an expert,
+    and blocks of several sizes from there on.
     """
     rng, calls = np.random.default_rng(0), []
     for name in ("batched_swiglu", "sized_forward"):
@@ -219,12 +219,12 @@ def test_few_and_many_rows_give_the_same(monkeypatch, tokens):
         )
     )
     x, gates = rng.standard_normal((tokens, 8)), rng.standard_normal((tokens, 1))
-    apart = {
+    split_weights = {
         "gate": weights["gate_up"][:, :, :6],
         "up": weights["gate_up"][:, :, 6:],
         "down": weights["down"],
     }
     f32 = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), (x, gates, weights))
-    expected = numpy_swiglu(x, gates, apart, expert_of, np.zeros((tokens, 8)))[0]
+    expected = numpy_swiglu(x, gates, split_weights, expert_of, np.zeros((tokens, 8)))[0]
     np.testing.assert_allclose(grouped_swiglu(*f32, dispatch), expected, rtol=2e-4, atol=2e-4)
     assert calls == ["batched_swiglu" if tokens < 4 * MANY_ROWS else "sized_forward"]

@@ -1,5 +1,5 @@
-"""Rows sent between devices: against numpy, forwards and backwards; the TPU's collective gets what
-its definition asks for.
+"""The exchange of rows between devices against numpy, forward and backward, and the arguments that
+the TPU's collective receives.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ def mesh():
 
 
 def over_devices(function, *arrays):
-    """`function` in shard_map, each device its entry of the arrays' first axis."""
+    """Runs `function` in shard_map, where each device gets its entry of the arrays' first axis."""
     one = lambda *xs: function(*(x[0] for x in xs))[None]  # noqa: E731
     specs = (P("expert"),) * len(arrays)
     return jax.jit(
@@ -30,7 +30,9 @@ def over_devices(function, *arrays):
 
 
 def exchanged(rows, sizes, room):
-    """By the definition: receivers hold the senders' rows, in the senders' order."""
+    """Computes the exchange from its definition: receivers hold the senders' rows, in the senders'
+    order.
+    """
     out = np.zeros((DEVICES, room, rows.shape[-1]), rows.dtype)
     for j in range(DEVICES):
         sent = [rows[i, sizes[i, :j].sum() : sizes[i, : j + 1].sum()] for i in range(DEVICES)]
@@ -49,25 +51,25 @@ def ragged_all_to_all(
     axis_name,
     axis_index_groups=None,
 ):
-    """jax.lax.ragged_all_to_all by its documentation: device i writes
+    """Implements jax.lax.ragged_all_to_all from its documentation: device i writes
     operand[input_offsets[j]:][:send_sizes[j]] at output_offsets[j] of device j.
     """
-    everything = [
+    gathered = [
         jax.lax.all_gather(x, axis_name)
         for x in (operand, input_offsets, send_sizes, output_offsets)
     ]
-    here, at = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0])
-    came = 0
-    for i in range(everything[0].shape[0]):
-        rows, starts, counts, places = (x[i] for x in everything)
-        inside = (at >= places[here]) & (at < places[here] + counts[here])
+    device, at = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0])
+    mismatches = 0
+    for i in range(gathered[0].shape[0]):
+        rows, starts, counts, places = (x[i] for x in gathered)
+        inside = (at >= places[device]) & (at < places[device] + counts[device])
         output = jnp.where(
             inside[:, None],
-            jnp.take(rows, starts[here] + at - places[here], axis=0, mode="clip"),
+            jnp.take(rows, starts[device] + at - places[device], axis=0, mode="clip"),
             output,
         )
-        came += jnp.where(counts[here] == recv_sizes[i], 0, 1)
-    return jnp.where(came == 0, output, jnp.nan)
+        mismatches += jnp.where(counts[device] == recv_sizes[i], 0, 1)
+    return jnp.where(mismatches == 0, output, jnp.nan)
 
 
 @pytest.fixture(params=["stand-in", "native"])
@@ -95,67 +97,68 @@ def test_rows_arrive_in_the_order_of_their_senders_and_gradients_go_back(native,
     np.testing.assert_array_equal(
         over_devices(lambda x, s: send(x, sizes=s), rows, everywhere), exchanged(rows, sizes, room)
     )
-    found = over_devices(
+    gradient = over_devices(
         lambda x, s, g: jax.vjp(lambda x: send(x, sizes=s), x)[1](g)[0], rows, everywhere, g
     )
-    np.testing.assert_array_equal(found, exchanged(g, sizes.T, ROWS))
+    np.testing.assert_array_equal(gradient, exchanged(g, sizes.T, ROWS))
 
 
 def test_a_token_goes_once_to_each_device_of_its_experts(native):
-    """work here is linear and names expert and device; masked tokens, NaN as they may be, go
-    nowhere.
+    """The experts' work is linear and depends on the expert and the device. Masked tokens, which
+    may be NaN, are sent to no device.
     """
-    rng, n, k, held = np.random.default_rng(1), 10, 3, 2
+    rng, n, k, experts = np.random.default_rng(1), 10, 3, 2
     x = rng.standard_normal((DEVICES, n, WIDTH)).astype(np.float32)
     ids = np.stack(
-        [[rng.permutation(DEVICES * held)[:k] for _ in range(n)] for _ in range(DEVICES)]
+        [[rng.permutation(DEVICES * experts)[:k] for _ in range(n)] for _ in range(DEVICES)]
     ).astype(np.int32)
     ids[0, 0] = (0, 1, 2)  # two of its experts on one device
     gates, mask = rng.random((DEVICES, n, k)).astype(np.float32), rng.random((DEVICES, n)) < 0.8
     mask[0, 0] = True
     x[~mask], gates[~mask] = np.nan, np.nan
 
-    def work(rows, own, gates, filled):
+    def work(rows, local_ids, gates, filled):
         scale = jnp.where(
-            own < held,
-            gates * (1 + own + held * jax.lax.axis_index("expert")).astype(gates.dtype),
+            local_ids < experts,
+            gates * (1 + local_ids + experts * jax.lax.axis_index("expert")).astype(gates.dtype),
             0,
         ).sum(1)
-        # what came from nowhere must not go back
+        # rows that no device sent must not be sent back
         return jnp.where(filled[:, None], rows * scale[:, None], jnp.nan)
 
-    through = lambda *a: parallel.through_experts(work, *a, held, native)  # noqa: E731
+    through = lambda *a: parallel.through_experts(work, *a, experts, native)  # noqa: E731
     out = over_devices(through, x, ids, gates, mask)
     expected = np.where(mask[..., None], x * (gates * (1 + ids)).sum(-1)[..., None], 0)
     np.testing.assert_allclose(out, expected, rtol=1e-6)
 
-    count = lambda *a: jnp.zeros((DEVICES * n, 1)).at[0, 0].set(_arrivals(a, held, native))  # noqa: E731
+    count = lambda *a: jnp.zeros((DEVICES * n, 1)).at[0, 0].set(_arrivals(a, experts, native))  # noqa: E731
     arrived = np.asarray(over_devices(count, x, ids, gates, mask))[:, 0, 0]
-    wanted = [
+    expected_arrivals = [
         sum(
-            bool(mask[i, t]) and (ids[i, t] // held == j).any()
+            bool(mask[i, t]) and (ids[i, t] // experts == j).any()
             for i in range(DEVICES)
             for t in range(n)
         )
         for j in range(DEVICES)
     ]
-    np.testing.assert_array_equal(arrived, wanted)
+    np.testing.assert_array_equal(arrived, expected_arrivals)
 
 
-def _arrivals(arguments, held, native):
+def _arrivals(arguments, experts, native):
     seen = []
 
-    def work(rows, own, gates, filled):
+    def work(rows, local_ids, gates, filled):
         seen.append(filled.sum())
         return rows
 
-    parallel.through_experts(work, *arguments, held, native)
+    parallel.through_experts(work, *arguments, experts, native)
     return seen[0].astype(jnp.float32)
 
 
 def test_a_gather_brings_tokens_choices_and_mask_with_two_collectives():
-    """Every device gets the arguments of all; of masked tokens, NaN as they may be, no choice. In
-    the token loop of decoding each collective more is a wait in every layer.
+    """The gather gives every device the arguments of all devices, and no choice for masked tokens,
+    which may be NaN. In the token loop of decoding each further collective is a wait in every
+    layer.
     """
     rng, n, k = np.random.default_rng(2), 5, 3
     x = rng.standard_normal((DEVICES, n, WIDTH)).astype(np.float32)
@@ -171,7 +174,7 @@ def test_a_gather_brings_tokens_choices_and_mask_with_two_collectives():
         return jnp.concatenate(list(wide), axis=1)
 
     of_all = parallel.of_all_devices
-    found = np.asarray(over_devices(side_by_side, *arguments))
+    gathered = np.asarray(over_devices(side_by_side, *arguments))
     expected = np.concatenate(
         [
             x.reshape(-1, WIDTH),
@@ -181,7 +184,7 @@ def test_a_gather_brings_tokens_choices_and_mask_with_two_collectives():
         ],
         axis=1,
     )
-    for device in found:
+    for device in gathered:
         np.testing.assert_array_equal(device, expected)
     jaxpr = str(jax.make_jaxpr(partial(over_devices, side_by_side))(*arguments))
     assert jaxpr.count("all_gather[") == 2

@@ -1,5 +1,5 @@
-"""Experts on a device's own rows: windows give the values and gradients of all rows at once, at any
-load, and compute no more rows than there are.
+"""Experts on a device's local rows: windows give the values and gradients of all rows at once, at
+any load, and compute no more windows than the rows need.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from compass_jax.model.quantize import dequantize, quantize
 from compass_jax.sharding import Placement, make_mesh
 
 E, N, D, F, K = 3, 20, 6, 7, 2
-# expert of each pair; E: another device's
+# expert of each pair; E marks an expert on another device
 LOADS = {
     "a third": lambda rng: rng.integers(0, 3 * E, (N, K)).clip(max=E),
     "all": lambda rng: rng.integers(0, E, (N, K)),
@@ -29,7 +29,9 @@ LOADS = {
 
 
 def problem(load, biased=False, seed=0):
-    """Tokens (NaN where no pair is dispatched), gates, weights, and the expert of each pair."""
+    """Returns tokens (NaN where no pair is dispatched), gates, weights, and the expert of each
+    pair.
+    """
     rng = np.random.default_rng(seed)
     shapes = {"gate": (E, D, F), "up": (E, D, F), "down": (E, F, D)}
     if biased:
@@ -41,7 +43,7 @@ def problem(load, biased=False, seed=0):
 
 
 def dense(x, gates, weights, ids, limit):
-    """Pair by pair, float64."""
+    """Computes the output pair by pair in float64."""
     out = np.zeros_like(x)
     for n, k in np.argwhere(ids < E):
         e = ids[n, k]
@@ -61,7 +63,7 @@ def dense(x, gates, weights, ids, limit):
 
 @jax.custom_vjp
 def undefined_after(x, w, sizes):
-    """`ragged_dot` with NaN in the rows that it leaves undefined, in the gradient too."""
+    """Computes `ragged_dot` with NaN in the rows that it leaves undefined, also in the gradient."""
     return _nan_after(jax.lax.ragged_dot(x, w, sizes), sizes)
 
 
@@ -88,15 +90,15 @@ def undefined_dot(x, w, sizes, preferred_element_type=None):
 @pytest.mark.parametrize("window", [7, 16, 39])
 @pytest.mark.parametrize("limit", [0.0, 1.5])
 def test_windows_have_the_values_and_gradients_of_all_rows(x64, window, limit):
-    """1.5: gpt-oss's activation, with biases. Gradients are those of `ragged_swiglu`, which
-    tests/model/test_moe.py compares with differences.
+    """A limit of 1.5 selects gpt-oss's activation, with biases. The expected gradients are those of
+    `ragged_swiglu`, which tests/model/test_moe.py compares with finite differences.
     """
     probe = np.random.default_rng(1).standard_normal((N, D))
 
     def windowed(x, gates, weights, dispatch):
         return windowed_swiglu(x, gates, weights, dispatch, window, limit, undefined_dot)
 
-    def whole(x, gates, weights, dispatch):
+    def all_rows(x, gates, weights, dispatch):
         return ragged_swiglu(jnp.nan_to_num(x), gates, weights, dispatch, limit=limit)
 
     def with_gradients(swiglu):
@@ -106,22 +108,25 @@ def test_windows_have_the_values_and_gradients_of_all_rows(x64, window, limit):
 
         return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
 
-    both, decoded = [with_gradients(f) for f in (windowed, whole)], jax.jit(windowed)
+    gradient_functions, decoded = (
+        [with_gradients(f) for f in (windowed, all_rows)],
+        jax.jit(windowed),
+    )
     close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
     for load in LOADS:
         x, gates, weights, ids = problem(load, biased=bool(limit))
         expected = dense(x, gates, weights, ids, limit)
         dispatch = counted_dispatch(jnp.asarray(ids.reshape(-1), jnp.int32), E)
         inputs = jax.tree.map(jnp.asarray, (x, gates, weights))
-        (grads, out), (whole_grads, _) = (f(*inputs, dispatch) for f in both)
+        (grads, out), (expected_grads, _) = (f(*inputs, dispatch) for f in gradient_functions)
         close(out, expected, err_msg=load)
-        jax.tree.map(partial(close, err_msg=load), grads, whole_grads)
+        jax.tree.map(partial(close, err_msg=load), grads, expected_grads)
         out = decoded(*inputs[:2], with_gate_up(inputs[2]), dispatch)
         close(out, expected, err_msg=load)
 
 
 def with_gate_up(weights):
-    """Gate and up in one matrix, as in decoding."""
+    """Returns weights with gate and up in one matrix, as decoding stores them."""
     wide = {"down": weights["down"]}
     for end in ("", "_bias") if "down_bias" in weights else ("",):
         wide[f"gate_up{end}"] = jnp.concatenate([weights[f"gate{end}"], weights[f"up{end}"]], -1)
@@ -143,8 +148,8 @@ def test_windows_take_8_bit_weights(kind):
 
 
 def test_bfloat16_sums_over_windows_in_float32():
-    """2,048 equal rows of one expert in 32 windows: the gradient of `down` is 2,048 times a row's;
-    in bfloat16 the sum stops growing on the way.
+    """There are 2,048 equal rows of one expert in 32 windows, and the gradient of `down` is 2,048
+    times a row's. A bfloat16 accumulator would stop growing before that.
     """
     n = 2048
     ones = partial(jnp.ones, dtype=jnp.bfloat16)
@@ -206,8 +211,9 @@ SPECS = {
 @pytest.mark.parametrize("exchange", ["gather", "all_to_all"])
 @pytest.mark.parametrize("mesh", [MeshConfig(expert=8), MeshConfig(fsdp=2, expert=4)], ids=str)
 def test_experts_of_several_devices_equal_those_of_one(x64, monkeypatch, mesh, exchange, skewed):
-    """On twice the mean number of rows at a time. Skewed: both choices of every token are of the
-    first device, so that it has p / 2 windows and the others have no rows.
+    """A window holds twice the mean number of rows. In the skewed case both choices of every token
+    belong to the first device, so that it computes p / 2 windows and the other devices have no
+    rows.
     """
     rng, config = np.random.default_rng(0), MoEConfig(experts=EXPERTS, top_k=2, ffn=3)
     params = {name: jnp.asarray(rng.standard_normal(s.shape)) for name, s in SPECS.items()}
