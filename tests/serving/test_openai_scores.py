@@ -60,13 +60,15 @@ def test_a_prompt_is_scored_without_an_answer_and_with_one(server, prompt):
     """The prompt is a text, ids, a list of either, or a list of several lengths."""
     expected_ids = prompt if isinstance(prompt[0], list) else [IDS]
     fields = {"echo": True, "logprobs": 1, "temperature": 0}
-    for choice, ids in zip(complete(server, prompt=prompt, max_tokens=0, **fields), expected_ids):
+    choices = complete(server, prompt=prompt, max_tokens=0, **fields)
+    for choice, ids in zip(choices, expected_ids, strict=True):
         logprobs = choice["logprobs"]
         assert (choice["text"], choice["finish_reason"]) == (TEXT[: len(choice["text"])], "length")
         assert len(logprobs["tokens"]) == len(ids) and logprobs["text_offset"][0] == 0
         assert TEXT.startswith("".join(logprobs["tokens"][:7]))
         check(logprobs, ids)
-    for choice, ids in zip(complete(server, prompt=prompt, max_tokens=1, **fields), expected_ids):
+    choices = complete(server, prompt=prompt, max_tokens=1, **fields)
+    for choice, ids in zip(choices, expected_ids, strict=True):
         logprobs = choice["logprobs"]
         assert len(logprobs["tokens"]) == len(ids) + 1
         check({name: logprobs[name][:-1] for name in logprobs}, ids)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from evolve import evolve
@@ -84,7 +83,7 @@ def test_the_answers_are_of_the_weights_that_it_has_now(judge):
         assert judge(QUESTIONS) == other(QUESTIONS) != before
     finally:
         judge.params = saved_params
-    assert judge(QUESTIONS) == before and jax.tree.leaves(saved_params)
+    assert judge(QUESTIONS) == before
 
 
 def test_what_a_judge_of_our_own_needs_is_checked_before_a_run():

@@ -59,7 +59,7 @@ def new_guard(messages, **settings):
 
 
 def test_it_says_once_when_they_part_and_after_which_step():
-    messages, guard = [], None
+    messages = []
     guard = new_guard(messages)
     results = steps_of(guard, 1, 30)
     parted = next(

@@ -238,11 +238,16 @@ def test_whatever_transformers_saves_of_the_three_families_is_read(family, tmp_p
 BAD_NUMBERS = [0, -1, float("nan"), float("inf"), float("-inf"), 10**400]
 
 
-@pytest.mark.parametrize("value", BAD_NUMBERS)
-@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta", "initializer_range"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (field, value)
+        for field in ("rms_norm_eps", "rope_theta", "initializer_range")
+        for value in BAD_NUMBERS
+        if (field, value) != ("initializer_range", 0)  # weights of zeros are a model
+    ],
+)
 def test_a_number_that_makes_no_model_is_refused(field, value):
-    if (field, value) == ("initializer_range", 0):
-        return
     names = {
         "rms_norm_eps": "norm_eps",
         "rope_theta": "rope_theta",
