@@ -52,7 +52,8 @@ class PosteriorSelector(PromptSelector):
         self._priors: dict[str, tuple[float, float]] = {}  # label -> (alpha_0, beta_0)
         self._calibration: dict[str, float] = {}
         for prompt, right, judged in measured:
-            self._add(prompt, float(right), float(judged))
+            if judged:  # the filter keeps prompts without a verdict, which show nothing
+                self._add(prompt, float(right), float(judged))
         self._fit_priors()
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:

@@ -64,7 +64,7 @@ def program_flops(
             for i in range(model.layers)
         )
         return tokens * (flops_per_token(model) + 2.0 * heads * keys)
-    if kind in ("prefill", "resume"):
+    if kind in ("prefill", "resume", "drafts"):
         bucket = rollout.prompt_buckets[-1] if kind == "prefill" else rollout.max_length
         return forward_flops(model, [bucket] * (tokens // bucket))
     if kind in ("forward", "backward"):

@@ -57,6 +57,7 @@ ROLLOUT = {
     "insert": ("state", "decode"),
     "stored": ("state", "slots", "decode"),
     "resume": ("state", "slots"),
+    "drafts": ("state", "slots"),
     "decode": ("state",),
     "harvest": ("state", "decode"),
     "free": ("state", "decode"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
+from compass_jax.data.difficulty import Measured
 from compass_jax.data.posterior import PosteriorSelector, coverage, fit_prior
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
@@ -74,6 +75,18 @@ def test_the_prior_has_the_spread_of_the_labels_prompts(concentration, samples):
     alpha, beta = fit_prior(np.stack([right, judged], axis=1).astype(float))
     assert alpha / (alpha + beta) == pytest.approx(mean, abs=0.02)
     assert alpha + beta == pytest.approx(concentration, rel=0.1)
+
+
+def test_a_prompt_measured_without_a_verdict_shows_nothing():
+    pool = prompts(20)
+    measured = [Measured(prompt, 1.0, 4.0) for prompt in pool[:12]]
+    config = ZeroVarianceConfig(posterior=True)
+    with_unknown = [*measured, Measured(pool[12], 0.0, 0.0)]
+    priors = [
+        PosteriorSelector(config, REWARDS, 0, rows).prior(pool[15])
+        for rows in (measured, with_unknown)
+    ]
+    assert priors[0] == priors[1] and np.isfinite(priors[1]).all()
 
 
 def test_single_samples_show_no_spread():

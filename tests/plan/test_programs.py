@@ -17,7 +17,7 @@ from compass_jax.config import GroupReplayConfig, ZeroVarianceConfig, named_corr
 from compass_jax.model import routes
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.plan.programs import fresh_state, planned, run_programs
+from compass_jax.plan.programs import fresh_state, live_parts, planned, run_programs
 from compass_jax.rl.objectives.grpo import grpo
 from compass_jax.rollout.drafts import Coupled
 from compass_jax.rollout.engine import Engine
@@ -138,6 +138,13 @@ def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant, m
     assert {n for (name, _), n in ran.items() if name in vars(step)} == {1}
     # the plan compiles the programs that the run used
     assert planned_prefill and set(planned_prefill) <= set(ran)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_plan_knows_what_is_live_beside_every_program(variant):
+    config = changed(tiny_run(), **VARIANTS[variant])
+    for program in planned(listed(config)):
+        assert live_parts(program, config.rl, disaggregated=False), program.name
 
 
 def shapes(program):

@@ -93,6 +93,16 @@ def one_device():
     return functools.cache(functools.partial(collect, None))
 
 
+def test_fewer_pairs_than_devices_that_share_the_experts(monkeypatch):
+    """One slot has two pairs of token and expert, for eight devices with an expert each."""
+    monkeypatch.setitem(OPTIONS, "one slot", ({"slots": 1}, "off"))
+    actual, expected = (
+        collect(mesh, "one slot", prompts=PROMPTS[:1])[0] for mesh in ({"expert": 8}, None)
+    )
+    for row, rollout in expected.items():
+        np.testing.assert_array_equal(actual[row].tokens, rollout.tokens)
+
+
 SLOW = [
     pytest.param(mesh, marks=pytest.mark.slow) for mesh in [*ALONE, *PAIRS] if mesh not in QUICK
 ]

@@ -46,7 +46,8 @@ def grouped_swiglu(
             dispatched.
         limit: as in `activation.swiglu`.
     """
-    down, pairs = weights["down"], dispatch.order.shape[0] // parts
+    # At least one: few rows are replicated over the devices, and a share of them may be below 1.
+    down, pairs = weights["down"], max(1, dispatch.order.shape[0] // parts)
     blocks = block_shapes(pairs, down.shape[0], down.shape[1] * down.shape[2])
     names = ("gate_up", "down") if "gate_up" in weights else ("gate", "up", "down")
     biases: Tree = (
