@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.errors import CompassError
-from compass_jax.untrusted import parse_json
+from compass_jax.untrusted import fenced_blocks, parse_json
 
 MOST_CHARS = 100_000  # maximum length of a text with calls
 MOST_CALLS = 64
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
-_FENCED = re.compile(r"```(?:json|python|tool_code|tool_call)?[ \t]*\n(.*?)```", re.DOTALL)
+_LABELS = frozenset(("", "json", "python", "tool_code", "tool_call"))
 _JSON = re.compile(r'\{\s*"|\[\s*[{\]]')
 _PYTHON = re.compile(r"\[?\s*[A-Za-z_][\w.]*\(")
 _WORDS = {"true": True, "false": False, "null": None}  # JSON constants, accepted in Python syntax
@@ -54,8 +54,9 @@ def tool_calls(text: str) -> list[ToolCall]:
     """
     begin, end = call_span(text)
     body = text[begin:end].strip()
-    if fenced := _FENCED.fullmatch(body):
-        body = fenced[1].strip()
+    blocks = fenced_blocks(body, _LABELS)
+    if blocks and blocks[0].span() == (0, len(body)):
+        body = blocks[0][2].strip()
     body = body.removeprefix("[TOOL_CALLS]").lstrip()
     reader = _reader(body) or (_parse_tagged if body.startswith(_OPEN) else None)
     if reader is None:
@@ -84,7 +85,7 @@ def call_span(text: str) -> tuple[int, int]:
         closed = body.rfind(_CLOSE)
         last = closed + len(_CLOSE) if closed > body.rfind(_OPEN) else len(body)
         return begin + body.find(_OPEN), begin + last
-    blocks = list(_FENCED.finditer(body))
+    blocks = fenced_blocks(body, _LABELS)
     return (begin + blocks[-1].start(), begin + blocks[-1].end()) if blocks else (begin, end)
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +26,7 @@ MOST_LINE_BYTES = 8 * 2**20  # maximum length of a JSON line: several million ch
 MOST_DEPTH = 64
 MOST_DIGITS = 19  # maximum length of an integer: 64 bits
 
+_FENCED = re.compile(r"```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -209,3 +210,12 @@ def _check_parts(
     for key, part in value.items():
         whole_text(key, f"{place}, a key" if path else f"{where}: a key", error=error)
         _check_parts(part, where, f"{path}.{key[:80]}" if path else key[:80], error, depth + 1)
+
+
+def fenced_blocks(text: str, labels: Set[str]) -> list[re.Match[str]]:
+    """Returns the fenced blocks of Markdown whose language (group 1), in lower case, is in
+    `labels`; "" is a block without one. Group 2 is the content.
+
+    Fences of all languages are paired first: else the end of another block would begin one.
+    """
+    return [block for block in _FENCED.finditer(text) if block[1].lower() in labels]

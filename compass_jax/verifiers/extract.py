@@ -13,6 +13,7 @@ import numbers
 import re
 
 from compass_jax.aliases import Json
+from compass_jax.untrusted import fenced_blocks
 
 _THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,8}(?:(\{)|(?<=\s)(-?\d[\d.,]*\d|-?\d|\w)(?!\w))")
@@ -31,7 +32,7 @@ _FORMULA = re.compile(
     r"((?<![\w\\^_{.,$])-?(?:\d+(?:,\d{3})*(?:[.,/]\d+)?|\.\d+)(?:\s?%)?(?!\d|\s*(?:\$|\\\))\s*$))",
     re.DOTALL,
 )
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_LABELS = frozenset(("", "json"))
 
 
 def visible(response: str) -> str:
@@ -152,8 +153,8 @@ def json_text(response: str, tag: str) -> str:
     if (tagged := extract_answer(response, tag)) is not None:
         return tagged
     text = visible(response)
-    blocks = _FENCED.findall(text)
-    return blocks[-1].strip() if blocks else text.strip()
+    blocks = fenced_blocks(text, _LABELS)
+    return (blocks[-1][2] if blocks else text).strip()
 
 
 def reference(answer: Json) -> str:

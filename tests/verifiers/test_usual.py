@@ -9,9 +9,18 @@ import pytest
 from compass_jax.config import ConfigError, DataConfig, FileSource
 from compass_jax.rewards.called import called
 from compass_jax.rewards.checks import Check, Graded, build, checks_of
+from compass_jax.tool_calls import tool_calls
 from compass_jax.verifiers.answers import exact
 from compass_jax.verifiers.base import kinds
-from compass_jax.verifiers.extract import boxed, extract_answer, final_answer, hashed, number
+from compass_jax.verifiers.extract import (
+    boxed,
+    extract_answer,
+    final_answer,
+    hashed,
+    json_text,
+    number,
+)
+from compass_jax.verifiers.kinds.code import _program
 
 OURS = {"prompt", "response", "row", "answer", "answer_tag"}
 RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)
@@ -195,3 +204,14 @@ def test_a_row_without_a_reference_is_an_error_and_no_zero():
 def test_a_source_that_names_what_cannot_be_is_refused(source, message):
     with pytest.raises(ConfigError, match=message):
         DataConfig(sources=(FileSource("rows.jsonl", **source),)).validate()
+
+
+@pytest.mark.parametrize("before", ["", "```bash\npip install x\n```\n", "```text\na\n```\nOr:\n"])
+@pytest.mark.parametrize("after", ["", "\nIt prints:\n```text\n3\n```\nand\n```text\n4\n```\n"])
+def test_blocks_of_other_languages_do_not_shift_the_pairs_of_fences(before, after):
+    program = f"{before}Here:\n```python\ndef f():\n    return 3\n```{after}"
+    assert _program(program, "answer") == "def f():\n    return 3\n"
+    text = f'{before}So:\n```JSON\n{{"a": 1}}\n```{after}'
+    assert json_text(text, "answer") == '{"a": 1}'
+    calls = f'{before}So:\n```json\n[{{"name": "f", "arguments": {{}}}}]\n```{after}'
+    assert [call.name for call in tool_calls(calls)] == ["f"]

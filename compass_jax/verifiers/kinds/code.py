@@ -8,6 +8,7 @@ from functools import cache
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.processes import guards
+from compass_jax.untrusted import fenced_blocks
 from compass_jax.verifiers import program
 from compass_jax.verifiers.base import (
     NOTHING,
@@ -22,7 +23,7 @@ from compass_jax.verifiers.base import (
 from compass_jax.verifiers.extract import extract_answer
 from compass_jax.verifiers.program_tests import RowError, RowTests, complaint, read_tests
 
-_FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_LABELS = frozenset(("", "python", "python3", "py"))
 _PYTHON = re.compile(
     r"^[ \t]*+(?:def|class|import|from|return|for|print|[A-Za-z_]\w*+[ \t]*+=)", re.MULTILINE
 )
@@ -116,9 +117,8 @@ def row_faults(rows: Sequence[JsonMapping]) -> list[str]:
 
 
 def _program(response: str, tag: str) -> str | None:
-    blocks = _FENCED.findall(response)
-    if blocks:
-        return blocks[-1]
+    if blocks := fenced_blocks(response, _LABELS):
+        return blocks[-1][2]
     text = (extract_answer(response, tag) if tag else None) or response
     return text if _PYTHON.search(text) else None
 
