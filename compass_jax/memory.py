@@ -38,12 +38,13 @@ from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import (
     abstract_params,
     decode_shardings,
-    shardings_like,
+    placed_structs,
     training_layout,
 )
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
+from compass_jax.programs import struct
 from compass_jax.sharding import AXES, Placement
 
 # Python, JAX, the compiler and its programs, and the tokenizer, on a CPU (docs/measurements.md)
@@ -206,8 +207,7 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
 def _weight_bytes(config: PolicyConfig, dtype: str) -> int:
     """Returns the bytes of one device's shards of the parameters in storage."""
     weights = abstract_params(config.model, dtype, training_layout(config.compute))
-    placement = _abstract_placement(config.mesh)
-    return _shard_bytes(weights, shardings_like(weights, config.model, placement))
+    return bytes_per_device(placed_structs(weights, config.model, _abstract_placement(config.mesh)))
 
 
 def _decode_weight_bytes(config: PolicyConfig, mesh: MeshConfig) -> int:
@@ -215,23 +215,15 @@ def _decode_weight_bytes(config: PolicyConfig, mesh: MeshConfig) -> int:
     before they are quantised.
     """
     weights = abstract_params(config.model, config.rollout_compute.dtype, "decode")
-    placement = _abstract_placement(mesh)
-    return _shard_bytes(weights, decode_shardings(weights, config.model, placement))
+    shardings = decode_shardings(weights, config.model, _abstract_placement(mesh))
+    return bytes_per_device(
+        jax.tree.map(lambda x, sharding: struct(x.shape, x.dtype, sharding), weights, shardings)
+    )
 
 
 def _abstract_placement(mesh: MeshConfig) -> Placement:
     """Returns a placement on a mesh without devices, for shardings whose shapes alone are read."""
     return Placement(cast(Mesh, AbstractMesh(dataclasses.astuple(mesh), AXES)))
-
-
-def _shard_bytes(tree: Tree, shardings: Tree) -> int:
-    """Returns the bytes of one device's shards of a tree of arrays or shapes."""
-    shards = jax.tree.map(
-        lambda x, s: math.prod(s.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize,
-        tree,
-        shardings,
-    )
-    return sum(jax.tree.leaves(shards))
 
 
 def cache_bytes(
@@ -361,3 +353,15 @@ def _abstract_adapters(model: ModelConfig, compute: ComputeConfig, lora: LoRACon
 def tree_bytes(tree: Tree) -> int:
     """Returns the bytes of a tree of arrays or shapes."""
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def bytes_per_device(tree: Tree) -> int:
+    """Returns the bytes per device of structs with shardings."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype)
+        for x in jax.tree.leaves(tree)
+    )
+
+
+def _itemsize(dtype) -> int:
+    return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).itemsize

@@ -55,8 +55,8 @@ def tool_calls(text: str) -> list[ToolCall]:
     begin, end = call_span(text)
     body = text[begin:end].strip()
     blocks = fenced_blocks(body, _LABELS)
-    if blocks and blocks[0].span() == (0, len(body)):
-        body = blocks[0][2].strip()
+    if blocks and blocks[0].start() == 0 and body.endswith("```"):
+        body = body[blocks[0].start(2) : -3].strip()  # an argument may have fences, too
     body = body.removeprefix("[TOOL_CALLS]").lstrip()
     reader = _reader(body) or (_parse_tagged if body.startswith(_OPEN) else None)
     if reader is None:

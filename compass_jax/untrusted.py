@@ -26,7 +26,8 @@ MOST_LINE_BYTES = 8 * 2**20  # maximum length of a JSON line: several million ch
 MOST_DEPTH = 64
 MOST_DIGITS = 19  # maximum length of an integer: 64 bits
 
-_FENCED = re.compile(r"```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
+# a span of code within a line, or a block
+_FENCED = re.compile(r"```[^`\n]+```|```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -216,6 +217,8 @@ def fenced_blocks(text: str, labels: Set[str]) -> list[re.Match[str]]:
     """Returns the fenced blocks of Markdown whose language (group 1), in lower case, is in
     `labels`; "" is a block without one. Group 2 is the content.
 
-    Fences of all languages are paired first: else the end of another block would begin one.
+    All fences are paired first, whatever their language: otherwise the end of a block in another
+    language would begin one.
     """
-    return [block for block in _FENCED.finditer(text) if block[1].lower() in labels]
+    blocks = (block for block in _FENCED.finditer(text) if block[1] is not None)
+    return [block for block in blocks if block[1].lower() in labels]

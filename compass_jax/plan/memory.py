@@ -13,8 +13,9 @@ from compass_jax.config import (
     RLRunConfig,
     UpdatesConfig,
 )
+from compass_jax.memory import bytes_per_device
 from compass_jax.model.kernels import whole_heads
-from compass_jax.plan.programs import ROLLOUT, Step, bytes_per_device, live_parts, model_params
+from compass_jax.plan.programs import ROLLOUT, Step, live_parts, model_params
 from compass_jax.programs import Program
 from compass_jax.training.programs import summed
 

@@ -5,7 +5,6 @@ list, in the run's shapes and layouts.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from compass_jax.aliases import Tree
 from compass_jax.chips import CHIPS, Chip, chip_of
@@ -322,18 +320,6 @@ def _placements(
         one = make_mesh(mesh, devices)
         return Placement(one), Placement(one, "decode")
     return train, decode
-
-
-def bytes_per_device(tree: Tree) -> int:
-    """Returns the bytes per device of structs with shardings."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * _itemsize(x.dtype)
-        for x in jax.tree.leaves(tree)
-    )
-
-
-def _itemsize(dtype) -> int:
-    return 8 if jnp.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).itemsize
 
 
 def _laid(x: Tree, sharding: Tree) -> jax.ShapeDtypeStruct:

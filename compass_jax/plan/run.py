@@ -12,6 +12,7 @@ import numpy as np
 from compass_jax.aliases import JsonObject
 from compass_jax.chips import Chip
 from compass_jax.config import RLRunConfig
+from compass_jax.memory import bytes_per_device
 from compass_jax.plan.bound import (
     Bound,
     answer_lengths,
@@ -32,7 +33,7 @@ from compass_jax.plan.memory import (
     refused_bytes,
     resident,
 )
-from compass_jax.plan.programs import ROLLOUT, Step, bytes_per_device, topology_devices
+from compass_jax.plan.programs import ROLLOUT, Step, topology_devices
 from compass_jax.programs import Program
 from compass_jax.tpu_versions import installed
 

@@ -50,9 +50,8 @@ def test_rewards_count_on_their_scale_and_groups_without_a_verdict_do_not():
     chosen = PosteriorSelector(config, RewardConfig(right_at=1.0, wrong_at=-1.0), 0)
     chosen.update([(one, Outcome(4, 2.0, 40, "", 4)), (other, Outcome(0, 0.0, 40, "", 4))], 0.0)
     alpha_0, beta_0 = chosen.prior(one)
-    assert chosen.posterior(one) == pytest.approx(
-        (alpha_0 + 3, beta_0 + 1)
-    )  # 0.5 is 3/4 of the way from -1 to 1
+    # 0.5 is 3/4 of the way from -1 to 1
+    assert chosen.posterior(one) == pytest.approx((alpha_0 + 3, beta_0 + 1))
     assert chosen.posterior(other) == chosen.prior(other)
 
 

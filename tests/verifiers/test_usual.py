@@ -206,7 +206,9 @@ def test_a_source_that_names_what_cannot_be_is_refused(source, message):
         DataConfig(sources=(FileSource("rows.jsonl", **source),)).validate()
 
 
-@pytest.mark.parametrize("before", ["", "```bash\npip install x\n```\n", "```text\na\n```\nOr:\n"])
+@pytest.mark.parametrize(
+    "before", ["", "```bash\npip install x\n```\n", "```text\na\n```\nOr ```f``` again\n"]
+)
 @pytest.mark.parametrize("after", ["", "\nIt prints:\n```text\n3\n```\nand\n```text\n4\n```\n"])
 def test_blocks_of_other_languages_do_not_shift_the_pairs_of_fences(before, after):
     program = f"{before}Here:\n```python\ndef f():\n    return 3\n```{after}"
