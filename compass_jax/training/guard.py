@@ -56,8 +56,9 @@ class Guard:
     """The numbers of the latest steps and the failures found in them; all are in the checkpoint.
 
     `level` is the level of one test (rl.guard.false_alarms over the number of tests of the run).
-    `parted` is the step after which reward and gold label were found to part, 0 before. `ended` is
-    true if the run ended there with an earlier policy.
+    `parted` is the step after which reward and gold label were found to part, 0 before, and
+    `last_sound` is the last step before the window of that test. `ended` is true if the run ended
+    there with an earlier policy.
     """
 
     def __init__(
@@ -77,15 +78,19 @@ class Guard:
         self.level = config.false_alarms / max(steps - config.window + 1, 1)
         self._means: list[float] = []
         self._audits: list[Audit] = []
+        # Steps without a gold label have no audit, so the window can span more steps than audits.
+        self._audited_steps: list[int] = []
         self._losses: list[float] = []
-        self.parted, self.ended = 0, False
+        self.parted, self.last_sound, self.ended = 0, 0, False
 
     def of_step(
         self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]
     ) -> dict[str, float]:
         """Adds a step's groups and metrics; returns the guard's metrics, and prints notices."""
         audited, size = audit(groups), self.config.window
-        self._audits = _appended(self._audits, audited, math.isfinite(audited.gold), size)
+        has_gold = math.isfinite(audited.gold)
+        self._audits = _appended(self._audits, audited, has_gold, size)
+        self._audited_steps = _appended(self._audited_steps, step, has_gold, size)
         mean, loss = (float(metrics.get(name, math.nan)) for name in ("reward/mean", "loss"))
         self._means = _appended(self._means, mean, math.isfinite(mean), size)
         self._losses = _appended(self._losses, loss, math.isfinite(loss), size)
@@ -123,7 +128,8 @@ class Guard:
         p, span = float(parting_p(reward, gold)), self.config.window - 1
         slopes = float(trend(reward).slope), float(trend(gold).slope)
         if p <= self.level:
-            self.parted = self.parted or step
+            if not self.parted:
+                self.parted, self.last_sound = step, self.before_window(step)
             self._tell(
                 "reward up, gold down",
                 f"reward up, gold down: over the last {self.config.window} audited steps the reward"
@@ -136,10 +142,11 @@ class Guard:
             "guard/parting_p": p,
         }
 
-    @property
-    def last_sound(self) -> int:
-        """The last step before the window in which reward and gold label parted."""
-        return max(self.parted - self.config.window, 0)
+    def before_window(self, step: int) -> int:
+        """Returns the last step before the audits of the window after `step`. No later test can
+        need an older policy.
+        """
+        return self._audited_steps[0] - 1 if self._audited_steps else step
 
     def refuse_parted(self, directory: str) -> None:
         """Raises RewardExploited if reward and gold label parted and the action is stop."""
@@ -155,8 +162,10 @@ class Guard:
         return {
             "means": self._means,
             "audits": [list(one) for one in self._audits],
+            "audited_steps": self._audited_steps,
             "losses": self._losses,
             "parted": self.parted,
+            "last_sound": self.last_sound,
             "ended": self.ended,
         }
 
@@ -165,11 +174,15 @@ class Guard:
         size = self.config.window
         self._means = state.get("means", [])[-size:]
         self._audits = [Audit(*one) for one in state.get("audits", [])[-size:]]
+        # States of older commits lack the steps: 1 goes back to the policy of the start.
+        unknown = [1] * len(self._audits)
+        self._audited_steps = state.get("audited_steps", unknown)[-size:]
         self._losses = state.get("losses", [])[-size:]
         self.ended = state.get("ended", False)
         # parted before the action became restore: the next test decides
         is_over = self.config.action == "restore" and not self.ended
         self.parted = 0 if is_over else state.get("parted", 0)
+        self.last_sound = state.get("last_sound", 0)
 
 
 def _appended(values: list[T], value: T, is_known: bool, size: int) -> list[T]:

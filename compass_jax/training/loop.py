@@ -138,11 +138,6 @@ class RLTrainer:
         self.config, self.rl = config, config.rl
         self.scorer, self.stop, self.telemetry = scorer, stop, telemetry
         guard = config.rl.guard
-        # `fall_back` needs a checkpoint from before the guard's window.
-        reach = guard.window if guard.action == "restore" else 0
-        self.checkpoints = Checkpoints(
-            config.directory, config.model, config.keep_checkpoints, reach
-        )
         self.engine = self._open_engine(rollout, pool)
         self.notices = Notices(config, telemetry.note, printed, self.done_steps)
         self.guard = Guard(
@@ -152,6 +147,10 @@ class RLTrainer:
             self.notices.print_of_kind,
             self.rl.zero_variance.posterior,
         )
+        self.checkpoints = Checkpoints(config.directory, config.model, config.keep_checkpoints)
+        if guard.action == "restore":
+            # `fall_back` needs a checkpoint from before the guard's window.
+            self.checkpoints.needed_step = self.guard.before_window
         self._open_prompts()
         self.history = PromptHistory()
         self.collect = Collector(

@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,14 +51,19 @@ class Checkpoints:
         run_dir: the run directory; the first save creates checkpoints/ in it.
         model: the configuration recorded in the manifests.
         keep: number of sound checkpoints to keep; older ones are removed.
-        reach: also keep the newest one that is at least this many steps older, and all since it.
+        needed_step: a function of the saved step that returns an earlier one, or the same: the
+            newest sound checkpoint at or before it is kept as well, and all since it.
     """
 
     def __init__(
-        self, run_dir: str | os.PathLike, model: ModelConfig, keep: int = 2, reach: int = 0
+        self,
+        run_dir: str | os.PathLike,
+        model: ModelConfig,
+        keep: int = 2,
+        needed_step: Callable[[int], int] = lambda step: step,
     ):
         self.root = Path(run_dir).absolute() / "checkpoints"
-        self.model, self.keep, self.reach = model, keep, reach
+        self.model, self.keep, self.needed_step = model, keep, needed_step
         self._manager: ocp.CheckpointManager | None = None
         self._lazy = lazy.LazyHandler()
         self._step = self._bytes = 0  # step and bytes of the last save
@@ -153,7 +158,7 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(
                 step_prefix="step",
                 step_format_fixed_length=8,
-                preservation_policy=_NewestSound(self.root, self.keep, self.reach),
+                preservation_policy=_NewestSound(self.root, self.keep, self.needed_step),
                 async_options=ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_S),
                 save_root_metadata=False,
                 lightweight_initialize=True,
@@ -255,25 +260,26 @@ class _Handler(ocp.PyTreeCheckpointHandler):
 
 class _NewestSound(NamedTuple):
     """A preservation policy that keeps the newest `keep` sound checkpoints, including the one just
-    written, and those since the newest one that is at least `reach` steps older. Older ones are
-    removed; damaged ones are not counted.
+    written, and those since the newest one at or before the needed step. Older ones are removed;
+    damaged ones are not counted.
     """
 
     root: Path
     keep: int
-    reach: int = 0
+    needed_step: Callable[[int], int]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns whether to keep each checkpoint; the last one was just written."""
         steps = [info.step for info in checkpoints]
         older = sorted(steps[:-1], reverse=True)
-        sound_count, reaches = 1, self.reach == 0
+        needed = self.needed_step(steps[-1])
+        sound_count, reaches = 1, steps[-1] <= needed
         for step in older:
             if sound_count >= self.keep and reaches:
                 return [x == steps[-1] or x > step for x in steps]
             if not sound.examine(self.root / f"step_{step:08d}", contents=False).faults:
                 sound_count += 1
-                reaches = reaches or steps[-1] - step >= self.reach
+                reaches = reaches or step <= needed
         return [True] * len(steps)
 
 

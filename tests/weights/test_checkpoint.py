@@ -255,7 +255,9 @@ def test_no_checkpoint_and_a_damaged_one_are_named(tmp_path):
 
 
 def test_a_run_that_may_go_back_keeps_one_checkpoint_that_is_old_enough(tmp_path):
-    with checkpoint.Checkpoints(tmp_path, MODEL, keep=2, reach=4) as checkpoints:
+    with checkpoint.Checkpoints(
+        tmp_path, MODEL, keep=2, needed_step=lambda step: step - 4
+    ) as checkpoints:
         steps = []
         for step in (3, 6, 9, 12, 13):
             checkpoints.save(step, tree(step), META, wait=True)
