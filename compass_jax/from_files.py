@@ -282,7 +282,7 @@ def _rollout(
     answer: int | None,
 ) -> RolloutConfig:
     """Returns the rollout settings. The answer length is `answer`, or the rest of the model's
-    context; the number of slots is the largest power of two whose KV caches fit.
+    context; the slots of each device are the largest power of two whose KV caches fit.
     """
     platform = jax.devices()[0].platform
     longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
@@ -294,10 +294,10 @@ def _rollout(
     config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
     width = 2 if compute.dtype == "bfloat16" else 4
     token = model.layers * model.cache_width * width
-    cache_bytes = CACHE_SHARE * _free_bytes(model, compute, mesh) * mesh.devices
-    max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) * mesh.devices
-    slots = min(max(int(cache_bytes / (token * config.max_length)), mesh.devices), max_slots)
-    return replace(config, slots=2 ** int(math.log2(slots)))
+    cache_bytes = CACHE_SHARE * _free_bytes(model, compute, mesh)
+    max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE)
+    slots = min(max(int(cache_bytes / (token * config.max_length)), 1), max_slots)
+    return replace(config, slots=mesh.devices * 2 ** int(math.log2(slots)))
 
 
 def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig, rows: int = 0) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
 from compass_jax.programs import struct
+from compass_jax.rollout.kv_cache import new_cache, pages_spec
 from compass_jax.sharding import AXES, Placement
 
 # Python, JAX, the compiler and its programs, and the tokenizer, on a CPU (docs/measurements.md)
@@ -63,7 +64,7 @@ class MemoryEstimate(NamedTuple):
     process: float
     weights: float  # trained parameters, and those of the reference model
     optimizer: float
-    rollout: float  # the rollout's weights, KV cache and routes
+    rollout: float  # the rollout's weights, KV cache and routes; 0 on devices that do not sample
     gradients: float  # the accumulated gradient, and that of the micro-batch
     activations: float  # stored for the backward passes of MICRO_BATCHES_AT_ONCE
     logits: float
@@ -183,11 +184,12 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
         adapters = tree_bytes(_abstract_adapters(config.model, config.compute, config.lora))
     rollout = replay = 0.0
     if isinstance(training, RLConfig):
-        rollout_mesh = config.rollout_mesh or config.mesh
-        rollout = float(_decode_weight_bytes(config, rollout_mesh))
-        rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, rollout_mesh)
-        rollout += route_bytes(config.model, config.rollout, training, config.mesh)
-        replay = kept_route_bytes(config.model, config.rollout, training, config.mesh)
+        if not config.rollout_apart and not config.samplers.acts:
+            mesh = config.rollout_mesh or config.mesh
+            rollout = float(_decode_weight_bytes(config, mesh))
+            rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, mesh)
+            rollout += route_bytes(config.model, config.rollout, training, mesh)
+            replay = kept_route_bytes(config.model, config.rollout, training, mesh)
         if on_cpu():
             replay += kept_token_bytes(config.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
@@ -221,30 +223,39 @@ def _decode_weight_bytes(config: PolicyConfig, mesh: MeshConfig) -> int:
     )
 
 
-def _abstract_placement(mesh: MeshConfig) -> Placement:
+def _abstract_placement(mesh: MeshConfig, use: Literal["train", "decode"] = "train") -> Placement:
     """Returns a placement on a mesh without devices, for shardings whose shapes alone are read."""
-    return Placement(cast(Mesh, AbstractMesh(dataclasses.astuple(mesh), AXES)))
+    return Placement(cast(Mesh, AbstractMesh(dataclasses.astuple(mesh), AXES)), use)
 
 
 def cache_bytes(
     model: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, mesh: MeshConfig
 ) -> float:
-    """Returns the bytes of the rollout's KV cache on one device."""
-    width = 1 if rollout.kv_quantize != "off" else jnp.dtype(compute.dtype_of("attention")).itemsize
-    tokens = rollout.slots * rollout.max_length
-    if rollout.cache_pages:
-        tokens = rollout.cache_pages * rollout.page_tokens
-    return model.layers * model.cache_width * width * tokens / mesh.devices
+    """Returns the bytes of the rollout's KV cache on one device. A device holds all slots if the
+    mesh does not divide their number.
+    """
+    placement = _abstract_placement(mesh, "decode")
+    groups = _shards(rollout.slots, mesh)
+    cache = jax.eval_shape(lambda: new_cache(model, rollout, compute, groups)[0])
+    specs = pages_spec(placement, rollout.slots, cache)[1]
+    return bytes_per_device(
+        jax.tree.map(
+            lambda x, spec: struct(x.shape, x.dtype, placement.sharding(*spec)), cache, specs
+        )
+    )
 
 
 def route_bytes(
     model: ModelConfig, rollout: RolloutConfig, sampling: SamplingConfig, mesh: MeshConfig
 ) -> float:
-    """Returns the bytes of recorded routes, those of the slots and those of the step's samples."""
+    """Returns the bytes of recorded routes on one device: those of the slots, and those of the
+    groups in flight.
+    """
     if not model.moe_layers:
         return 0.0
-    samples = rollout.slots + 2 * sampling.prompts_per_round * sampling.capacity
-    return samples * _sample_route_bytes(model, rollout) / mesh.devices
+    share = _share_of_routes(sampling, mesh) * sampling.groups_in_flight * sampling.capacity
+    share += rollout.slots / _shards(rollout.slots, mesh)
+    return share * _sample_route_bytes(model, rollout)
 
 
 def kept_route_bytes(
@@ -254,7 +265,18 @@ def kept_route_bytes(
     samples = sampling.group_replay.routed_groups * sampling.capacity
     if not model.moe_layers or not samples:
         return 0.0
-    return samples * _sample_route_bytes(model, rollout) / mesh.devices
+    return samples * _sample_route_bytes(model, rollout) * _share_of_routes(sampling, mesh)
+
+
+def _share_of_routes(sampling: SamplingConfig, mesh: MeshConfig) -> float:
+    """Returns the part of the route buffer's rows that one device holds."""
+    return 1 / _shards(sampling.routed_groups * sampling.capacity, mesh)
+
+
+def _shards(rows: int, mesh: MeshConfig) -> int:
+    """Returns the number of parts into which decoding on the mesh splits an array's rows."""
+    placement = _abstract_placement(mesh, "decode")
+    return placement.size(*placement.batch_axes(rows))
 
 
 def kept_token_bytes(rollout: RolloutConfig, sampling: SamplingConfig) -> float:
@@ -294,10 +316,12 @@ def _sample_route_bytes(model: ModelConfig, rollout: RolloutConfig) -> int:
 def _micro_batch_bytes(config: PolicyConfig, rows: int, length: int) -> dict[str, float]:
     """Returns the bytes of activations and logits of one micro-batch on one device."""
     model, compute = config.model, config.compute
-    chunk = min(compute.logprob_chunk, rows * length)
+    # Devices of `context` hold all of a row's tokens if they do not divide them.
+    shards = config.mesh.context if length % config.mesh.context == 0 else 1
+    chunk = min(compute.logprob_chunk, rows * length // shards)
     residuals = _residual_bytes(model, compute, config.lora, rows, length)
     return {
-        "activations": MICRO_BATCHES_AT_ONCE * float(residuals),
+        "activations": MICRO_BATCHES_AT_ONCE * residuals / shards,
         # the logits and their log-softmax
         "logits": 2.0 * chunk * model.vocab_size * 4,
     }

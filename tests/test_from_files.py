@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -111,6 +112,12 @@ def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(
 )
 def test_the_micro_batches_of_an_update_have_one_shape_if_that_halves_none(rows, most, share):
     assert _whole_share(rows, most) == share
+
+
+def test_devices_have_equally_many_slots(folder, monkeypatch):
+    monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig(replica=6))
+    slots = config_from(folder).rollout.slots
+    assert slots % 6 == 0 and math.log2(slots // 6).is_integer()
 
 
 def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch):

@@ -30,6 +30,7 @@ from compass_jax.memory import (
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.training import step
 from compass_jax.weights.sync import sync_weights
@@ -84,7 +85,7 @@ def test_weights_are_those_that_a_device_holds(mesh, rollout_mesh, monkeypatch):
     dtype = config.rollout_compute.dtype
     decode, _ = sync_weights(params, model, dtype, "off", False, placement=rollout, layout="decode")
     beside = cache_bytes(model, config.rollout, config.rollout_compute, rollout_mesh or mesh)
-    beside += route_bytes(model, config.rollout, config.rl, mesh)
+    beside += route_bytes(model, config.rollout, config.rl, rollout_mesh or mesh)
     need = estimate(config, config.rl)
     assert need.weights == bytes_on_first_device(params)
     assert need.optimizer == 2 * bytes_on_first_device(params)
@@ -95,6 +96,39 @@ def test_weights_are_those_that_a_device_holds(mesh, rollout_mesh, monkeypatch):
         monkeypatch.setattr("compass_jax.from_files.usable_bytes", lambda: 1e10)
         free = _free_bytes(model, compute, mesh)
         assert 1e10 - process_bytes() - free == pytest.approx(fixed, rel=0.1)
+
+
+@pytest.mark.parametrize("slots", [8, 6, 5])
+@pytest.mark.parametrize(
+    "mesh", [MeshConfig(replica=2, fsdp=2, context=2), MeshConfig(expert=4, tensor=2)]
+)
+def test_the_rollout_s_memory_is_what_a_device_holds(mesh, slots):
+    base = config_of(moe=True)
+    rollout = dataclasses.replace(base.rollout, slots=slots)
+    config = dataclasses.replace(base, mesh=mesh, rollout=rollout)
+    placement = placements(mesh, None, False)[1]
+    engine = Engine(config.model, config.compute, rollout, 1, placement)
+    state = engine.init_decode_state()
+    held = bytes_on_first_device(state.cache)
+    assert cache_bytes(config.model, rollout, config.compute, mesh) == held
+    rows = config.rl.routed_groups * config.rl.capacity
+    routes = bytes_on_first_device((state.routes, engine.new_routes(rows)))
+    assert route_bytes(config.model, rollout, config.rl, mesh) == routes
+
+
+def test_devices_that_do_not_sample_hold_no_rollout():
+    config = dataclasses.replace(config_of(moe=True), mesh=MeshConfig(fsdp=2))
+    apart = dataclasses.replace(config, rollout_apart=True, rollout_mesh=MeshConfig(tensor=2))
+    need, without = (estimate(x, x.rl) for x in (config, apart))
+    assert need.rollout > 0 and without == need._replace(rollout=0.0)
+
+
+def test_a_device_of_context_stores_its_tokens_alone():
+    config = config_of()
+    whole, parts = (
+        estimate(dataclasses.replace(config, mesh=MeshConfig(context=n)), config.rl) for n in (1, 4)
+    )
+    assert parts.activations == whole.activations / 4
 
 
 def bytes_on_first_device(tree):

@@ -74,6 +74,12 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
             "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
             " as with 'off'"
         )
+    mesh = config.rollout_mesh or config.mesh
+    if config.rollout.slots % (shards := mesh.devices // mesh.tensor):
+        notices.append(
+            f"rollout.slots = {config.rollout.slots}: {shards} devices share the slots, and not"
+            f" equally, so that several decode the same ones; make it a multiple of {shards}"
+        )
     if gold_places(config.data) and rl.steps < rl.guard.window:
         notices.append(
             f"rl.guard.window = {rl.guard.window}: rl.steps = {rl.steps} never fill it, so that a"

@@ -93,6 +93,17 @@ def test_auto_that_finds_nothing_is_said(monkeypatch):
     assert idle_settings(auto, 100, 3) == []
 
 
+def test_slots_that_devices_cannot_share_are_said():
+    for slots, says in ((8, False), (6, True)):
+        config = evolve(
+            config_with(),
+            mesh={"fsdp": 2, "expert": 2, "tensor": 2},
+            rollout={"slots": slots},
+        )
+        texts = [text for text in idle_settings(config, 10**6, 3) if "multiple of 4" in text]
+        assert len(texts) == says
+
+
 def test_buckets_that_would_pad_less_are_named_once():
     """Rows have 9 and 64 tokens, in buckets of 32 and 64. After four steps the notice names 16 and
     64; there is no notice if the gain would be small.
