@@ -20,6 +20,7 @@ from compass_jax.model.flops import attention_flops, flops_per_token, forward_fl
 from compass_jax.plan.memory import Memory, keeps_attention
 from compass_jax.plan.programs import ROLLOUT
 from compass_jax.rl.bucketing import plan, row_counts
+from compass_jax.rollout.sizes import prefill_rows
 
 # Products of attention in a backward pass for each two of the forward pass: the kernels for the
 # gradients of queries and of keys and values compute scores and their gradients each.
@@ -186,10 +187,13 @@ def runs_per_step(
     # Dynamic sampling has at least one round.
     rounds = zero.dynamic_batch if zero.dynamic_sampling else 1
     fills = samples * rounds / rollout.slots / samplers
+    rows = prefill_rows(rollout, rl.group_size, rollout.prompt_buckets[-1])[-1]
+    # One prefill of long prompts can be too few rows to fill all slots.
+    prefills = max(fills, rl.prompts_per_step * rounds / rows / samplers)
     runs = {
         "hand-over": 1,
-        "prefill": fills,
-        "insert": fills,
+        "prefill": prefills,
+        "insert": prefills,
         # A run decodes one token in every slot, so the longest answer needs a run per token.
         "decode": max(float(answers.max()), fills * float(answers.mean())),
         "apply": rl.updates_per_rollout * rl.epochs,

@@ -12,7 +12,7 @@ import numpy as np
 from compass_jax.aliases import JsonObject
 from compass_jax.chips import Chip
 from compass_jax.config import RLRunConfig
-from compass_jax.memory import bytes_per_device
+from compass_jax.memory import bytes_per_device, cache_bytes
 from compass_jax.plan.bound import (
     Bound,
     answer_lengths,
@@ -133,11 +133,13 @@ class Plan(NamedTuple):
         """`modelled_s` of a step whose answers have `answer_tokens` on average; NaN for 0."""
         if not self.answer_tokens:
             return math.nan
-        rollout = self.config.rollout
-        answers = answer_lengths(self.config.rl, rollout, self.answer_tokens)
+        config, rollout = self.config, self.config.rollout
+        answers = answer_lengths(config.rl, rollout, self.answer_tokens)
+        mesh = config.rollout_mesh or config.mesh
+        cache = cache_bytes(config.model, rollout, config.rollout_compute, mesh)
         unread = read_share(rollout) - read_share(rollout, answers)
         rate = self.chip.hbm_gb_s * 1e9 / self.chip.devices
-        spared = self.parts.get("slots", 0) * unread / rate
+        spared = cache * unread / rate
 
         def seconds(x: CompiledProgram) -> float:
             return x.modelled_s(self.chip) - (spared if x.name == "decode" else 0.0)

@@ -339,6 +339,16 @@ def test_shorter_answers_take_the_micro_batches_and_tokens_that_they_fill():
     assert read_share(rollout, answers) == pytest.approx(seen / 32_768)
 
 
+def test_long_prompts_take_as_many_prefills_as_their_rows_need():
+    config = load_config("qwen3_30b_a3b_v5p_4x4x4")
+    rl, rollout = config.rl, dataclasses.replace(config.rollout, slots=8192)
+    assert rollout.prompt_buckets[-1] == 2048  # 64 prompts, of at most 131,072 tokens, at once
+    runs = runs_per_step(rl, rollout, 32)
+    assert runs["prefill"] == runs["insert"] == rl.prompts_per_step / 64
+    fills = rl.prompts_per_step * rl.group_size / config.rollout.slots
+    assert runs_per_step(rl, config.rollout, 32)["prefill"] == max(fills, runs["prefill"])
+
+
 def test_a_round_of_dynamic_sampling_is_rolled_out_whole():
     config = load_config("qwen3_30b_a3b_v5p_4x4x4")
     zero = dataclasses.replace(config.rl.zero_variance, dynamic_sampling=True, dynamic_batch=3)
