@@ -130,6 +130,7 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?![\d,]*\d)")
+_ITEM_BRACKETS = ("(", "[", r"\{", r"\langle")
 _LITERAL = re.compile(r"[-+]?\s*(?:\d+(\.\d*)?|(\.\d+))")
 _NUMERIC = re.compile(r"(?:[-+\d.^*/{}() ]|\\(?:times|cdot|frac|pi|sqrt)(?![A-Za-z]))+")
 _SHORT_WORDS = frozenset(
@@ -196,14 +197,35 @@ def read(text: str, depth: int = 0) -> Value:
     return Text("opaque" if _OPAQUE.search(text) else "words", text)
 
 
+def _without_thousands(text: str) -> str:
+    """Returns a text without the separators of thousands.
+
+    In brackets a comma is one only before a zero, which begins no item, so (1,100) is a point or an
+    interval. In braces, as of a fraction, it is one unless other items are separated by ", ".
+    """
+    opened: list[str] = []
+    innermost = {}
+    for mark in _TOKEN.finditer(text):
+        innermost[mark.start()] = opened[-1] if opened else ""
+        if mark[0] in _OPENING:
+            opened.append(mark[0])
+        elif mark[0] in _CLOSING and opened:
+            opened.pop()
+
+    def joined(mark: re.Match) -> str:
+        bracket = innermost.get(mark.start(), "")
+        in_items = bracket in _ITEM_BRACKETS
+        items = ",0" not in mark[2] if in_items else bracket and ", " in text
+        return mark[0] if items else mark[0].replace(",", "")
+
+    return _THOUSANDS.sub(joined, text)
+
+
 def readings(text: str, reference: bool = False) -> list[Value]:
     """Returns the possible values of a complete answer."""
-    spaced = ", " in text
-    plain = _THOUSANDS.sub(
-        lambda m: m[0] if spaced and m.start() not in top_level(text) else m[0].replace(",", ""),
-        text,
-    )
-    values = [read(plain)]
+    values = [read(_without_thousands(text))]
+    if values == [Text("words", text)]:  # 2(1,250+x) is a product, no point
+        values = [read(_THOUSANDS.sub(lambda mark: mark[0].replace(",", ""), text))]
     # A decimal comma, unless the digits may be thousands (1,000). A reference with one digit after
     # the comma is a list of two numbers.
     comma = re.fullmatch(r"([-+]?\d+),(\d+)(?!,)(.*)", text)
