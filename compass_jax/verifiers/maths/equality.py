@@ -45,6 +45,8 @@ MAX_CHARS = 2_000
 MAX_BRACKETS = 60
 FLOAT_DIGITS = 12  # a decimal of this length is a printed float
 ROUNDED_DIGITS = 6  # a reference of this length is a rounded value
+# Letters whose alphabetical order is that of a point: (x, y), but the line (m, b).
+_COORDINATES = ("abcdefgh", "ijk", "mn", "pqr", "stuv", "xyz")
 _SYNONYMS = {"dne": "does not exist", "impossible": "not possible"}
 _PERCENT, _DEGREE, _RADIAN = (((name, 1),) for name in ("percent", "degree", "radian"))
 
@@ -187,6 +189,10 @@ def _same_formal(gold: Value, answer: Value) -> bool:
 
 def _same_named(gold: Value, answer: Value) -> bool | None:
     names = [value.name if isinstance(value, Named | Region) else "" for value in (gold, answer)]
+    for value, other in ((gold, answer), (answer, gold)):
+        assigned = _assignments(value)
+        if assigned is not None and isinstance(other, Items) and _has_names(other):
+            return _as_sets(assigned, other.items)
     if isinstance(gold, Relation):
         return (relation := _as_relation(answer)) is not None and compare(gold, relation)
     if isinstance(answer, Relation):
@@ -200,6 +206,19 @@ def _same_named(gold: Value, answer: Value) -> bool | None:
             new = {functions[1][2]: functions[0][2]}
             right = replace(right, nodes=tuple(renamed(node, new) for node in right.nodes))
     return compare(left, right)
+
+
+def _assignments(value: Value) -> list[Named] | None:
+    """Returns the values of (x, y) = (1, 2) with their names, or None for other values."""
+    names = re.fullmatch(r"\((\w+(?:,\w+)+)\)", value.name) if isinstance(value, Named) else None
+    if names is None or not isinstance(value.value, Items):
+        return None
+    pairs = list(zip(names[1].split(","), value.value.items))
+    return [Named(*pair) for pair in pairs] if len(pairs) == len(value.value.items) else None
+
+
+def _has_names(value: Items) -> bool:
+    return bool(value.items) and all(isinstance(item, Named) for item in value.items)
 
 
 def _as_relation(value: Named) -> Relation | None:
@@ -318,6 +337,8 @@ def _same_items(gold: Items, answer: Items) -> bool | None:
     kinds = {gold.kind, answer.kind}
     vectors = "matrix" in kinds and len(kinds) == 2
     left, right = (_vector(v) if vectors else v.items for v in (gold, answer))
+    if _has_names(gold) != _has_names(answer):
+        left, right = _by_coordinate(left), _by_coordinate(right)
     if ":" in kinds:
         return kinds == {":"} and _in_proportion(left, right)
     if "set" in kinds and not kinds <= {"set", "list"}:
@@ -339,6 +360,18 @@ def _vector(value: Items) -> Sequence[Value]:
         return value.items[0].items
     column = all(len(row.items) == 1 for row in value.items)
     return [row.items[0] for row in value.items] if column else value.items
+
+
+def _by_coordinate(items: Sequence[Value]) -> Sequence[Value]:
+    """Returns the values of y = 3, x = 5 in the order of a point (x, y)."""
+    names = [re.fullmatch(r"([a-z])_?(\d*)", x.name.lower()) for x in items if isinstance(x, Named)]
+    keys = [(mark[1], int(mark[2] or 0)) for mark in names if mark]
+    letters = {letter for letter, _ in keys}
+    if len(set(keys)) < len(items) or not (
+        len(letters) == 1 or any(letters <= set(row) for row in _COORDINATES)
+    ):
+        return items
+    return [item for _, item in sorted(zip(keys, items), key=lambda pair: pair[0])]
 
 
 def _in_proportion(left: Sequence[Quantity], right: Sequence[Quantity]) -> bool:
