@@ -36,6 +36,8 @@ def kind(name, row, response):
         ("2 million", Fraction(2_000_000)),
         (r"\sqrt{4}", Fraction(2)),
         ("It has 5 CO2 molecules", Fraction(5)),
+        ("It fell to minus 5 degrees", Fraction(-5)),
+        ("5 (or six)", None),
         ("> 5", None),
         ("1, 2", None),
         ("3 ft 4 in", None),

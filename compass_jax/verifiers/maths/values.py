@@ -130,6 +130,10 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:,\d{3})+)(?![\d,]*\d)")
+_REMARK = re.compile(
+    r"(.*\d.*?)\s*\((?!(?:not|n?or|and|but|also|maybe|perhaps|possibly|if|unless)\b)"
+    r"([A-Za-z][a-z ]+)\)"
+)
 _ITEM_BRACKETS = ("(", "[", r"\{", r"\langle")
 _LITERAL = re.compile(r"[-+]?\s*(?:\d+(\.\d*)?|(\.\d+))")
 _NUMERIC = re.compile(r"(?:[-+\d.^*/{}() ]|\\(?:times|cdot|frac|pi|sqrt)(?![A-Za-z]))+")
@@ -234,8 +238,10 @@ def readings(text: str, reference: bool = False) -> list[Value]:
         values.append(read(f"{comma[1]}.{comma[2]}{comma[3]}"))
     if (number := _number_in_words(plain_words(text).split())) is not None:
         values.append(Quantity((num(number),)))
-    if remark := re.fullmatch(r"(.*\d.*?)\s*\((?!not\b)[A-Za-z][a-z ]+\)", text):
-        values.append(read(remark[1]))
+    if remark := _REMARK.fullmatch(text):
+        value, number = read(remark[1]), _number_in_words(remark[2].split())
+        same = isinstance(value, Quantity) and value.nodes == expressions.readings(str(number))
+        values += [value] if number is None or same else []  # 5 (six) is no value
     metres = re.fullmatch(r"([-+]?[\d.]+)([A-Za-z])(\^\{?\d\}?)?", text)  # 7m is an amount, or 7*m
     if metres and units.is_letter(metres[2]) and (head := _expression(metres[1])):
         values.append(replace(head, unit=units.read(metres[2] + (metres[3] or ""))))
