@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 from compass_jax.aliases import Value
 from compass_jax.verifiers.maths import expressions, units
@@ -148,7 +149,8 @@ _NAMES = re.compile(
     r"[A-Za-z][\w{}'^-]*\([^()]*\)"
 )
 _AMOUNT = re.compile(
-    r"\s*(?:,|and)?\s*(\d+(?:\.\d+)?)\s*(?:\\text\{\s*([A-Za-z]+)\s*(?:,|and)?\s*\}|([A-Za-z]+))"
+    r"\s*(?:,?\s*(?:and|\\text\{\s*and\s*\})|,)?\s*(\d+(?:\.\d+)?)"
+    r"\s*(?:\\text\{\s*([A-Za-z]+)\s*(?:,?\s*and|,)?\s*\}|([A-Za-z]+))"
 )
 _SCALED = re.compile(
     rf"(.+?)\s*(?:\\text\{{)?\s*\b({'|'.join(units.SCALES)})s?\b(.*)", re.IGNORECASE
@@ -236,6 +238,8 @@ def readings(text: str, reference: bool = False) -> list[Value]:
     if comma and (comma[1].lstrip("+-") == "0" or len(comma[2]) in (2, 4, 5, 6) or (
         len(comma[2]) == 1 and not reference)):  # fmt: skip
         values.append(read(f"{comma[1]}.{comma[2]}{comma[3]}"))
+    if (amount := _compound(text)) is not None:  # 4 hours, 30 minutes is also a list
+        values.append(amount)
     if (number := _number_in_words(plain_words(text).split())) is not None:
         values.append(Quantity((num(number),)))
     if remark := _REMARK.fullmatch(text):
@@ -580,13 +584,15 @@ def _scaled(text: str) -> Quantity | None:
 
 
 def _compound(text: str) -> Quantity | None:
-    """Parses an amount in several units of one dimension: 3 ft 4 in."""
+    """Parses an amount in several units of one dimension, the largest first: 3 ft 4 in."""
     marks = list(_AMOUNT.finditer(text))
-    known = [units.lookup(mark[2] or mark[3]) for mark in marks]
-    if len(marks) < 2 or "".join(mark[0] for mark in marks) != text or None in known:
+    known = [unit for mark in marks if (unit := units.lookup(mark[2] or mark[3]))]
+    if len(marks) < 2 or "".join(mark[0] for mark in marks) != text or len(known) < len(marks):
         return None
-    total = sum(Fraction(mark[1]) * unit.factor for mark, unit in zip(marks, known) if unit)
-    dimensions = {unit.dimensions for unit in known if unit}
+    if any(after.factor >= before.factor for before, after in pairwise(known)):
+        return None  # 3 m, 5 m
+    total = sum(Fraction(mark[1]) * unit.factor for mark, unit in zip(marks, known))
+    dimensions = {unit.dimensions for unit in known}
     unit = Unit(Fraction(1), dimensions.pop(), frozenset(("compound",)))
     return None if dimensions else Quantity((num(total),), unit)
 
