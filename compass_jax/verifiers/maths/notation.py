@@ -58,6 +58,11 @@ _UNWRAPPED = re.compile(
 )
 _COLOURS = re.compile("(?:text)?color(?:box)?")
 _MATH_WORDS = FUNCTIONS | set(str.split("det tr rank mod Re Im arg deg dim ker sign"))
+# what follows min and sec as units; as functions they have an argument
+_AFTER_UNIT = re.compile(
+    r"(?:\s*\^\s*\{?\s*-?\d\s*\}?)?\s*(?:$|[^\s(\[{|_^A-Za-z\d\\]|(?:and|or)\b"
+    r"|\\(?:text|mathrm|cdot|times|[)\]}\\])|[\d.]+\s*\\(?:text|mathrm)\b)"
+)
 _MAX_NESTED = 8
 _OPERATORS = {
     "<=>": r"\iff ", "<=": r"\leq ", ">=": r"\geq ", "!=": r"\neq ", "=/=": r"\neq ", "==": "=",
@@ -223,6 +228,9 @@ def _command(name: str, text: str, i: int, depth: int) -> tuple[str, int]:
         if _UNWRAPPED.fullmatch(name):
             return "{" + _commands(inner, depth + 1) + "}", end
         if _TEXTS.fullmatch(name):
+            is_unit = inner.strip() in ("min", "sec") and _AFTER_UNIT.match(text, end)
+            if is_unit and name[:8] != "operator":
+                return rf"\text{{{inner}}}", end
             return _text(inner, depth), end
         if _WITHOUT_ARGUMENT.fullmatch(name):
             return " ", end
