@@ -169,6 +169,13 @@ def reference(answer: Json) -> str:
     return hashed(text) or text
 
 
+def single(answer: Json) -> Json:
+    """Returns the only element of a list, and any other answer unchanged."""
+    while isinstance(answer, list | tuple) and len(answer) == 1:
+        answer = answer[0]
+    return answer
+
+
 def number(value: Json) -> float:
     """Returns `value` as a float. Raises TypeError for a value that is not a number (such as "1"),
     and ValueError for NaN and infinity.

@@ -109,12 +109,34 @@ METALS = {"answer": "B", "options": ["Iron", "White gold", "A"]}
         ({"answer": "B"}, "The answer is not B", NOTHING),
         ({"answer": "A"}, "The answer is a bit unclear", NOTHING),
         ({"answer": "I"}, "<answer>I think B</answer>", NOTHING),
+        ({"answer": "B"}, "<answer>B. A cell wall</answer>", RIGHT),
+        ({"answer": "C"}, r"\boxed{\textbf{(C) } I and II only}", RIGHT),
+        ({"answer": "A"}, "<answer>B. A cell wall</answer>", WRONG),
+        ({"answer": "B"}, "<answer>B. A and C</answer>", WRONG),
+        ({"answer": "B"}, "<answer>B. A</answer>", WRONG),
+        ({"answer": "B"}, "<answer>B, A are right</answer>", WRONG),
+        ({"answer": "A", "options": ["C major", "D major"]}, "<answer>A: C major</answer>", RIGHT),
+        ({"answer": "B. White gold"}, "<answer>B</answer>", RIGHT),
+        ({"answer": "(B) White gold"}, "<answer>A</answer>", WRONG),
+        ({"answer": r"\text{B}"}, "<answer>B</answer>", RIGHT),
+        ({"answer": ["B"]}, "<answer>B</answer>", RIGHT),
+        ({"answer": [1]}, "<answer>B</answer>", RIGHT),
+        ({"answer": "()"}, "<answer>A and B</answer>", WRONG),
+        ({"answer": "Bronze"}, "<answer>B</answer>", WRONG),
         ({"answer": "B"}, "<think>The answer is B", NOTHING),
         ({"answer": "B"}, "The answer is A</think>The answer is B", RIGHT),
     ],
 )
 def test_an_option_is_chosen_by_letter_or_text(row, response, verdict):
     assert kind("choice", row, response) == verdict
+
+
+@pytest.mark.parametrize("reference", ["12", ["12"], [12], ("x = 12",), ["#### 12"]])
+@pytest.mark.parametrize("name", ["math", "numeric"])
+def test_the_only_element_of_a_list_is_the_reference(name, reference):
+    assert kind(name, {"answer": reference}, "<answer>12</answer>") == RIGHT
+    assert kind(name, {"answer": reference}, "<answer>13</answer>") == WRONG
+    assert kind(name, {"answer": reference}, "<answer>[12]</answer>") == RIGHT
 
 
 MMLU = {"choices": ["iron", "white gold", "tin", "lead"], "answer": 1}

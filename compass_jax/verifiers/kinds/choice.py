@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.verifiers.base import CHOICE_FORM, IN_ANSWER, NOTHING, Example, Kind
-from compass_jax.verifiers.extract import final_answer, reference, visible
+from compass_jax.verifiers.extract import final_answer, reference, single, visible
 
 LETTERS = "ABCDEFGHIJ"
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -19,6 +19,8 @@ _LEADING = re.compile(
     re.IGNORECASE,
 )
 _NEXT = re.compile(r"\W*(?:(?:and|or|&)\W+)?(?:(?:option|choice|answer)\s+)?([A-Za-z0-9])(?=\W|$)")
+# An option whose text begins with an article or a numeral: "B. A cell", "C. I and II".
+_LABELLED = re.compile(r"\s*[).:]+\s+[AI](?:\s+|,\s*)(?!(?:(?:and|or)\s+|&\s*)?[A-Z]\b)\w{2}")
 _NAMED = re.compile(r"\b(?:choice|option)\W{1,10}(?:is\W{1,10})?([A-Z])\b", re.IGNORECASE)
 _CALLED = re.compile(
     r"(?<![\w'])([A-Z])\W{0,4}\s(?:is|as)\s+(?:the\s+)?(?:correct|right|best|answer)"
@@ -42,11 +44,13 @@ def judge(
     if letter is None:
         return NOTHING
     letters, texts = _letters_and_texts(choices, options)
+    answer = single(answer)
     if isinstance(answer, int) and not isinstance(answer, bool):
         return float(0 <= answer < len(letters) and letter == letters[answer])
     text = reference(answer)
-    right = _letter_of_text(text, texts) or text.strip().strip("().").upper()
-    return float(letter == right)
+    bare = _BARE.fullmatch(_WRAPPING.sub("", text).strip())  # B, (B), "B. iron"
+    right = _letter_of_text(text, texts) or (bare[1] if bare else text.strip()).upper()
+    return float(letter == right and letter != SEVERAL)
 
 
 def chosen(
@@ -113,6 +117,8 @@ def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | No
             return None
         if letter == "A" and (other := _letter_of_text(rest, texts)) is not None:
             return other
+    if _LABELLED.match(rest) or _plain(re.sub(r"^[\W_]+", "", rest)) == texts.get(letter):
+        return letter
     following = _NEXT.match(rest)
     if following and following[1].isupper() and following[1] in letters and following[1] != letter:
         return SEVERAL

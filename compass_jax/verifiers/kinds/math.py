@@ -16,7 +16,14 @@ from compass_jax.verifiers.base import (
     complaints,
     number_in,
 )
-from compass_jax.verifiers.extract import boxed, final_answer, last_formula, reference, stated
+from compass_jax.verifiers.extract import (
+    boxed,
+    final_answer,
+    last_formula,
+    reference,
+    single,
+    stated,
+)
 from compass_jax.verifiers.maths.equality import same_answer
 from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
 from compass_jax.verifiers.maths.notation import normalised
@@ -66,7 +73,7 @@ def _final_answer(response: str, tag: str) -> str | None:
 
 
 def _reference(answer: Json) -> str:
-    text = reference(answer)
+    text = reference(single(answer))
     return boxed(text + "}") or boxed(text) or stated(text) or text
 
 
@@ -132,7 +139,7 @@ def numeric(
     value = None if text is None else value_of(text)
     if value is None:
         return NOTHING
-    right = value_of(reference(answer))
+    right = value_of(reference(single(answer)))
     if right is None:
         raise ValueError(f"the reference {answer!r:.100} is no number")
     allowed = max(Fraction(abs_tol), Fraction(rel_tol) * abs(right))
