@@ -44,6 +44,8 @@ from compass_jax.verifiers.maths.values import (
 MAX_CHARS = 2_000
 MAX_BRACKETS = 60
 FLOAT_DIGITS = 12  # a decimal of this length is a printed float
+DOUBLE_DIGITS = 16  # a decimal of this length has the rounding error of a double
+DOUBLE_ERROR = Fraction(1, 2**50)  # relative error of four units in the last place
 ROUNDED_DIGITS = 6  # a reference of this length is a rounded value
 # Letters whose alphabetical order is that of a point: (x, y), but the line (m, b).
 _COORDINATES = ("abcdefgh", "ijk", "mn", "pqr", "stuv", "xyz")
@@ -56,8 +58,11 @@ def same_answer(reference: str, answer: str) -> bool | None:
     if reference.split() == answer.split():
         return True
     plain = exact(reference), exact(answer)
-    if plain[0] and plain[1] and (plain[0][0] == plain[1][0] or plain[0][1] == plain[1][1]):
-        return plain[0][1] == plain[1][1]
+    if plain[0] and plain[1]:
+        if plain[0][1] == plain[1][1]:
+            return True
+        if plain[0][0] == plain[1][0] and max(len(reference), len(answer)) <= DOUBLE_DIGITS:
+            return False
     if len(answer) > MAX_CHARS or len(reference) > MAX_CHARS or _is_deep(answer):
         return False
     gold, text = normalised(reference), normalised(answer)
@@ -287,12 +292,18 @@ def _same_rounded(gold: Quantity, answer: Quantity) -> bool:
         (answer, gold, answer.significant >= FLOAT_DIGITS),
         (gold, answer, (gold.decimals or 0) >= ROUNDED_DIGITS),
     ):
-        if decimal.decimals is None or precise.decimals is not None or not enough:
+        is_double = decimal.significant >= DOUBLE_DIGITS > precise.significant
+        is_double &= (decimal.decimals or 0) >= ROUNDED_DIGITS
+        rounded = decimal.decimals is not None and precise.decimals is None and enough
+        if not is_double and not rounded:
             continue
         a, b = constant(decimal.nodes[0]), constant(precise.nodes[0])
         if a is None or b is None or not is_real(b):
             continue
-        if abs(as_fraction(b) - a) <= Fraction(6, 10 ** (decimal.decimals + 1)):
+        error = abs(as_fraction(b) - a)
+        if rounded and error <= Fraction(6, 10 ** (decimal.decimals + 1)):
+            return True
+        if is_double and error <= DOUBLE_ERROR * abs(as_fraction(b)):
             return True
     return False
 
