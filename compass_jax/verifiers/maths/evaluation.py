@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 
 from compass_jax.aliases import Value
 from compass_jax.errors import CompassError
@@ -25,6 +26,8 @@ MAX_FACTORIAL = 5_000  # largest argument with an exact factorial
 MAX_ARGUMENT = 200  # maximum binary exponent of a function's argument
 DIGITS = 60
 POINTS = 8
+FURTHER_POINTS = 40  # of expressions that are real at fewer than 2 of the first points
+_SCALES = (Fraction(1), Fraction(1, 10), Fraction(3), Fraction(20), Fraction(200))
 INTEGERS = frozenset("kmn")  # variables that stand for integers
 
 Number = Value  # Fraction, mpmath.mpf or mpmath.mpc
@@ -241,6 +244,18 @@ def points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
         yield {name: _coordinate(name, index) for name in names}
 
 
+def _further_points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
+    """Yields points of other magnitudes, half of them positive, such as those where x > 10."""
+    names = sorted(set[str]().union(*map(variables, nodes)))
+    for index in range(POINTS, POINTS + FURTHER_POINTS if names else POINTS):
+        scale = _SCALES[index % len(_SCALES)]
+        values = {name: _coordinate(name, index) for name in names}
+        for name, value in values.items():
+            value = value * (max(scale, 1) if name in INTEGERS else scale)
+            values[name] = abs(value) if index // len(_SCALES) % 2 else value
+        yield values
+
+
 def equal(left: Node, right: Node) -> bool:
     """Returns whether two expressions have the same values."""
     values = [constant(left), constant(right)]
@@ -249,13 +264,15 @@ def equal(left: Node, right: Node) -> bool:
     agreed = count = 0
     # Without i in either expression, points at which a part is not real are skipped.
     real = all(part != Node("const", ("i",)) for node in (left, right) for part in node.walk())
-    for point in points(left, right):
+    for point in chain(points(left, right), _further_points(left, right)):
+        if count == POINTS and agreed > 1:
+            break
         count += 1
         try:
             values = [evaluate(node, point, real and bool(point)) for node in (left, right)]
-        except TooLarge:
-            return False
-        except Undefined:
+        except Undefined as error:
+            if isinstance(error, TooLarge) and count <= POINTS:
+                return False
             continue
         if not close(*values):
             return False
