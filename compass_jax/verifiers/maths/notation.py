@@ -106,6 +106,7 @@ _BEFORE = _compile(
     (r"&lt;", "<"), (r"&gt;", ">"), (r"&amp;", "&"),
     # Separators of thousands: 1{,}000 and 1,\!000.
     (r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3})", ""),
+    (r"(\\\\)\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\1"),  # the space after a row
     (r"(?<!\\)\\[()\[\]]|\\q?quad(?=[a-z])|\$\$", " "),
     # NUL stands for the dollar sign of an amount until a later rule replaces it.
     (r"\\\$", "\0"),
@@ -129,7 +130,9 @@ _AFTER = _compile(
     (r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]\+?(-?)0*(\d+)(?![\w.])", r"\1\\times 10^{\2\3}"),
     (r"(?<=\d)\s*[xX]\s*10\s*\^", r"\\times 10^"),
     (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", lambda mark: mark[0].replace(" ", "")),
-    (r"\\d?ot\{(\d)\}", r"\\overline{\1}"),
+    # Dots over the first and the last of the repeated digits.
+    (r"\\dot\s*\{?\s*(\d)\s*\}?(?:\s*(\d*)\s*\\dot\s*\{?\s*(\d)\s*\}?)?",
+     r"\\overline{\1\2\3}"),
     (r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}", _repeating_fraction),
     (r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots", _repeating_fraction),
     (r"\s+", " "),
