@@ -135,6 +135,8 @@ _AFTER = _compile(
      r"\\overline{\1\2\3}"),
     (r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}", _repeating_fraction),
     (r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots", _repeating_fraction),
+    (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
+    (r"\\bigcup(?!\s*[_^])|(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
     (r"\s+", " "),
     (r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}", r"\\binom{\1}{\2}"),
     (r"\\(begin|end) \{", r"\\\1{"),

@@ -107,14 +107,14 @@ def intersection(regions: Sequence[Region]) -> Region:
 
 def same_region(left: Region, right: Region) -> bool:
     """Returns whether two regions contain the same points."""
-    if left.name and right.name and left.name != right.name:
-        return False
     if [[*map(len, region.alternatives)] for region in (left, right)] == [[1], [1]]:
         one, other = _relations(left, right)
         ratio = proportional(one.difference, other.difference) if one.sign == other.sign else 0
         # A negative factor reverses an inequality, but neither "=" nor "neq".
         if ratio > 0 or (ratio and one.sign in ("=", "neq")):
             return True
+    if left.name and right.name and left.name != right.name:
+        return False
     if not all(_bounds_its_variable(region) for region in (left, right)):
         return False
     compared = 0

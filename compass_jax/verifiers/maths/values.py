@@ -135,6 +135,7 @@ _REMARK = re.compile(
     r"(.*\d.*?)\s*\((?!(?:not|n?or|and|but|also|maybe|perhaps|possibly|if|unless)\b)"
     r"([A-Za-z][a-z ]+)\)"
 )
+_OR_INTERVALS = re.compile(r"(?<=[)\]])\s*(?:\\text\{\s*or\s*\}|or|\\lor)\s*(?=[(\[])")
 _ITEM_BRACKETS = ("(", "[", r"\{", r"\langle")
 _LITERAL = re.compile(r"[-+]?\s*(?:\d+(\.\d*)?|(\.\d+))")
 _NUMERIC = re.compile(r"(?:[-+\d.^*/{}() ]|\\(?:times|cdot|frac|pi|sqrt)(?![A-Za-z]))+")
@@ -238,6 +239,8 @@ def readings(text: str, reference: bool = False) -> list[Value]:
     if comma and (comma[1].lstrip("+-") == "0" or len(comma[2]) in (2, 4, 5, 6) or (
         len(comma[2]) == 1 and not reference)):  # fmt: skip
         values.append(read(f"{comma[1]}.{comma[2]}{comma[3]}"))
+    if (intervals := _OR_INTERVALS.sub(r"\\cup ", text)) != text:  # (1, 2) is also a point
+        values.append(read(intervals))
     if (amount := _compound(text)) is not None:  # 4 hours, 30 minutes is also a list
         values.append(amount)
     if (number := _number_in_words(plain_words(text).split())) is not None:
