@@ -26,6 +26,12 @@ _STATED = re.compile(
     r"\banswer\b(?:[ \t]+(?:to|for|of)\b[^.:\n]{0,80}?)?[ \t*_]*(?:\bis\b|\bare\b|:|=)[ \t*_:]*",
     re.IGNORECASE,
 )
+# a heading in Markdown: a step, or a title without an answer on its line
+_HEADING = re.compile(
+    r"[\s#*_]*+(?:(?:step|part|method|approach)\s+\w{1,8}\b|(?:(?:final|the)\s+)?"
+    r"(?:answer|result|solution|explanation|conclusion|summary|verification|check)[\s:*_]*$)",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$|<)|\n|<\|")
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|\$((?:\\.|[^$\n\\])+)\$(?!\d)|\\\(([^\n]*?)\\\)|\\\[([^$]*?)\\\]|"
@@ -105,9 +111,14 @@ def _closing(text: str) -> dict[int, int]:
 
 
 def hashed(text: str) -> str | None:
-    """Returns the text after the last #### on its line, stripped, or None."""
-    _, mark, rest = text.rpartition("####")
-    return (rest.split("\n", 1)[0].strip() or None) if mark else None
+    """Returns the text after the last #### on its line, stripped, or None. Headings such as
+    "#### Step 1" are ignored.
+    """
+    for line in reversed(text.split("\n")):
+        _, mark, rest = line.rpartition("####")
+        if mark and not _HEADING.match(rest):
+            return rest.strip() or None
+    return None
 
 
 def stated(text: str) -> str | None:
@@ -131,13 +142,14 @@ def last_formula(text: str) -> str | None:
 def final_answer(response: str, tag: str) -> str | None:
     r"""Returns the answer of a response, or None.
 
-    A \boxed{...} inside the tag is the answer. An empty `tag` selects the whole response.
+    A \boxed{...} inside the tag is the answer. A tag without text is ignored. An empty `tag`
+    selects the whole response.
     """
     tagged = extract_answer(response, tag)
     if not tag:
         return tagged or None
     text = visible(response)
-    if tagged is None:
+    if not tagged:
         text = text.rstrip()
         box = boxed(text)
         if box is None and _boxes(text):
@@ -145,7 +157,7 @@ def final_answer(response: str, tag: str) -> str | None:
         return next((x for x in (box, hashed(text), stated(text)) if x is not None), None) or None
     if "\\" in tagged and _boxes(tagged):
         return boxed(tagged) or None
-    return tagged or None
+    return tagged
 
 
 def json_text(response: str, tag: str) -> str:

@@ -105,6 +105,14 @@ def test_boxed(text, expected):
         (r"<think>\boxed{5}</think>", None),
         ("####", None),
         ("<answer> </answer>", None),
+        (r"\boxed{5} <answer></answer>", "5"),
+        ("#### Step 1: add\nThe answer is 5", "5"),
+        ("#### 5\n#### Explanation\n2 + 3 = 5", "5"),
+        ("#### **Final Answer:**\n5", "5"),
+        ("#### Step 2: 2 + 3 = 5", None),
+        ("#### Final answer: 5", "Final answer: 5"),
+        ("#### Solution: 5", "Solution: 5"),
+        ("#### Stephen", "Stephen"),
     ],
 )
 def test_the_final_answer_is_whatever_is_there(text, expected):
