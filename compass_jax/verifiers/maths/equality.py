@@ -341,7 +341,7 @@ def _is_last_side(gold: Quantity, answer: Relation) -> bool:
     """Compares the right side of an equation, unless its left side is another number."""
     if is_constant(answer.left) and not equal(answer.left, answer.right):
         return False
-    return _same_nodes(gold, Quantity((answer.right,)))
+    return _same_quantity(gold, Quantity((answer.right,), answer.unit))
 
 
 def _same_items(gold: Items, answer: Items) -> bool | None:

@@ -22,6 +22,7 @@ from compass_jax.verifiers.maths.evaluation import (
     proportional,
 )
 from compass_jax.verifiers.maths.expressions import Node, is_infinite, variables
+from compass_jax.verifiers.maths.units import Unit
 
 VARIABLE = Node("sym", ("",))  # the variable of a region without a name
 MAX_RELATIONS = 40
@@ -38,6 +39,7 @@ class Relation:
     sign: str
     left: Node
     right: Node
+    unit: Unit | None = None  # of the right side: 48 + 24 = 72 clips
 
     @property
     def difference(self) -> Node:

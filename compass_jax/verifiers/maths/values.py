@@ -468,6 +468,9 @@ def _equation(parts: Sequence[str], signs: Sequence[str], depth: int) -> Value:
     if _is_name(left):
         return Named(_name(left), value)
     nodes = expressions.readings(left)[:1] + expressions.readings(parts[last])[:1]
+    unit = value.unit if isinstance(value, Quantity) else None
+    if unit and nodes and expressions.is_constant(nodes[0]):
+        return Relation("=", nodes[0], value.nodes[0], unit)
     return relation("=", *nodes) if len(nodes) == 2 else Text("formal", "=".join(parts))
 
 
