@@ -12,10 +12,12 @@ from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.tool_calls import MalformedCall, ToolCall, of_object, tool_calls
 from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.base import Example, Form, Kind, complaints, one_of
-from compass_jax.verifiers.extract import extract_answer
+from compass_jax.verifiers.extract import extract_answer, visible
 from compass_jax.verifiers.values import equal, without_nulls
 
 _NO_CALL = "no tool is called"
+_MARKS = re.compile("<tool_call>|```")
+_PROSE = re.compile(r"([A-Za-z_][\w.]*)\([^()\n]*\)[ \t]*(?:=(?!=)|[A-Za-z])")  # f(x) = 2x
 _UNREAD = re.compile(r"[ ,./\-_*^]")
 
 
@@ -264,10 +266,22 @@ def verdict(
             inner = response.rpartition("</think>")[2]
         calls = tool_calls(response if inner is None else inner)
     except MalformedCall as error:
-        return Verdict(0.0, 0.0, 0.0, str(error))
+        if expected or not _is_prose(response if inner is None else inner, described):
+            return Verdict(0.0, 0.0, 0.0, str(error))
+        calls = []
     if expected and not calls:
         return Verdict(0.0, 0.0, 0.0, _NO_CALL)
     return compared(calls, expected, described, ordered)
+
+
+def _is_prose(text: str, tools: Mapping[str, Tool]) -> bool:
+    """Returns whether a text without readable calls begins with prose about a function, which is a
+    definition or about no described tool.
+    """
+    prose = _PROSE.match(visible(text).strip())
+    if prose is None or _MARKS.search(text):
+        return False
+    return prose[0].endswith("=") if not tools else prose[1] not in tools
 
 
 def why(
