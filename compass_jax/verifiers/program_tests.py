@@ -61,8 +61,10 @@ class RowTests(NamedTuple):
         """Returns the setup and a program's text as one program. The text may be the rest of the
         setup's last function.
         """
-        joined = f"{self.begin}\n{text}"
-        return joined if self.setup == self.begin or _compiles(joined) else f"{self.setup}\n{text}"
+        joined = joined_program(self.begin, text)
+        if self.setup == self.begin or _compiles(joined):
+            return joined
+        return joined_program(self.setup, text)
 
     def namespace(self) -> JsonObject:
         """Returns the names that a test starts with. Raises RowError if the setup raises."""
@@ -84,6 +86,28 @@ class RowTests(NamedTuple):
         reserved = names.keys() | (_BUILTINS - self.under_test)
         defined = {name for name in defined_names(text) if not name.startswith("__")}
         return [name for name in claimed if name in defined - reserved]
+
+
+def joined_program(setup: str, text: str) -> str:
+    """Returns a setup and a program's text as one program. Imports from `__future__`, which Python
+    accepts only at the beginning, are moved there.
+    """
+    parts = [_split_future(part) for part in (setup, text)]
+    return "".join(future for future, _ in parts) + "\n".join(rest for _, rest in parts)
+
+
+def _split_future(text: str) -> tuple[str, str]:
+    """Returns a valid program's imports from `__future__`, and the rest of its text."""
+    if "__future__" not in text or not _compiles(text):
+        return "", text
+    imports, lines = "", text.encode().splitlines(keepends=True)
+    for node in reversed(_parse(text, "program").body):
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+            after = lines[last][node.end_col_offset :]
+            lines[first : last + 1] = [lines[first][: node.col_offset] + b"pass" + after]
+            imports = f"{ast.unparse(node)}\n{imports}"
+    return imports, b"".join(lines).decode()
 
 
 def in_place_variant(function: Json) -> Json:

@@ -123,6 +123,7 @@ HUMAN_EVAL = {
     "entry_point": "total",
 }
 ECHO = {"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n", "10"]}
+FUTURE = '"""Adds."""\nfrom __future__ import annotations\n'
 TWO = ["assert f(1) == 3", "assert f(2) == 5"]
 
 
@@ -133,6 +134,10 @@ TWO = ["assert f(1) == 3", "assert f(2) == 5"]
         (HUMAN_EVAL, "    pass\n", NOTHING),  # nothing that looks like a program
         (HUMAN_EVAL, fenced("def total(xs: List[int]):\n    return sum(xs)\n"), 1.0),
         (HUMAN_EVAL, fenced("def total(xs):\n    return max(xs)\n"), 0.0),
+        (HUMAN_EVAL, fenced(f"{FUTURE}def total(xs: None | int):\n    return sum(xs)\n"), 1.0),
+        (ECHO | {"setup": "import os"}, fenced(f"{FUTURE}print(3)\n"), 0.5),
+        (ECHO | {"setup": FUTURE}, fenced(f"{FUTURE}print(3)\n"), 0.5),
+        (ECHO, fenced(f"x = 1\n{FUTURE}print(3)\n"), 0.0),
         ({"tests": TWO}, fenced("def f(x): return 3\n"), 0.5),
         ({"tests": TWO, "credit": "all"}, fenced("def f(x): return 3\n"), 0.0),
         ({"tests": TWO, "credit": "all"}, fenced("def f(x): return 2 * x + 1\n"), 1.0),

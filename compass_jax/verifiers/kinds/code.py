@@ -21,7 +21,13 @@ from compass_jax.verifiers.base import (
     one_of,
 )
 from compass_jax.verifiers.extract import extract_answer
-from compass_jax.verifiers.program_tests import RowError, RowTests, complaint, read_tests
+from compass_jax.verifiers.program_tests import (
+    RowError,
+    RowTests,
+    complaint,
+    joined_program,
+    read_tests,
+)
 
 _LABELS = frozenset(("", "python", "python3", "py"))
 _PYTHON = re.compile(
@@ -63,7 +69,7 @@ def judge(
     def work(left: program.Limits) -> Iterator[bool]:
         if isinstance(of_row, RowTests):
             return program.passed_functions(text, of_row, left, bool(in_place))
-        return program.passed_outputs(f"{setup or ''}\n{text}", *of_row, left)
+        return program.passed_outputs(joined_program(setup or "", text), *of_row, left)
 
     count = len(of_row.tests if isinstance(of_row, RowTests) else of_row[0])
     results = program.passed(work, limits, stop_at_failure=credit == "all")
