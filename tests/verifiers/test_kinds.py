@@ -38,6 +38,7 @@ def kind(name, row, response):
         ("It has 5 CO2 molecules", Fraction(5)),
         ("It fell to minus 5 degrees", Fraction(-5)),
         ("5 (or six)", None),
+        ("plus or minus 5", None),
         ("> 5", None),
         ("1, 2", None),
         ("3 ft 4 in", None),

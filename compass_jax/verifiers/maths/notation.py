@@ -126,6 +126,7 @@ _AFTER = _compile(
     ("|".join(map(re.escape, _OPERATORS)), lambda mark: _OPERATORS[mark[0]]),
     (r"(?i)(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
     (r"\bnot equal to\b", r"\\neq "),
+    (r"(?i)\bplus[\s/-]+(?:or[\s-]+)?minus\b", r"\\pm "),
     (r"(?i)(?:\\text\{\s*(?:minus|negative)\s*\}|\b(?:minus|negative)\b)\s*(?=[\d.\\])", "-"),
     (r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]\+?(-?)0*(\d+)(?![\w.])", r"\1\\times 10^{\2\3}"),
     (r"(?<=\d)\s*[xX]\s*10\s*\^", r"\\times 10^"),
