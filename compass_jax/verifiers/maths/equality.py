@@ -292,16 +292,17 @@ def _same_rounded(gold: Quantity, answer: Quantity) -> bool:
         (answer, gold, answer.significant >= FLOAT_DIGITS),
         (gold, answer, (gold.decimals or 0) >= ROUNDED_DIGITS),
     ):
+        decimals = decimal.decimals or 0
         is_double = decimal.significant >= DOUBLE_DIGITS > precise.significant
-        is_double &= (decimal.decimals or 0) >= ROUNDED_DIGITS
-        rounded = decimal.decimals is not None and precise.decimals is None and enough
+        is_double &= decimals >= ROUNDED_DIGITS
+        rounded = decimals > 0 and precise.decimals is None and enough
         if not is_double and not rounded:
             continue
         a, b = constant(decimal.nodes[0]), constant(precise.nodes[0])
         if a is None or b is None or not is_real(b):
             continue
         error = abs(as_fraction(b) - a)
-        if rounded and error <= Fraction(6, 10 ** (decimal.decimals + 1)):
+        if rounded and error <= Fraction(6, 10 ** (decimals + 1)):
             return True
         if is_double and error <= DOUBLE_ERROR * abs(as_fraction(b)):
             return True

@@ -251,8 +251,8 @@ def _further_points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
         scale = _SCALES[index % len(_SCALES)]
         values = {name: _coordinate(name, index) for name in names}
         for name, value in values.items():
-            value = value * (max(scale, 1) if name in INTEGERS else scale)
-            values[name] = abs(value) if index // len(_SCALES) % 2 else value
+            scaled = value if name in INTEGERS and scale < 1 else value * scale
+            values[name] = abs(scaled) if index // len(_SCALES) % 2 else scaled
         yield values
 
 

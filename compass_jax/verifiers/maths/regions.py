@@ -61,7 +61,8 @@ WHOLE_LINE = Region(((),))
 def relation(sign: str, left: Node, right: Node) -> Relation:
     """Returns the relation that a sign such as \\geq states."""
     name, direction = _RELATIONS.get(sign, ("neq" if sign == r"\neq" else "=", 1))
-    return Relation(name, *(left, right)[::direction])
+    first, second = (left, right)[::direction]
+    return Relation(name, first, second)
 
 
 def interval(low: Node, high: Node, brackets: str) -> Region:

@@ -92,8 +92,8 @@ def read(text: str) -> Unit | None:
     text = text.replace("\\", " ").replace("%", " percent ")
     text = re.sub(r"\bdegrees?\s+([CF])(?:elsius|ahrenheit)?\b", r"°\1", text)
     text = re.sub(r"\bdegrees?\s+(celsius|fahrenheit)", r"\1", text, flags=re.I)
-    whole = re.sub(r"(?<=\w)\s*\bper\b\s*", "/", text).strip(" .,;")
-    text = _EXTRA.sub(" ", whole).strip(" .,;")
+    unit_text = re.sub(r"(?<=\w)\s*\bper\b\s*", "/", text).strip(" .,;")
+    text = _EXTRA.sub(" ", unit_text).strip(" .,;")
     factor, dimensions, words = Fraction(1), Counter[str](), set[str]()
     sign, power = 1, 1
     for mark in _PART.finditer(text):
@@ -117,7 +117,7 @@ def read(text: str) -> Unit | None:
             factor *= known.factor ** (sign * power)
             dimensions.update({name: sign * power * n for name, n in known.dimensions})
         power = 1
-    if not whole:
+    if not unit_text:
         return None
     exponents = tuple(sorted((name, n) for name, n in dimensions.items() if n))
     return Unit(factor, exponents, frozenset(words))

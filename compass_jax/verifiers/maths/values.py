@@ -247,8 +247,8 @@ def readings(text: str, reference: bool = False) -> list[Value]:
         values.append(Quantity((num(number),)))
     if remark := _REMARK.fullmatch(text):
         value, number = read(remark[1]), _number_in_words(remark[2].split())
-        same = isinstance(value, Quantity) and value.nodes == expressions.readings(str(number))
-        values += [value] if number is None or same else []  # 5 (six) is no value
+        is_equal = isinstance(value, Quantity) and value.nodes == expressions.readings(str(number))
+        values += [value] if number is None or is_equal else []  # 5 (six) is no value
     metres = re.fullmatch(r"([-+]?[\d.]+)([A-Za-z])(\^\{?\d\}?)?", text)  # 7m is an amount, or 7*m
     if metres and units.is_letter(metres[2]) and (head := _expression(metres[1])):
         values.append(replace(head, unit=units.read(metres[2] + (metres[3] or ""))))
