@@ -12,6 +12,7 @@ from compass_jax.config.named import is_name
 from compass_jax.config.ranges import (
     Count,
     CountOrOff,
+    Fraction,
     Name,
     Processes,
     Range,
@@ -70,6 +71,10 @@ class DistilConfig(Section):
     """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
     workers: Processes = 1
     """Number of verifier processes."""
+    heldout_frac: Fraction = DataConfig.heldout_frac
+    """Share of the questions that are held out and not distilled, as data.heldout_frac of the runs
+    that evaluate on the same data; 0: only those of test and validation files.
+    """
 
     def _check(self, key: str) -> None:
         check(bool(self.data), f"{key}.data is empty: name a file of prompts")
@@ -83,6 +88,7 @@ class DistilConfig(Section):
             f"{key}.temperature = 0: {self.samples} samples of a prompt would be the same answer;"
             f" set {key}.samples to 1, or a higher temperature",
         )
+        check(self.heldout_frac < 1, f"{key}.heldout_frac = 1: no question is left to distil")
         self.prompts.validate()
         if self.endpoint:
             self.teacher.validate(key)
@@ -98,10 +104,10 @@ class DistilConfig(Section):
 
     @property
     def prompts(self) -> DataConfig:
-        """The prompts as a run's configuration, with none held out."""
+        """The prompts as a run's configuration, with the run's held-out questions."""
         return DataConfig(
             sources=self.sources,
-            heldout_frac=0.0,
+            heldout_frac=self.heldout_frac,
             eval_prompts=0,
             system_prompt=self.system_prompt,
         )

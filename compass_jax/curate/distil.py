@@ -53,6 +53,7 @@ MAY_CHANGE = (
     "workers",
     "endpoint",
     "key_env",
+    "heldout_frac",
 )
 HOPELESS = 16  # consecutive failed requests before the command gives up
 TOLD_EVERY = 100  # answers between progress messages
@@ -147,12 +148,7 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> JsonObject:
     answer.
     """
     config.validate()
-    pool = questions(config.prompts, config.seed, tell)
-    if any(question.turns for question in pool) or judged_sources(config.prompts):
-        raise ConfigError(
-            "distil.data names a task of several turns, or one that a judge judges: a task whose"
-            " verifier judges one answer is needed"
-        )
+    pool = _training_questions(config, tell)
     with FolderLock(out) as lock:
         store = Answers(lock.path / ANSWERS)
         _check_settings(config, lock.path, resumed=bool(store.offsets))
@@ -167,6 +163,28 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> JsonObject:
             with contextlib.closing(draw(config, pending)) as drawn:
                 _judge(config, drawn, len(pending), store, failures, lock, tell)
         return _finish(config, pool, store, failures, lock.path)
+
+
+def _training_questions(config: DistilConfig, tell: Tell) -> list[Question]:
+    """Returns the questions on which a run with the same data trains. `tell` receives the number of
+    the held-out ones: SFT on answers to them would spoil the run's evaluation.
+    """
+    pool = questions(config.prompts, config.seed, tell)
+    if any(question.turns for question in pool) or judged_sources(config.prompts):
+        raise ConfigError(
+            "distil.data names a task of several turns, or one that a judge judges: a task whose"
+            " verifier judges one answer is needed"
+        )
+    training = [question for question in pool if not question.heldout]
+    share = f"distil.heldout_frac = {config.heldout_frac:g}"
+    if not training:
+        raise DataError(f"no question is left to distil: {share} holds out all {len(pool):,}")
+    if heldout := len(pool) - len(training):
+        tell(
+            f"{heldout:,} of {len(pool):,} questions are held out for evaluation and are not"
+            f" distilled ({share})"
+        )
+    return training
 
 
 def _check_settings(config: DistilConfig, out: Path, resumed: bool) -> None:

@@ -10,11 +10,12 @@ from tiny import random_params
 from tiny_run import TOKENIZER, tiny_run
 
 from compass_jax.commands.cli import main
-from compass_jax.config import ConfigError, RunConfig, SFTConfig
+from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig, SFTConfig
 from compass_jax.config.distil import DistilConfig
 from compass_jax.curate import distil as module
 from compass_jax.curate.distil import Answer, TeacherError, chosen, distil
 from compass_jax.data.files import DataError
+from compass_jax.data.questions import questions
 from compass_jax.data.sft import conversations
 from compass_jax.experience import evaluate
 from compass_jax.rewards import endpoint
@@ -66,6 +67,7 @@ def teacher(tally=None):
 def settings(prompts, at, **changed):
     # one request at a time, so that the answers to a question keep their order
     usual = {"reward": "exact", "endpoint": at, "samples": 4, "requests": 1, "timeout_s": 20.0}
+    usual["heldout_frac"] = 0.0
     return DistilConfig((prompts,), "teacher", **{**usual, **changed})
 
 
@@ -102,6 +104,38 @@ def test_right_answers_are_kept_with_their_thoughts_and_counted(prompts, tmp_pat
     saved_report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert {name: saved_report[name] for name in expected} == expected
     assert seen.requests[0]["temperature"] == 1.0 and seen.requests[0]["max_tokens"] == 64
+
+
+def test_held_out_questions_are_not_distilled(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    sums = [(a, b) for a in range(1, 6) for b in range(6)]
+    for name, some in (("train", sums), ("test", [(9, 9), (1, 0)])):
+        rows = [{"prompt": f"{a} + {b}?", "answer": str(a + b)} for a, b in some]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines: list[str] = []
+    whole, alone = str(folder), str(folder / "train.jsonl")
+
+    def asked(at, seen, data, out, **changed):
+        before = len(seen.requests)
+        distil(settings(data, at, samples=1, **changed), str(tmp_path / out), lines.append)
+        return {one["messages"][-1]["content"] for one in seen.requests[before:]}
+
+    with served(teacher()) as (at, seen):
+        by_name = asked(at, seen, whole, "by_name")
+        usual = DataConfig.heldout_frac
+        by_hash = asked(at, seen, alone, "by_hash", heldout_frac=usual)
+        assert asked(at, seen, alone, "by_hash", heldout_frac=0.0).isdisjoint(by_hash)
+    every = {f"{a} + {b}?" for a, b in sums}
+    assert by_name == every - {"1 + 0?"}
+    run = DataConfig(sources=(FileSource(alone),))
+    assert by_hash == {one.text for one in questions(run, 7, print) if not one.heldout} != every
+    assert "2 of 31 questions are held out for evaluation and are not distilled" in "".join(lines)
+    assert f"{30 - len(by_hash)} of 30 questions are held out" in "".join(lines)
+    with pytest.raises(
+        DataError, match=r"no question is left to distil: distil.heldout_frac = 0.9"
+    ):
+        distil(settings(alone, "http://h/v1", heldout_frac=0.9999), str(tmp_path / "none"), print)
 
 
 def test_sft_reads_what_is_written(prompts, tmp_path):
@@ -273,7 +307,7 @@ def test_our_own_engine_draws_the_same_answers_after_a_stop(tmp_path, monkeypatc
         ),
     )
     command = ["distil", "--data", "sums.jsonl", "--model", "model", "--reward", "own.py:even"]
-    command += ["--samples", "6", "--keep", "2", "--max-tokens", "8"]
+    command += ["--samples", "6", "--keep", "2", "--max-tokens", "8", "--heldout-frac", "0"]
     command += ["--compilation-cache", "off", "--out"]
     assert main([*command, "whole"]) == 0
     output = capsys.readouterr().out
