@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import (
     ComputeConfig,
     ConfigError,
@@ -156,15 +157,21 @@ def judge_config(
 
 
 def engine_config(
-    model: str, conversations: Sequence[Sequence[Mapping[str, str]]], answer: int | None = None
+    model: str,
+    conversations: Sequence[Sequence[Mapping[str, str]]],
+    answer: int | None = None,
+    tools: Sequence[Sequence[JsonObject]] | None = None,
 ) -> RunConfig:
-    """Returns the configuration of an engine that answers `conversations` with the weights of
-    `model`. `answer` and the errors are those of `rl_config`.
+    """Returns the configuration of an engine that answers `conversations`, each with its `tools`,
+    with the weights of `model`. `answer` and the errors are those of `rl_config`.
     """
     model_config, folder = _model(model)
     compute, mesh = _compute(model_config), _mesh(model_config)
     tokenizer = _tokenizer(folder, model_config)
-    lengths = [len(tokenizer.encode_chat([dict(one) for one in chat])) for chat in conversations]
+    lengths = [
+        len(tokenizer.encode_chat([dict(one) for one in chat], tools=of_chat))
+        for chat, of_chat in zip(conversations, tools or [()] * len(conversations), strict=True)
+    ]
     buckets = _prompt_buckets(lengths, model_config)
     return RunConfig(
         name="engine",

@@ -265,7 +265,9 @@ def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:
         try:
             while True:
                 for sample in islice(samples, 2 * config.requests - len(in_flight)):
-                    in_flight[pool.submit(list(sample[0].messages))] = sample
+                    question = sample[0]
+                    reply = pool.submit(list(question.messages), question.tools)
+                    in_flight[reply] = sample
                 if not in_flight:
                     return
                 for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
@@ -288,7 +290,8 @@ def _by_engine(
     from compass_jax.rollout.sampling import Purpose, Sampler
 
     chats = [question.messages for question in all_questions]
-    run = engine_config(config.model, chats, config.max_tokens or None)
+    tools = [question.tools for question in all_questions]
+    run = engine_config(config.model, chats, config.max_tokens or None, tools)
     engine, params, tokenizer = decoder_of(run, config.model)
     by_id = {question.id: question for question, _ in pending}
     prompts = to_prompts(list(by_id.values()), tokenizer)

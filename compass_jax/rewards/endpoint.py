@@ -20,7 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from compass_jax.aliases import Json, JsonMapping
 from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig
+from compass_jax.tool_calls import MalformedCall, of_object
 from compass_jax.untrusted import UntrustedError, parse_json
 
 CONNECT_S = 10.0  # timeout of connecting
@@ -66,8 +68,9 @@ class Endpoint:
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
 
-    def __call__(self, messages: Messages) -> Reply:
-        """Returns the judge's answer within `timeout_s`, including retries and pauses.
+    def __call__(self, messages: Messages, tools: Sequence[JsonMapping] = ()) -> Reply:
+        """Returns the answer within `timeout_s`, including retries and pauses. `tools` are offered
+        to the model; its calls are in the text, between <tool_call> tags.
 
         A request that reaches no endpoint is retried up to `retries` times. After as many
         consecutive failures as there may be concurrent requests, each question gets a single
@@ -78,6 +81,7 @@ class Endpoint:
         body = {"model": config.model, "messages": list(messages)} | dict(config.fields)
         body |= {"temperature": config.temperature}
         body |= {"max_tokens": config.max_tokens} if config.max_tokens else {}
+        body |= {"tools": [_tool(one) for one in tools]} if tools else {}
         payload = json.dumps(body).encode()
         for attempt in range(config.retries + 1):
             reply, retry_after_s = self._request(payload, end)
@@ -170,7 +174,7 @@ class Pooled:
     def __init__(
         self,
         config: JudgeConfig,
-        ask: Callable[[Messages], Reply] | None = None,
+        ask: Callable[..., Reply] | None = None,
         key: str = "rewards.judge",
     ):
         self._endpoint = Endpoint(config, key)
@@ -179,9 +183,9 @@ class Pooled:
         identity = [config.model, config.max_tokens, config.temperature, config.fields]
         self.name = json.dumps(identity)
 
-    def submit(self, messages: Messages) -> Future[Reply]:
-        """Queues a question for the thread pool."""
-        return self._pool.submit(self._ask, messages)
+    def submit(self, messages: Messages, tools: Sequence[JsonMapping] = ()) -> Future[Reply]:
+        """Queues a question for the thread pool; `tools` are those of Endpoint."""
+        return self._pool.submit(self._ask, messages, *([tools] if tools else []))
 
     def run(self) -> None:
         """Does nothing, because the threads are running already."""
@@ -276,20 +280,34 @@ def _completion(body: bytes) -> Reply:
         message, usage = choice["message"], value.get("usage")
         thoughts = (message.get("reasoning_content"), message.get("reasoning"))
         thought = next((x for x in thoughts if x and isinstance(x, str)), "")
-        text = message["content"]
+        text = message.get("content", "") if message.get("tool_calls") else message["content"]
         if text is None and thought:  # the token limit cut the thought
             text = ""
+        if calls := message.get("tool_calls"):
+            text = "\n".join([*filter(None, [text]), *map(_call, calls)])
         if isinstance(text, str):
             tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
             tokens = tokens if isinstance(tokens, int) and tokens > 0 else 0
             complete = choice.get("finish_reason") != "length"
             return Reply(text, thought=thought, tokens=tokens, complete=complete)
         problem = f"its content is a {type(text).__name__}"
-    except UntrustedError as error:
+    except (UntrustedError, MalformedCall) as error:
         problem = str(error)
     except (LookupError, TypeError, AttributeError):
         problem = "it has no choices[0].message.content"
     return Reply("", NONSENSE, f"{problem}: {_beginning(body)}")
+
+
+def _tool(tool: JsonMapping) -> JsonMapping:
+    """Returns a tool's description in OpenAI's format."""
+    return tool if "function" in tool else {"type": "function", "function": tool}
+
+
+def _call(value: Json) -> str:
+    """Returns a call's text, as models of Hermes' format write it."""
+    name, arguments, _ = of_object(value)
+    text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>"
 
 
 def _beginning(body: bytes) -> str:

@@ -17,7 +17,9 @@ from compass_jax.curate.distil import Answer, TeacherError, chosen, distil
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import conversations
+from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience import evaluate
+from compass_jax.from_files import engine_config
 from compass_jax.rewards import endpoint
 from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
 from compass_jax.weights.hf import save_params
@@ -172,6 +174,35 @@ def test_only_what_is_missing_is_asked_again(prompts, tmp_path, capsys):
         assert [row["sample"] for row in kept_in(tmp_path / "out")].count(0) >= 2
         with pytest.raises(ConfigError, match=r"begun with temperature = 1.0, and now it is 0.5"):
             distil(settings(prompts, at, temperature=0.5), out, print)
+
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "adds numbers " * 9}}
+
+
+def test_the_teacher_sees_the_tools_of_a_row(tmp_path):
+    path = tmp_path / "calls.jsonl"
+    row = {"prompt": "Add 2.", "answer": [{"name": "add", "arguments": {"x": 2}}], "tools": [TOOL]}
+    path.write_text(json.dumps(row) + "\n")
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"x": 2}'}}
+    with served(lambda n, body: completion(None, tool_calls=[call])) as (at, seen):
+        config = settings(str(path), at, reward="tools", samples=1)
+        report = distil(config, str(tmp_path / "out"), print)
+    assert seen.requests[0]["tools"] == [TOOL] and report["right"] == 1
+    (kept,) = kept_in(tmp_path / "out")
+    assert kept["tools"] == [TOOL] and kept["messages"][-1]["content"].startswith("<tool_call>")
+
+
+def test_the_engines_buckets_count_the_tools(tmp_path):
+    a_model_that_ends(tmp_path)
+    template = "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    chats = [[{"role": "user", "content": "1 + 1 ="}]]
+    bare, with_tools = (
+        engine_config(str(tmp_path), chats, 8, tools).rollout.prompt_buckets[-1]
+        for tools in (None, [[{"name": "add"}]])
+    )
+    tokens = Tokenizer.load(str(tmp_path)).encode_chat(chats[0], tools=[{"name": "add"}])
+    assert bare < len(tokens) <= with_tools
 
 
 TASK = """

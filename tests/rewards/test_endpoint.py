@@ -12,6 +12,7 @@ from judged import served, settings
 from compass_jax.config import ConfigError
 from compass_jax.rewards import endpoint as module
 from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint, Reply
+from compass_jax.tool_calls import ToolCall, tool_calls
 
 ASKED = [{"role": "user", "content": "Which one?"}]
 
@@ -77,6 +78,33 @@ def test_a_thought_the_tokens_and_a_cut_are_read(kind):
         reply = Endpoint(settings(at, retries=0))(ASKED)
     assert (reply.text, reply.thought, reply.tokens, reply.complete) == expected
     assert not reply.failure
+
+
+TOOL = {"name": "add", "parameters": {"type": "object"}}
+
+
+def call(arguments):
+    return {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+def test_tools_are_offered_in_openais_form_and_calls_are_in_the_text():
+    messages = [
+        {"content": None, "tool_calls": [call('{"a": 1}'), call('{"a": 2}')]},
+        {"content": "Let me add.", "tool_calls": [call('{"a": 1}')]},
+        {"content": None, "tool_calls": [call("{a")]},
+        {"content": None, "tool_calls": 3},
+        {"tool_calls": [call("{}")]},
+    ]
+    bodies = [json.dumps({"choices": [{"message": one}]}).encode() for one in messages]
+    with served(lambda n, request: bodies[n]) as (at, seen):
+        ask = Endpoint(settings(at, retries=0))
+        wrapped = {"type": "function", "function": TOOL}
+        replies = [ask(ASKED, [TOOL, wrapped]) for _ in bodies]
+    assert seen.requests[0]["tools"] == [wrapped, wrapped]
+    assert tool_calls(replies[0].text) == [ToolCall("add", {"a": n}) for n in (1, 2)]
+    assert replies[1].text.startswith("Let me add.\n<tool_call>\n")
+    assert tool_calls(replies[1].text) == [ToolCall("add", {"a": 1})]
+    assert [one.failure for one in replies] == ["", "", NONSENSE, NONSENSE, ""]
 
 
 def test_an_endpoint_that_fails_first_is_asked_until_it_is_right():
