@@ -154,7 +154,7 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> JsonObject:
         _check_settings(config, lock.path, resumed=bool(store.offsets))
         samples = ((question, sample) for question in pool for sample in range(config.samples))
         pending = [(one, i) for one, i in samples if (one.id, i) not in store.offsets]
-        failures: Counter[str] = Counter()
+        failures = Failures(pending, answered=bool(store.offsets))
         if pending:
             total = len(pool) * config.samples
             tell(f"{len(pending):,} of {total:,} answers are to be drawn")
@@ -162,6 +162,7 @@ def distil(config: DistilConfig, out: str, tell: Tell) -> JsonObject:
             draw = _at_endpoint if config.endpoint else partial(_by_engine, pool, tell)
             with contextlib.closing(draw(config, pending)) as drawn:
                 _judge(config, drawn, len(pending), store, failures, lock, tell)
+            failures.finish(tell)
         return _finish(config, pool, store, failures, lock.path)
 
 
@@ -201,18 +202,63 @@ def _check_settings(config: DistilConfig, out: Path, resumed: bool) -> None:
 # ---- sampling and judging ------------------------------------------------------------------------
 
 
+class Failures:
+    """The failed requests of a command. Raises TeacherError if the teacher seems not to work.
+
+    A prompt that the endpoint refuses, such as one that is too long, is recorded once and does not
+    end the command if the teacher has answered others.
+    """
+
+    def __init__(self, pending: Sequence[Pending], answered: bool):
+        self.counts: Counter[str] = Counter()
+        self.rejected: dict[int, JsonObject] = {}  # Question.id -> its entry in report.json
+        self._answered = answered
+        self._prompts = len({question.id for question, _ in pending})
+        self._samples = len(pending)
+        self._in_a_row = 0
+
+    def note(self, question: Question, reply: Reply) -> None:
+        """Counts a reply."""
+        if not reply.failure:
+            self._answered, self._in_a_row = True, 0
+            return
+        self.counts[reply.failure] += 1
+        most, remedy = self._samples, "the same command goes on when it answers"
+        if reply.rejects_prompt:
+            known = question.id in self.rejected
+            self.rejected[question.id] = {"place": question.place, "detail": reply.detail}
+            if known or self._answered:
+                return
+            most, remedy = self._prompts, "correct the settings, or leave these prompts out"
+        self._in_a_row += 1
+        if self._in_a_row >= min(HOPELESS, most):
+            raise TeacherError(
+                f"the teacher gave no answer {self._in_a_row} times in a row, the last time"
+                f" {reply.failure}: {reply.detail}; {remedy}"
+            )
+
+    def finish(self, tell: Tell) -> None:
+        """Reports the number of refused prompts and one of them."""
+        if self.rejected:
+            place, detail = next(iter(self.rejected.values())).values()
+            tell(
+                f"the teacher refused {len(self.rejected):,} prompts, which have no further answers"
+                f" and are listed in {REPORT}; {place}: {detail}"
+            )
+
+
 def _judge(
     config: DistilConfig,
     drawn: Drawn,
     count: int,
     store: Answers,
-    failures: Counter[str],
+    failures: Failures,
     lock: FolderLock,
     tell: Tell,
 ) -> None:
     """Judges the drawn samples and stores their answers; a failed request has no line."""
     replies: dict[Key, Reply] = {}
-    done = in_a_row = 0
+    done = 0
 
     def write(block: bool) -> int:
         answers = []
@@ -229,17 +275,8 @@ def _judge(
     with Scorer(config.rewards, config.prompts) as scorer:
         scorer.wait_ready()
         for (question, sample), reply in drawn:
-            if reply.failure:
-                failures[reply.failure] += 1
-                in_a_row += 1
-                if in_a_row >= min(HOPELESS, count):
-                    raise TeacherError(
-                        f"the teacher gave no answer {in_a_row} times in a row, the last time"
-                        f" {reply.failure}: {reply.detail}; the same command goes on when it"
-                        " answers"
-                    )
-            else:
-                in_a_row = 0
+            failures.note(question, reply)
+            if not reply.failure:
                 replies[question.id, sample] = reply
                 scorer.submit((question.id, sample), _prompt(question), reply.text)
             before, done = done, done + write(block=False)
@@ -261,7 +298,8 @@ def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:
 
     def replies() -> Drawn:
         in_flight: dict[Future[Reply], Pending] = {}
-        samples = iter(pending)
+        rejected: set[int] = set()
+        samples = (sample for sample in pending if sample[0].id not in rejected)
         try:
             while True:
                 for sample in islice(samples, 2 * config.requests - len(in_flight)):
@@ -271,7 +309,10 @@ def _at_endpoint(config: DistilConfig, pending: Sequence[Pending]) -> Drawn:
                 if not in_flight:
                     return
                 for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
-                    yield in_flight.pop(future), future.result()
+                    sample, result = in_flight.pop(future), future.result()
+                    if result.rejects_prompt:
+                        rejected.add(sample[0].id)
+                    yield sample, result
         finally:
             pool.close()
 
@@ -320,7 +361,7 @@ def _finish(
     config: DistilConfig,
     all_questions: Sequence[Question],
     store: Answers,
-    failures: Counter[str],
+    failures: Failures,
     out: Path,
 ) -> JsonObject:
     labels: dict[str, Counter[str]] = {}
@@ -340,7 +381,8 @@ def _finish(
     report = {
         "settings": asdict(config),
         **_rates(total),
-        "failures": dict(failures),
+        "failures": dict(failures.counts),
+        "refused_prompts": list(failures.rejected.values()),
         "labels": {label: _rates(counts) for label, counts in labels.items()},
     }
     write_atomically(out / REPORT, json.dumps(report, indent=2) + "\n")

@@ -30,6 +30,7 @@ MOST_BYTES = 8 * 2**20  # maximum size of a response
 MOST_DETAIL = 300  # characters
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 RETRIED = (408, 409, 425, 429)  # HTTP statuses that are retried, as are all from 500
+REJECTED = (400, 413, 422)  # HTTP statuses that refuse the content of a request
 
 UNREACHABLE, LATE, NONSENSE, REFUSED = "unreachable", "late", "nonsense", "refused"
 
@@ -45,6 +46,12 @@ class Reply(NamedTuple):
     complete: bool = True  # whether the answer ended before the token limit
     # largest entropy of a token in its last line; None: the judge's tokens are not known
     entropy_nats: float | None = None
+    status: int = 0  # HTTP status of a failed request, if there was a response
+
+    @property
+    def rejects_prompt(self) -> bool:
+        """Whether this prompt was refused, such as one that is too long, and others may not be."""
+        return self.failure == REFUSED and self.status in REJECTED
 
 
 Messages = Sequence[dict[str, str]]
@@ -118,7 +125,7 @@ class Endpoint:
         failure = UNREACHABLE if later else REFUSED if status >= 300 else NONSENSE
         # Retry-After may also be a date
         pause = float(after) if after and after.isdecimal() and len(after) < 6 else 0.0
-        return Reply("", failure, f"HTTP {status}: {_beginning(body)}"), pause
+        return Reply("", failure, f"HTTP {status}: {_beginning(body)}", status=status), pause
 
     def _post(self, payload: bytes, end: float) -> tuple[int, bytes, str | None]:
         """Returns status, body and Retry-After of the endpoint's response. The connection is cut at

@@ -152,7 +152,7 @@ def test_sft_reads_what_is_written(prompts, tmp_path):
 
 def test_only_what_is_missing_is_asked_again(prompts, tmp_path, capsys):
     answers = teacher()
-    failing = lambda n, body: (400, b"too long") if n == 4 else answers(n, body)  # noqa: E731
+    failing = lambda n, body: (404, b"moved") if n == 4 else answers(n, body)  # noqa: E731
     out = str(tmp_path / "out")
     with served(failing) as (at, seen):
         report = distil(settings(prompts, at, samples=2), out, print)
@@ -174,6 +174,36 @@ def test_only_what_is_missing_is_asked_again(prompts, tmp_path, capsys):
         assert [row["sample"] for row in kept_in(tmp_path / "out")].count(0) >= 2
         with pytest.raises(ConfigError, match=r"begun with temperature = 1.0, and now it is 0.5"):
             distil(settings(prompts, at, temperature=0.5), out, print)
+
+
+@pytest.mark.parametrize("samples, requests", [(2, 1), (20, 8)])
+def test_a_prompt_that_is_refused_ends_no_command(samples, requests, prompts, tmp_path):
+    answers, lines = teacher(), []
+    refused = f"{SUMS[0][0]} + {SUMS[0][1]}?"
+
+    def failing(n, body):
+        asked = body["messages"][-1]["content"]
+        return (400, b"too long") if asked == refused else answers(n, body)
+
+    with served(failing) as (at, seen):
+        for _ in range(2):
+            before = len(seen.requests)
+            config = settings(prompts, at, samples=samples, requests=requests)
+            report = distil(config, str(tmp_path / "out"), lines.append)
+            entry = {"place": f"{prompts}, line 1", "detail": "HTTP 400: too long"}
+            assert report["refused_prompts"] == [entry]
+            asked = [one["messages"][-1]["content"] for one in seen.requests[before:]]
+            assert asked.count(refused) == report["failures"]["refused"] <= 2 * requests
+            assert report["answers"] == 2 * samples
+        assert set(asked) == {refused}
+    assert any("refused 1 prompts" in one and "HTTP 400: too long" in one for one in lines)
+
+
+def test_a_teacher_that_refuses_every_prompt_ends_it(prompts, tmp_path):
+    with served(lambda n, body: (400, b"no temperature, please")) as (at, seen):
+        with pytest.raises(TeacherError, match=r"3 times in a row.*no temperature.*correct the se"):
+            distil(settings(prompts, at), str(tmp_path / "out"), print)
+        assert len(seen.requests) <= 6
 
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds numbers " * 9}}
