@@ -152,7 +152,8 @@ def judge_config(
     tokenizer = _tokenizer(config.data.tokenizer, config.model)
     if not scalar:
         return replace(config, sft=_fit_sft(config, tokenizer))
-    pairs, _ = encode_pairs(split_pairs(config.data)[0], tokenizer, longest, _discard_notice)
+    training, _ = split_pairs(config.data, config.seed)
+    pairs, _ = encode_pairs(training, tokenizer, longest, _discard_notice)
     return replace(config, sft=_size_sft(config, [pair.longest for pair in pairs]))
 
 

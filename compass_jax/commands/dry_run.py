@@ -101,7 +101,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     else:
         tokenizer, total = load_tokenizer(config), config.sft.steps
         if command == "scalar":
-            pairs, longest = split_pairs(config.data)[0], config.sft.buckets[-1]
+            pairs, longest = split_pairs(config.data, config.seed)[0], config.sft.buckets[-1]
             counts = encode_pairs(pairs, tokenizer, longest, tell)[1]
         else:
             counts = sft_records(config, tokenizer, tell)[1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.files import DataError
 from compass_jax.data.preferences import Preference, read_preferences
 from compass_jax.data.procedural import normalised
-from compass_jax.data.questions import Tell, is_heldout
+from compass_jax.data.questions import Tell, is_heldout, questions
 from compass_jax.data.splits import evaluation_files, split_files, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
@@ -50,8 +50,9 @@ class Pair:
         return f"{hashlib.blake2b(b''.join(parts), digest_size=16).hexdigest()}{self.gold}"
 
 
-def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
-    """Returns (training, held-out) pairs, split by question in the same way as for RL.
+def split_pairs(data: DataConfig, seed: int = 0) -> tuple[list[Preference], list[Preference]]:
+    """Returns (training, held-out) pairs, split by question in the same way as for RL. Pairs about
+    a question of `data.eval_sets` are in neither. `seed` is the run's.
 
     Raises ConfigError if no source has preferences; DataError for rows that cannot be used.
     """
@@ -73,10 +74,9 @@ def split_pairs(data: DataConfig) -> tuple[list[Preference], list[Preference]]:
             f"data.sources: no file of preferences; a judge learns from FileSource(path,"
             f" verifier={VERDICT!r})"
         )
-    heldout_questions = {normalised(pair.question) for pair in heldout}
-    return [
-        pair for pair in training if normalised(pair.question) not in heldout_questions
-    ], heldout
+    sets = questions(replace(data, sources=(), eval_sources=()), seed, lambda line: None)
+    evaluated = {normalised(x) for x in (*(p.question for p in heldout), *(q.asks for q in sets))}
+    return [pair for pair in training if normalised(pair.question) not in evaluated], heldout
 
 
 def _paths(data: DataConfig, key: str) -> Iterator[str]:

@@ -66,7 +66,7 @@ def run_train_judge(config: RunConfig, scalar: bool = False) -> JsonObject:
     """
     config.validate_for_rl()
     console, folder = Console(soft_wrap=True, quiet=not is_main_process()), Path(config.directory)
-    training, heldout = split_pairs(config.data)
+    training, heldout = split_pairs(config.data, config.seed)
     heldout = heldout[: config.data.eval_prompts]
     for line in (*balance(training), f"{len(heldout)} held-out pairs"):
         console.print(line, highlight=False, markup=False)

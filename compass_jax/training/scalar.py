@@ -91,7 +91,7 @@ class ScalarTrainer(SFTTrainer):
             "sft.packing with a scalar reward model: each answer of a pair needs its own row,"
             " since the reward is read at its end; set sft.packing to False",
         )
-        training, _ = split_pairs(self.config.data)
+        training, _ = split_pairs(self.config.data, self.config.seed)
         return encode_pairs(training, self.tokenizer, self.sft.buckets[-1], self.telemetry.note)
 
     def micro_batches(self, examples: Sequence[Pair]) -> Iterator[tuple[Tree, ...]]:

@@ -15,7 +15,7 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import eval_judge
 from compass_jax.commands.cli import main
-from compass_jax.config import ConfigError, DataConfig, FileSource, MoEConfig
+from compass_jax.config import ConfigError, DataConfig, EvalSet, FileSource, MoEConfig
 from compass_jax.config.io import read_config
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import read_preferences
@@ -113,6 +113,23 @@ def test_pairs_of_an_evaluation_file_are_the_held_out_ones(tmp_path):
     one, two = ((FileSource(path, verifier="verdict"),) for path in files)
     training, heldout_pairs = split_pairs(DataConfig(one, two))
     assert [len(training), len(heldout_pairs)] == [7, 2]
+
+
+def test_pairs_about_a_question_of_an_evaluation_set_are_not_learnt(tmp_path):
+    rows = list(larger(9))
+    asked = [{"prompt": f" {rows[8]['prompt']}", "answer": "1"}]
+    source, pairs, plain = (
+        FileSource(write(tmp_path / name, x), verifier=verifier)
+        for name, x, verifier in (
+            ("p.jsonl", rows, "verdict"),
+            ("e.jsonl", rows[:2], "verdict"),
+            ("q.jsonl", asked, "math"),
+        )
+    )
+    data = DataConfig((source,), eval_sets=(EvalSet("measured", (pairs, plain)),), heldout_frac=0.0)
+    training, heldout_pairs = split_pairs(data)
+    questions_learnt = [pair.question for pair in training]
+    assert questions_learnt == [row["prompt"] for row in rows[2:8]] and not heldout_pairs
 
 
 class Says:
