@@ -119,8 +119,8 @@ class Rollout:
 
     @property
     def sampled_length(self) -> int:
-        """The number of tokens after the prompt without those that a draft gave."""
-        return self.response_length - self.drafted
+        """The number of tokens after the prompt without those of drafts and environments."""
+        return int(self.generated.sum()) - self.drafted
 
     @property
     def response(self) -> np.ndarray:
@@ -179,12 +179,12 @@ class Outcome(NamedTuple):
     response_tokens: int  # of all samples
     kind: str  # "easy": all right, "hard": all wrong, "": any other
     samples: int
-    drafted_tokens: int = 0  # of the response tokens, those that drafts gave
+    given_tokens: int = 0  # of the response tokens, those of drafts and environments
 
     @property
     def sampled_tokens(self) -> int:
         """The number of response tokens that were sampled."""
-        return self.response_tokens - self.drafted_tokens
+        return self.response_tokens - self.given_tokens
 
 
 @dataclass

@@ -33,7 +33,7 @@ def outcome(group: Group, rewards: RewardConfig) -> Outcome:
         sum(r.response_length for r in group.rollouts),
         kind,
         len(group.rollouts),
-        sum(r.drafted for r in group.rollouts),
+        sum(r.response_length - r.sampled_length for r in group.rollouts),
     )
 
 

@@ -108,7 +108,7 @@ def test_drafted_tokens_are_in_a_column_of_their_own():
     assert draft_metrics(groups, None) == {} == accepted_frac({})
     assert [r.sampled_length for r in groups[0].rollouts] == [1, 5]
     of_group = outcome(groups[0], tiny_run().rewards)
-    assert (of_group.response_tokens, of_group.drafted_tokens) == (8, 2)
+    assert (of_group.response_tokens, of_group.given_tokens) == (8, 2)
     arrays = assemble(groups, 2, 12, 2, drafts=True)
     np.testing.assert_array_equal(arrays.sampled[0], arrays.mask[0] & (np.arange(12) >= 6))
     np.testing.assert_array_equal(arrays.sampled[1:], arrays.mask[1:])

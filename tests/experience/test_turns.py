@@ -14,10 +14,11 @@ from compass_jax.config import RewardConfig, RLConfig
 from compass_jax.errors import UserError
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer
+from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import staleness
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import to_decode
-from compass_jax.records import GIVEN, Rollout, Score
+from compass_jax.records import GIVEN, Group, Rollout, Score
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.slots import Slots
@@ -277,6 +278,13 @@ def test_a_verifier_reads_the_turns_and_none_but_the_models():
     rollout = talk(4, 4, GIVEN, GIVEN, 5)
     assert json.loads(TALKS.text(rollout)) == ["2 3", "6"]
     assert TALKS.text(talk(4, GIVEN, 5, most=0)) == "2 3 4"
+
+
+def test_an_environments_tokens_were_not_sampled():
+    rollouts = (talk(4, 4, GIVEN, GIVEN, 5), talk(4))
+    assert [rollout.sampled_length for rollout in rollouts] == [3, 1]
+    result = outcome(Group(rollouts[0].prompt, rollouts, (SAID, SAID)), RewardConfig())
+    assert (result.response_tokens, result.sampled_tokens) == (6, 4)
 
 
 @pytest.mark.parametrize(
