@@ -74,7 +74,9 @@ def clustered(
     bootstrap over prompts.
 
     The bootstrap has no width where all prompts have the same mean, for example where none is
-    solved; the interval is then Wilson's, with prompts as its trials. One prompt has no error.
+    solved or no prompt differs between two evaluations. Other prompts may differ, up to the share
+    that Wilson's interval permits after none of g did, and have any value of `support`. One prompt
+    has no error.
 
     Args:
         sums: float [g], the sum of each prompt's values.
@@ -93,9 +95,8 @@ def clustered(
     residuals = sums - mean * counts
     se = float(np.sqrt((residuals**2).sum() * g / (g - 1)) / counts.sum())
     if np.allclose(residuals, 0, atol=1e-9):
-        low, high = support
-        inside = [low + x * (high - low) for x in wilson((mean - low) / (high - low), g)]
-        return Estimate(mean, se, *inside)
+        unseen = wilson(0.0, g)[1]
+        return Estimate(mean, se, *(mean + unseen * (end - mean) for end in support))
     means = np.concatenate(list(_resampled(sums, counts, seed)))
     tail = 50 * (1 - CONFIDENCE)  # per cent on each side
     return Estimate(mean, se, *map(float, np.percentile(means, (tail, 100 - tail))))

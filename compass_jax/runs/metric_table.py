@@ -292,7 +292,7 @@ eval/<set>/avg_at_k [share]: Mean accuracy of k sampled answers to each prompt o
     prompts of a source.
 eval/<set>/avg_at_k_se [share]: Standard error of avg_at_k, clustered by prompt.
 eval/<set>/avg_at_k_low [share]: Lower end of the 95% interval of avg_at_k: the percentile bootstrap
-    over prompts, or Wilson's interval where all prompts have the same accuracy.
+    over prompts; from Wilson's interval where all prompts have the same accuracy.
 eval/<set>/avg_at_k_high [share]: Upper end of the 95% interval of avg_at_k.
 eval/<set>/pass_at_k [share]: Prompts of a set with a right answer among k sampled ones.
 eval/<set>/maj_at_k [share]: Accuracy of the most frequent of k sampled answers; of answers that are

@@ -115,9 +115,22 @@ def test_prompts_that_are_all_alike_have_wilsons_interval_and_one_prompt_has_all
     assert (all_wrong.mean, all_wrong.se, all_wrong.low) == (0, 0, 0)
     assert all_wrong.high == pytest.approx(wilson(0.0, 10)[1])
     gains = clustered(np.zeros(10), np.ones(10), 0, support=(-1.0, 1.0))
-    assert gains.low == pytest.approx(-gains.high) and 0 < gains.high < 1
+    assert gains.high == -gains.low == pytest.approx(wilson(0.0, 10)[1])
     one = clustered(np.array([2]), np.array([4]), 0)
     assert one.mean == 0.5 and math.isnan(one.se) and (one.low, one.high) == (0, 1)
+
+
+def test_equal_evaluations_differ_by_no_more_than_unseen_prompts_could():
+    """If so large a share of prompts differed, none among n would in less than one case of 40, and
+    the interval is little wider than needed.
+    """
+    for n in (20, 53, 1000):
+        estimate = clustered(np.zeros(n), np.ones(n), 0, support=(-1.0, 1.0))
+        exact = 1 - 0.025 ** (1 / n)  # the share at which that has probability 1/40
+        assert 0.9 * exact < estimate.high < 1.1 * exact
+    shifted = clustered(np.full(53, 0.25), np.ones(53), 0, support=(-1.0, 1.0))
+    assert shifted.low == pytest.approx(0.25 - 1.25 * wilson(0.0, 53)[1])
+    assert shifted.high == pytest.approx(0.25 + 0.75 * wilson(0.0, 53)[1])
 
 
 def test_prompts_without_a_known_score_are_in_no_estimate():
