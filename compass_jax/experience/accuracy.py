@@ -111,11 +111,13 @@ class Evaluation:
         return "; ".join(parts)
 
     def metrics(self) -> dict[str, float]:
-        """Returns all metrics by name."""
-        metrics: dict[str, float] = {}
+        """Returns all metrics by name; a set's take precedence over those of a label with its name,
+        such as that of a file heldout.jsonl.
+        """
+        metrics = {f"eval/{label}/avg_at_k": v[1] for label, v in self.labels.items()}
         for name, one in self.sets.items():
             metrics |= one.metrics(name)
-        return {**metrics, **{f"eval/{label}/avg_at_k": v[1] for label, v in self.labels.items()}}
+        return metrics
 
 
 def _unknown_note(result: Accuracy | Evaluation) -> str:

@@ -165,6 +165,19 @@ def test_accuracies_by_hand(monkeypatch):
     ] == pytest.approx(2 / 3)
 
 
+def test_a_label_with_the_name_of_the_held_out_set_does_not_replace_its_accuracy(monkeypatch):
+    def fake(engine, params, prompts, *_, samples, **__):
+        scores = [[Score(float(i), True)] * samples for i in range(2)]
+        return rollouts(prompts, samples), scores
+
+    monkeypatch.setattr(evaluate_module, "answers", fake)
+    prompts = [dataclasses.replace(p, label=x) for p, x in zip(PROMPTS, (HELDOUT, "sums"))]
+    sets = [PromptSet(HELDOUT, prompts, 3, 1.0)]
+    evaluation = evaluate(None, None, sets, TOKENIZER, None, tiny_run())
+    assert evaluation.metrics()["eval/heldout/avg_at_k"] == evaluation.avg_at_k == 0.5
+    assert evaluation.labels[HELDOUT][1] == 0.0
+
+
 def test_the_threshold_of_right_is_the_configurations(monkeypatch):
     def fake(engine, params, prompts, *_, samples, **__):
         return rollouts(prompts, samples), [[Score(0.5, True)] * samples] * 2
