@@ -21,7 +21,7 @@ from compass_jax.config import ConfigError
 from compass_jax.errors import CompassError
 
 KEY_VARIABLE = "COMPASS_SAMPLERS_KEY"
-DTYPES = frozenset({"int32", "float32", "uint8", "uint16"})
+DTYPES = frozenset({"int32", "float32", "float64", "uint8", "uint16"})
 # Seconds after which a sampler that sends or reads nothing counts as lost, and between the messages
 # by which it shows that it works.
 SILENT_S, ALIVE_S = 120, 10
