@@ -16,6 +16,7 @@ from compass_jax.curate.words import hashed, runs, words
 from compass_jax.extras import how_to_install
 
 _THINK = re.compile("</?think>")
+_ESCAPED = re.compile(r"\\[\\{}]")  # in TeX, a printed brace closes nothing
 REPEATED_WORDS = 8  # length of a run: shorter runs recur in any long chain of thought
 MOST_READ = 2000  # characters passed to language detection
 LEAST_LETTERS = 20  # below this, no language is detected
@@ -68,7 +69,8 @@ def _unclosed(text: str, tag: str) -> str:
     if tag and answer.count(f"<{tag}>") > answer.count(f"</{tag}>"):
         return f"<{tag}> is never closed"
     box = answer.rfind("\\boxed{")
-    if box >= 0 and answer.count("{", box) > answer.count("}", box):
+    braces = _ESCAPED.sub("", answer[box:])
+    if box >= 0 and braces.count("{") > braces.count("}"):
         return "\\boxed{ is never closed"
     return ""
 

@@ -29,6 +29,7 @@ def answered(*answers, **fields):
         ("<think>a</think> and <think>b</think> 4", ""),
         ("<think>is <answer> a tag?</think><answer>4</answer>", ""),
         ("so \\boxed{\\frac{1}{2}} it is", ""),
+        ("so \\boxed{\\left\\{1, 2\\right.}", ""),  # an escaped brace needs no partner
         ("", "the answer is empty"),
         ("  \n", "the answer is empty"),
         ("<think>2 + 2", "<think> is never closed"),
@@ -40,6 +41,8 @@ def answered(*answers, **fields):
         ("<think>2 + 2</think>\n ", "nothing comes after the chain of thought"),
         ("<think>2 + 2</think><answer>4", "<answer> is never closed"),
         ("it is \\boxed{\\frac{1}{2}", "\\boxed{ is never closed"),
+        ("it is \\boxed{1, 2\\}", "\\boxed{ is never closed"),
+        ("it is \\boxed{1 \\\\}", ""),  # a line break, then the end
     ],
 )
 def test_an_answer_is_whole_or_says_why_not(answer, reason):
