@@ -107,7 +107,9 @@ def label_of(path: str) -> str:
     """Returns the name of a file without its ending, or of a folder. For a pattern it is the part
     before the first wildcard, or else the pattern's folder.
     """
-    folder, _, name = path.rstrip("/").rpartition("/")
+    if path.endswith("/"):  # a folder's name may have a dot, or be one
+        return os.path.basename(os.path.abspath(path))
+    folder, _, name = path.rpartition("/")
     ending = next((one for one in ENDINGS if name.endswith(one)), "")
     stem = name.removesuffix(ending) if ending else name.rsplit(".", 1)[0]
     begins = re.split(r"[-_.]*[*?\[]", stem, maxsplit=1)[0]

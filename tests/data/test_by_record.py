@@ -258,3 +258,5 @@ def test_a_folder_is_the_files_of_rows_in_it(tmp_path):
         files_of(f"{tmp_path}/none")
     names = ("d/chats/", "d/chats", "a.jsonl.gz", "d/a.b.parquet", "d/part-*.jsonl.zst")
     assert [label_of(name) for name in names] == ["chats", "chats", "a", "a.b", "part"]
+    here = os.path.basename(os.getcwd())
+    assert [label_of(name) for name in ("d/v1.5/", "v1.6/", "./")] == ["v1.5", "v1.6", here]
