@@ -148,10 +148,10 @@ def read_rows(
         except DataError as error:
             refuse_half_written(where, raw)
             bad(error)
-            continue
+            row, empty = None, False
         if row is not None:
-            empty = False
             yield where, row
+            empty = False
     if empty:
         raise _empty(path)
 
@@ -183,9 +183,8 @@ def _unparsed(
 
 
 def _word(path: str) -> str:
-    if path.endswith(".parquet"):
-        return "row"
-    return "record" if path.endswith(ARRAY_RECORDS) else "line"
+    other = "record" if path.endswith(ARRAY_RECORDS) else "line"
+    return "row" if path.endswith(".parquet") else other
 
 
 def _where(path: str, number: int) -> str:
@@ -242,9 +241,8 @@ def _parquet_rows(
             if name not in names:
                 known = ", ".join(file.schema_arrow.names)
                 raise DataError(f"{path}: no field {name!r} (fields: {known}); {remedy}")
-        columns = (
-            None if other_columns is None else [n for n in names if n in {*fields, *other_columns}]
-        )
+        wanted = {*fields, *(other_columns or ())}
+        columns = None if other_columns is None else [name for name in names if name in wanted]
         for batch in file.iter_batches(columns=columns):
             rows = batch.to_pylist()
             for field in batch.schema:
@@ -309,9 +307,8 @@ def row_of(where: str, raw: Raw, fields: Mapping[str, str]) -> JsonObject | None
         if field_of(raw, name) is None:
             names = list(_names(raw))
             absent = f"no field {name!r} (fields: {', '.join(names)[:300]})"
-            raise DataError(
-                f"{where}: {f'{name!r} is null' if name in names else absent}; {remedy}"
-            )
+            problem = f"{name!r} is null" if name in names else absent
+            raise DataError(f"{where}: {problem}; {remedy}")
     return raw
 
 
@@ -345,12 +342,14 @@ def field_of(row: JsonMapping, name: str) -> Json:
 
 
 def columns_of(path: str) -> tuple[str, list[str]]:
-    """Returns (where, names) of the columns of a file's first row, or of a Parquet file; nested
-    columns have dotted names.
+    """Returns (where, names) of the columns of a file's first usable row, or of a Parquet file;
+    nested columns have dotted names.
     """
     if not path.endswith(".parquet"):
-        where, row = next(read_rows(path, {}), (path, {}))
-        return where, list(_names(row))
+        errors: list[DataError] = []
+        for where, row in read_rows(path, {}, bad=errors.append):
+            return where, list(_names(row))
+        raise errors[0]
     from pyarrow import parquet
 
     try:

@@ -155,6 +155,7 @@ def _tell_dropped(sft: SFTConfig, counts: Counter[str], tell: Tell) -> None:
     reasons["too_long"] = f"are longer than sft.buckets[-1] = {sft.buckets[-1]} tokens"
     reasons["heldout"] = "ask a held-out question"
     if not counts["examples"]:
+        reasons["bad"] = "cannot be used (sft.bad_rows)"
         dropped = ", ".join(f"{counts[name]} {reason}" for name, reason in reasons.items())
         raise DataError(
             f"no SFT examples are left of sft.files = {sft.files}, sft.preferences ="

@@ -159,6 +159,19 @@ def test_bad_rows_are_named(tmp_path, tokenizer, content, message):
         sft_examples(run(files=(str(tmp_path / "s.jsonl"),)), tokenizer)
 
 
+def test_skipped_rows_may_come_first_and_be_all_of_a_file(tmp_path, tokenizer):
+    broken, good = tmp_path / "broken.jsonl", tmp_path / "good.jsonl"
+    broken.write_text('{"text": \n{"messages": 1}\n')
+    good.write_text("{broken\n" + GOOD)
+    files = (str(broken), str(good))
+    examples, counts = sft_examples(run(files=files, bad_rows="skip"), tokenizer)
+    assert len(examples) == 1 and counts["bad"] == 3
+    with pytest.raises(DataError, match=r"no SFT examples are left.*2 cannot be used"):
+        sft_examples(run(files=files[:1], bad_rows="skip"), tokenizer)
+    with pytest.raises(DataError, match=r"good\.jsonl, line 1"):
+        sft_examples(run(files=files[1:]), tokenizer)
+
+
 def test_labels_without_worked_solutions_are_refused(tokenizer, caplog):
     with pytest.raises(DataError, match=r"sft\.procedural\[0\] \('nope'\).*labels: sudoku, sums"):
         sft_examples(run(DATA, procedural=(("nope", 1, 1),)), tokenizer)
