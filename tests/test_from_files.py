@@ -209,6 +209,14 @@ BAD = {
         ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=much"],
         "--reward math=much: much is no number",
     ),
+    "weight twice": (
+        ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=1", "math=0.5"],
+        "--reward math=0.5: math is named twice; give one weight for it",
+    ),
+    "reward twice": (
+        ["--model", "model", "--data", "prompts.jsonl", "--reward", "math", "--reward=format"],
+        "--reward is given 2 times, and the last would replace the others; give all its values",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ import platform
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -60,6 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     if wants_help and not is_configured(name):
         print(help_text(name))
         return 0
+    if problem := repeated_option(name, rest):
+        print(f"compass {name}: {problem}", file=sys.stderr)
+        return 2
     options, settings = parse(name, [word for word in rest if word not in HELP])
     if argv is not None or name == "serve":  # a server handles signals itself
         return _run_reporting_errors(name, options, settings, wants_help)
@@ -84,6 +88,23 @@ def is_configured(name: str) -> bool:
     from compass_jax.commands.options import Configured
 
     return issubclass(BY_NAME[name].options_class(), Configured)
+
+
+def repeated_option(name: str, arguments: Sequence[str]) -> str:
+    """Returns why an option of several values is given more than once, or an empty string."""
+    from tyro.conf import UseAppendAction
+
+    from compass_jax.config.ranges import lists_of
+
+    lists = lists_of(BY_NAME[name].options_class(), UseAppendAction)
+    given = Counter(x.partition("=")[0].replace("_", "-") for x in arguments if x[:2] == "--")
+    for option, count in given.items():
+        if count > 1 and option[2:].replace("-", "_") in lists:
+            return (
+                f"{option} is given {count} times, and the last would replace the others; give all"
+                f" its values after one {option}"
+            )
+    return ""
 
 
 def parse(name: str, arguments: Sequence[str]) -> tuple[Any, list[str]]:
@@ -133,7 +154,10 @@ def tidy_help(text: str) -> str:
 
 def _run_reporting_errors(name: str, options: Json, settings: list[str], wants_help: bool) -> int:
     """Returns a command's exit status. An error with a remedy is one line on stderr."""
+    from compass_jax.config.ranges import check_options
+
     try:
+        check_options(options)
         if is_configured(name):
             from compass_jax.commands.configured import run_configured
 

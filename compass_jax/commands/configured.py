@@ -247,9 +247,11 @@ def rewards(words: Sequence[str]) -> str | dict[str, float]:
     """Returns one verifier's name, or the weights of several: "math=1", "my.py:score=0.5"."""
     if len(words) == 1 and "=" not in words[0]:
         return words[0]
-    weights = {}
+    weights: dict[str, float] = {}
     for word in words:
         name, _, weight = word.partition("=")
+        if name in weights:
+            raise ConfigError(f"--reward {word}: {name} is named twice; give one weight for it")
         try:
             weights[name] = float(weight or 1)
         except ValueError:

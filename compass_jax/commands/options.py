@@ -20,6 +20,7 @@ from tyro.conf import (
 
 from compass_jax.config.distil import DistilConfig
 from compass_jax.config.prepare import PrepareConfig
+from compass_jax.config.ranges import Count, CountOrOff
 
 Folder = Annotated[str, arg(metavar="DIR")]
 File = Annotated[str, arg(metavar="FILE")]
@@ -143,7 +144,7 @@ class TrainJudge(Configured, FromPreferences, Compiling):
 class Data(Configured, FromPrompts):
     """Options of `compass data`."""
 
-    most: int = 2
+    most: CountOrOff = 2
     """Number of prompts that are shown whole."""
 
 
@@ -313,7 +314,7 @@ class Try:
     """The model's answer, once for each turn of a conversation; - reads standard input."""
     row: Annotated[str, arg(metavar="JSON")] = ""
     """Row of the prompt, a JSON object of columns (default: an example row)."""
-    number: int = 0
+    number: CountOrOff = 0
     """Number of the task's row, from 0, if --row is absent."""
     seed: int = 0
     """Seed of the task's rows (a number)."""
@@ -355,7 +356,7 @@ class EvalJudge(Compiling):
     """Maximum number of concurrent requests (a count)."""
     timeout_s: float = 120.0
     """Time limit of a verdict in seconds, for each order, retries included."""
-    most: int = 0
+    most: CountOrOff = 0
     """Number of pairs to judge, from the first; 0: all."""
     out: Folder = ""
     """New folder for the shares and one line per pair."""
@@ -379,7 +380,7 @@ class Show:
     """Show the best and the worst answer of the groups whose rewards vary most."""
     label: Annotated[str | None, arg(metavar="NAME")] = None
     """Show the samples of this data source or task only."""
-    most: int = 4
+    most: Count = 4
     """Number of groups to show (a count)."""
 
     @property

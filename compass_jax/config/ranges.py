@@ -135,6 +135,31 @@ def check_fields(config: Settings, key: str) -> None:
         _check(getattr(config, name), hint, f"{key}.{name}" if key else name)
 
 
+def check_options(options: Settings) -> None:
+    """Raises ConfigError, naming the option, for a number outside the range that the class of a
+    command's options declares.
+    """
+    cls: Settings = type(options)
+    for name, hint in field_hints(cls).items():
+        value, (_, rule) = getattr(options, name), _rule(hint)
+        if isinstance(rule, Range) and (refusal := rule.refusal(value)):
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: {refusal}")
+
+
+def lists_of(cls: Any, apart: Any) -> set[str]:
+    """Returns the fields of a dataclass, also of nested ones, that hold several values, except
+    those whose type is annotated with `apart`.
+    """
+    names: set[str] = set()
+    for name, hint in field_hints(cls).items():
+        base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if dataclasses.is_dataclass(base):
+            names |= lists_of(base, apart)
+        elif get_origin(base) is tuple and apart not in get_args(hint):
+            names.add(name)
+    return names
+
+
 class Section:
     """A part of a configuration, a frozen dataclass. `KEY` is its setting in a run.
 

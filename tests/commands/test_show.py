@@ -54,6 +54,7 @@ def test_what_is_asked_for_is_shown(run, capsys, selection):
 
 BAD = {
     "step": (["--step", "9"], "--step 9: logged are 1 to 2"),
+    "no groups": (["--most", "0"], "--most 0: must be positive"),
     "label": (["--label", "maths"], "--label maths: the labels of step 2 are sums, words"),
 }
 

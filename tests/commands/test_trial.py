@@ -165,6 +165,7 @@ def test_why_a_judge_gives_no_verdict_is_one_sentence(answer, why, tried):
         (["judge", "--response", "x", *AT], "the row has no 'answer', which judge reads"),
         (["math", "--response", "1", "--response", "2"], "math judges one answer"),
         ([SHORT, "--number", "9999", "--response", "x"], "the first has number 0"),
+        (["chain_sum", "--number", "-1", "--response", "x"], "--number -1: must be >= 0"),
         (["math", "--timeout-s", "0", "--response", "x"], "must be positive"),
     ],
 )
