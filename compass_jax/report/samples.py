@@ -148,6 +148,7 @@ def group_of_row(row: JsonMapping, most: int | None = MOST_TEXT) -> JsonObject:
                 "tokens": number(x.get("tokens")),
                 "truncated": bool(x.get("truncated", False)),
                 "components": {str(k): number(v) for k, v in x.get("components", {}).items()},
+                **({"error": str(x["error"])} if x.get("error") else {}),
             }
             for x in row["samples"]
         ],

@@ -20,7 +20,10 @@ def run(tmp_path):
         (
             "words",
             "say[/bold] it",
-            [sample("it " * 9, 0.5, truncated=True), sample("?", 9, "crash")],
+            [
+                sample("it " * 9, 0.5, truncated=True),
+                sample("?", 9, "crash") | {"error": "the worker died"},
+            ],
         ),
     ]
     with open(tmp_path / "rollouts.jsonl", "w") as file:
@@ -33,7 +36,11 @@ def run(tmp_path):
 
 
 SELECTIONS = {
-    "all": ([], ["two", "three", "five", "six", "say[/bold] it", "no verdict (crash)"], []),
+    "all": (
+        [],
+        ["two", "three", "five", "six", "say[/bold] it", "no verdict (crash: the worker died)"],
+        [],
+    ),
     "best": (["--best", "--most", "1"], ["two", "reward 1"], ["three", "five"]),
     "worst": (["--worst", "--most", "1"], ["three", "reward 0"], ["two", "five"]),
     "truncated": (["--truncated"], ["it it it", ", truncated"], ["two", "five"]),

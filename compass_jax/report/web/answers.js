@@ -16,7 +16,7 @@ const ANSWERS_SHOWN = 25;
 function answersOf(title, samples) {
   if (!samples) return null;
   return el("div", {}, el("h3", { text: title }), ...samples.map((s, i) => {
-    const verdict = s.outcome === "ok" ? `reward ${plain(s.reward)}` : s.outcome;
+    const verdict = s.outcome === "ok" ? `reward ${plain(s.reward)}` : [s.outcome, s.error].filter(Boolean).join(": ");
     const kind = i === samples.length - 1 ? "greedy" : `sample ${i + 1}`;
     return el("div", { class: "answer" }, el("span", { class: "facts", text: `${kind} · ${verdict} · ${counted(s.tokens)} tokens${s.truncated ? " · truncated" : ""}` }),
       el("pre", {}, ...textNodes(s.response)));

@@ -203,6 +203,7 @@ function card(s, g, key, scale) {
   const facts = [`${counted(s.tokens)} tokens`];
   if (finite(s.means?.advantage)) facts.push(`advantage ${signed(s.means.advantage)}`);
   if (finite(s.means?.entropy)) facts.push(`entropy ${plain(s.means.entropy)} nats`);
+  if (s.error) facts.push(s.error);
   const parts = Object.entries(s.components ?? {}).map(([name, v]) => `${name} ${plain(v)}`);
   const widen = el("button", { class: "widen", title: "wide or narrow", "aria-label": "wide or narrow", text: "⤢",
     on: { click: () => node.classList.toggle("wide") } });
