@@ -97,9 +97,10 @@ def logged(path: Path, stage: str, until: int) -> Iterator[Logged]:
         for line in lines:
             try:
                 row = json.loads(line)
+                of_stage = row["stage"] == stage
                 step, numbers = int(row["step"]), dict(row["metrics"])
                 known = {name: float(x) for name, x in numbers.items() if x is not None}
             except (ValueError, TypeError, KeyError, RecursionError):
                 continue
-            if row["stage"] == stage and step <= until:
+            if of_stage and step <= until:
                 yield step, known
