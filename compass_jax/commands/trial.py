@@ -52,9 +52,9 @@ class RecordingAsker(Pooled):
         super().__init__(config)
         self.said: list[Future[Reply]] = []
 
-    def submit(self, messages: Messages) -> Future[Reply]:
+    def submit(self, messages: Messages, tools: Sequence[JsonMapping] = ()) -> Future[Reply]:
         """Queues a question."""
-        self.said.append(super().submit(messages))
+        self.said.append(super().submit(messages, tools))
         return self.said[-1]
 
     def lines(self) -> list[str]:

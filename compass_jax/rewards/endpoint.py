@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -192,7 +193,8 @@ class Pooled:
 
     def submit(self, messages: Messages, tools: Sequence[JsonMapping] = ()) -> Future[Reply]:
         """Queues a question for the thread pool; `tools` are those of Endpoint."""
-        return self._pool.submit(self._ask, messages, *([tools] if tools else []))
+        ask = partial(self._ask, tools=tools) if tools else self._ask
+        return self._pool.submit(ask, messages)
 
     def run(self) -> None:
         """Does nothing, because the threads are running already."""
