@@ -97,8 +97,8 @@ def repeated_option(name: str, arguments: Sequence[str]) -> str:
     from compass_jax.config.ranges import lists_of
 
     lists = lists_of(BY_NAME[name].options_class(), UseAppendAction)
-    given = Counter(x.partition("=")[0].replace("_", "-") for x in arguments if x[:2] == "--")
-    for option, count in given.items():
+    counts = Counter(x.partition("=")[0].replace("_", "-") for x in arguments if x[:2] == "--")
+    for option, count in counts.items():
         if count > 1 and option[2:].replace("-", "_") in lists:
             return (
                 f"{option} is given {count} times, and the last would replace the others; give all"

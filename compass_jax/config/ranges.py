@@ -146,16 +146,16 @@ def check_options(options: Settings) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: {refusal}")
 
 
-def lists_of(cls: Any, apart: Any) -> set[str]:
+def lists_of(cls: Any, excluded: Any) -> set[str]:
     """Returns the fields of a dataclass, also of nested ones, that hold several values, except
-    those whose type is annotated with `apart`.
+    those whose type is annotated with `excluded`.
     """
     names: set[str] = set()
     for name, hint in field_hints(cls).items():
         base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if dataclasses.is_dataclass(base):
-            names |= lists_of(base, apart)
-        elif get_origin(base) is tuple and apart not in get_args(hint):
+            names |= lists_of(base, excluded)
+        elif get_origin(base) is tuple and excluded not in get_args(hint):
             names.add(name)
     return names
 

@@ -241,8 +241,8 @@ def _parquet_rows(
             if name not in names:
                 known = ", ".join(file.schema_arrow.names)
                 raise DataError(f"{path}: no field {name!r} (fields: {known}); {remedy}")
-        wanted = {*fields, *(other_columns or ())}
-        columns = None if other_columns is None else [name for name in names if name in wanted]
+        used = {*fields, *(other_columns or ())}
+        columns = None if other_columns is None else [name for name in names if name in used]
         for batch in file.iter_batches(columns=columns):
             rows = batch.to_pylist()
             for field in batch.schema:

@@ -332,7 +332,8 @@ def test_a_damaged_line_and_a_folder_in_use_are_named(prompts, tmp_path):
     ],
 )
 def test_settings_that_cannot_be_used_are_named(words, message, prompts, tmp_path, capsys):
-    command = ["distil", "--data", prompts, "--out", str(tmp_path / "out")]
+    data = [] if "--data" in words else ["--data", prompts]
+    command = ["distil", *data, "--out", str(tmp_path / "out")]
     words = words if "--model" in words else [*words, "--model", "m"]
     assert main([*command, *words, "--compilation-cache", "off"]) == 2
     assert message in capsys.readouterr().err
