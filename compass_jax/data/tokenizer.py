@@ -190,7 +190,7 @@ class Tokenizer(Vocabulary):
         """
         chat = self._prepared(messages, tools)
         parts: list[tuple[list[int], list[bool]]] = []
-        done: str | None = None  # the text of the last part
+        done = ""  # the text of the last part
         for i, message in enumerate(chat.messages):
             if message.get("role") != "assistant":
                 continue
@@ -198,9 +198,9 @@ class Tokenizer(Vocabulary):
             target = self._target(chat, i)
             # If the prompt does not begin with the text so far, the template has rewritten earlier
             # turns, and a new sequence begins.
-            continued = done is not None and before.startswith(done)
-            context = self.ids(before[len(done or "") :] if continued else before)
-            answer = self._answer(chat, i, target)
+            continued = bool(parts) and before.startswith(done)
+            context = self.ids_after(done, before[len(done) :]) if continued else self.ids(before)
+            answer = self._answer(chat, i, before, target)
             if not continued:
                 parts.append(([], []))
             ids, mask = parts[-1]
@@ -236,9 +236,11 @@ class Tokenizer(Vocabulary):
             " so: use a template whose turns begin as its generation prompt does"
         )
 
-    def _answer(self, chat: Chat, i: int, target: str) -> _Answer:
-        """Returns the ids of assistant message `i`, and the number of them that is trained."""
-        ids = self.ids(target)
+    def _answer(self, chat: Chat, i: int, before: str, target: str) -> _Answer:
+        """Returns the ids of assistant message `i`, whose text `target` follows the text `before`,
+        and the number of them that is trained.
+        """
+        ids = self.ids_after(before, target)
         ends = [j for j, token in enumerate(ids) if token in self.end_ids]
         if not ends and self.closes_turns and not self._closes_with_end:
             raise TokenizerError(

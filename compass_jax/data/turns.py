@@ -122,7 +122,7 @@ def _following(tokenizer: Tokenizer, probe: _Probe, tail: str, turn: Sequence[in
         if len(spans) >= len(ends):
             return tokenizer.ids(tail[spans[len(ends) - 1][0] :])[1:]
     elif tail.startswith(turn_end):
-        ids = tokenizer.ids(tail[len(turn_end) :])
+        ids = tokenizer.ids_after(MARK + turn_end, tail[len(turn_end) :])
         # GLM: the sampled end token may be the one that opens the next message.
         return ids[1:] if ids[:1] == list(turn[-1:]) else ids
     raise TokenizerError(

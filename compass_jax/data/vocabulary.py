@@ -22,6 +22,8 @@ from compass_jax.token_ids import end_ids
 from compass_jax.untrusted import read_json, read_text
 
 THOUGHT_OPENED = re.compile(r"<think>\s*\Z")
+_CONTEXT = 64  # characters of a text on which the tokens of its continuation depend
+_BREAKS = ("\n", "1")  # texts with which a following word forms no token
 _TAIL = 8  # tokens at the end of a prompt that are searched for an opened thought
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _Token = Annotated[
@@ -114,6 +116,24 @@ class Vocabulary:
         if SENTINEL in text:
             return self._encoded(text, lambda _, hidden: self._control.encode(hidden))
         return self._encoded(text, ids_of)
+
+    def ids_after(self, before: str, text: str) -> list[int]:
+        """Returns the ids of a text that continues `before`: as `ids`, without the space that
+        SentencePiece's vocabularies put before the first word of a text.
+        """
+        if not before or not self._prefixes_texts:
+            return self.ids(text)
+        # Where a token would span the boundary, another text takes the place of `before`.
+        for context in (before[-_CONTEXT:], *_BREAKS):
+            ids = self.ids(context)
+            if (joint := self.ids(context + text))[: len(ids)] == ids:
+                return joint[len(ids) :]
+        return self.ids(text)
+
+    @cached_property
+    def _prefixes_texts(self) -> bool:
+        """Whether the first word of a text is encoded differently than a later one."""
+        return any(self.ids(x + "a") != self.ids(x) + self.ids("a") for x in _BREAKS)
 
     def _encoded(self, text: str, encode: Callable[[Any, str], list[int]]) -> list[int]:
         try:

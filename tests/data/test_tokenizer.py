@@ -3,6 +3,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece_folders import INST, KINDS, LINES, write_sentencepiece
 
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.tokenizer_training import train_tokenizer
@@ -137,6 +138,37 @@ def test_example_mask_is_content_and_end_token(tokenizer):
         and not mask[: len(prompt)].any()
         and mask[len(prompt)]
     )
+
+
+@pytest.mark.parametrize("template", [INST, LINES])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_have_the_tokens_of_the_rendered_conversation(tmp_path, kind, template):
+    """SentencePiece's vocabularies put a space before a text's first word, not before an answer."""
+    tokenizer = Tokenizer.load(write_sentencepiece(tmp_path, kind, template))
+    chat = [
+        {"role": "user", "content": "the"},
+        {"role": "assistant", "content": "answer is 7"},
+        {"role": "user", "content": "is </s> text?"},
+        {"role": "assistant", "content": "the answer </s> \N{GRINNING FACE}"},
+    ]
+    (example,) = tokenizer.encode_turns(chat)
+    assert example[0].tolist() == tokenizer.encode_chat(chat, add_generation_prompt=False)
+    assert example[0][example[1]].tolist().count(tokenizer.eos_id) == 2
+    prompt = tokenizer.encode_chat(chat[:1])
+    assert example[0][: len(prompt)].tolist() == prompt and example[1][len(prompt)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_whose_first_token_would_span_the_prompt_follows_the_prompt(tmp_path, kind):
+    """The prompt ends with a space, which would be a part of "▁answer"."""
+    template = LINES.replace(":\n", ": ")
+    tokenizer = Tokenizer.load(write_sentencepiece(tmp_path, kind, template))
+    asked, answer = {"role": "user", "content": "7"}, {"role": "assistant", "content": "answer"}
+    tokens, mask = tokenizer.encode_example([asked, answer])
+    prompt = tokenizer.encode_chat([asked])
+    assert tokens[~mask].tolist() == prompt
+    token = tokenizer._backend.token_to_id
+    assert tokens[mask].tolist() == [token("answer"), token("</s>")]
 
 
 def test_example_refusals_name_the_message(tmp_path, folder):
