@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from compass_jax.data.tokenizer import Tokenizer
 
 SETTLED_AFTER = 32  # pending tokens after which those with final text are dropped
+MOST_PENDING = 3  # maximum number of bytes of an incomplete character
 TRIED = 8  # number of token boundaries, from the end, that are tried as a cut
 
 
@@ -46,15 +48,24 @@ class TextStream:
         """Returns the new text of tokens that are dropped, and the text of the others."""
         decode = self._tokenizer.decode_response
         for count in range(1, TRIED + 1):
+            if self._is_within_character(len(self._ids) - count):
+                continue
             before, after = decode(self._ids[:-count]), decode(self._ids[-count:])
-            # If they are equal, no character spans the cut, and later tokens cannot change the
-            # text before it.
+            # If they are equal, later tokens cannot change the text before the cut.
             if before + after == text:
                 fresh = before[self._taken :]
                 self._taken = max(self._taken - len(before), 0)
                 del self._ids[:-count]
                 return fresh, after
         return "", text
+
+    def _is_within_character(self, cut: int) -> bool:
+        """Returns whether the tokens before the cut end with an incomplete character."""
+        last_tokens = self._ids[max(cut - MOST_PENDING, 0) : cut]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(b"".join(map(self._tokenizer.bytes_of, last_tokens)))
+        pending, _ = decoder.getstate()
+        return bool(pending)
 
     def _search(self, fresh: str, last: bool) -> str:
         """Returns the part of the pending and the new text that may be sent."""

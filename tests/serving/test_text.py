@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece_folders import KINDS, write_sentencepiece
 
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.serving.text import SETTLED_AFTER, TextStream, text_pieces
@@ -69,6 +70,8 @@ def test_the_work_is_linear_in_the_answer(ids):
     decoded = 0
 
     class Counted:
+        bytes_of = staticmethod(TOKENIZER.bytes_of)
+
         def decode_response(self, part):
             nonlocal decoded
             decoded += len(part)
@@ -112,6 +115,20 @@ def test_text_comes_whole_whatever_the_pieces(size):
         ]
         assert "".join(pieces) == expected and stream.stopped == bool(stop)
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 34])
+def test_characters_of_byte_tokens_come_whole(tmp_path, kind, size):
+    """Decoders of byte tokens write U+FFFD for each byte of an incomplete character."""
+    tokenizer = Tokenizer.load(write_sentencepiece(tmp_path, kind))
+    ids = tokenizer.encode("the answer is \N{GRINNING FACE}\N{GRINNING FACE} 日本語é " * 8)
+    stream = TextStream(tokenizer, ())
+    pieces = [
+        stream.push(ids[i : i + size], i + size >= len(ids)) for i in range(0, len(ids), size)
+    ]
+    assert "".join(pieces) == tokenizer.decode_response(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
 
 
 @settings(max_examples=50, deadline=None)
