@@ -60,7 +60,8 @@ class Vocabulary:
 
     Each of `end_ids` ends a turn: the tokenizer's `eos_id`, and those of the model's
     generation_config.json, or else config.json. `pad_id` fills batches; it is `eos_id` if the
-    folder names no pad token. `vocab_size` is the largest id + 1; ids may have gaps.
+    folder names no pad token. A response's text lacks `hidden_ids`. `vocab_size` is the largest
+    id + 1; ids may have gaps.
 
     Raises TokenizerError, which names the file, for a file that is missing, unreadable or
     inconsistent.
@@ -93,7 +94,7 @@ class Vocabulary:
         self.end_ids = tuple(dict.fromkeys((self.eos_id, *ends)))
         self.pad_id = self._special_id("pad_token") if config.pad_token else self.eos_id
         begin = [ids["bos_token"]] if "bos_token" in known else []
-        self._not_shown = {*self.end_ids, self.pad_id, *begin}
+        self.hidden_ids = {*self.end_ids, self.pad_id, *begin}
 
     def _special_id(self, name: str) -> int:
         token, file = self._specials.get(name), f"{self._folder}/tokenizer_config.json"
@@ -158,7 +159,7 @@ class Vocabulary:
 
     def decode_response(self, ids: Iterable[int]) -> str:
         """Returns a response's text, without tokens that end, begin or pad it."""
-        return self.decode([i for i in map(int, ids) if i not in self._not_shown], special=True)
+        return self.decode([i for i in map(int, ids) if i not in self.hidden_ids], special=True)
 
     def opened_thought(self, prompt: Sequence[int]) -> str:
         """Returns the "<think>" that a prompt's end opens, with its white space, or ""."""
@@ -175,11 +176,24 @@ class Vocabulary:
         data = self.bytes_of(token)
         return data[0] if len(data) == 1 else None
 
+    def text_of(self, token: int) -> str:
+        """Returns the text of a token that follows others: decoders drop the space before the first
+        word of a text.
+        """
+        letter, text = self._letter
+        return self.decode([*letter, token], True)[len(text) :]
+
+    @cached_property
+    def _letter(self) -> tuple[list[int], str]:
+        """The token of a letter, and its text."""
+        ids = self.ids("a")[-1:]
+        return ids, self.decode(ids, True)
+
     def bytes_of(self, token: int) -> bytes:
         """Returns the bytes of a token, which may be part of a character; for a special token those
         of its spelling, and empty for an id without a token.
         """
-        spelling, text = self._backend.id_to_token(int(token)) or "", self.decode([token], True)
+        spelling, text = self._backend.id_to_token(int(token)) or "", self.text_of(token)
         if text.isascii():
             return text.encode()
         if (part := re.fullmatch("<0x([0-9A-F]{2})>", spelling)) is not None:

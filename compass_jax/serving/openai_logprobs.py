@@ -16,12 +16,14 @@ from compass_jax.rollout.logprobs import TopLogprobs
 
 class Spelling(NamedTuple):
     """A token as text. A token that is part of a character is spelled "bytes:" and its bytes, as in
-    OpenAI's API. A `hidden` token does not occur in the text of answers.
+    OpenAI's API. A `hidden` token does not occur in the text of answers; at the beginning of a text
+    a token lacks its first `dropped` characters.
     """
 
     text: str
     bytes: list[int]
     hidden: bool
+    dropped: int
 
 
 @cache
@@ -35,7 +37,8 @@ def spellings(tokenizer: Tokenizer):
             text = data.decode()
         except UnicodeDecodeError:
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-        return Spelling(text, list(data), bool(data) and not tokenizer.decode_response([token]))
+        dropped = len(tokenizer.text_of(token)) - len(tokenizer.decode([token], special=True))
+        return Spelling(text, list(data), token in tokenizer.hidden_ids, dropped)
 
     return spelling
 
@@ -50,6 +53,7 @@ class Logprobs:
         self._known = tokenizer.vocab_size
         self._spelling = spellings(tokenizer)
         self._offset = 0  # characters of the choice's text so far
+        self._begins = True  # whether the next token begins a text: the prompt's or the answer's
 
     def push(self, tokens: TopLogprobs, prompt: bool = False) -> JsonObject:
         """Returns the log-probs of new tokens. The first token of a `prompt` has a null log-prob,
@@ -74,16 +78,22 @@ class Logprobs:
             "tokens": [token.text for token, _, _ in entries],
             "token_logprobs": [logprob for _, logprob, _ in entries],
             "top_logprobs": [_by_text(*entry) for entry in entries] if self._most else None,
-            "text_offset": [self._next_offset(token, prompt) for token, _, _ in entries],
+            "text_offset": self._next_offsets([token for token, _, _ in entries], prompt),
         }
 
+    def _next_offsets(self, tokens: list[Spelling], prompt: bool) -> list[int]:
+        """Returns the offsets of the characters in which tokens begin; advances past them."""
+        offsets = [self._next_offset(token, prompt) for token in tokens]
+        self._begins |= prompt  # the answer is decoded apart from the prompt
+        return offsets
+
     def _next_offset(self, token: Spelling, prompt: bool) -> int:
-        """Returns the offset of the character in which a token begins; advances past it."""
-        if token.hidden and not prompt:
+        if not token.bytes or (token.hidden and not prompt):
             return self._offset
         starts = [byte & 0xC0 != 0x80 for byte in token.bytes]
         offset = self._offset - (not all(starts[:1]))
-        self._offset += sum(starts)
+        self._offset += sum(starts) - (token.dropped if self._begins else 0)
+        self._begins = False
         return offset
 
 

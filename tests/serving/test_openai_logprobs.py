@@ -5,6 +5,8 @@ tokens with the same spelling.
 from pathlib import Path
 
 import numpy as np
+import pytest
+from sentencepiece_folders import KINDS, write_sentencepiece
 
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.rollout.logprobs import TopLogprobs
@@ -13,11 +15,11 @@ from compass_jax.serving.openai_logprobs import Logprobs, joined
 TOKENIZER = Tokenizer.load(Path(__file__).parents[2] / "configs" / "tiny_tokenizer")
 
 
-def logprobs_of(tokens, most=0, alternatives=(), prompt=False, chat=False):
+def logprobs_of(tokens, most=0, alternatives=(), prompt=False, chat=False, tokenizer=TOKENIZER):
     """Returns the log-probs of `tokens`, each with the same `alternatives`: -1, -2, ..."""
     ids = np.array([[token, *alternatives] for token in tokens], np.int32)
     logp = np.broadcast_to(-1.0 - np.arange(ids.shape[1], dtype=np.float32), ids.shape)
-    return Logprobs(TOKENIZER, most, chat).push(TopLogprobs(ids, logp), prompt)
+    return Logprobs(tokenizer, most, chat).push(TopLogprobs(ids, logp), prompt)
 
 
 def test_the_bytes_of_tokens_are_the_bytes_of_the_text():
@@ -44,6 +46,24 @@ def test_offsets_are_those_of_the_characters_in_the_text():
     assert logprobs_of(control)["text_offset"] == [0, 0]
     echoed = logprobs_of(control, prompt=True)
     assert echoed["text_offset"] == [0, 10] and echoed["tokens"] == ["<|im_end|>", "a"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_of_sentencepiece_keep_their_space(tmp_path, kind):
+    """The first word's space is in its token, and not in the text."""
+    tokenizer = Tokenizer.load(write_sentencepiece(tmp_path, kind))
+    ids = [tokenizer._backend.token_to_id(x) for x in ("▁the", "▁answer", "▁", "7", "</s>")]
+    logprobs = logprobs_of(ids, tokenizer=tokenizer)
+    assert logprobs["tokens"] == [" the", " answer", " ", "7", "</s>"]
+    text = tokenizer.decode_response(ids)
+    later = [text.index(x) for x in (" answer", " 7", "7")]
+    assert logprobs["text_offset"] == [0, *later, len(text)]
+    stream = Logprobs(tokenizer, 0, False)
+    part = TopLogprobs(np.array(ids[:2])[:, None], np.zeros((2, 1), np.float32))
+    prompt, answer = stream.push(part, prompt=True), stream.push(part)
+    shown = tokenizer.decode(ids[:2], special=True)
+    assert answer["text_offset"][0] == len(shown)
+    assert answer["text_offset"][1] == len(shown) + prompt["text_offset"][1]
 
 
 def test_parts_follow_each_other():
