@@ -141,17 +141,13 @@ def _sentencepiece(metadata: JsonMapping, where: str) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    steps = [normalizers.Prepend("▁")] if prefixed else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    encoding: list[Tree] = [normalizers.Replace(" ", "▁")]
+    decoding: list[Tree] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        encoding.insert(0, normalizers.Prepend("▁"))
+        decoding.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(encoding)
+    tokenizer.decoder = decoders.Sequence(decoding)
     return tokenizer
 
 

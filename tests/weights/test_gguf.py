@@ -206,6 +206,13 @@ def test_a_sentencepiece_tokenizer_merges_by_score_and_falls_back_to_bytes(tmp_p
     assert config["bos_token"] == "<s>" and config["add_bos_token"]
 
 
+def test_a_sentencepiece_tokenizer_without_a_space_prefix_keeps_the_first_space():
+    files = tokenizer_files(sentencepiece(add_space_prefix=False), "model.gguf")
+    tokenizer = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    for text in (" hello", "hello"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
 REFUSED = {
     "another kind of tokenizer": (sentencepiece(model="t5"), "tokenizer.ggml.model = 't5'"),
     "an unknown pattern": (
