@@ -5,6 +5,7 @@ against the model) and the scorer. With several processes, process 0 writes the 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import signal
 import threading
@@ -28,7 +29,8 @@ from compass_jax.config import (
     ScalarJudgeConfig,
     ScoredConfig,
 )
-from compass_jax.config.io import flatten
+from compass_jax.config.io import flatten, read_config
+from compass_jax.data.templates import TODAY
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT
 from compass_jax.rewards.checks import changed, checks_of, code_of, judged_sources
@@ -37,7 +39,7 @@ from compass_jax.rewards.joined import AnyJudge, AnyScorer, JoinedScorer, Shared
 from compass_jax.rewards.judging import Judge, Verdicts
 from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
-from compass_jax.runs.rundir import RunDir
+from compass_jax.runs.rundir import RunDir, nothing_trained
 from compass_jax.tpu_versions import check_versions
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.weights import checkpoint
@@ -251,8 +253,23 @@ def load_tokenizer(config: PolicyConfig) -> Tokenizer:
         raise ConfigError(
             "data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json"
         )
-    args = dict(config.data.template_args)
-    return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size, args)
+    data, vocab_size = config.data, config.model.vocab_size
+    return Tokenizer.for_model(data.tokenizer, vocab_size, dict(data.template_args), data.date)
+
+
+def with_date(config: RunConfig) -> RunConfig:
+    """Returns `config` with the date of the run's first start, if its chat template reads the date:
+    a resumed run renders the prompts of its first start.
+    """
+    data, path = config.data, Path(config.directory)
+    if data.date or not data.tokenizer or not load_tokenizer(config).template_names(TODAY):
+        return config
+    today = datetime.date.today().isoformat()
+    has_begun = (path / "config.json").is_file() and not nothing_trained(path)
+    date = read_config(path).data.date if has_begun else today
+    # process 0's, as midnight may pass between the processes
+    date = distributed.all_gather_bytes(date.encode())[0].decode()
+    return replace(config, data=replace(data, date=date))
 
 
 def carry_tokenizer(directory: str, tokenizer: str) -> None:

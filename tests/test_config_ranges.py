@@ -50,6 +50,7 @@ MEANT = {
         "rollout.dtype",
         "data.tokenizer",
         "data.cache",
+        "data.date",
         "data.system_prompt",
         "data.keep_file",
         "sft.response_field",

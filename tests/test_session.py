@@ -2,17 +2,21 @@
 checkpoint, requests to stop, and meshes of all devices."""
 
 import dataclasses
+import datetime
 import json
 import os
 import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from evolve import evolve
-from tiny_run import tiny_run
+from tiny_run import TOKENIZER, tiny_run
 
-from compass_jax import distributed, sharding
+from compass_jax import distributed, session, sharding
 from compass_jax.config import ConfigError, DataConfig, MeshConfig
 from compass_jax.config.io import flatten
 from compass_jax.rewards.joined import SharedScorer
@@ -21,10 +25,12 @@ from compass_jax.session import (
     StopSignal,
     carry_tokenizer,
     code_changes,
+    load_tokenizer,
     newest_checkpoint,
     open_run,
     shared,
     with_code,
+    with_date,
 )
 
 
@@ -44,6 +50,46 @@ def second(monkeypatch):
 
     monkeypatch.setattr(distributed, "all_gather_bytes", exchange)
     return says
+
+
+def test_a_resumed_run_renders_the_date_of_its_first_start(tmp_path, monkeypatch):
+    for file in Path(TOKENIZER).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    template = tmp_path / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}")
+    config = evolve(config_at(tmp_path / "run"), data={"tokenizer": str(tmp_path)})
+
+    def started(day):
+        monkeypatch.setattr(session, "datetime", SimpleNamespace(date=Day(day)))
+        return with_date(config)
+
+    first = started("2026-02-28")
+    assert first.data.date == "2026-02-28" and started("2026-03-01").data.date == "2026-03-01"
+    with open_run(first) as run:
+        assert json.loads((run.path / "config.json").read_text())["data"]["date"] == "2026-02-28"
+        (run.path / "metrics.jsonl").write_text("{}\n")
+    with open_run(started("2026-03-01")) as run:
+        assert run.resumed
+        prompt = load_tokenizer(run.config).render([{"role": "user", "content": "?"}])
+    assert prompt == "28 Feb 2026: ?"
+    chosen = evolve(config, data={"date": "2025-01-01"})
+    assert with_date(chosen) == chosen
+    with (
+        pytest.raises(ConfigMismatch, match=r"data\.date: '2026-02-28' in the run"),
+        open_run(chosen),
+    ):
+        pass
+    template.write_text("{{ messages[0].content }}")
+    assert started("2026-03-01") == config, "the template does not read the date"
+
+
+class Day(NamedTuple):
+    """A clock that stands still."""
+
+    text: str
+
+    def today(self):
+        return datetime.date.fromisoformat(self.text)
 
 
 def config_at(directory, **changes):

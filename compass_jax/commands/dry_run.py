@@ -29,7 +29,7 @@ from compass_jax.rewards.answer_form import missing_requests
 from compass_jax.rewards.joined import check_rows, sources_of
 from compass_jax.runs.rundir import look_into
 from compass_jax.samplers.pool import Pool
-from compass_jax.session import load_tokenizer, open_scorer, with_code
+from compass_jax.session import load_tokenizer, open_scorer, with_code, with_date
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
 from compass_jax.training.header import describe_model, header, stage_line
@@ -91,6 +91,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
             Pool(config.samplers)  # checks address and key
         with open_scorer(config):
             pass
+    config = with_date(config)
     existing_run = look_into(config.directory, with_code(config))
     if command == "train":
         train, evaluated = _prompts(config, tell)

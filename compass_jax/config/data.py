@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import re
 from dataclasses import dataclass
@@ -288,6 +289,10 @@ class DataConfig(Section):
     """System message of every chat; empty: none."""
     template_args: Options = ()
     """Variables of the chat template, as a JSON object: {"enable_thinking": false}."""
+    date: str = ""
+    """Date that the chat template reads (`strftime_now`), as YYYY-MM-DD; empty: in training that of
+    the run's first start, which its config.json records, elsewhere the present one.
+    """
     cache: str = ""
     """Folder of the indexes and unpacked copies of files that are read by record; empty:
     compass_jax/data in the user's cache folder.
@@ -336,6 +341,10 @@ class DataConfig(Section):
                 f"{key}.eval_sets[{i}].name = {name!r}: {key}.eval_sets[{first}] has this name"
                 " too; each set needs its own",
             )
+        check(
+            not self.date or _is_date(self.date),
+            f"{key}.date = {self.date!r:.80}: no date; write it as YYYY-MM-DD",
+        )
         check(self.heldout_frac < 1, f"{key}.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
         for name, _ in self.template_args:
             check(
@@ -343,6 +352,13 @@ class DataConfig(Section):
                 f"{key}.template_args: {name!r:.80} is no variable that a chat template can be"
                 f" given; {', '.join(RESERVED)} come from the rows",
             )
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from compass_jax.aliases import Json, JsonMapping
 from compass_jax.errors import UserError
 
 Message = JsonMapping
+TODAY = "strftime_now"  # a template's function for the present date
 _ID_LETTERS = 9  # Mistral's templates refuse ids of other lengths
 _WORDS = 500  # maximum characters of an error's text
 
@@ -59,6 +60,13 @@ def tojson(value: Json, ensure_ascii: bool = False, **options: Json) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
+def strftime_of(date: str) -> Callable[[str], str]:
+    """Returns a template's `strftime_now`, for a date as YYYY-MM-DD; empty: for now."""
+    return lambda pattern: (datetime.fromisoformat(date) if date else datetime.now()).strftime(
+        pattern
+    )
+
+
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> jinja2.Template:
     """Compiles a template in the environment of transformers' chat templates."""
@@ -66,8 +74,7 @@ def _compiled(source: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
     )
     jinja.filters["tojson"] = tojson
-    now = lambda pattern: datetime.now().strftime(pattern)  # noqa: E731
-    jinja.globals |= {"raise_exception": raise_exception, "strftime_now": now}
+    jinja.globals |= {"raise_exception": raise_exception, TODAY: strftime_of("")}
     return jinja.from_string(source)
 
 

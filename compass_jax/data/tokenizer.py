@@ -17,7 +17,13 @@ import numpy as np
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.control_tokens import ControlTokens
-from compass_jax.data.templates import TemplateFailure, ToolsNotShown, render_chat
+from compass_jax.data.templates import (
+    TODAY,
+    TemplateFailure,
+    ToolsNotShown,
+    render_chat,
+    strftime_of,
+)
 from compass_jax.data.vocabulary import THOUGHT_OPENED, TokenizerError, Vocabulary
 from compass_jax.untrusted import read_text
 
@@ -38,14 +44,20 @@ class Chat(NamedTuple):
 
 
 class Tokenizer(Vocabulary):
-    """The tokenizer of a folder. `template_args`: variables of the chat template.
+    """The tokenizer of a folder.
+
+    Args:
+        template_args: variables of the chat template.
+        date: the date that the chat template reads, as YYYY-MM-DD; empty: the present one.
 
     Raises the errors of Vocabulary, and TokenizerError for a chat template that cannot be read.
     """
 
-    def __init__(self, folder: str | Path, template_args: JsonMapping | None = None):
+    def __init__(
+        self, folder: str | Path, template_args: JsonMapping | None = None, date: str = ""
+    ):
         super().__init__(folder)
-        self.template_args = dict(template_args or {})
+        self._variables = {TODAY: strftime_of(date), **(template_args or {})}
         template, file = self._config.chat_template, Path(folder, "chat_template.jinja")
         if isinstance(template, list):
             template = {x.name: x.template for x in template}.get("default")
@@ -62,10 +74,14 @@ class Tokenizer(Vocabulary):
 
     @classmethod
     def for_model(
-        cls, folder: str | Path, vocab_size: int, template_args: JsonMapping | None = None
+        cls,
+        folder: str | Path,
+        vocab_size: int,
+        template_args: JsonMapping | None = None,
+        date: str = "",
     ) -> Tokenizer:
         """Returns the tokenizer. Raises TokenizerError for ids from `vocab_size` on."""
-        tokenizer = cls.load(folder, template_args)
+        tokenizer = cls(folder, template_args, date)
         if tokenizer.vocab_size > vocab_size:
             raise TokenizerError(
                 f"the tokenizer {folder} has ids up to {tokenizer.vocab_size - 1}, and the model"
@@ -75,7 +91,7 @@ class Tokenizer(Vocabulary):
         return tokenizer
 
     def template_names(self, role: str) -> bool:
-        """Returns whether the chat template names a role."""
+        """Returns whether the chat template names a role or a variable."""
         return self._chat_template is not None and role in self._chat_template
 
     def render(
@@ -144,7 +160,7 @@ class Tokenizer(Vocabulary):
         """
         if self._chat_template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
-        variables = {**self._specials, **self.template_args, **(template_args or {})}
+        variables = {**self._specials, **self._variables, **(template_args or {})}
         messages, tools = chat.messages[:count], chat.tools or None
         where = f"the chat template of {self._folder}"
         try:

@@ -38,6 +38,7 @@ from compass_jax.session import (
     open_run,
     open_scorer,
     why_stopped,
+    with_date,
 )
 from compass_jax.training.header import stage_line
 from compass_jax.training.loop import RLTrainer
@@ -64,6 +65,7 @@ def run_rl(
     """
     config.validate_for_rl()
     check_steps(profile_steps)
+    config = with_date(config)
     pool = Pool(config.samplers) if config.samplers.acts else None
     exchange = all_gather_bytes if pool is None else pool.exchange
     with (

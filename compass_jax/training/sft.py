@@ -49,6 +49,7 @@ from compass_jax.session import (
     load_tokenizer,
     newest_checkpoint,
     open_run,
+    with_date,
 )
 from compass_jax.sharding import fetch, placements
 from compass_jax.training import optim, step, trained
@@ -254,6 +255,7 @@ def run_sft(
     """
     config.validate()
     check_steps(profile_steps)
+    config = with_date(config)
     with (
         open_run(config) as run,
         StopSignal() as stop,
