@@ -55,6 +55,11 @@ _PLAIN: Mapping[str, tuple[Tree, ...]] = {
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
     "lora_bias": (False, None),
+    "use_qalora": (False, None),
+    **dict.fromkeys(("layer_replication", "alora_invocation_tokens"), (None, [])),
+    **dict.fromkeys(("use_bdlora", "arrow_config", "kasa_config", "monteclora_config"), (None,)),
+    # the others, such as PiSSA's, change the base too; peft writes true for a converted adapter
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),
 }
 _SHARD_BYTES = 4_000_000_000
 # the module in the classes of all built-in families in transformers 5
@@ -207,8 +212,8 @@ def read_adapter(folder: str | Path) -> PeftAdapter:
         problems.append(f"target_parameters = {experts}")
     if problems:
         raise UnsupportedModel(
-            f"{folder / CONFIG}: {', '.join(problems)} is not supported (supported: plain LoRA);"
-            " merge it with peft's merge_and_unload()"
+            f"{folder / CONFIG}: {', '.join(problems)} is not supported (supported: plain LoRA on"
+            " an unchanged base); merge it with peft's merge_and_unload()"
         )
     rank, alpha = raw.get("r"), raw.get("lora_alpha")
     if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
