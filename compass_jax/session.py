@@ -257,7 +257,7 @@ def load_tokenizer(config: PolicyConfig) -> Tokenizer:
     return Tokenizer.for_model(data.tokenizer, vocab_size, dict(data.template_args), data.date)
 
 
-def with_date(config: RunConfig) -> RunConfig:
+def with_date(config: S) -> S:
     """Returns `config` with the date of the run's first start, if its chat template reads the date:
     a resumed run renders the prompts of its first start.
     """
