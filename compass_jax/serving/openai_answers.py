@@ -25,7 +25,8 @@ from compass_jax.serving.text import TextStream
 class Piece(NamedTuple):
     """New text of one choice, with the log-probs and the number of its tokens.
 
-    `finish` is the finish reason, "" before the end. The last piece holds tool `calls`.
+    `finish` is the finish reason, "" before the end. The last piece holds tool `calls`; the first
+    one `begins` the choice.
     """
 
     choice: int
@@ -34,6 +35,7 @@ class Piece(NamedTuple):
     tokens: int
     finish: str
     calls: Sequence[JsonObject] = ()
+    begins: bool = False
 
 
 class Choice:
@@ -46,6 +48,7 @@ class Choice:
         self._logprobs = Logprobs(served.tokenizer, job.logprobs or 0, job.chat)
         self._calls = CallStream(job.tools) if job.tools else None
         self._echo = job.echo[index // job.body.n] if job.echo else ""
+        self._begins = True
 
     def push(self, chunk: Chunk) -> Piece:
         """Returns the piece for new tokens."""
@@ -60,7 +63,8 @@ class Choice:
         if self._calls:
             text, calls = self._calls.push(text, bool(finish))
             finish = "tool_calls" if calls and finish == "stop" else finish
-        return Piece(self._index, begin + text, logprobs, count, finish, calls)
+        begins, self._begins = self._begins, False
+        return Piece(self._index, begin + text, logprobs, count, finish, calls, begins)
 
     def _push_text(self, chunk: Chunk) -> tuple[str, int]:
         """Returns the new text, and the number of tokens that it consumed. With stop strings,
@@ -203,7 +207,9 @@ class Answer:
         choice["finish_reason"] = piece.finish or None
         if not self.job.chat:
             return {**choice, "text": piece.text}
-        message: JsonObject = {"role": "assistant", "content": piece.text}
+        message: JsonObject = {"content": piece.text}
+        if piece.begins or not streamed:
+            message = {"role": "assistant", **message}
         if piece.calls:
             message["content"] = piece.text or None
             message["tool_calls"] = [
