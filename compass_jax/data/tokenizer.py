@@ -24,7 +24,7 @@ from compass_jax.data.templates import (
     render_chat,
     strftime_of,
 )
-from compass_jax.data.vocabulary import THOUGHT_OPENED, TokenizerError, Vocabulary
+from compass_jax.data.vocabulary import THOUGHT_OPENED, NamedTemplate, TokenizerError, Vocabulary
 from compass_jax.untrusted import read_text
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,11 @@ Messages = Sequence[JsonObject]
 Tools = Sequence[JsonObject]
 Example = tuple[np.ndarray, np.ndarray]  # tokens int32 [t], mask bool [t]
 
+# name of a chat template -> its file, as transformers writes it
+TEMPLATE_FILES = {
+    "default": "chat_template.jinja",
+    "tool_use": "additional_chat_templates/tool_use.jinja",
+}
 MARK = "mark-of-a-turn"  # content of an assistant message in a probe of the template
 
 
@@ -58,11 +63,9 @@ class Tokenizer(Vocabulary):
     ):
         super().__init__(folder)
         self._variables = {TODAY: strftime_of(date), **(template_args or {})}
-        template, file = self._config.chat_template, Path(folder, "chat_template.jinja")
-        if isinstance(template, list):
-            template = {x.name: x.template for x in template}.get("default")
-        is_file = file.is_file()
-        self._chat_template = read_text(file, error=TokenizerError) if is_file else template
+        templates = _chat_templates(Path(folder), self._config.chat_template)
+        self._chat_template = templates.get("default")
+        self._tool_template = templates.get("tool_use", self._chat_template)
         self.has_template = self._chat_template is not None
         self._warned: set[str] = set()
         self._openings: dict[str, int | None] = {}
@@ -90,9 +93,12 @@ class Tokenizer(Vocabulary):
             )
         return tokenizer
 
-    def template_names(self, role: str) -> bool:
-        """Returns whether the chat template names a role or a variable."""
-        return self._chat_template is not None and role in self._chat_template
+    def template_names(self, word: str) -> bool:
+        """Returns whether a chat template names a role or a variable."""
+        return any(word in (self._template(tools) or "") for tools in (True, False))
+
+    def _template(self, has_tools: bool) -> str | None:
+        return self._tool_template if has_tools else self._chat_template
 
     def render(
         self,
@@ -141,7 +147,7 @@ class Tokenizer(Vocabulary):
         """Prepares a conversation for the template: hides spellings of control tokens, and turns
         the developer role into the system role if the template does not name it.
         """
-        if not self.template_names("developer"):
+        if "developer" not in (self._template(bool(tools)) or ""):
             messages = [
                 {**m, "role": "system"} if m.get("role") == "developer" else m for m in messages
             ]
@@ -158,25 +164,23 @@ class Tokenizer(Vocabulary):
         """Renders the first `count` messages of a prepared conversation. Tools that the template
         does not show are an error if `strict`, else a warning.
         """
-        if self._chat_template is None:
+        template = self._template(bool(chat.tools))
+        if template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
         variables = {**self._specials, **self._variables, **(template_args or {})}
         messages, tools = chat.messages[:count], chat.tools or None
         where = f"the chat template of {self._folder}"
         try:
             try:
-                text = render_chat(
-                    self._chat_template, messages, tools, add_generation_prompt, variables
-                )
+                text = render_chat(template, messages, tools, add_generation_prompt, variables)
             except ToolsNotShown as error:
                 if strict:
                     raise
                 if (warning := str(error)) not in self._warned:
                     self._warned.add(warning)
                     logger.warning("%s: %s. The rows are used without their tools", where, error)
-                text = render_chat(
-                    self._chat_template, messages, None, add_generation_prompt, variables
-                )
+                plain = self._chat_template or template
+                text = render_chat(plain, messages, None, add_generation_prompt, variables)
         except TemplateFailure as error:
             raise TokenizerError(f"{where} refuses these messages: {error}") from error
         return text
@@ -322,6 +326,19 @@ class Tokenizer(Vocabulary):
     def control_spans(self, text: str) -> list[tuple[int, int]]:
         """Returns (start, end) of each control token that the template wrote into a text."""
         return self._control.spans(text)
+
+
+def _chat_templates(folder: Path, named: str | list[NamedTemplate] | None) -> dict[str, str]:
+    """Returns the chat templates of a folder by name: of its files, else of its configuration."""
+    files = {name: folder / path for name, path in TEMPLATE_FILES.items()}
+    templates = {
+        name: read_text(file, error=TokenizerError)
+        for name, file in files.items()
+        if file.is_file()
+    }
+    if templates or named is None:
+        return templates
+    return {"default": named} if isinstance(named, str) else {x.name: x.template for x in named}
 
 
 class _Answer(NamedTuple):

@@ -18,6 +18,7 @@ CARRIED = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.json",
     "vocab.json",
     "merges.txt",
@@ -51,8 +52,10 @@ def carry_files(source: str | Path | None, target: Path) -> None:
     not copied, lists several end tokens.
     """
     for path in carried_files(source):
+        copy = target / path.relative_to(Path(source or ""))
         try:
-            shutil.copyfile(path, target / path.name)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
         except OSError as error:
             reason = error.strerror or error
             raise WeightsError(f"{path} could not be copied to {target}: {reason}") from error

@@ -9,6 +9,7 @@ from tiny_run import TOKENIZER
 from compass_jax.data.templates import TemplateFailure, render
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
+from compass_jax.weights.carried import carry_files
 
 CHAT = [
     {"role": "user", "content": "12 + 5 = é \U0001f600"},
@@ -99,6 +100,33 @@ def test_tools_reach_the_template_as_they_are(tmp_path):
     question = [{"role": "user", "content": "?"}]
     assert Tokenizer.load(folder).render(question, tools) == json.dumps(tools) + "?"
     assert Tokenizer.load(folder).render(question) == "null?"
+
+
+@pytest.mark.parametrize("as_files", [True, False])
+def test_the_template_for_tools_renders_them_as_in_transformers(tmp_path, as_files):
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    templates = {
+        "default": "plain {{ messages[0].content }}",
+        "tool_use": "{{ tools[0].function.name }} {{ messages[0].content }}",
+        "rag": "documents",
+    }
+    saved = PreTrainedTokenizerFast.from_pretrained(TOKENIZER)
+    saved.chat_template = templates
+    saved.save_pretrained(tmp_path, save_jinja_files=as_files)
+    assert (tmp_path / "additional_chat_templates").exists() == as_files
+    carried = tmp_path / "carried"
+    carried.mkdir()
+    carry_files(tmp_path, carried)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    question = [{"role": "user", "content": "?"}]
+    for folder in (tmp_path, carried):
+        tokenizer, reference = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+        for given, expected in (((), "plain ?"), (tools, "add ?")):
+            assert tokenizer.render(question, given) == expected
+            assert expected == reference.apply_chat_template(
+                question, tools=given or None, tokenize=False, add_generation_prompt=True
+            )
 
 
 @pytest.mark.parametrize("names_it", [True, False])
