@@ -430,6 +430,10 @@ class Family:
         if config.moe is None or self.moe_keys is None:
             return ""
         dense, shared = config.moe.dense_layers, config.moe.shared_ffn
+        key, is_mixed = self.keys["ffn"], len(config.moe_layers) < config.layers
+        if is_mixed and key == self.moe_keys["ffn"] and config.ffn != config.moe.ffn:
+            widths = f"model.ffn = {config.ffn} and model.moe.ffn = {config.moe.ffn}"
+            return f"{widths}: dense layers and experts have one width, {key},"
         if self.moe_keys["dense_layers"] == FIRST_DENSE and dense != tuple(range(len(dense))):
             return f"model.moe.dense_layers = {dense}: dense layers are the first ones"
         if self.moe_keys.get("shared_ffn") == SHARED_COUNT and shared % config.moe.ffn:

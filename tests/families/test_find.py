@@ -188,6 +188,21 @@ def test_a_model_that_its_family_has_not_is_refused_before_a_run(tmp_path, capsy
     assert "model.family = 'gemma': no such family" in capsys.readouterr().err
 
 
+def test_dense_layers_and_experts_of_one_key_have_one_width():
+    family = find("olmoe")
+    mixed = dataclasses.replace(family, fixed={})
+    attention = {"qk_norm_scope": "projection"}
+    model = dataclasses.replace(MODEL, family="olmoe", ffn=2 * MODEL.moe.ffn, **attention)
+    assert model.moe_layers == tuple(range(model.layers)), "no layer has the width of model.ffn"
+    assert family.write(model, "float32", {})["intermediate_size"] == model.moe.ffn
+    dense_first = dataclasses.replace(model, moe=dataclasses.replace(model.moe, dense_layers=(0,)))
+    with pytest.raises(
+        UnsupportedModel, match=r"model\.ffn = .* have one width, intermediate_size"
+    ):
+        mixed.write(dense_first, "float32", {})
+    assert mixed.write(dataclasses.replace(dense_first, ffn=model.moe.ffn), "float32", {})
+
+
 def test_an_attention_that_the_family_has_not_is_refused(acorn):
     biased, normed = Attention(False, True, False), Attention(True, False, False)
     family = dataclasses.replace(find(acorn), attention=(biased, normed))
