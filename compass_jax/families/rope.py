@@ -60,6 +60,8 @@ def rope_problems(
 
 def _types(rope: Json) -> set[str]:
     """Returns the types that rope_type and type name; they are alike in a sound file."""
+    if not isinstance(rope, dict):
+        return {"default"}  # `rope_problems` refuses it
     names = [rope[key] for key in ("rope_type", "type") if key in rope]
     return {name for name in names if isinstance(name, str)} or {"default"}
 

@@ -146,6 +146,10 @@ def test_biases_and_norms_of_the_families():
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn"]),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ["rope_scaling", "linear"]),
+        ({"rope_scaling": 2.0}, ["rope_scaling = 2.0 is not supported"]),
+        ({"rope_scaling": "type"}, ["rope_scaling = 'type' is not supported"]),
+        ({"rope_parameters": ["type"]}, ["rope_parameters = ['type'] is not supported"]),
+        ({"rope_parameters": True}, ["rope_parameters = True is not supported"]),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1.0, "factor": 2.0}},
             ["rope_parameters", "dynamic"],
