@@ -27,6 +27,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # exponent bits of infinities and NaN
 _BLOCK = 2**18  # entries per check, few enough for the processor's cache
 _FILE_NAME = re.compile(r"[\w.+-]{1,200}\.safetensors")
+_CONSOLIDATED = "consolidated"  # begins the names of Mistral's own files of the same weights
 _OS_ERROR = re.compile(r"os error (\d+)")
 
 
@@ -127,7 +128,7 @@ def look(folder: str | Path) -> tuple[dict[str, Stored], list[str]]:
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
     """Returns the weight files, and the index: tensor -> name of its file. Raises WeightsError if
-    the folder contains other weights.
+    the folder contains other weights than Mistral's own copy.
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
@@ -151,8 +152,8 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def _refuse_others(folder: Path, named: set[str], why: str) -> None:
-    extras = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in named)
-    if extras:
+    names = {path.name for path in folder.glob("*.safetensors")} - named
+    if extras := sorted(name for name in names if not name.startswith(_CONSOLIDATED)):
         more = f" and {len(extras) - 1} more" if len(extras) > 1 else ""
         raise WeightsError(
             f"{folder} holds {extras[0]}{more} beside the weights, and {why}: remove what does not"

@@ -108,6 +108,14 @@ def test_other_weights_beside_the_index_are_refused(tmp_path, tensors):
         load_params(unsharded, QWEN2, "float32")
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("name", ["consolidated", "consolidated-00001-of-00002"])
+def test_mistral_s_own_copy_of_the_weights_is_not_read(tmp_path, tensors, shards, name):
+    folder = write_folder(tmp_path / "m", QWEN2, tensors["qwen2"], shards=shards)
+    (folder / f"{name}.safetensors").write_bytes(b"not read")
+    load_params(folder, QWEN2, "float32")
+
+
 def test_an_index_may_name_a_single_file(tmp_path, tensors):
     folder = write_folder(tmp_path / "m", QWEN2, tensors["qwen2"])
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors["qwen2"], SINGLE)}))
