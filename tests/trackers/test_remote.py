@@ -49,7 +49,9 @@ def test_every_step_comes_once_whatever_the_tracker_has_and_the_log_holds(tmp_pa
     """
     path = metrics_file(tmp_path / "metrics.jsonl", [1, 2])
     metrics_file(path, [1, 9], stage="sft")
-    metrics_file(path, [3, 4], cut='not a line\n{"step": 3, "metrics": {}}\n{"stage": "rl", "step": 5, "met')
+    metrics_file(
+        path, [3, 4], cut='not a line\n{"step": 3, "metrics": {}}\n{"stage": "rl", "step": 5, "met'
+    )
     messages = []
     service = Memory([(1, {"x": 1.0}), (2, {"x": 2.0})])
     tracker = remote_of(service, tmp_path, messages.append)
