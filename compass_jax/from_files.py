@@ -8,9 +8,10 @@ the same configuration, so the same command resumes a run.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,10 +37,12 @@ from compass_jax.config import (
 )
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.named import is_name
-from compass_jax.config.ranges import own_code
-from compass_jax.config.verifiers import VERDICT, Options
+from compass_jax.config.ranges import describe_value, own_code
+from compass_jax.config.verifiers import VERDICT
+from compass_jax.data.files import DataError
 from compass_jax.data.pairs import encode_pairs, split_pairs
-from compass_jax.data.prompts import train_prompts
+from compass_jax.data.prompts import evaluation_sets, train_prompts
+from compass_jax.data.questions import Tell
 from compass_jax.data.streamed import ExampleStream, sft_records
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.machine import on_cpu, usable_bytes
@@ -63,6 +66,15 @@ CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments,
 MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
+Change = Callable[[RunConfig], RunConfig]
+
+
+def _unchanged(config: RunConfig) -> RunConfig:
+    return config
+
+
+def _discard_notice(line: str) -> None:
+    """Discards notices about the data; the run prints them when it reads the files."""
 
 
 def rl_config(
@@ -72,7 +84,7 @@ def rl_config(
     evaluation: str = "",
     method: str = "screened",
     answer: int | None = None,
-    template_args: Options = (),
+    change: Change = _unchanged,
 ) -> RunConfig:
     """Returns the configuration of an RL run.
 
@@ -85,51 +97,37 @@ def rl_config(
         evaluation: a file of evaluation prompts; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
         answer: maximum number of new tokens; None: chosen from the model's context and the machine.
-        template_args: chat template arguments, as in DataConfig.
+        change: applies the user's settings of the data (columns, system prompt, template), which
+            must be known before the data is read and measured.
 
     Raises:
         ConfigError, DataError, TokenizerError, WeightsError: an input cannot be used.
     """
-    model_config, folder = _model(model)
-    sources = tuple(_source(name, reward) for name in data)
-    prompts = DataConfig(sources=sources, tokenizer=folder, template_args=template_args)
+    config = _unsized(model, data)
+    prompts = replace(config.data, sources=tuple(_source(name, reward) for name in data))
     if evaluation:
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
-    tokenizer = _tokenizer(folder, model_config, template_args)
-    lengths = [len(x.tokens) for x in train_prompts(prompts, tokenizer, 0, _discard_notice)]
-    buckets = _prompt_buckets(lengths, model_config)
-    compute, mesh = _compute(model_config), _mesh(model_config)
-    rollout = _rollout(model_config, compute, mesh, buckets, answer)
-    config = RunConfig(
-        name=_name(model, data),
-        model=model_config,
-        init_from=model,
-        compute=compute,
-        mesh=mesh,
-        rollout=rollout,
-        data=prompts,
-    )
-    return replace(config, rl=_rl(method, config, len(lengths)))
+    config = _changed(replace(config, data=prompts), change)
+    training, evaluated = _prompt_lengths(config)
+    buckets = _prompt_buckets(training + evaluated, config.model)
+    rollout = _rollout(config.model, config.compute, config.mesh, buckets, answer)
+    config = replace(config, rollout=rollout)
+    return replace(config, rl=_rl(method, config, len(training)))
 
 
-def sft_config(model: str, data: Sequence[str], template_args: Options = ()) -> RunConfig:
-    """Returns the configuration of SFT on conversations. Raises the errors of `rl_config`."""
-    model_config, folder = _model(model)
-    compute, mesh = _compute(model_config), _mesh(model_config)
-    longest = model_config.max_positions
-    sft = SFTConfig(files=tuple(data), buckets=(longest,), optim=OptimConfig(learning_rate=1e-5))
-    config = RunConfig(
-        name=_name(model, data),
-        model=model_config,
-        init_from=model,
-        compute=compute,
-        mesh=mesh,
-        data=DataConfig(tokenizer=folder, template_args=template_args),
-        sft=sft,
-    )
-    config = replace(config, sft=_fit_sft(config, _tokenizer(folder, model_config, template_args)))
+def sft_config(
+    model: str, data: Sequence[str], change: Change = _unchanged, tell: Tell = _discard_notice
+) -> RunConfig:
+    """Returns the configuration of SFT on conversations. Arguments and errors are those of
+    `rl_config`; `change` applies settings of `sft`, too. `tell` receives a line where the longest
+    row is estimated from a sample.
+    """
+    config = _unsized(model, data)
+    config = replace(config, sft=_sft(config.model, files=tuple(data)))
+    config = _changed(config, change)
+    config = replace(config, sft=_fit_sft(config, _tokenizer(config), tell))
     rollout = RolloutConfig(
-        prompt_buckets=(16,), max_new_tokens=min(128, model_config.max_positions - 64)
+        prompt_buckets=(16,), max_new_tokens=min(128, config.model.max_positions - 64)
     )
     return replace(config, rollout=rollout)
 
@@ -141,17 +139,18 @@ def judge_config(
     method: str = "screened",
     answer: int | None = None,
     scalar: bool = False,
+    change: Change = _unchanged,
+    tell: Tell = _discard_notice,
 ) -> RunConfig:
     """Returns the configuration that trains a judge in two stages, SFT and RL on the same
-    preference files, or a scalar reward model. Arguments and errors are those of `rl_config`.
+    preference files, or a scalar reward model. Arguments and errors are those of `sft_config`.
     """
-    config = rl_config(model, data, VERDICT, evaluation, method, answer)
-    longest, optim = config.model.max_positions, OptimConfig(learning_rate=1e-5)
-    sft = SFTConfig(preferences=tuple(data), buckets=(longest,), optim=optim)
-    config = replace(config, sft=sft)
-    tokenizer = _tokenizer(config.data.tokenizer, config.model)
+    config = rl_config(model, data, VERDICT, evaluation, method, answer, change)
+    config = replace(config, sft=_sft(config.model, preferences=tuple(data)))
+    config = _changed(config, change)
+    tokenizer, longest = _tokenizer(config), config.sft.buckets[-1]
     if not scalar:
-        return replace(config, sft=_fit_sft(config, tokenizer))
+        return replace(config, sft=_fit_sft(config, tokenizer, tell))
     training, _ = split_pairs(config.data, config.seed)
     pairs, _ = encode_pairs(training, tokenizer, longest, _discard_notice)
     return replace(config, sft=_size_sft(config, [pair.longest for pair in pairs]))
@@ -166,22 +165,47 @@ def engine_config(
     """Returns the configuration of an engine that answers `conversations`, each with its `tools`,
     with the weights of `model`. `answer` and the errors are those of `rl_config`.
     """
-    model_config, folder = _model(model)
-    compute, mesh = _compute(model_config), _mesh(model_config)
-    tokenizer = _tokenizer(folder, model_config)
+    config = replace(_unsized(model, ()), name="engine", init_from="")
+    tokenizer = _tokenizer(config)
     lengths = [
         len(tokenizer.encode_chat([dict(one) for one in chat], tools=of_chat))
         for chat, of_chat in zip(conversations, tools or [()] * len(conversations), strict=True)
     ]
-    buckets = _prompt_buckets(lengths, model_config)
+    buckets = _prompt_buckets(lengths, config.model)
+    rollout = _rollout(config.model, config.compute, config.mesh, buckets, answer)
+    return replace(config, rollout=rollout).validate()
+
+
+def _unsized(model: str, data: Sequence[str]) -> RunConfig:
+    """Returns a configuration of the model with its tokenizer, without sizes and without data."""
+    model_config, folder = _model(model)
     return RunConfig(
-        name="engine",
+        name=_name(model, data),
         model=model_config,
-        compute=compute,
-        mesh=mesh,
+        init_from=model,
+        compute=_compute(model_config),
+        mesh=_mesh(model_config),
         data=DataConfig(tokenizer=folder),
-        rollout=_rollout(model_config, compute, mesh, buckets, answer),
-    ).validate()
+    )
+
+
+def _changed(config: RunConfig, change: Change) -> RunConfig:
+    """Returns the configuration with the user's settings of the data, which are valid."""
+    config = change(config)
+    config.data.validate()
+    config.sft.validate()
+    return config
+
+
+def _prompt_lengths(config: RunConfig) -> tuple[list[int], list[int]]:
+    """Returns the lengths in tokens of the training prompts, and of those evaluated."""
+    tokenizer = _tokenizer(config)
+    training = train_prompts(config.data, tokenizer, config.seed, _discard_notice)
+    evaluated: list[int] = []
+    with contextlib.suppress(DataError):  # no held-out prompts: the run reports it
+        for one in evaluation_sets(config, tokenizer, _discard_notice, keep_long=True):
+            evaluated += [len(prompt.tokens) for prompt in one.prompts]
+    return [len(prompt.tokens) for prompt in training], evaluated
 
 
 def _prompt_buckets(lengths: Sequence[int], model: ModelConfig) -> tuple[int, ...]:
@@ -191,15 +215,30 @@ def _prompt_buckets(lengths: Sequence[int], model: ModelConfig) -> tuple[int, ..
     return best_buckets(bucketed, 2, _round_up(longest), multiple=multiple)
 
 
-def _fit_sft(config: SFTRunConfig, tokenizer: Tokenizer) -> SFTConfig:
-    """Returns `config.sft` with buckets, batch and micro-batch chosen from its examples. For a
-    streamed data set, the first examples in the run's order are measured.
+def _sft(model: ModelConfig, **rows: tuple[str, ...]) -> SFTConfig:
+    """Returns the settings of SFT on `rows`, with one bucket for the model's whole context."""
+    optim = OptimConfig(learning_rate=1e-5)
+    return SFTConfig(buckets=(model.max_positions,), optim=optim, **rows)
+
+
+def _fit_sft(config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell) -> SFTConfig:
+    """Returns `config.sft` with buckets, batch and micro-batch chosen from its examples.
+
+    For a streamed data set, the first examples in the run's order are measured, and `tell` receives
+    the bound on its rows, unless the user has set the buckets.
     """
     records, _ = sft_records(config, tokenizer, _discard_notice)
     if isinstance(records, list):
         return _size_sft(config, [example.longest for example in records])
     examples = ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
-    return _size_sft(config, [example.longest for example in examples])
+    sft = _size_sft(config, [example.longest for example in examples])
+    if len(records) > SAMPLED and config.sft.buckets == (config.model.max_positions,):
+        tell(
+            f"sft.buckets end at {sft.buckets[-1]} tokens: the longest of {SAMPLED:,} of"
+            f" {len(records):,} rows was measured; longer rows are left out and counted in"
+            " data/left_out_frac; set sft.buckets to keep them"
+        )
+    return sft
 
 
 def _size_sft(config: SFTRunConfig, lengths: Sequence[int]) -> SFTConfig:
@@ -232,12 +271,9 @@ def _source(name: str, reward: str | Mapping[str, float]) -> FileSource | TaskSo
     return TaskSource(name) if is_name(name) else FileSource(name, verifier=own_code(reward))
 
 
-def _discard_notice(line: str) -> None:
-    """Discards notices about the data; the run prints them when it reads the files."""
-
-
-def _tokenizer(folder: str, model: ModelConfig, template_args: Options = ()) -> Tokenizer:
-    return Tokenizer.for_model(folder, model.vocab_size, dict(template_args))
+def _tokenizer(config: PolicyConfig) -> Tokenizer:
+    args = dict(config.data.template_args)
+    return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size, args)
 
 
 def _name(model: str, data: Sequence[str]) -> str:
@@ -292,6 +328,11 @@ def _rollout(
     """Returns the rollout settings. The answer length is `answer`, or the rest of the model's
     context; the slots of each device are the largest power of two whose KV caches fit.
     """
+    if answer and answer >= model.max_positions:
+        raise ConfigError(
+            f"rollout.max_new_tokens = {describe_value(answer)}: must be below"
+            f" model.max_positions = {model.max_positions}, the model's context; lower it"
+        )
     platform = jax.devices()[0].platform
     longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
     total = buckets[-1] + (answer or longest)

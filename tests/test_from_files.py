@@ -14,7 +14,8 @@ import compass_jax
 from compass_jax import from_files, library
 from compass_jax.commands.cli import main
 from compass_jax.commands.configured import config_from_options, load_config
-from compass_jax.commands.options import Train
+from compass_jax.commands.options import Sft, Train
+from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import field_docs
 from compass_jax.config import ConfigError, FileSource, MeshConfig, RunConfig, TaskSource
 from compass_jax.config.io import read_config
@@ -104,6 +105,55 @@ def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(
     ):
         assert config_from_options(words, overrides) == config
     assert config_from_options(words, ["--rollout.max-new-tokens", "many"]) == config_from(folder)
+
+
+def made_by_command(folder, *overrides, kind=Train, data="prompts.jsonl", **options):
+    words = kind(model=str(folder / "model"), data=(str(folder / data),), **options)
+    return override(config_from_options(words, overrides), overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("--data.system-prompt", "Answer with a number."),
+        ('--data.template-args={"enable_thinking": false}', "--data.system-prompt", "Be short."),
+    ],
+)
+def test_the_prompts_are_measured_with_the_settings_of_the_data(folder, overrides):
+    config = made_by_command(folder, *overrides).validate_for_rl()
+    training, evaluated = from_files._prompt_lengths(config)
+    longest = max(training + evaluated)
+    bucket = config.rollout.prompt_buckets[-1]
+    assert longest <= bucket < longest + from_files.ROUNDED_TO
+    assert bucket > made_by_command(folder).rollout.prompt_buckets[-1]
+    assert config.rl.buckets[-1] >= bucket + config.rollout.max_new_tokens
+
+
+def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
+    rows = [{"q": f"{n} + 1?", "a": str(n + 1)} for n in range(20)]
+    (folder / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    fields = ("--data.sources.0.prompt-field", "q", "--data.sources.0.answer-field", "a")
+    source = made_by_command(folder, *fields, data="own.jsonl").data.sources[0]
+    assert (source.prompt_field, source.answer_field) == ("q", "a")
+    fields = ("--sft.prompt-field", "q", "--sft.response-field=a", "--sft.steps", "7")
+    sft = made_by_command(folder, *fields, data="own.jsonl", kind=Sft).sft
+    assert (sft.prompt_field, sft.steps) == ("q", 7) and sft.buckets[-1] <= 48
+
+
+def test_the_examples_are_measured_with_the_system_prompt(folder):
+    fields = ("--sft.prompt-field", "prompt", "--sft.response-field", "answer")
+    usual = made_by_command(folder, *fields, kind=Sft)
+    config = made_by_command(folder, *fields, "--data.system-prompt", "xyz" * 15, kind=Sft)
+    assert config.sft.buckets[-1] >= usual.sft.buckets[-1] + 32
+
+
+def test_the_buckets_hold_the_prompts_of_the_evaluation(folder):
+    rows = [{"prompt": f"What is {n} + 1? " + "Think. " * 8, "answer": str(n + 1)} for n in (1, 2)]
+    (folder / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = config_from(folder, evaluation=str(folder / "long.jsonl")).validate_for_rl()
+    training, evaluated = from_files._prompt_lengths(config)
+    assert max(training) < max(evaluated) <= config.rollout.prompt_buckets[-1]
+    assert config.rl.prompts_per_step <= len(training)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +255,18 @@ BAD = {
     "data of a CONFIG": (["x.py", "--data", "prompts.jsonl"], "--data is for --model"),
     "preset of a CONFIG": (["x.py", "--preset", "dapo"], "--preset is for --model"),
     "no tokenizer": (["--model", ".", "--data", "prompts.jsonl"], "no tokenizer.json is there"),
+    "template arguments": (
+        ["--model", "model", "--data", "prompts.jsonl", "--data.template-args", "5"],
+        "data.template_args = 5: the wrong type",
+    ),
+    "buckets": (
+        ["--model", "model", "--data", "prompts.jsonl", "--sft.buckets", "9", "3"],
+        "sft.buckets = (9, 3): must increase",
+    ),
+    "longest answer": (
+        ["--model", "model", "--data", "prompts.jsonl", "--rollout.max-new-tokens", "9" * 20],
+        "must be below model.max_positions = 160",
+    ),
     "weight": (
         ["--model", "model", "--data", "prompts.jsonl", "--reward", "math=much"],
         "--reward math=much: much is no number",

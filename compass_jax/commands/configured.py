@@ -15,7 +15,12 @@ from typing import TypeVar
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.commands.cli import help_text
 from compass_jax.commands.options import Compiling, Configured, Eval, TrainJudge
-from compass_jax.commands.overrides import options_of, override, settings_help, value_of
+from compass_jax.commands.overrides import (
+    answer_tokens,
+    override,
+    settings_help,
+    words_of_sections,
+)
 from compass_jax.commands.settings import first_settings
 from compass_jax.commands.table import BY_NAME
 from compass_jax.config import ConfigError, RunConfig
@@ -208,20 +213,23 @@ def config_from_options(
     from compass_jax import from_files
 
     model, data = options.model, list(options.data)
-    template_args = value_of("data.template-args", overrides)
-    variables = options_of(template_args) if template_args else ()
+    words = words_of_sections(("data", "sft"), overrides)
+
+    def change(config: RunConfig) -> RunConfig:
+        return override(config, words, f"compass {command}") if words else config
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr if getattr(options, "json", False) else sys.stdout)
+
     if not hasattr(options, "preset"):
-        return from_files.sft_config(model, data, variables)
-    tokens = value_of("rollout.max-new-tokens", overrides)
-    answer = int(tokens) if tokens.isdecimal() else None  # `override` reports another value
+        return from_files.sft_config(model, data, change, tell)
+    answer = answer_tokens(overrides)
     if isinstance(options, TrainJudge):
         return from_files.judge_config(
-            model, data, options.eval, options.preset, answer, scalar=options.scalar
+            model, data, options.eval, options.preset, answer, options.scalar, change, tell
         )
     reward = rewards(options.reward)
-    return from_files.rl_config(
-        model, data, reward, options.eval, options.preset, answer, variables
-    )
+    return from_files.rl_config(model, data, reward, options.eval, options.preset, answer, change)
 
 
 SETTINGS_INSTEAD = {

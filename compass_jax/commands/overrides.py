@@ -179,10 +179,26 @@ def options_of(text: str) -> Options:
     return tuples([list(pair) for pair in value.items()] if isinstance(value, dict) else value)
 
 
-def value_of(name: str, arguments: Sequence[str]) -> str:
-    """Returns the value of a setting among arguments; empty if it is absent."""
-    for i, word in enumerate(arguments):
-        option, equals, value = word.partition("=")
-        if option.replace("_", "-") == f"--{name}":
-            return value if equals else next(iter(arguments[i + 1 : i + 2]), "")
-    return ""
+def answer_tokens(arguments: Sequence[str]) -> int | None:
+    """Returns the value of rollout.max_new_tokens among arguments; None if it is absent or is no
+    positive number, which `override` reports.
+    """
+    value = ""
+    for word, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        option, equals, text = word.partition("=")
+        if option.replace("_", "-") == "--rollout.max-new-tokens":
+            value = text if equals else following
+    with contextlib.suppress(ValueError):
+        return max(int(value), 0) or None
+    return None
+
+
+def words_of_sections(sections: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Returns the settings of these sections among arguments, with their values."""
+    words, is_included = [], False
+    for word in arguments:
+        if word.startswith("--"):
+            is_included = word[2:].partition(".")[0] in sections
+        if is_included:
+            words.append(word)
+    return words
