@@ -112,7 +112,8 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
     if name == "dapo":
         from compass_jax.rl.objectives.grpo import dapo
 
-        config = replace(config, rl=dapo(config.rl, config.rollout.max_new_tokens))
+        answer = answer_tokens(arguments) or config.rollout.max_new_tokens
+        config = replace(config, rl=dapo(config.rl, answer))
     elif name == "dr_grpo":
         from compass_jax.rl.objectives.grpo import dr_grpo
 

@@ -99,6 +99,13 @@ def test_dapo_replaces_screening_and_posterior_selection():
     config.rl.validate()
 
 
+@pytest.mark.parametrize("word", ["--rollout.max_new_tokens=20", "--rollout.max-new-tokens 20"])
+def test_dapos_penalty_follows_the_longest_answer_that_is_set_beside_it(word):
+    config = override(tiny_run(), ["--rl.objective", "dapo", *word.split()])
+    assert config.rollout.max_new_tokens == 20 != tiny_run().rollout.max_new_tokens
+    assert config.rl.shaping.overlong_buffer_tokens == 4
+
+
 def test_the_help_of_a_configuration_lists_every_setting_within_80_columns():
     config = whole_config(Espo())
     text = settings_help(config, "compass train x.py")
