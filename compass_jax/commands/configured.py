@@ -311,7 +311,8 @@ def run_configured(
     if name in STAGES:
         config = staged(config, STAGES[name])
     if model:
-        config = with_recorded_sizes(config, settings)
+        for stage in _runs_inside(options):
+            config = with_recorded_sizes(config, settings, stage)
     with locate_setting_errors(config, options.config, settings):
         config = config.validate_for_rl() if name in FOR_RL else config.validate()
     families.check(config.model)
@@ -320,6 +321,13 @@ def run_configured(
         return 0
     _check_options(name, options, config)
     return _run(name, options, config)
+
+
+def _runs_inside(options: Json) -> tuple[str, ...]:
+    """Returns the folders of a command's runs inside its directory; "" is the directory."""
+    if not isinstance(options, TrainJudge):
+        return ("",)
+    return ("scalar",) if options.scalar else ("sft", "rl")
 
 
 def _check_options(name: str, options: Json, config: RunConfig) -> None:

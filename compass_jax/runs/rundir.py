@@ -236,15 +236,16 @@ SIZES = (
 )
 
 
-def with_recorded_sizes(config: P, overridden: Collection[str] = ()) -> P:
+def with_recorded_sizes(config: P, overridden: Collection[str] = (), stage: str = "") -> P:
     """Returns `config` with the SIZES of the started run in its directory, if any: less memory may
     be free now, and a resumed run keeps its sizes.
 
     Args:
         config: made from files.
         overridden: settings that the user set and that stay, as words of a command line or names.
+        stage: the run's folder inside the directory, for a command of several runs.
     """
-    path = Path(config.directory)
+    path = Path(config.directory) / stage
     if not (path / "config.json").is_file() or nothing_trained(path):
         return config
     old = flatten(read_config(path))

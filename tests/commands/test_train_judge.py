@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 import pytest
+from evolve import evolve
 from judged import quoted
 from logged import lines, numbers
 from tiny import random_params
@@ -16,7 +17,7 @@ from tiny_run import tiny_run
 from compass_jax.commands import eval_judge
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, DataConfig, EvalSet, FileSource, MoEConfig
-from compass_jax.config.io import read_config
+from compass_jax.config.io import config_from_json, config_to_json, read_config
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import read_preferences
 from compass_jax.data.questions import questions
@@ -204,6 +205,29 @@ def test_a_folder_of_weights_is_a_judge_in_an_engine_that_holds_its_questions(fo
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["pairs"], summary["agreement"]) == (60, 1)
     assert main([*command[:-4], "--max-tokens", "0"]) == 2
+
+
+@pytest.mark.parametrize(("stage", "words"), [("sft", []), ("rl", []), ("scalar", ["--scalar"])])
+def test_a_judge_goes_on_with_the_sizes_of_its_run(
+    folder, tmp_path, monkeypatch, capsys, stage, words
+):
+    command = ["train-judge", "--model", str(folder / "model"), *words, "--dry-run", "--json"]
+    command += ["--data", str(folder / "pairs.jsonl"), "--rl.group-size", "3"]
+
+    def config():
+        assert main(command) == 0
+        return config_from_json(capsys.readouterr().out)
+
+    monkeypatch.chdir(tmp_path)
+    first = config()
+    sizes = {"rl": {"group_size": 5, "prompts_per_step": 2}, "sft": {"micro_batch_tokens": 4321}}
+    run = tmp_path / first.directory / stage
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(config_to_json(evolve(first, **sizes)))
+    assert config() == first  # nothing was trained
+    (run / "metrics.jsonl").write_text("{}\n")
+    sizes["rl"]["group_size"] = 3  # set by the user
+    assert config() == evolve(first, **sizes)
 
 
 @pytest.mark.slow  # compiles for two minutes; the composition is tested above
