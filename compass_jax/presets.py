@@ -8,13 +8,14 @@ from_files.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
+from operator import attrgetter
 
 from compass_jax.config import (
     ConfigError,
     OptimConfig,
     RLConfig,
-    RolloutConfig,
     StepPolicy,
     ZeroVarianceConfig,
 )
@@ -138,25 +139,33 @@ def _fitted_sizes(prompts: int, group: int, slots: int) -> tuple[int, int]:
     return max(slots // group, min(prompts, LEAST_PROMPTS)), group
 
 
-def describe_changes(name: str, rl: RLConfig, rollout: RolloutConfig) -> str:
-    """Returns a line on how a step differs from the preset's; empty where it does not.
+FITTED = {
+    "rl.prompts_per_step": "prompts a step",
+    "rl.group_size": "samples of each",
+    "rl.updates_per_rollout": "updates of a rollout",
+    "rl.optim.warmup_steps": "warm-up updates",
+}
+
+
+def describe_changes(
+    name: str, rl: RLConfig, max_new_tokens: int, overridden: Collection[str] = ()
+) -> str:
+    """Returns a line on how a step was fitted; empty where it is the preset's.
 
     Args:
         name: of the preset that the configuration was made from.
-        rl, rollout: of the run.
+        rl, max_new_tokens: of the run.
+        overridden: settings that the user set, which were not fitted, by name.
     """
-    paper = preset(name, rollout.max_new_tokens)
-    parts = []
-    if (rl.prompts_per_step, rl.group_size) != (paper.prompts_per_step, paper.group_size):
-        sizes = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step"
-        parts.append(f"{sizes} (preset: {paper.prompts_per_step} x {paper.group_size})")
-    if rl.updates_per_rollout != paper.updates_per_rollout:
-        parts.append(f"{rl.updates_per_rollout} updates of a rollout ({paper.updates_per_rollout})")
-    if rl.optim.warmup_steps != paper.optim.warmup_steps:
-        parts.append(f"{rl.optim.warmup_steps} warm-up updates ({paper.optim.warmup_steps})")
-    if not parts:
+    paper = preset(name, max_new_tokens)
+    fitted = {}
+    for setting, what in FITTED.items():
+        value, usual = (attrgetter(setting.removeprefix("rl."))(of) for of in (rl, paper))
+        if value != usual and setting not in overridden:
+            fitted[setting] = f"{value} {what} (preset: {usual})"
+    if not fitted:
         return ""
     return (
-        f"preset {name}: {', '.join(parts)}, fitted to {rollout.slots} samples at once and"
-        " to the data; set rl.prompts_per_step, rl.group_size and rl.updates_per_rollout for others"
+        f"preset {name}: {', '.join(fitted.values())}, fitted to the memory and to the data; set"
+        f" {', '.join(fitted)} for others"
     )

@@ -40,12 +40,20 @@ def test_a_step_shrinks_as_a_whole_and_stays_a_baseline(name, slots, sizes):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_was_changed_is_said(name):
-    base, paper = tiny_run(), preset(name, 256)
-    rl = fitted_preset(name, 256, 64, 10_000)
-    line = describe_changes(name, rl, base.rollout)
-    sizes = f"{rl.prompts_per_step} prompts x {rl.group_size} samples a step (preset:"
-    assert f"{sizes} {paper.prompts_per_step} x {paper.group_size})" in line
-    assert describe_changes(name, paper, base.rollout) == ""
+    paper, rl = preset(name, 256), fitted_preset(name, 256, 64, 10_000)
+    line = describe_changes(name, rl, 256)
+    assert f"{rl.prompts_per_step} prompts a step (preset: {paper.prompts_per_step})" in line
+    assert ("samples of each" in line) == (rl.group_size != paper.group_size)
+    assert describe_changes(name, paper, 256) == ""
+
+
+def test_what_the_user_set_is_not_called_fitted():
+    rl = replace(preset("screened", 256), prompts_per_step=16, group_size=3)
+    line = describe_changes("screened", rl, 256, {"rl.group_size"})
+    assert "16 prompts a step (preset: 128), fitted to the memory and to the data" in line
+    assert "samples" not in line and line.endswith("; set rl.prompts_per_step for others")
+    both = {"rl.group_size", "rl.prompts_per_step"}
+    assert describe_changes("screened", rl, 256, both) == ""
 
 
 def test_few_prompts_are_all_in_a_step():

@@ -30,7 +30,7 @@ from compass_jax.config.io import config_to_json, from_plain, read_config, to_pl
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import Section, check_fields
 from compass_jax.families import find as families
-from compass_jax.runs.rundir import staged, with_recorded_sizes
+from compass_jax.runs.rundir import names_of, staged, with_recorded_sizes
 from compass_jax.untrusted import parse_json, read_text
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
@@ -178,8 +178,7 @@ def locate_setting_errors(config: Section, name: str, overrides: Sequence[str]) 
     except ConfigError as error:
         path, match = _path_of(name) if name else None, _KEY.match(str(error))
         key = match[1] if match else ""
-        overridden = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overrides}
-        if path is None or path.suffix in PLAIN or not key or key in overridden:
+        if path is None or path.suffix in PLAIN or not key or key in names_of(overrides):
             raise
         owner: object = config
         for part in key.split(".")[:-1]:
@@ -303,16 +302,13 @@ def run_configured(
     if wants_help:
         print(f"{help_text(name)}\n\n{settings_help(config, prog)}")
         return 0
-    if model and hasattr(options, "preset"):
-        from compass_jax.presets import describe_changes
-
-        if line := describe_changes(options.preset, config.rl, config.rollout):
-            print(line, file=sys.stderr if options.json else sys.stdout)
     if name in STAGES:
         config = staged(config, STAGES[name])
     if model:
         for stage in _runs_inside(options):
             config = with_recorded_sizes(config, settings, stage)
+        if hasattr(options, "preset"):
+            _tell_fitted(options, config, settings)
     with locate_setting_errors(config, options.config, settings):
         config = config.validate_for_rl() if name in FOR_RL else config.validate()
     families.check(config.model)
@@ -321,6 +317,15 @@ def run_configured(
         return 0
     _check_options(name, options, config)
     return _run(name, options, config)
+
+
+def _tell_fitted(options: Json, config: RunConfig, settings: Sequence[str]) -> None:
+    from compass_jax.presets import describe_changes
+
+    overridden = names_of(settings)
+    answer = config.rollout.max_new_tokens
+    if line := describe_changes(options.preset, config.rl, answer, overridden):
+        print(line, file=sys.stderr if options.json else sys.stdout)
 
 
 def _runs_inside(options: Json) -> tuple[str, ...]:

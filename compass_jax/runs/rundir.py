@@ -249,11 +249,15 @@ def with_recorded_sizes(config: P, overridden: Collection[str] = (), stage: str 
     if not (path / "config.json").is_file() or nothing_trained(path):
         return config
     old = flatten(read_config(path))
-    named = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in overridden}
     for key in SIZES:
-        if key in old and key not in named:
+        if key in old and key not in names_of(overridden):
             config = _with_value(config, key.split("."), old[key])
     return config
+
+
+def names_of(settings: Collection[str]) -> set[str]:
+    """Returns the names of settings among the words of a command line, or among names."""
+    return {word.partition("=")[0].lstrip("-").replace("-", "_") for word in settings}
 
 
 def _with_value(part: Any, path: list[str], value: Json) -> Json:
