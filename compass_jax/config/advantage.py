@@ -29,7 +29,7 @@ class Advantage(Seam):
         "maxrl": "compass_jax.rl.advantages.maxrl:MaxRL",
     }
     required: ClassVar[tuple[str, ...]] = ("responses",)
-    needs_rewards_from_zero: ClassVar[bool] = False  # refuses rewards.wrong_at < 0
+    needs_rewards_from_zero: ClassVar[bool] = False  # refuses settings with rewards below 0
 
     def responses(self, inputs: Inputs) -> Tree:
         """Returns the advantage `[b]` of each response (`AdvantageInputs` -> array).

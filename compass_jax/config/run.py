@@ -21,7 +21,7 @@ from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import RLConfig
-from compass_jax.config.verifiers import check_rewards, smallest_gap
+from compass_jax.config.verifiers import below_zero, check_rewards, smallest_gap
 
 
 @dataclass(frozen=True)
@@ -177,15 +177,18 @@ class RLRunConfig(EvalRunConfig):
             f"rl.buckets end at {self.rl.buckets[-1]} tokens, a rollout may have {longest}"
             " (rollout.prompt_buckets[-1] + max_new_tokens)",
         )
-        check(
-            not (self.rl.advantage.needs_rewards_from_zero and self.rewards.wrong_at < 0),
-            f"rl.advantage.name = {self.rl.advantage.name!r} needs rewards of at least 0, and"
-            f" rewards.wrong_at = {self.rewards.wrong_at}: take another advantage, such as rloo",
-        )
         shaping = self.rl.shaping
         sources = self.data.keyed_sources()
+        training = sources[: len(self.data.sources)]
+        if self.rl.advantage.needs_rewards_from_zero:
+            where = below_zero(training, self.rewards, shaping.overlong_penalty)
+            check(
+                not where,
+                f"rl.advantage.name = {self.rl.advantage.name!r} needs rewards of at least 0, and"
+                f" {where}: take another advantage, such as rloo, or change that",
+            )
         if shaping.total:
-            gap, where = smallest_gap(sources[: len(self.data.sources)], self.rewards)
+            gap, where = smallest_gap(training, self.rewards)
             check(
                 shaping.total < gap,
                 f"rl.shaping: the penalties sum to {shaping.total}, which is not below {gap:g}, the"

@@ -145,6 +145,26 @@ def smallest_gap(sources: list[tuple[str, Settings]], rewards: Settings) -> tupl
     return min(gaps, default=(ENDS.gap, "rewards.smallest_gap"))
 
 
+def below_zero(sources: list[tuple[str, Settings]], rewards: Settings, overlong: float) -> str:
+    """Returns the setting by which a reward may be below 0, or an empty text.
+
+    Args:
+        sources: (setting, source) pairs, of `DataConfig.keyed_sources`.
+        overlong: penalty that any answer can lose.
+
+    Raises the errors of `smallest_gap`.
+    """
+    if rewards.wrong_at < 0:
+        return f"rewards.wrong_at = {rewards.wrong_at}"
+    for where, source in sources:
+        low = summed(_spreads(source, where)).low
+        if low < -NEAR:
+            return f"{where} gives rewards down to {low:g}"
+        if low < overlong - NEAR:
+            return f"rl.shaping.overlong_penalty = {overlong:g} is taken from rewards of {low:g}"
+    return ""
+
+
 def _spreads(source: Settings, where: str) -> list[tuple[Spread, float]]:
     """Returns the rewards and the weight of each verifier of a source. Imports functions."""
     arguments, key = dict(getattr(source, "verifier_args", ())), f"{where}.verifier"

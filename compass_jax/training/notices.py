@@ -313,6 +313,8 @@ class Notices:
                 f"no verifier gave a reward in a whole step ({counts_in_words(outcomes)}): nothing"
                 f" was trained on{unknown_reasons([s for group in groups for s in group.scores])}",
             )
+        if self._config.rl.advantage.needs_rewards_from_zero:
+            self._of_negative(groups, known)
         if not self._config.rl.shaping.total:
             return out
         total, gap = self._config.rl.shaping.total, self._config.rewards.smallest_gap
@@ -334,6 +336,19 @@ class Notices:
                 f" {advice} (counted in reward/gap_violations)",
             )
         return out | {"reward/gap_violations": float(len(violations))}
+
+    def _of_negative(self, groups: Sequence[Group], known: Sequence[Sequence[float]]) -> None:
+        """Prints a notice of rewards below 0, of which the advantage makes nothing."""
+        lows = [min(rewards, default=0.0) for rewards in known]
+        worst = int(np.argmin(lows)) if lows else 0
+        if lows and lows[worst] < -UNIFORM_WITHIN:
+            self.print_of_kind(
+                "negative",
+                f"rl.advantage.name = {self._config.rl.advantage.name!r} needs rewards of at least"
+                f" 0, and an answer got {lows[worst]:g} ({groups[worst].prompt.question!r:.60}):"
+                " groups with such a reward have no advantage; take another advantage, such as"
+                " rloo, or return rewards of at least 0",
+            )
 
     def of_rewards(self, groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> None:
         """Prints the kinds of groups of a run's first rollout. Warns, with a sample, where no

@@ -54,6 +54,13 @@ def test_by_hand():
     np.testing.assert_allclose(reinforce_pp, expected / expected[:6].std(), rtol=1e-4, atol=1e-7)
 
 
+def test_maxrl_has_no_advantage_where_a_reward_is_negative():
+    """The mean of the second group is 0.00625, which would divide to advantages of -81 and 159."""
+    reward = np.array([1, 0, 0, 1, -0.5, 1, -0.4875, 0.0125], np.float32)
+    maxrl = responses(MaxRL(), reward, [T] * 8, [0] * 4 + [1] * 4, 2)
+    np.testing.assert_allclose(maxrl, [1, -1, -1, 1, 0, 0, 0, 0], rtol=1e-5)
+
+
 def test_dr_grpos_objective_forbids_the_division():
     reward, group = np.array([1, 0, 0, 1], np.float32), [0, 0, 0, 0]
     free, forbidden = (

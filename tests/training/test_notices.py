@@ -17,6 +17,7 @@ from tiny_run import tiny_run
 from compass_jax.commands.configured import load_config
 from compass_jax.config import Objective, RLConfig, ShapingConfig, ZeroVarianceConfig, seam_class
 from compass_jax.records import Group, Prompt, Score
+from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.runs.telemetry import Telemetry
@@ -203,6 +204,19 @@ def test_counts_of_a_step_and_each_thing_said_once():
     metrics = unshaped.of_groups(groups)
     assert metrics["reward/unverified_groups"] == 1 and "reward/gap_violations" not in metrics
     assert len(messages) == 2
+
+
+def test_a_reward_below_zero_is_told_once_if_the_advantage_needs_others():
+    messages = []
+    config = config_with()
+    Notices(config, messages.append).of_groups([group_of(1, -0.5)])
+    assert messages == []
+    rl = dataclasses.replace(config.rl, advantage=MaxRL())
+    notices = Notices(dataclasses.replace(config, rl=rl), messages.append)
+    for _ in range(2):
+        notices.of_groups([group_of(1, 0), group_of(None, None), group_of(1, -0.5)])
+    (text,) = messages
+    assert "'maxrl' needs rewards of at least 0, and an answer got -0.5 ('how much?')" in text
 
 
 def test_partial_credit_that_no_penalty_can_turn_around_is_not_complained_about():

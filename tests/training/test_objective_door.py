@@ -17,12 +17,16 @@ from compass_jax.config import (
     Advantage,
     ConfigError,
     Correction,
+    DataConfig,
+    FileSource,
     Objective,
+    RewardConfig,
     RLConfig,
     named_correction,
     seam_class,
 )
 from compass_jax.config.io import config_from_json, config_to_json, differences
+from compass_jax.config.verifiers import below_zero
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo, dr_grpo
@@ -173,6 +177,31 @@ def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(user_file, ca
     words = ["--rl.advantage", "maxrl", "--rewards.wrong-at", "-1"]
     status, text = refused(words, capsys)
     assert status == 2 and "rewards.wrong_at = -1.0: take another advantage" in text
+    words = ["--rl.advantage", "maxrl", "--rl.shaping.overlong-penalty", "0.25"]
+    status, text = refused(words, capsys)
+    assert status == 2 and "overlong_penalty = 0.25 is taken from rewards of 0" in text
+
+
+@pytest.mark.parametrize(
+    ("verifier", "message"),
+    [
+        ({"math": 1.0, "format": -0.2}, "data.sources[0] gives rewards down to -0.2"),
+        ("signed", "data.sources[0] gives rewards down to -1"),
+        ({"math": 1.0, "format": 0.2}, ""),
+        ("judge", ""),
+        ("plain", ""),
+    ],
+)
+def test_maxrl_refuses_settings_with_rewards_below_zero(tmp_path, verifier, message):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def plain(prompt, response):\n    return 1.0\n"
+        "def signed(prompt, response):\n    return 1.0\n"
+        "signed.range = (-1, 1)\n"
+    )
+    verifier = f"{file}:{verifier}" if verifier in ("signed", "plain") else verifier
+    sources = DataConfig(sources=(FileSource("rows.jsonl", verifier=verifier),)).keyed_sources()
+    assert below_zero(sources, RewardConfig(), 0.0) == message
 
 
 @pytest.mark.parametrize("name", Advantage.classes)
