@@ -142,7 +142,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         change = [at_end(row) - at_end(base[row["seed"]]) for row in runs]
         several = len(change) > 1
         error = f" ± {np.std(change, ddof=1) / len(change) ** 0.5:.3f}" if several else ""
-        mean, low, high = tokens_report.interval([(x, False) for x in ratios])
+        mean, low, high = tokens_report.interval(
+            [tokens_report.Ratio(x, True, True) for x in ratios]
+        )
         lines.append(
             f"| {name} | {len(runs)} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
             f" {', '.join(f'{x:.2f}' for x in ratios)} | {kept_share:.0%} |"

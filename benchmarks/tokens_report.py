@@ -15,7 +15,6 @@ import numpy as np
 from benchmarks import rl_runs
 from compass_jax.report.targets import (
     Curve,
-    Reached,
     cost_to_stay,
     means_of_evaluations,
     means_over,
@@ -36,6 +35,18 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
+
+
+class Ratio(NamedTuple):
+    """A run's cost over the baseline's of the same seed, and whether each stayed at the target.
+
+    A cost without the target is a lower bound, so a missed target makes the ratio a lower bound, of
+    the baseline's an upper one.
+    """
+
+    cost: float
+    reached: bool
+    baseline_reached: bool
 
 
 def by_tokens(row: Row) -> list[list[float]]:
@@ -70,30 +81,29 @@ def targets(rows: Sequence[Row]) -> dict[int, float]:
 
 def ratios(
     rows: Sequence[Row], minutes: bool = False, smooth: Smooth = means_of_evaluations
-) -> dict[str, list[Reached]]:
-    """Returns each variant's cost over the baseline's of the same seed, and whether its run reached
-    the target, in the order of the seeds.
-    """
+) -> dict[str, list[Ratio]]:
+    """Returns each variant's ratios to the baseline of the same seed, in the order of the seeds."""
     curve_of = by_minutes if minutes else by_tokens
     base = {row["seed"]: row for row in rows if row["variant"] == BASELINE}
-    goals, out = targets(rows), dict[str, list[Reached]]()
+    goals, out = targets(rows), dict[str, list[Ratio]]()
     for name, runs in rl_runs.by_variant(rows).items():
         for row in runs:
             if (goal := goals.get(row["seed"])) is None:
                 continue
             cost, reached = cost_to_stay(smooth(curve_of(row)), goal)
-            usual = cost_to_stay(smooth(curve_of(base[row["seed"]])), goal).cost
-            out.setdefault(name, []).append(Reached(max(cost, 1e-9) / max(usual, 1e-9), reached))
+            usual = cost_to_stay(smooth(curve_of(base[row["seed"]])), goal)
+            ratio = max(cost, 1e-9) / max(usual.cost, 1e-9)
+            out.setdefault(name, []).append(Ratio(ratio, reached, usual.reached))
     return out
 
 
-def interval(reached: Sequence[Reached]) -> Interval:
+def interval(ratios: Sequence[Ratio]) -> Interval:
     """Returns the geometric mean of ratios and its percentile bootstrap interval over seeds, from
     all resamples of up to five seeds and from MOST_RESAMPLES drawn ones of more.
     """
-    if not reached:
+    if not ratios:
         return Interval(math.nan, math.nan, math.nan)
-    logs, n = np.log([ratio for ratio, _ in reached]), len(reached)
+    logs, n = np.log([ratio.cost for ratio in ratios]), len(ratios)
     if n**n <= MOST_RESAMPLES:
         draws = np.array(list(itertools.product(range(n), repeat=n)))
     else:
@@ -112,7 +122,8 @@ def report(rows: Sequence[Row], step: str, planned: bool = True) -> str:
     lines = [
         f"{'Tuned ' if planned else ''}GRPO: {step}. Ratios are geometric means over seeds with 95%"
         " intervals; > marks a lower bound, since some runs (their number in brackets) never stayed"
-        " at the target.",
+        " at the target; < an upper bound, since some of GRPO's runs did not, by this measure; ?"
+        " no bound, since both happened.",
         "",
         "| arm | seeds | tokens to the target | means over equal tokens | minutes to the target"
         " | accuracy at the end | thousand tokens | uniform groups | verifier |",
@@ -131,13 +142,16 @@ def report(rows: Sequence[Row], step: str, planned: bool = True) -> str:
     return "\n".join([*lines, "", *([_conditions(rows), ""] if planned else [])])
 
 
-def _ratio(reached: Sequence[Reached]) -> str:
-    """Returns a ratio with its interval as text."""
-    if not reached:
+def _ratio(ratios: Sequence[Ratio]) -> str:
+    """Returns a ratio with its interval as text, marked where it is a bound."""
+    if not ratios:
         return "-"
-    mean, low, high = interval(reached)
-    missed = sum(not one.reached for one in reached)
+    mean, low, high = interval(ratios)
+    missed = sum(not one.reached for one in ratios)
+    baselines = sum(not one.baseline_reached for one in ratios)
     text = f"{mean:.2f} ({low:.2f} to {high:.2f})"
+    if baselines:
+        return f"{'?' if missed else '<'} {text} [{missed}, GRPO {baselines}]"
     return f"> {text} [{missed}]" if missed else text
 
 

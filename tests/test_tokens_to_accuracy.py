@@ -13,12 +13,12 @@ import pytest
 
 from benchmarks import experiments, tokens_report
 from benchmarks import tokens_to_accuracy as experiment
+from benchmarks.tokens_report import Ratio
 from compass_jax.configs import mostly_hard_cpu
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
 from compass_jax.report.targets import (
-    Reached,
     cost_to_stay,
     means_of_evaluations,
     means_over,
@@ -82,13 +82,31 @@ def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():
     ratios = tokens_report.ratios(rows)
     assert [x.cost for x in ratios["grpo"]] == [1, 1]
     usual = cost_to_stay(means_of_evaluations(tokens_report.by_tokens(rows[1])), 0.46).cost
-    assert ratios["arm"] == [(pytest.approx(0.5), True), (pytest.approx(1000 / usual), False)]
+    assert ratios["arm"] == [
+        (pytest.approx(0.5), True, True),
+        (pytest.approx(1000 / usual), False, True),
+    ]
     minutes = tokens_report.ratios(rows, minutes=True)["arm"]
-    assert minutes[0] == (pytest.approx(1), True)
+    assert minutes[0] == (pytest.approx(1), True, True)
     text = tokens_report.report(rows, "4 x 4")
     assert "| arm | 3 | > " in text and "[1] |" in text and "is as planned" not in text
     planned = tokens_report.report(rows[:4], "4 x 4")
     assert "The task is as planned: accuracy before RL 0.100" in planned
+
+
+def test_a_baseline_that_misses_its_own_target_is_an_upper_bound():
+    """Its last accuracy is low and weighs more in a window of tokens than in a mean of three."""
+    base, better, worse = [0.1, *[0.5] * 6, 0.3], [0.1, *[0.5] * 7], [0.1] * 8
+    rows = [row("grpo", 0, base), row("arm", 0, better), row("worse", 0, worse)]
+    assert tokens_report.ratios(rows)["arm"][0].baseline_reached
+    ratios = tokens_report.ratios(rows, smooth=tokens_report.over_window)
+    assert [(x.reached, x.baseline_reached) for (x,) in ratios.values()] == [
+        (False, False),
+        (True, False),
+        (False, False),
+    ]
+    arm, worse = tokens_report.report(rows, "4 x 4", planned=False).splitlines()[-2:]
+    assert "| < 0." in arm and "[0, GRPO 1] |" in arm and "| ? 1.00" in worse
 
 
 def test_means_over_equal_tokens_do_not_depend_on_the_number_of_evaluations():
@@ -98,7 +116,7 @@ def test_means_over_equal_tokens_do_not_depend_on_the_number_of_evaluations():
     few, many = ([i / n for i in range(n + 1)] + [1.0] * n for n in (4, 40))
     rows = [row("grpo", 0, many, step=25_000), row("arm", 0, few, step=250_000)]
     ratios = tokens_report.ratios(rows, smooth=tokens_report.over_window)["arm"]
-    assert ratios == [(pytest.approx(1.0, abs=0.01), True)]
+    assert ratios == [(pytest.approx(1.0, abs=0.01), True, True)]
     assert tokens_report.ratios(rows)["arm"][0].cost > 1.2
 
 
@@ -113,11 +131,11 @@ def test_means_over_a_width_are_those_of_the_line_between_the_points():
 
 def test_the_interval_is_that_of_all_resamples():
     values = [0.5, 1.0, 2.0]
-    interval = tokens_report.interval([Reached(x, True) for x in values])
+    interval = tokens_report.interval([Ratio(x, True, True) for x in values])
     means = [math.exp(np.log(x).mean()) for x in itertools.product(values, repeat=3)]
     assert interval.mean == pytest.approx(1)
     assert (interval.low, interval.high) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))))
-    many = tokens_report.interval([Reached(x, True) for x in np.linspace(0.5, 2.0, 8)])
+    many = tokens_report.interval([Ratio(x, True, True) for x in np.linspace(0.5, 2.0, 8)])
     assert many.low < many.mean < many.high
     assert all(math.isnan(x) for x in tokens_report.interval([]))
 
