@@ -284,8 +284,9 @@ def best_buckets(
     """Returns at most `count` buckets that hold rows of these lengths with the fewest padded
     tokens. The last bucket is `longest`, the others are multiples of `multiple`.
 
-    Exact, by dynamic programming over the ends of buckets; rows that `plan` adds to fill a
-    micro-batch are not counted.
+    Exact, by dynamic programming over the ends of buckets. An end that holds no more rows than the
+    one before it is left out, so the time grows with the square of the number of different lengths.
+    Rows that `plan` adds to fill a micro-batch are not counted.
 
     Raises:
         ValueError: a row is longer than `longest`.
@@ -296,26 +297,27 @@ def best_buckets(
             f"best_buckets: count {count} and multiple {multiple} must be positive, rows at most"
             f" {longest} long"
         )
-    ends = [*range(multiple, longest, multiple), longest]
+    ends = np.append(np.arange(multiple, longest, multiple), longest)
     below = np.searchsorted(np.sort(sizes), ends, side="right")  # rows that fit each end
-    # tokens with one bucket up to each end
-    cost, start = [int(n) * end for n, end in zip(below, ends, strict=True)], [[-1] * len(ends)]
+    useful = np.diff(below, prepend=0) > 0
+    useful[-1] = True
+    ends, below = ends[useful], below[useful]
+    # tokens with one bucket up to each end; the end before it, -1 if it has one bucket fewer
+    cost, start = below * ends, [np.full(len(ends), -1)]
     for _ in range(1, count):
-        options = [
-            # -1 keeps the solution with one bucket fewer. It also wins a tie, so that no bucket is
-            # used that saves nothing.
-            min(
-                [(cost[j], -1)]
-                + [(cost[i] + int(below[j] - below[i]) * ends[j], i) for i in range(j)]
-            )
-            for j in range(len(ends))
-        ]
-        cost = [best for best, _ in options]
-        start.append([i for _, i in options])
+        before, chosen = cost, np.full(len(ends), -1)
+        cost = before.copy()
+        for j in range(1, len(ends)):
+            options = before[:j] + (below[j] - below[:j]) * ends[j]
+            i = int(np.argmin(options))
+            # Only if it is smaller, so that no bucket is used that saves nothing.
+            if options[i] < before[j]:
+                cost[j], chosen[j] = options[i], i
+        start.append(chosen)
     out: list[int] = []
     at = len(ends) - 1
-    for chosen in reversed(start):
+    for previous in reversed(start):
         if not out or ends[at] != out[-1]:
-            out.append(ends[at])
-        at = chosen[at] if chosen[at] >= 0 else at
+            out.append(int(ends[at]))
+        at = int(previous[at]) if previous[at] >= 0 else at
     return tuple(reversed(out))
