@@ -318,7 +318,7 @@ class Learner:
         # Some idle rows fill the last micro-batch with a gradient, which would otherwise be padded
         # or have another shape to compile. If no row has a gradient, they form a whole micro-batch,
         # so that the optimiser takes its step.
-        trained, full = int(np.sum(is_filled & ~idle)), self._rows_of(self._rows_multiple)
+        trained, full = int(np.sum(is_filled & ~idle)), self._rows_of(self.rows_multiple)
         spare = -trained % full if trained else full
         idle[np.flatnonzero(idle)[:spare]] = False
         return idle
@@ -521,7 +521,8 @@ class Learner:
         return row_counts(updates.longest_row, updates.micro_batch_tokens, multiple)[0]
 
     @property
-    def _rows_multiple(self) -> int:
+    def rows_multiple(self) -> int:
+        """The number that a micro-batch's rows must be a multiple of."""
         return 1 if self.model.placement is None else self.model.placement.rows_multiple
 
     def _all(self, scored: Scored, rows: slice) -> list[MicroBatch]:
@@ -553,7 +554,7 @@ class Learner:
             arrays.lengths[filled],
             self.update_settings.buckets,
             self.update_settings.micro_batch_tokens,
-            rows_multiple=self._rows_multiple,
+            rows_multiple=self.rows_multiple,
             packed_row_tokens=self.update_settings.packed_row_tokens,
         )
         return [

@@ -451,7 +451,7 @@ class RLTrainer:
         }
         if self.rl.group_replay.acts:
             metrics |= update.metrics(len(self.buffer.stored))
-        self.notices.of_lengths(arrays.lengths)
+        self.notices.of_lengths(arrays.lengths, self.learner.rows_multiple)
         if self.filter_tokens:
             metrics["waste/filter_tokens"] = float(self.filter_tokens)
         if self.stage.total:

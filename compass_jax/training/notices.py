@@ -379,21 +379,22 @@ class Notices:
         # A small rollout may lack variance by chance, which must not end the run.
         (self.print_once if kind == NO_GROUP_VARIES else self.warn)(text)
 
-    def of_lengths(self, lengths: np.ndarray) -> None:
-        """Collects the lengths of a step's rows (0 without a row). After the first few steps prints
-        the buckets that would have padded less, if they save enough.
+    def of_lengths(self, lengths: np.ndarray, rows_multiple: int = 1) -> None:
+        """Collects the lengths of a step's rows (0 without a row), whose updates have equal parts
+        of them. After the first few steps prints the buckets that would have padded less, if they
+        save enough.
+
+        rows_multiple: the number of devices that share the rows of a micro-batch.
         """
-        if "buckets" in self._printed or self._config.rl.packed_row_tokens:
-            return
-        self._lengths.append(lengths[lengths > 0])
-        if len(self._lengths) < WATCHED_STEPS:
-            return
         rl = self._config.rl
+        if "buckets" in self._printed or rl.packed_row_tokens:
+            return
+        parts = np.array_split(lengths, rl.updates_per_rollout)
+        self._lengths += [part[part > 0] for part in parts]
+        if len(self._lengths) < WATCHED_STEPS * rl.updates_per_rollout:
+            return
         better = best_buckets(np.concatenate(self._lengths), len(rl.buckets), rl.buckets[-1])
-        now, then = (
-            np.mean([padding_frac(plan(x, b, rl.micro_batch_tokens), x) for x in self._lengths])
-            for b in (rl.buckets, better)
-        )
+        now, then = (self._padding_frac(buckets, rows_multiple) for buckets in (rl.buckets, better))
         if now - then >= MIN_SAVED_PADDING:
             self._tell(
                 f"{now:.0%} of the training tokens were padding in {WATCHED_STEPS} steps;"
@@ -401,6 +402,13 @@ class Notices:
             )
         self._printed.add("buckets")
         self._lengths.clear()
+
+    def _padding_frac(self, buckets: Sequence[int], rows_multiple: int) -> float:
+        """Returns the share of padding in the updates' micro-batches."""
+        tokens = self._config.rl.micro_batch_tokens
+        plans = [plan(x, buckets, tokens, rows_multiple=rows_multiple) for x in self._lengths]
+        micros = [micro for batches in plans for micro in batches]
+        return padding_frac(micros, np.concatenate(self._lengths))
 
     def of_update(self, metrics: Mapping[str, float]) -> None:
         """Prints a notice where most tokens have ESPO's narrowest clip range, if the clip

@@ -126,6 +126,24 @@ def test_buckets_that_would_pad_less_are_named_once():
         silent.of_lengths(np.array([9] * 16 + [64] * 4))
 
 
+def test_padding_is_that_of_the_updates_on_all_devices():
+    """A step of 8 rows has two updates of 4. On 4 devices each is one micro-batch of 4 rows of 64
+    tokens, in which the short rows are padded, or the short rows have their own of 4 rows.
+    """
+    messages = []
+    config = config_with(buckets=(32, 64), micro_batch_tokens=256)
+    notices = Notices(config, messages.append)
+    for _ in range(4):
+        notices.of_lengths(np.array([9, 9, 9, 9, 64, 64, 64, 64]), rows_multiple=4)
+    (text,) = messages
+    # the first update has 4 rows of 32, the second 4 of 64
+    assert text.startswith("24% of the training tokens were padding in 4 steps")
+    assert text.endswith("rl.buckets (16, 64) would have made it 9%")
+    silent = Notices(config, lambda text: pytest.fail(text))
+    for _ in range(4):  # 4 rows of 64 in each update, whatever the buckets
+        silent.of_lengths(np.array([9, 64, 64, 64] * 2), rows_multiple=4)
+
+
 def test_a_curriculum_over_prompts_of_one_label_is_said():
     config = config_with(zero_variance=ZeroVarianceConfig(curriculum=True))
     (notice,) = idle_settings(config, 40, 1)
