@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.commands.overrides import SEAMS, with_class
 from compass_jax.config import ConfigError
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import Section
@@ -46,8 +47,18 @@ def train(
     """
     prepare_streams()
     name = reward_name(reward) if callable(reward) else reward
-    answer = settings.get("rollout.max_new_tokens")
-    config = rl_config(model, data, name, evaluation, method, answer)
+    settings = {key.replace("-", "_"): value for key, value in settings.items()}
+    of_data = {key: value for key, value in settings.items() if key.startswith("data.")}
+    answer = _answer_tokens(settings)
+    config = rl_config(
+        model,
+        data,
+        name,
+        evaluation,
+        method,
+        answer,
+        change=lambda config: with_settings(config, of_data),
+    )
     config = with_settings(dataclasses.replace(config, run_dir=run_dir), settings)
     keep_programs()
     return run_rl(with_recorded_sizes(staged(config, "rl"), settings))
@@ -74,13 +85,33 @@ def reward_name(function: Callable[..., Any]) -> str:
 
 
 def with_settings(config: S, settings: JsonMapping) -> S:
-    """Returns `config` with settings by dotted names. Raises ConfigError for unknown ones."""
+    """Returns `config` with settings by their names on the command line, with "-" or "_":
+    {"rl.objective": "dapo", "data.sources.0.repeat": 2}. Classes are applied first.
+
+    Raises ConfigError for unknown ones.
+    """
+    settings = {name.replace("-", "_"): value for name, value in settings.items()}
+    for base in SEAMS:
+        if isinstance(settings.get(base.key), str):
+            run: Any = config
+            answer = _answer_tokens(settings) or run.rollout.max_new_tokens
+            config = with_class(run, base, settings.pop(base.key), answer)
     for name, value in settings.items():
         config = _replaced(config, name.split("."), value, name)
     return config
 
 
+def _answer_tokens(settings: JsonMapping) -> int | None:
+    """Returns the longest answer, None if it is not set; validation reports another value."""
+    answer = settings.get("rollout.max_new_tokens")
+    return answer if isinstance(answer, int) and answer > 0 else None
+
+
 def _replaced(part: Any, path: list[str], value: Any, name: str) -> Json:
+    if isinstance(part, tuple) and path[0].isdecimal() and int(path[0]) < len(part):
+        i = int(path[0])
+        value = _replaced(part[i], path[1:], value, name) if len(path) > 1 else value
+        return (*part[:i], value, *part[i + 1 :])
     names = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
     if path[0] not in names:
         similar = difflib.get_close_matches(path[0], names, n=1)

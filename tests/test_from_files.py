@@ -361,6 +361,41 @@ def test_one_call_trains_with_a_function(folder, monkeypatch):
         library.with_settings(read_config("called"), {"rl.step": 3})
 
 
+def test_a_setting_of_a_call_has_its_name_on_the_command_line(folder):
+    config = config_from(folder)
+    settings = {
+        "rl.objective.clip-high": 0.3,
+        "rl.objective": "dapo",
+        "rl.advantage": "rloo",
+        "rl.drafts": "none",
+        "rollout.max-new-tokens": 40,
+        "data.sources.0.repeat": 2,
+        "data.sources.0.prompt-field": "prompt",
+    }
+    words = [x for name, value in settings.items() for x in (f"--{name}", str(value))]
+    changed = library.with_settings(config, settings)
+    assert changed == override(config, words)
+    assert changed.rl.shaping.overlong_buffer_tokens == 8
+    assert changed.data.sources[0].repeat == 2
+    for name in ("data.sources.1.repeat", "data.sources.first.repeat"):
+        with pytest.raises(ConfigError, match=f"there is no {name}"):
+            library.with_settings(config, {name: 2})
+    with pytest.raises(ConfigError, match=r"rl\.objective\.name = 'ppo': no such objective"):
+        library.with_settings(config, {"rl.objective": "ppo"})
+
+
+def test_a_call_measures_the_prompts_with_the_settings_of_the_data(folder, monkeypatch):
+    configs = []
+    monkeypatch.setattr(library, "run_rl", configs.append)
+    monkeypatch.setattr(library, "keep_programs", lambda: None)
+    for settings in ({}, {"data.system-prompt": "xyz" * 15, "rollout.max-new-tokens": 24}):
+        arguments = str(folder / "model"), str(folder / "prompts.jsonl")
+        compass_jax.train(*arguments, run_dir=str(folder / "none"), settings=settings)
+    usual, longer = configs
+    assert longer.rollout.prompt_buckets[-1] >= usual.rollout.prompt_buckets[-1] + 32
+    assert longer.rl.buckets[-1] == longer.rollout.prompt_buckets[-1] + 24
+
+
 def test_a_function_that_no_worker_could_find_is_refused():
     with pytest.raises(ConfigError, match="define it at the top of a file"):
         library.reward_name(lambda prompt, response: 1.0)

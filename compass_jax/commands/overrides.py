@@ -32,6 +32,7 @@ from compass_jax.config.verifiers import Options
 from compass_jax.untrusted import parse_json
 
 R = TypeVar("R", bound=RLRunConfig)
+SEAMS: tuple[type[Seam], ...] = Objective, Advantage, Correction, StepPolicy, Drafts, Router
 
 
 def override(config: R, arguments: Sequence[str], prog: str = "compass") -> R:
@@ -102,39 +103,41 @@ def _refuse_unknown(config: Section, arguments: Sequence[str]) -> None:
 
 
 def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]]:
-    """Returns `config` with the classes of `--rl.objective NAME`, `--rl.advantage NAME`,
-    `--rl.correction NAME`, `--rl.step-policy NAME`, `--rl.drafts NAME` and `--model.moe.router
-    NAME`, and the remaining arguments. Step policy and drafts are switched off by the name "none".
+    """Returns `config` with the classes that the arguments name (`with_class`), such as
+    `--rl.objective NAME`, and the remaining arguments.
 
     The class decides which settings exist, so it is applied first.
     """
-    name, arguments = _take(arguments, Objective)
-    if name == "dapo":
-        from compass_jax.rl.objectives.grpo import dapo
-
-        answer = answer_tokens(arguments) or config.rollout.max_new_tokens
-        config = replace(config, rl=dapo(config.rl, answer))
-    elif name == "dr_grpo":
-        from compass_jax.rl.objectives.grpo import dr_grpo
-
-        config = replace(config, rl=replace(config.rl, objective=dr_grpo()))
-    elif name:
-        config = replace(config, rl=replace(config.rl, objective=seam_class(Objective, name)()))
-    for base in (Advantage, Correction, StepPolicy, Drafts):
+    answer = answer_tokens(arguments) or config.rollout.max_new_tokens
+    for base in SEAMS:
         name, arguments = _take(arguments, base)
         if name:
-            field = base.key.rpartition(".")[2]
-            off = name == "none" and base in (StepPolicy, Drafts)
-            change: JsonObject = {field: None if off else seam_class(base, name)()}
-            config = replace(config, rl=replace(config.rl, **change))
-    name, arguments = _take(arguments, Router)
-    if name:
+            config = with_class(config, base, name, answer)
+    return config, arguments
+
+
+def with_class(config: R, base: type[Seam], name: str, max_new_tokens: int) -> R:
+    """Returns `config` with the class `name` as the setting of `base`, one of SEAMS. The name
+    "none" switches step policy and drafts off; "dapo" is the whole recipe for answers of
+    `max_new_tokens`.
+
+    Raises ConfigError for a class that cannot be used.
+    """
+    if base is Router:
         moe = config.model.moe
         if moe is None:
             raise ConfigError(f"--{Router.key} {name}: the model is dense and has no router")
         moe = replace(moe, router=seam_class(Router, name)())
-        config = replace(config, model=replace(config.model, moe=moe))
-    return config, arguments
+        return replace(config, model=replace(config.model, moe=moe))
+    if base is Objective and name in ("dapo", "dr_grpo"):
+        from compass_jax.rl.objectives.grpo import dapo, dr_grpo
+
+        if name == "dapo":
+            return replace(config, rl=dapo(config.rl, max_new_tokens))
+        return replace(config, rl=replace(config.rl, objective=dr_grpo()))
+    off = name == "none" and base in (StepPolicy, Drafts)
+    change: JsonObject = {base.key.rpartition(".")[2]: None if off else seam_class(base, name)()}
+    return replace(config, rl=replace(config.rl, **change))
 
 
 def _seams(config: RLRunConfig) -> list[Seam]:
