@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from compass_jax.config import (
     ComputeConfig,
     ConfigError,
     DataConfig,
+    EvalRunConfig,
     FileSource,
     MeshConfig,
     ModelConfig,
@@ -66,10 +68,11 @@ CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments,
 MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
+C = TypeVar("C", bound=SFTRunConfig)
 Change = Callable[[RunConfig], RunConfig]
 
 
-def _unchanged(config: RunConfig) -> RunConfig:
+def _unchanged(config: C) -> C:
     return config
 
 
@@ -103,7 +106,7 @@ def rl_config(
     Raises:
         ConfigError, DataError, TokenizerError, WeightsError: an input cannot be used.
     """
-    config = _unsized(model, data)
+    config = RunConfig(name=_name(model, data), init_from=model, **_of_model(model))
     prompts = replace(config.data, sources=tuple(_source(name, reward) for name in data))
     if evaluation:
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
@@ -122,7 +125,7 @@ def sft_config(
     `rl_config`; `change` applies settings of `sft`, too. `tell` receives a line where the longest
     row is estimated from a sample.
     """
-    config = _unsized(model, data)
+    config = RunConfig(name=_name(model, data), init_from=model, **_of_model(model))
     config = replace(config, sft=_sft(config.model, files=tuple(data)))
     config = _changed(config, change)
     config = replace(config, sft=_fit_sft(config, _tokenizer(config), tell))
@@ -165,7 +168,7 @@ def engine_config(
     """Returns the configuration of an engine that answers `conversations`, each with its `tools`,
     with the weights of `model`. `answer` and the errors are those of `rl_config`.
     """
-    config = replace(_unsized(model, ()), name="engine", init_from="")
+    config = RunConfig(name="engine", **_of_model(model))
     tokenizer = _tokenizer(config)
     lengths = [
         len(tokenizer.encode_chat([dict(one) for one in chat], tools=of_chat))
@@ -176,20 +179,14 @@ def engine_config(
     return replace(config, rollout=rollout).validate()
 
 
-def _unsized(model: str, data: Sequence[str]) -> RunConfig:
-    """Returns a configuration of the model with its tokenizer, without sizes and without data."""
-    model_config, folder = _model(model)
-    return RunConfig(
-        name=_name(model, data),
-        model=model_config,
-        init_from=model,
-        compute=_compute(model_config),
-        mesh=_mesh(model_config),
-        data=DataConfig(tokenizer=folder),
-    )
+def _of_model(path: str) -> dict[str, Any]:
+    """Returns the sections of a configuration that follow from the model alone."""
+    model, folder = _model(path)
+    data = DataConfig(tokenizer=folder)
+    return {"model": model, "compute": _compute(model), "mesh": _mesh(model), "data": data}
 
 
-def _changed(config: RunConfig, change: Change) -> RunConfig:
+def _changed(config: C, change: Callable[[C], C]) -> C:
     """Returns the configuration with the user's settings of the data, which are valid."""
     config = change(config)
     config.data.validate()
@@ -197,7 +194,7 @@ def _changed(config: RunConfig, change: Change) -> RunConfig:
     return config
 
 
-def _prompt_lengths(config: RunConfig) -> tuple[list[int], list[int]]:
+def _prompt_lengths(config: EvalRunConfig) -> tuple[list[int], list[int]]:
     """Returns the lengths in tokens of the training prompts, and of those evaluated."""
     tokenizer = _tokenizer(config)
     training = train_prompts(config.data, tokenizer, config.seed, _discard_notice)

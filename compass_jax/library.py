@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.commands.overrides import SEAMS, with_class
 from compass_jax.config import ConfigError
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import Section
 from compass_jax.from_files import rl_config
+from compass_jax.presets import SEAMS, with_class
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged, with_recorded_sizes
 from compass_jax.runs.signals import prepare_streams

@@ -11,19 +11,29 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from compass_jax.config import (
+    Advantage,
     ConfigError,
+    Correction,
+    Drafts,
+    Objective,
     OptimConfig,
     RLConfig,
+    RLRunConfig,
+    Router,
+    Seam,
     StepPolicy,
     ZeroVarianceConfig,
 )
 from compass_jax.config.seam import seam_class
 from compass_jax.rl.objectives.espo import Espo
-from compass_jax.rl.objectives.grpo import dapo, grpo
+from compass_jax.rl.objectives.grpo import dapo, dr_grpo, grpo
 from compass_jax.rl.objectives.gspo import Gspo
 
+R = TypeVar("R", bound=RLRunConfig)
+SEAMS: tuple[type[Seam], ...] = Objective, Advantage, Correction, StepPolicy, Drafts, Router
 # A constant rate; all four papers have the same.
 _OPTIM = OptimConfig(learning_rate=1e-6)
 
@@ -102,6 +112,30 @@ def preset(name: str, max_new_tokens: int) -> RLConfig:
     if name not in PRESETS:
         raise ConfigError(f"preset {name!r:.60}: choose one of {', '.join(PRESETS)}")
     return PRESETS[name](max_new_tokens)
+
+
+def with_class(config: R, base: type[Seam], name: str, max_new_tokens: int) -> R:
+    """Returns `config` with the class `name` as the setting of `base`, one of SEAMS. The name
+    "none" switches step policy and drafts off; "dapo" is the whole recipe for answers of
+    `max_new_tokens`.
+
+    Raises ConfigError for a class that cannot be used.
+    """
+    if base is Router:
+        moe = config.model.moe
+        if moe is None:
+            raise ConfigError(f"--{Router.key} {name}: the model is dense and has no router")
+        moe = replace(moe, router=seam_class(Router, name)())
+        return replace(config, model=replace(config.model, moe=moe))
+    if base is Objective and name in ("dapo", "dr_grpo"):
+        if name == "dapo":
+            return replace(config, rl=dapo(config.rl, max_new_tokens))
+        return replace(config, rl=replace(config.rl, objective=dr_grpo()))
+    off = name == "none" and base in (StepPolicy, Drafts)
+    change: dict[str, Any] = {
+        base.key.rpartition(".")[2]: None if off else seam_class(base, name)()
+    }
+    return replace(config, rl=replace(config.rl, **change))
 
 
 # A step with fewer prompts, or a group with fewer samples, is not a useful baseline.

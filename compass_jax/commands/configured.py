@@ -23,7 +23,7 @@ from compass_jax.commands.overrides import (
 )
 from compass_jax.commands.settings import first_settings
 from compass_jax.commands.table import BY_NAME
-from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config import ConfigError, RLRunConfig, RunConfig
 from compass_jax.config.errors import check, line_of, of_file
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
@@ -214,8 +214,7 @@ def config_from_options(
     model, data = options.model, list(options.data)
     words = words_of_sections(("data", "sft"), overrides)
 
-    def change(config: RunConfig) -> RunConfig:
-        return override(config, words, f"compass {command}") if words else config
+    change = lambda of: override(of, words, f"compass {command}") if words else of  # noqa: E731
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr if getattr(options, "json", False) else sys.stdout)
@@ -319,7 +318,7 @@ def run_configured(
     return _run(name, options, config)
 
 
-def _tell_fitted(options: Json, config: RunConfig, settings: Sequence[str]) -> None:
+def _tell_fitted(options: Json, config: RLRunConfig, settings: Sequence[str]) -> None:
     from compass_jax.presets import describe_changes
 
     overridden = names_of(settings)

@@ -7,23 +7,17 @@ import io
 import json
 import typing
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.aliases import Json
 from compass_jax.commands.cli import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import (
-    Advantage,
     ConfigError,
-    Correction,
     Drafts,
-    Objective,
     RLRunConfig,
-    Router,
     Seam,
     StepPolicy,
-    seam_class,
 )
 from compass_jax.config.foreign import VERL, suggestion
 from compass_jax.config.io import flatten, tuples
@@ -32,7 +26,6 @@ from compass_jax.config.verifiers import Options
 from compass_jax.untrusted import parse_json
 
 R = TypeVar("R", bound=RLRunConfig)
-SEAMS: tuple[type[Seam], ...] = Objective, Advantage, Correction, StepPolicy, Drafts, Router
 
 
 def override(config: R, arguments: Sequence[str], prog: str = "compass") -> R:
@@ -108,36 +101,14 @@ def _with_classes(config: R, arguments: Sequence[str]) -> tuple[R, Sequence[str]
 
     The class decides which settings exist, so it is applied first.
     """
+    from compass_jax.presets import SEAMS, with_class
+
     answer = answer_tokens(arguments) or config.rollout.max_new_tokens
     for base in SEAMS:
         name, arguments = _take(arguments, base)
         if name:
             config = with_class(config, base, name, answer)
     return config, arguments
-
-
-def with_class(config: R, base: type[Seam], name: str, max_new_tokens: int) -> R:
-    """Returns `config` with the class `name` as the setting of `base`, one of SEAMS. The name
-    "none" switches step policy and drafts off; "dapo" is the whole recipe for answers of
-    `max_new_tokens`.
-
-    Raises ConfigError for a class that cannot be used.
-    """
-    if base is Router:
-        moe = config.model.moe
-        if moe is None:
-            raise ConfigError(f"--{Router.key} {name}: the model is dense and has no router")
-        moe = replace(moe, router=seam_class(Router, name)())
-        return replace(config, model=replace(config.model, moe=moe))
-    if base is Objective and name in ("dapo", "dr_grpo"):
-        from compass_jax.rl.objectives.grpo import dapo, dr_grpo
-
-        if name == "dapo":
-            return replace(config, rl=dapo(config.rl, max_new_tokens))
-        return replace(config, rl=replace(config.rl, objective=dr_grpo()))
-    off = name == "none" and base in (StepPolicy, Drafts)
-    change: JsonObject = {base.key.rpartition(".")[2]: None if off else seam_class(base, name)()}
-    return replace(config, rl=replace(config.rl, **change))
 
 
 def _seams(config: RLRunConfig) -> list[Seam]:
