@@ -212,7 +212,7 @@ def _prompt_buckets(lengths: Sequence[int], model: ModelConfig) -> tuple[int, ..
     return best_buckets(bucketed, 2, _round_up(longest), multiple=multiple)
 
 
-def _sft(model: ModelConfig, **rows: tuple[str, ...]) -> SFTConfig:
+def _sft(model: ModelConfig, **rows: Any) -> SFTConfig:
     """Returns the settings of SFT on `rows`, with one bucket for the model's whole context."""
     optim = OptimConfig(learning_rate=1e-5)
     return SFTConfig(buckets=(model.max_positions,), optim=optim, **rows)
