@@ -37,7 +37,7 @@ LAYERS = {
     "presets": {"config", "rl"},
     "from_files": MODEL | {"data", "machine", "memory", "presets", "rl", "weights"},
     "machine": set(),
-    "memory": MODEL | {"machine"},
+    "memory": MODEL | {"machine", "rollout"},
     "session": {"config", "data", "distributed", "rewards", "runs", "tpu_versions", "trackers"}
     | {"weights"},
     "extras": set(),

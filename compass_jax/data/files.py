@@ -347,8 +347,11 @@ def columns_of(path: str) -> tuple[str, list[str]]:
     """
     if not path.endswith(".parquet"):
         errors: list[DataError] = []
-        for where, row in read_rows(path, {}, bad=errors.append):
-            return where, list(_names(row))
+        try:
+            for where, row in read_rows(path, {}, bad=errors.append):
+                return where, list(_names(row))
+        except DataError as error:  # an empty file, or a half-written last line
+            errors.append(error)
         raise errors[0]
     from pyarrow import parquet
 

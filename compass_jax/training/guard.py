@@ -175,8 +175,8 @@ class Guard:
         self._means = state.get("means", [])[-size:]
         self._audits = [Audit(*one) for one in state.get("audits", [])[-size:]]
         # States of older commits lack the steps: 1 goes back to the policy of the start.
-        unknown = [1] * len(self._audits)
-        self._audited_steps = state.get("audited_steps", unknown)[-size:]
+        first_steps = [1] * len(self._audits)
+        self._audited_steps = state.get("audited_steps", first_steps)[-size:]
         self._losses = state.get("losses", [])[-size:]
         self.ended = state.get("ended", False)
         # parted before the action became restore: the next test decides
