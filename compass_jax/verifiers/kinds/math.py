@@ -27,7 +27,8 @@ from compass_jax.verifiers.extract import (
 from compass_jax.verifiers.maths.equality import same_answer
 from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
 from compass_jax.verifiers.maths.notation import normalised
-from compass_jax.verifiers.maths.values import Named, Quantity, is_wordy, readings
+from compass_jax.verifiers.maths.quantities import Quantity, is_wordy
+from compass_jax.verifiers.maths.values import Named, readings
 
 MAX_CHARS = 600  # maximum length of a formula passed to Math-Verify
 SECONDS = 2  # timeout of each step of Math-Verify; a timeout is a wrong answer

@@ -31,11 +31,11 @@ from compass_jax.verifiers.maths.expressions import (
     renamed,
 )
 from compass_jax.verifiers.maths.notation import normalised, plain_words
+from compass_jax.verifiers.maths.quantities import Quantity
 from compass_jax.verifiers.maths.regions import Region, Relation, same_region
 from compass_jax.verifiers.maths.values import (
     Items,
     Named,
-    Quantity,
     Text,
     readings,
     region_of,

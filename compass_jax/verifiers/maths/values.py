@@ -6,16 +6,24 @@ A text that fits no other type is a text of words. No answer is evaluated here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
 
 from compass_jax.aliases import Value
 from compass_jax.verifiers.maths import expressions, units
-from compass_jax.verifiers.maths.expressions import FUNCTIONS, Node, num
+from compass_jax.verifiers.maths.expressions import FUNCTIONS, num
 from compass_jax.verifiers.maths.notation import plain_words
+from compass_jax.verifiers.maths.quantities import (
+    NUMBERS,
+    OPAQUE,
+    Quantity,
+    compound,
+    expression,
+    number_in_words,
+    quantity,
+    unwrapped,
+)
 from compass_jax.verifiers.maths.regions import (
     VARIABLE,
     WHOLE_LINE,
@@ -27,7 +35,6 @@ from compass_jax.verifiers.maths.regions import (
     relation,
     union,
 )
-from compass_jax.verifiers.maths.units import Unit
 
 MAX_ITEMS = 200
 MAX_NESTED = 8
@@ -46,16 +53,6 @@ class Text:
 
     kind: str
     content: Value
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """An expression with or without a unit."""
-
-    nodes: tuple[Node, ...]  # the readings of the expression
-    unit: Unit | None = None
-    decimals: int | None = None  # digits after the point of a decimal
-    significant: int = 0  # significant digits of a decimal
 
 
 @dataclass(frozen=True)
@@ -95,10 +92,6 @@ _STATEMENT = re.compile(
     r"|equiv|nmid)(?![A-Za-z])|\\begin\{(?:cases|aligned|align)"
     rf"|\\text\{{[^{{}}]*\b(?:for|{_CONDITION})\b|(?<![A-Za-z])(?:{_CONDITION})(?![A-Za-z])"
 )
-_OPAQUE = re.compile(
-    r"\\(?:sum|prod|int|iint|oint|lim|begin|frac\s*\{\s*d|partial|det|operatorname|bmod|pmod|mod|"
-    r"nabla|limsup|liminf|sup|inf|substack|overset|underset|stackrel|Gamma|zeta)(?![A-Za-z])"
-)
 _EITHER = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _CLOCK = re.compile(
     r"(\d{1,2})(?:\s*:\s*(\d\d))?(?:\s*:\s*(\d\d))?\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m\.?)?\s*\}?",
@@ -108,19 +101,6 @@ _MONTHS = str.split(
     "january february march april may june july august september october november december"
 )
 _DATE_WORDS = re.compile(r"on|of|st|nd|rd|th|(?:mon|tues|wednes|thurs|fri|satur|sun)day")
-_NUMBERS = {
-    word: n
-    for n, word in enumerate(
-        str.split(
-            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-            " fifteen sixteen seventeen eighteen nineteen"
-        )
-    )
-}
-_NUMBERS |= dict(
-    zip(str.split("twenty thirty forty fifty sixty seventy eighty ninety"), range(20, 100, 10))
-)
-_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5}
 _BASED = re.compile(
     r"\(?\s*(?:\\text\{)?([0-9][0-9A-Fa-f ]*|[A-F][0-9A-F]+)\}?\s*\)?\s*"
     r"(?:_\s*\{?\s*(?:\\text\{)?\s*(\d{1,2}|[a-z]+)\s*\}?\s*\}?|"
@@ -137,11 +117,6 @@ _REMARK = re.compile(
 )
 _OR_INTERVALS = re.compile(r"(?<=[)\]])\s*(?:\\text\{\s*or\s*\}|or|\\lor)\s*(?=[(\[])")
 _ITEM_BRACKETS = ("(", "[", r"\{", r"\langle")
-_LITERAL = re.compile(r"[-+]?\s*(?:\d+(\.\d*)?|(\.\d+))")
-_NUMERIC = re.compile(r"(?:[-+\d.^*/{}() ]|\\(?:times|cdot|frac|pi|sqrt)(?![A-Za-z]))+")
-_SHORT_WORDS = frozenset(
-    str.split("no on in is it to up of or ok us we he so go me my by at an as if do am be")
-)
 _EMPTY = re.compile(r"no (?:real )?solutions?|empty ?set")
 _REALS = re.compile(r"all real(?: number)?s|real numbers|all real x")
 _SYMBOL = r"[A-Za-z]\w*(?:_\{?\w+\}?)?"
@@ -149,20 +124,6 @@ _NAMES = re.compile(
     rf"\(?\s*{_SYMBOL}(?:\s*[,;]\s*{_SYMBOL})*\s*\)?|[A-Za-z][A-Za-z .]*|"
     r"[A-Za-z][\w{}'^-]*\([^()]*\)"
 )
-_AMOUNT = re.compile(
-    r"\s*(?:,?\s*(?:and|\\text\{\s*and\s*\})|,)?\s*(\d+(?:\.\d+)?)"
-    r"\s*(?:\\text\{\s*([A-Za-z]+)\s*(?:,?\s*and|,)?\s*\}|([A-Za-z]+))"
-)
-_SCALED = re.compile(
-    rf"(.+?)\s*(?:\\text\{{)?\s*\b({'|'.join(units.SCALES)})s?\b(.*)", re.IGNORECASE
-)
-_CURRENCY = re.compile(
-    r"(?:\\text\{\s*([^{}]+?)\s*\}\s*(?=[\d.-])|(USD|EUR|GBP|CNY|RMB|Rs|US)\.?\s*(?=\d))"
-)
-
-
-def _unwrapped(text: str) -> str:
-    return re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
 
 
 @lru_cache(maxsize=512)
@@ -201,7 +162,9 @@ def read(text: str, depth: int = 0) -> Value:
         value = reader(text, depth + 1)
         if value is not None:
             return value
-    return Text("opaque" if _OPAQUE.search(text) else "words", text)
+    if (value := quantity(text)) is not None:
+        return value
+    return Text("opaque" if OPAQUE.search(text) else "words", text)
 
 
 def _without_thousands(text: str) -> str:
@@ -241,34 +204,18 @@ def readings(text: str, reference: bool = False) -> list[Value]:
         values.append(read(f"{comma[1]}.{comma[2]}{comma[3]}"))
     if (intervals := _OR_INTERVALS.sub(r"\\cup ", text)) != text:  # (1, 2) is also a point
         values.append(read(intervals))
-    if (amount := _compound(text)) is not None:  # 4 hours, 30 minutes is also a list
+    if (amount := compound(text)) is not None:  # 4 hours, 30 minutes is also a list
         values.append(amount)
-    if (number := _number_in_words(plain_words(text).split())) is not None:
+    if (number := number_in_words(plain_words(text).split())) is not None:
         values.append(Quantity((num(number),)))
     if remark := _REMARK.fullmatch(text):
-        value, number = read(remark[1]), _number_in_words(remark[2].split())
+        value, number = read(remark[1]), number_in_words(remark[2].split())
         is_equal = isinstance(value, Quantity) and value.nodes == expressions.readings(str(number))
         values += [value] if number is None or is_equal else []  # 5 (six) is no value
     metres = re.fullmatch(r"([-+]?[\d.]+)([A-Za-z])(\^\{?\d\}?)?", text)  # 7m is an amount, or 7*m
-    if metres and units.is_letter(metres[2]) and (head := _expression(metres[1])):
+    if metres and units.is_letter(metres[2]) and (head := expression(metres[1])):
         values.append(replace(head, unit=units.read(metres[2] + (metres[3] or ""))))
     return values
-
-
-def _number_in_words(words: Sequence[str]) -> Fraction | None:
-    """Returns the number that is spelled out: seven, twenty-five, one half."""
-    if words[:1] in (["negative"], ["minus"]):
-        positive = _number_in_words(words[1:])
-        return None if positive is None else -positive
-    if not 0 < len(words) < 3 or words[0] not in _NUMBERS:
-        return None
-    first = Fraction(_NUMBERS[words[0]])
-    if len(words) == 1:
-        return first
-    if first >= 20 and 0 < _NUMBERS.get(words[1], 0) < 10:
-        return first + _NUMBERS[words[1]]
-    part = _PARTS.get(words[1].rstrip("s"))
-    return first / part if part and first < 20 else None
 
 
 def _moment(text: str, depth: int) -> Text | None:
@@ -281,7 +228,7 @@ def _moment(text: str, depth: int) -> Text | None:
     if iso := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", plain):
         return Text("date", tuple(map(int, iso.groups())))
     year = month = day = None
-    for part in re.findall(r"[a-z]+|\d+|[^\s.,]", _unwrapped(plain).casefold()):
+    for part in re.findall(r"[a-z]+|\d+|[^\s.,]", unwrapped(plain).casefold()):
         month_of = [n for n, name in enumerate(_MONTHS, 1) if name.startswith(part[:9])]
         if len(part) == 4 and part.isdigit() and year is None:
             year = int(part)
@@ -494,7 +441,7 @@ def _bracketed(text: str, depth: int) -> Value:
     if inner.startswith(r"\begin{"):
         return read(inner, depth)
     if not split(inner, "[,;]")[1]:
-        if opening + closing == "()" and not _quantity(text, depth):
+        if opening + closing == "()" and not quantity(text):
             value = read(inner, depth)
             return None if isinstance(value, Text) and value.kind == "words" else value
         return None
@@ -516,7 +463,7 @@ def _based(text: str, depth: int) -> Text | None:
     if mark is None:
         return None
     name = mark[2] or mark[3]
-    base = int(name) if name.isdigit() else _NUMBERS.get(name, 0)
+    base = int(name) if name.isdigit() else NUMBERS.get(name, 0)
     digits = mark[1].replace(" ", "").upper()
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
         return None
@@ -526,107 +473,13 @@ def _based(text: str, depth: int) -> Text | None:
 def _ratio(text: str, depth: int) -> Value:
     text = re.sub(r"^(\d+)\s*(?:\\text\{\s*to\s*\}|to)\s*(\d+)$", r"\1:\2", text)
     parts, _ = split(text, ":")
-    read_parts = [_quantity(part, depth) for part in parts[:7]]
+    read_parts = [quantity(part) for part in parts[:7]]
     quantities = [part for part in read_parts if part is not None]
     return Items(":", tuple(quantities)) if 2 <= len(parts) == len(quantities) <= 6 else None
-
-
-def is_wordy(text: str) -> bool:
-    """Returns whether a text is prose rather than a formula."""
-    bare = re.sub(r"_\s*\{[^{}]*\}|\\[A-Za-z]+", " ", _unwrapped(text))
-    if bare.strip().lower() in _SHORT_WORDS:
-        return True
-    alone = not re.search(r"[\d+*/^=()\[\]{}|!<>]", bare)
-    for word in re.findall(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])", bare):
-        if len(word) < 3 or word in FUNCTIONS or word.isupper():
-            continue
-        if len(word) <= 7 and re.search("sin|cos|tan|log|ln|sqrt|exp", word):
-            continue
-        if alone or len(word) > 4 or re.search(rf"(?:^|\s){word}(?:\s|$)", bare):
-            return True
-    return False
-
-
-def _quantity(text: str, depth: int) -> Quantity | None:
-    mark = _CURRENCY.match(text)
-    if mark and (mark[2] or units.lookup(mark[1].strip("."))):
-        name = "" if mark[2] == "US" else (mark[1] or mark[2]).strip(".")
-        text = f"{text[mark.end() :]}\\text{{ {name} }}"
-    if (amount := _scaled(text) or _compound(text)) is not None:
-        return amount
-    for head, tail in _unit_splits(text):
-        unit = units.read(tail)
-        if unit is not None and (amount := _expression(head)) is not None:
-            return replace(amount, unit=unit)
-    return _expression(text)
-
-
-def _expression(text: str) -> Quantity | None:
-    if is_wordy(text) or (_OPAQUE.search(text) and not re.search(r"\\(?:Gamma|zeta)", text)):
-        return None
-    nodes = expressions.readings(text)
-    if not nodes:
-        return None
-    literal = _LITERAL.fullmatch(text.strip())
-    if literal is None:
-        return Quantity(nodes)
-    point = len(literal[1] or literal[2] or "") - 1
-    digits = re.sub(r"\D", "", text).lstrip("0")
-    return Quantity(nodes, None, point if point > 0 else None, len(digits))
-
-
-def _scaled(text: str) -> Quantity | None:
-    """Parses an amount with a scale word: 2 million dollars."""
-    mark = _SCALED.fullmatch(text)
-    head = _expression(mark[1]) if mark else None
-    if mark is None or head is None:
-        return None
-    rest = mark[3].strip().strip("}").replace(r"\text{", " ").strip()
-    unit = units.read(rest) if rest else None
-    if rest and unit is None:
-        return None
-    factor = num(units.SCALES[mark[2].lower()])
-    return Quantity(tuple(Node("mul", (node, factor)) for node in head.nodes), unit)
-
-
-def _compound(text: str) -> Quantity | None:
-    """Parses an amount in several units of one dimension, the largest first: 3 ft 4 in."""
-    marks = list(_AMOUNT.finditer(text))
-    known = [unit for mark in marks if (unit := units.lookup(mark[2] or mark[3]))]
-    if len(marks) < 2 or "".join(mark[0] for mark in marks) != text or len(known) < len(marks):
-        return None
-    if any(after.factor >= before.factor for before, after in pairwise(known)):
-        return None  # 3 m, 5 m
-    total = sum(Fraction(mark[1]) * unit.factor for mark, unit in zip(marks, known))
-    dimensions = {unit.dimensions for unit in known}
-    unit = Unit(Fraction(1), dimensions.pop(), frozenset(("compound",)))
-    return None if dimensions else Quantity((num(total),), unit)
-
-
-def _unit_splits(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the divisions of a text into an expression and a unit, longest unit first."""
-    start = re.search(r"\\text\{|\\degree", text)
-    trigonometry = r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])"
-    if start and start.start() and not re.search(trigonometry, text[: start.start()]):
-        head, tail = text[: start.start()].strip(), text[start.start() :]
-        yield (head[:-1], f"% {tail}") if head.endswith("%") else (head, tail)
-    if text.endswith("%"):
-        yield text[:-1].strip(), "%"
-    marks = re.finditer(r"(?:(?<=[\d)}!])|(?<=\\pi))\s*(?=[A-Za-z°])", text)
-    for mark, _ in zip(marks, range(40)):
-        head, tail = text[: mark.start()], text[mark.end() :]
-        word = re.match(r"[A-Za-z°]+", tail)
-        if word is None or re.search(r"\\(?!cdot|times|text|degree)", tail):
-            continue
-        name = word[0]
-        letter = units.is_letter(name) and mark[0] and _NUMERIC.fullmatch(head)
-        wordy = len(name) > 2 and name not in FUNCTIONS and name != "pi" and not name.isupper()
-        if letter or units.is_known(name) or wordy or name in ("sq", "cu"):
-            yield head.strip(), tail
 
 
 # The first reader that returns a value decides, so their order matters.
 _READERS: tuple[Callable[[str, int], Value], ...] = (
     _moment, _statement, _set, _membership, _union, _list, _either_sign, _related, _bracketed,
-    _matrix, _based, _ratio, _quantity,
+    _matrix, _based, _ratio,
 )  # fmt: skip
