@@ -39,7 +39,7 @@ from compass_jax.config import (
 )
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.named import is_name
-from compass_jax.config.ranges import describe_value, own_code
+from compass_jax.config.ranges import Section, describe_value, own_code
 from compass_jax.config.verifiers import VERDICT
 from compass_jax.data.files import DataError
 from compass_jax.data.pairs import encode_pairs, split_pairs
@@ -67,6 +67,8 @@ MICRO_BATCH_TOKENS, MANY_PARAMETERS = {"cpu": 1024}, 50_000_000
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
 MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
+# Settings by which the data is measured and sizes are chosen.
+SIZED_BY = ("data", "sft", "seed", "compute", "mesh", "lora", "rollout")
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
 C = TypeVar("C", bound=SFTRunConfig)
 Change = Callable[[RunConfig], RunConfig]
@@ -100,8 +102,8 @@ def rl_config(
         evaluation: a file of evaluation prompts; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
         answer: maximum number of new tokens; None: chosen from the model's context and the machine.
-        change: applies the user's settings of the data (columns, system prompt, template), which
-            must be known before the data is read and measured.
+        change: applies the user's settings of SIZED_BY, which must be known before the data is
+            measured and sizes are chosen. Sizes that it sets stay.
 
     Raises:
         ConfigError, DataError, TokenizerError, WeightsError: an input cannot be used.
@@ -114,7 +116,7 @@ def rl_config(
     training, evaluated = _prompt_lengths(config)
     buckets = _prompt_buckets(training + evaluated, config.model)
     rollout = _rollout(config.model, config.compute, config.mesh, buckets, answer)
-    config = replace(config, rollout=rollout)
+    config = _changed(replace(config, rollout=rollout), change)
     return replace(config, rl=_rl(method, config, len(training)))
 
 
@@ -187,10 +189,14 @@ def _of_model(path: str) -> dict[str, Any]:
 
 
 def _changed(config: C, change: Callable[[C], C]) -> C:
-    """Returns the configuration with the user's settings of the data, which are valid."""
+    """Returns the configuration with the user's settings of SIZED_BY, which are valid."""
     config = change(config)
-    config.data.validate()
-    config.sft.validate()
+    for name in SIZED_BY:
+        section = getattr(config, name)
+        if isinstance(section, MeshConfig):
+            section.validate(name, config.model)
+        elif isinstance(section, Section):
+            section.validate()
     return config
 
 

@@ -12,7 +12,7 @@ from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import ConfigError
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import Section
-from compass_jax.from_files import rl_config
+from compass_jax.from_files import SIZED_BY, rl_config
 from compass_jax.presets import SEAMS, with_class
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged, with_recorded_sizes
@@ -48,7 +48,7 @@ def train(
     prepare_streams()
     name = reward_name(reward) if callable(reward) else reward
     settings = {key.replace("-", "_"): value for key, value in settings.items()}
-    of_data = {key: value for key, value in settings.items() if key.startswith("data.")}
+    sizing = {key: x for key, x in settings.items() if key.partition(".")[0] in SIZED_BY}
     answer = _answer_tokens(settings)
     config = rl_config(
         model,
@@ -57,7 +57,7 @@ def train(
         evaluation,
         method,
         answer,
-        change=lambda config: with_settings(config, of_data),
+        change=lambda config: with_settings(config, sizing),
     )
     config = with_settings(dataclasses.replace(config, run_dir=run_dir), settings)
     keep_programs()

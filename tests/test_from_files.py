@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 from logged import lines
 
 import compass_jax
@@ -99,12 +100,11 @@ def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(
     assert config.rollout.cache_bucket <= longest
     assert config_from(folder).rl.buckets[-1] > longest
     words = Train(model=str(folder / "model"), data=(str(folder / "prompts.jsonl"),))
-    for overrides in (
-        ["--rollout.max-new-tokens", "24"],
-        ["--rollout.max_new_tokens=24", "--seed", "1"],
-    ):
-        assert config_from_options(words, overrides) == config
-    assert config_from_options(words, ["--rollout.max-new-tokens", "many"]) == config_from(folder)
+    assert config_from_options(words, ["--rollout.max-new-tokens", "24"]) == config
+    seeded = config_from_options(words, ["--rollout.max_new_tokens=24", "--seed", "1"])
+    assert seeded == evolve(config, seed=1)
+    with pytest.raises(SystemExit):  # tyro has said that "many" is no number
+        config_from_options(words, ["--rollout.max-new-tokens", "many"])
 
 
 def made_by_command(folder, *overrides, kind=Train, data="prompts.jsonl", **options):
@@ -127,6 +127,19 @@ def test_the_prompts_are_measured_with_the_settings_of_the_data(folder, override
     assert longest <= bucket < longest + from_files.ROUNDED_TO
     assert bucket > made_by_command(folder).rollout.prompt_buckets[-1]
     assert config.rl.buckets[-1] >= bucket + config.rollout.max_new_tokens
+
+
+def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
+    usual = made_by_command(folder)
+    slots = made_by_command(folder, "--rollout.slots", "8")
+    assert slots.rollout.slots == 8 < usual.rollout.slots
+    few, many = (x.rl.prompts_per_step * x.rl.group_size for x in (slots, usual))
+    assert few < many
+    mesh = made_by_command(folder, "--mesh.fsdp", "1", "--mesh.replica", "2")
+    assert mesh.mesh == MeshConfig(replica=2)
+    assert mesh.rollout.slots == 2 * from_files.MOST_SLOTS["cpu"]
+    with pytest.raises(ConfigError, match=r"mesh\.fsdp = 3"):
+        made_by_command(folder, "--mesh.fsdp", "3")
 
 
 def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
@@ -265,6 +278,10 @@ BAD = {
     ),
     "longest answer": (
         ["--model", "model", "--data", "prompts.jsonl", "--rollout.max-new-tokens", "9" * 20],
+        "rollout.max_new_tokens = 99999999999999999999: must be at most",
+    ),
+    "answer beyond the context": (
+        ["--model", "model", "--data", "prompts.jsonl", "--rollout.max-new-tokens", "160"],
         "must be below model.max_positions = 160",
     ),
     "weight": (

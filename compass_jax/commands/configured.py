@@ -212,7 +212,7 @@ def config_from_options(
     from compass_jax import from_files
 
     model, data = options.model, list(options.data)
-    words = words_of_sections(("data", "sft"), overrides)
+    words = words_of_sections(from_files.SIZED_BY, overrides)
 
     change = lambda of: override(of, words, f"compass {command}") if words else of  # noqa: E731
 
