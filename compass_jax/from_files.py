@@ -117,6 +117,7 @@ def rl_config(
     buckets = _prompt_buckets(training + evaluated, config.model)
     rollout = _rollout(config.model, config.compute, config.mesh, buckets, answer)
     config = _changed(replace(config, rollout=rollout), change)
+    config.rollout.validate()
     return replace(config, rl=_rl(method, config, len(training)))
 
 
@@ -189,9 +190,11 @@ def _of_model(path: str) -> dict[str, Any]:
 
 
 def _changed(config: C, change: Callable[[C], C]) -> C:
-    """Returns the configuration with the user's settings of SIZED_BY, which are valid."""
+    """Returns the configuration with the user's settings of SIZED_BY. All are valid but those of
+    the rollout, which may fit only the sizes that are chosen later.
+    """
     config = change(config)
-    for name in SIZED_BY:
+    for name in (name for name in SIZED_BY if name != "rollout"):
         section = getattr(config, name)
         if isinstance(section, MeshConfig):
             section.validate(name, config.model)

@@ -68,7 +68,8 @@ class MemoryEstimate(NamedTuple):
     gradients: float  # the accumulated gradient, and that of the micro-batch
     activations: float  # stored for the backward passes of MICRO_BATCHES_AT_ONCE
     logits: float
-    replay: float = 0.0  # groups that are kept for replay: their routes, on a CPU their tokens too
+    # routes of the step's samples; groups that are kept for replay, on a CPU their tokens too
+    replay: float = 0.0
 
     @property
     def total(self) -> float:
@@ -184,12 +185,13 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
         adapters = tree_bytes(_abstract_adapters(config.model, config.compute, config.lora))
     rollout = replay = 0.0
     if isinstance(training, RLConfig):
+        replay = _step_route_bytes(config, training)
         if not config.rollout_apart and not config.samplers.acts:
             mesh = config.rollout_mesh or config.mesh
             rollout = float(_decode_weight_bytes(config, mesh))
             rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, mesh)
             rollout += route_bytes(config.model, config.rollout, training, mesh)
-            replay = kept_route_bytes(config.model, config.rollout, training, mesh)
+            replay += kept_route_bytes(config.model, config.rollout, training, mesh)
         if on_cpu():
             replay += kept_token_bytes(config.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
@@ -256,6 +258,17 @@ def route_bytes(
     share = _share_of_routes(sampling, mesh) * sampling.groups_in_flight * sampling.capacity
     share += rollout.slots / _shards(rollout.slots, mesh)
     return share * _sample_route_bytes(model, rollout)
+
+
+def _step_route_bytes(config: PolicyConfig, sampling: SamplingConfig) -> float:
+    """Returns the bytes on one device of the routes of a step's samples, which training has a copy
+    of, so that the next rollout may overwrite the engine's.
+    """
+    if not config.model.moe_layers:
+        return 0.0
+    shards = _shards_of_rows(config.mesh) * config.mesh.context
+    samples = sampling.prompts_per_step * sampling.capacity
+    return samples * _sample_route_bytes(config.model, config.rollout) / shards
 
 
 def kept_route_bytes(

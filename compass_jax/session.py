@@ -261,15 +261,15 @@ def with_date(config: S) -> S:
     """Returns `config` with the date of the run's first start, if its chat template reads the date:
     a resumed run renders the prompts of its first start.
     """
-    data, path = config.data, Path(config.directory)
-    if data.date or not data.tokenizer or not load_tokenizer(config).template_names(TODAY):
-        return config
-    today = datetime.date.today().isoformat()
-    has_begun = (path / "config.json").is_file() and not nothing_trained(path)
-    date = read_config(path).data.date if has_begun else today
-    # process 0's, as midnight may pass between the processes
-    date = distributed.all_gather_bytes(date.encode())[0].decode()
-    return replace(config, data=replace(data, date=date))
+    data, path, date = config.data, Path(config.directory), ""
+    reads = data.tokenizer and load_tokenizer(config).template_names(TODAY)
+    if reads and not data.date:
+        has_begun = (path / "config.json").is_file() and not nothing_trained(path)
+        today = datetime.date.today().isoformat()
+        date = read_config(path).data.date if has_begun else today
+    # process 0's, as midnight may pass between the processes; all of them call this
+    first_date = distributed.all_gather_bytes(date.encode())[0].decode()
+    return replace(config, data=replace(data, date=first_date)) if date else config
 
 
 def carry_tokenizer(directory: str, tokenizer: str) -> None:

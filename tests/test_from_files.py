@@ -140,6 +140,10 @@ def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
     assert mesh.rollout.slots == 2 * from_files.MOST_SLOTS["cpu"]
     with pytest.raises(ConfigError, match=r"mesh\.fsdp = 3"):
         made_by_command(folder, "--mesh.fsdp", "3")
+    # fewer pages than the default lengths need; validated with the chosen ones
+    pages = made_by_command(folder, "--rollout.cache-pages", "8", "--rollout.max-new-tokens", "16")
+    assert pages.validate_for_rl().rollout.cache_pages == 8
+    assert made_by_command(folder, "--seed=3").seed == 3
 
 
 def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
@@ -278,7 +282,7 @@ BAD = {
     ),
     "longest answer": (
         ["--model", "model", "--data", "prompts.jsonl", "--rollout.max-new-tokens", "9" * 20],
-        "rollout.max_new_tokens = 99999999999999999999: must be at most",
+        "must be below model.max_positions = 160",
     ),
     "answer beyond the context": (
         ["--model", "model", "--data", "prompts.jsonl", "--rollout.max-new-tokens", "160"],

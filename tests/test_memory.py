@@ -121,6 +121,8 @@ def test_devices_that_do_not_sample_hold_no_rollout():
     apart = dataclasses.replace(config, rollout_apart=True, rollout_mesh=MeshConfig(tensor=2))
     need, without = (estimate(x, x.rl) for x in (config, apart))
     assert need.rollout > 0 and without == need._replace(rollout=0.0)
+    samples = config.rl.prompts_per_step * config.rl.capacity
+    assert without.replay == samples * 56 * 3 * 2 / 2  # tokens, layers, experts; over two devices
 
 
 def test_a_device_of_context_stores_its_tokens_alone():
@@ -164,10 +166,11 @@ def test_groups_that_are_kept_for_replay_count_and_must_fit(monkeypatch):
     assert estimate(config_of(), config_of().rl).replay == 0
     for age, expected in ((0, of_tokens), (1, of_tokens + of_routes)):
         config = replaying(age)
-        assert estimate(config, config.rl).replay == expected
+        step_routes = config.rl.prompts_per_step * config.rl.capacity * tokens * 3 * 2
+        assert estimate(config, config.rl).replay == expected + step_routes
         check_kept_groups(config, config.rl)
     monkeypatch.setattr("compass_jax.memory.on_cpu", lambda: False)
-    assert estimate(config, config.rl).replay == of_routes
+    assert estimate(config, config.rl).replay == of_routes + step_routes
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: of_routes - 1)
     check_kept_groups(replaying(0), replaying(0).rl)
     with pytest.raises(ConfigError, match="groups = 6: the routes of so many groups need"):

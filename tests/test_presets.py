@@ -63,8 +63,9 @@ def test_few_prompts_are_all_in_a_step():
 
 def test_a_run_that_has_begun_keeps_the_sizes_that_were_chosen(tmp_path):
     config = replace(tiny_run(), run_dir=str(tmp_path))
-    rl = replace(config.rl, micro_batch_tokens=77, group_size=2)
-    old = evolve(config, rl=rl, rollout={"slots": 2})
+    rl = replace(config.rl, micro_batch_tokens=77, group_size=2, buckets=(48, 72))
+    sizes = {"slots": 2, "prompt_buckets": (24, 56), "cache_bucket": 24}
+    old = evolve(config, rl=rl, rollout=sizes)
     assert with_recorded_sizes(config) == config
     (tmp_path / "config.json").write_text(config_to_json(old))
     assert with_recorded_sizes(config) == config, "nothing was trained"

@@ -173,7 +173,7 @@ def words_of_sections(sections: Sequence[str], arguments: Sequence[str]) -> list
     words, is_included = [], False
     for word in arguments:
         if word.startswith("--"):
-            is_included = word[2:].partition(".")[0] in sections
+            is_included = word[2:].partition("=")[0].partition(".")[0] in sections
         if is_included:
             words.append(word)
     return words

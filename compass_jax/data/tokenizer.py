@@ -46,6 +46,7 @@ class Chat(NamedTuple):
 
     messages: Messages
     tools: Tools = ()
+    has_tools: bool = False  # whether it has tools, also where none is described
 
 
 class Tokenizer(Vocabulary):
@@ -139,9 +140,19 @@ class Tokenizer(Vocabulary):
             )
         return ids
 
-    def rendered(self, messages: Messages, add_generation_prompt: bool, tools: Tools = ()) -> str:
-        """Renders a conversation for `ids`, with spellings of control tokens hidden."""
-        return self._render(self._prepared(messages, tools), len(messages), add_generation_prompt)
+    def rendered(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool,
+        tools: Tools = (),
+        has_tools: bool = False,
+    ) -> str:
+        """Renders a conversation for `ids`, with spellings of control tokens hidden. `has_tools`:
+        with the template for tools, even if none is described.
+        """
+        chat = self._prepared(messages, tools)
+        chat = chat._replace(has_tools=chat.has_tools or has_tools)
+        return self._render(chat, len(messages), add_generation_prompt)
 
     def _prepared(self, messages: Messages, tools: Tools = ()) -> Chat:
         """Prepares a conversation for the template: hides spellings of control tokens, and turns
@@ -151,7 +162,7 @@ class Tokenizer(Vocabulary):
             messages = [
                 {**m, "role": "system"} if m.get("role") == "developer" else m for m in messages
             ]
-        return Chat(self._control.hide(messages), self._control.hide(tools))
+        return Chat(self._control.hide(messages), self._control.hide(tools), bool(tools))
 
     def _render(
         self,
@@ -164,7 +175,7 @@ class Tokenizer(Vocabulary):
         """Renders the first `count` messages of a prepared conversation. Tools that the template
         does not show are an error if `strict`, else a warning.
         """
-        template = self._template(bool(chat.tools))
+        template = self._template(chat.has_tools)
         if template is None:
             raise TokenizerError(f"{self._folder} has no chat template: add chat_template.jinja")
         variables = {**self._specials, **self._variables, **(template_args or {})}

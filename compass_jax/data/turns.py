@@ -27,6 +27,7 @@ class _Probe(NamedTuple):
 
     before: Messages
     reply: Messages
+    has_tools: bool = False  # the environment answers with tools
 
 
 def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[int]]:
@@ -74,7 +75,10 @@ def _probes(reply: Messages, text: str) -> list[_Probe]:
         replies.append({**message, "tool_call_id": identity})
     replies += reply[answers:]
     called = {"role": "assistant", "content": "", "tool_calls": calls}
-    return [_Probe([question, called], replies), plain._replace(reply=replies)]
+    return [
+        _Probe([question, called], replies, True),
+        plain._replace(reply=replies, has_tools=True),
+    ]
 
 
 def _called_names(text: str) -> list[str]:
@@ -85,7 +89,7 @@ def _called_names(text: str) -> list[str]:
 def _tail(tokenizer: Tokenizer, probe: _Probe) -> str:
     """Returns the template's text after the last mark, with the generation prompt."""
     messages = [*probe.before, *probe.reply]
-    text = tokenizer.rendered(messages, add_generation_prompt=bool(probe.reply))
+    text = tokenizer.rendered(messages, bool(probe.reply), has_tools=probe.has_tools)
     at = text.rfind(MARK)
     if at < 0:
         raise TokenizerError(

@@ -35,13 +35,8 @@ class UpdateGroups:
         return [place for place, age in self.ages.items() if age > max_route_age]
 
     def replaced_outcomes(self, rewards: RewardConfig) -> list[Outcome]:
-        """Returns the outcomes of the replaced groups. Of the tokens they count those that were
-        generated, without an environment's.
-        """
-        return [
-            outcome(group, rewards)._replace(response_tokens=_generated_tokens(group))
-            for group in self.replaced
-        ]
+        """Returns the outcomes of the replaced groups."""
+        return [outcome(group, rewards) for group in self.replaced]
 
     def metrics(self, stored: int) -> dict[str, float]:
         """Returns the number of replayed groups, their tokens and mean age, the uniform groups that

@@ -224,9 +224,14 @@ def staged(config: P, stage: str) -> P:
     )
 
 
-# chosen by the free memory at a run's start, for a configuration made from files
+# chosen at a run's start by the free memory and the lengths of the data, for a configuration made
+# from files
 SIZES = (
     "rollout.slots",
+    "rollout.prompt_buckets",
+    "rollout.max_new_tokens",
+    "rollout.cache_bucket",
+    "rl.buckets",
     "rl.prompts_per_step",
     "rl.group_size",
     "rl.updates_per_rollout",

@@ -169,20 +169,20 @@ class Guard:
             "ended": self.ended,
         }
 
-    def restore(self, state: JsonObject) -> None:
-        """Returns to a checkpoint's state; an empty one is a guard's at the start."""
+    def restore(self, state: JsonObject, step: int) -> None:
+        """Returns to the state of the checkpoint of `step`; an empty one is that of the start."""
         size = self.config.window
         self._means = state.get("means", [])[-size:]
         self._audits = [Audit(*one) for one in state.get("audits", [])[-size:]]
-        # States of older commits lack the steps: 1 goes back to the policy of the start.
-        first_steps = [1] * len(self._audits)
-        self._audited_steps = state.get("audited_steps", first_steps)[-size:]
+        # States of older commits lack the steps; they took them for consecutive.
+        latest_steps = [*range(step - len(self._audits) + 1, step + 1)]
+        self._audited_steps = state.get("audited_steps", latest_steps)[-size:]
         self._losses = state.get("losses", [])[-size:]
         self.ended = state.get("ended", False)
         # parted before the action became restore: the next test decides
         is_over = self.config.action == "restore" and not self.ended
         self.parted = 0 if is_over else state.get("parted", 0)
-        self.last_sound = state.get("last_sound", 0)
+        self.last_sound = state.get("last_sound", max(self.parted - size, 0))
 
 
 def _appended(values: list[T], value: T, is_known: bool, size: int) -> list[T]:

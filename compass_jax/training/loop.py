@@ -277,7 +277,7 @@ class RLTrainer:
         self.selector.restore(meta["selector"])
         self.buffer.policy_state = meta.get("step_policy", {})
         self.telemetry.restore(meta["telemetry"])
-        self.guard.restore(meta.get("guard", {}))
+        self.guard.restore(meta.get("guard", {}), self.done_steps)
         if drafts:
             self.collect.drafts.restore(drafts, arrays["drafts"])
         if "pending" in arrays:

@@ -1,6 +1,8 @@
 """The tokens of an environment's messages are those that the chat template writes."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from tiny_run import TOKENIZER
@@ -31,6 +33,21 @@ def test_a_conversation_in_pieces_is_the_conversation(tokenizer):
     assert [*prompt, *turns[0], *reply, *turns[1]] == tokens.tolist()
     expected_mask = [False] * len(prompt) + [True] * len(turns[0]) + [False] * len(reply)
     assert mask.tolist() == expected_mask + [True] * len(turns[1])
+
+
+def test_a_tool_s_answer_is_that_of_the_template_for_tools(tmp_path):
+    for file in Path(TOKENIZER).iterdir():
+        shutil.copy(file, tmp_path)
+    usual = (tmp_path / "chat_template.jinja").read_text()
+    (tmp_path / "additional_chat_templates").mkdir()
+    for_tools = usual.replace("<|im_start|>' + m", "<|im_start|>of ' + m")
+    assert for_tools != usual
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(for_tools)
+    tokenizer = Tokenizer.load(tmp_path)
+    answer = turn_encoder(tokenizer)(json.dumps(TALK[2:3]), [2])
+    assert "of tool" in tokenizer.decode(answer, special=True)
+    person = turn_encoder(tokenizer)(json.dumps([{"role": "user", "content": "1"}]), [2])
+    assert "of user" not in tokenizer.decode(person, special=True)
 
 
 def test_what_a_tool_says_is_text_whatever_it_spells(tokenizer):

@@ -171,7 +171,7 @@ def test_the_metrics_of_a_step_by_hand():
     assert update.live(max_route_age=0) == [0, 3] and update.live(max_route_age=2) == [0]
     right, wrong = update.replaced_outcomes(RewardConfig())
     assert (right.kind, wrong.kind, right.known) == ("easy", "hard", 2)
-    assert right.response_tokens == 8  # without the environment's tokens
+    assert right.sampled_tokens == 8  # without the environment's tokens
 
 
 def test_a_group_that_is_routed_live_has_no_routes_of_the_group_that_it_replaces():

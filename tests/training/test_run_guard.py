@@ -84,7 +84,7 @@ def test_a_guard_that_is_restored_goes_on_as_one_left_alone(cut):
     full, interrupted, resumed = (new_guard([]) for _ in range(3))
     expected = steps_of(full, 1, 30)
     results = steps_of(interrupted, 1, cut)
-    resumed.restore(json.loads(json.dumps(interrupted.state())))
+    resumed.restore(json.loads(json.dumps(interrupted.state())), cut - 1)
     assert results + steps_of(resumed, cut, 30) == expected
     assert resumed.state() == full.state() and full.parted
 
@@ -93,25 +93,36 @@ def test_a_restored_guard_of_a_smaller_window_keeps_the_latest_steps():
     guard = new_guard([])
     steps_of(guard, 1, 9)
     smaller = Guard(GuardConfig(window=4), 30, RewardConfig(), lambda kind, text: None)
-    smaller.restore(guard.state())
+    smaller.restore(guard.state(), 8)
     assert smaller.state() == {
         name: value[-4:] if isinstance(value, list) else value
         for name, value in guard.state().items()
     }
     assert smaller.before_window(8) == 3  # its audits: steps 4, 6, 7 and 8; 5 has no label
-    smaller.restore({})
+    smaller.restore({}, 0)
     assert not smaller.state()["means"]
+
+
+def test_a_state_of_an_older_commit_has_its_audits_in_consecutive_steps():
+    guard = new_guard([], action="stop")
+    steps_of(guard, 1, 25)
+    old = guard.state()
+    del old["audited_steps"], old["last_sound"]
+    restored = new_guard([], action="stop")
+    restored.restore(old, 24)
+    assert restored.before_window(24) == 24 - 6
+    assert restored.last_sound == guard.parted - 6 > 0
 
 
 def test_where_the_action_becomes_restore_the_next_test_decides():
     original, restoring = new_guard([]), new_guard([], action="restore")
     steps_of(original, 1, 25)
-    restoring.restore(original.state())
+    restoring.restore(original.state(), 24)
     assert original.parted and not restoring.parted
     steps_of(restoring, 26, 27)
     assert restoring.parted == 26
     finished = new_guard([], action="restore")
-    finished.restore(original.state() | {"ended": True})
+    finished.restore(original.state() | {"ended": True}, 24)
     assert finished.ended and finished.parted == original.parted
 
 
