@@ -28,9 +28,12 @@ _STATED = re.compile(
 )
 # a heading in Markdown: a step, or a title without an answer on its line
 _HEADING = re.compile(
-    r"[\s#*_]*+(?:(?:step|part|method|approach)\s+\w{1,8}\b|(?:(?:final|the)\s+)?"
+    r"[\s#*_]*+(?:(?:step|part|method|approach)\s+\w{1,8}[\s*_]*(?:[:.]|$)|(?:(?:final|the)\s+)?"
     r"(?:answer|result|solution|explanation|conclusion|summary|verification|check)[\s:*_]*$)",
     re.IGNORECASE,
+)
+_ANNOUNCED = re.compile(
+    r"[\s#*_]*+(?:(?:final|the)\s+)?(?:answer|result|solution|conclusion)[\s:*_]*$", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$|<)|\n|<\|")
 _FORMULA = re.compile(
@@ -111,11 +114,19 @@ def _closing(text: str) -> dict[int, int]:
 
 
 def hashed(text: str) -> str | None:
-    """Returns the text after the last #### on its line, stripped, or None. Headings such as
-    "#### Step 1" are ignored.
+    """Returns the text after the last #### on its line, stripped, or None."""
+    _, mark, rest = text.rpartition("####")
+    return rest.partition("\n")[0].strip() or None if mark else None
+
+
+def _last_hashed(text: str) -> str | None:
+    """Returns the text after the last #### of a response that begins no heading, such as
+    "#### Step 1", or None. A heading that announces the answer ends the search: it comes later.
     """
     for line in reversed(text.split("\n")):
         _, mark, rest = line.rpartition("####")
+        if mark and _ANNOUNCED.match(rest):
+            return None
         if mark and not _HEADING.match(rest):
             return rest.strip() or None
     return None
@@ -154,7 +165,10 @@ def final_answer(response: str, tag: str) -> str | None:
         box = boxed(text)
         if box is None and _boxes(text):
             return None
-        return next((x for x in (box, hashed(text), stated(text)) if x is not None), None) or None
+        return (
+            next((x for x in (box, _last_hashed(text), stated(text)) if x is not None), None)
+            or None
+        )
     if "\\" in tagged and _boxes(tagged):
         return boxed(tagged) or None
     return tagged
@@ -183,9 +197,8 @@ def reference(answer: Json) -> str:
 
 def single(answer: Json) -> Json:
     """Returns the only element of a list, and any other answer unchanged."""
-    while isinstance(answer, list | tuple) and len(answer) == 1:
-        answer = answer[0]
-    return answer
+    is_single = isinstance(answer, list | tuple) and len(answer) == 1
+    return answer[0] if is_single and not isinstance(answer[0], list | tuple) else answer
 
 
 def number(value: Json) -> float:

@@ -237,3 +237,12 @@ def test_noise_is_judged_and_never_right(name):
     for _ in range(300):
         text = "".join(rng.choice("<answer>/{}[]\\boxed#e+-. \"'\u2212é𝟙") for _ in range(40))
         assert kind(name, row, text).reward == 0
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["B. A is also correct", "B. A or maybe C", "B: A too", "B. A as well as C", "B. A vs C"],
+)
+def test_an_option_after_the_label_is_a_second_choice(response):
+    assert kind("choice", {"answer": "B"}, response).reward == 0
+    assert kind("choice", {"answer": "C++"}, "C").reward == 0

@@ -20,12 +20,15 @@ _LEADING = re.compile(
 )
 _NEXT = re.compile(r"\W*(?:(?:and|or|&)\W+)?(?:(?:option|choice|answer)\s+)?([A-Za-z0-9])(?=\W|$)")
 # An option whose text begins with an article or a numeral: "B. A cell", "C. I and II".
-_LABELLED = re.compile(r"\s*[).:]+\s+[AI](?:\s+|,\s*)(?!(?:(?:and|or)\s+|&\s*)?[A-Z]\b)\w{2}")
+_LABELLED = re.compile(
+    r"\s*[).:]+\s+[AI]\s+(?!(?:(?:and|or)\s+|&\s*)?[A-Z]\b|(?:is|are|too|also|or|as|vs|but|nor"
+    r"|then|well|because|since|like)\b)\w{2}"
+)
 _NAMED = re.compile(r"\b(?:choice|option)\W{1,10}(?:is\W{1,10})?([A-Z])\b", re.IGNORECASE)
 _CALLED = re.compile(
     r"(?<![\w'])([A-Z])\W{0,4}\s(?:is|as)\s+(?:the\s+)?(?:correct|right|best|answer)"
 )
-_BARE = re.compile(r"\W*([A-Za-z0-9])(?:\W*|[).:]\s[^\n]{1,200})")
+_BARE = re.compile(r"\W*([A-Za-z0-9])(?:[\s).:\]*_}]*|[).:]\s(?!\s*(?:and|or)\b)[^\n]{1,200})")
 
 
 def judge(

@@ -17,7 +17,7 @@ from compass_jax.verifiers.values import equal, without_nulls
 
 _NO_CALL = "no tool is called"
 _MARKS = re.compile("<tool_call>|```")
-_PROSE = re.compile(r"([A-Za-z_][\w.]*)\([^()\n]*\)[ \t]*(?:=(?!=)|[A-Za-z])")  # f(x) = 2x
+_PROSE = re.compile(r"""([A-Za-z_][\w.]*)\([^()\n'"=]*\)[ \t]*(?:=(?!=)|[A-Za-z])""")  # f(x) = 2x
 _UNREAD = re.compile(r"[ ,./\-_*^]")
 
 
@@ -281,7 +281,8 @@ def _is_prose(text: str, tools: Mapping[str, Tool]) -> bool:
     prose = _PROSE.match(visible(text).strip())
     if prose is None or _MARKS.search(text):
         return False
-    return prose[0].endswith("=") if not tools else prose[1] not in tools
+    calls = any(re.search(rf"(?<![\w.]){re.escape(name)}\s*\(", text) for name in tools)
+    return not calls and (bool(tools) or prose[0].endswith("="))
 
 
 def why(

@@ -48,7 +48,7 @@ DOUBLE_DIGITS = 16  # a decimal of this length has the rounding error of a doubl
 DOUBLE_ERROR = Fraction(1, 2**50)  # relative error of four units in the last place
 ROUNDED_DIGITS = 6  # a reference of this length is a rounded value
 # Letters whose alphabetical order is that of a point: (x, y), but the line (m, b).
-_COORDINATES = ("abcdefgh", "ijk", "mn", "pqr", "stuv", "xyz")
+_COORDINATES = ("abc", "pq", "xyz")
 _SYNONYMS = {"dne": "does not exist", "impossible": "not possible"}
 _PERCENT, _DEGREE, _RADIAN = (((name, 1),) for name in ("percent", "degree", "radian"))
 
@@ -342,7 +342,8 @@ def _is_last_side(gold: Quantity, answer: Relation) -> bool:
     """Compares the right side of an equation, unless its left side is another number."""
     if is_constant(answer.left) and not equal(answer.left, answer.right):
         return False
-    return _same_quantity(gold, Quantity((answer.right,), answer.unit))
+    quantity = Quantity((answer.right,), answer.unit)
+    return _same_quantity(gold, quantity) if answer.unit else _same_nodes(gold, quantity)
 
 
 def _same_items(gold: Items, answer: Items) -> bool | None:
@@ -376,7 +377,7 @@ def _vector(value: Items) -> Sequence[Value]:
 
 def _by_coordinate(items: Sequence[Value]) -> Sequence[Value]:
     """Returns the values of y = 3, x = 5 in the order of a point (x, y)."""
-    names = [re.fullmatch(r"([a-z])_?(\d*)", x.name.lower()) for x in items if isinstance(x, Named)]
+    names = [re.fullmatch(r"([a-z])_?(\d*)", x.name) for x in items if isinstance(x, Named)]
     keys = [(mark[1], int(mark[2] or 0)) for mark in names if mark]
     letters = {letter for letter, _ in keys}
     if len(set(keys)) < len(items) or not (

@@ -27,7 +27,8 @@ MAX_ARGUMENT = 200  # maximum binary exponent of a function's argument
 DIGITS = 60
 POINTS = 8
 FURTHER_POINTS = 40  # of expressions that are real at fewer than 2 of the first points
-_SCALES = (Fraction(1), Fraction(1, 10), Fraction(3), Fraction(20), Fraction(200))
+# odd, so that an integer keeps its parity
+_SCALES = (Fraction(1), Fraction(1, 10), Fraction(3), Fraction(21), Fraction(201))
 INTEGERS = frozenset("kmn")  # variables that stand for integers
 
 Number = Value  # Fraction, mpmath.mpf or mpmath.mpc

@@ -127,7 +127,8 @@ _AFTER = _compile(
     (r"(?i)(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
     (r"\bnot equal to\b", r"\\neq "),
     (r"(?i)\bplus[\s/-]+(?:or[\s-]+)?minus\b", r"\\pm "),
-    (r"(?i)(?:\\text\{\s*(?:minus|negative)\s*\}|\b(?:minus|negative)\b)\s*(?=[\d.\\])", "-"),
+    (r"(?i)(?:\\text\{\s*(?:minus|negative)\s*\}|\b(?:minus|negative)\b)\s*"
+     r"(?=\.?\d|\\(?!text\{))", "-"),
     (r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]\+?(-?)0*(\d+)(?![\w.])", r"\1\\times 10^{\2\3}"),
     (r"(?<=\d)\s*[xX]\s*10\s*\^", r"\\times 10^"),
     (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", lambda mark: mark[0].replace(" ", "")),
@@ -136,7 +137,7 @@ _AFTER = _compile(
      r"\\overline{\1\2\3}"),
     (r"(?<!\d)(\d{0,20})\.(\d{0,20})\s*\\(?:overline|bar)\s*\{(\d{1,40})\}", _repeating_fraction),
     (r"(?<!\d)(\d{0,20})\.(\d{0,12}?)(\d{1,8}?)\3{2,12} ?\\ldots", _repeating_fraction),
-    (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}"),
+    (r"\\mathbb\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))", r"\\mathbb{\1\2}"),
     (r"\\bigcup(?!\s*[_^])|(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
     (r"\s+", " "),
     (r"\{\s*([^{}\\]+?)\s*\\choose\s*([^{}\\]+?)\s*\}", r"\\binom{\1}{\2}"),
@@ -235,7 +236,8 @@ def _command(name: str, text: str, i: int, depth: int) -> tuple[str, int]:
             return "{" + _commands(inner, depth + 1) + "}", end
         if _TEXTS.fullmatch(name):
             is_unit = inner.strip() in ("min", "sec") and _AFTER_UNIT.match(text, end)
-            if is_unit and name[:8] != "operator":
+            is_index = re.search(r"_\s*\{?\s*$", text[: i - len(name) - 1])
+            if is_unit and not is_index and name[:8] != "operator":
                 return rf"\text{{{inner}}}", end
             return _text(inner, depth), end
         if _WITHOUT_ARGUMENT.fullmatch(name):

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from compass_jax.aliases import Value
 from compass_jax.verifiers.maths import expressions, units
+from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
 from compass_jax.verifiers.maths.expressions import FUNCTIONS, num
 from compass_jax.verifiers.maths.notation import plain_words
 from compass_jax.verifiers.maths.quantities import (
@@ -116,6 +117,12 @@ _REMARK = re.compile(
     r"([A-Za-z][a-z ]+)\)"
 )
 _OR_INTERVALS = re.compile(r"(?<=[)\]])\s*(?:\\text\{\s*or\s*\}|or|\\lor)\s*(?=[(\[])")
+_BEFORE_ITEMS = re.compile(
+    r"(?:^|[,;=:({\[}]|\\(?:in|cup|cap|setminus|to|gcd|lcm|max|min)|\b(?:or|and|gcd|lcm|max|min)|U)\s*$"
+)
+_AFTER_ITEMS = re.compile(
+    r"\s*(?:$|[,;\]}]|\)|\\(?:cup|cap|setminus|text|\}|rangle)|(?:or|and)\b|U)"
+)
 _ITEM_BRACKETS = ("(", "[", r"\{", r"\langle")
 _EMPTY = re.compile(r"no (?:real )?solutions?|empty ?set")
 _REALS = re.compile(r"all real(?: number)?s|real numbers|all real x")
@@ -170,22 +177,29 @@ def read(text: str, depth: int = 0) -> Value:
 def _without_thousands(text: str) -> str:
     """Returns a text without the separators of thousands.
 
-    In brackets a comma is one only before a zero, which begins no item, so (1,100) is a point or an
-    interval. In braces, as of a fraction, it is one unless other items are separated by ", ".
+    In brackets that stand alone a comma is one only before a zero, which begins no item, so (1,100)
+    is a point or an interval; not in 5(1,250) or (1,500; 2,500). In braces, as of a fraction, it is
+    one unless other items are separated by ", ".
     """
-    opened: list[str] = []
-    innermost = {}
+    opened: list[re.Match] = []
+    innermost: dict[int, re.Match] = {}
+    ends: dict[int, int] = {}
     for mark in _TOKEN.finditer(text):
-        innermost[mark.start()] = opened[-1] if opened else ""
+        if opened:
+            innermost[mark.start()] = opened[-1]
         if mark[0] in _OPENING:
-            opened.append(mark[0])
+            opened.append(mark)
         elif mark[0] in _CLOSING and opened:
-            opened.pop()
+            ends[opened.pop().start()] = mark.end()
 
     def joined(mark: re.Match) -> str:
-        bracket = innermost.get(mark.start(), "")
-        in_items = bracket in _ITEM_BRACKETS
-        items = ",0" not in mark[2] if in_items else bracket and ", " in text
+        bracket, items = innermost.get(mark.start()), False
+        if bracket is not None and bracket[0] not in _ITEM_BRACKETS:
+            items = ", " in text
+        elif bracket is not None and ",0" not in mark[2]:
+            start, end = bracket.start(), ends.get(bracket.start(), len(text))
+            alone = _BEFORE_ITEMS.search(text[:start]) and _AFTER_ITEMS.match(text[end:])
+            items = bool(alone) and ";" not in text[start:end]
         return mark[0] if items else mark[0].replace(",", "")
 
     return _THOUSANDS.sub(joined, text)
@@ -202,16 +216,17 @@ def readings(text: str, reference: bool = False) -> list[Value]:
     if comma and (comma[1].lstrip("+-") == "0" or len(comma[2]) in (2, 4, 5, 6) or (
         len(comma[2]) == 1 and not reference)):  # fmt: skip
         values.append(read(f"{comma[1]}.{comma[2]}{comma[3]}"))
-    if (intervals := _OR_INTERVALS.sub(r"\\cup ", text)) != text:  # (1, 2) is also a point
-        values.append(read(intervals))
+    if re.fullmatch(r"[(\[]\s*-\\infty.*\\infty\s*[)\]]", text):  # (1, 2) or (3, 4) may be points
+        values.append(read(_OR_INTERVALS.sub(r"\\cup ", text)))
     if (amount := compound(text)) is not None:  # 4 hours, 30 minutes is also a list
         values.append(amount)
     if (number := number_in_words(plain_words(text).split())) is not None:
         values.append(Quantity((num(number),)))
     if remark := _REMARK.fullmatch(text):
         value, number = read(remark[1]), number_in_words(remark[2].split())
-        is_equal = isinstance(value, Quantity) and value.nodes == expressions.readings(str(number))
-        values += [value] if number is None or is_equal else []  # 5 (six) is no value
+        inner = value.value if isinstance(value, Named) else value
+        known = constant(inner.nodes[0]) if isinstance(inner, Quantity) else None
+        values += [value] if None in (number, known) or known == number else []  # not 5 (six)
     metres = re.fullmatch(r"([-+]?[\d.]+)([A-Za-z])(\^\{?\d\}?)?", text)  # 7m is an amount, or 7*m
     if metres and units.is_letter(metres[2]) and (head := expression(metres[1])):
         values.append(replace(head, unit=units.read(metres[2] + (metres[3] or ""))))
@@ -328,7 +343,9 @@ def region_of(value: Value) -> Region | None:
     if value.kind == "set":
         return Region(tuple((Relation("=", VARIABLE, end),) for end in ends))
     if value.kind in ("()", "[]", "[)", "(]") and len(ends) == 2:
-        return interval(ends[0], ends[1], value.kind)
+        known = [end for end in map(constant, ends) if end is not None and is_real(end)]
+        low, high = map(as_fraction, known) if len(known) == 2 else (0, 0)
+        return None if low > high else interval(ends[0], ends[1], value.kind)  # (5, 2) is a point
     return None
 
 
