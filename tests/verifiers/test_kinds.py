@@ -244,5 +244,7 @@ def test_noise_is_judged_and_never_right(name):
     ["B. A is also correct", "B. A or maybe C", "B: A too", "B. A as well as C", "B. A vs C"],
 )
 def test_an_option_after_the_label_is_a_second_choice(response):
-    assert kind("choice", {"answer": "B"}, response).reward == 0
+    tagged = f"<answer>{response}</answer>"
+    assert kind("choice", {"answer": "B"}, tagged).reward == 0
+    assert kind("choice", {"answer": "B"}, "<answer>B. A cell wall</answer>").reward == 1
     assert kind("choice", {"answer": "C++"}, "C").reward == 0
