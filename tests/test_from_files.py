@@ -143,7 +143,8 @@ def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
     # fewer pages than the default lengths need; validated with the chosen ones
     pages = made_by_command(folder, "--rollout.cache-pages", "8", "--rollout.max-new-tokens", "16")
     assert pages.validate_for_rl().rollout.cache_pages == 8
-    assert made_by_command(folder, "--seed=3").seed == 3
+    words = Train(model=str(folder / "model"), data=(str(folder / "prompts.jsonl"),))
+    assert config_from_options(words, ["--seed=3"]).seed == 3  # before `override`
 
 
 def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
