@@ -124,7 +124,7 @@ class Vocabulary:
         """
         if not before or not self._prefixes_texts:
             return self.ids(text)
-        # Where a token would span the boundary, another text takes the place of `before`.
+        # Where a token would span the boundary, another text stands for `before`.
         for context in (before[-_CONTEXT:], *_BREAKS):
             ids = self.ids(context)
             if (joint := self.ids(context + text))[: len(ids)] == ids:

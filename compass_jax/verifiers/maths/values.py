@@ -118,7 +118,8 @@ _REMARK = re.compile(
 )
 _OR_INTERVALS = re.compile(r"(?<=[)\]])\s*(?:\\text\{\s*or\s*\}|or|\\lor)\s*(?=[(\[])")
 _BEFORE_ITEMS = re.compile(
-    r"(?:^|[,;=:({\[}]|\\(?:in|cup|cap|setminus|to|gcd|lcm|max|min)|\b(?:or|and|gcd|lcm|max|min)|U)\s*$"
+    r"(?:^|[,;=:({\[}]|\\(?:in|cup|cap|setminus|to|gcd|lcm|max|min)|\b(?:or|and|gcd|lcm|max|min)|U)"
+    r"\s*$"
 )
 _AFTER_ITEMS = re.compile(
     r"\s*(?:$|[,;\]}]|\)|\\(?:cup|cap|setminus|text|\}|rangle)|(?:or|and)\b|U)"
