@@ -68,7 +68,8 @@ CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments,
 MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 # Settings by which the data is measured and sizes are chosen.
-SIZED_BY = ("data", "sft", "seed", "compute", "mesh", "lora", "rollout")
+_MESHES = ("mesh", "rollout_mesh", "rollout_apart", "samplers")
+SIZED_BY = ("data", "sft", "seed", "compute", *_MESHES, "lora", "rollout")
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
 C = TypeVar("C", bound=SFTRunConfig)
 Change = Callable[[RunConfig], RunConfig]
@@ -115,7 +116,7 @@ def rl_config(
     config = _changed(replace(config, data=prompts), change)
     training, evaluated = _prompt_lengths(config)
     buckets = _prompt_buckets(training + evaluated, config.model)
-    rollout = _rollout(config.model, config.compute, config.mesh, buckets, answer)
+    rollout = _rollout(config, buckets, answer)
     config = _changed(replace(config, rollout=rollout), change)
     config.rollout.validate()
     return replace(config, rl=_rl(method, config, len(training)))
@@ -178,7 +179,7 @@ def engine_config(
         for chat, of_chat in zip(conversations, tools or [()] * len(conversations), strict=True)
     ]
     buckets = _prompt_buckets(lengths, config.model)
-    rollout = _rollout(config.model, config.compute, config.mesh, buckets, answer)
+    rollout = _rollout(config, buckets, answer)
     return replace(config, rollout=rollout).validate()
 
 
@@ -316,24 +317,28 @@ def _mesh(model: ModelConfig) -> MeshConfig:
 # ---- settings chosen from the memory -------------------------------------------------------------
 
 
-def _free_bytes(model: ModelConfig, compute: ComputeConfig, mesh: MeshConfig) -> float:
-    """Returns a device's bytes beside process, weights, moments, gradients, rollout weights."""
-    narrow = 2 if compute.dtype == "bfloat16" else 4
+def _free_bytes(config: PolicyConfig) -> float:
+    """Returns the bytes of a device of the rollout beside process and rollout weights, and beside
+    the training's weights, moments and gradients where they are on the same devices.
+    """
+    is_apart = config.rollout_apart or config.samplers.acts
     # FSDP does not split the rollout's weights.
-    free = usable_bytes() - process_bytes() - _parameters(model) * (20 / mesh.fsdp + narrow)
+    each = (0 if is_apart else 20 / config.mesh.fsdp) + _cache_width(config.compute)
+    free = usable_bytes() - process_bytes() - _parameters(config.model) * each
     return max(free, usable_bytes() / 10)
 
 
-def _rollout(
-    model: ModelConfig,
-    compute: ComputeConfig,
-    mesh: MeshConfig,
-    buckets: tuple[int, ...],
-    answer: int | None,
-) -> RolloutConfig:
+def _cache_width(compute: ComputeConfig) -> int:
+    """Returns the bytes of a number of the rollout's weights and caches."""
+    return 2 if compute.dtype == "bfloat16" else 4
+
+
+def _rollout(config: PolicyConfig, buckets: tuple[int, ...], answer: int | None) -> RolloutConfig:
     """Returns the rollout settings. The answer length is `answer`, or the rest of the model's
-    context; the slots of each device are the largest power of two whose KV caches fit.
+    context; the slots of each device of the rollout are the largest power of two whose KV caches
+    fit.
     """
+    model, mesh = config.model, config.rollout_mesh or config.mesh
     if answer and answer >= model.max_positions:
         raise ConfigError(
             f"rollout.max_new_tokens = {describe_value(answer)}: must be below"
@@ -346,13 +351,12 @@ def _rollout(
     lengths = CACHE_LENGTHS.get(platform, CACHE_LENGTHS_ELSEWHERE)
     bucket = max(min(total, model.max_positions) // lengths // ROUNDED_TO, 1) * ROUNDED_TO
     answer = answer or min(total, model.max_positions) // bucket * bucket - buckets[-1]
-    config = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
-    width = 2 if compute.dtype == "bfloat16" else 4
-    token = model.layers * model.cache_width * width
-    cache_bytes = CACHE_SHARE * _free_bytes(model, compute, mesh)
+    rollout = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
+    token = model.layers * model.cache_width * _cache_width(config.compute)
+    cache_bytes = CACHE_SHARE * _free_bytes(config)
     max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE)
-    slots = min(max(int(cache_bytes / (token * config.max_length)), 1), max_slots)
-    return replace(config, slots=mesh.devices * 2 ** int(math.log2(slots)))
+    slots = min(max(int(cache_bytes / (token * rollout.max_length)), 1), max_slots)
+    return replace(rollout, slots=mesh.devices * 2 ** int(math.log2(slots)))
 
 
 def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig, rows: int = 0) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from evolve import evolve
 from logged import lines
+from tiny_run import tiny_run
 
 import compass_jax
 from compass_jax import from_files, library
@@ -138,6 +139,10 @@ def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
     mesh = made_by_command(folder, "--mesh.fsdp", "1", "--mesh.replica", "2")
     assert mesh.mesh == MeshConfig(replica=2)
     assert mesh.rollout.slots == 2 * from_files.MOST_SLOTS["cpu"]
+    apart = ("--mesh.fsdp", "2", "--rollout-mesh.replica", "4", "--rollout-apart", "True")
+    sampling = made_by_command(folder, *apart)
+    assert (sampling.mesh.devices, sampling.rollout_mesh) == (2, MeshConfig(replica=4))
+    assert sampling.rollout.slots == 4 * from_files.MOST_SLOTS["cpu"]
     with pytest.raises(ConfigError, match=r"mesh\.fsdp = 3"):
         made_by_command(folder, "--mesh.fsdp", "3")
     # fewer pages than the default lengths need; validated with the chosen ones
@@ -430,3 +435,16 @@ def test_the_package_is_imported_in_an_instant():
         "import sys, compass_jax; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_rollout_on_its_own_devices_has_their_memory_for_its_caches(monkeypatch):
+    """Weights, moments and gradients of the training take 20 bytes a parameter."""
+    config = dataclasses.replace(tiny_run(), mesh=MeshConfig(), rollout_mesh=MeshConfig())
+    parameters = from_files._parameters(config.model)
+    monkeypatch.setattr(from_files, "usable_bytes", lambda: 100 * parameters)
+    monkeypatch.setattr(from_files, "process_bytes", lambda: 0)
+    shared, apart = (
+        from_files._free_bytes(dataclasses.replace(config, rollout_apart=value))
+        for value in (False, True)
+    )
+    assert (shared, apart) == (76 * parameters, 96 * parameters)

@@ -7,6 +7,7 @@ import io
 import json
 import typing
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from compass_jax.aliases import Json
@@ -15,6 +16,7 @@ from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import (
     ConfigError,
     Drafts,
+    MeshConfig,
     RLRunConfig,
     Seam,
     StepPolicy,
@@ -38,6 +40,8 @@ def override(config: R, arguments: Sequence[str], prog: str = "compass") -> R:
     import tyro
 
     config, arguments = _with_classes(config, arguments)
+    if config.rollout_mesh is None and words_of_sections(["rollout_mesh"], arguments):
+        config = replace(config, rollout_mesh=MeshConfig())
     _refuse_unknown(config, arguments)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_options_as_json)
@@ -173,7 +177,8 @@ def words_of_sections(sections: Sequence[str], arguments: Sequence[str]) -> list
     words, is_included = [], False
     for word in arguments:
         if word.startswith("--"):
-            is_included = word[2:].partition("=")[0].partition(".")[0] in sections
+            section = word[2:].partition("=")[0].partition(".")[0]
+            is_included = section.replace("-", "_") in sections
         if is_included:
             words.append(word)
     return words
