@@ -253,6 +253,29 @@ def test_tokens_to_an_accuracy():
     assert "0.26 (0.14–0.38)" in README and "0.36 without" in README
 
 
+def test_tokens_to_an_accuracy_on_word_problems():
+    arms = [x for x in rows("tokens_elsewhere_words.jsonl") if x["phase"] == "arms"]
+    part = PAGE[PAGE.index("### A pretrained model on word problems") :].split("The first att")[0]
+    lines = [x.strip("| ").split(" | ") for x in part.splitlines() if x.startswith("| ")][1:]
+    of_seed = [[x for x in arms if x["seed"] == seed] for seed in (0, 1)]
+    variants = [
+        (seed, name) for seed in (0, 1) for name in dict.fromkeys(x["variant"] for x in arms)
+    ]
+    assert len(lines) == len(variants) == len(arms)
+    for line, (seed, variant) in zip(lines, variants, strict=True):
+        kinds = ({}, {"smooth": over_window}, {"minutes": True})
+        costs = [ratios(of_seed[seed], **kind)[variant][0] for kind in kinds]
+        run = next(x for x in of_seed[seed] if x["variant"] == variant)
+        assert line[1] == str(seed) and all(cost.reached for cost in costs)
+        assert line[2:5] == [f"{cost.cost:.2f}" for cost in costs]
+        ends = f"{run['curve'][0][2]:.3f}, {run['curve'][-1][2]:.3f}"
+        assert line[5:] == [ends, f"{run['uniform_frac']:.0%}"]
+    for variant in ("screening, posterior", "posterior"):
+        ratio, low, high = interval(ratios(arms)[variant])
+        assert f"{ratio:.2f} ({low:.2f} to {high:.2f})" in part
+    assert "word problems: 0.36 (two seeds; selection alone 0.46)" in README
+
+
 def test_the_former_demo():
     results = json.loads((RESULTS / "demo_former.json").read_text())
     part = PAGE[PAGE.index("### The former demo") :].split("\n### ")[0]
