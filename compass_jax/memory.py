@@ -192,6 +192,8 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
             rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, mesh)
             rollout += route_bytes(config.model, config.rollout, training, mesh)
             replay += kept_route_bytes(config.model, config.rollout, training, mesh)
+        elif config.samplers.acts:
+            rollout = float(_decode_weight_bytes(config, _samplers_split(config)))
         if on_cpu():
             replay += kept_token_bytes(config.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
@@ -206,6 +208,15 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
         "gradients": wide + weights,
         "replay": replay,
     }
+
+
+def _samplers_split(config: PolicyConfig) -> MeshConfig:
+    """Returns the mesh that splits the copy of the weights that the training keeps for samplers."""
+    mesh = config.rollout_mesh or config.mesh
+    parts = mesh.expert * mesh.tensor
+    if config.mesh.devices % parts:
+        return MeshConfig()
+    return MeshConfig(expert=mesh.expert, tensor=mesh.tensor)
 
 
 def _weight_bytes(config: PolicyConfig, dtype: str) -> int:

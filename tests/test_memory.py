@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.config import ConfigError, GroupReplayConfig, MeshConfig, MoEConfig
+from compass_jax.config import (
+    ConfigError,
+    GroupReplayConfig,
+    MeshConfig,
+    MoEConfig,
+    SamplersConfig,
+)
 from compass_jax.from_files import _free_bytes
 from compass_jax.machine import FREE_SHARE, available_bytes, peak_bytes, usable_bytes
 from compass_jax.memory import (
@@ -33,7 +39,7 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.rollout.engine import Engine
 from compass_jax.sharding import placements
 from compass_jax.training import step
-from compass_jax.weights.sync import sync_weights
+from compass_jax.weights.sync import sync_to_samplers, sync_weights
 
 GIB = 2**30
 
@@ -94,8 +100,23 @@ def test_weights_are_those_that_a_device_holds(mesh, rollout_mesh, monkeypatch):
     if mesh.fsdp == mesh.devices:  # as the settings chosen from files do
         fixed = need.weights + need.optimizer + need.gradients + decode_bytes
         monkeypatch.setattr("compass_jax.from_files.usable_bytes", lambda: 1e10)
-        free = _free_bytes(model, compute, mesh)
+        free = _free_bytes(config)
         assert 1e10 - process_bytes() - free == pytest.approx(fixed, rel=0.1)
+
+
+@pytest.mark.parametrize("rollout_mesh", [MeshConfig(expert=2, tensor=2), MeshConfig(expert=3)])
+def test_a_training_with_samplers_keeps_a_copy_of_the_weights_for_them(rollout_mesh):
+    """It is split like those of a sampler where the number of devices allows."""
+    samplers = SamplersConfig("127.0.0.1:7070")
+    base = dataclasses.replace(config_of(moe=True), mesh=MeshConfig(fsdp=8), samplers=samplers)
+    config = dataclasses.replace(base, rollout_mesh=rollout_mesh)
+    placement = placements(config.mesh, None, False)[0]
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    params = place(params, config.model, placement)
+    dtype = config.rollout_compute.dtype
+    options = {"mesh": rollout_mesh, "layout": "decode"}
+    decode, _ = sync_to_samplers(params, config.model, dtype, "off", False, **options)
+    assert estimate(config, config.rl).rollout == bytes_on_first_device(decode) > 0
 
 
 @pytest.mark.parametrize("slots", [8, 6, 5])
