@@ -30,6 +30,16 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "v6e": _ASYNC + _SPARSE_CORE,
     "tpu7x": _ASYNC + _SPARSE_CORE,
 }
+# The TPU's compiler runs on the CPU. It reads the machine from the environment, or from a cloud's
+# metadata servers if that is unset.
+COMPILER_ALONE = {
+    "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_SKIP_MDS_QUERY": "1",
+}
 _PCI_VENDOR = "0x1ae0"
 _PCI_DEVICES = {"0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"}
 
@@ -42,6 +52,14 @@ def set_flags(generation: str) -> None:
     """
     if flags := FLAGS.get(generation, ()):
         os.environ.setdefault(VARIABLE, " ".join(f"--{flag}=true" for flag in flags))
+
+
+def compile_alone(topology: str) -> None:
+    """Prepares the process to compile for a topology such as v5p:4x4x4 on the CPU, with the flags
+    of a run there. Call it before jax is imported, which on a TPU VM sets the variables itself.
+    """
+    os.environ.update(COMPILER_ALONE)
+    set_flags(topology.partition(":")[0])
 
 
 def attached_generation(devices: str | os.PathLike = "/sys/bus/pci/devices") -> str:

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from compass_jax.commands.work import COMPILER_ALONE
-from compass_jax.tpu_flags import FLAGS, VARIABLE, attached_generation, set_flags
+from compass_jax.tpu_flags import COMPILER_ALONE, FLAGS, VARIABLE, attached_generation, set_flags
 
 # Compiles the gradient through four layers whose weights are gathered from four chips.
 PROGRAM = """
@@ -78,3 +77,25 @@ def test_the_generation_is_that_of_the_attached_chips(vendor, device, generation
     (tmp_path / "0000:00:05.0").mkdir()  # a device without the two files
     assert attached_generation(tmp_path) == generation
     assert attached_generation(tmp_path / "none") == ""
+
+
+def test_a_plan_on_a_tpu_vm_compiles_on_the_cpu_with_the_flags_of_a_run(tmp_path):
+    """There jax writes both variables itself when it is imported."""
+    program = """
+import os, sys
+from compass_jax.commands import cli
+def run(name, options, settings, wants_help):
+    import jax
+    print(jax.config.jax_platforms, os.environ["LIBTPU_INIT_ARGS"])
+    return 0
+cli._run_reporting_errors = run
+cli.main(["plan", "config.py", "--topology", "v5p:2x2x1"])
+"""
+    variables = {k: v for k, v in os.environ.items() if k not in (*COMPILER_ALONE, VARIABLE)}
+    variables |= {"JAX_FORCE_TPU_INIT": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    platforms, *flags = done.stdout.split()
+    assert platforms == "cpu" and flags[: len(FLAGS["v5p"])] == [
+        f"--{flag}=true" for flag in FLAGS["v5p"]
+    ]

@@ -9,8 +9,8 @@ from tiny_run import tiny_run
 
 from compass_jax import session, tpu_versions
 from compass_jax.commands.cli import main
-from compass_jax.commands.work import COMPILER_ALONE
 from compass_jax.config import ConfigError
+from compass_jax.tpu_flags import COMPILER_ALONE
 from compass_jax.tpu_versions import check_versions, installed
 
 ROOT = Path(__file__).parent.parent

@@ -27,7 +27,7 @@ from compass_jax.commands.table import BY_NAME, exit_statuses, overview, unknown
 from compass_jax.errors import CompassError
 from compass_jax.runs import words
 from compass_jax.runs.signals import STATUSES, Ending, finish, leave, prepare_streams
-from compass_jax.tpu_flags import attached_generation, set_flags
+from compass_jax.tpu_flags import attached_generation, compile_alone, set_flags
 
 TRAINS = ("demo", "sft", "train", "train-judge")
 HELP = ("-h", "--help")
@@ -65,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"compass {name}: {problem}", file=sys.stderr)
         return 2
     options, settings = parse(name, [word for word in rest if word not in HELP])
+    if name == "plan":
+        compile_alone(options.topology)
     if argv is not None or name == "serve":  # a server handles signals itself
         return _run_reporting_errors(name, options, settings, wants_help)
     if name in TRAINS and not wants_help and sys.stdout.isatty():

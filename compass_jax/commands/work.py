@@ -6,7 +6,6 @@ Each takes the command's options, and its configuration if it has one, and retur
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,20 +21,9 @@ from compass_jax.commands.configured import config_from_options, keep_compiled, 
 from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
 from compass_jax.errors import STRICT
 from compass_jax.runs.rundir import FolderLock, NewFolderLock
-from compass_jax.tpu_flags import set_flags
 
 # 128 + SIGTERM: a run that stopped on request must not look finished to its parent process
 STOPPED = 143
-# The TPU's compiler runs on the CPU. It reads the machine from the environment, or from a cloud's
-# metadata servers if that is unset.
-COMPILER_ALONE = {
-    "JAX_PLATFORMS": "cpu",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_ACCELERATOR_TYPE": "v5p-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "TPU_SKIP_MDS_QUERY": "1",
-}
 
 
 def _status(result: JsonObject) -> int:
@@ -136,8 +124,6 @@ def filter_prompts(options: commands.Filter, config: ScoredConfig) -> int:
 
 def plan(options: commands.Plan, config: RLRunConfig) -> int:
     """Compiles every program of a step for TPUs; returns 0 if the run fits in memory, else 1."""
-    os.environ.update(COMPILER_ALONE)
-    set_flags(options.topology.partition(":")[0])  # those of the run
     from compass_jax.plan.report import draw_plan, print_plan
     from compass_jax.plan.run import make_plan
     from compass_jax.tpu_versions import check_versions

@@ -199,7 +199,7 @@ def _fewer_tokens(rl: UpdatesConfig, mesh: MeshConfig) -> Change | None:
     if rl.micro_batch_tokens >= 2 * mesh.replica * mesh.fsdp * mesh.expert * rl.longest_row:
         return Change("rl.micro_batch_tokens", half, "half the tokens of a micro-batch")
     lower = next((axis for axis in ("replica", "fsdp") if getattr(mesh, axis) % 2 == 0), None)
-    if lower is None:
+    if lower is None or rl.packed_row_tokens:  # packed rows are not split
         return None
     value = f"{2 * mesh.context} --mesh.{lower} {getattr(mesh, lower) // 2}"
     value += f" --rl.micro_batch_tokens {half}"

@@ -36,12 +36,17 @@ class Estimate(NamedTuple):
 
 def layouts(config: RLRunConfig, devices: int) -> Iterator[RLRunConfig]:
     """Yields `config` on every training mesh of `devices` devices that divides the model and a row,
-    with and without remat; one row of the longest bucket on each group of context devices.
+    with and without remat; one row of the longest bucket on each group of context devices. With
+    rollout_apart the rollout has some of the devices.
     """
+    if config.rollout_apart:
+        devices -= (config.rollout_mesh or config.mesh).devices
     sizes = [n for n in range(1, devices + 1) if devices % n == 0]
     longest = config.rl.longest_row
     for replica, expert, tensor, context in itertools.product(sizes, sizes, sizes, sizes):
         if devices % (used := replica * expert * tensor * context) or longest % (128 * context):
+            continue
+        if context > 1 and config.rl.packed_row_tokens:
             continue
         mesh = MeshConfig(replica, devices // used, expert, tensor, context)
         try:

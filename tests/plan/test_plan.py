@@ -15,13 +15,13 @@ from evolve import evolve
 
 from compass_jax.chips import CHIPS, chip_of
 from compass_jax.commands.configured import load_config
-from compass_jax.commands.work import COMPILER_ALONE
 from compass_jax.config import MeshConfig
 from compass_jax.plan.bound import Bound, answer_lengths, read_share, runs_per_step
 from compass_jax.plan.memory import advice, refused_bytes
 from compass_jax.plan.programs import Step, topology_devices
 from compass_jax.plan.run import CompiledProgram, Plan
 from compass_jax.plan.search import layouts
+from compass_jax.tpu_flags import COMPILER_ALONE
 
 pytest.importorskip("libtpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -404,6 +404,18 @@ def test_a_search_looks_at_meshes_that_divide_the_model():
     # four heads of keys and values
     assert {x.mesh.replica for x in candidates} >= {1, 2, 4}
     assert {x.mesh.tensor for x in candidates} == {1, 2, 4}
+
+
+def test_a_search_yields_what_a_run_accepts():
+    """Packed rows are not split over context, and a rollout apart has devices of its own."""
+    packed = load_config(str(ROOT / "configs" / "qwen3_235b_a22b_v5p_4x8x8.py"))
+    assert packed.rl.packed_row_tokens
+    candidates = list(layouts(packed, 256))
+    assert candidates and all(x.validate_for_rl() for x in candidates)
+    config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
+    apart = dataclasses.replace(config, rollout_apart=True, rollout_mesh=MeshConfig(expert=16))
+    candidates = list(layouts(apart, 64))
+    assert candidates and all(x.mesh.devices == 48 and x.validate_for_rl() for x in candidates)
 
 
 @pytest.fixture(scope="module")
