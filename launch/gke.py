@@ -284,9 +284,9 @@ def check_bucket(args: argparse.Namespace) -> None:
         raise GkeError(
             "the run directory is on a bucket, and --bucket is missing: it would end with the pod"
         )
-    # Only `compass train` and `sft` need a run directory.
+    # Only `compass train`, `sft` and `train-judge` need a run directory.
     if (
-        run_dir_option or re.search(r"[ /](compass|compass_jax) (train|sft) ", line)
+        run_dir_option or re.search(r"[ /](compass|compass_jax) (train|sft|train-judge) ", line)
     ) and not run_dir.startswith("/"):
         wrong = f"--run-dir {run_dir} is relative" if run_dir else "--run-dir is missing"
         say = (

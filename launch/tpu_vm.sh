@@ -345,9 +345,9 @@ check_bucket() {
   fi
 }
 
-# A relative run directory would be on each worker's own disk. What is not `compass train` or `sft` need not have one.
+# A relative run directory would be on each worker's own disk. Only `compass train`, `sft` and `train-judge` need one.
 check_run_dir() {
-  local dir='' given_dir=" --run[-_]dir[ =]['\"]?([^ ]*)" starts='[ /](compass|compass_jax) (train|sft) ' line=" ${training[*]-} "
+  local dir='' given_dir=" --run[-_]dir[ =]['\"]?([^ ]*)" starts='[ /](compass|compass_jax) (train|sft|train-judge) ' line=" ${training[*]-} "
   if [[ $line =~ $given_dir ]]; then dir=${BASH_REMATCH[1]}; elif [[ ! $line =~ $starts ]]; then return; fi
   if [[ $dir == /* ]]; then return; fi
   if [[ $dir ]]; then dir=" $dir is relative"; else dir=' is missing'; fi

@@ -152,6 +152,10 @@ def test_dry_run_prints_what_a_shell_can_run(fakes, action):
             "--run-dir is missing: the run would be on each pod's own disk",
         ),
         (
+            ("apply", *RUN, "--bucket", "bkt", "--", "compass", "train-judge", "c"),
+            "--run-dir is missing: the run would be on each pod's own disk",
+        ),
+        (
             ("render", *RUN, "--", "python", "-m", "compass_jax", "sft", "c", "--run_dir=runs/x"),
             (
                 "--run-dir runs/x is relative: the run would be on each pod's own disk, which the"

@@ -317,6 +317,10 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
             "--run-dir is missing: the run would be on each worker's own disk",
         ),
         (
+            ("watch", *FIXED, "--", "compass", "train-judge", "c.py"),
+            "--run-dir is missing: the run would be on each worker's own disk",
+        ),
+        (
             ("watch", *FIXED, "--", "python", "-m", "compass_jax", "sft", "c.py"),
             "Say --bucket my-bucket (in front of --) and --run-dir /gcs/r1\n",
         ),
