@@ -44,6 +44,12 @@ class SamplersError(CompassError, RuntimeError):
     """Training and samplers cannot work together, or a sampler has refused its settings."""
 
 
+class StoppedWaiting(SamplersError):
+    """The run was asked to stop while it waited for samplers."""
+
+    exit_status = 143  # that of SIGTERM: the same command continues
+
+
 class Message(NamedTuple):
     """A message: its kind, JSON fields and arrays by name."""
 

@@ -157,7 +157,7 @@ class Leader:
                     peer, message = self.inbox.get(timeout=IDLE_S)
                 except queue.Empty:
                     if self.pool.stopped() and not self._samplers:
-                        self._tell_all(Message("failed", {"why": STOPPED}))
+                        self._tell_all(Message("failed", {"why": STOPPED, "stopped": True}))
                     if self._queue or any(x.samples for x in self._samplers.values()):
                         self._tell_all(Message("idle"))
                     continue

@@ -28,7 +28,7 @@ from compass_jax.config import SamplersConfig
 from compass_jax.config.samplers import parse_address
 from compass_jax.rollout.request import Request
 from compass_jax.samplers import frames, weights
-from compass_jax.samplers.frames import Message, SamplersError
+from compass_jax.samplers.frames import Message, SamplersError, StoppedWaiting
 from compass_jax.samplers.leader import IDLE_S, Group, Leader, as_array, resolved
 
 NOTE_AFTER = 20  # waits of IDLE_S before a note
@@ -213,7 +213,8 @@ class Pool:
                 self._finished = True
                 self._changed.notify_all()
         elif event.kind == "failed":
-            self.fail(SamplersError(fields["why"]))
+            error = StoppedWaiting if fields.get("stopped") else SamplersError
+            self.fail(error(fields["why"]))
         else:
             self._events.put(event)
 

@@ -182,8 +182,9 @@ def test_training_and_samplers_need_a_key(key, tmp_path, monkeypatch):
 def test_a_stop_ends_a_run_that_waits_for_samplers(address, tmp_path):
     config = evolve(configured("plain", tmp_path), samplers={"address": address})
     threading.Timer(5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    with pytest.raises(SamplersError, match="asked to stop while it waited for samplers"):
+    with pytest.raises(SamplersError, match="asked to stop while it waited for samplers") as error:
         run_rl(config)
+    assert error.value.exit_status == 143
     with sampler(address):  # at the same address, in the same process
         assert run_rl(config)["steps"] == config.rl.steps
 
