@@ -187,14 +187,23 @@ def _of_model(path: str) -> dict[str, Any]:
     """Returns the sections of a configuration that follow from the model alone."""
     model, folder = _model(path)
     data = DataConfig(tokenizer=folder)
-    return {"model": model, "compute": _compute(model), "mesh": _mesh(model), "data": data}
+    return {
+        "model": model,
+        "compute": _compute(model),
+        "mesh": _mesh(model, jax.device_count()),
+        "data": data,
+    }
 
 
 def _changed(config: C, change: Callable[[C], C]) -> C:
     """Returns the configuration with the user's settings of SIZED_BY. All are valid but those of
     the rollout, which may fit only the sizes that are chosen later.
     """
+    devices = jax.device_count()
     config = change(config)
+    if config.rollout_apart and config.mesh == _mesh(config.model, devices):  # none was set
+        sampling = config.rollout_mesh.devices if config.rollout_mesh else devices // 2
+        config = replace(config, mesh=_mesh(config.model, max(devices - sampling, 1)))
     for name in (name for name in SIZED_BY if name != "rollout"):
         section = getattr(config, name)
         if isinstance(section, MeshConfig):
@@ -308,9 +317,8 @@ def _compute(model: ModelConfig) -> ComputeConfig:
     )
 
 
-def _mesh(model: ModelConfig) -> MeshConfig:
-    """Returns a mesh of all devices: FSDP if they divide the hidden size, else replicas."""
-    count = jax.device_count()
+def _mesh(model: ModelConfig, count: int) -> MeshConfig:
+    """Returns a mesh of `count` devices: FSDP if they divide the hidden size, else replicas."""
     return MeshConfig(fsdp=count) if model.hidden % count == 0 else MeshConfig(replica=count)
 
 

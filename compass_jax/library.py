@@ -97,6 +97,8 @@ def with_settings(config: S, settings: JsonMapping) -> S:
             answer = _answer_tokens(settings) or run.rollout.max_new_tokens
             config = with_class(run, base, settings.pop(base.key), answer)
     for name, value in settings.items():
+        if name.startswith("rollout_mesh."):
+            config = config.with_rollout_mesh()
         config = _replaced(config, name.split("."), value, name)
     return config
 

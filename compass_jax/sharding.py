@@ -135,6 +135,12 @@ def placements(
         _check_processes(train, disaggregated)
     if train.devices == rollout.devices == 1 and not disaggregated:
         return None, None
+    if disaggregated and train.devices + rollout.devices > len(have):
+        raise ConfigError(
+            f"rollout_apart: mesh ({train.devices}) and rollout_mesh ({rollout.devices}) together"
+            f" need {train.devices + rollout.devices} devices, there are {len(have)}: lower an"
+            " axis of one of them"
+        )
     first = _by_torus(train, have[: train.devices])
     if not disaggregated and first and first[0].platform == "tpu":
         _check_slices(rollout, _slices(first), "rollout_mesh")

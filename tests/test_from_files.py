@@ -143,6 +143,12 @@ def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
     sampling = made_by_command(folder, *apart)
     assert (sampling.mesh.devices, sampling.rollout_mesh) == (2, MeshConfig(replica=4))
     assert sampling.rollout.slots == 4 * from_files.MOST_SLOTS["cpu"]
+    rest = made_by_command(folder, *apart[2:])  # of eight devices
+    assert rest.mesh == MeshConfig(fsdp=4) and rest.rollout_mesh == MeshConfig(replica=4)
+    halves = made_by_command(folder, "--rollout-apart", "True")
+    assert halves.mesh == MeshConfig(fsdp=4) and halves.rollout_mesh is None
+    with pytest.raises(ConfigError, match=r"^samplers\.address = 'trainer'"):
+        made_by_command(folder, "--samplers.address", "trainer")
     with pytest.raises(ConfigError, match=r"mesh\.fsdp = 3"):
         made_by_command(folder, "--mesh.fsdp", "3")
     # fewer pages than the default lengths need; validated with the chosen ones
@@ -188,14 +194,14 @@ def test_the_micro_batches_of_an_update_have_one_shape_if_that_halves_none(rows,
 
 
 def test_devices_have_equally_many_slots(folder, monkeypatch):
-    monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig(replica=6))
+    monkeypatch.setattr(from_files, "_mesh", lambda model, count: MeshConfig(replica=6))
     slots = config_from(folder).rollout.slots
     assert slots % 6 == 0 and math.log2(slots // 6).is_integer()
 
 
 def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch):
     monkeypatch.setitem(from_files.MICRO_BATCH_TOKENS, "cpu", 7 * 160)
-    monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig())
+    monkeypatch.setattr(from_files, "_mesh", lambda model, count: MeshConfig())
     rl = config_from(folder, answer=128, method="gspo").rl
     rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
     size = rl.micro_batch_tokens // rl.buckets[-1]
@@ -206,7 +212,7 @@ def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, 
     """A micro-batch has half of the tokens, and the logits of one chunk fit a limit: the chunk is
     the largest power of two of tokens that does.
     """
-    monkeypatch.setattr(from_files, "_mesh", lambda model: MeshConfig())
+    monkeypatch.setattr(from_files, "_mesh", lambda model, count: MeshConfig())
     usual = config_from(folder, answer=128)
     vocabulary = usual.model.vocab_size
     assert usual.compute.logprob_chunk == 4096
@@ -448,3 +454,11 @@ def test_a_rollout_on_its_own_devices_has_their_memory_for_its_caches(monkeypatc
         for value in (False, True)
     )
     assert (shared, apart) == (76 * parameters, 96 * parameters)
+
+
+def test_an_axis_of_the_rollout_s_mesh_can_be_set_where_there_is_none():
+    settings = {"rollout_mesh.replica": 4, "rollout_apart": True}
+    config = library.with_settings(tiny_run(), settings)
+    assert config.rollout_mesh == MeshConfig(replica=4) and config.rollout_apart
+    words = ["--rollout-mesh.replica", "4", "--rollout_mesh.expert=2"]
+    assert override(tiny_run(), words).rollout_mesh == MeshConfig(replica=4, expert=2)

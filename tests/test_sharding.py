@@ -8,11 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, MoEConfig, RLConfig
+from compass_jax.config import (
+    ComputeConfig,
+    ConfigError,
+    MeshConfig,
+    ModelConfig,
+    MoEConfig,
+    RLConfig,
+)
 from compass_jax.model.params import in_layout, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.rl.objectives.espo import Espo
-from compass_jax.sharding import AXES, Placement, make_mesh
+from compass_jax.sharding import AXES, Placement, make_mesh, placements
 from compass_jax.training import step
 
 MODEL = ModelConfig(
@@ -266,3 +273,8 @@ def test_rows_and_tokens_that_an_axis_does_not_divide_are_repeated(one_device):
         for mesh in (None, {"replica": 2, "context": 2, "expert": 2})
     ]
     compare(short[1], short[0])
+
+
+def test_devices_that_two_meshes_need_together_are_named():
+    with pytest.raises(ConfigError, match=r"mesh \(8\) and rollout_mesh \(2\) together need 10"):
+        placements(MeshConfig(fsdp=8), MeshConfig(replica=2), True)

@@ -7,7 +7,6 @@ import io
 import json
 import typing
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from compass_jax.aliases import Json
@@ -16,7 +15,6 @@ from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import (
     ConfigError,
     Drafts,
-    MeshConfig,
     RLRunConfig,
     Seam,
     StepPolicy,
@@ -40,8 +38,8 @@ def override(config: R, arguments: Sequence[str], prog: str = "compass") -> R:
     import tyro
 
     config, arguments = _with_classes(config, arguments)
-    if config.rollout_mesh is None and words_of_sections(["rollout_mesh"], arguments):
-        config = replace(config, rollout_mesh=MeshConfig())
+    if words_of_sections(["rollout_mesh"], arguments):
+        config = config.with_rollout_mesh()
     _refuse_unknown(config, arguments)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_options_as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Self
 
 from compass_jax.config.data import DataConfig, RolloutConfig
 from compass_jax.config.errors import check
@@ -53,6 +53,12 @@ class PolicyConfig(Section):
     def directory(self) -> str:
         """The run directory."""
         return self.run_dir or f"runs/{self.name}"
+
+    def with_rollout_mesh(self) -> Self:
+        """Returns the configuration with a mesh of the rollout, of one device if there is none, so
+        that single axes can be set.
+        """
+        return self if self.rollout_mesh else replace(self, rollout_mesh=MeshConfig())
 
     @property
     def local_rollout_mesh(self) -> MeshConfig | None:

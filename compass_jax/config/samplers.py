@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Section
@@ -16,6 +17,8 @@ class SamplersConfig(Section):
     Samplers may come and go: the samples of a lost one are sampled again by another, with the same
     random numbers.
     """
+
+    KEY: ClassVar[str] = "samplers"
 
     address: str = ""
     """Address host:port at which process 0 of the training waits for samplers, and for the other
