@@ -257,9 +257,8 @@ class Tokenizer(Vocabulary):
             if after.startswith(before) and opened == bool(thought):
                 return after[len(before) :]
             if thought and after.startswith(before[: thought.start()]):
-                closed = _closed_thought(message.get("content") or "") if opened else ""
-                text = closed + after[thought.start() :]
-                return text
+                rendered = after[thought.start() :]
+                return _with_thought(message, rendered) if opened else rendered
         raise TokenizerError(
             f"messages[{i}]: the chat template of {self._folder} opens the assistant's turn with"
             f" {ControlTokens.visible(prompt)[-40:]!r}, and the message that it writes does not"
@@ -382,9 +381,15 @@ def _histories(messages: Messages) -> Iterator[list[JsonObject]]:
         yield dialogue[questions[-1] : questions[-1] + 1]
 
 
-def _closed_thought(content: str) -> str:
-    """Returns the closed thought of a content without its opening tag, or an empty one."""
-    thought, mark, _ = content.rpartition("</think>")
-    if not mark:
-        return "\n</think>\n\n"
-    return re.sub(r"\A\s*<think>\n?", "", thought) + mark
+def _with_thought(message: JsonObject, rendered: str) -> str:
+    """Returns the text that follows an opened thought: the closed thought of a message, or an empty
+    one, and what the template has `rendered` behind it. A thought that it has rendered is not
+    repeated.
+    """
+    content = str(message.get("content") or "")
+    for text in (rendered, content):
+        thought, mark, _ = text.rpartition("</think>")
+        thought = re.sub(r"\A\s*<think>\n?", "", thought)
+        if thought.strip():
+            return thought + mark + rendered.rpartition("</think>")[2]
+    return "\n</think>\n\n" + rendered.rpartition("</think>")[2]

@@ -191,6 +191,32 @@ def test_thoughts_are_learnt_where_the_prompt_opens_them(tokenizers):
         assert texts == ["\n</think>\n\n2", "\n</think>\n\n3"]
 
 
+KEEPS_LAST = """{%- for message in messages %}
+{%- set content = message.content if loop.last else message.content.split('</think>')[-1] %}
+{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("content", "learnt"),
+    [
+        ("<think>why</think>2", "why</think>2"),
+        ("<think>\nwhy\n</think>\n\n2", "why\n</think>\n\n2"),
+        ("why</think>2", "why</think>2"),
+        ("2", "\n</think>\n\n2"),
+    ],
+)
+def test_a_thought_that_the_template_keeps_is_learnt_once(tmp_path, content, learnt):
+    """As QwQ's: the prompt opens a thought, and the last message's content is written whole."""
+    folder = write_folder(tmp_path, "qwen3")
+    (tmp_path / "chat_template.jinja").write_text(KEEPS_LAST)
+    tokenizer = Tokenizer.load(folder)
+    parts = tokenizer.encode_turns([ASKED, {"role": "assistant", "content": content}])
+    (span,) = spans(tokenizer, parts[0])
+    assert tokenizer.decode(span) == learnt
+
+
 def test_conversations_stay_one_sequence_where_the_template_rewrites_nothing(tokenizers):
     for name in ("qwen2_5", "qwen3_2507", "llama3_1", "glm_4_5", "deepseek_v3"):
         tokens, mask = tokenizers[name].encode_example(TALKS["four turns"])
