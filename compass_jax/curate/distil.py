@@ -37,7 +37,7 @@ from compass_jax.data.questions import Question, questions
 from compass_jax.errors import CompassError
 from compass_jax.records import Prompt, SampleKey
 from compass_jax.rewards.checks import judged_sources
-from compass_jax.rewards.endpoint import Pooled, Reply
+from compass_jax.rewards.endpoint import NONSENSE, Pooled, Reply
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_json
@@ -67,6 +67,11 @@ class TeacherError(CompassError, RuntimeError):
 Key = tuple[int, int]  # Question.id, number of the sample
 Pending = tuple[Question, int]
 Drawn = Generator[tuple[Pending, Reply], None, None]
+NEWLINE = "\n"
+CONTROL = (
+    "the answer has control tokens, which SFT would learn as text: serve the teacher by a server"
+    " that parses its thoughts and calls, and name it with --endpoint"
+)
 
 
 class Answer(NamedTuple):
@@ -88,8 +93,15 @@ class Answer(NamedTuple):
 
     @property
     def content(self) -> str:
-        """The training target: the chain of thought, if returned separately, and the answer."""
-        return f"<think>\n{self.thought}\n</think>\n\n{self.text}" if self.thought else self.text
+        """The training target: the chain of thought and the answer. A teacher whose prompt opens
+        the thought returns it without the opening tag; parsers of thoughts may leave blank lines.
+        """
+        thought, mark, text = self.text.partition("</think>")
+        if self.thought:
+            thought, text = self.thought, self.text
+        elif not mark or "<think>" in thought:
+            return self.text
+        return f"<think>\n{thought.strip(NEWLINE)}\n</think>\n\n{text.lstrip(NEWLINE)}"
 
 
 class Answers:
@@ -349,6 +361,8 @@ def _by_engine(
             for rollout in Collection(engine, params, batch, *settings, **options):
                 text, complete = text_of(rollout), not rollout.truncated
                 reply = Reply(text, tokens=rollout.response_length, complete=complete)
+                if tokenizer.encode(text) != tokenizer.encode(text, trusted=False):
+                    reply = Reply("", NONSENSE, CONTROL)
                 yield (by_id[rollout.prompt.id], rollout.sample), reply
 
     return replies()

@@ -37,10 +37,10 @@ from compass_jax.curate.report import Tally, markdown
 from compass_jax.curate.resume import require_same_settings, resumed_lines
 from compass_jax.curate.sample import Sample
 from compass_jax.curate.words import Numbers
-from compass_jax.data.files import DataError, field_of, files_of, read_rows
+from compass_jax.data.files import DataError, field_of, read_rows
 from compass_jax.data.formats import FORMATS, TURNS, Reading, open_format, reference, tools_of
 from compass_jax.data.sft import taught
-from compass_jax.data.splits import tell_splits, training_files
+from compass_jax.data.splits import evaluation_files, tell_splits, training_files
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.records import Prompt, Score
@@ -89,7 +89,7 @@ class _Preparation:
         self._out = out
         self._files = [name for pattern in config.data for name in training_files(pattern)]
         tell_splits(config.data, tell)
-        sets = [name for pattern in config.against for name in files_of(pattern)]
+        sets = [name for pattern in config.against for name in evaluation_files(pattern)]
         self._sets = Contamination(sets if config.ngram_words else [], config.ngram_words, tell)
         self._tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else None
         self._alone = switched_on(config)

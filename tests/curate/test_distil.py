@@ -300,6 +300,20 @@ def test_the_shortest_or_random_ones_are_chosen_and_no_text_twice(prompts):
     assert chosen([answer(1, "wrong", 1, 0.0)], settings(prompts, "http://h/v1")) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "thought", "content"),
+    [
+        ("Hm.\n</think>\n\n  4", "", "<think>\nHm.\n</think>\n\n  4"),
+        ("<think>\nHm.</think>4", "", "<think>\nHm.</think>4"),
+        ("\n\n4", "\nHm.\n\n", "<think>\nHm.\n</think>\n\n4"),
+        ("4", "", "4"),
+    ],
+)
+def test_a_thought_is_complete_whatever_the_teacher_leaves_out(text, thought, content):
+    """A prompt may open the thought, and a parser of thoughts may leave blank lines."""
+    assert answer(0, text, 1, thought=thought).content == content
+
+
 def test_nothing_right_is_an_error(prompts, tmp_path):
     with (
         served(lambda n, body: completion("I do not know")) as (at, _),

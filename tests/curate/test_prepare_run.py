@@ -130,6 +130,16 @@ def test_evaluation_questions_are_told_with_counts(tmp_path):
     assert unfiltered.removed["contamination"] == 0 and unfiltered.overlap == {}
 
 
+def test_a_folder_of_evaluation_questions_is_its_test_split(tmp_path):
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    asked = [row(f"What is {n} + {n}?", f"It is {2 * n}.") for n in (2, 3)]
+    write_rows(folder / "train.jsonl", asked)
+    tested = write_rows(folder / "test.jsonl", [{"prompt": "What is 3 + 3?", "answer": "6"}])
+    tally, kept_rows = prepared(tmp_path, str(folder), against=(str(folder),))
+    assert kept_rows == asked[:1] and set(tally.overlap) == {tested}
+
+
 def test_tokens_are_counted_by_the_tokenizer(tmp_path):
     folder = tmp_path / "tokenizer"
     train_tokenizer(["some text"] * 9, 300, folder)
