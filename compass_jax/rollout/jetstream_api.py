@@ -215,8 +215,8 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 
     @property
     def bos_id(self) -> int:
-        """Id of the token that JetStream puts before token prompts: the padding token, because the
-        model families here have no token that begins a sequence.
+        """Id of the token that JetStream puts before token prompts: the padding token. Whether the
+        tokenizer has a token that begins a sequence is not looked at; a text prompt may spell it.
         """
         return self._tokenizer.pad_id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
@@ -88,6 +89,8 @@ class Answer:
         self.job = job
         self._served, self._batcher = served, batcher
         self._number, self._began = number, began
+        # Other draws after a restart, and in another server
+        self._seed = secrets.randbits(32) if job.body.seed is None else job.body.seed
         self._tokens = 0  # completion tokens of all choices so far
         self._queue: asyncio.Queue[tuple[int, Chunk]] = asyncio.Queue()
         n = job.body.n
@@ -115,7 +118,7 @@ class Answer:
             deliver,
             top_k=min(max(body.top_k, 0), self._served.vocab_size),
             top_p=body.top_p,
-            seed=self._number if body.seed is None else body.seed,
+            seed=self._seed,
             sample=index,
             logprobs=job.logprobs is not None,
             of_prompt=bool(job.echo) and job.logprobs is not None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -43,7 +44,7 @@ class Api:
         self.limits = limits
         self._preparing = 0
         self._reading = CapacityLimiter(2)  # threads that parse and tokenise
-        self._number = itertools.count(1)
+        self._number = itertools.count(secrets.randbits(48))  # ids differ after a restart
         self._started = int(time.time())
         metrics.PREPARING.set_function(lambda: self._preparing)
         metrics.SLOTS.set(batcher.engine.config.slots)

@@ -163,6 +163,8 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    # written by some clients, such as lm-eval 0.4.11; templates do not see it
+    type: Annotated[Literal["text", "message"] | None, Field(exclude=True)] = None
     name: Text | None = None
     tool_call_id: Text | None = None
     tool_calls: list[Call] = []

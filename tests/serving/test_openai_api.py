@@ -1,5 +1,7 @@
 """OpenAI's client against a server of a tiny model: the text is that of a plain rollout."""
 
+import secrets
+
 import numpy as np
 import openai
 import pytest
@@ -103,6 +105,15 @@ def test_requests_of_different_temperatures_share_the_slots_and_draws_follow_the
     assert (
         len({client.completions.create(**{**ask, "n": 1}).choices[0].text for _ in range(3)}) == 3
     )
+
+
+def test_requests_without_a_seed_draw_one_that_no_restart_repeats(server, client, monkeypatch):
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 7)
+    ask = {"model": "tiny", "prompt": "a", "max_tokens": 12, "temperature": 1}
+    drawn = [client.completions.create(**ask, **seed) for seed in ({}, {}, {"seed": 7})]
+    assert len({answer.choices[0].text for answer in drawn}) == 1
+    numbers = [int(answer.id.partition("-")[2]) for answer in drawn]
+    assert numbers[1] == numbers[0] + 1 > 1000
 
 
 def test_a_stop_text_ends_the_answer_before_it(server, client):

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -289,6 +290,14 @@ class Template(NoEncodeTokenizer):
     def encode_prompt(self, messages, tools=None, **variables):
         self.messages = messages
         return [1]
+
+
+def test_the_type_that_a_client_gives_a_message_is_read_and_shown_to_no_template():
+    message = {"role": "user", "content": "1 + 1?"}
+    plain, typed = (chat(messages=[{**message, **one}]) for one in ({}, {"type": "text"}))
+    np.testing.assert_array_equal(plain.prompts[0], typed.prompts[0])
+    with pytest.raises(ApiError, match="type"):
+        chat(messages=[{**message, "type": "image"}])
 
 
 def test_calls_of_tools_reach_the_template_as_objects_and_nothing_of_them_is_dropped():
