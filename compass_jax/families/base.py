@@ -200,6 +200,8 @@ class Family:
         unread: keys in its config.json that the class does not read.
         rotary: the class's default fraction of a head that rotary embeddings turn; None:
             config.json has no such key, and they turn whole heads.
+        own_kv_heads: whether the class has as many heads of keys and values as of queries where
+            config.json has no number of them.
         extra_layers: whether its files may have layers after the last that predict further tokens,
             which are ignored.
         rope: the types of scaled rotary embeddings that its config.json may have (rope.SCALED).
@@ -225,6 +227,7 @@ class Family:
     unread: tuple[str, ...] = ()
     rope: tuple[str, ...] = ()
     rotary: float | None = None
+    own_kv_heads: bool = False
     extra_layers: bool = False
     windows: Windows = dataclasses.field(default_factory=Windows)
     router: str = "softmax"
@@ -316,6 +319,8 @@ class Family:
         vector, whatever the default.
         """
         defaults = dict(self.defaults)
+        if self.own_kv_heads and self.keys["heads"] in declared:
+            defaults[self.keys["kv_heads"]] = declared[self.keys["heads"]]
         for key in ("sliding_window", (self.mla_keys or MLA_KEYS)["q_rank"]):
             if key in raw:
                 defaults.pop(key, None)

@@ -58,6 +58,7 @@ HARMLESS = {
     "task_specific_params",
     "prefix",
     "max_length",
+    "max_sequence_length",
     "min_length",
     "do_sample",
     "early_stopping",

@@ -24,5 +24,6 @@ FAMILY = Family(
         Attention(qk_norm=False, qkv_bias=True, o_bias=True),
     ),
     defaults=DEFAULTS,
+    own_kv_heads=True,
     rope=SCALED,
 )

@@ -24,5 +24,6 @@ FAMILY = Family(
         "norm_topk_prob": False,
     },
     fixed={"decoder_sparse_step": 1, "mlp_only_layers": []},
+    own_kv_heads=True,
     rope=SCALED,
 )

@@ -114,6 +114,16 @@ def test_deepseek_has_latent_attention_and_the_size_that_is_published():
     assert exported["topk_method"] == "noaux_tc" and "head_dim" not in exported
 
 
+@pytest.mark.parametrize("name", ["Llama-3.2-1B-Instruct", "OLMoE-1B-7B-0924"])
+def test_a_class_that_has_as_many_heads_of_keys_as_of_queries_by_default(name):
+    """Llama 1's config.json has no number of them, and its context under another name, too."""
+    raw = PUBLISHED[name] | {"max_sequence_length": 2048}
+    config = config_from_dict(without(raw, "num_key_value_heads"))
+    assert config.kv_heads == config.heads == raw["num_attention_heads"]
+    with pytest.raises(UnsupportedModel, match="it has no num_key_value_heads"):
+        config_from_dict(without(PUBLISHED["Qwen3-0.6B"], "num_key_value_heads"))
+
+
 def test_what_differs_from_deepseek_v3_is_refused_all_at_once():
     raw = dict(PUBLISHED["DeepSeek-V3"])
     raw |= {"attention_bias": True, "scoring_func": "softmax", "topk_method": "greedy"}
