@@ -91,14 +91,16 @@ def with_settings(config: S, settings: JsonMapping) -> S:
     Raises ConfigError for unknown ones.
     """
     settings = {name.replace("-", "_"): value for name, value in settings.items()}
+    run: Any
     for base in SEAMS:
         if isinstance(settings.get(base.key), str):
-            run: Any = config
+            run = config
             answer = _answer_tokens(settings) or run.rollout.max_new_tokens
             config = with_class(run, base, settings.pop(base.key), answer)
     for name, value in settings.items():
         if name.startswith("rollout_mesh."):
-            config = config.with_rollout_mesh()
+            run = config
+            config = run.with_rollout_mesh()
         config = _replaced(config, name.split("."), value, name)
     return config
 
