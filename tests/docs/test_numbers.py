@@ -224,8 +224,8 @@ def test_the_demo():
         assert f"{costs['tokens']:,.0f} instead of {costs['baseline_tokens']:,.0f}" in part
         sentence = difference_in_words(seed["difference"]).split(": ", 1)[1]
         assert f"{sentence} on seed {place}" in part
-    first, second = (f"{seed['to_target']['ratio']:.2f}" for seed in results["seeds"])
-    assert f"{first} and {second} of its tokens (seeds 0 and 1)" in README
+    *first, last = (f"{seed['to_target']['ratio']:.2f}" for seed in results["seeds"])
+    assert f"{', '.join(first)} and {last} of its tokens (seeds 0 to 2)" in README
 
 
 def test_tokens_to_an_accuracy():
