@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compass_jax.commands.work import COMPILER_ALONE
+from compass_jax.tpu_flags import COMPILER_ALONE
 
 LENGTH = 8192
 LAYERS, EXPERTS = (24, 48, 96), (64, 128, 256)

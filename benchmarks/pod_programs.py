@@ -22,8 +22,7 @@ from typing import Any
 
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.overrides import override
-from compass_jax.commands.work import COMPILER_ALONE
-from compass_jax.tpu_flags import VARIABLE, set_flags
+from compass_jax.tpu_flags import VARIABLE, compile_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -98,8 +97,7 @@ def main() -> None:
     words = [*sys.argv[1:], "--"]
     end = words.index("--")  # argparse leaves no words after an option's list to a positional
     args = parser.parse_args(words[:end], argparse.Namespace(settings=words[end + 1 : -1]))
-    os.environ.update(COMPILER_ALONE)
-    set_flags(args.topology.partition(":")[0])
+    compile_alone(args.topology)
     for row in rows(args):
         line = json.dumps(row)
         print(line)

@@ -248,7 +248,7 @@ BAD = {
     "too many": ({"mesh": MeshConfig(fsdp=16)}, "needs 16 devices, there are 8"),
     "too many apart": (
         {"mesh": MeshConfig(fsdp=8), "rollout_apart": True},
-        "needs 8 devices, there are 0",
+        r"mesh \(8\) and rollout_mesh \(8\) together need 16 devices, there are 8",
     ),
 }
 
