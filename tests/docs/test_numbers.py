@@ -251,6 +251,15 @@ def test_tokens_to_an_accuracy():
                 assert f"{ratio:.2f} ({low:.2f} to {high:.2f})" == text
                 assert text.rstrip(")") in PAGE
     assert "0.26 (0.14–0.38)" in README and "0.36 without" in README
+    again = rows("tokens_to_accuracy_minutes.jsonl")
+    first = {(x["variant"], x["seed"]): x["curve"] for x in arms if "0.7, 16" not in x["name"]}
+    for run in again:  # the same tokens and accuracies
+        of_first = [point[::2] for point in first[run["variant"], run["seed"]]]
+        assert [point[::2] for point in run["curve"]] == of_first
+    for left_out, text in (((), "0.73 (0.49 to 0.95)"), ((3,), "0.89 (0.79 to 0.99)")):
+        seeds = [x for x in again if x["seed"] not in left_out]
+        ratio, low, high = interval(ratios(seeds, minutes=True)["screening, posterior"])
+        assert f"{ratio:.2f} ({low:.2f} to {high:.2f})" == text and text in PAGE
 
 
 def test_tokens_to_an_accuracy_on_word_problems():
