@@ -326,8 +326,8 @@ def _mesh(model: ModelConfig, count: int) -> MeshConfig:
 
 
 def _free_bytes(config: PolicyConfig) -> float:
-    """Returns the bytes of a device of the rollout beside process and rollout weights, and beside
-    the training's weights, moments and gradients where they are on the same devices.
+    """Returns a rollout device's bytes beside the process and the rollout's weights; without
+    disaggregated rollout also beside the training's weights, moments and gradients.
     """
     is_apart = config.rollout_apart or config.samplers.acts
     # FSDP does not split the rollout's weights.

@@ -55,8 +55,8 @@ class PolicyConfig(Section):
         return self.run_dir or f"runs/{self.name}"
 
     def with_rollout_mesh(self) -> Self:
-        """Returns the configuration with a mesh of the rollout, of one device if there is none, so
-        that single axes can be set.
+        """Returns the configuration with a rollout_mesh, of one device where it is None, so that
+        single axes can be set.
         """
         return self if self.rollout_mesh else replace(self, rollout_mesh=MeshConfig())
 

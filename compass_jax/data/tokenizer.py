@@ -382,9 +382,8 @@ def _histories(messages: Messages) -> Iterator[list[JsonObject]]:
 
 
 def _with_thought(message: JsonObject, rendered: str) -> str:
-    """Returns the text that follows an opened thought: the closed thought of a message, or an empty
-    one, and what the template has `rendered` behind it. A thought that it has rendered is not
-    repeated.
+    """Returns the text that follows an opened thought: the closed thought, or an empty one, and the
+    answer. The thought is that of the `rendered` text, else that of the message's content.
     """
     content = str(message.get("content") or "")
     for text in (rendered, content):

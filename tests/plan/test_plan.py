@@ -17,7 +17,7 @@ from compass_jax.chips import CHIPS, chip_of
 from compass_jax.commands.configured import load_config
 from compass_jax.config import MeshConfig
 from compass_jax.plan.bound import Bound, answer_lengths, read_share, runs_per_step
-from compass_jax.plan.memory import advice, refused_bytes
+from compass_jax.plan.memory import _fewer_tokens, advice, refused_bytes
 from compass_jax.plan.programs import Step, topology_devices
 from compass_jax.plan.run import CompiledProgram, Plan
 from compass_jax.plan.search import layouts
@@ -412,6 +412,11 @@ def test_a_search_yields_what_a_run_accepts():
     assert packed.rl.packed_row_tokens
     candidates = list(layouts(packed, 256))
     assert candidates and all(x.validate_for_rl() for x in candidates)
+    rows = packed.mesh.replica * packed.mesh.fsdp * packed.mesh.expert
+    one = dataclasses.replace(packed.rl, micro_batch_tokens=rows * packed.rl.longest_row)
+    assert _fewer_tokens(one, packed.mesh) is None
+    unpacked = dataclasses.replace(one, packed_row_tokens=0)
+    assert _fewer_tokens(unpacked, packed.mesh).setting == "mesh.context"
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
     apart = dataclasses.replace(config, rollout_apart=True, rollout_mesh=MeshConfig(expert=16))
     candidates = list(layouts(apart, 64))
