@@ -69,8 +69,8 @@ class RolloutConfig(Section):
     dtype: Literal["", "float32", "bfloat16"] = ""
     """Type of the sampler and its copy of the weights; empty: compute.dtype."""
     quantize: Literal["off", "e4m3", "int8", "auto"] = "off"
-    """8-bit weights of the sampler (emulated on a CPU); auto: the type that the chip multiplies
-    fast.
+    """8-bit weights of the sampler (emulated on a CPU); auto: the type for which the chip
+    has units. The values are cast to bfloat16 before each product.
     """
     kv_quantize: Literal["off", "e4m3", "int8"] = "off"
     """8-bit keys and values in the cache, with a scale for each position and head."""
