@@ -1,6 +1,6 @@
 """Whether a pretrained model learns from the command that a user types first, in 45 minutes.
 
-    python -m benchmarks.default_learns --model FOLDER [--tasks problems count sort] [--minutes 45]
+    python -m benchmarks.default_learns --model FOLDER [--tasks problems count review] [--minutes 45]
                                         [--name default] [--set rl.optim.learning_rate=1e-5 ...]
                                         [--cores 0-1] [--out runs/default_learns]
                                         [--results benchmarks/results/default_learns.jsonl]
@@ -61,19 +61,25 @@ WORDS = (
 
 
 def problem(rng: random.Random) -> tuple[str, str]:
-    """Returns a word problem of one or two operations, and its answer."""
+    """Returns a word problem of one operation on small numbers, and its answer."""
     first, second = rng.sample(NAMES, 2)
     things = rng.choice(THINGS)
-    x, y, z = rng.randint(2, 30), rng.randint(2, 20), rng.randint(2, 9)
+    x, y = rng.randint(2, 12), rng.randint(2, 9)
     texts = (
         (f"{first} has {x} {things} and buys {y} more. How many does {first} have now?", x + y),
         (f"{first} has {x + y} {things} and gives {y} to {second}. How many are left?", x),
-        (f"{first} has {z} boxes with {y} {things} in each. How many {things} are there?", y * z),
         (f"{first} has {x} {things}. {second} has {y} more. How many has {second}?", x + y),
-        (f"{first} shares {y * z} {things} equally among {z} friends. How many gets each?", y),
     )
     text, answer = rng.choice(texts)
-    return text, str(answer)
+    return f"{text} Answer with the number alone.", str(answer)
+
+
+def review(rng: random.Random) -> tuple[str, str]:
+    """Returns a short review to be judged, and its verdict."""
+    kind = rng.choice(("positive", "negative"))
+    first, second = rng.sample(REVIEWS[kind], 2)
+    text = f"The {rng.choice(PRODUCTS)} {first} and {second}."
+    return f"Is this review positive or negative? {text} Answer with one word.", kind
 
 
 def count(rng: random.Random) -> tuple[str, str]:
@@ -97,6 +103,19 @@ def sort(rng: random.Random) -> tuple[str, str]:
     return f"Sort these words alphabetically: {', '.join(words)}", ", ".join(sorted(words))
 
 
+PRODUCTS = "phone laptop lamp chair blanket kettle camera backpack jacket printer radio".split()
+REVIEWS = {
+    "positive": (
+        "works every day, looks lovely, was worth its price, arrived early, feels solid, never let"
+        " me down, made my week, is easy to clean, does what it promises, pleased the whole family,"
+        " is better than the old one"
+    ).split(", "),
+    "negative": (
+        "broke after a week, looks cheap, was a waste of money, arrived late, feels flimsy, let me"
+        " down twice, ruined my week, is hard to clean, does nothing that it promises, annoyed the"
+        " whole family, is worse than the old one"
+    ).split(", "),
+}
 LAST_NUMBER = '''import re
 
 
@@ -120,10 +139,19 @@ def score(response, answer):
     expected = answer.split(", ")
     return float(words[-len(expected) :] == expected)
 '''
+FIRST_WORD = '''import re
+
+
+def score(response, answer):
+    """1 where the response names the verdict, and not the other one, in its first line."""
+    words = re.findall(r"positive|negative", response.strip().lower().partition("\\n")[0])
+    return float(set(words) == {answer})
+'''
 TASKS: dict[str, tuple[Callable[[random.Random], tuple[str, str]], str]] = {
     "problems": (problem, LAST_NUMBER),
     "count": (count, WORD_COUNT),
     "sort": (sort, LAST_WORDS),
+    "review": (review, FIRST_WORD),
 }
 
 

@@ -11,9 +11,10 @@ from benchmarks import default_learns
 RESPONSES = {
     "problems": ("3 + 4 = 7.", "It was 7 and now it is 8."),
     "count": ("A dog ran very far away today.", "A dog ran\nvery far away today."),
+    "review": ("It is positive.", "Positive, not negative"),
     "sort": ("Sorted:\napple, banana, river", "apple, river, banana"),
 }
-ANSWERS = {"problems": "7", "count": "7", "sort": "apple, banana, river"}
+ANSWERS = {"problems": "7", "count": "7", "sort": "apple, banana, river", "review": "positive"}
 
 
 @pytest.mark.parametrize("task", default_learns.TASKS)
@@ -33,16 +34,7 @@ def test_problems_have_the_answers_of_their_sentences():
     for _ in range(200):
         text, answer = default_learns.problem(rng)
         x, y = (int(n) for n in default_learns.re.findall(r"\d+", text))
-        if "gives" in text:
-            expected = x - y
-        elif "boxes" in text:
-            expected = x * y
-        elif "equally" in text:
-            expected = x // y
-            assert x % y == 0
-        else:
-            expected = x + y
-        assert int(answer) == expected, text
+        assert int(answer) == (x - y if "gives" in text else x + y), text
 
 
 def test_a_setting_without_a_value_is_refused():
