@@ -16,7 +16,6 @@ import gc
 import json
 import mmap
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -28,6 +27,7 @@ from compass_jax.aliases import Json
 from compass_jax.errors import CompassError
 from compass_jax.processes import guards
 from compass_jax.processes.channel import ExitStatus, run_forked
+from compass_jax.processes.folders import empty_folder
 
 ANSWER_BYTES = 2**16
 DETAIL_CHARS = 2000
@@ -106,9 +106,8 @@ class Sandbox:
         with contextlib.suppress(OSError):
             os.rmdir(folder)
         try:
-            for name in os.listdir(self._folder):
-                _remove(os.path.join(self._folder, name))
-        except (OSError, RecursionError) as error:
+            empty_folder(self._folder)
+        except OSError as error:
             raise SandboxError(f"files of a check could not be removed: {error}") from error
 
     def _strip(self, folder: str, seconds: float) -> None:
@@ -157,18 +156,3 @@ def _result(end: ExitStatus, seconds: float) -> Result:
             case [False, str(trace)]:
                 return Result(None, "error", trace[-DETAIL_CHARS:])
     return Result(None, "crash", "the check ended without an answer")
-
-
-def _remove(path: str) -> None:
-    if not os.path.isdir(path) or os.path.islink(path):
-        os.unlink(path)
-        return
-    try:
-        shutil.rmtree(path)
-    except PermissionError:  # folders without permissions: open each before listing it
-        os.chmod(path, 0o700)
-        for parent, folders, _ in os.walk(path):
-            for name in folders:
-                if not os.path.islink(inner := os.path.join(parent, name)):
-                    os.chmod(inner, 0o700)
-        shutil.rmtree(path)

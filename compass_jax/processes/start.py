@@ -13,7 +13,6 @@ import contextlib
 import multiprocessing
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any, NoReturn
 
 from compass_jax.processes import guards
 from compass_jax.processes.channel import Channel
+from compass_jax.processes.folders import remove_folder
 
 ROOT = str(Path(__file__).resolve().parents[2])
 KILL_LIMIT_S = 10.0  # timeout of killing the descendants
@@ -147,7 +147,7 @@ def _wait(child: int, lifeline: int, folder: str) -> NoReturn:
         os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     guards.kill_descendants(time.monotonic() + KILL_LIMIT_S)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     # Ends by the same signal as the child; `run` has set SIGINT and SIGTERM to be ignored.
     if code < 0:
         if code != -signal.SIGKILL:

@@ -29,16 +29,16 @@ from compass_jax.processes import guards
 from compass_jax.processes.channel import run_forked
 from compass_jax.verifiers import program_files
 from compass_jax.verifiers.program_files import CHILD
-from compass_jax.verifiers.program_tests import (
+from compass_jax.verifiers.program_objects import (
     ProgramFailed,
     RowError,
-    RowTests,
-    Run,
     StartsProcesses,
-    read_tests,
 )
+from compass_jax.verifiers.program_run import Run
+from compass_jax.verifiers.program_tests import RowTests, read_tests
 
 OUTPUT_BYTES = 2**20
+ANSWER_BYTES = 8 * 2**20
 FILE_BYTES = 16 * 2**20
 # marks among the results: an error message follows; all tests start again
 _ERROR, _AGAIN = b"E", b"-"
@@ -67,12 +67,18 @@ class Program:
     with that process. Raises OSError if no process could be started, in two attempts.
     """
 
+    has_run = False  # whether this process has started a program
+
     def __init__(self, limits: Limits, script: str = "", text: str = ""):
         self._limits = limits
-        with tempfile.TemporaryFile() as file:
-            file.write(text.encode())
-            file.seek(0)
-            self._process = _start_process(script, file if script else subprocess.PIPE, limits)
+        with contextlib.ExitStack() as stack:
+            stdin: Any = subprocess.PIPE
+            if script:
+                stdin = stack.enter_context(tempfile.TemporaryFile())
+                stdin.write(text.encode())
+                stdin.seek(0)
+            self._process = _start_process(script, stdin, limits)
+        Program.has_run = True
 
     def __enter__(self) -> Program:
         return self
@@ -96,8 +102,8 @@ class Program:
         with contextlib.suppress(OSError):  # a program that ended
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        line = self._process.stdout.readline(OUTPUT_BYTES)
-        if not line.endswith(b"\n") and len(line) < OUTPUT_BYTES:
+        line = self._process.stdout.readline(ANSWER_BYTES)
+        if not line.endswith(b"\n") and len(line) < ANSWER_BYTES:
             raise self._end_error()
         answer = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -166,12 +172,10 @@ def passed_functions(
     tests.namespace()
     text = tests.program(text)
     with contextlib.suppress(ProgramFailed), Program(limits) as program:
-        answer = program.ask({"load": text})
-        claimed = [name for name in answer.get("names", ()) if isinstance(name, str)]
         run = Run(tests, program.ask, in_place)
-        for number in range(1, len(tests.tests) + 1) if "raised" not in answer else ():
-            names = tests.namespace()
-            yield run.passes(number, names, tests.visible(claimed, text, names))
+        run.load(text)
+        for number in range(1, len(tests.tests) + 1):
+            yield run.passes(number)
 
 
 def setup_fault(setup: str) -> str:
@@ -181,7 +185,7 @@ def setup_fault(setup: str) -> str:
     limits = Limits(60.0, processes=guards.PROGRAM_PROCESSES)
     try:
         with Program(limits) as program:
-            answer = program.ask({"load": setup})
+            answer = program.ask({"load": setup, "classes": []})
     except ProgramFailed:
         return "setup ends the program that it stands before"
     if "raised" not in answer:
@@ -226,8 +230,11 @@ def passed(
 
     The work runs in a child process, because a program's result may keep a test busy or crash the
     process. If a program starts a process, `work` is restarted with `limits` for several processes,
-    which share the memory limit. Raises RowError if the work does, and RuntimeError if it raised
-    another error, or the child was killed from outside.
+    which share the memory limit.
+
+    Raises RowError if the work does, and RuntimeError if it raised another error before a program
+    began, or the child was killed from outside. Errors after that may be the program's doing (its
+    folder, its processes, its answers), and it fails the remaining tests.
     """
     parent = os.getpid()
 
@@ -235,12 +242,14 @@ def passed(
         try:
             guards.die_with_parent()
             guards.limit_growth()
+            Program.has_run = False
             if os.getppid() == parent:
                 _write_results(page, work, limits, stop_at_failure)
         except BaseException as error:
-            text = str(error) if isinstance(error, RowError) else traceback.format_exc()
-            message = json.dumps([isinstance(error, RowError), text[-4000:]])
-            page.write(_ERROR + message.encode())
+            of_row = isinstance(error, RowError)
+            if of_row or not Program.has_run:
+                text = str(error) if of_row else traceback.format_exc()
+                page.write(_ERROR + json.dumps([of_row, text[-4000:]]).encode())
 
     end = run_forked(write, min(limits.seconds, guards.seconds_left()))
     results, error, text = end.output.partition(_ERROR)

@@ -136,6 +136,29 @@ WRONG = {
     "builtins.print = builtins.len = builtins.isinstance = lambda *a: True\n"
     "def f(x): return 0\n",
     "patches json": "import json\njson.dumps = lambda x: '{{\"value\": 22}}'\ndef f(x): return 0\n",
+    "answers in another form": "import os\nos.write(4, b'{{\"names\": 5}}\\n')\n"
+    "def f(x): return 0\n",
+    "answers without a value": "import os\ndef f(x): os.write(4, b'{{\"objects\": []}}\\n' * 9)\n",
+    "claims objects that are none": "import os\n"
+    'def f(x): os.write(4, b\'{{"value": {{"kept": 5}}, "after": [], "objects": 7}}\\n\')\n',
+    "closes its folder and forks": "import os\nos.chmod('.', 0)\nos.fork()\ndef f(x): return 0\n",
+    "closes the folders above and forks": "import os\nfor place in ('../..', '..', '.'):\n"
+    " try: os.chmod(place, 0)\n except OSError: pass\nos.fork()\ndef f(x): return 0\n",
+    "removes its folder and forks": "import os\nos.rmdir(os.getcwd())\nos.fork()\n"
+    "def f(x): return 0\n",
+    "moves its folder": "import os\nhere = os.getcwd()\nos.rename(here, here + 'x')\n"
+    "os.symlink('/etc', here)\nos.fork()\ndef f(x): return 0\n",
+    "makes deep folders": "import os\nos.makedirs('d/' * 1000)\ndef f(x): return 0\n",
+    "makes deeper folders": "import os\nfor _ in range(2500):\n os.mkdir('d'); os.chdir('d')\n"
+    "def f(x): return 0\n",
+    "makes deep closed folders": "import os\nfor _ in range(1500):\n os.mkdir('d'); os.chdir('d')\n"
+    "for _ in range(1500):\n os.chdir('..'); os.chmod('d', 0)\ndef f(x): return 0\n",
+    "fills the disk and forks": "import os\ntry:\n"
+    " for n in range(99): open(str(n), 'wb').write(bytes(10**7))\n"
+    "except OSError: pass\nos.fork()\ndef f(x): return 0\n",
+    "an object that answers anything": "class A:\n def __getattr__(self, name): return self\n"
+    " def __call__(self, *a): return self\n __sub__ = __abs__ = __eq__ = __lt__ = __call__\n"
+    "def f(x): return A()\n",
     "looks for the test": "import gc, sys\ndef f(x):\n"
     " texts = [o for o in gc.get_objects() if isinstance(o, (str, dict, list))]\n"
     " seen = any('f(20) ==' in str(o)[:2000] for o in texts)\n"

@@ -16,7 +16,7 @@ from compass_jax.rewards.joined import check_rows
 from compass_jax.rewards.score import Scorer
 from compass_jax.verifiers import program_files
 from compass_jax.verifiers.kinds import code
-from compass_jax.verifiers.program_tests import RowError
+from compass_jax.verifiers.program_objects import RowError
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 GOOD = {"tests": ["assert f(20) == 22"]}
@@ -35,7 +35,7 @@ FAULTS = {
     ),
     "a test raises": ({"tests": ["x = {}['k']\nassert f(x)"]}, "test 1 raises KeyError"),
     "a test calls nothing": (
-        {"tests": ["def test_f():\n    assert f(1) == 3"]},
+        {"tests": ["def unused():\n    assert f(1) == 3"]},
         "calls no function",
     ),
     "a module that nobody imports": ({"tests": ["assert abs(f(1) - math.pi) < 9"]}, "math.pi"),
@@ -46,7 +46,7 @@ FAULTS = {
         "calls no function",
     ),
     "an expression under test": (
-        {"tests": [], "test": "def check(g):\n    g(1)", "entry_point": "Solution().f"},
+        {"tests": [], "test": "def check(g):\n    g(1)", "entry_point": "make(3).f"},
         "must be the name of a function",
     ),
     "a function as an argument": ({"tests": ["assert f(lambda x: x) == 1"]}, "no plain data"),

@@ -21,13 +21,10 @@ from compass_jax.verifiers.base import (
     one_of,
 )
 from compass_jax.verifiers.extract import extract_answer
-from compass_jax.verifiers.program_tests import (
-    RowError,
-    RowTests,
-    complaint,
-    joined_program,
-    read_tests,
-)
+from compass_jax.verifiers.program_objects import RowError
+from compass_jax.verifiers.program_run import complaint
+from compass_jax.verifiers.program_suites import split_suite
+from compass_jax.verifiers.program_tests import RowTests, joined_program, read_tests
 
 _LABELS = frozenset(("", "python", "python3", "py"))
 _PYTHON = re.compile(
@@ -91,9 +88,11 @@ def _read_row(
     for name, value in (("tests", tests), ("inputs", inputs), ("outputs", outputs)):
         if isinstance(value, str) or not all(isinstance(x, str) for x in value or ()):
             raise RowError(f"{name} = {value!r:.80} must be a list of texts")
-    texts = [*(tests or ())]
+    texts = [part for text in tests or () for part in split_suite(text)]
     if test:
-        texts.append(f"{test}\ncheck({entry_point})" if entry_point else test)
+        suite = split_suite(test)
+        is_check = entry_point and suite == [test]
+        texts += [f"{test}\ncheck({entry_point})"] if is_check else suite
     stdin, expected = list(inputs or ()), list(outputs or ())
     if len(stdin) != len(expected) or bool(texts) == bool(stdin):
         raise RowError(
