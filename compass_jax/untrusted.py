@@ -26,8 +26,10 @@ MOST_LINE_BYTES = 8 * 2**20  # maximum length of a JSON line: several million ch
 MOST_DEPTH = 64
 MOST_DIGITS = 19  # maximum length of an integer: 64 bits
 
-# a span of code within a line, or a block
-_FENCED = re.compile(r"```[^`\n]+```|```[ \t]*+([\w+#.-]*+)[ \t]*+\n(.*?)```", re.DOTALL)
+# a span of code within a line, or a block, whose language may have attributes: ```python title="f"
+_FENCED = re.compile(
+    r"```[^`\n]+```|```[ \t]*+(?:\{\.?+)?+([\w+#.-]*+)(?:[ \t:=,}][^`\n]*+)?+\n(.*?)```", re.DOTALL
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -54,9 +54,17 @@ class RowTests(NamedTuple):
         setup's last function.
         """
         joined = joined_program(self.begin, text)
-        if self.setup == self.begin or _compiles(joined):
+        if self.setup == self.begin or compiles(joined):
             return joined
         return joined_program(self.setup, text)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The names that the tests take from a program."""
+        free = frozenset[str]().union(*(test.free for test in self.tests))
+        imported = (test.imported for test in self.tests)
+        known = BUILTINS | defined_names(self.setup) | {MARK, RUN}
+        return self.under_test.union(free - known, *imported)
 
     def namespace(self) -> JsonObject:
         """Returns the names that a test starts with. Raises RowError if the setup raises."""
@@ -82,7 +90,7 @@ def joined_program(setup: str, text: str) -> str:
 
 def _split_future(text: str) -> tuple[str, str]:
     """Returns a valid program's imports from `__future__`, and the rest of its text."""
-    if "__future__" not in text or not _compiles(text):
+    if "__future__" not in text or not compiles(text):
         return "", text
     imports, lines = "", text.encode().splitlines(keepends=True)
     for node in reversed(_parse(text, "program").body):
@@ -214,7 +222,8 @@ def _read(reader: Callable[[Any], Any], source: Json, what: str) -> Json:
         raise RowError(f"{what} does not compile: {brief(error)}; mend it") from error
 
 
-def _compiles(text: str) -> bool:
+def compiles(text: str) -> bool:
+    """Returns whether a text is a valid program."""
     try:
         _compile(text, "program")
     except RowError:
@@ -226,12 +235,12 @@ def _complete_setup(setup: str) -> str:
     """Returns `setup` as a valid program. If it ends with the head of a function, `pass` is added
     as the body. Raises RowError for any other invalid text.
     """
-    if _compiles(setup):
+    if compiles(setup):
         return setup
     last = (setup.rstrip().splitlines() or [""])[-1]
     indent = last[: len(last) - len(last.lstrip())]
     for blanks in (f"{indent}    ", f"{indent}\t", indent):
-        if _compiles(completed := f"{setup.rstrip()}\n{blanks}pass\n"):
+        if compiles(completed := f"{setup.rstrip()}\n{blanks}pass\n"):
             return completed
     return _compile(setup, "setup") and setup
 
@@ -257,6 +266,11 @@ def _is_stub(node: ast.stmt) -> bool:
     raised = raised.func if isinstance(raised, ast.Call) else raised
     unwritten = isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
     return isinstance(node, ast.Pass) or constant or unwritten
+
+
+def read_names(text: str) -> set[str]:
+    """Returns the global names that a valid text reads and does not define."""
+    return _names(text, defined=False)
 
 
 def defined_names(text: str) -> set[str]:

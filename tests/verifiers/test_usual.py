@@ -20,7 +20,7 @@ from compass_jax.verifiers.extract import (
     json_text,
     number,
 )
-from compass_jax.verifiers.kinds.code import _program
+from compass_jax.verifiers.program_blocks import find_program
 
 OURS = {"prompt", "response", "row", "answer", "answer_tag"}
 RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)
@@ -220,7 +220,7 @@ def test_a_source_that_names_what_cannot_be_is_refused(source, message):
 @pytest.mark.parametrize("after", ["", "\nIt prints:\n```text\n3\n```\nand\n```text\n4\n```\n"])
 def test_blocks_of_other_languages_do_not_shift_the_pairs_of_fences(before, after):
     program = f"{before}Here:\n```python\ndef f():\n    return 3\n```{after}"
-    assert _program(program, "answer") == "def f():\n    return 3\n"
+    assert find_program(program, "answer", {"f"}) == "def f():\n    return 3\n"
     text = f'{before}So:\n```JSON\n{{"a": 1}}\n```{after}'
     assert json_text(text, "answer") == '{"a": 1}'
     calls = f'{before}So:\n```json\n[{{"name": "f", "arguments": {{}}}}]\n```{after}'

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.processes import guards
-from compass_jax.untrusted import fenced_blocks
 from compass_jax.verifiers import program
 from compass_jax.verifiers.base import (
     NOTHING,
@@ -20,16 +18,12 @@ from compass_jax.verifiers.base import (
     number_in,
     one_of,
 )
-from compass_jax.verifiers.extract import extract_answer
+from compass_jax.verifiers.extract import visible
+from compass_jax.verifiers.program_blocks import find_program
 from compass_jax.verifiers.program_objects import RowError
 from compass_jax.verifiers.program_run import complaint
 from compass_jax.verifiers.program_suites import split_suite
 from compass_jax.verifiers.program_tests import RowTests, joined_program, read_tests
-
-_LABELS = frozenset(("", "python", "python3", "py"))
-_PYTHON = re.compile(
-    r"^[ \t]*+(?:def|class|import|from|return|for|print|[A-Za-z_]\w*+[ \t]*+=)", re.MULTILINE
-)
 
 
 def judge(
@@ -49,19 +43,20 @@ def judge(
     """Returns the share of tests that the program passes. With credit "all", returns 1 if it passes
     all tests, else 0.
 
-    The program is the response's last fenced block, else the text in the answer's tag, else the
-    whole response; `setup` is prepended. The tests are Python texts (`tests`, as in MBPP), or one
-    text that defines `check(candidate)` (`test` and `entry_point`, as in HumanEval), or pairs of
-    input and output. All tests together have `seconds`. Calls return the program's changes to its
-    arguments with `in_place`; None: only if the test does not use the result.
+    The program is a block of the response (`find_program`), without thoughts; `setup` is prepended.
+    The tests are Python texts (`tests`, as in MBPP), or one text: `check(candidate)` (`test` and
+    `entry_point`, as in HumanEval) or a suite of unittest or pytest; or pairs of input and output.
+    All tests together have `seconds`. Calls return the program's changes to its arguments with
+    `in_place`; None: only if the test looks at them (program_in_place.py).
 
     Raises RowError for a row without tests, or with tests that cannot run.
     """
-    text = _program(response, answer_tag)
+    of_row = _read_row(tests, test, entry_point, setup, inputs, outputs, in_place)
+    needed = of_row.needed if isinstance(of_row, RowTests) else frozenset()
+    text = find_program(visible(response), answer_tag, needed)
     if text is None:
         return NOTHING
     limits = program.Limits(min(seconds, guards.seconds_left()), memory_mb)
-    of_row = _read_row(tests, test, entry_point, setup, inputs, outputs, in_place)
 
     def work(left: program.Limits) -> Iterator[bool]:
         if isinstance(of_row, RowTests):
@@ -119,13 +114,6 @@ def row_faults(rows: Sequence[JsonMapping]) -> list[str]:
         # a program's process may import fewer packages than that of the tests
         faults.append(fault or (setup_fault(of_row.setup) if isinstance(of_row, RowTests) else ""))
     return faults
-
-
-def _program(response: str, tag: str) -> str | None:
-    if blocks := fenced_blocks(response, _LABELS):
-        return blocks[-1][2]
-    text = (extract_answer(response, tag) if tag else None) or response
-    return text if _PYTHON.search(text) else None
 
 
 KIND = Kind(
