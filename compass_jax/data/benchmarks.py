@@ -29,6 +29,7 @@ _CHOOSE = (
 )
 _TESTS = "{text}\nThe code must pass these tests:\n\n```python\n{tests}\n```"
 
+_HEADS = "{text}\n\nThe tests use these functions:\n\n```python\n{heads}\n```"
 _COMPLETE = (
     "Complete this Python function, and answer with all of it in a code block.\n\n```python\n"
 )
@@ -75,8 +76,41 @@ def program_row(one: JsonMapping) -> JsonObject:
         "setup": one["prompt"],
         "test": one["test"],
         "entry_point": one["entry_point"],
-        "answer": one["canonical_solution"],
+        **_solved(one["canonical_solution"]),
     }
+
+
+def leet_code(row: Row, path: str) -> Row:
+    """Converts a problem of LeetCodeDataset (arXiv 2504.14655). `prompt` has the imports and the
+    classes that tests and programs share.
+    """
+    columns = {"setup": row["prompt"], **_solved(row["completion"])}
+    labels = {"difficulty": row.get("difficulty")}
+    return _with_columns(row, labels, id=row["task_id"], **columns, prompt=row["query"])
+
+
+def big_code_bench(row: Row, path: str) -> Row:
+    """Converts a task of BigCodeBench (arXiv 2406.15877), in its form with instructions."""
+    columns = {"setup": row["code_prompt"], **_solved(row["canonical_solution"])}
+    return _with_columns(row, {}, id=row["task_id"], **columns, prompt=row["instruct_prompt"])
+
+
+def kod_code(row: Row, path: str) -> Row:
+    """Converts a question of KodCode (arXiv 2503.02951). The prompt shows the heads of the
+    functions, because only the tests name them otherwise.
+    """
+    heads = [one["function_declaration"] for one in row["test_info"] or ()]
+    prompt = row["question"]
+    if heads:
+        prompt = _HEADS.format(text=prompt, heads="\n".join(heads))
+    labels = {"domain": row.get("subset"), "difficulty": row.get("gpt_difficulty")}
+    test = row["test"] if "test" in row else row["test_code"]
+    return _with_columns(row, labels, prompt=prompt, test=test, **_solved(row["solution"]))
+
+
+def _solved(solution: Json) -> JsonObject:
+    """Returns the columns of a row's own program: `solution` is tried before a run."""
+    return {"answer": solution, "solution": solution}
 
 
 def mbpp(row: Row, path: str) -> Row:
@@ -90,7 +124,7 @@ def mbpp(row: Row, path: str) -> Row:
         raise ValueError("the field 'test_list' must be a list of texts that is not empty")
     setup = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""]).strip()
     prompt = _TESTS.format(text=row.get("text", row.get("prompt")), tests="\n".join(tests))
-    return _with_columns(row, {}, prompt=prompt, tests=tests, setup=setup, answer=row["code"])
+    return _with_columns(row, {}, prompt=prompt, tests=tests, setup=setup, **_solved(row["code"]))
 
 
 def bfcl(row: Row, path: str) -> Row:

@@ -34,6 +34,9 @@ class Format(NamedTuple):
 
 
 _HUMAN_EVAL = ("task_id", "canonical_solution", "test", "entry_point")
+_LEET_CODE = ("task_id", "prompt", "completion", "test", "entry_point")
+_KOD_CODE = ("solution", "test_info")
+_BIG = (*_HUMAN_EVAL, "code_prompt")
 FORMATS = (
     *(
         Format("multiple choice", question, answer, None, also, benchmarks.choice, "choice")
@@ -47,6 +50,12 @@ FORMATS = (
     Format("HumanEval", "prompt", "", None, _HUMAN_EVAL, benchmarks.human_eval, "code"),
     Format("MBPP", "text", "", None, ("code", "test_list"), benchmarks.mbpp, "code"),
     Format("MBPP", "prompt", "", None, ("code", "test_list"), benchmarks.mbpp, "code"),
+    Format("LeetCode", "query", "", None, _LEET_CODE, benchmarks.leet_code, "code"),
+    Format("BigCodeBench", "instruct_prompt", "", None, _BIG, benchmarks.big_code_bench, "code"),
+    *(
+        Format("KodCode", "question", "", None, (x, *_KOD_CODE), benchmarks.kod_code, "code")
+        for x in ("test", "test_code")
+    ),
     Format("IFEval", "prompt", "", None, ("instruction_id_list", "kwargs"), None, "instructions"),
     Format("BFCL", "question", "", None, ("id", "function"), benchmarks.bfcl, "tools"),
     Format("plain", "prompt", "answer", None),

@@ -32,7 +32,7 @@ _SEQUENCES = {
 _MAPPINGS = {
     "dict": dict,
     "OrderedDict": OrderedDict,
-    "Counter": Counter,
+    "Counter": lambda pairs: Counter(dict(pairs)),
     "defaultdict": lambda pairs: defaultdict(None, pairs),
     "keys": lambda pairs: dict(pairs).keys(),
 }

@@ -126,7 +126,8 @@ def run_test(owner: Any, method: str | dict, fixtures: Mapping[str, Any] | None 
 
     def bound() -> Callable:
         case = owner()
-        getattr(case, "setup_method", lambda *_: None)(function)
+        if begin := getattr(case, "setup_method", None):
+            begin(*[function] * len(inspect.signature(begin).parameters))
         return getattr(case, method)
 
     getattr(owner, "setup_class", lambda: None)()

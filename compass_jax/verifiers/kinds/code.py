@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from compass_jax.aliases import Json, JsonMapping
@@ -24,6 +24,9 @@ from compass_jax.verifiers.program_objects import RowError
 from compass_jax.verifiers.program_run import complaint
 from compass_jax.verifiers.program_suites import split_suite
 from compass_jax.verifiers.program_tests import RowTests, joined_program, read_tests
+
+_PATIENCE = 4  # times the limit of a response: machines are busy before a run
+_OfRow = RowTests | tuple[list[str], list[str]]  # tests, or inputs and outputs
 
 
 def judge(
@@ -58,16 +61,29 @@ def judge(
         return NOTHING
     limits = program.Limits(min(seconds, guards.seconds_left()), memory_mb)
 
-    def work(left: program.Limits) -> Iterator[bool]:
-        if isinstance(of_row, RowTests):
-            return program.passed_functions(text, of_row, left, bool(in_place))
-        return program.passed_outputs(joined_program(setup or "", text), *of_row, left)
-
-    count = len(of_row.tests if isinstance(of_row, RowTests) else of_row[0])
+    work = _work(text, of_row, setup, bool(in_place))
+    count = _count(of_row)
     results = program.passed(work, limits, stop_at_failure=credit == "all")
     if credit == "all":
         return {"reward": float(results == [True] * count)}
     return {"reward": sum(results) / count}
+
+
+def _work(
+    text: str, of_row: _OfRow, setup: str, in_place: bool
+) -> Callable[[program.Limits], Iterator[bool]]:
+    """Returns the work that tries a program on a row's tests, or its inputs and outputs."""
+
+    def work(limits: program.Limits) -> Iterator[bool]:
+        if isinstance(of_row, RowTests):
+            return program.passed_functions(text, of_row, limits, in_place)
+        return program.passed_outputs(joined_program(setup or "", text), *of_row, limits)
+
+    return work
+
+
+def _count(of_row: _OfRow) -> int:
+    return len(of_row.tests if isinstance(of_row, RowTests) else of_row[0])
 
 
 def _read_row(
@@ -78,7 +94,7 @@ def _read_row(
     inputs: Json,
     outputs: Json,
     in_place: bool | None,
-) -> RowTests | tuple[list[str], list[str]]:
+) -> _OfRow:
     """Returns a row's compiled tests, or its inputs and outputs. Raises RowError."""
     for name, value in (("tests", tests), ("inputs", inputs), ("outputs", outputs)):
         if isinstance(value, str) or not all(isinstance(x, str) for x in value or ()):
@@ -100,7 +116,9 @@ def _read_row(
 
 
 def row_faults(rows: Sequence[JsonMapping]) -> list[str]:
-    """Returns the fault of each row whose setup or tests cannot run; empty for a valid row."""
+    """Returns the fault of each row whose setup or tests cannot run, or whose own program, in the
+    column `solution`, fails a test; empty for a valid row.
+    """
     setup_fault = cache(program.setup_fault)
     faults = []
     for row in rows:
@@ -112,8 +130,33 @@ def row_faults(rows: Sequence[JsonMapping]) -> list[str]:
             continue
         fault = complaint(of_row) if isinstance(of_row, RowTests) else ""
         # a program's process may import fewer packages than that of the tests
-        faults.append(fault or (setup_fault(of_row.setup) if isinstance(of_row, RowTests) else ""))
+        fault = fault or (setup_fault(of_row.setup) if isinstance(of_row, RowTests) else "")
+        faults.append(fault or _solution_fault(row, of_row))
     return faults
+
+
+def _solution_fault(row: JsonMapping, of_row: _OfRow) -> str:
+    """Returns the fault of a row whose own program fails a test; empty if it has none."""
+    text = row.get("solution")
+    if not isinstance(text, str) or not text.strip():
+        return ""
+    limits = program.Limits(_PATIENCE * (row.get("seconds") or 3.0), row.get("memory_mb") or 512)
+    needed = of_row.needed if isinstance(of_row, RowTests) else frozenset()
+    text = find_program(text, "", needed) or text
+    work = _work(text, of_row, row.get("setup") or "", bool(row.get("in_place")))
+    try:
+        results = program.passed(work, limits, stop_at_failure=True)
+    except RowError as error:
+        return str(error)
+    count = _count(of_row)
+    if results == [True] * count:
+        return ""
+    if guards.seconds_left() < 1:
+        raise TimeoutError("the row's own program had too little time")
+    return (
+        f"its own program (column 'solution') fails test {len(results) or 1} of {count}, here in"
+        " another process than its tests; mend the test, or remove the column to use the row"
+    )
 
 
 KIND = Kind(
