@@ -19,6 +19,8 @@ import os
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
+from enum import Enum
 
 MOST_NESTED = 100
 MOST_BITS = 10_000  # integers above this size are sent in hexadecimal (decimal is quadratic)
@@ -29,7 +31,7 @@ _SEQUENCES = {
     "deque": deque,
     "bytearray": bytearray,
 }
-_MAPPINGS = {
+_MAPPINGS: dict[str, Callable] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
     "Counter": lambda pairs: Counter(dict(pairs)),
@@ -106,9 +108,10 @@ class Codec:
             return value if type(value).__module__ != "numpy" else self._array(value, nested)
         if nested > MOST_NESTED:
             raise ValueError("the value is nested too deeply")
-        if isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple):
+        fields = getattr(value, "_fields", None) if isinstance(value, tuple) else None
+        if isinstance(fields, tuple):
             items = [self.encode(item, nested + 1) for item in tuple.__iter__(value)]
-            return {"named": [type(value).__name__, list(value._fields), items]}
+            return {"named": [type(value).__name__, list(fields), items]}
         for name, kind in (*_SEQUENCES.items(), ("list", list)):
             if isinstance(value, kind):
                 items = [self.encode(item, nested + 1) for item in kind.__iter__(value)]
@@ -140,9 +143,12 @@ class Codec:
             return {"text": [name, getattr(value, _TEXTS[name][0])()]}
         if kind.__module__ == "numpy" and hasattr(value, "dtype"):
             return self._array(value, nested)
-        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
-            return {"type": [value.__name__]}
+        own_name = getattr(value, "__name__", "") if isinstance(value, type) else ""
+        if own_name and vars(builtins).get(own_name) is value:
+            return {"type": [own_name]}
         if self.classes.get(kind.__name__) is kind:
+            if isinstance(value, Enum):
+                return {"member": [kind.__name__, value.name]}
             if id(value) not in self._numbers:
                 self._numbers[id(value)] = len(self.objects)
                 self.objects.append(value)
@@ -176,7 +182,7 @@ class Codec:
         """Sets the attributes of the message's objects, and creates those that are new."""
         for name, _ in states[len(self.objects) :]:
             kind = self.classes[name]
-            value = kind.__new__(kind)
+            value = object.__new__(kind)
             self._numbers[id(value)] = len(self.objects)
             self.objects.append(value)
         for value, (_, pairs) in zip(self.objects, states):
@@ -201,6 +207,8 @@ class Codec:
             return self._decode_array(name, *content)
         if name == "object":
             return self.objects[content]
+        if name == "member":
+            return self.classes[content[0]][content[1]]
         if name == "named":
             kind, fields, items = content
             return namedtuple(kind, fields)(*[self.decode(item) for item in items])
@@ -214,7 +222,8 @@ class Codec:
         if dtype == "O":
             items = [self.decode(item) for item in content]
             array = numpy.empty(len(items), object)
-            array[:] = items
+            for number, item in enumerate(items):  # a slice would unpack items that are lists
+                array[number] = item
         elif _DTYPE.fullmatch(dtype):
             array = numpy.frombuffer(binascii.a2b_base64(content), numpy.dtype(dtype)).copy()
         else:
@@ -246,7 +255,7 @@ def _read_delta(days, seconds, microseconds):
 
 
 # forms whose content is the arguments of a function
-_READERS = {
+_READERS: dict[str, Callable] = {
     "bytes": bytes.fromhex,
     "int": lambda text: int(text, 16),
     "complex": complex,
@@ -261,8 +270,11 @@ class Server:
     """The program's names, and its objects that the tests' process knows by their numbers."""
 
     def __init__(self):
-        self.names = {"__name__": PROGRAM, "__builtins__": __builtins__}
-        self.classes = ()  # names of the classes whose objects are sent with their attributes
+        sys.modules[PROGRAM] = module = type(sys)(PROGRAM)
+        self.names = vars(module)
+        self.classes: list[
+            str
+        ] = []  # names of the classes whose objects are sent with their attributes
         self.kept = []
         self.numbers = {}
 
@@ -286,11 +298,8 @@ class Server:
             self.classes = request["classes"]
             exec(compile(request["load"], "program.py", "exec"), self.names)
             return {"names": [name for name in self.names if not name.startswith("__")]}
-        codec = Codec(
-            {name: self.names[name] for name in self.classes if name in self.names},
-            self.keep,
-            self.find,
-        )
+        classes = {name: self.names[name] for name in self.classes if name in self.names}
+        codec = Codec(classes, self.keep, self.find)
         if "read" in request:
             values = {name: self.names[name] for name in request["read"] if name in self.names}
             return {"value": codec.encode(values), "objects": codec.attributes()}

@@ -20,7 +20,7 @@ from compass_jax.verifiers.program_child import Codec
 
 MOST_ITEMS = 100_000  # maximum number of items of a test's iterator that a program gets
 IN_PLACE = "_compass_in_place"  # attribute of a program's function (`in_place_variant`)
-_VIEWS = (type({}.values()), type({}.items()))
+_VIEWS = (type({1: 1}.values()), type({1: 1}.items()))
 # methods of plain values that answer yes or no: a result that should be such a value, and is an
 # object of the program, would answer yes to anything
 _PREDICATES = frozenset(
@@ -33,7 +33,11 @@ _UNARY = (
     "len str repr bool int float abs reversed round index neg pos invert getitem setitem delitem"
 )
 _BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor"
-_TESTING = ("unittest", "_pytest", "pytest", "tests")  # modules of objects that compare for tests
+# modules of values that are sent, and of objects that tests compare with
+_COMPARED = (
+    *("builtins", "collections", "datetime", "decimal", "fractions", "numpy", "pathlib", "uuid"),
+    *("unittest", "_pytest", "pytest", "tests"),
+)
 
 
 class RowError(CompassError, ValueError):
@@ -129,7 +133,7 @@ class ProgramObject:
                 own.link.refuse_comparison(own.kind)
             return False
         kind = type(value)
-        is_library = kind.__module__ not in ("builtins", "numpy", *_TESTING)
+        is_library = kind.__module__.partition(".")[0] not in _COMPARED
         if is_library and own.kind == f"{kind.__module__}.{kind.__name__}":
             own.link.refuse_comparison(own.kind)
         if own.is_new and value is not None and kind.__module__ == "builtins":
@@ -325,7 +329,8 @@ class Link:
             for name, kind in self._names.items()
             if isinstance(kind, type) and kind.__module__ == "tests"
         }
-        codec = Codec(classes, lambda value: self._keep(value, codec), self._finder(is_new))
+        find = self._finder(is_new)
+        codec: Codec = Codec(classes, lambda value: self._keep(value, codec), find)
         return codec
 
     def _keep(self, value: Json, codec: Codec) -> JsonObject:
@@ -430,5 +435,5 @@ def _update(argument: Json, changed: Json) -> None:
     elif type(argument).__name__ == "deque":
         argument.clear()
         argument.extend(changed)
-    elif type(argument).__module__ == "numpy" and getattr(argument, "shape", ()):
+    elif type(argument).__module__ == "numpy" and argument.ndim:
         argument[...] = changed

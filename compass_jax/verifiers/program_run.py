@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.verifiers.program_objects import (
     Link,
+    ProgramClass,
     ProgramFailed,
-    ProgramObject,
     Reference,
     RowError,
     StartsProcesses,
@@ -141,7 +141,26 @@ def complaint(tests: RowTests) -> str:
     return ""
 
 
-def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
+class _Unknown(ProgramClass):
+    """The place of a program's object. Each use of it is a request."""
+
+    __slots__ = ()
+
+    def _compared(self, value: Any) -> Any:
+        return self._compass.link.request("compare", (self,))
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __instancecheck__ = __subclasscheck__ = __contains__ = _compared  # type: ignore[assignment]
+    __hash__ = ProgramClass.__hash__
+
+
+def _try_without_program(
+    tests: RowTests, test: RowTest, number: int, has_errors: bool = False
+) -> None:
+    """Raises RowError for a test that does not reach a call of the program. With `has_errors`, the
+    program's names that begin with a capital are classes of exceptions.
+    """
+
     def reached(request: Json) -> None:
         raise _ReachedProgram
 
@@ -149,12 +168,21 @@ def _try_without_program(tests: RowTests, test: RowTest, number: int) -> None:
     names = tests.namespace()
     run.link.begin(names)
 
-    def objects(wanted: Sequence[str]) -> JsonObject:
-        return {name: ProgramObject(Reference(run.link, 0, name, False)) for name in wanted}
+    def objects(wanted: Iterable[str]) -> JsonObject:
+        return {name: _place(run.link, name, has_errors) for name in wanted}
 
     called = [x for x in test.free if x in tests.under_test or x not in names.keys() | BUILTINS]
     try:
-        run.passes_with(number, {**names, **objects(called)}, objects(sorted(test.imported)))
+        run.passes_with(number, {**names, **objects(called)}, objects(test.imported))
     except RowError:
-        if not run.link.calls or run.link.fault is not None:
+        if run.link.calls and run.link.fault is None:
+            return
+        if has_errors or not any(name[:1].isupper() for name in (*called, *test.imported)):
             raise
+        _try_without_program(tests, test, number, has_errors=True)
+
+
+def _place(link: Link, name: str, is_error: bool) -> Any:
+    if is_error and name[:1].isupper():
+        return type(name, (Exception,), {})
+    return _Unknown(Reference(link, 0, name, True))

@@ -35,7 +35,7 @@ def split_suite(text: str) -> list[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return [text]
-    fixtures = [node.name for node in tree.body if _drop_fixture(node)]
+    fixtures = [name for node in tree.body if (name := _drop_fixture(node))]
     tree.body = [node for node in tree.body if not _is_main(node)]
     calls = [
         f"{RUN}({', '.join(target)}{', ' if target else ''}{_mapping(fixtures)})"
@@ -75,25 +75,28 @@ def _top_calls(tree: ast.Module) -> Iterator[Any]:
 
 def _is_main(node: ast.stmt) -> bool:
     """Returns whether a statement runs all tests: `unittest.main()`."""
-    function = getattr(getattr(node, "value", None), "func", None)
-    owner = getattr(getattr(function, "value", None), "id", "")
-    return isinstance(node, ast.Expr) and owner in _MAINS and function.attr == "main"
-
-
-def _drop_fixture(node: ast.stmt) -> bool:
-    """Removes a fixture's decorator. Returns whether the statement defines a fixture."""
-    if not isinstance(node, _FUNCTION):
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
         return False
+    function = node.value.func
+    owner = getattr(getattr(function, "value", None), "id", "")
+    return owner in _MAINS and getattr(function, "attr", "") == "main"
+
+
+def _drop_fixture(node: ast.stmt) -> str:
+    """Removes a fixture's decorator. Returns the fixture's name; empty for another statement."""
+    if not isinstance(node, _FUNCTION):
+        return ""
     for decorator in node.decorator_list:
         plain = decorator.func if isinstance(decorator, ast.Call) else decorator
         if getattr(plain, "attr", getattr(plain, "id", "")) == "fixture":
-            arguments = {x.arg for x in getattr(decorator, "keywords", ())} - {"scope"}
-            if arguments or getattr(decorator, "args", ()):
-                named = ", ".join(sorted(map(str, arguments)))
+            call = decorator if isinstance(decorator, ast.Call) else ast.Call(plain, [], [])
+            arguments = {str(keyword.arg) for keyword in call.keywords} - {"scope"}
+            if arguments or call.args:
+                named = ", ".join(sorted(arguments))
                 raise RowError(f"the fixture {node.name} has {named or 'arguments'}; write it out")
             node.decorator_list.remove(decorator)
-            return True
-    return False
+            return node.name
+    return ""
 
 
 def process_fault(tree: ast.Module) -> str:

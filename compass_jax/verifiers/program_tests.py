@@ -189,8 +189,9 @@ def _program_imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _imports_all(node: ast.stmt) -> bool:
-    is_programs = isinstance(node, ast.ImportFrom) and node.module == PROGRAM_MODULE
-    return is_programs and any(alias.name == "*" for alias in node.names)
+    if not isinstance(node, ast.ImportFrom) or node.module != PROGRAM_MODULE:
+        return False
+    return any(alias.name == "*" for alias in node.names)
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
@@ -209,7 +210,7 @@ def _parse(text: str, what: str) -> ast.Module:
 
 
 def _compile(source: str | ast.Module, what: str) -> CodeType:
-    return _read(lambda text: compile(text, what, "exec"), source, what)
+    return _read(lambda text: compile(text, what, "exec", dont_inherit=True), source, what)
 
 
 def _read(reader: Callable[[Any], Any], source: Json, what: str) -> Json:

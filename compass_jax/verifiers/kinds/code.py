@@ -176,7 +176,7 @@ KIND = Kind(
         r"```|\bcode\b|\bprogram\b|\bfunction\b|\bdef ",
         "Write the program in one block between ```python and ```.",
     ),
-    looks_for="a program: the last block between ``` marks, else {last}, else all of it",
+    looks_for="a program: the last Python block between ``` marks, else {last}, else all of it",
     steps=lambda arguments: 1 if arguments.get("credit") == "all" else UNKNOWN_STEPS,
     may_hang=True,
     runs_programs=True,
