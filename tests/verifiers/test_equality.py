@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compass_jax.verifiers.kinds.math import KINDS, at_once, judge, math_decided, math_score
-from compass_jax.verifiers.maths.evaluation import equal
+from compass_jax.verifiers.maths.comparison import equal
 from compass_jax.verifiers.maths.expressions import Unreadable, parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "equality.md"
@@ -91,6 +91,35 @@ def test_hostile_answers_are_0_at_once(reference):
             score = at_once(response, reference, "answer")
             assert score in (0.0, NOTHING), text[:30]
     assert time.process_time() - start < 20
+
+
+def terms(form, count=60):
+    return "+".join(form.format(n) for n in range(1, count))
+
+
+# each is the reference 10^{50000} plus 0, or is not known to be it
+LONG_SUMS = [terms(r"6{}00!"), terms(r"\binom{{10^9}}{{300{}}}"), terms("3^{{60{}00}}")]
+LONG_SUMS += [terms(r"\sin {}"), r"\sin(" * 50 + "10^{50000}" + ")" * 50, "(9!)!+(10!)!"]
+LONG_SUMS += ["(" * 50 + "10^{50000}" + "+1)^{1/2}" * 50, "(" * 50 + "2" + "+1)^{7}" * 50]
+
+
+@pytest.mark.parametrize("sum_", LONG_SUMS)
+@pytest.mark.parametrize(
+    "form", ["{}", "x<{}", "(0,{})", "x^2+y^2={}", "x^{{9}}+{}", r"\sin x+{}", "{},1"]
+)
+def test_large_numbers_are_decided_in_bounded_time(sum_, form):
+    reference = form.format("10^{50000}")
+    start = time.process_time()
+    for zero in (f"0\\cdot({sum_})", f"1+0\\cdot({sum_})"):
+        score = math_decided(form.format(f"10^{{50000}}+{zero}"), reference)
+        assert score == 0 or zero[0] == "0", zero
+    assert time.process_time() - start < 4
+
+
+def test_a_small_difference_of_functions_is_seen():
+    assert not equal(parse(r"\sin x"), parse(r"\sin x + 10^{-60}"))
+    assert not equal(parse(r"e^x"), parse(r"e^x + 10^{-100} x"))
+    assert equal(parse(r"\sin 2x"), parse(r"2 \sin x \cos x"))
 
 
 def test_what_needs_no_math_verify_is_decided_at_once():

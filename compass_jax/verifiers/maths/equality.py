@@ -12,13 +12,12 @@ from itertools import accumulate, chain, product
 from compass_jax.aliases import Value
 from compass_jax.verifiers.answers import exact
 from compass_jax.verifiers.maths import units
+from compass_jax.verifiers.maths.comparison import equal, proportional
 from compass_jax.verifiers.maths.evaluation import (
     MAX_BITS,
     as_fraction,
     constant,
-    equal,
     is_real,
-    proportional,
 )
 from compass_jax.verifiers.maths.expressions import (
     DEGREE,

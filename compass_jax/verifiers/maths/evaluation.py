@@ -1,9 +1,9 @@
-"""Evaluation of expressions, and numerical equality of two expressions.
+"""Evaluation of expressions.
 
-Two expressions are equal if their values agree at several points. Values are exact rational numbers
-if the operations allow it, and otherwise mpmath numbers of 60 digits. The value of an undefined
-function (`f(x)`) depends only on its name and arguments. Each operation checks the size of its
-result before it computes it, so that every evaluation is fast.
+Values are exact rational numbers if the operations allow it, and otherwise mpmath numbers of 60
+digits, or of the digits that `precision` sets. A `Fraction` is always exact. The value of an
+undefined function (`f(x)`) depends only on its name and arguments. Each operation checks the size
+of its result before it computes it, so that every evaluation is fast.
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 
 from compass_jax.aliases import Value
 from compass_jax.errors import CompassError
-from compass_jax.verifiers.maths.expressions import Node, is_constant, variables
+from compass_jax.verifiers.maths.expressions import Node, is_constant
 
 MAX_BITS = 100_000  # maximum size of an exact number
 MAX_MAGNITUDE = 2**40  # maximum binary exponent of a number
 MAX_FACTORIAL = 5_000  # largest argument with an exact factorial
 MAX_ARGUMENT = 200  # maximum binary exponent of a function's argument
+MAX_CHOSEN = 50  # largest k with an exact binomial coefficient of a fraction and k
+MAX_GAMMA_BITS = 768  # maximum precision of the factorial of a number that is not whole
 DIGITS = 60
-POINTS = 8
-FURTHER_POINTS = 40  # of expressions that are real at fewer than 2 of the first points
-# odd, so that an integer keeps its parity
-_SCALES = (Fraction(1), Fraction(1, 10), Fraction(3), Fraction(21), Fraction(201))
-INTEGERS = frozenset("kmn")  # variables that stand for integers
 
 Number = Value  # Fraction, mpmath.mpf or mpmath.mpc
 
@@ -63,12 +60,25 @@ def is_real(value: Number) -> bool:
     return isinstance(value, Fraction) or not isinstance(value, _mp().mpc) or value.imag == 0
 
 
-def close(a: Number, b: Number) -> bool:
-    """Returns whether two values are the same number."""
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b
-    a, b = inexact(a), inexact(b)
-    return bool(abs(a - b) <= max(abs(a), abs(b)) * _mp().mpf(10) ** -40)
+def size(value: Number) -> int:
+    """Returns the bits of a number: of its numerator or denominator, or of its exponent."""
+    if isinstance(value, Fraction):
+        return max(value.numerator.bit_length(), value.denominator.bit_length())
+    return abs(int(_mp().mag(value))) if value else 0
+
+
+def precision(bits: int) -> AbstractContextManager:
+    """Returns a context in which inexact numbers have at least `bits` bits."""
+    return _mp().workprec(max(bits, _mp().prec))
+
+
+def distance(a: Number, b: Number) -> tuple[int, int]:
+    """Returns the binary exponents of a difference and of the larger of the two numbers. The
+    exponent of 0 is below all others.
+    """
+    mp, values = _mp(), (inexact(a), inexact(b))
+    exponents = (mp.mag(values[0] - values[1]), max(map(mp.mag, values)))
+    return tuple(-(2**60) if x == mp.ninf else int(x) for x in exponents)  # type: ignore[return-value]
 
 
 def as_fraction(value: Number) -> Fraction:
@@ -89,7 +99,7 @@ def _checked(value: Number) -> Number:
     mp = _mp()
     if not mp.isfinite(value):
         raise Undefined("no finite value")
-    if isinstance(value, mp.mpc) and abs(value.imag) <= abs(value.real) * mp.mpf(10) ** -45:
+    if isinstance(value, mp.mpc) and abs(value.imag) <= mp.ldexp(abs(value.real), 53 - mp.prec):
         value = value.real
     if value and abs(mp.mag(value)) > MAX_MAGNITUDE:
         raise TooLarge("a number beyond the bounds")
@@ -119,14 +129,18 @@ def apply(kind: str, values: Sequence[Number]) -> Number:
     if all(isinstance(value, Fraction) for value in values):
         if kind in _EXACT:
             return _checked(Fraction(_EXACT[kind](*values)))
-        small = kind in ("gcd", "lcm") or 0 <= values[0] <= MAX_FACTORIAL
-        if kind in _WHOLE and small and all(value.denominator == 1 for value in values):
+        if kind in _WHOLE and _is_small(kind, values):
             return _checked(Fraction(_WHOLE[kind](*map(int, values))))
+        if kind == "binom" and values[1].denominator == 1 and 0 <= values[1] <= MAX_CHOSEN:
+            factors = ((values[0] - i) / (i + 1) for i in range(int(values[1])))
+            return _checked(math.prod(factors, start=Fraction(1)))
     mp = _mp()
     values = [inexact(value) for value in values]
     if kind == "exp":
         return _checked(_power(+mp.e, *values))
-    if kind in ("factorial", "binom") and any(mp.mag(value) > 30 for value in values):
+    if kind in ("factorial", "binom") and (
+        mp.prec > MAX_GAMMA_BITS or any(mp.mag(value) > 30 for value in values)
+    ):
         raise TooLarge(f"a {kind} beyond the bounds")
     logarithm = kind in ("ln", "log", "lg")
     if logarithm and not all(values):
@@ -140,12 +154,21 @@ def apply(kind: str, values: Sequence[Number]) -> Number:
     return _checked((_sum if kind == "add" else _EXACT[kind])(*values))
 
 
+def _is_small(kind: str, values: Sequence[Fraction]) -> bool:
+    """Returns whether a function of whole numbers is within MAX_BITS, or nearly so."""
+    if any(value.denominator > 1 for value in values):
+        return False
+    if kind == "binom" and 0 <= values[1] <= values[0]:
+        return min(values[1], values[0] - values[1]) * size(values[0]) <= MAX_BITS
+    return kind in ("gcd", "lcm") or 0 <= values[0] <= MAX_FACTORIAL
+
+
 def _sum(*terms: Value) -> Number:
-    """Returns a sum; exactly 0 if it is below the rounding error of its terms."""
+    """Returns a sum; 0 if it is below the rounding error of its terms."""
     mp = _mp()
     total = mp.fsum(terms)
     largest = max(abs(term) for term in terms)
-    return Fraction(0) if abs(total) <= largest * mp.mpf(10) ** (8 - DIGITS) else total
+    return mp.zero if abs(total) <= mp.ldexp(largest, 27 - mp.prec) else total
 
 
 def _power(base: Number, exponent: Number) -> Number:
@@ -164,7 +187,7 @@ def _power(base: Number, exponent: Number) -> Number:
     if base == 0:
         if mp.re(exponent) <= 0:
             raise Undefined("a power of 0")
-        return Fraction(0)
+        return mp.zero
     if mp.mag(exponent) > 40 or mp.mag(mp.log(base)) + mp.mag(exponent) > 41:
         raise TooLarge("an exponent beyond the bounds")
     return mp.power(base, exponent)
@@ -182,40 +205,47 @@ def _root(value: Number, degree: int) -> Number:
     return mp.root(inexact(value), degree)
 
 
-def evaluate(node: Node, point: Mapping[str, Number], real: bool = False) -> Number:
+def evaluate(
+    node: Node, point: Mapping[str, Number], real: bool = False, sizes: list[int] | None = None
+) -> Number:
     """Returns the value of an expression at a point. Raises Undefined if there is no value.
 
-    With `real`, every subexpression must have a real value.
+    With `real`, every subexpression must have a real value. The sizes of all their values are added
+    to `sizes`.
     """
     try:
-        return _evaluate(node, point, real)
+        return _evaluate(node, point, real, [] if sizes is None else sizes)
     except (ZeroDivisionError, OverflowError, ValueError, TypeError) as error:
         raise Undefined(str(error)) from error
 
 
-def _evaluate(node: Node, point: Mapping[str, Number], real: bool) -> Number:
+def _evaluate(node: Node, point: Mapping[str, Number], real: bool, sizes: list[int]) -> Number:
     kind, parts = node
     if kind == "num":
-        return parts[0]
-    if kind == "sym":
-        return point[parts[0]]
-    if kind == "const":
+        value = parts[0]
+    elif kind == "sym":
+        value = point[parts[0]]
+    elif kind == "const":
         mp = _mp()
         value = {"pi": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}[parts[0]]
     elif kind == "unknown":
-        value = _arbitrary(parts[0], [_evaluate(part, point, real) for part in parts[1:]])
+        value = _arbitrary(parts[0], [_evaluate(part, point, real, sizes) for part in parts[1:]])
     else:
-        value = apply(kind, [_evaluate(part, point, real) for part in parts])
+        value = apply(kind, [_evaluate(part, point, real, sizes) for part in parts])
     if real and not is_real(value):
         raise Undefined("a value that is not real")
+    sizes.append(size(value))
     return value
 
 
-def _arbitrary(name: str, values: Sequence[Number]) -> Fraction:
-    """Returns a pseudo-random value that depends only on a function's name and arguments."""
-    arguments = [_mp().nstr(inexact(value), 30) for value in values]
+def _arbitrary(name: str, values: Sequence[Number]) -> Number:
+    """Returns a pseudo-random value that depends only on a function's name and arguments. It is
+    inexact, because the arguments are rounded.
+    """
+    mp = _mp()
+    arguments = [mp.nstr(inexact(value), mp.dps // 2) for value in values]
     digest = hashlib.sha256(repr((name, arguments)).encode()).digest()
-    return Fraction(int.from_bytes(digest[:4]) % 9973 + 2, digest[4] % 30 + 1)
+    return mp.mpf(int.from_bytes(digest[:4]) % 9973 + 2) / (digest[4] % 30 + 1)
 
 
 @lru_cache(maxsize=2048)
@@ -225,74 +255,3 @@ def constant(node: Node) -> Number | None:
         return evaluate(node, {}) if is_constant(node) else None
     except Undefined:
         return None
-
-
-@lru_cache(maxsize=1024)
-def _coordinate(name: str, index: int) -> Fraction:
-    digest = hashlib.sha256(f"{index} {name}".encode()).digest()
-    if name in INTEGERS:
-        # Even and odd numbers alternate, which tells (-1)^n from 1.
-        return Fraction(2 + (digest[0] % 12) * 2 + index % 2)
-    value = Fraction(digest[0] % 89 + 11, digest[1] % 23 + 17)
-    # The first half of the points is positive, for functions that are defined only there.
-    return -value if index >= POINTS // 2 and digest[2] % 3 else value
-
-
-def points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
-    """Yields the points at which expressions are compared; one if they have no variables."""
-    names = sorted(set[str]().union(*map(variables, nodes)))
-    for index in range(POINTS if names else 1):
-        yield {name: _coordinate(name, index) for name in names}
-
-
-def _further_points(*nodes: Node) -> Iterator[dict[str, Fraction]]:
-    """Yields points of other magnitudes, half of them positive, such as those where x > 10."""
-    names = sorted(set[str]().union(*map(variables, nodes)))
-    for index in range(POINTS, POINTS + FURTHER_POINTS if names else POINTS):
-        scale = _SCALES[index % len(_SCALES)]
-        values = {name: _coordinate(name, index) for name in names}
-        for name, value in values.items():
-            scaled = value if name in INTEGERS and scale < 1 else value * scale
-            values[name] = abs(scaled) if index // len(_SCALES) % 2 else scaled
-        yield values
-
-
-def equal(left: Node, right: Node) -> bool:
-    """Returns whether two expressions have the same values."""
-    values = [constant(left), constant(right)]
-    if None not in values:
-        return close(*values)
-    agreed = count = 0
-    # Without i in either expression, points at which a part is not real are skipped.
-    real = all(part != Node("const", ("i",)) for node in (left, right) for part in node.walk())
-    for point in chain(points(left, right), _further_points(left, right)):
-        if count == POINTS and agreed > 1:
-            break
-        count += 1
-        try:
-            values = [evaluate(node, point, real and bool(point)) for node in (left, right)]
-        except Undefined as error:
-            if isinstance(error, TooLarge) and count <= POINTS:
-                return False
-            continue
-        if not close(*values):
-            return False
-        agreed += 1
-    return agreed >= min(count, 2)
-
-
-def proportional(left: Node, right: Node) -> int:
-    """Returns the sign of the constant ratio of two expressions; 0 if the ratio is not constant."""
-    ratio = None
-    for point in points(left, right):
-        try:
-            a, b = evaluate(left, point), evaluate(right, point)
-            if not a or not b:
-                return 0
-            value = apply("div", [a, b])
-        except Undefined:
-            continue
-        if ratio is not None and not close(ratio, value):
-            return 0
-        ratio = value
-    return 0 if ratio is None or not is_real(ratio) else 1 if ratio > 0 else -1

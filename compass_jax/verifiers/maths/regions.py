@@ -13,15 +13,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice, pairwise, product
 
+from compass_jax.verifiers.maths.comparison import equal, points, proportional
 from compass_jax.verifiers.maths.evaluation import (
     Number,
     Undefined,
     as_fraction,
+    constant,
     evaluate,
-    points,
-    proportional,
 )
-from compass_jax.verifiers.maths.expressions import Node, is_infinite, variables
+from compass_jax.verifiers.maths.expressions import (
+    Node,
+    is_constant,
+    is_infinite,
+    variables,
+)
 from compass_jax.verifiers.maths.units import Unit
 
 VARIABLE = Node("sym", ("",))  # the variable of a region without a name
@@ -120,6 +125,8 @@ def same_region(left: Region, right: Region) -> bool:
         return False
     if not all(_bounds_its_variable(region) for region in (left, right)):
         return False
+    if _are_crowded(_bounds(left, right)):
+        return _same_as_written(left, right)
     compared = 0
     for point in _tests(left, right):
         inside = _contains(left, point), _contains(right, point)
@@ -128,6 +135,31 @@ def same_region(left: Region, right: Region) -> bool:
             if inside[0] != inside[1]:
                 return False
     return compared > 0
+
+
+def _bounds(*regions: Region) -> list[Node]:
+    """Returns the bounds of regions that have no variable."""
+    sides = (x for one in _relations(*regions) for x in (one.left, one.right))
+    return [side for side in dict.fromkeys(sides) if is_constant(side)]
+
+
+def _are_crowded(bounds: Sequence[Node]) -> bool:
+    """Returns whether no point can tell two different bounds, or whether a bound is too large."""
+    values = [constant(node) for node in bounds]
+    if None in values:
+        return True
+    nearest: dict[Fraction, Node] = {}
+    known = zip(bounds, values)
+    return any(not equal(node, nearest.setdefault(as_fraction(x), node)) for node, x in known)
+
+
+def _same_as_written(left: Region, right: Region) -> bool:
+    """Returns whether two regions have the same relations in the same order, with equal sides."""
+    shapes = [[*map(len, region.alternatives)] for region in (left, right)]
+    pairs = zip(_relations(left), _relations(right))
+    return shapes[0] == shapes[1] and all(
+        a.sign == b.sign and equal(a.left, b.left) and equal(a.right, b.right) for a, b in pairs
+    )
 
 
 def _relations(*regions: Region) -> list[Relation]:
