@@ -70,6 +70,33 @@ def test_numbers_within_a_tolerance():
         judged("numeric", "<answer>7</answer>", "many")
 
 
+@pytest.mark.parametrize(
+    ("reference", "answer", "reward"),
+    [
+        ("0.5", "50\\%", 1),
+        ("0.5", "50%", 1),
+        ("0.5", "50 percent", 1),
+        ("50", "50%", 1),
+        ("50%", "0.5", 1),
+        ("50%", "50", 1),
+        ("0.5", "0.5%", 0),
+        ("50%", "50%", 1),
+        ("50%", "0.5%", 0),
+        ("0.25", "about 25% of them", 1),
+        ("0.25", "25 \\text{ percent}", 1),
+        ("25", "$25\\%$", 1),
+        ("1", "100%", 1),
+        ("0.01", "1%", 1),
+        ("1", "1%", 1),
+        ("150%", "1.5", 1),
+        ("0", "0%", 1),
+        ("0.25", "26\\%", 0),
+    ],
+)
+def test_a_percentage_is_its_number_or_its_hundredth(reference, answer, reward):
+    assert judged("numeric", f"<answer>{answer}</answer>", reference).reward == reward
+
+
 @pytest.mark.parametrize("arguments", [{"abs_tol": -1}, {"rel_tol": "1"}, {"rel_tol": True}])
 def test_a_tolerance_that_is_none_is_refused(arguments):
     with pytest.raises(ConfigError, match=r"_tol = .* must be a number, 0 or more"):

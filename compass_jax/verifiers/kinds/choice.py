@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.verifiers.base import CHOICE_FORM, IN_ANSWER, NOTHING, Example, Kind
 from compass_jax.verifiers.extract import final_answer, reference, single, visible
+from compass_jax.verifiers.mentions import asserted, concluded, negates
 
 LETTERS = "ABCDEFGHIJ"
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -72,7 +73,10 @@ def chosen(
         return _unmarked_letter(visible(response), letters)
     if (letter := _letter_of_text(answer, texts)) is not None:
         return letter
-    letter = _first_letter(_WRAPPING.sub("", answer), letters, texts)
+    plain = _WRAPPING.sub("", answer)
+    if negates(plain):
+        return _only(asserted(plain, letters))
+    letter = _first_letter(plain, letters, texts)
     return _named_letter(answer, letters) if letter is None else letter
 
 
@@ -128,20 +132,27 @@ def _first_letter(text: str, letters: str, texts: Mapping[str, str]) -> str | No
     return letter
 
 
+def _only(names: Iterable[str]) -> str | None:
+    """Returns the only letter, None for none, SEVERAL for several."""
+    known = set(names)
+    return None if not known else known.pop() if len(known) == 1 else SEVERAL
+
+
 def _named_letter(text: str, letters: str) -> str | None:
     """Returns the letter after "option" or that is called correct; None or SEVERAL."""
     called = [mark[1] for mark in _CALLED.finditer(text)]
     named = called or [mark[1].upper() for mark in _NAMED.finditer(text)]
-    known = {letter for letter in named if letter in letters}
-    return None if not known else known.pop() if len(known) == 1 else SEVERAL
+    return _only(letter for letter in named if letter in letters)
 
 
 def _unmarked_letter(text: str, letters: str) -> str | None:
     """Returns the letter of a response without a marked answer."""
-    bare = _BARE.fullmatch(text.strip())
+    text = _WRAPPING.sub("", text).strip()
+    bare = _BARE.fullmatch(text)
     if bare and bare[1].upper() in letters:
         return bare[1].upper()
-    return _named_letter(text, letters)
+    letter = _only(concluded(text, letters))
+    return _named_letter(text, letters) if letter is None else letter
 
 
 def _plain(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 
 from compass_jax.aliases import Json, JsonMapping
@@ -40,6 +41,7 @@ _NUMBER = re.compile(
     r"(?<![\w.^{\\])[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)"
     r"(?:\s*(?:\\times|\\cdot|[x*])\s*10\s*\^\s*(?:\{\s*-?\d{1,3}\s*\}|-?\d{1,3}))?"
 )
+_PERCENT = re.compile(r"\d\s*(?:\\text\{\s*)?\$?\s*\\?(?:%|percent\b|per\s+cent\b)", re.IGNORECASE)
 _PROSE = re.compile(r"[\s*\"']*[A-Za-z]{2,}(?:[\s:,']+[A-Za-z]+|\s*(?::|\$|\\[(\[]))")
 _LONG_NUMBER = re.compile(r"\d{20}")
 _LARGE_POWER = re.compile(
@@ -134,22 +136,44 @@ def numeric(
     response: str, answer: Json, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
 ) -> float | JsonMapping:
     """Returns 1 if |answer - reference| <= max(abs_tol, rel_tol |reference|), computed exactly.
-    Words and units around the number are ignored. An answer with two numbers is no answer.
+    Words and units around the number are ignored. An answer with two numbers is no answer. A
+    percentage is its number or its hundredth, beside a number between -1 and 1 only its hundredth.
     """
     text = final_answer(response, answer_tag)
     value = None if text is None else value_of(text)
     if value is None:
         return NOTHING
-    right = value_of(reference(single(answer)))
+    gold = reference(single(answer))
+    right = value_of(gold)
     if right is None:
         raise ValueError(f"the reference {answer!r:.100} is no number")
-    allowed = max(Fraction(abs_tol), Fraction(rel_tol) * abs(right))
-    return float(abs(value - right) <= allowed)
+    for number, target in _comparable((value, _is_percent(text)), (right, _is_percent(gold))):
+        if abs(number - target) <= max(Fraction(abs_tol), Fraction(rel_tol) * abs(target)):
+            return 1.0
+    return 0.0
+
+
+def _comparable(
+    answer: tuple[Fraction, bool], gold: tuple[Fraction, bool]
+) -> Iterator[tuple[Fraction, Fraction]]:
+    """Yields the pairs of numbers that two numbers may stand for. Each comes with whether it is a
+    percentage.
+    """
+    (value, percent), (right, gold_percent) = answer, gold
+    bare = right if percent else value
+    if percent == gold_percent or abs(bare) >= 1 or not bare:
+        yield value, right
+    if percent != gold_percent:
+        yield (value / 100, right) if percent else (value, right / 100)
+
+
+def _is_percent(text: str | None) -> bool:
+    return _PERCENT.search(text or "") is not None
 
 
 def value_of(text: str) -> Fraction | None:
     """Returns the only number in a text ("about 3.5 km", "1.2e3", "3/4"), or None for no number or
-    several.
+    several. The number of a percentage is that before its sign.
     """
     if len(text) > NUMBER_CHARS:
         return None

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from compass_jax.aliases import Value
 from compass_jax.verifiers.maths import expressions, units
+from compass_jax.verifiers.maths.chains import contradicts
 from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
 from compass_jax.verifiers.maths.expressions import FUNCTIONS, num
 from compass_jax.verifiers.maths.notation import plain_words
@@ -427,6 +428,10 @@ def _equation(parts: Sequence[str], signs: Sequence[str], depth: int) -> Value:
     left = parts[0]
     if last > 1:
         left = next((part for part in parts[:last] if _is_name(part)), left)
+    # x = 71 = 72 is no value; the sides of \\approx are not compared.
+    joined = [quantity(part) if sign == "=" else None for part, sign in zip(parts, [*signs, "="])]
+    if len(parts) > 2 and contradicts(joined[: last + 1]):
+        return Text("formal", "=".join(parts))
     value = read(parts[last], depth)
     if not left:
         return value

@@ -1,0 +1,47 @@
+"""Chains of equations, such as x = 48 + 24 = 72, whose numbers must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from compass_jax.verifiers.maths import units
+from compass_jax.verifiers.maths.comparison import equal
+from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_real
+from compass_jax.verifiers.maths.expressions import Node, is_constant, num
+from compass_jax.verifiers.maths.quantities import Quantity
+
+
+def contradicts(sides: Sequence[Quantity | None]) -> bool:
+    """Returns whether two neighbours among the sides of equations are different numbers.
+
+    A decimal may be the other number, rounded. Sides with variables and units that only one of
+    both has are not compared.
+    """
+    return any(a and b and not _agree(a, b) for a, b in pairwise(sides))
+
+
+def _agree(left: Quantity, right: Quantity) -> bool:
+    if bool(left.unit) != bool(right.unit) or not all(
+        is_constant(side.nodes[0]) for side in (left, right)
+    ):
+        return True
+    if left.unit and right.unit and not units.comparable(left.unit, right.unit):
+        return True
+    values = [_in_base_units(side) for side in (left, right)]
+    if any(equal(a, b) for a in values[0] for b in values[1]):
+        return True
+    numbers = [constant(nodes[0]) for nodes in values]
+    decimals = [side.decimals for side in (left, right) if side.decimals]
+    if not decimals or any(x is None or not is_real(x) for x in numbers):
+        return False
+    factor = max(side.unit.factor if side.unit else 1 for side in (left, right))
+    error = abs(as_fraction(numbers[0]) - as_fraction(numbers[1]))
+    return error <= factor * Fraction(1, 10 ** min(decimals))
+
+
+def _in_base_units(side: Quantity) -> list[Node]:
+    if side.unit is None:
+        return list(side.nodes)
+    return [Node("mul", (node, num(side.unit.factor))) for node in side.nodes]
