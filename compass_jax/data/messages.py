@@ -123,20 +123,12 @@ def asked_of(prompt: Json, where: str) -> tuple[str, Messages]:
     return "\n".join(turns), messages
 
 
-def answer_of(answer: Json, where: str, compared: bool) -> str:
-    """Returns the reference answer as text.
-
-    If a verifier compares it (`compared`), it must be text or a number, or DataError is raised. A
-    custom verifier may read any form.
-    """
-    if isinstance(answer, str) and (answer.strip() or not compared):
+def answer_of(answer: Json) -> str:
+    """Returns the reference answer as text, for a custom verifier, which may read any form."""
+    if isinstance(answer, str):
         return answer
     if type(answer) is int or (isinstance(answer, float) and math.isfinite(answer)):
         return str(answer)
-    if compared:
-        raise DataError(
-            f"{where}: {answer!r:.80} is no reference answer; it must be text or a finite number"
-        )
     return json.dumps(answer, ensure_ascii=False, default=str)
 
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config import DataConfig, FileSource, ProceduralSource
@@ -39,6 +39,7 @@ from compass_jax.records import stable_id
 from compass_jax.tasks import Task
 from compass_jax.tasks.rows import LABELS, encode_row
 from compass_jax.tasks.task import load_task
+from compass_jax.verifiers.base import kinds
 
 logger = logging.getLogger(__name__)
 Tell = Callable[[str], None]  # reports one line to the user
@@ -151,8 +152,16 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
         return _of_files(config, index, source, key, tell)
     task = load_task(source.task, f"{key}.task")
     label = source.label or source.task.rpartition(":")[2]
-    common = _Source(config, index, label, task.verify == "math", bool(source.gold), task.turns)
+    names = task.verify if isinstance(task.verify, Mapping) else {task.verify: 1.0}
+    readers, compared, labelled = _readers(names), task.verify == "math", bool(source.gold)
+    common = _Source(config, index, label, compared, labelled, readers, turns=task.turns)
     return _distinct(common, source.task, _task_rows(common, source.task, task, key, seed), tell)
+
+
+def _readers(names: Iterable[Any]) -> tuple[Callable[[JsonMapping], str], ...]:
+    """Returns the function `written` of each verifier that has one."""
+    found = (kinds().get(name) for name in names if isinstance(name, str))
+    return tuple(kind.written for kind in found if kind is not None and kind.written is not None)
 
 
 class _Source(NamedTuple):
@@ -163,6 +172,9 @@ class _Source(NamedTuple):
     label: str
     compared: bool = False  # `math` compares with the answer and reads only that
     labelled: bool = False  # a gold label is computed from other columns too
+    # of each verifier that reads the reference: the text of a right answer (base.Kind)
+    written: tuple[Callable[[JsonMapping], str], ...] = ()
+    verifier_args: tuple[tuple[str, Json], ...] = ()
     turns: int = 0
 
     def question(self, text: str, prompt: Sequence[JsonObject], **fields: Json) -> Question:
@@ -200,21 +212,31 @@ class _Source(NamedTuple):
             asks: the question, if it is only a part of the prompt.
         """
         text, messages = asked_of(prompt, f"{where}, field {columns[0]!r}")
-        reference, verifier_row = "", row
+        written, verifier_row = self.answer(f"{where}, field {columns[1]!r}", answer, row), row
         if answer is not None:
-            reference = answer_of(answer, f"{where}, field {columns[1]!r}", self.compared)
             lean = self.compared and not self.labelled
             verifier_row = {"answer": answer} if lean else {**row, "answer": answer}
         return self.question(
             text,
             messages,
-            answer=reference,
+            answer=written,
             row=_encoded(verifier_row, where),
             asks=asks,
             labels=(*labels_of(row, where), *labels),
             tools=tuple(tools_of(row, where)),
             place=where,
         )
+
+    def answer(self, where: str, answer: Json, row: JsonMapping) -> str:
+        """Returns the text of a right answer; empty without a reference. Raises DataError for a
+        reference that the source's verifiers cannot read.
+        """
+        arguments = {**dict(self.verifier_args), **row, "answer": answer}
+        try:
+            answers = [written(arguments) for written in self.written]
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+        return answers[0] if answers else "" if answer is None else answer_of(answer)
 
 
 def _encoded(row: JsonMapping, where: str) -> str:
@@ -242,7 +264,10 @@ def _of_files(
     the questions of that split are held out.
     """
     label, compared = source.label or label_of(source.path), source.verifier == "math"
-    common = _Source(config, index, label, compared, bool(source.gold))
+    readers = _readers(name for name, _ in pairs(source.verifier))
+    common = _Source(
+        config, index, label, compared, bool(source.gold), readers, source.verifier_args
+    )
 
     def read(files: list[str]) -> Iterator[Question]:
         return _distinct(common, source.path, _file_rows(common, source, files, key, tell), tell)

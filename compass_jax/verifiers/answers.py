@@ -18,7 +18,7 @@ from typing import Any
 
 from compass_jax.aliases import Json
 from compass_jax.errors import CompassError
-from compass_jax.verifiers.extract import reference
+from compass_jax.verifiers.extract import hashed
 
 MOST_CHARS = 10_000
 MOST_NESTED = 50
@@ -229,6 +229,6 @@ def canonical(text: str | None) -> str | None:
     """
     if not text:
         return None
-    text = reference(text)
+    text = hashed(text) or text
     plain = exact(text)
     return str(plain[1]) if plain else "".join(text.split()).casefold().strip(".$")

@@ -183,24 +183,6 @@ def json_text(response: str, tag: str) -> str:
     return (blocks[-1][2] if blocks else text).strip()
 
 
-def reference(answer: Json) -> str:
-    """Returns the row's reference as text. If it contains ####, the text after that mark is the
-    reference.
-
-    Raises ValueError for a row without a reference.
-    """
-    if answer is None:
-        raise ValueError("the row has no reference answer")
-    text = str(answer)
-    return hashed(text) or text
-
-
-def single(answer: Json) -> Json:
-    """Returns the only element of a list, and any other answer unchanged."""
-    is_single = isinstance(answer, list | tuple) and len(answer) == 1
-    return answer[0] if is_single and not isinstance(answer[0], list | tuple) else answer
-
-
 def number(value: Json) -> float:
     """Returns `value` as a float. Raises TypeError for a value that is not a number (such as "1"),
     and ValueError for NaN and infinity.

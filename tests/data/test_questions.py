@@ -76,7 +76,7 @@ def test_files_of_text_and_chat(tmp_path, tokenizer, caplog):
         (GOOD + b'{"prompt": "x"}\n', r"line 2: no field 'answer'.*sources\[0\]\.answer_field"),
         (row_of('" "', '"1"'), r"line 2, field 'prompt': messages\[0\] .* is empty"),
         (row_of("3", '"1"'), r"p\.jsonl, line 2, field 'prompt': a int"),
-        (row_of('"x"', "true"), r"line 2, field 'answer': True is no reference answer"),
+        (row_of('"x"', "[[1]]"), r"line 2, field 'answer': \[1\] is no reference answer"),
         (row_of('[{"role": "robot"}]', "1"), r"line 2, .*messages\[0\] must be"),
         (row_of('[{"role": "assistant", "content": ""}]', "1"), "ends with an assistant message"),
         (row_of('[{"role": "system", "content": "S"}]', "1"), "no message of role 'user'"),

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.verifiers.base import CHOICE_FORM, IN_ANSWER, NOTHING, Example, Kind
-from compass_jax.verifiers.extract import final_answer, reference, single, visible
+from compass_jax.verifiers.extract import final_answer, hashed, visible
 from compass_jax.verifiers.mentions import asserted, concluded, negates
+from compass_jax.verifiers.references import scalars
 
 LETTERS = "ABCDEFGHIJ"
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -48,13 +49,32 @@ def judge(
     if letter is None:
         return NOTHING
     letters, texts = _letters_and_texts(choices, options)
-    answer = single(answer)
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        return float(0 <= answer < len(letters) and letter == letters[answer])
-    text = reference(answer)
+    right = [_letter_of_reference(form, letters, texts) for form in scalars(answer)]
+    return float(letter in right and letter != SEVERAL)
+
+
+def _letter_of_reference(answer: Json, letters: str, texts: Mapping[str, str]) -> str:
+    """Returns the letter that a reference names; another text for none."""
+    if isinstance(answer, int):
+        return letters[answer] if 0 <= answer < len(letters) else str(answer)
+    text = hashed(str(answer)) or str(answer)
     bare = _BARE.fullmatch(_WRAPPING.sub("", text).strip())  # B, (B), "B. iron"
-    right = _letter_of_text(text, texts) or (bare[1] if bare else text.strip()).upper()
-    return float(letter == right and letter != SEVERAL)
+    return _letter_of_text(text, texts) or (bare[1] if bare else text.strip()).upper()
+
+
+def _written(arguments: JsonMapping) -> str:
+    """Returns the reference's letter. Raises ValueError if it names no option."""
+    answer, choices = arguments.get("answer"), arguments.get("choices") or LETTERS
+    letters, texts = _letters_and_texts(choices, arguments.get("options") or ())
+    for form in scalars(answer):
+        letter = _letter_of_reference(form, letters, texts)
+        if letter in letters and (not texts or letter in texts):
+            return letter
+    names = ", ".join(texts or letters)
+    raise ValueError(
+        f"the reference {answer!r:.80} names none of the options {names:.80}: write a letter, a"
+        " number from 0 or an option's text"
+    )
 
 
 def chosen(
@@ -170,5 +190,6 @@ KIND = Kind(
     takes=("choices", "options"),
     form=CHOICE_FORM,
     vote=_vote,
+    written=_written,
     looks_for=IN_ANSWER + "; else a letter by itself or after 'option'",
 )

@@ -21,8 +21,6 @@ from compass_jax.verifiers.extract import (
     boxed,
     final_answer,
     last_formula,
-    reference,
-    single,
     stated,
 )
 from compass_jax.verifiers.maths.equality import same_answer
@@ -30,6 +28,7 @@ from compass_jax.verifiers.maths.evaluation import as_fraction, constant, is_rea
 from compass_jax.verifiers.maths.notation import normalised
 from compass_jax.verifiers.maths.quantities import Quantity, is_wordy
 from compass_jax.verifiers.maths.values import Named, readings
+from compass_jax.verifiers.references import texts
 
 MAX_CHARS = 600  # maximum length of a formula passed to Math-Verify
 SECONDS = 2  # timeout of each step of Math-Verify; a timeout is a wrong answer
@@ -56,13 +55,18 @@ def judge(response: str, answer: Json, answer_tag: str) -> float | JsonMapping:
     If the reference contains #### or \boxed{...}, the text after the mark or in the box is used.
     """
     text = _final_answer(response, answer_tag)
-    return NOTHING if text is None else math_score(text, _reference(answer))
+    if text is None:
+        return NOTHING
+    return max(math_score(text, reference) for reference in _references(answer))
 
 
 def at_once(response: str, answer: Json, answer_tag: str) -> float | JsonMapping | None:
     """Returns the result of `judge`, or None if it needs Math-Verify."""
     text = _final_answer(response, answer_tag)
-    return NOTHING if text is None else math_decided(text, _reference(answer))
+    if text is None:
+        return NOTHING
+    scores = [math_decided(text, reference) for reference in _references(answer)]
+    return 1.0 if 1.0 in scores else None if None in scores else 0.0
 
 
 def _final_answer(response: str, tag: str) -> str | None:
@@ -75,9 +79,8 @@ def _final_answer(response: str, tag: str) -> str | None:
     return (last_formula(text) or text) if prose else text
 
 
-def _reference(answer: Json) -> str:
-    text = reference(single(answer))
-    return boxed(text + "}") or boxed(text) or stated(text) or text
+def _references(answer: Json) -> list[str]:
+    return [boxed(text + "}") or boxed(text) or stated(text) or text for text in texts(answer)]
 
 
 def math_decided(answer: str, reference: str) -> float | None:
@@ -132,6 +135,10 @@ def _warm() -> None:
         math_score(left, right)
 
 
+def _written_formula(arguments: JsonMapping) -> str:
+    return _references(arguments.get("answer"))[0]
+
+
 def numeric(
     response: str, answer: Json, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
 ) -> float | JsonMapping:
@@ -143,14 +150,27 @@ def numeric(
     value = None if text is None else value_of(text)
     if value is None:
         return NOTHING
-    gold = reference(single(answer))
-    right = value_of(gold)
-    if right is None:
-        raise ValueError(f"the reference {answer!r:.100} is no number")
-    for number, target in _comparable((value, _is_percent(text)), (right, _is_percent(gold))):
-        if abs(number - target) <= max(Fraction(abs_tol), Fraction(rel_tol) * abs(target)):
-            return 1.0
+    for gold in _numbers(answer):
+        for number, target in _comparable((value, _is_percent(text)), gold):
+            if abs(number - target) <= max(Fraction(abs_tol), Fraction(rel_tol) * abs(target)):
+                return 1.0
     return 0.0
+
+
+def _numbers(answer: Json) -> list[tuple[Fraction, bool]]:
+    """Returns the numbers of a reference, and whether each is a percentage. Raises ValueError."""
+    numbers = []
+    for text in texts(answer):
+        number = value_of(text)
+        if number is None:
+            raise ValueError(f"the reference {text!r:.100} is no number: write one")
+        numbers.append((number, _is_percent(text)))
+    return numbers
+
+
+def _written_number(arguments: JsonMapping) -> str:
+    _numbers(arguments.get("answer"))
+    return first_text(arguments)
 
 
 def _comparable(
@@ -205,6 +225,11 @@ def _vote_of_number(response: str, answer_tag: str) -> str | None:
     return None if value is None else str(value)
 
 
+def first_text(arguments: JsonMapping) -> str:
+    """Returns the first right answer of a reference. Raises ValueError for an unreadable one."""
+    return texts(arguments.get("answer"))[0]
+
+
 def final_vote(response: str, answer_tag: str) -> str | None:
     """Returns the final answer in its canonical form."""
     return canonical(final_answer(response, answer_tag))
@@ -220,6 +245,7 @@ KINDS = {
         may_hang=True,
         at_once=at_once,
         warm=_warm,
+        written=_written_formula,
     ),
     "numeric": Kind(
         numeric,
@@ -228,6 +254,7 @@ KINDS = {
         takes=("abs_tol", "rel_tol"),
         form=FINAL_FORM,
         vote=_vote_of_number,
+        written=_written_number,
         complaint=complaints(abs_tol=_TOLERANCE, rel_tol=_TOLERANCE),
     ),
 }

@@ -5,6 +5,7 @@ by value.
 from __future__ import annotations
 
 import re
+from json import dumps
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.untrusted import UntrustedError, parse_json
@@ -17,21 +18,23 @@ from compass_jax.verifiers.base import (
     Kind,
     complaints,
 )
-from compass_jax.verifiers.extract import final_answer, json_text, reference, visible
+from compass_jax.verifiers.extract import final_answer, json_text, visible
 from compass_jax.verifiers.judge import verdict
-from compass_jax.verifiers.kinds.math import final_vote
+from compass_jax.verifiers.kinds.math import final_vote, first_text
+from compass_jax.verifiers.references import texts
 from compass_jax.verifiers.values import equal, without_nulls
 
 
 def exact(response: str, answer: Json, answer_tag: str) -> float | JsonMapping:
-    """Returns 1 if the final answer equals the reference, character by character.
+    """Returns 1 if the final answer equals the reference, or any of its texts, character by
+    character.
 
     Each run of white space counts as one blank.
     """
     text = final_answer(response, answer_tag)
     if text is None:
         return NOTHING
-    return float(" ".join(text.split()) == " ".join(reference(answer).split()))
+    return float(text.split() in [right.split() for right in texts(answer)])
 
 
 def form(response: str, answer_tag: str, think_tag: str = "think") -> float:
@@ -106,11 +109,16 @@ def pair_verdict(response: str, answer: Json) -> float | JsonMapping:
 
     Raises ValueError for any other reference.
     """
-    right = verdict(reference(answer))
-    if right is None:
-        raise ValueError(f"the reference {answer!r:.40} is no verdict; write Better, Tie or Worse")
+    right = verdict(_written_verdict({"answer": answer}))
     value = verdict(visible(response))
     return NOTHING if value is None else float(value == right)
+
+
+def _written_verdict(arguments: JsonMapping) -> str:
+    text = first_text(arguments)
+    if verdict(text) is None:
+        raise ValueError(f"the reference {text!r:.40} is no verdict; write Better, Tie or Worse")
+    return text
 
 
 def json(response: str, answer_tag: str, answer: Json = None, schema: Json = None) -> JsonMapping:
@@ -149,6 +157,18 @@ def _equals_reference(value: Json, answer: Json) -> bool:
     return equal(without_nulls(value), without_nulls(answer))
 
 
+def _written_json(arguments: JsonMapping) -> str:
+    """Returns the reference as JSON text; empty without one."""
+    answer = arguments.get("answer")
+    if not isinstance(answer, str):
+        return "" if answer is None else dumps(answer, ensure_ascii=False, default=str)
+    try:
+        parse_json(answer, "the reference")
+    except UntrustedError as error:
+        raise ValueError(f"{error}; the verifier 'json' compares JSON") from error
+    return answer
+
+
 def _json_value(value: Json, name: str) -> Json:
     return parse_json(value, name) if isinstance(value, str) else value
 
@@ -172,6 +192,7 @@ KINDS = {
         Example({"answer": "New York"}, "<answer>New  York</answer>", "<answer>York</answer>"),
         form=FINAL_FORM,
         vote=final_vote,
+        written=first_text,
     ),
     "format": Kind(
         form,
@@ -212,6 +233,7 @@ KINDS = {
         "the last verdict of the response, Better, Tie or Worse, is the reference",
         Example({"answer": "Tie"}, "Both say the same.\nTie", "The candidate says more.\nBetter"),
         looks_for="the last line with Better, Tie or Worse",
+        written=_written_verdict,
     ),
     "json": Kind(
         json,
@@ -223,6 +245,7 @@ KINDS = {
         looks_for="JSON: {last}, else in a block between ``` marks, else all of it",
         may_hang=True,
         at_once=_json_at_once,
+        written=_written_json,
         complaint=complaints(schema=_schema_fault),
     ),
 }
