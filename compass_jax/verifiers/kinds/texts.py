@@ -21,7 +21,9 @@ from compass_jax.verifiers.base import (
 from compass_jax.verifiers.extract import final_answer, json_text, visible
 from compass_jax.verifiers.judge import verdict
 from compass_jax.verifiers.kinds.math import final_vote, first_text
+from compass_jax.verifiers.limits import OutOfTime, processor_time
 from compass_jax.verifiers.references import texts
+from compass_jax.verifiers.schemas import conforms, decoded, schema_fault
 from compass_jax.verifiers.values import equal, without_nulls
 
 
@@ -88,12 +90,16 @@ def _length_complaint(arguments: JsonMapping) -> str:
 
 
 def regex(response: str, pattern: str) -> float:
-    """Returns 1 if the pattern is found in the response.
+    """Returns 1 if the pattern is found in the response, in one second of processor time.
 
     Thoughts are searched only if the pattern contains "think".
     """
     text = response if "think" in pattern else visible(response)
-    return float(re.search(pattern, text) is not None)
+    try:
+        with processor_time():
+            return float(re.search(pattern, text) is not None)
+    except OutOfTime:
+        return 0.0
 
 
 def _pattern_fault(pattern: Json) -> str:
@@ -134,10 +140,7 @@ def json(response: str, answer_tag: str, answer: Json = None, schema: Json = Non
     is_equal = answer is None or _equals_reference(value, answer)
     if schema is None:
         return {"reward": float(is_equal)}
-    from jsonschema.validators import validator_for
-
-    schema = _json_value(schema, "the schema")
-    valid = validator_for(schema)(schema).is_valid(value)
+    valid = conforms(value, decoded(schema))
     return {"reward": float(is_equal and valid), "valid": float(valid)}
 
 
@@ -158,8 +161,12 @@ def _equals_reference(value: Json, answer: Json) -> bool:
 
 
 def _written_json(arguments: JsonMapping) -> str:
-    """Returns the reference as JSON text; empty without one."""
-    answer = arguments.get("answer")
+    """Returns the reference as JSON text; empty without one. Raises ValueError for a faulty
+    reference or schema.
+    """
+    answer, schema = arguments.get("answer"), arguments.get("schema")
+    if schema is not None and (fault := schema_fault(schema)):
+        raise ValueError(f"its schema{fault}")
     if not isinstance(answer, str):
         return "" if answer is None else dumps(answer, ensure_ascii=False, default=str)
     try:
@@ -167,22 +174,6 @@ def _written_json(arguments: JsonMapping) -> str:
     except UntrustedError as error:
         raise ValueError(f"{error}; the verifier 'json' compares JSON") from error
     return answer
-
-
-def _json_value(value: Json, name: str) -> Json:
-    return parse_json(value, name) if isinstance(value, str) else value
-
-
-def _schema_fault(schema: Json) -> str:
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import validator_for
-
-    try:
-        schema = _json_value(schema, "it")
-        validator_for(schema).check_schema(schema)
-    except (UntrustedError, SchemaError, TypeError, ValueError) as error:
-        return f": {str(error).splitlines()[0]:.200}"
-    return ""
 
 
 KINDS = {
@@ -246,6 +237,6 @@ KINDS = {
         may_hang=True,
         at_once=_json_at_once,
         written=_written_json,
-        complaint=complaints(schema=_schema_fault),
+        complaint=complaints(schema=schema_fault),
     ),
 }
