@@ -1,7 +1,7 @@
 """The pairs of Math-Verify's own tests, judged by this package and by Math-Verify.
 
     git clone https://github.com/huggingface/Math-Verify
-    python -m benchmarks.math_pairs Math-Verify/tests
+    python -m benchmarks.math_pairs Math-Verify/tests --out benchmarks/results/math_pairs.json
 
 The reference and the answer are the unchanged texts of a test; the whole answer counts
 (`answer_tag` is empty). The tests' files are read as data and never imported.
@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.metadata
+import json
 import math
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import experiments
 from compass_jax.verifiers.kinds.math import judge
 
 
@@ -63,18 +67,47 @@ def math_verify_score(pair: Pair) -> float:
     return float(math_verify.verify(math_verify.parse(pair.gold), math_verify.parse(pair.answer)))
 
 
+def report(folder: Path) -> dict[str, Any]:
+    """Returns the counts, the pairs without the expected score here, commits and versions."""
+    tests = list(pairs(folder))
+    scores = [(pair, compass_score(pair), math_verify_score(pair)) for pair in tests]
+    return {
+        "command": "python -m benchmarks.math_pairs Math-Verify/tests --out FILE",
+        "commit": experiments.commit(),
+        "tests": {"repository": "huggingface/Math-Verify", "commit": _commit(folder)},
+        "versions": {x: importlib.metadata.version(x) for x in ("math-verify", "sympy", "mpmath")},
+        "pairs": len(tests),
+        "right": sum(score == pair.expected for pair, score, _ in scores),
+        "math_verify_right": sum(score == pair.expected for pair, _, score in scores),
+        "differ": [
+            {**pair._asdict(), "here": here, "math_verify": other}
+            for pair, here, other in scores
+            if here != pair.expected
+        ],
+    }
+
+
+def _commit(folder: Path) -> str:
+    """Returns the commit of a clone that contains a folder."""
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     """Prints how many pairs get the expected score, and the pairs that do not get it here."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="the tests of a clone of Math-Verify")
-    tests = list(pairs(parser.parse_args().folder))
-    right, other = (
-        sum(f(pair) == pair.expected for pair in tests) for f in (compass_score, math_verify_score)
+    parser.add_argument("--out", type=Path, help="a file for the report, as JSON")
+    options = parser.parse_args()
+    result = report(options.folder)
+    print(
+        f"{result['pairs']} pairs: here {result['right']},"
+        f" Math-Verify {result['math_verify_right']}"
     )
-    print(f"{len(tests)} pairs: here {right}, Math-Verify {other}")
-    for pair in tests:
-        if compass_score(pair) != pair.expected:
-            print(f"expected {pair.expected}: {pair.gold[-60:]!r} | {pair.answer[-60:]!r}")
+    for pair in result["differ"]:
+        print(f"expected {pair['expected']}: {pair['gold'][-60:]!r} | {pair['answer'][-60:]!r}")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -378,3 +378,13 @@ def test_merging():
         cells = f"{row['peak_bytes'] / 2**30:.2f} | {row['cpu_seconds']:.0f} | {row['seconds']:.0f}"
         assert f"| {row['method']} | {cells} |" in PAGE
         assert row["peak_bytes"] < 1.5 * 2**30
+
+
+def test_math_verifys_pairs():
+    results = json.loads((RESULTS / "math_pairs.json").read_text())
+    right, pairs = results["right"], results["pairs"]
+    assert right == results["math_verify_right"] == pairs - len(results["differ"])
+    assert f"{right} of Math-Verify's {pairs} pairs" in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "equality.md").read_text()
+    assert f"On the {pairs} pairs of Math-Verify's own tests" in page
+    assert f"gives the expected score to {right}, as Math-Verify does" in page
