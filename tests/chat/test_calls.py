@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compass_jax.tool_calls import MOST_CALLS, MalformedCall, ToolCall, tool_calls
+from compass_jax.chat.base import any_format
+from compass_jax.chat.calls import MOST_CALLS, MalformedCall, ToolCall
+
+
+def tool_calls(text):
+    return any_format().read(text).required_calls()
+
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}(\.[a-z_]{1,5})?", fullmatch=True).filter(
     lambda name: not any(map(keyword.iskeyword, name.split(".")))

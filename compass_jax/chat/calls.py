@@ -1,11 +1,11 @@
-"""Parser of tool calls in a model's text, in the formats of chat templates:
+"""Tool calls, and the parser of calls without marks of their own:
 
-    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>            Hermes, Qwen; any number
     [{"name": "f", "arguments": {"a": 1}}]                                 a JSON list, or an object
     {"tool_calls": [{"function": {"name": "f", "arguments": "{\\"a\\": 1}"}}]}       OpenAI's fields
     [f(a=1), g(b='x')]                                                     Python's syntax
 
-The text is untrusted: it is parsed, never evaluated.
+alone in a text, or in a fenced block. marked.py parses calls between marks. The text is untrusted:
+it is parsed, never evaluated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
@@ -23,11 +23,10 @@ from compass_jax.untrusted import fenced_blocks, parse_json
 
 MOST_CHARS = 100_000  # maximum length of a text with calls
 MOST_CALLS = 64
-_OPEN = "<tool_call>"
-_CLOSE = "</tool_call>"
 _LABELS = frozenset(("", "json", "python", "tool_code", "tool_call"))
 _JSON = re.compile(r'\{\s*"|\[\s*[{\]]')
 _PYTHON = re.compile(r"\[?\s*[A-Za-z_][\w.]*\(")
+_NAMES = ("name", "function", "tool_name")
 _WORDS = {"true": True, "false": False, "null": None}  # JSON constants, accepted in Python syntax
 
 
@@ -38,110 +37,117 @@ class MalformedCall(CompassError, ValueError):
 class ToolCall(NamedTuple):
     """A tool call: the tool's name, the arguments by name, and positional arguments (Python syntax
     only). Values are JSON values.
+
+    Some forms write strings without quotes, so that 42 may be a number or a text. `texts` has the
+    text of each such argument; its value in `arguments` is the JSON value that the text spells.
     """
 
     name: str
     arguments: JsonMapping
     positional: tuple[Json, ...] = ()
+    texts: Mapping[str, str] = {}
+
+    def with_texts(self, names: Container[str]) -> ToolCall:
+        """Returns the call with the texts of those arguments as their values."""
+        chosen = {name: text for name, text in self.texts.items() if name in names}
+        return self._replace(arguments={**self.arguments, **chosen}, texts={}) if chosen else self
+
+    def typed(self, schema: Json) -> ToolCall:
+        """Returns the call with the texts of those arguments that a tool's JSON schema declares as
+        strings.
+        """
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if not self.texts or not isinstance(properties, Mapping):
+            return self
+        declared = {
+            name: x.get("type") for name, x in properties.items() if isinstance(x, Mapping)
+        }
+        return self.with_texts([x for x, kind in declared.items() if kind in ("string", ["string"])])
 
 
-def tool_calls(text: str) -> list[ToolCall]:
-    """Returns the calls in a text, in their order, or an empty list.
+class BareCalls(NamedTuple):
+    """The calls without marks in a content, and the (begin, end) offsets of their text."""
 
-    Text inside `<think>` contains no calls. Nor does prose around a `<tool_call>` or around a
-    fenced block. Raises MalformedCall for a call that cannot be parsed, and for more than
-    MOST_CALLS calls.
-    """
-    begin, end = call_span(text)
-    body = text[begin:end].strip()
-    blocks = fenced_blocks(body, _LABELS)
-    if blocks and blocks[0].start() == 0 and body.endswith("```"):
-        body = body[blocks[0].start(2) : -3].strip()  # an argument may have fences, too
-    body = body.removeprefix("[TOOL_CALLS]").lstrip()
-    reader = _reader(body) or (_parse_tagged if body.startswith(_OPEN) else None)
-    if reader is None:
-        return []
-    if len(body) > MOST_CHARS:
-        raise MalformedCall(f"{len(body):,} characters of calls, more than {MOST_CHARS:,}")
-    calls = reader(body)
-    if len(calls) > MOST_CALLS:
-        raise MalformedCall(f"{len(calls):,} calls, more than {MOST_CALLS}")
-    return calls
+    calls: tuple[ToolCall, ...] = ()
+    begin: int = 0
+    end: int = 0
+    malformed: str = ""  # why a text that begins as a call is none
 
 
-def call_span(text: str) -> tuple[int, int]:
-    """Returns the (begin, end) offsets of the calls in a text, or of what may be calls."""
-    begin, end = 0, len(text)
-    if _reader(text.strip()):
-        return begin, end
-    if "</think>" in text:
-        begin = text.rfind("</think>") + len("</think>")
-    if (thought := text.find("<think>", begin)) >= 0:
-        end = thought
-    body = text[begin:end]
-    if _reader(body.strip()):
-        return begin, end
-    if _OPEN in body:
-        closed = body.rfind(_CLOSE)
-        last = closed + len(_CLOSE) if closed > body.rfind(_OPEN) else len(body)
-        return begin + body.find(_OPEN), begin + last
-    blocks = fenced_blocks(body, _LABELS)
-    return (begin + blocks[-1].start(), begin + blocks[-1].end()) if blocks else (begin, end)
+def read_bare_calls(content: str) -> BareCalls:
+    """Returns the calls of a content that is calls alone, or of its last fenced block."""
+    begin, end = 0, len(content)
+    body = content.strip()
+    if _parser(body) is None:
+        blocks = fenced_blocks(content, _LABELS)
+        if not blocks:
+            return BareCalls()
+        begin, end = blocks[-1].span()
+        body = blocks[-1][2].strip()
+    if (parser := _parser(body)) is None:
+        return BareCalls()
+    try:
+        check_size(len(body))
+        calls = parser(body)
+        check_count(len(calls))
+    except MalformedCall as error:
+        return BareCalls((), begin, end, str(error))
+    return BareCalls(tuple(calls), begin, end)
 
 
-def _reader(body: str) -> Callable[[str], list[ToolCall]] | None:
+def begins_bare_call(content: str) -> bool:
+    """Returns whether a content begins as a call without marks does."""
+    return _parser(content.lstrip()) is not None
+
+
+def check_size(count: int) -> None:
+    """Raises MalformedCall for a text of calls with more than MOST_CHARS characters."""
+    if count > MOST_CHARS:
+        raise MalformedCall(f"{count:,} characters of calls, more than {MOST_CHARS:,}")
+
+
+def check_count(count: int) -> None:
+    """Raises MalformedCall for more than MOST_CALLS calls."""
+    if count > MOST_CALLS:
+        raise MalformedCall(f"{count:,} calls, more than {MOST_CALLS}")
+
+
+def _parser(body: str) -> Callable[[str], list[ToolCall]] | None:
     """Returns the parser for a text that begins with a call; None if the text does not."""
-    return (
-        _parse_json_calls
-        if _JSON.match(body)
-        else _parse_python_calls
-        if _PYTHON.match(body)
-        else None
-    )
+    if _JSON.match(body):
+        return _parse_json_calls
+    return _parse_python_calls if _PYTHON.match(body) else None
 
 
-def _parse_tagged(text: str) -> list[ToolCall]:
-    """Returns the calls between tags. Tags inside the strings of a call are ignored."""
-    calls: list[ToolCall] = []
-    decoder = json.JSONDecoder()
-    start = text.find(_OPEN)
-    while start >= 0 and len(calls) <= MOST_CALLS:
-        begin = start + len(_OPEN)
-        begin += len(text[begin:]) - len(text[begin:].lstrip())
-        try:
-            _, end = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError) as error:
-            raise MalformedCall(f"after {_OPEN}: not JSON: {error}") from error
-        if not text[end:].lstrip().startswith(_CLOSE):
-            raise MalformedCall(f"a {_OPEN} has no {_CLOSE} after its JSON")
-        calls += _parse_json_calls(text[begin:end], must=True)
-        start = text.find(_OPEN, end)
-    return calls
-
-
-def _parse_json_calls(text: str, must: bool = False) -> list[ToolCall]:
-    """Returns a JSON text's calls; none for an object without a call's fields, unless `must`."""
+def _parse_json_calls(text: str) -> list[ToolCall]:
+    """Returns a JSON text's calls; none for an object without a call's fields."""
     value = parse_json(text, "a call", error=MalformedCall)
-    fields = {"name", "function", "tool_calls"}
-    if isinstance(value, dict) and not must and not fields & value.keys():
+    if isinstance(value, dict) and not {*_NAMES, "tool_calls"} & value.keys():
         return []
+    return calls_in_json(value)
+
+
+def calls_in_json(value: Json) -> list[ToolCall]:
+    """Returns the calls that a JSON value describes: an object, a list of objects, or an object
+    with them under "tool_calls". Raises MalformedCall for anything else.
+    """
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
         value = value["tool_calls"]
-    return [of_object(one) for one in value] if isinstance(value, list) else [of_object(value)]
+    return [read_call(x) for x in value] if isinstance(value, list) else [read_call(value)]
 
 
-def of_object(value: Json) -> ToolCall:
-    """Returns the call that a JSON value describes.
+def read_call(value: Json) -> ToolCall:
+    """Returns the call that a JSON object describes.
 
-    The name is under "name" or "function". The arguments, an object or its JSON text, are under
-    "arguments" or "parameters". OpenAI's format has both under "function". Raises MalformedCall for
-    anything else.
+    The name is under "name", "function" or "tool_name". The arguments, an object or its JSON text,
+    are under "arguments" or "parameters". OpenAI's format has both under "function". Raises
+    MalformedCall for anything else.
     """
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = value["function"]
     if not isinstance(value, Mapping):
         raise MalformedCall(f"{value!r:.80} is no call: it must be an object with a name")
-    name = value.get("name", value.get("function"))
+    name = next((value[key] for key in _NAMES if key in value), None)
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str) and arguments.strip():
         arguments = parse_json(arguments, "a call's arguments", error=MalformedCall)
@@ -182,7 +188,7 @@ def _parse_node(node: ast.AST, text: str) -> ToolCall:
         if keyword.arg is None or keyword.arg in arguments:
             raise MalformedCall(f"{name:.40} gets {keyword.arg or '**'} more than once")
         arguments[keyword.arg] = _literal(keyword.value, text)
-    return ToolCall(name, arguments, tuple(_literal(one, text) for one in node.args))
+    return ToolCall(name, arguments, tuple(_literal(x, text) for x in node.args))
 
 
 class _Words(ast.NodeTransformer):

@@ -1,0 +1,1 @@
+"""Chat formats: what a model's answer means, as a thought, a content and tool calls."""

@@ -1,0 +1,1 @@
+"""One file a chat format, each with a `FORMAT` (chat/base.py)."""
