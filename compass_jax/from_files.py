@@ -289,7 +289,9 @@ def _source(name: str, reward: str | Mapping[str, float]) -> FileSource | TaskSo
 
 def _tokenizer(config: PolicyConfig) -> Tokenizer:
     args = dict(config.data.template_args)
-    return Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size, args)
+    return Tokenizer.for_model(
+        config.data.tokenizer, config.model.vocab_size, args, chat_format=config.data.chat_format
+    )
 
 
 def _name(model: str, data: Sequence[str]) -> str:

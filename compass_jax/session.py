@@ -30,6 +30,7 @@ from compass_jax.config import (
     ScoredConfig,
 )
 from compass_jax.config.io import flatten, read_config
+from compass_jax.data.chat_detection import with_chat_format
 from compass_jax.data.templates import TODAY
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import STRICT
@@ -191,8 +192,9 @@ def open_scorer(
     Call it before any file is written. Raises VerifierError for a verifier that cannot be used, and
     ConfigError if a source needs a judge and none is configured.
     """
-    judge = _judge(config.rewards, config.data, directory)
-    scorer = Scorer(config.rewards, config.data)
+    data = with_chat_format(config.data)
+    judge = _judge(config.rewards, data, directory)
+    scorer = Scorer(config.rewards, data)
     if any(check.is_users for checks in checks_of(config.data) for check in checks):
         try:
             scorer.wait_ready()
@@ -225,17 +227,20 @@ def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> An
             " is None: name an endpoint and a model, JudgeConfig('http://127.0.0.1:8000/v1', ...)"
         )
     if isinstance(judge, ScalarJudgeConfig):
-        return ScalarJudge(judge.anchor_field)
+        return ScalarJudge(judge.anchor_field, data.chat_format)
     if isinstance(judge, JudgeConfig):
         return Judge(
-            judge.anchor_field, Pooled(judge), Verdicts(directory, str(jax.process_index() or ""))
+            judge.anchor_field,
+            Pooled(judge),
+            Verdicts(directory, str(jax.process_index() or "")),
+            data.chat_format,
         )
     # every process knows every verdict
     verdicts = Verdicts(directory, "" if distributed.is_main_process() else None)
     distributed.require_equal_across_processes(
         {f"the judge's verdicts in {directory}": verdicts.digest}, SHARED_FOLDER
     )
-    return Judge(judge.anchor_field, Batched(judge), verdicts)
+    return Judge(judge.anchor_field, Batched(judge), verdicts, data.chat_format)
 
 
 def shared(scorer: Own, exchange: Exchange = distributed.all_gather_bytes) -> Own | SharedScorer:
@@ -254,7 +259,8 @@ def load_tokenizer(config: PolicyConfig) -> Tokenizer:
             "data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json"
         )
     data, vocab_size = config.data, config.model.vocab_size
-    return Tokenizer.for_model(data.tokenizer, vocab_size, dict(data.template_args), data.date)
+    args = dict(data.template_args)
+    return Tokenizer.for_model(data.tokenizer, vocab_size, args, data.date, data.chat_format)
 
 
 def with_date(config: S) -> S:

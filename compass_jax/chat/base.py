@@ -3,8 +3,8 @@ tool calls. Everything that reads answers does so here: verifiers, environments,
 and the loss masks of SFT.
 
 A format is one file of `formats/` with a `FORMAT`. All formats also read the thoughts and calls
-that prompts ask any model for: <think>, <thinking>, <thought> and <reasoning>; <tool_call>, JSON and
-Python's syntax. ANY reads the marks of every format, for texts of an unknown model.
+that prompts ask any model for: <think>, <thinking>, <thought> and <reasoning>; <tool_call>, JSON
+and Python's syntax. `any_format` reads the marks of every format, for texts of an unknown model.
 
 A thought that is cut off reaches to the end of the text. A mark that closes a thought which no mark
 opened closes one that the prompt's template opened: all text before it is the thought.
@@ -160,6 +160,14 @@ class ChatFormat:
         begin, end = self.thoughts[0]
         return f"{begin}\n{thought}\n{end}\n\n{content}" if thought else content
 
+    def with_opening(self, text: str) -> str:
+        """Returns a text with the mark that opens the thought in which it begins, if it does."""
+        first = _thought_marks(self).search(text)
+        if first is None or first[0] in dict(self.thoughts):
+            return text
+        message = self.read(text)
+        return self.write(message.thought, message.text)
+
     def unclosed(self, text: str) -> str:
         """Returns what is wrong with the marks of the thoughts in a text: they are nested, close
         nothing, or are never closed. Empty if nothing is.
@@ -268,7 +276,7 @@ def find_format(name: str) -> ChatFormat:
     if (own := _OWN.fullmatch(name)) is not None:
         return ChatFormat(name, (own.groups(),), any_format().own_calls)  # type: ignore[arg-type]
     raise ChatFormatError(
-        f"data.chat_format = {name!r:.100}: there is no such format; write auto, any,"
+        f"{name!r:.100}: there is no such format; write auto, any,"
         f" {', '.join(chat_formats())}, or own marks of thoughts as '<plan>...</plan>'"
     )
 

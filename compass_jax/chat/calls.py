@@ -59,10 +59,10 @@ class ToolCall(NamedTuple):
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not self.texts or not isinstance(properties, Mapping):
             return self
-        declared = {
-            name: x.get("type") for name, x in properties.items() if isinstance(x, Mapping)
-        }
-        return self.with_texts([x for x, kind in declared.items() if kind in ("string", ["string"])])
+        declared = {name: x.get("type") for name, x in properties.items() if isinstance(x, Mapping)}
+        return self.with_texts(
+            [x for x, kind in declared.items() if kind in ("string", ["string"])]
+        )
 
 
 class BareCalls(NamedTuple):
@@ -156,6 +156,12 @@ def read_call(value: Json) -> ToolCall:
     if not isinstance(arguments or {}, Mapping):
         raise MalformedCall(f"the arguments of {name:.40} are no object: {arguments!r:.80}")
     return ToolCall(name, dict(arguments or {}))
+
+
+def write_call(call: ToolCall) -> str:
+    """Returns a call as models of Hermes's form write it."""
+    text = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>"
 
 
 def _parse_python_calls(text: str) -> list[ToolCall]:

@@ -238,8 +238,10 @@ class Reader:
         channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
         name = channel[1] if channel else "final"
         self._header, self._channelled = None, True
-        if recipient and recipient[1] not in _NOBODY and (
-            name != "analysis" or "to=functions." in header
+        if (
+            recipient
+            and recipient[1] not in _NOBODY
+            and (name != "analysis" or "to=functions." in header)
         ):
             self._body, self._called, self._arguments = CALLS, recipient[1], []
         elif name == "final":

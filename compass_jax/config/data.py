@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from compass_jax.config.errors import check
+from compass_jax.chat.base import ChatFormatError, find_format
+from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.files import check_rows_path
 from compass_jax.config.named import check_name
 from compass_jax.config.ranges import (
@@ -289,6 +290,11 @@ class DataConfig(Section):
     """System message of every chat; empty: none."""
     template_args: Options = ()
     """Variables of the chat template, as a JSON object: {"enable_thinking": false}."""
+    chat_format: Name = AUTO
+    """Form of the model's answers, which says what is a thought, a tool call and the answer: auto
+    (by the chat template), a name (hermes, glm, deepseek, gpt_oss, mistral, ...), any, or own marks
+    of thoughts as <plan>...</plan>.
+    """
     date: str = ""
     """Date that the chat template reads (`strftime_now`), as YYYY-MM-DD; empty: in training that of
     the run's first start, which its config.json records, elsewhere the present one.
@@ -345,6 +351,10 @@ class DataConfig(Section):
             not self.date or _is_date(self.date),
             f"{key}.date = {self.date!r:.80}: no date; write it as YYYY-MM-DD",
         )
+        try:
+            find_format(self.chat_format)
+        except ChatFormatError as error:
+            raise ConfigError(f"{key}.chat_format = {error}") from error
         check(self.heldout_frac < 1, f"{key}.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
         for name, _ in self.template_args:
             check(

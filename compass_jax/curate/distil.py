@@ -28,12 +28,15 @@ from typing import NamedTuple
 import numpy as np
 
 from compass_jax.aliases import Json, JsonObject
+from compass_jax.chat.base import any_format
+from compass_jax.chat.calls import write_call
 from compass_jax.config import ConfigError
 from compass_jax.config.distil import DistilConfig
 from compass_jax.curate.resume import require_same_settings, resumed_lines
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import fitting, to_prompts
 from compass_jax.data.questions import Question, questions
+from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import CompassError
 from compass_jax.records import Prompt, SampleKey
 from compass_jax.rewards.checks import judged_sources
@@ -96,12 +99,9 @@ class Answer(NamedTuple):
         """The training target: the chain of thought and the answer. A teacher whose prompt opens
         the thought returns it without the opening tag; parsers of thoughts may leave blank lines.
         """
-        thought, mark, text = self.text.partition("</think>")
         if self.thought:
-            thought, text = self.thought, self.text
-        elif not mark or "<think>" in thought:
-            return self.text
-        return f"<think>\n{thought.strip(NEWLINE)}\n</think>\n\n{text.lstrip(NEWLINE)}"
+            return any_format().write(self.thought.strip(NEWLINE), self.text.lstrip(NEWLINE))
+        return any_format().with_opening(self.text)
 
 
 class Answers:
@@ -361,11 +361,26 @@ def _by_engine(
             for rollout in Collection(engine, params, batch, *settings, **options):
                 text, complete = text_of(rollout), not rollout.truncated
                 reply = Reply(text, tokens=rollout.response_length, complete=complete)
-                if tokenizer.encode(text) != tokenizer.encode(text, trusted=False):
-                    reply = Reply("", NONSENSE, CONTROL)
+                if _has_control(tokenizer, text):
+                    reply = _parsed(reply, tokenizer)
                 yield (by_id[rollout.prompt.id], rollout.sample), reply
 
     return replies()
+
+
+def _has_control(tokenizer: Tokenizer, text: str) -> bool:
+    return tokenizer.encode(text) != tokenizer.encode(text, trusted=False)
+
+
+def _parsed(reply: Reply, tokenizer: Tokenizer) -> Reply:
+    """Returns a reply whose thoughts and calls are marked by control tokens as an endpoint returns
+    it: the thought apart, and calls in Hermes's form.
+    """
+    message = tokenizer.chat_format.read(reply.text)
+    text = "\n".join([*filter(None, [message.content]), *map(write_call, message.marked)])
+    if message.malformed or _has_control(tokenizer, text + message.thought):
+        return Reply("", NONSENSE, CONTROL)
+    return reply._replace(text=text, thought=message.thought)
 
 
 # ---- output --------------------------------------------------------------------------------------

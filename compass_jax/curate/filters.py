@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from compass_jax.chat.base import any_format
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.curate.sample import Sample
 from compass_jax.curate.words import hashed, runs, words
 from compass_jax.extras import how_to_install
 
-_THINK = re.compile("</?think>")
 _ESCAPED = re.compile(r"\\[\\{}]")  # in TeX, a printed brace closes nothing
 REPEATED_WORDS = 8  # length of a run: shorter runs recur in any long chain of thought
 MOST_READ = 2000  # characters passed to language detection
@@ -37,7 +37,7 @@ def switched_on(config: PrepareConfig) -> dict[str, Callable[[Sample], str]]:
 def unfinished(sample: Sample, tag: str) -> str:
     """Returns why an answer is incomplete: it is missing or empty, or a tag is not closed.
 
-    A chain of thought is enclosed in <think> and </think>. `tag` and \boxed{} are checked after it.
+    A chain of thought is what the chat format reads as one. `tag` and \boxed{} are checked after it.
     A conversation needs at least one answer, and none may be empty.
     """
     answers = [message for message in sample.messages if message["role"] == "assistant"]
@@ -46,26 +46,20 @@ def unfinished(sample: Sample, tag: str) -> str:
     for message in answers:
         if reason := _unclosed(message["content"], tag):
             return reason
-        answer = message["content"].rpartition("</think>")[2]
-        if not answer.strip() and "tool_calls" not in message:
-            is_thought = answer != message["content"]
+        read = any_format().read(message["content"])
+        if not read.text.strip() and "tool_calls" not in message:
             return (
-                "nothing comes after the chain of thought" if is_thought else "the answer is empty"
+                "nothing comes after the chain of thought"
+                if read.thought
+                else "the answer is empty"
             )
     return ""
 
 
 def _unclosed(text: str, tag: str) -> str:
-    is_open = False
-    for mark in _THINK.findall(text):
-        if mark == "<think>" and is_open:
-            return "<think> is opened inside <think>"
-        if mark == "</think>" and not is_open:
-            return "</think> closes nothing"
-        is_open = not is_open
-    if is_open:
-        return "<think> is never closed"
-    answer = text.rpartition("</think>")[2]
+    if reason := any_format().unclosed(text):
+        return reason
+    answer = any_format().read(text).text
     if tag and answer.count(f"<{tag}>") > answer.count(f"</{tag}>"):
         return f"<{tag}> is never closed"
     box = answer.rfind("\\boxed{")

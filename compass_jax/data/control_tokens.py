@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from compass_jax.aliases import Json
+from compass_jax.chat.base import any_format
 from compass_jax.errors import UserError
 
 # not treated as control tokens: they do not open or close a turn, and a thought that is trained on
 # or judged needs the tokens that a template writes for it
-THOUGHTS = ("<think>", "</think>")
+THOUGHTS = frozenset(mark for pair in any_format().thoughts for mark in pair)
 SENTINEL = "\ufdd0"
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
 LONG = 4096  # characters from which a text is encoded without Python's lock

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.chat.base import AUTO, ChatFormat, find_format
+from compass_jax.data.chat_detection import detect
 from compass_jax.data.control_tokens import ControlTokens
 from compass_jax.data.templates import (
     TODAY,
@@ -24,7 +26,7 @@ from compass_jax.data.templates import (
     render_chat,
     strftime_of,
 )
-from compass_jax.data.vocabulary import THOUGHT_OPENED, NamedTemplate, TokenizerError, Vocabulary
+from compass_jax.data.vocabulary import NamedTemplate, TokenizerError, Vocabulary
 from compass_jax.untrusted import read_text
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,7 @@ TEMPLATE_FILES = {
     "default": "chat_template.jinja",
     "tool_use": "additional_chat_templates/tool_use.jinja",
 }
+_TAIL = 12  # tokens at the end of a prompt that are searched for an opened thought
 MARK = "mark-of-a-turn"  # content of an assistant message in a probe of the template
 
 
@@ -55,21 +58,27 @@ class Tokenizer(Vocabulary):
     Args:
         template_args: variables of the chat template.
         date: the date that the chat template reads, as YYYY-MM-DD; empty: the present one.
+        chat_format: the form of answers (data.chat_format); auto: by the chat template.
 
     Raises the errors of Vocabulary, and TokenizerError for a chat template that cannot be read.
     """
 
     def __init__(
-        self, folder: str | Path, template_args: JsonMapping | None = None, date: str = ""
+        self,
+        folder: str | Path,
+        template_args: JsonMapping | None = None,
+        date: str = "",
+        chat_format: str = AUTO,
     ):
         super().__init__(folder)
         self._variables = {TODAY: strftime_of(date), **(template_args or {})}
-        templates = _chat_templates(Path(folder), self._config.chat_template)
+        templates = folder_templates(Path(folder), self._config.chat_template)
         self._chat_template = templates.get("default")
         self._tool_template = templates.get("tool_use", self._chat_template)
         self.has_template = self._chat_template is not None
         self._warned: set[str] = set()
         self._openings: dict[str, int | None] = {}
+        self._format_name = chat_format
 
     @classmethod
     def load(cls, folder: str | Path, template_args: JsonMapping | None = None) -> Tokenizer:
@@ -83,9 +92,10 @@ class Tokenizer(Vocabulary):
         vocab_size: int,
         template_args: JsonMapping | None = None,
         date: str = "",
+        chat_format: str = AUTO,
     ) -> Tokenizer:
         """Returns the tokenizer. Raises TokenizerError for ids from `vocab_size` on."""
-        tokenizer = cls(folder, template_args, date)
+        tokenizer = cls(folder, template_args, date, chat_format)
         if tokenizer.vocab_size > vocab_size:
             raise TokenizerError(
                 f"the tokenizer {folder} has ids up to {tokenizer.vocab_size - 1}, and the model"
@@ -93,6 +103,19 @@ class Tokenizer(Vocabulary):
                 " raise model.vocab_size"
             )
         return tokenizer
+
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """The form of answers."""
+        if self._format_name != AUTO or self._tool_template is None:
+            return find_format(self._format_name)
+        return detect(self._tool_template, {**self._specials, **self._variables})
+
+    def opened_thought(self, prompt: Sequence[int]) -> str:
+        """Returns the mark with which a prompt's end opens a thought, with its white space, or
+        "".
+        """
+        return self.chat_format.opened(self.decode(prompt[-_TAIL:], special=True))
 
     def template_names(self, word: str) -> bool:
         """Returns whether a chat template names a role or a variable."""
@@ -249,16 +272,18 @@ class Tokenizer(Vocabulary):
     def _target(self, chat: Chat, i: int) -> str:
         """Returns the text of assistant message `i` after the prompt of a rollout."""
         message, prompt = chat.messages[i], self._render(chat, i, True)
-        opened = THOUGHT_OPENED.search(prompt) is not None
+        opened = bool(self.chat_format.opened(prompt))
         for history in _histories(chat.messages[:i]):
             shorter, n = chat._replace(messages=[*history, message]), len(history)
             before, after = self._render(shorter, n, True), self._render(shorter, n + 1, False)
-            thought = THOUGHT_OPENED.search(before)
+            thought = self.chat_format.opened(before)
             if after.startswith(before) and opened == bool(thought):
                 return after[len(before) :]
-            if thought and after.startswith(before[: thought.start()]):
-                rendered = after[thought.start() :]
-                return _with_thought(message, rendered) if opened else rendered
+            start = len(before) - len(thought)
+            if thought and after.startswith(before[:start]):
+                rendered = after[start:]
+                marks = thought.strip(), self.chat_format.closing(thought)
+                return _with_thought(message, rendered, *marks) if opened else rendered
         raise TokenizerError(
             f"messages[{i}]: the chat template of {self._folder} opens the assistant's turn with"
             f" {ControlTokens.visible(prompt)[-40:]!r}, and the message that it writes does not"
@@ -338,7 +363,7 @@ class Tokenizer(Vocabulary):
         return self._control.spans(text)
 
 
-def _chat_templates(folder: Path, named: str | list[NamedTemplate] | None) -> dict[str, str]:
+def folder_templates(folder: Path, named: str | list[NamedTemplate] | None) -> dict[str, str]:
     """Returns the chat templates of a folder by name: of its files, else of its configuration."""
     files = {name: folder / path for name, path in TEMPLATE_FILES.items()}
     templates = {
@@ -381,14 +406,14 @@ def _histories(messages: Messages) -> Iterator[list[JsonObject]]:
         yield dialogue[questions[-1] : questions[-1] + 1]
 
 
-def _with_thought(message: JsonObject, rendered: str) -> str:
+def _with_thought(message: JsonObject, rendered: str, begin: str, end: str) -> str:
     """Returns the text that follows an opened thought: the closed thought, or an empty one, and the
     answer. The thought is that of the `rendered` text, else that of the message's content.
     """
     content = str(message.get("content") or "")
     for text in (rendered, content):
-        thought, mark, _ = text.rpartition("</think>")
-        thought = re.sub(r"\A\s*<think>\n?", "", thought)
+        thought, mark, _ = text.rpartition(end)
+        thought = re.sub(rf"\A\s*{re.escape(begin)}\n?", "", thought)
         if thought.strip():
-            return thought + mark + rendered.rpartition("</think>")[2]
-    return "\n</think>\n\n" + rendered.rpartition("</think>")[2]
+            return thought + mark + rendered.rpartition(end)[2]
+    return f"\n{end}\n\n" + rendered.rpartition(end)[2]

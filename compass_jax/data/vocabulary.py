@@ -7,7 +7,7 @@ has the same tokens in SFT, in the rollout and in the exported model.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,10 +21,8 @@ from compass_jax.errors import UserError
 from compass_jax.token_ids import end_ids
 from compass_jax.untrusted import read_json, read_text
 
-THOUGHT_OPENED = re.compile(r"<think>\s*\Z")
 _CONTEXT = 64  # characters of a text on which the tokens of its continuation depend
 _BREAKS = ("\n", "1")  # texts with which a following word forms no token
-_TAIL = 8  # tokens at the end of a prompt that are searched for an opened thought
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _Token = Annotated[
     str,
@@ -77,8 +75,8 @@ class Vocabulary:
                 )
         self._folder = str(folder)
         self._backend = backend = _backend(folder / "tokenizer.json")
-        self._config = config = _config(folder / "tokenizer_config.json")
-        self._specials = {name: x for name in _NAMED if (x := getattr(config, name)) is not None}
+        self._config = config = read_config(folder / "tokenizer_config.json")
+        self._specials = special_tokens(config)
         ends, added = end_ids(folder, TokenizerError), backend.get_added_tokens_decoder()
         named = [*self._specials.values(), *(config.additional_special_tokens or ())]
         named += [added[i].content for i in ends if i in added]
@@ -161,11 +159,6 @@ class Vocabulary:
         """Returns a response's text, without tokens that end, begin or pad it."""
         return self.decode([i for i in map(int, ids) if i not in self.hidden_ids], special=True)
 
-    def opened_thought(self, prompt: Sequence[int]) -> str:
-        """Returns the "<think>" that a prompt's end opens, with its white space, or ""."""
-        match = THOUGHT_OPENED.search(self.decode(prompt[-_TAIL:], special=True))
-        return match[0] if match else ""
-
     @cached_property
     def longest(self) -> int:
         """Number of characters of the longest token, the most text that a token can represent."""
@@ -210,7 +203,13 @@ _OTHERS = [b for b in range(256) if b not in _PRINTABLE]
 BYTES = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 
 
-def _config(file: Path) -> TokenizerConfig:
+def special_tokens(config: TokenizerConfig) -> dict[str, str]:
+    """Returns the special tokens of a configuration by their names in chat templates."""
+    return {name: x for name in _NAMED if (x := getattr(config, name)) is not None}
+
+
+def read_config(file: Path) -> TokenizerConfig:
+    """Returns the content of a tokenizer_config.json. Raises TokenizerError, naming the file."""
     # transformers writes model_max_length = int(1e30) for an unlimited length
     raw = read_json(file, error=TokenizerError, most_digits=40)
     try:

@@ -25,6 +25,7 @@ from compass_jax.config import (
     RolloutConfig,
 )
 from compass_jax.config.data import HELDOUT
+from compass_jax.data.chat_detection import with_chat_format
 from compass_jax.data.prompts import PromptSet, evaluation_sets
 from compass_jax.data.questions import OVERLAP, unique_notices
 from compass_jax.data.tokenizer import Tokenizer
@@ -151,7 +152,7 @@ def evaluate(
     and a group for each of its prompts, the greedy answer last.
     """
     results, warnings, e = dict[str, SetResult](), [], config.evaluation
-    votes = votes_of(config.data, config.rewards.answer_tag)
+    votes = votes_of(with_chat_format(config.data), config.rewards.answer_tag)
     for name, prompts, k, temperature in sets:
         ask = partial(answers, engine, params, prompts, tokenizer, scorer, seed=config.seed)
         rollouts, sampled = ask(samples=k, sampler=Sampler(temperature, e.top_k, e.top_p))

@@ -22,11 +22,13 @@ from functools import partial
 from pathlib import Path
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.chat.base import Message as Answer
+from compass_jax.chat.base import any_format
+from compass_jax.chat.calls import ToolCall
 from compass_jax.data.benchmarks import tool_of
 from compass_jax.gym.human_eval import data_folder
 from compass_jax.tasks.environment import MOST_CHARS, Environment, Message, Turn
 from compass_jax.tasks.task import Task
-from compass_jax.tool_calls import MalformedCall, ToolCall, tool_calls
 from compass_jax.untrusted import parse_json, read_lines
 
 _LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
@@ -111,7 +113,7 @@ def multi_rows(name: str) -> Iterator[JsonObject]:
 
 def _called_tools(truth: Sequence[Sequence[str]]) -> set[str]:
     """Returns the names of the tools that the ground truth of these requests calls."""
-    return {call.name for texts in truth for text in texts for call in tool_calls(text)}
+    return {call.name for texts in truth for text in texts for call in _calls(text)}
 
 
 def _tool_offer(tools: Sequence[JsonMapping]) -> list[Message]:
@@ -190,7 +192,7 @@ class Conversation:
     def fault(self) -> str:
         """Returns the fault that BFCL's checker finds at the end of a request, or an empty text."""
         checker = importlib.import_module(_CHECKER)
-        truth = [one for text in self.row["answer"][self.request] for one in tool_calls(text)]
+        truth = [one for text in self.row["answer"][self.request] for one in _calls(text)]
         expected = [self.truth.call(call) for call in truth]
         if not truth:
             return ""
@@ -203,7 +205,12 @@ class Conversation:
         return "" if checked["valid"] else str(checked["error_message"])
 
 
-def _step(state: Conversation, text: str) -> Turn:
+def _calls(text: str) -> list[ToolCall]:
+    """Returns the calls of the data's own texts."""
+    return any_format().read(text).required_calls()
+
+
+def _step(state: Conversation, text: str, message: Answer) -> Turn:
     """Handles one model turn by running its calls.
 
     A turn without calls, or turn number MOST_STEPS, ends the request, which is then checked. The
@@ -212,12 +219,11 @@ def _step(state: Conversation, text: str) -> Turn:
     state.steps += 1
     components = {"malformed": 0.0}
     messages: list[Message] = []
-    try:
-        calls = tool_calls(text)
-        messages = state.use(calls) if calls else []
-    except MalformedCall as error:
+    if message.malformed:
         components = {"malformed": 1.0}
-        messages = [{"role": "tool", "content": f"{_NO_EFFECT}{error}"[:1000]}]
+        messages = [{"role": "tool", "content": f"{_NO_EFFECT}{message.malformed}"[:1000]}]
+    elif message.calls:
+        messages = state.use(message.calls)
     requests = len(state.row["answer"])
     if messages and state.steps < MOST_STEPS:
         return Turn(messages, 0.0, {**components, "requests": state.request / requests})

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.chat.base import Message
+from compass_jax.chat.calls import MOST_CALLS, MOST_CHARS
 from compass_jax.tasks.environment import Environment, Message, Turn
 from compass_jax.tasks.task import Task
-from compass_jax.tool_calls import MOST_CALLS, MOST_CHARS
 
 CALLS = (1, 2, 4, 8)
 COPIES = 4  # conversations per row if clerks may be careless
@@ -228,23 +229,23 @@ def start(row: JsonMapping) -> JsonObject:
     return {"shop": shop, "opened": row["shop"], "wanted": row["wanted"]}
 
 
-def step(state: JsonObject, text: str) -> Turn:
+def step(state: JsonObject, text: str, message: Message) -> Turn:
     """Runs the calls of a turn. The reward is 1 if the shop is in the wanted state, else 0. A turn
     without a call ends the conversation.
     """
-    answers = [use(state["shop"], call) for call in calls_in(text)]
+    answers = [use(state["shop"], call) for call in calls_in(message.text)]
     done = progress(state)
     messages = [{"role": "tool", "content": answer} for answer in answers]
     errors = sum(answer.startswith('{"error"') for answer in answers)
     return Turn(messages, float(done == 1.0), {"progress": done, "errors": float(errors)})
 
 
-def step_rewarded(state: JsonObject, text: str) -> Turn:
+def step_rewarded(state: JsonObject, text: str, message: Message) -> Turn:
     """Runs a turn like `step`, but the reward is the increase of `progress`; the rewards of a
     complete conversation sum to 1.
     """
     before = progress(state)
-    turn = step(state, text)
+    turn = step(state, text, message)
     return turn._replace(reward=turn.components["progress"] - before)
 
 

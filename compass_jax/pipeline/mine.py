@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from compass_jax.chat.base import any_format
 from compass_jax.data.files import read_rows
 from compass_jax.data.preferences import SAID
 from compass_jax.records import GOLD
@@ -43,7 +44,7 @@ def preferences_of(groups: Iterable[Mapping[str, Any]], per_group: int) -> Itera
     for group in groups:
         # the text that a judge reads: an answer without its thoughts
         answers = {
-            sample["response"].rpartition("</think>")[2]: sample for sample in group["samples"]
+            any_format().read(sample["response"]).text: sample for sample in group["samples"]
         }
         samples = [{**sample, "response": text} for text, sample in answers.items()]
         ranked = sorted(samples, key=lambda sample: -sample["reward"])

@@ -3,6 +3,7 @@ built-in and user functions alike.
 
     prompt, response, row       texts, and the row with all its columns as a dict
     answer_tag                  rewards.answer_tag
+    chat_format                 the name of the form of answers (data.chat_format, chat/base.py)
     any other name              the row's column of this name if it is not null; else the source's
                                 verifier_args; else the parameter's default. `answer` is the
                                 reference, whatever its column in the file
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.chat.base import AUTO
 from compass_jax.config import ConfigError
 from compass_jax.errors import CompassError
 
@@ -56,6 +58,7 @@ class Called(NamedTuple):
     batch: bool
     verifier_args: Row
     tag: str
+    chat_format: str = AUTO
 
     def __call__(self, cases: Sequence[Case]) -> list[Json]:
         """Returns the function's result for each case, unchanged.
@@ -85,6 +88,7 @@ class Called(NamedTuple):
         # a column that only other rows have is null in Parquet and absent in JSONL
         columns = {k: x for k, x in values.items() if x is not None or k not in self.verifier_args}
         known = {**self.verifier_args, **columns, "answer_tag": self.tag}
+        known["chat_format"] = self.chat_format
         missing = [name for name in self.required if name not in known]
         if missing:
             rows = values.get("rows") or [values.get("row")]
@@ -96,12 +100,14 @@ class Called(NamedTuple):
             )
         names = [*self.required, *(x for x in self.offered if known.get(x) is not None)]
         if self.rest:
-            hidden = {"rows" if self.batch else "row", "answer_tag", *names}
+            hidden = {"rows" if self.batch else "row", "answer_tag", "chat_format", *names}
             names += [name for name in known if isinstance(name, str) and name not in hidden]
         return {name: known[name] for name in names}
 
 
-def called(function: Any, where: str, verifier_args: Row, tag: str) -> Called:
+def called(
+    function: Any, where: str, verifier_args: Row, tag: str, chat_format: str = AUTO
+) -> Called:
     """Returns `function` with the names of its parameters. Raises ConfigError, whose message begins
     with `where`, if it cannot be called with the available arguments.
     """
@@ -142,7 +148,7 @@ def called(function: Any, where: str, verifier_args: Row, tag: str) -> Called:
         raise ConfigError(
             f"{where}: {name}{signature} cannot be called ({problem}); {_REMEDY.format(name)}"
         )
-    return Called(function, name, required, offered, rest, batch, verifier_args, tag)
+    return Called(function, name, required, offered, rest, batch, verifier_args, tag, chat_format)
 
 
 def _place(function: Any) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.chat.base import AUTO
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.named import file_of, load, load_module
 from compass_jax.config.rewards import NO_FILE
@@ -263,14 +264,22 @@ def gold_places(data: DataConfig) -> dict[int, int]:
     return {i: len(sources) + n for n, i in enumerate(labelled)}
 
 
-def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
+class Reading(NamedTuple):
+    """How answers are read: rewards.answer_tag and data.chat_format."""
+
+    tag: str
+    chat_format: str
+
+
+def build(checks: Check | Sequence[Check], tag: str, chat_format: str = AUTO) -> Verifier:
     """Returns the verifier of a source, with all its imports done.
 
-    Built-in checks read the text in the last `<tag>` and score 0 if there is no such tag. Raises
+    Built-in checks read the text in the last `<tag>`, in answers of the form `chat_format`, and
+    score 0 if there is no such tag. Raises
     ConfigError, naming the setting, if a user's verifier cannot be used.
     """
     checks = [checks] if isinstance(checks, Check) else checks
-    parts = [part for check in checks for part in _parts(check, tag)]
+    parts = [part for check in checks for part in _parts(check, Reading(tag, chat_format))]
     takers = [part.call for part in parts]
     for name in sorted({name for check in checks for name, _ in check.args}):
         if not any(one.rest or name in (*one.required, *one.offered) for one in takers):
@@ -282,17 +291,17 @@ def build(checks: Check | Sequence[Check], tag: str) -> Verifier:
     return Verifier(tuple(_with_distinct_names(parts)))
 
 
-def _parts(check: Check, tag: str) -> list[Part]:
+def _parts(check: Check, reading: Reading) -> list[Part]:
     if check.kind == "function":
-        return [_user_part(load(check.name, check.key), check, tag)]
+        return [_user_part(load(check.name, check.key), check, reading)]
     if check.kind == "reasoning_gym":
-        return [_reasoning_gym(check, tag)]
+        return [_reasoning_gym(check, reading)]
     if check.kind != "task":
-        return [_builtin_part(check.kind, check, tag)]
+        return [_builtin_part(check.kind, check, reading)]
     source, key = TaskSource(check.name), check.key.removesuffix(".task")
     return [
         (_builtin_part if _is_builtin(one) else _user_part)(
-            one, check._replace(weight=number(weight)), tag
+            one, check._replace(weight=number(weight)), reading
         )
         for one, weight in weighted_verifiers(source, key).items()
         if one != JUDGE
@@ -311,9 +320,9 @@ def _with_distinct_names(parts: Sequence[Part]) -> list[Part]:
     return named
 
 
-def _user_part(verify: Any, check: Check, tag: str) -> Part:
+def _user_part(verify: Any, check: Check, reading: Reading) -> Part:
     where = f"{check.key} = {check.name!r}"
-    call = called(verify, where, dict(check.args), tag)
+    call = called(verify, where, dict(check.args), *reading)
     return Part(call.name, call, check.weight, limits=_limits(verify, where))
 
 
@@ -330,9 +339,9 @@ def _limits(verify: Any, where: str) -> tuple[float, float] | None:
     )
 
 
-def _builtin_part(name: str, check: Check, tag: str) -> Part:
+def _builtin_part(name: str, check: Check, reading: Reading) -> Part:
     kind = kinds()[name]
-    call = called(kind.judge, check.key, dict(check.args), tag)._replace(name=name)
+    call = called(kind.judge, check.key, dict(check.args), *reading)._replace(name=name)
     kind.warm()
     at_once = kind.at_once or (None if kind.may_hang else kind.judge)
 
@@ -343,7 +352,7 @@ def _builtin_part(name: str, check: Check, tag: str) -> Part:
     return Part(name, call, check.weight, decide, (0.0, 1.0), kind.runs_programs, kind.row_faults)
 
 
-def _reasoning_gym(check: Check, tag: str) -> Part:
+def _reasoning_gym(check: Check, reading: Reading) -> Part:
     if check.module:
         load_module(check.module, check.key)
     dataset_of(check.name, check.options)
@@ -351,7 +360,7 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
     forked = check.is_users or evaluates(check.name)
 
     def verify(row: Row, response: str) -> float | JsonMapping:
-        answer = extract_answer(response, tag)
+        answer = extract_answer(response, *reading)
         if answer is None:
             return NOTHING
         score = 0.0
@@ -360,12 +369,12 @@ def _reasoning_gym(check: Check, tag: str) -> Part:
         return score if answer or score else NOTHING
 
     def decide(case: Case) -> Json:
-        answer = extract_answer(case.response, tag)
+        answer = extract_answer(case.response, *reading)
         if forked and answer is not None and can_be_read(check.name, answer):
             return UNDECIDED
         return verify(case.row, case.response)
 
-    return Part("reasoning_gym", called(verify, check.key, {}, tag), check.weight, decide)
+    return Part("reasoning_gym", called(verify, check.key, {}, *reading), check.weight, decide)
 
 
 def votes(data: DataConfig, tag: str) -> list[Vote | None]:
@@ -376,20 +385,22 @@ def votes(data: DataConfig, tag: str) -> list[Vote | None]:
     whose responses cannot be compared as texts (programs, conversations, a user's function).
     """
 
+    form = data.chat_format
+
     def vote_of(key: str, source: Source) -> Vote | None:
         readers = {"reasoning_gym": _tagged_vote, **{x: kind.vote for x, kind in kinds().items()}}
         named = (readers.get(one) for one in weighted_verifiers(source, key))
         read = next(filter(None, named), None)
         if read is None:
             return None
-        call = called(read, key, dict(getattr(source, "verifier_args", ())), tag)
+        call = called(read, key, dict(getattr(source, "verifier_args", ())), tag, form)
         return lambda prompt, text: call([Case(decode_row(prompt.row), text)])[0]
 
     return [vote_of(key, source) for key, source in data.keyed_sources()]
 
 
-def _tagged_vote(response: str, answer_tag: str) -> str | None:
-    return canonical(extract_answer(response, answer_tag))
+def _tagged_vote(response: str, answer_tag: str, chat_format: str = AUTO) -> str | None:
+    return canonical(extract_answer(response, answer_tag, chat_format))
 
 
 def code_of(data: DataConfig) -> Code:

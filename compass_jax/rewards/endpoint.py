@@ -22,8 +22,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from compass_jax.aliases import Json, JsonMapping
+from compass_jax.chat.calls import MalformedCall, read_call, write_call
 from compass_jax.config import ConfigError, EngineJudgeConfig, JudgeConfig
-from compass_jax.tool_calls import MalformedCall, of_object
 from compass_jax.untrusted import UntrustedError, parse_json
 
 CONNECT_S = 10.0  # timeout of connecting
@@ -314,9 +314,7 @@ def _tool(tool: JsonMapping) -> JsonMapping:
 
 def _call(value: Json) -> str:
     """Returns a call's text, as models of Hermes' format write it."""
-    name, arguments, _ = of_object(value)
-    text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{text}\n</tool_call>"
+    return write_call(read_call(value))
 
 
 def _beginning(body: bytes) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.aliases import JsonObject
+from compass_jax.chat.base import AUTO, any_format, find_format
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.endpoint import (
     LATE,
@@ -118,9 +119,16 @@ class Judge:
     `close()` at the end.
     """
 
-    def __init__(self, anchor_field: str, asker: Asker, verdicts: Verdicts | None = None):
+    def __init__(
+        self,
+        anchor_field: str,
+        asker: Asker,
+        verdicts: Verdicts | None = None,
+        chat_format: str = AUTO,
+    ):
         self.asker = asker
         self._anchor_field = anchor_field
+        self._chat_format = chat_format
         self._verdicts = verdicts or Verdicts()
         self._texts = ThreadPoolExecutor(1, "judged-texts")
         # uncollected sample -> its rulings in both orders, once they are requested
@@ -202,7 +210,7 @@ class Judge:
     # The methods below run in threads.
 
     def _ask(self, prompt: Prompt, response: str | Callable[[], str]) -> list[Future[Ruling]]:
-        text, anchor = compared(prompt, response, self._anchor_field)
+        text, anchor = compared(prompt, response, self._anchor_field, self._chat_format)
         if anchor is None:
             why = NO_ANCHOR.format(self._anchor_field)
             return [_completed_future(Ruling(None, REFUSED, why))] * 2
@@ -231,7 +239,8 @@ class Judge:
         """Resolves a ruling from the judge's reply, or with the error of the asker."""
         try:
             answer = reply.result()
-            value = None if answer.failure else verdict(answer.text)
+            said = any_format().read(answer.text).text  # a verdict in a thought is none
+            value = None if answer.failure else verdict(said)
             end = f"it ended: {answer.text[-200:].strip()!r}"
             result = Ruling(value, answer.failure or UNPARSABLE, answer.detail or end)
             if value is not None:
@@ -273,14 +282,14 @@ def _never_judged(failed: Ruling) -> str:
 
 
 def compared(
-    prompt: Prompt, response: str | Callable[[], str], anchor_field: str
+    prompt: Prompt, response: str | Callable[[], str], anchor_field: str, chat_format: str = AUTO
 ) -> tuple[str, str | None]:
     """Returns (answer without thoughts, anchor); the anchor is None without such a column."""
     text = response if isinstance(response, str) else response()
     anchor = decode_row(prompt.row).get(anchor_field)
     if anchor is not None and not isinstance(anchor, str):
         anchor = json.dumps(anchor, ensure_ascii=False)
-    return text.rpartition("</think>")[2], anchor
+    return find_format(chat_format).read(text).text, anchor
 
 
 def is_blank(text: str, anchor: str | None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from compass_jax.chat.base import AUTO
 from compass_jax.config import ConfigError
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.faults import NEVER, VerifierError
@@ -30,9 +31,10 @@ TOO_LONG = "question and answer exceed the last of rewards.judge.buckets"
 class ScalarJudge:
     """A scalar reward model as a judge. The owner of the model sets `rate`."""
 
-    def __init__(self, anchor_field: str):
+    def __init__(self, anchor_field: str, chat_format: str = AUTO):
         self.rate: Rate | None = None
         self._anchor_field = anchor_field
+        self._chat_format = chat_format
         self._held: list[tuple[Hashable, Prompt, str | Callable[[], str]]] = []
         self._anchors: dict[tuple[str, str], float | None] = {}
         self._refused = 0  # number of samples refused before the first reward; -1 after it
@@ -62,7 +64,7 @@ class ScalarJudge:
         samples, self._held = self._held, []
         questions, anchors = [], list[tuple[str, str] | None]()
         for _, prompt, response in samples:
-            text, anchor = compared(prompt, response, self._anchor_field)
+            text, anchor = compared(prompt, response, self._anchor_field, self._chat_format)
             questions.append((prompt.question, text))
             anchors.append(None if anchor is None else (prompt.question, anchor))
         new = list(dict.fromkeys(x for x in anchors if x is not None and x not in self._anchors))

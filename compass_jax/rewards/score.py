@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from compass_jax.aliases import JsonObject
+from compass_jax.chat.base import UnknownMarks, find_format
 from compass_jax.config import DataConfig, RewardConfig
 from compass_jax.errors import CompassError
 from compass_jax.processes.start import Child, environment
@@ -82,6 +83,7 @@ class Scorer:
         self._setup = {
             "checks": checks,
             "tag": rewards.answer_tag,
+            "chat_format": data.chat_format,
             "timeout_s": rewards.timeout_s,
             "guards": guards,
             "packages": rewards.program_packages,
@@ -90,6 +92,7 @@ class Scorer:
         self._timeout_s = rewards.timeout_s
         self._conversation_s = rewards.conversation_limit_s
         self._faults = Faults(checks)
+        self._unknown_marks = UnknownMarks(find_format(data.chat_format))
         self._outstanding: set[Hashable] = set()
         self._queue: deque[Job] = deque()  # a response's text may be a function
         self._results: list[tuple[Hashable, Score]] = []
@@ -242,6 +245,7 @@ class Scorer:
                 except BaseException as error:  # a panic of the tokenizer is not an Exception
                     message = f"the text of a response cannot be made: {error!r}"
                     raise ScorerError(message) from error
+            self._unknown_marks.note(job.response.text)
         return True
 
     def _collect_answers(self, worker: Worker) -> None:

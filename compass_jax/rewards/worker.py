@@ -1,6 +1,6 @@
 """The worker process that runs verifiers. `rewards/score.py` starts it behind a guardian.
 
-scorer -> {"checks": ..., "tag": ..., "timeout_s": ..., "guards": ...}     once
+scorer -> {"checks": ..., "tag": ..., "chat_format": ..., "timeout_s": ..., ...}     once
 worker -> ["ready", ""]  or  ["failed", traceback]  or  ["refused", message to the user]
 scorer -> [[source, response, row, prompt, rows], ...]    after all earlier answers
 worker -> ["begun", ""]                             received; repeated as a heartbeat
@@ -127,7 +127,11 @@ def serve(channel: Channel, setup: JsonObject, folder: str) -> None:
     """Answers requests until the scorer closes the channel, which raises."""
     try:
         verifiers = [
-            build([Check(*map(_tuples, check)) for check in checks], setup["tag"])
+            build(
+                [Check(*map(_tuples, check)) for check in checks],
+                setup["tag"],
+                setup["chat_format"],
+            )
             for checks in setup["checks"]
         ]
         zone = _sandbox(setup, folder, verifiers)

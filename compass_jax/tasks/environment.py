@@ -12,6 +12,12 @@ model with the results of its tools.
 
     task = Task(prompts, Environment(start, step, turns=4))
 
+A step with a parameter `message` also gets the turn as a Message (compass_jax/chat/base.py): its
+thought, its content and its tool calls, read in the model's own form.
+
+    def step(state, text, message):
+        replies = [run(call.name, call.arguments) for call in message.calls]
+
 A row's "prompt" and "tools" open the conversation. No state is stored between turns: to continue a
 conversation, a worker replays it from its start, possibly in another process. `start` and `step`
 must therefore be deterministic functions of the row and the texts. They run in the sandbox of the
@@ -23,13 +29,16 @@ Reward workers import this module, so it must not import jax.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.chat.base import AUTO, find_format
 from compass_jax.config.verifiers import Spread, summed
 from compass_jax.errors import CompassError
 
@@ -61,7 +70,8 @@ class Environment:
 
     Args:
         start: maps a row to the state of a new conversation.
-        step: maps (state, the model's text) to a Turn. It may change the state.
+        step: maps (state, the model's text) to a Turn. It may change the state. A parameter
+            `message` gets the Message that the text is.
         turns: maximum number of model turns. After the last one the conversation ends and is scored
             in its present state.
         discount: None: the reward of a conversation is that of its last turn. A number g in [0, 1]:
@@ -74,7 +84,7 @@ class Environment:
     """
 
     start: Callable[[JsonMapping], Any]
-    step: Callable[[Any, str], Turn]
+    step: Callable[..., Turn]
     turns: int = 8
     discount: float | None = None
     turn_range: tuple[float, float] | None = None
@@ -120,7 +130,12 @@ class Environment:
         """The smallest difference of two rewards of conversations."""
         return self._spread.gap
 
-    def play(self, row: JsonMapping, texts: Sequence[str]) -> list[Turn]:
+    @cached_property
+    def _reads(self) -> bool:
+        """Whether the step takes a Message."""
+        return "message" in inspect.signature(self.step).parameters
+
+    def play(self, row: JsonMapping, texts: Sequence[str], chat_format: str = AUTO) -> list[Turn]:
         """Replays a conversation and returns the result of each turn of the model.
 
         Raises EnvironmentFault if the conversation ends before the last turn, since the environment
@@ -134,19 +149,20 @@ class Environment:
                     f"the conversation is over after turn {len(done)} of {len(texts)}, and was not"
                     " before: make start and step depend on the row and the texts alone"
                 )
-            turn = self.step(state, text)
+            options = {"message": find_format(chat_format).read(text)} if self._reads else {}
+            turn = self.step(state, text, **options)
             if not isinstance(turn, Turn):
                 raise EnvironmentFault(f"step gave a {type(turn).__name__}: make it a Turn")
             done.append(turn)
         return done
 
-    def __call__(self, row: JsonMapping, response: str) -> JsonObject:
-        """Returns the verdict on a conversation.
+    def __call__(self, row: JsonMapping, response: str, chat_format: str = AUTO) -> JsonObject:
+        """Returns the verdict on a conversation, whose turns have the form `chat_format`.
 
         `response` is the JSON list of the model's turns. The verdict's "says" is the JSON list of
         the environment's next messages; it is empty when the conversation is over.
         """
-        turns = self.play(row, json.loads(response))
+        turns = self.play(row, json.loads(response), chat_format)
         rewards = [float(turn.reward) for turn in turns]
         total = rewards[-1]
         if self.discount is not None:

@@ -1,8 +1,8 @@
 r"""Extraction of the answer from a response, and validation of a verifier's numbers.
 
-All kinds that compare an answer extract it here. Thoughts are not answers: text in a `<think>` that
-is closed, cut off, or opened by the prompt's template is ignored. The answer is the text in the
-last closed tag; else in the last \boxed{...}; else after the last ####; else after "the answer is"
+All kinds that compare an answer extract it here. Thoughts and tool calls are not answers: the chat
+format (chat/base.py) says what they are. The answer is the text in the last closed tag; else in the
+last \boxed{...}; else after the last ####; else after "the answer is"
 or "Answer:". Each function takes linear time for any text.
 """
 
@@ -13,9 +13,9 @@ import numbers
 import re
 
 from compass_jax.aliases import Json
+from compass_jax.chat.base import AUTO, find_format
 from compass_jax.untrusted import fenced_blocks
 
-_THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,8}(?:(\{)|(?<=\s)(-?\d[\d.,]*\d|-?\d|\w)(?!\w))")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _JOINED = re.compile(
@@ -44,21 +44,22 @@ _FORMULA = re.compile(
 _LABELS = frozenset(("", "json"))
 
 
-def visible(response: str) -> str:
-    """Returns the response without thoughts."""
-    if "think>" not in response:
-        return response
-    text = _THOUGHT.sub("", response)
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+def visible(response: str, chat_format: str = AUTO) -> str:
+    """Returns the response without thoughts and without tool calls between marks."""
+    return find_format(chat_format).read(response).content
 
 
-def extract_answer(response: str, tag: str) -> str | None:
+def extract_answer(response: str, tag: str, chat_format: str = AUTO) -> str | None:
     """Returns the text between the last closed `<tag>` and its `</tag>`, stripped, or None.
 
     An empty `tag` selects the whole response. A tag that opens after the last closed answer and
     never closes is ignored.
     """
-    text = visible(response)
+    return tagged_text(visible(response, chat_format), tag)
+
+
+def tagged_text(text: str, tag: str) -> str | None:
+    """Returns the text between the last closed `<tag>` and its `</tag>`, as `extract_answer`."""
     if not tag:
         return text.strip()
     end = text.rfind(f"</{tag}>")
@@ -150,16 +151,16 @@ def last_formula(text: str) -> str | None:
     return None if last is None else next(x for x in last.groups() if x is not None).strip()
 
 
-def final_answer(response: str, tag: str) -> str | None:
+def final_answer(response: str, tag: str, chat_format: str = AUTO) -> str | None:
     r"""Returns the answer of a response, or None.
 
     A \boxed{...} inside the tag is the answer. A tag without text is ignored. An empty `tag`
     selects the whole response.
     """
-    tagged = extract_answer(response, tag)
+    text = visible(response, chat_format)
+    tagged = tagged_text(text, tag)
     if not tag:
         return tagged or None
-    text = visible(response)
     if not tagged:
         text = text.rstrip()
         box = boxed(text)
@@ -174,11 +175,11 @@ def final_answer(response: str, tag: str) -> str | None:
     return tagged
 
 
-def json_text(response: str, tag: str) -> str:
+def json_text(response: str, tag: str, chat_format: str = AUTO) -> str:
     """Returns the text in the last closed `<tag>`, else the last fenced block, else all."""
-    if (tagged := extract_answer(response, tag)) is not None:
+    text = visible(response, chat_format)
+    if (tagged := tagged_text(text, tag)) is not None:
         return tagged
-    text = visible(response)
     blocks = fenced_blocks(text, _LABELS)
     return (blocks[-1][2] if blocks else text).strip()
 

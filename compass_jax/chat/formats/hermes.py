@@ -11,5 +11,5 @@ FORMAT = ChatFormat(
     own_thoughts=(THINK,),
     own_calls=(TAGGED,),
     ends=("<|im_end|>", "<|endoftext|>"),
-    template=('{"name":', '"arguments":', "<|im_start|>"),
+    template=('{"name":', '"arguments":'),
 )

@@ -10,9 +10,7 @@ from compass_jax.chat.marked import CallForm, parse_kimi
 FORMAT = ChatFormat(
     "kimi",
     own_thoughts=(THINK,),
-    own_calls=(
-        CallForm("<|tool_calls_section_begin|>", parse_kimi, "<|tool_calls_section_end|>"),
-    ),
+    own_calls=(CallForm("<|tool_calls_section_begin|>", parse_kimi, "<|tool_calls_section_end|>"),),
     ends=("<|im_end|>", "<|endoftext|>"),
     template=("<|tool_call_argument_begin|>", "<|im_middle|>", "<|im_assistant|>"),
 )

@@ -12,5 +12,5 @@ FORMAT = ChatFormat(
     own_thoughts=(THINK,),
     own_calls=(TAGGED, FUNCTION),
     ends=("<|im_end|>", "<|endoftext|>"),
-    template=("<parameter=", "</function>", "<|im_start|>"),
+    template=("<parameter=", "</function>"),
 )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from compass_jax.aliases import Json, JsonMapping
+from compass_jax.chat.base import AUTO
 from compass_jax.verifiers.base import CHOICE_FORM, IN_ANSWER, NOTHING, Example, Kind
 from compass_jax.verifiers.extract import final_answer, hashed, visible
 from compass_jax.verifiers.mentions import asserted, concluded, negates
@@ -39,13 +40,14 @@ def judge(
     answer_tag: str,
     choices: Json = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
+    chat_format: str = AUTO,
 ) -> float | JsonMapping:
     """Returns 1 if the chosen option is the reference: a letter, its number from 0, or its text.
 
     A final answer that equals an option's text chooses this option. Choosing several options is
     wrong. `choices` are the options' letters, or the options themselves, as in MMLU and ARC.
     """
-    letter = chosen(response, answer_tag, choices, options)
+    letter = chosen(response, answer_tag, choices, options, chat_format)
     if letter is None:
         return NOTHING
     letters, texts = _letters_and_texts(choices, options)
@@ -82,15 +84,16 @@ def chosen(
     tag: str,
     choices: Json = LETTERS,
     options: Sequence[str] | Mapping[str, str] = (),
+    chat_format: str = AUTO,
 ) -> str | None:
     """Returns the letter of the chosen option, None for no choice, SEVERAL for several.
 
     The arguments are those of `judge`.
     """
     letters, texts = _letters_and_texts(choices, options)
-    answer = final_answer(response, tag)
+    answer = final_answer(response, tag, chat_format)
     if answer is None:
-        return _unmarked_letter(visible(response), letters)
+        return _unmarked_letter(visible(response, chat_format), letters)
     if (letter := _letter_of_text(answer, texts)) is not None:
         return letter
     plain = _WRAPPING.sub("", answer)
@@ -179,8 +182,14 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold().strip(".")
 
 
-def _vote(response: str, answer_tag: str, choices: Json = None, options: Json = None) -> str | None:
-    return chosen(response, answer_tag, choices or LETTERS, options or ()) or None
+def _vote(
+    response: str,
+    answer_tag: str,
+    choices: Json = None,
+    options: Json = None,
+    chat_format: str = AUTO,
+) -> str | None:
+    return chosen(response, answer_tag, choices or LETTERS, options or (), chat_format) or None
 
 
 KIND = Kind(

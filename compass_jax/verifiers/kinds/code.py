@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from compass_jax.aliases import Json, JsonMapping
+from compass_jax.chat.base import AUTO
 from compass_jax.processes import guards
 from compass_jax.verifiers import program
 from compass_jax.verifiers.base import (
@@ -42,6 +43,7 @@ def judge(
     seconds: float = 3.0,
     memory_mb: int = 512,
     in_place: bool | None = None,
+    chat_format: str = AUTO,
 ) -> JsonMapping:
     """Returns the share of tests that the program passes. With credit "all", returns 1 if it passes
     all tests, else 0.
@@ -56,7 +58,7 @@ def judge(
     """
     of_row = _read_row(tests, test, entry_point, setup, inputs, outputs, in_place)
     needed = of_row.needed if isinstance(of_row, RowTests) else frozenset()
-    text = find_program(visible(response), answer_tag, needed)
+    text = find_program(visible(response, chat_format), answer_tag, needed)
     if text is None:
         return NOTHING
     limits = program.Limits(min(seconds, guards.seconds_left()), memory_mb)

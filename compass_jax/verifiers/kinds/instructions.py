@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from compass_jax.aliases import JsonMapping
+from compass_jax.chat.base import AUTO
 from compass_jax.verifiers.base import UNKNOWN_STEPS, Example, Kind, complaints, one_of
 from compass_jax.verifiers.extract import visible
 
@@ -249,6 +250,7 @@ def judge(
     instruction_id_list: Sequence[str],
     kwargs: Sequence[JsonMapping | None],
     credit: str = "all",
+    chat_format: str = AUTO,
 ) -> Mapping[str, float]:
     """Returns 1 if the response follows every instruction; an empty response follows none.
 
@@ -262,7 +264,7 @@ def judge(
         raise ValueError(
             f"{len(instruction_id_list)} instructions and {len(kwargs)} kwargs: one for each"
         )
-    text = visible(response)
+    text = visible(response, chat_format)
     pairs = list(zip(instruction_id_list, kwargs))
     followed = [_follows(*pair, text) for pair in pairs]
     loose = all(

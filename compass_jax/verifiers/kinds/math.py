@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from compass_jax.aliases import Json, JsonMapping
+from compass_jax.chat.base import AUTO
 from compass_jax.verifiers.answers import canonical, is_program
 from compass_jax.verifiers.base import (
     FINAL_FORM,
@@ -49,29 +50,33 @@ _LARGE_POWER = re.compile(
 _LARGE_BOUND = re.compile(r"\\(?:sum|prod)[^\\]*?\^\s*(?:\{?\s*\d{5}|\{[^{}]*[\^!])")
 
 
-def judge(response: str, answer: Json, answer_tag: str) -> float | JsonMapping:
+def judge(
+    response: str, answer: Json, answer_tag: str, chat_format: str = AUTO
+) -> float | JsonMapping:
     r"""Returns 1 if the final answer is the reference.
 
     If the reference contains #### or \boxed{...}, the text after the mark or in the box is used.
     """
-    text = _final_answer(response, answer_tag)
+    text = _final_answer(response, answer_tag, chat_format)
     if text is None:
         return NOTHING
     return max(math_score(text, reference) for reference in _references(answer))
 
 
-def at_once(response: str, answer: Json, answer_tag: str) -> float | JsonMapping | None:
+def at_once(
+    response: str, answer: Json, answer_tag: str, chat_format: str = AUTO
+) -> float | JsonMapping | None:
     """Returns the result of `judge`, or None if it needs Math-Verify."""
-    text = _final_answer(response, answer_tag)
+    text = _final_answer(response, answer_tag, chat_format)
     if text is None:
         return NOTHING
     scores = [math_decided(text, reference) for reference in _references(answer)]
     return 1.0 if 1.0 in scores else None if None in scores else 0.0
 
 
-def _final_answer(response: str, tag: str) -> str | None:
+def _final_answer(response: str, tag: str, chat_format: str) -> str | None:
     """Returns the final answer. With an empty tag, the last formula of a sentence is its answer."""
-    text = final_answer(response, tag)
+    text = final_answer(response, tag, chat_format)
     if tag or text is None:
         return text
     text = final_answer(text, "answer") or text
@@ -140,13 +145,18 @@ def _written_formula(arguments: JsonMapping) -> str:
 
 
 def numeric(
-    response: str, answer: Json, answer_tag: str, abs_tol: float = 0.0, rel_tol: float = 1e-6
+    response: str,
+    answer: Json,
+    answer_tag: str,
+    abs_tol: float = 0.0,
+    rel_tol: float = 1e-6,
+    chat_format: str = AUTO,
 ) -> float | JsonMapping:
     """Returns 1 if |answer - reference| <= max(abs_tol, rel_tol |reference|), computed exactly.
     Words and units around the number are ignored. An answer with two numbers is no answer. A
     percentage is its number or its hundredth, beside a number between -1 and 1 only its hundredth.
     """
-    text = final_answer(response, answer_tag)
+    text = final_answer(response, answer_tag, chat_format)
     value = None if text is None else value_of(text)
     if value is None:
         return NOTHING
@@ -219,8 +229,8 @@ def _number_in(value: Json) -> Fraction | None:
     return fraction if bits <= MAX_BITS else None
 
 
-def _vote_of_number(response: str, answer_tag: str) -> str | None:
-    answer = final_answer(response, answer_tag)
+def _vote_of_number(response: str, answer_tag: str, chat_format: str = AUTO) -> str | None:
+    answer = final_answer(response, answer_tag, chat_format)
     value = None if answer is None else value_of(answer)
     return None if value is None else str(value)
 
@@ -230,9 +240,9 @@ def first_text(arguments: JsonMapping) -> str:
     return texts(arguments.get("answer"))[0]
 
 
-def final_vote(response: str, answer_tag: str) -> str | None:
+def final_vote(response: str, answer_tag: str, chat_format: str = AUTO) -> str | None:
     """Returns the final answer in its canonical form."""
-    return canonical(final_answer(response, answer_tag))
+    return canonical(final_answer(response, answer_tag, chat_format))
 
 
 KINDS = {

@@ -8,6 +8,7 @@ import re
 from json import dumps
 
 from compass_jax.aliases import Json, JsonMapping
+from compass_jax.chat.base import AUTO, find_format
 from compass_jax.untrusted import UntrustedError, parse_json
 from compass_jax.verifiers.base import (
     FINAL_FORM,
@@ -27,13 +28,15 @@ from compass_jax.verifiers.schemas import conforms, decoded, schema_fault
 from compass_jax.verifiers.values import equal, without_nulls
 
 
-def exact(response: str, answer: Json, answer_tag: str) -> float | JsonMapping:
+def exact(
+    response: str, answer: Json, answer_tag: str, chat_format: str = AUTO
+) -> float | JsonMapping:
     """Returns 1 if the final answer equals the reference, or any of its texts, character by
     character.
 
     Each run of white space counts as one blank.
     """
-    text = final_answer(response, answer_tag)
+    text = final_answer(response, answer_tag, chat_format)
     if text is None:
         return NOTHING
     return float(text.split() in [right.split() for right in texts(answer)])
@@ -89,12 +92,15 @@ def _length_complaint(arguments: JsonMapping) -> str:
     )
 
 
-def regex(response: str, pattern: str) -> float:
+def regex(response: str, pattern: str, chat_format: str = AUTO) -> float:
     """Returns 1 if the pattern is found in the response, in one second of processor time.
 
-    Thoughts are searched only if the pattern contains "think".
+    Thoughts are searched only if the pattern contains "think" or a mark that opens one.
     """
-    text = response if "think" in pattern else visible(response)
+    reader = find_format(chat_format)
+    marks = ("think", *(mark.casefold() for mark, _ in reader.thoughts))
+    named = any(mark in pattern.casefold() for mark in marks)
+    text = response if named else reader.read(response).text
     try:
         with processor_time():
             return float(re.search(pattern, text) is not None)
@@ -110,13 +116,13 @@ def _pattern_fault(pattern: Json) -> str:
     return ""
 
 
-def pair_verdict(response: str, answer: Json) -> float | JsonMapping:
+def pair_verdict(response: str, answer: Json, chat_format: str = AUTO) -> float | JsonMapping:
     """Returns 1 if the last line with a verdict has the reference's verdict: Better, Tie or Worse.
 
     Raises ValueError for any other reference.
     """
     right = verdict(_written_verdict({"answer": answer}))
-    value = verdict(visible(response))
+    value = verdict(visible(response, chat_format))
     return NOTHING if value is None else float(value == right)
 
 
@@ -127,14 +133,20 @@ def _written_verdict(arguments: JsonMapping) -> str:
     return text
 
 
-def json(response: str, answer_tag: str, answer: Json = None, schema: Json = None) -> JsonMapping:
+def json(
+    response: str,
+    answer_tag: str,
+    answer: Json = None,
+    schema: Json = None,
+    chat_format: str = AUTO,
+) -> JsonMapping:
     """Returns 1 for JSON that conforms to the schema and equals the reference, if they are given.
 
     Schema and reference are JSON texts or values. With a schema, the component "valid" is 1 if the
     answer conforms to it.
     """
     try:
-        value = parse_json(json_text(response, answer_tag), "the answer")
+        value = parse_json(json_text(response, answer_tag, chat_format), "the answer")
     except UntrustedError:
         return NOTHING
     is_equal = answer is None or _equals_reference(value, answer)
@@ -145,10 +157,14 @@ def json(response: str, answer_tag: str, answer: Json = None, schema: Json = Non
 
 
 def _json_at_once(
-    response: str, answer_tag: str, answer: Json = None, schema: Json = None
+    response: str,
+    answer_tag: str,
+    answer: Json = None,
+    schema: Json = None,
+    chat_format: str = AUTO,
 ) -> JsonMapping | None:
     """Returns the result of `json`; None with a schema, whose patterns may run forever."""
-    return json(response, answer_tag, answer) if schema is None else None
+    return json(response, answer_tag, answer, None, chat_format) if schema is None else None
 
 
 def _equals_reference(value: Json, answer: Json) -> bool:

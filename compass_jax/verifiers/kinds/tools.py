@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.tool_calls import MalformedCall, ToolCall, of_object, tool_calls
+from compass_jax.chat.base import AUTO, Message, find_format
+from compass_jax.chat.calls import ToolCall, read_call
 from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.base import Example, Form, Kind, complaints, one_of
-from compass_jax.verifiers.extract import extract_answer, visible
+from compass_jax.verifiers.extract import tagged_text
 from compass_jax.verifiers.values import equal, without_nulls
 
 _NO_CALL = "no tool is called"
-_MARKS = re.compile("<tool_call>|```")
 _PROSE = re.compile(r"""([A-Za-z_][\w.]*)\([^()\n'"=]*\)[ \t]*(?:=(?!=)|[A-Za-z])""")  # f(x) = 2x
 _UNREAD = re.compile(r"[ ,./\-_*^]")
 
@@ -88,11 +88,8 @@ def compared(
         right = float(not calls)
         return Verdict(right, right, right, "a tool is called where none should be" * bool(calls))
     names = Counter(call.name for call in calls) & Counter(one.name for one in expected)
-    named = [by_name(call, tools.get(call.name, Tool())) for call in calls[: 2 * len(expected)]]
-    complaints = [
-        [one.complaint(call.name, x) if isinstance(x, dict) else x for call, x in zip(calls, named)]
-        for one in expected
-    ]
+    few = calls[: 2 * len(expected)]
+    complaints = [[_complaint(wanted, call, tools) for call in few] for wanted in expected]
     partner = _partners(complaints, ordered)
     pairs = sum(other is not None for other in partner)
     reason = ""
@@ -107,6 +104,17 @@ def compared(
         reason = min((complaints[i][j] for j in unpaired), key=_distance)
     right = float(not absent_tools and pairs == len(expected) == len(calls))
     return Verdict(right, names.total() / len(expected), pairs / len(expected), reason[:400])
+
+
+def _complaint(wanted: Wanted, call: ToolCall, tools: Mapping[str, Tool]) -> str:
+    """Returns the difference of a call from a wanted one. An argument without quotes is a text
+    where the reference is one.
+    """
+    texts = [
+        key for key, values in wanted.values.items() if any(isinstance(x, str) for x in values)
+    ]
+    named = by_name(call.with_texts(texts), tools.get(call.name, Tool()))
+    return wanted.complaint(call.name, named) if isinstance(named, dict) else named
 
 
 def by_name(call: ToolCall, tool: Tool) -> JsonObject | str:
@@ -163,7 +171,7 @@ def _read_wanted(one: Json, tools: Mapping[str, Tool]) -> Wanted:
                 frozenset(key for key, values in arguments.items() if "" in values or not values),
                 loose=True,
             )
-    call = of_object(one)
+    call = read_call(one)
     call = call._replace(arguments=without_nulls(call.arguments))
     defaults = tools.get(call.name, Tool()).defaults
     left_out = {
@@ -244,52 +252,66 @@ def _format_values(values: Sequence[Json]) -> str:
 
 
 def judge(
-    response: str, answer: Json, answer_tag: str, tools: Json = (), ordered: bool = False
+    response: str,
+    answer: Json,
+    answer_tag: str,
+    tools: Json = (),
+    ordered: bool = False,
+    chat_format: str = AUTO,
 ) -> JsonMapping:
     """Returns 1 if the calls in the response are those of the reference. The components are those
     of a Verdict.
     """
-    result = verdict(response, answer, answer_tag, tools, ordered)
+    result = verdict(response, answer, answer_tag, tools, ordered, chat_format)
     parts = {"reward": result.reward, "name": result.name, "arguments": result.arguments}
     return parts if result.reason != _NO_CALL else {**parts, "extracted": False}
 
 
 def verdict(
-    response: str, answer: Json, answer_tag: str, tools: Json = (), ordered: bool = False
+    response: str,
+    answer: Json,
+    answer_tag: str,
+    tools: Json = (),
+    ordered: bool = False,
+    chat_format: str = AUTO,
 ) -> Verdict:
     """Returns the verdict of `judge`, with its reason."""
     described = tools_by_name(tools)
     expected = wanted_calls(answer, described)
-    inner = extract_answer(response, answer_tag) if answer_tag else None
-    try:
-        if inner is None and "<think>" not in response:  # the template opened a thought
-            inner = response.rpartition("</think>")[2]
-        calls = tool_calls(response if inner is None else inner)
-    except MalformedCall as error:
-        if expected or not _is_prose(response if inner is None else inner, described):
-            return Verdict(0.0, 0.0, 0.0, str(error))
-        calls = []
-    if expected and not calls:
+    reader = find_format(chat_format)
+    message = reader.read(response)
+    inner = tagged_text(message.text, answer_tag) if answer_tag else None
+    if inner is not None:
+        message = reader.read(inner)
+    if message.malformed and (expected or not _is_prose(message, described)):
+        return Verdict(0.0, 0.0, 0.0, message.malformed)
+    if expected and not message.calls:
         return Verdict(0.0, 0.0, 0.0, _NO_CALL)
-    return compared(calls, expected, described, ordered)
+    return compared(message.calls, expected, described, ordered)
 
 
-def _is_prose(text: str, tools: Mapping[str, Tool]) -> bool:
+def _is_prose(message: Message, tools: Mapping[str, Tool]) -> bool:
     """Returns whether a text without readable calls begins with prose about a function, which is a
     definition or about no described tool.
     """
-    prose = _PROSE.match(visible(text).strip())
-    if prose is None or _MARKS.search(text):
+    text = message.text
+    prose = _PROSE.match(text.strip())
+    if prose is None or message.fault or "```" in text:
         return False
     calls = any(re.search(rf"(?<![\w.]){re.escape(name)}\s*\(", text) for name in tools)
     return not calls and (bool(tools) or prose[0].endswith("="))
 
 
 def why(
-    response: str, answer: Json, answer_tag: str, tools: Json = (), ordered: bool = False
+    response: str,
+    answer: Json,
+    answer_tag: str,
+    tools: Json = (),
+    ordered: bool = False,
+    chat_format: str = AUTO,
 ) -> str:
     """Returns the reason for the verdict on the calls in the response."""
-    return verdict(response, answer, answer_tag, tools, ordered).reason
+    return verdict(response, answer, answer_tag, tools, ordered, chat_format).reason
 
 
 KIND = Kind(
@@ -305,7 +327,7 @@ KIND = Kind(
         r"tool_call|\btools?\b|\bfunctions?\b",
         'Call a tool as <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>.',
     ),
-    looks_for="calls: in <tool_call>, as JSON, or in Python's syntax",
+    looks_for="calls: in the model's own form, in <tool_call>, as JSON, or in Python's syntax",
     complaint=complaints(ordered=one_of(True, False)),
     why=why,
 )
