@@ -59,10 +59,8 @@ class ToolCall(NamedTuple):
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if not self.texts or not isinstance(properties, Mapping):
             return self
-        declared = {name: x.get("type") for name, x in properties.items() if isinstance(x, Mapping)}
-        return self.with_texts(
-            [x for x, kind in declared.items() if kind in ("string", ["string"])]
-        )
+        types = {name: x.get("type") for name, x in properties.items() if isinstance(x, Mapping)}
+        return self.with_texts([x for x, kind in types.items() if kind in ("string", ["string"])])
 
 
 class BareCalls(NamedTuple):

@@ -1,5 +1,5 @@
-"""GLM-4.5 and later, and Laguna: calls are a name with <arg_key> and <arg_value> between <tool_call>
-tags (https://docs.z.ai/guides/llm/glm-4.5). The next message's opening ends a turn.
+"""GLM-4.5 and later, and Laguna: calls are a name with <arg_key> and <arg_value> between tags
+(https://docs.z.ai/guides/llm/glm-4.5). The next message's opening ends a turn.
 """
 
 from __future__ import annotations

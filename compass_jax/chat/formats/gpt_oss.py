@@ -1,5 +1,6 @@
-"""gpt-oss: an answer is made of messages with channels; only those of the channel final are the answer,
-and those to a function are calls (https://cookbook.openai.com/articles/openai-harmony).
+"""gpt-oss: an answer is made of messages with channels; only those of the channel final are the
+answer, those to a function are calls, and the others are thoughts
+(https://cookbook.openai.com/articles/openai-harmony).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Granite 3 and Phi-4-mini: calls are JSON after <|tool_call|>; thoughts have <think> tags (the model
-cards of granite-3.3-8b-instruct and Phi-4-mini-instruct).
+"""Granite 3 and Phi-4-mini: calls are JSON after <|tool_call|>; thoughts have <think> tags (the
+model cards of granite-3.3-8b-instruct and Phi-4-mini-instruct).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Mistral: calls are a JSON list after [TOOL_CALLS], or a name, [ARGS] and JSON from tokenizer v11 on;
-thoughts are between [THINK] and [/THINK] (https://docs.mistral.ai/guides/tokenization/).
+"""Mistral: calls are a JSON list after [TOOL_CALLS], or a name, [ARGS] and JSON from tokenizer v11
+on; thoughts are between [THINK] and [/THINK] (https://docs.mistral.ai/guides/tokenization/).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Llama-Nemotron: calls are a JSON list between <TOOLCALL> tags; thoughts have <think> tags (the model
-card of Llama-3.3-Nemotron-Super-49B-v1.5).
+"""Llama-Nemotron: calls are a JSON list between <TOOLCALL> tags; thoughts have <think> tags (the
+model card of Llama-3.3-Nemotron-Super-49B-v1.5).
 """
 
 from __future__ import annotations
