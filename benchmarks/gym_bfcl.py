@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from compass_jax.chat.base import read_calls
+from compass_jax.chat.calls import ToolCall
 from compass_jax.gym import bfcl
-from compass_jax.tool_calls import ToolCall, tool_calls
 from compass_jax.verifiers.kinds.tools import verdict
 
 OTHER = "zq"  # in no possible answer
@@ -189,7 +190,7 @@ def multi() -> tuple[Counter, Counter]:
     total: Counter = Counter()
     for name in bfcl.MULTI:
         for row in bfcl.multi_rows(name):
-            requests = [[c for text in one for c in tool_calls(text)] for one in row["answer"]]
+            requests = [[c for text in one for c in read_calls(text)] for one in row["answer"]]
             total[name] += 1
             right[name] += played(row, requests) == 1
             untouched = traces(row, requests)

@@ -63,7 +63,17 @@ LAYERS = {
     "verifiers": {"untrusted", "chat", "verifiers"},
     "verifiers.program_child": set(),
     "curate": SAMPLED
-    | {"chat", "curate", "extras", "families", "from_files", "runs", "token_ids", "verifiers", "weights"},
+    | {
+        "chat",
+        "curate",
+        "extras",
+        "families",
+        "from_files",
+        "runs",
+        "token_ids",
+        "verifiers",
+        "weights",
+    },
     "data": {"records", "config", "untrusted", "tasks", "token_ids", "chat", "data", "verifiers"},
     "weights": MODEL | {"extras", "families", "weights", "distributed", "token_ids"},
     "samplers": MODEL | {"rollout", "weights", "distributed", "samplers"},

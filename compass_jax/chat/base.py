@@ -281,6 +281,11 @@ def find_format(name: str) -> ChatFormat:
     )
 
 
+def read_calls(text: str, chat_format: str = AUTO) -> list[ToolCall]:
+    """Returns the tool calls of a text. Raises MalformedCall for a malformed one."""
+    return find_format(chat_format).read(text).required_calls()
+
+
 class UnknownMarks:
     """A notice of marks that a format does not know, given once a run for each of them."""
 

@@ -320,6 +320,8 @@ class Try:
     """Seed of the task's rows (a number)."""
     answer_tag: Annotated[str, arg(metavar="TAG")] = "answer"
     """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
+    chat_format: Annotated[str, arg(metavar="NAME")] = "any"
+    """Form of the answer, as data.chat_format: any, hermes, gpt_oss, ..., or <plan>...</plan>."""
     timeout_s: float = 5.0
     """Time limit of the verifier in seconds."""
     sandbox: Literal["auto", "required", "off"] = "auto"

@@ -39,7 +39,8 @@ from compass_jax.verifiers.extract import extract_answer, final_answer
 from compass_jax.verifiers.judge import BETTER, TIE, WORSE, verdict
 
 MOST_SHOWN = 400  # maximum characters of the row
-OURS = frozenset({"prompt", "response", "row", "answer_tag"})  # parameters that are not columns
+# parameters that are not columns
+OURS = frozenset({"prompt", "response", "row", "answer_tag", "chat_format"})
 OURS |= {f"{name}s" for name in OURS}
 WORDS = {BETTER: "Better", TIE: "Tie", WORSE: "Worse", None: "no verdict"}
 ORDERS = ("of the answer against the anchor", "of the anchor against the answer")
@@ -77,6 +78,7 @@ class Trial(NamedTuple):
     question: str
     responses: Sequence[str]
     tag: str
+    chat_format: str
 
     def verifiers(self) -> dict[Any, float]:
         """Returns the verifiers, by name or as objects, with their weights."""
@@ -109,7 +111,9 @@ def run(options: Try) -> int:
     rewards.validate()
     source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
     responses = [sys.stdin.read() if text == "-" else text for text in options.response]
-    trial = Trial(source, *_row(options, source), responses, rewards.answer_tag)
+    trial = Trial(
+        source, *_row(options, source), responses, rewards.answer_tag, options.chat_format
+    )
     _check(task, trial, judge)
     asker = RecordingAsker(judge) if judge else None
     scores = judged(trial, rewards, asker)
@@ -183,9 +187,10 @@ def judged(trial: Trial, rewards: RewardConfig, asker: RecordingAsker | None = N
     """
     columns, scores = encode_row(trial.row), list[Score]()
     prompt = Prompt(0, 0, "", trial.question, np.zeros(1, np.int32), "", columns)
-    data = DataConfig(sources=(trial.source,))
+    data = DataConfig(sources=(trial.source,), chat_format=trial.chat_format)
+    data.validate()
     anchor = rewards.judge.anchor_field if rewards.judge else ""
-    judge = judging.Judge(anchor, asker) if asker else None
+    judge = judging.Judge(anchor, asker, chat_format=data.chat_format) if asker else None
     with _quiet(), JoinedScorer(Scorer(rewards, data), data, judge) as scorer:
         for turns in range(1, len(trial.responses) + 1):
             is_over = scores and not (scores[-1].known and scores[-1].says)
@@ -259,17 +264,19 @@ def _reason(trial: Trial, name: Any, reward: float) -> str:
     if kind is None:
         if name != OWN_SCORERS:
             return "this number is the function's own"
-        answer = extract_answer(response, trial.tag)
+        answer = extract_answer(response, trial.tag, trial.chat_format)
         return f"the data set's scorer read {answer!r:.200}; its own answer is" + (
             f" {trial.row['answer']!r:.200}"
         )
     if kind.why:
-        explanation = called(kind.why, "TASK", {}, trial.tag)([Case(trial.row, response)])[0]
+        explanation = called(kind.why, "TASK", {}, trial.tag, trial.chat_format)(
+            [Case(trial.row, response)]
+        )[0]
         if explanation:
             return explanation
     word = "right" if reward == 1 else "not so" if reward == 0 else f"so to {reward:g}"
     read = ""
     if IN_ANSWER in kind.looks_for:
-        answer = final_answer(response, trial.tag)
+        answer = final_answer(response, trial.tag, trial.chat_format)
         read = f" (the answer was read as {answer!r:.200})" if answer is not None else ""
     return f"{word}: {kind.about}{read}"

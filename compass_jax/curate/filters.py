@@ -37,7 +37,7 @@ def switched_on(config: PrepareConfig) -> dict[str, Callable[[Sample], str]]:
 def unfinished(sample: Sample, tag: str) -> str:
     """Returns why an answer is incomplete: it is missing or empty, or a tag is not closed.
 
-    A chain of thought is what the chat format reads as one. `tag` and \boxed{} are checked after it.
+    The chat format says what a chain of thought is. `tag` and \boxed{} are checked after it.
     A conversation needs at least one answer, and none may be empty.
     """
     answers = [message for message in sample.messages if message["role"] == "assistant"]
@@ -48,11 +48,8 @@ def unfinished(sample: Sample, tag: str) -> str:
             return reason
         read = any_format().read(message["content"])
         if not read.text.strip() and "tool_calls" not in message:
-            return (
-                "nothing comes after the chain of thought"
-                if read.thought
-                else "the answer is empty"
-            )
+            after = "nothing comes after the chain of thought"
+            return after if read.thought else "the answer is empty"
     return ""
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.chat.base import Message as Answer
-from compass_jax.chat.base import any_format
+from compass_jax.chat.base import read_calls
 from compass_jax.chat.calls import ToolCall
 from compass_jax.data.benchmarks import tool_of
 from compass_jax.gym.human_eval import data_folder
@@ -113,7 +113,7 @@ def multi_rows(name: str) -> Iterator[JsonObject]:
 
 def _called_tools(truth: Sequence[Sequence[str]]) -> set[str]:
     """Returns the names of the tools that the ground truth of these requests calls."""
-    return {call.name for texts in truth for text in texts for call in _calls(text)}
+    return {call.name for texts in truth for text in texts for call in read_calls(text)}
 
 
 def _tool_offer(tools: Sequence[JsonMapping]) -> list[Message]:
@@ -192,7 +192,7 @@ class Conversation:
     def fault(self) -> str:
         """Returns the fault that BFCL's checker finds at the end of a request, or an empty text."""
         checker = importlib.import_module(_CHECKER)
-        truth = [one for text in self.row["answer"][self.request] for one in _calls(text)]
+        truth = [one for text in self.row["answer"][self.request] for one in read_calls(text)]
         expected = [self.truth.call(call) for call in truth]
         if not truth:
             return ""
@@ -203,11 +203,6 @@ class Conversation:
             return str(states["error_message"])
         checked = checker.response_checker(self.results, expected, self.request)
         return "" if checked["valid"] else str(checked["error_message"])
-
-
-def _calls(text: str) -> list[ToolCall]:
-    """Returns the calls of the data's own texts."""
-    return any_format().read(text).required_calls()
 
 
 def _step(state: Conversation, text: str, message: Answer) -> Turn:

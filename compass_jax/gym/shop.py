@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.chat.base import Message
+from compass_jax.chat.base import Message as Answer
 from compass_jax.chat.calls import MOST_CALLS, MOST_CHARS
 from compass_jax.tasks.environment import Environment, Message, Turn
 from compass_jax.tasks.task import Task
@@ -229,7 +229,7 @@ def start(row: JsonMapping) -> JsonObject:
     return {"shop": shop, "opened": row["shop"], "wanted": row["wanted"]}
 
 
-def step(state: JsonObject, text: str, message: Message) -> Turn:
+def step(state: JsonObject, text: str, message: Answer) -> Turn:
     """Runs the calls of a turn. The reward is 1 if the shop is in the wanted state, else 0. A turn
     without a call ends the conversation.
     """
@@ -240,7 +240,7 @@ def step(state: JsonObject, text: str, message: Message) -> Turn:
     return Turn(messages, float(done == 1.0), {"progress": done, "errors": float(errors)})
 
 
-def step_rewarded(state: JsonObject, text: str, message: Message) -> Turn:
+def step_rewarded(state: JsonObject, text: str, message: Answer) -> Turn:
     """Runs a turn like `step`, but the reward is the increase of `progress`; the rewards of a
     complete conversation sum to 1.
     """

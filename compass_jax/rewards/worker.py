@@ -125,13 +125,10 @@ def _unknown_answer(outcome: str, detail: str) -> list:
 
 def serve(channel: Channel, setup: JsonObject, folder: str) -> None:
     """Answers requests until the scorer closes the channel, which raises."""
+    reading = setup["tag"], setup["chat_format"]
     try:
         verifiers = [
-            build(
-                [Check(*map(_tuples, check)) for check in checks],
-                setup["tag"],
-                setup["chat_format"],
-            )
+            build([Check(*map(_tuples, check)) for check in checks], *reading)
             for checks in setup["checks"]
         ]
         zone = _sandbox(setup, folder, verifiers)

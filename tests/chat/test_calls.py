@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compass_jax.chat.base import any_format
+from compass_jax.chat.base import read_calls
 from compass_jax.chat.calls import MOST_CALLS, MalformedCall, ToolCall
-
-
-def tool_calls(text):
-    return any_format().read(text).required_calls()
-
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}(\.[a-z_]{1,5})?", fullmatch=True).filter(
     lambda name: not any(map(keyword.iskeyword, name.split(".")))
@@ -72,15 +67,15 @@ def equal_as_json(read, expected):
 @pytest.mark.parametrize("write", [hermes, openai, python, lambda c: json.dumps(objects(c))])
 @given(CALLS)
 def test_every_format_reads_back_what_was_written(write, calls):
-    assert equal_as_json(tool_calls(write(calls)), calls)
-    assert equal_as_json(tool_calls("<think>f(a=2)</think>\n" + write(calls)), calls)
+    assert equal_as_json(read_calls(write(calls)), calls)
+    assert equal_as_json(read_calls("<think>f(a=2)</think>\n" + write(calls)), calls)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])) | st.from_regex(r"[\[{<(f\"'=:,\-1]*"))
 def test_any_text_is_calls_none_or_malformed(text):
     for variant in (text, "<tool_call>" + text, "[f(a=" + text, '{"name": ' + text):
         try:
-            assert all(isinstance(call, ToolCall) for call in tool_calls(variant))
+            assert all(isinstance(call, ToolCall) for call in read_calls(variant))
         except MalformedCall as error:
             assert str(error)
 
@@ -101,7 +96,7 @@ def test_any_text_is_calls_none_or_malformed(text):
     ],
 )
 def test_what_is_a_call_and_what_is_none(text, calls):
-    assert tool_calls(text) == [ToolCall(*call) for call in calls]
+    assert read_calls(text) == [ToolCall(*call) for call in calls]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +135,7 @@ def test_what_is_a_call_and_what_is_none(text, calls):
 )
 def test_a_call_that_cannot_be_read_says_why(text, message):
     with pytest.raises(MalformedCall, match=message):
-        tool_calls(text)
+        read_calls(text)
 
 
 def test_texts_without_end_are_refused_in_time():
@@ -159,9 +154,9 @@ def test_texts_without_end_are_refused_in_time():
         "[{" * 10**5,
     ):
         try:
-            tool_calls(text)
+            read_calls(text)
         except MalformedCall:
             continue
         assert text.startswith("[[")  # no call starts, so the text is not malformed
-    tool_calls("```\n" * 10**5 + "```json" * 10**5)
+    read_calls("```\n" * 10**5 + "```json" * 10**5)
     assert time.process_time() - start < 10

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from benchmarks import gym_bfcl
+from compass_jax.chat.base import read_calls
 from compass_jax.errors import UserError
 from compass_jax.gym import bfcl
 from compass_jax.rewards.checks import Check, build
 from compass_jax.tasks.environment import MOST_CHARS
-from compass_jax.tool_calls import tool_calls
 
 API = '''
 class Box:
@@ -210,7 +210,7 @@ def test_a_tool_that_the_ground_truth_calls_early_is_not_hidden(package, tmp_pat
 
 
 def test_the_benchmark_counts_every_change(row):
-    requests = [[c for text in one for c in tool_calls(text)] for one in TRUTH]
+    requests = [[c for text in one for c in read_calls(text)] for one in TRUTH]
     assert gym_bfcl.played(row, requests) == 1
     changes = list(gym_bfcl.changes(requests[2], [set()]))
     kinds = [kind for kind, _ in changes]

@@ -9,10 +9,11 @@ import time
 import pytest
 from judged import served, settings
 
+from compass_jax.chat.base import read_calls
+from compass_jax.chat.calls import ToolCall
 from compass_jax.config import ConfigError
 from compass_jax.rewards import endpoint as module
 from compass_jax.rewards.endpoint import LATE, NONSENSE, REFUSED, UNREACHABLE, Endpoint, Reply
-from compass_jax.tool_calls import ToolCall, tool_calls
 
 ASKED = [{"role": "user", "content": "Which one?"}]
 
@@ -101,9 +102,9 @@ def test_tools_are_offered_in_openais_form_and_calls_are_in_the_text():
         wrapped = {"type": "function", "function": TOOL}
         replies = [ask(ASKED, [TOOL, wrapped]) for _ in bodies]
     assert seen.requests[0]["tools"] == [wrapped, wrapped]
-    assert tool_calls(replies[0].text) == [ToolCall("add", {"a": n}) for n in (1, 2)]
+    assert read_calls(replies[0].text) == [ToolCall("add", {"a": n}) for n in (1, 2)]
     assert replies[1].text.startswith("Let me add.\n<tool_call>\n")
-    assert tool_calls(replies[1].text) == [ToolCall("add", {"a": 1})]
+    assert read_calls(replies[1].text) == [ToolCall("add", {"a": 1})]
     assert [one.failure for one in replies] == ["", "", NONSENSE, NONSENSE, ""]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compass_jax.tool_calls import ToolCall
+from compass_jax.chat.calls import ToolCall
 from compass_jax.verifiers.kinds.tools import (
     Verdict,
     compared,
@@ -66,7 +66,7 @@ TWICE = [{"name": "area", "arguments": {"base": 1}}, {"name": "area", "arguments
         ("sin(x) is positive.", [], ""),
         ("f(x) = 2x", TWICE, "not Python's syntax"),
         ("now() is called", [], "a Compare stands where a call should"),
-        ("f(x) = 2x <tool_call>{", [], "not Python's syntax"),
+        ("f(x) = 2x <tool_call>{", [], "not JSON"),
         ("[f(a=1)", [], "not Python's syntax"),
         ("Nothing fits.", TWICE, "no tool is called"),
         ("area(base=1", TWICE, "not Python's syntax"),

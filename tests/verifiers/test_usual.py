@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
+from compass_jax.chat.base import read_calls
 from compass_jax.config import ConfigError, DataConfig, FileSource
 from compass_jax.rewards.called import called
 from compass_jax.rewards.checks import Check, Graded, build, checks_of
-from compass_jax.tool_calls import tool_calls
 from compass_jax.verifiers.answers import exact
 from compass_jax.verifiers.base import kinds
 from compass_jax.verifiers.extract import (
@@ -22,7 +22,7 @@ from compass_jax.verifiers.extract import (
 )
 from compass_jax.verifiers.program_blocks import find_program
 
-OURS = {"prompt", "response", "row", "answer", "answer_tag"}
+OURS = {"prompt", "response", "row", "answer", "answer_tag", "chat_format"}
 RIGHT, WRONG, NOTHING = Graded(1.0, {}), Graded(0.0, {}), Graded(0.0, {}, False)
 
 
@@ -224,4 +224,4 @@ def test_blocks_of_other_languages_do_not_shift_the_pairs_of_fences(before, afte
     text = f'{before}So:\n```JSON\n{{"a": 1}}\n```{after}'
     assert json_text(text, "answer") == '{"a": 1}'
     calls = f'{before}So:\n```json\n[{{"name": "f", "arguments": {{}}}}]\n```{after}'
-    assert [call.name for call in tool_calls(calls)] == ["f"]
+    assert [call.name for call in read_calls(calls)] == ["f"]

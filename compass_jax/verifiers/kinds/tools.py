@@ -110,9 +110,8 @@ def _complaint(wanted: Wanted, call: ToolCall, tools: Mapping[str, Tool]) -> str
     """Returns the difference of a call from a wanted one. An argument without quotes is a text
     where the reference is one.
     """
-    texts = [
-        key for key, values in wanted.values.items() if any(isinstance(x, str) for x in values)
-    ]
+    permitted = wanted.values.items()
+    texts = [key for key, values in permitted if any(isinstance(x, str) for x in values)]
     named = by_name(call.with_texts(texts), tools.get(call.name, Tool()))
     return wanted.complaint(call.name, named) if isinstance(named, dict) else named
 
