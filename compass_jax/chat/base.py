@@ -295,9 +295,12 @@ class UnknownMarks:
 
     def note(self, text: str) -> None:
         """Logs a warning if an answer has new unknown marks."""
-        if not _MARK.search(text):
-            return
-        new = [mark for mark in self._format.read(text).unknown if mark not in self._told]
+        if _MARK.search(text):
+            self.warn(self._format.read(text).unknown)
+
+    def warn(self, marks: Iterable[str]) -> None:
+        """Logs a warning of unknown marks, unless they were logged before."""
+        new = [mark for mark in marks if mark not in self._told]
         if not new or len(self._told) > 16:
             return
         self._told.update(new)

@@ -32,7 +32,9 @@ HARMONY = (_MESSAGE, _CHANNEL, _START, *ENDS)
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _HEADER = re.compile(r"\s*(?:assistant)?\s*(?:to=[\w.-]*\s*)?")
+_HEADER_WORDS = ("assistant", "to=")
 _NOBODY = ("user", "assistant", "all")
+_HEADER_CHARS = 300  # length of a header that may begin an answer
 _MOST_TRIES = 4
 
 
@@ -134,11 +136,11 @@ class Reader:
 
     def _certain(self, text: str) -> int:
         """Returns the number of characters that no later text makes part of a mark or header."""
-        if self._format.channels and not self._begun and self._in_content:
-            header = _HEADER.match(text)
-            if header and header.end() == len(text) and self._pair is None:
-                return 0
-        return len(text) - pending_length(text, self._present_marks())
+        ready = len(text) - pending_length(text, self._present_marks())
+        if self._format.channels and not self._begun and ready <= _HEADER_CHARS:
+            begins = any(word.startswith(text[:ready].strip()) for word in _HEADER_WORDS)
+            return 0 if begins or _HEADER.fullmatch(text, 0, ready) else ready
+        return ready
 
     def _add(self, segments: list[Segment], text: str) -> None:
         if not text:

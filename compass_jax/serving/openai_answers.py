@@ -19,15 +19,15 @@ from compass_jax.serving import metrics
 from compass_jax.serving.errors import ApiError
 from compass_jax.serving.openai_logprobs import Logprobs, joined
 from compass_jax.serving.openai_requests import Job, Served
-from compass_jax.serving.openai_tools import CallStream
+from compass_jax.serving.openai_tools import AnswerStream
 from compass_jax.serving.text import TextStream
 
 
 class Piece(NamedTuple):
     """New text of one choice, with the log-probs and the number of its tokens.
 
-    `finish` is the finish reason, "" before the end. The last piece holds tool `calls`; the first
-    one `begins` the choice.
+    `thought` is new text of the thought. `finish` is the finish reason, "" before the end. The
+    last piece holds tool `calls`; the first one `begins` the choice.
     """
 
     choice: int
@@ -35,6 +35,7 @@ class Piece(NamedTuple):
     logprobs: JsonObject | None
     tokens: int
     finish: str
+    thought: str = ""
     calls: Sequence[JsonObject] = ()
     begins: bool = False
 
@@ -47,7 +48,11 @@ class Choice:
         self._index = index
         self._one_by_one = bool(job.body.stop)
         self._logprobs = Logprobs(served.tokenizer, job.logprobs or 0, job.chat)
-        self._calls = CallStream(job.tools) if job.tools else None
+        self._stream: AnswerStream | None = None
+        if job.chat:
+            opened = served.tokenizer.opened_thought(job.prompts[index // job.body.n].tolist())
+            self._stream = AnswerStream(served.tokenizer.chat_format, opened, job.tools)
+        self._unknown_marks = served.unknown_marks
         self._echo = job.echo[index // job.body.n] if job.echo else ""
         self._begins = True
 
@@ -60,12 +65,14 @@ class Choice:
             parts.append(self._logprobs.push(TopLogprobs(*(x[:count] for x in chunk.top))))
         logprobs = joined(parts) if parts else None
         finish = "stop" if self.text.stopped else chunk.finish
-        calls: list[JsonObject] = []
-        if self._calls:
-            text, calls = self._calls.push(text, bool(finish))
-            finish = "tool_calls" if calls and finish == "stop" else finish
         begins, self._begins = self._begins, False
-        return Piece(self._index, begin + text, logprobs, count, finish, calls, begins)
+        if self._stream is None:
+            return Piece(self._index, begin + text, logprobs, count, finish, begins=begins)
+        (thought, text, calls), message = self._stream.push(text, bool(finish))
+        if message is not None:
+            self._unknown_marks.warn(message.unknown)
+        finish = "tool_calls" if calls and finish == "stop" else finish
+        return Piece(self._index, text, logprobs, count, finish, thought, calls, begins)
 
     def _push_text(self, chunk: Chunk) -> tuple[str, int]:
         """Returns the new text, and the number of tokens that it consumed. With stop strings,
@@ -170,6 +177,7 @@ class Answer:
             logprobs = [x.logprobs for x in parts if x.logprobs is not None]
             text = "".join(x.text for x in parts)
             piece = parts[-1]._replace(text=text, logprobs=joined(logprobs) if logprobs else None)
+            piece = piece._replace(thought="".join(x.thought for x in parts))
             choices.append(self._choice(piece, False))
         return self._json(choices, False, usage=self._usage())
 
@@ -213,6 +221,8 @@ class Answer:
         message: JsonObject = {"content": piece.text}
         if piece.begins or not streamed:
             message = {"role": "assistant", **message}
+        if piece.thought:
+            message["reasoning_content"] = piece.thought
         if piece.calls:
             message["content"] = piece.text or None
             message["tool_calls"] = [

@@ -168,6 +168,7 @@ class Message(Body):
     name: Text | None = None
     tool_call_id: Text | None = None
     tool_calls: list[Call] = []
+    reasoning_content: Text | None = None  # the thought of an earlier answer
     content: str = Field(None, validate_default=True)
     # clients echo these fields from this server's answers
     refusal: None = None
@@ -175,10 +176,10 @@ class Message(Body):
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = []
 
-    @field_validator("tool_calls", "tool_call_id")
+    @field_validator("tool_calls", "tool_call_id", "reasoning_content")
     @classmethod
     def _of_role(cls, value: Any, info: ValidationInfo) -> Any:
-        role = {"tool_calls": "assistant", "tool_call_id": "tool"}[str(info.field_name)]
+        role = "tool" if info.field_name == "tool_call_id" else "assistant"
         if value and info.data.get("role", role) != role:
             raise ValueError(f"is not supported: only a message of role {role} has it")
         return value

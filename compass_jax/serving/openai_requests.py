@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from compass_jax.aliases import Json, JsonObject
+from compass_jax.chat.base import UnknownMarks
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.serving.errors import ApiError, describe_value
@@ -35,6 +36,11 @@ class Served:
     prompt_tokens: int
     max_new_tokens: int
     trust_prompts: bool = False
+
+    @cached_property
+    def unknown_marks(self) -> UnknownMarks:
+        """The notice of marks that the tokenizer's chat format does not know."""
+        return UnknownMarks(self.tokenizer.chat_format)
 
     @cached_property
     def most_characters(self) -> int:
@@ -115,6 +121,7 @@ def chat_job(body: ChatBody, served: Served) -> Job:
     tools = [tool.model_dump(exclude_defaults=True) for tool in offered]
     messages = [m.model_dump(exclude_defaults=True) for m in body.messages]
     _check_sizes(messages, tools, served)
+    messages = _shown_thoughts(messages, served)
     _check_variables(body.chat_template_kwargs, served)
     try:
         ids = served.tokenizer.encode_prompt(messages, tools, **body.chat_template_kwargs)
@@ -126,12 +133,25 @@ def chat_job(body: ChatBody, served: Served) -> Job:
     return Job(body, (_checked_ids(ids, served),), most, logprobs, tools=tuple(tools))
 
 
+def _shown_thoughts(messages: list[dict], served: Served) -> list[dict]:
+    """Returns the messages without the thoughts of earlier turns if the chat template shows none;
+    clients send back the thoughts of this server's answers.
+    """
+    name = "reasoning_content"
+    if not any(name in message for message in messages):
+        return messages
+    if any(map(served.tokenizer.template_names, (name, "thinking"))):
+        return messages
+    return [{key: x for key, x in message.items() if key != name} for message in messages]
+
+
 def _check_sizes(messages: list[dict], tools: list[dict], served: Served) -> None:
     most = served.prompt_tokens
     if len(messages) > most:
         text = f"{len(messages)} messages cannot fit into the {most} tokens that this server takes"
         raise ApiError(text, "messages")
-    parts = [[m["content"], m.get("tool_calls", [])] for m in messages]
+    fields = ("content", "reasoning_content", "tool_calls")
+    parts = [[m[name] for name in fields if name in m] for m in messages]
     size = sum(map(len, _texts([*parts, *tools], keys=False)))
     _check_size("the messages and tools have" if tools else "the messages have", size, served)
 

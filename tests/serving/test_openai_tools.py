@@ -4,6 +4,7 @@ complete and streamed, and a conversation that continues with their results.
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import openai
@@ -12,11 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from stub import TINY, TOKENIZER, Scripted, offered, running
 
+from compass_jax.chat.base import any_format
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.serving.errors import ApiError
 from compass_jax.serving.openai_bodies import ChatBody
 from compass_jax.serving.openai_requests import read_job
-from compass_jax.serving.openai_tools import CallStream, part_calls
+from compass_jax.serving.openai_tools import AnswerStream
 
 
 def tool(name, *parameters):
@@ -31,19 +33,14 @@ PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</too
 SUM = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "</tool_call>"}}</tool_call>'
 CALLS_PARIS = [("weather", {"city": "Paris"})]
 
-# text, content, calls
-ANSWERS = [
+# text, thought, content, calls
+ANSWERS = [(text, "", *parts) for text, *parts in [
     ("It is sunny.", "It is sunny.", []),
     ("", "", []),
     (PARIS, "", CALLS_PARIS),
     (f"Let me look.\n\n{PARIS}", "Let me look.", CALLS_PARIS),
     (f"{PARIS}\n{SUM}", "", [*CALLS_PARIS, ("add", {"a": 1, "b": "</tool_call>"})]),
     (f"One.\n{PARIS}\nTwo.", "One.\nTwo.", CALLS_PARIS),
-    (f"<think>\n{SUM} or ```x```?\n</think>\n\n{PARIS}",
-     f"<think>\n{SUM} or ```x```?\n</think>", CALLS_PARIS),
-    (f"I think {SUM}</think>{PARIS}", f"I think {SUM}</think>", CALLS_PARIS),
-    (f"<think>{PARIS}</think>No.", f"<think>{PARIS}</think>No.", []),
-    (f"<think>{PARIS}", f"<think>{PARIS}", []),
     ('{"name": "add", "arguments": {"a": 1}}', "", [("add", {"a": 1})]),
     ('[{"name": "add", "arguments": "{\\"a\\": 1}"}, {"name": "now"}]', "",
      [("add", {"a": 1}), ("now", {})]),
@@ -62,7 +59,18 @@ ANSWERS = [
     ('<tool_call>{"name": "add", "argum', '<tool_call>{"name": "add", "argum', []),
     ("a < b and <tool", "a < b and <tool", []),
     ("  spaces  kept  ", "  spaces  kept  ", []),
-    ('<think>\nx\n</think>\n{"name": "now"}', "<think>\nx\n</think>", [("now", {})]),
+]] + [
+    (f"<think>\n{SUM} or ```x```?\n</think>\n\n{PARIS}", f"{SUM} or ```x```?", "", CALLS_PARIS),
+    (f"<think>{PARIS}</think>No.", PARIS, "No.", []),
+    (f"<think>{PARIS}", PARIS, "", []),
+    ('<think>\nx\n</think>\n{"name": "now"}', "x", "", [("now", {})]),
+    ("<think>a</think>\nb <think>c</think>d\n", "a\nc", "b d\n", []),
+    ("<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>4",
+     "so", "4", []),
+    (' to=functions.now<|channel|>commentary json<|message|>{}', "", "", [("now", {})]),
+    ("[TOOL_CALLS]weather[ARGS]{\"city\": \"Paris\"}", "", "", CALLS_PARIS),
+    ("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>42</arg_value>\n</tool_call>",
+     "", "", [("weather", {"city": "42"})]),
 ]  # fmt: skip
 
 
@@ -73,33 +81,54 @@ def plain(calls):
     return [(one["name"], json.loads(one["arguments"])) for one in functions]
 
 
-@pytest.mark.parametrize(("text", "content", "calls"), ANSWERS)
-def test_calls_are_taken_out_of_a_text_and_nothing_else_is(text, content, calls):
-    parsed = part_calls(text, TOOLS)
-    assert (parsed.content, plain(parsed.calls)) == (content, calls)
+def pushed(texts, opened="", tools=TOOLS):
+    """Returns the parts that a stream of these texts gives, one for each of them and the end."""
+    stream = AnswerStream(any_format(), opened, tools)
+    return [stream.push(text, False)[0] for text in texts] + [stream.push("", True)[0]]
 
 
-@pytest.mark.parametrize(("text", "content", "calls"), ANSWERS)
+@pytest.mark.parametrize(("text", "thought", "content", "calls"), ANSWERS)
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_a_text_in_pieces_is_parted_like_the_whole(text, content, calls, size):
-    stream, parts = CallStream(TOOLS), []
-    for start in range(0, len(text), size):
-        parts.append(stream.push(text[start : start + size], False))
-    parts.append(stream.push("", True))
+def test_an_answer_in_pieces_is_parted_into_thought_content_and_calls(
+    text, thought, content, calls, size
+):
+    parts = pushed(text[start : start + size] for start in range(0, len(text), size))
+    assert "".join(part.thought for part in parts) == thought
     assert "".join(part.content for part in parts) == content
     assert [part.calls for part in parts[:-1]] == [[]] * (len(parts) - 1)
     assert plain(parts[-1].calls) == calls
 
 
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_an_answer_may_begin_in_the_thought_that_the_prompt_opened(size):
+    text = f"so {SUM}\n</think>\n\nI look.\n{PARIS}"
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    parts = pushed(pieces, "<think>\n")
+    assert "".join(part.thought for part in parts) == f"so {SUM}"
+    assert "".join(part.content for part in parts) == "I look."
+    assert plain(parts[-1].calls) == CALLS_PARIS
+
+
+def test_without_tools_calls_are_text():
+    for text in (PARIS, f"Well.\n{PARIS}", '[{"name": "now"}]'):
+        parts = pushed([text], tools=[])
+        assert "".join(part.content for part in parts) == text and not parts[-1].calls
+
+
 def test_prose_leaves_before_the_call_and_nothing_of_the_call_does():
-    stream = CallStream(TOOLS)
-    assert stream.push("Let me look", False).content == "Let me look"
-    assert stream.push(" it up.\n<to", False).content == " it up."
-    assert stream.push("ol_call>{", False).content == ""
-    thinking = CallStream(TOOLS)
-    assert thinking.push("<think>I try ```", False).content == "<think>I try"
-    assert thinking.push("a``` no.</think>Well", False).content == " ```a``` no.</think>"
-    assert thinking.push(", yes", False).content == "Well, yes"
+    looks = pushed(["Let me look", " it up.\n<to", "ol_call>{"])
+    assert [part.content for part in looks[:-1]] == ["Let me look", " it up.", ""]
+    thinks = pushed(["<think>I try ```", "a``` no.</think>Well", ", yes"])
+    assert [part.thought for part in thinks[:-1]] == ["I try ```", "a``` no.", ""]
+    assert [part.content for part in thinks[:-1]] == ["", "", "Well, yes"]
+
+
+def test_a_long_answer_is_parted_in_linear_time():
+    start = time.process_time()
+    for unit in ("word ", "<think>a</think>b ", "`", "\n", "<", "[", "<tool_call>"):
+        text = unit * (100_000 // len(unit))
+        pushed(text[at : at + 4] for at in range(0, len(text), 4))
+    assert time.process_time() - start < 10
 
 
 class Template:
