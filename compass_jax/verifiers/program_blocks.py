@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from compass_jax.untrusted import fenced_blocks
-from compass_jax.verifiers.extract import extract_answer
+from compass_jax.verifiers.extract import tagged_text
 from compass_jax.verifiers.program_tests import (
     BUILTINS,
     compiles,
@@ -43,7 +43,7 @@ def find_program(response: str, tag: str, needed: Set[str]) -> str | None:
         for match in fenced_blocks(response, _LABELS)
     ]
     if not blocks:
-        text = (extract_answer(response, tag) if tag else None) or response
+        text = (tagged_text(response, tag) if tag else None) or response
         return text if _PYTHON.search(text) else None
     ranks = [(len(block.names & needed), block.is_labelled) for block in blocks]
     last = max(range(len(blocks)), key=lambda number: (*ranks[number], number))
