@@ -57,8 +57,8 @@ def _block(response: str, start: int, label: str, content: str) -> _Block:
         content = margin.sub("", content) if margin else content
     names = defined_names(content)
     if not names:  # it does not compile, or defines nothing
-        found = _DEFINED.findall(textwrap.dedent(content))
-        names = {name for pair in found for name in pair if name}
+        definitions = _DEFINED.findall(textwrap.dedent(content))
+        names = {name for pair in definitions for name in pair if name}
     return _Block(content, bool(label), names)
 
 

@@ -118,7 +118,7 @@ class Codec:
                 return items if name == "list" else {name: items}
         if isinstance(value, dict | type({}.keys())):
             return self._mapping(value, nested)
-        return self._other(value, nested)
+        return self._encode_object(value, nested)
 
     def _mapping(self, value, nested):
         if not isinstance(value, dict):
@@ -128,7 +128,7 @@ class Codec:
         pairs = [[self.encode(key, nested + 1), self.encode(x, nested + 1)] for key, x in items]
         return {name if name in _MAPPINGS else "dict": pairs}
 
-    def _other(self, value, nested):
+    def _encode_object(self, value, nested):
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(value, bytes):
@@ -143,9 +143,9 @@ class Codec:
             return {"text": [name, getattr(value, _TEXTS[name][0])()]}
         if kind.__module__ == "numpy" and hasattr(value, "dtype"):
             return self._array(value, nested)
-        own_name = getattr(value, "__name__", "") if isinstance(value, type) else ""
-        if own_name and vars(builtins).get(own_name) is value:
-            return {"type": [own_name]}
+        builtin = getattr(value, "__name__", "") if isinstance(value, type) else ""
+        if builtin and vars(builtins).get(builtin) is value:
+            return {"type": [builtin]}
         if self.classes.get(kind.__name__) is kind:
             if isinstance(value, Enum):
                 return {"member": [kind.__name__, value.name]}
@@ -161,8 +161,8 @@ class Codec:
         if dtype.hasobject:
             items = value.reshape(-1).tolist() if name == "array" else [value]
             return {name: ["O", shape, [self.encode(item, nested + 1) for item in items]]}
-        if dtype.names:
-            raise TypeError("an array of records cannot be handed over")
+        if dtype.kind == "V":  # records
+            return self.keep(value)
         return {name: [dtype.str, shape, binascii.b2a_base64(value.tobytes()).decode()]}
 
     def attributes(self):
@@ -307,9 +307,9 @@ class Server:
         args, kwargs = codec.decode(request["args"]), codec.decode(request["kwargs"])
         value = apply(request["do"], args, kwargs)
         after = [*args, *kwargs.values()] if request["in_place"] else []
-        own = type(value).__module__ == PROGRAM and not hasattr(type(value), "_fields")
+        is_programs = type(value).__module__ == PROGRAM and not hasattr(type(value), "_fields")
         try:
-            encoded = self.keep(value) if request["new"] and own else codec.encode(value)
+            encoded = self.keep(value) if request["new"] and is_programs else codec.encode(value)
             return {"value": encoded, "after": codec.encode(after), "objects": codec.attributes()}
         except Exception as error:
             return {"unsendable": _text(error)}

@@ -117,6 +117,29 @@ def test_programs_run_on_the_judges_python_where_only_its_owner_may_enter(tmp_pa
         assert drain(scorer)[0] == Score(1.0, True)
 
 
+SCRIPTS = {
+    "closes its folder": "os.chmod('.', 0)",
+    "removes its folder": "shutil.rmtree(os.getcwd())",
+    "closes it and forks": "os.chmod('.', 0); os.fork() or os._exit(0)",
+    "removes its program and forks": "os.remove('program.py'); os.mkdir('program.py'); os.fork()",
+    "fills its folder": "[open(str(n), 'wb').write(bytes(10**7)) for n in range(99)]",
+    "makes deep folders": "os.makedirs('d/' * 1000)",
+}
+
+
+@guarded
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_that_damages_its_folder_is_known(name, scorer, places):  # noqa: F811
+    text = f"import os, shutil\nprint(4, flush=True)\n{SCRIPTS[name]}\n"
+    row = {"inputs": ["1", "2", "3"], "outputs": ["3", "3", "3"], "seconds": 4.0}
+    before = scorer._workers[0].process.pid
+    scorer.submit("row", prompt_of(entry=row), fenced(text))
+    scorer.submit("right", prompt_of(entry=ROW), fenced(GOOD))
+    got = drain(scorer)
+    assert got["row"] == Score(0.0, True) and got["right"] == Score(1.0, True)
+    assert_nothing_is_left(scorer, places, before)
+
+
 HUMAN_EVAL = {
     "setup": 'from typing import List\n\n\ndef total(xs: List[int]) -> int:\n    """Sum."""\n',
     "test": "def check(f):\n    assert f([1, 2]) == 3\n    assert f([]) == 0\n",

@@ -5,10 +5,14 @@ import json
 
 import pytest
 from program_rows import BIG_CODE_BENCH, KODCODE, LEETCODE
+from test_hostile import guarded
+from test_hostile import prompt as prompt_of
 from test_program_verdicts import fenced, judged
+from test_score import drain
 
-from compass_jax.config import DataConfig, FileSource
+from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.data.questions import questions
+from compass_jax.rewards.score import Scorer
 from compass_jax.tasks.rows import decode_row
 from compass_jax.verifiers import program_files
 from compass_jax.verifiers.kinds import code
@@ -54,6 +58,21 @@ def test_a_right_program_earns_1_or_the_row_is_refused(name, tmp_path, monkeypat
             monkeypatch.chdir(tmp_path / folder)  # as in a worker, each response has a folder
             reward = judged(fenced(text), **columns).reward
             assert reward == 1.0 if folder == "right" else reward < 1.0
+
+
+@guarded
+def test_workers_judge_the_rows_in_their_sandbox():
+    data = DataConfig(sources=(FileSource("rows.jsonl", verifier="code"),))
+    rows = {name: (read(row).row, wrong) for name, (row, wrong, no) in ROWS.items() if not no}
+    with Scorer(RewardConfig(workers=2, timeout_s=60.0), data) as scorer:
+        for name, (row, wrong) in rows.items():
+            columns = decode_row(row) | {"seconds": 30.0}
+            for part, text in (("right", columns["solution"]), ("wrong", wrong)):
+                scorer.submit((name, part), prompt_of(entry=columns), fenced(text))
+        scores = drain(scorer)
+    assert all(score.known for score in scores.values())
+    assert {name for (name, part), x in scores.items() if x.reward == 1} == {*rows}
+    assert all(x.reward < 1 for (_, part), x in scores.items() if part == "wrong")
 
 
 @pytest.mark.parametrize("kind", SETS)

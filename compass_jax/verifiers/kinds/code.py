@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
@@ -161,6 +163,13 @@ def _solution_fault(row: JsonMapping, of_row: _OfRow) -> str:
     )
 
 
+def _warm() -> None:
+    """Imports what tests usually import, once for all responses."""
+    for name in ("unittest", "numpy", "pytest"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 KIND = Kind(
     judge,
     "the program in the response passes all of the row's tests; else the share that it passes",
@@ -182,6 +191,7 @@ KIND = Kind(
     steps=lambda arguments: 1 if arguments.get("credit") == "all" else UNKNOWN_STEPS,
     may_hang=True,
     runs_programs=True,
+    warm=_warm,
     complaint=complaints(
         credit=one_of("share", "all"),
         seconds=number_in(0, 3600, " above 0, and at most 3600", above=True),
