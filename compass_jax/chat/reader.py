@@ -35,7 +35,7 @@ _HEADER = re.compile(r"\s*(?:assistant)?\s*(?:to=[\w.-]*\s*)?")
 _HEADER_WORDS = ("assistant", "to=")
 _NOBODY = ("user", "assistant", "all")
 _HEADER_CHARS = 300  # length of a header that may begin an answer
-_MOST_TRIES = 4
+_MOST_TRIES = 2
 
 
 class Segment(NamedTuple):
@@ -179,7 +179,9 @@ class Reader:
         text = self._text[at:]
         if self.in_thought or not self._in_content or self._tries >= _MOST_TRIES:
             return at
-        if not begins_bare_call(text) or not _pattern(self._marks).search(text):
+        if not begins_bare_call(text) or text.rstrip()[-1:] not in ("]", "}", ")"):
+            return at
+        if not _pattern(self._marks).search(text):
             return at
         self._tries += 1
         if not read_bare_calls(text).calls:

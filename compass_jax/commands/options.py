@@ -561,6 +561,10 @@ class Serve(Compiling):
     """
     allow_host: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="NAME")]] = ()
     """Host name of this server beside localhost and its address. Repeatable."""
+    chat_format: Annotated[str, arg(metavar="NAME")] = "auto"
+    """Form of the answers (data.chat_format): auto, by the chat template; a name, any, or own marks
+    of thoughts as <plan>...</plan>.
+    """
     trust_prompts: bool = False
     """Read special tokens in prompts of /v1/completions as control tokens; otherwise they are text,
     as always in chat messages.

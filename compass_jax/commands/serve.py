@@ -100,7 +100,8 @@ def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
             " with tokenizer.json"
         )
     mesh.validate("--mesh", model)
-    data = DataConfig(tokenizer=str(folder))
+    data = DataConfig(tokenizer=str(folder), chat_format=options.chat_format)
+    data.validate()
     run = RunConfig(name="serve", model=model, rollout=rollout, mesh=mesh, data=data)
     return decoder_of(run, weights)
 

@@ -10,6 +10,7 @@ from compass_jax.config.errors import check
 from compass_jax.config.judge import JudgeConfig
 from compass_jax.config.named import is_name
 from compass_jax.config.ranges import (
+    AUTO,
     Count,
     CountOrOff,
     Fraction,
@@ -69,6 +70,10 @@ class DistilConfig(Section):
     """System message of every chat, which is learnt too; empty: none."""
     answer_tag: Text = "answer"
     """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
+    chat_format: Name = AUTO
+    """Form of the teacher's answers, as data.chat_format; auto: by the chat template of our own
+    engine's teacher, and any for an endpoint's.
+    """
     workers: Processes = 1
     """Number of verifier processes."""
     heldout_frac: Fraction = DataConfig.heldout_frac
@@ -110,6 +115,7 @@ class DistilConfig(Section):
             heldout_frac=self.heldout_frac,
             eval_prompts=0,
             system_prompt=self.system_prompt,
+            chat_format=self.chat_format,
         )
 
     @property

@@ -19,7 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -345,6 +345,7 @@ def _by_engine(
     chats = [question.messages for question in all_questions]
     tools = [question.tools for question in all_questions]
     run = engine_config(config.model, chats, config.max_tokens or None, tools)
+    run = replace(run, data=replace(run.data, chat_format=config.chat_format))
     engine, params, tokenizer = decoder_of(run, config.model)
     by_id = {question.id: question for question, _ in pending}
     prompts = to_prompts(list(by_id.values()), tokenizer)

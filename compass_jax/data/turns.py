@@ -8,7 +8,6 @@ template's text after the mark is the end of the turn, followed by the environme
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ from compass_jax.data.tokenizer import MARK, Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 
 Messages = list[JsonObject]
-# the name of a called tool, in JSON or in gpt-oss's message header
-_CALLED = re.compile(r'"name"\s*:\s*"([\w.-]+)"|\bto=(?:functions\.)?([\w.-]+)')
 
 
 class _Probe(NamedTuple):
@@ -40,7 +37,7 @@ def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[in
     def encode(says: str, turn: Sequence[int]) -> list[int]:
         reply: Messages = json.loads(says)
         failure: TokenizerError | None = None
-        for probe in _probes(reply, tokenizer.decode_response(turn)):
+        for probe in _probes(reply, _called_names(tokenizer, turn)):
             try:
                 tail = _tail(tokenizer, probe)
                 _check_shown(tokenizer, probe, tail)
@@ -53,7 +50,7 @@ def turn_encoder(tokenizer: Tokenizer) -> Callable[[str, Sequence[int]], list[in
     return encode
 
 
-def _probes(reply: Messages, text: str) -> list[_Probe]:
+def _probes(reply: Messages, names: Sequence[str]) -> list[_Probe]:
     """Returns the probes for a reply: after tool calls, if the reply begins with tools' answers,
     then after text.
 
@@ -65,7 +62,6 @@ def _probes(reply: Messages, text: str) -> list[_Probe]:
     answers = next((i for i, m in enumerate(reply) if m.get("role") != "tool"), len(reply))
     if not answers:
         return [plain]
-    names = _called_names(text)
     calls, replies = [], []
     for n, message in enumerate(reply[:answers]):
         default = names[n] if n < len(names) else "tool"
@@ -81,9 +77,10 @@ def _probes(reply: Messages, text: str) -> list[_Probe]:
     ]
 
 
-def _called_names(text: str) -> list[str]:
+def _called_names(tokenizer: Tokenizer, turn: Sequence[int]) -> list[str]:
     """Returns the names of the tools that a turn calls; gpt-oss's template repeats them."""
-    return [in_json or in_header for in_json, in_header in _CALLED.findall(text)]
+    message = tokenizer.chat_format.read(tokenizer.decode_response(turn))
+    return [call.name for call in message.calls]
 
 
 def _tail(tokenizer: Tokenizer, probe: _Probe) -> str:

@@ -68,7 +68,7 @@ class Turns:
 
     def response(self, rollout: Rollout) -> str:
         """Returns the response's text. Where the chat template opens a thought in the prompt, the
-        text begins with this "<think>", so that a verifier sees a complete thought.
+        text begins with its mark, so that a verifier sees a complete thought.
         """
         return self.opened(rollout.prompt.tokens) + self.decode(rollout.response)
 
