@@ -14,8 +14,8 @@ from compass_jax.config.ranges import AUTO
 from compass_jax.data import benchmarks
 from compass_jax.data.benchmarks import Make
 from compass_jax.data.files import DataError, columns_of
+from compass_jax.data.message_text import messages_in
 from compass_jax.data.messages import ROLES, check_tools
-from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.values import without_nulls
 
 TURNS = "(its turns)"  # instead of a column name: the assistant's turns in the prompt's column
@@ -179,10 +179,12 @@ def _benchmark(
 
 def turns_of(value: Json, row: JsonMapping, where: str) -> Json:
     """Returns a column's chat messages, with ShareGPT's turns (from, value) converted to messages.
+    They may be the JSON text of a list.
 
     The row's `system` field, which ShareGPT stores separately, becomes the first message. Other
-    values are returned unchanged.
+    values are returned unchanged. Raises DataError for messages in another text (`messages_in`).
     """
+    value = messages_in(value, where)
     if not isinstance(value, list) or not any(isinstance(x, dict) and "from" in x for x in value):
         return value
     messages = [_message(turn, f"{where}[{i}]") for i, turn in enumerate(value)]
@@ -209,16 +211,17 @@ def tools_of(row: JsonMapping, where: str) -> list[JsonObject]:
     """Returns a row's tools, given as a list of objects or as its JSON text."""
     where, tools = f"{where}, field 'tools'", row.get("tools")
     if isinstance(tools, str) and tools.strip():
-        return check_tools(parse_json(tools, where, error=DataError), where)
+        return check_tools(tools, where)
     return without_nulls(check_tools(tools, where))
 
 
-def reference(value: Json) -> Json:
-    """Returns the reference answer in a ground-truth value.
+def reference(value: Json, where: str = "the reference") -> Json:
+    """Returns the reference answer in a ground-truth value; `where` is its place, for errors.
 
-    For a chat it is the text of the last turn. For a solution that ends with a line `#### 72`, as
-    in GSM8K, it is 72. Null fields of objects are removed.
+    For a chat, also as JSON text, it is the text of the last turn. For a solution that ends with a
+    line `#### 72`, as in GSM8K, it is 72. Null fields of objects are removed.
     """
+    value = messages_in(value, where)
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         turn = value[-1]
         value = turn["content"] if turn.get("role") == "assistant" and "content" in turn else value

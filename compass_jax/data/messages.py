@@ -7,7 +7,9 @@ import math
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.files import DataError
+from compass_jax.data.message_text import messages_in
 from compass_jax.tasks.rows import LABELS
+from compass_jax.untrusted import parse_json
 from compass_jax.verifiers.values import without_nulls
 
 Messages = list[JsonObject]
@@ -81,7 +83,11 @@ def _content(content: Json, where: str) -> Json:
 
 
 def check_tools(tools: Json, where: str) -> list[JsonObject]:
-    """Returns tools, or calls of tools, as a list of objects, or raises DataError."""
+    """Returns tools, or calls of tools, as a list of objects; they may be its JSON text. Raises
+    DataError for anything else.
+    """
+    if isinstance(tools, str) and tools.strip():
+        tools = parse_json(tools, where, error=DataError)
     if tools in NOTHING:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -89,9 +95,11 @@ def check_tools(tools: Json, where: str) -> list[JsonObject]:
     return tools
 
 
-def refuse_blank(messages: Messages, role: str, where: str, why: str) -> None:
-    """Raises DataError for a message of this role with neither text nor tool calls."""
-    for i, message in enumerate(messages):
+def refuse_blank(messages: Messages, role: str, where: str, why: str, first: int = 0) -> None:
+    """Raises DataError for a message of this role with neither text nor tool calls; `first` is the
+    index of the first of the messages.
+    """
+    for i, message in enumerate(messages, first):
         blank = not message["content"].strip() and "tool_calls" not in message
         if message["role"] == role and blank:
             raise DataError(
@@ -101,11 +109,12 @@ def refuse_blank(messages: Messages, role: str, where: str, why: str) -> None:
 
 
 def asked_of(prompt: Json, where: str) -> tuple[str, Messages]:
-    """Returns (question, messages) of a row's prompt.
+    """Returns (question, messages) of a row's prompt: a text, chat messages or their JSON text.
 
     The question of a conversation joins all its turns except the system's. Raises DataError, which
     names `where`, for a value that is not a prompt.
     """
+    prompt = messages_in(prompt, where)
     if not isinstance(prompt, str | list):
         kind = type(prompt).__name__
         raise DataError(f"{where}: a {kind}; it must be text or a list of chat messages")

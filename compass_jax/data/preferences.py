@@ -4,8 +4,8 @@
     {"prompt": ..., "chosen": ..., "rejected": ...}            TRL's form; "tie": true marks a tie
     {"chosen": [messages], "rejected": [messages]}             the prompt is their common beginning
 
-Values are texts or chat messages, in which case the answer is the last message. A row may give the
-reason in `reasoning`.
+Values are texts or chat messages (a list or its JSON text), in which case the answer is the last
+message. A row may give the reason in `reasoning`.
 
 A pair makes two questions to a judge, one in each order, with opposite verdicts. Both belong to the
 pair's question, so they are held out together.
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping
 from compass_jax.data.files import DataError, files_of, read_rows
+from compass_jax.data.message_text import messages_in
 from compass_jax.data.messages import check_messages
 from compass_jax.verifiers.judge import messages
 
@@ -100,11 +101,12 @@ def _preference(row: JsonMapping, where: str) -> Preference:
             f"{where}: a preference has candidate, anchor and verdict, or chosen and rejected;"
             f" this row has {', '.join(row) or 'nothing'}"
         )
-    prompt = row.get("prompt", row.get("question"))
-    first, second = (row[name] for name in names)
+    prompt = messages_in(row.get("prompt", row.get("question")), f"{where}: prompt")
+    first, second = (messages_in(row[name], f"{where}: {name}") for name in names)
     if prompt is None:
         prompt = _beginning(first, second, where)
-    candidate, anchor = (_text(row[name], f"{where}: {name}", last=True) for name in names)
+    candidate = _text(first, f"{where}: {names[0]}", last=True)
+    anchor = _text(second, f"{where}: {names[1]}", last=True)
     question, gold = _text(prompt, f"{where}: prompt"), _gold(row, names[0], where)
     if not question.strip():
         raise DataError(f"{where}: prompt is empty; delete the row or write the question")

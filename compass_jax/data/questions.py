@@ -342,7 +342,8 @@ def _file_row(
     prompt = turns_of(field_of(row, reading.prompt), row, place)
     if reading.target != TURNS:
         target = reading.target or "answer"
-        answer = reference(field_of(row, target)) if reading.target else row.get("answer")
+        column = f"{where}, field {target!r}"
+        answer = reference(field_of(row, target), column) if reading.target else row.get("answer")
         return common.of_row(where, prompt, answer, row, (reading.prompt, target))
     messages = check_messages(prompt, place)
     answer = None
