@@ -141,16 +141,18 @@ class _Preparation:
             reading, fields = open_format(path, "response", named, settings, self._tell)
             for where, row in read_rows(path, fields, None):
                 self._tally.rows += 1
-                messages = taught(reading, where, row, "")
-                sample = Sample(where, messages, tools_of(row, where), config.shingle_words)
-                yield Row(sample, _line(where, row), row, self._reference(reading, row))
+                context, response = taught(reading, where, row, "")
+                messages, tools = [*context, *response], tools_of(row, where)
+                sample = Sample(where, messages, tools, config.shingle_words)
+                reference = self._reference(reading, row, where)
+                yield Row(sample, _line(where, row), row, reference, len(context))
 
-    def _reference(self, reading: Reading, row: JsonObject) -> Json:
+    def _reference(self, reading: Reading, row: JsonObject, where: str) -> Json:
         """Returns the row's reference answer for the verifier, which is not the response."""
         named = self._config.answer_field
         for name in ANSWERS if named == AUTO else (named,):
             if name != reading.target and (value := field_of(row, name)) is not None:
-                return reference(value)
+                return reference(value, f"{where}, field {name!r}")
         return None
 
     # ---- deciding --------------------------------------------------------------------------------
@@ -190,7 +192,8 @@ class _Preparation:
         remaining, limit = [], self._config.most_tokens
         for row in rows:
             try:
-                parts = tokenizer.encode_turns(row.sample.messages, row.sample.tools)
+                messages, tools = row.sample.messages, row.sample.tools
+                parts = tokenizer.encode_turns(messages, tools, row.context)
             except TokenizerError as error:
                 self._take(row, "template", str(error))
                 continue
@@ -330,6 +333,7 @@ class Row(NamedTuple):
     line: bytes
     columns: dict
     reference: object  # None if the row has no reference
+    context: int = 0  # number of first messages that SFT does not train
 
 
 class KeptRows:

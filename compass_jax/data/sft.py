@@ -52,6 +52,7 @@ class Conversation(NamedTuple):
     times: int = 1  # number of repetitions
     tools: Sequence[JsonObject] = ()
     asks: str = ""  # the question, if it is not the user's messages
+    context: int = 0  # number of first messages that are not trained
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ def asks(row: Conversation) -> Iterator[str]:
 def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
     """Returns the tokens of a conversation. Raises DataError if the tokenizer refuses it."""
     try:
-        return SFTExample.of(tokenizer.encode_turns(row.messages, row.tools), row.label)
+        parts = tokenizer.encode_turns(row.messages, row.tools, row.context)
+        return SFTExample.of(parts, row.label)
     except TokenizerError as error:
         raise DataError(f"{row.where}: {error}") from error
 
@@ -217,33 +219,45 @@ def conversation_of(
     reading: Reading, where: str, row: JsonObject, label: str, system: str
 ) -> Conversation:
     """Returns the conversation of one row. Raises DataError if it has nothing to learn."""
-    messages = taught(reading, where, row, system)
-    refuse_blank(messages, "assistant", where, "an empty answer would be learnt")
-    if not any(message["role"] == "assistant" for message in messages):
+    context, response = taught(reading, where, row, system)
+    refuse_blank(response, "assistant", where, "an empty answer would be learnt", len(context))
+    if not any(message["role"] == "assistant" for message in response):
         raise DataError(
             f"{where}: no assistant message: there is nothing to learn from; add one or"
             " delete the row"
         )
-    return Conversation(where, label, messages, tools=tools_of(row, where))
+    messages, tools = [*context, *response], tools_of(row, where)
+    return Conversation(where, label, messages, tools=tools, context=len(context))
 
 
-def taught(reading: Reading, where: str, row: JsonObject, system: str) -> Messages:
-    """Returns the messages of a row: the complete conversation, or the prompt as RL would render it
-    and its response. Raises DataError, which names the place, for a row without a conversation.
+def taught(reading: Reading, where: str, row: JsonObject, system: str) -> tuple[Messages, Messages]:
+    """Returns (context, response) of a row. All assistant messages of the response are trained, and
+    none of the context.
+
+    They are the prompt as RL would render it and its response; for a complete conversation the
+    context is empty. Raises DataError, which names the place, for a row without a conversation.
     """
     prompt = field_of(row, reading.prompt)
     if reading.target == TURNS:
-        return check_messages(turns_of(prompt, row, where), where)
+        return [], check_messages(turns_of(prompt, row, where), where)
+    place = f"{where}, field {reading.prompt!r}"
+    prompt = turns_of(prompt, row, place)
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    prompt = check_messages(turns_of(prompt, row, where), f"{where}, field {reading.prompt!r}")
+    prompt = check_messages(prompt, place)
     if system and prompt[0]["role"] not in INSTRUCTIONS:
         prompt = [{"role": "system", "content": system}, *prompt]
-    response = field_of(row, reading.target)
+    place = f"{where}, field {reading.target!r}"
+    response = turns_of(field_of(row, reading.target), {}, place)
     if isinstance(response, str):
         response = [{"role": "assistant", "content": response}]
-    place = f"{where}, field {reading.target!r}"
-    return [*prompt, *check_messages(turns_of(response, row, place), place)]
+    response = check_messages(response, place)
+    if prompt[-1]["role"] == response[0]["role"] == "assistant":
+        raise DataError(
+            f"{place}: it goes on with the assistant message that ends {reading.prompt!r}; write"
+            " the whole message into one of the two"
+        )
+    return prompt, response
 
 
 def other_conversations(

@@ -238,15 +238,18 @@ class Tokenizer(Vocabulary):
             )
         return example
 
-    def encode_turns(self, messages: Messages, tools: Tools = ()) -> list[Example]:
+    def encode_turns(
+        self, messages: Messages, tools: Tools = (), untrained: int = 0
+    ) -> list[Example]:
         """Returns the examples of a conversation: one, or several if the template rewrites earlier
-        turns, so that each assistant message is trained in the context of a rollout.
+        turns, so that each assistant message is trained in the context of a rollout. The first
+        `untrained` messages are only context.
         """
         chat = self._prepared(messages, tools)
         parts: list[tuple[list[int], list[bool]]] = []
         done = ""  # the text of the last part
         for i, message in enumerate(chat.messages):
-            if message.get("role") != "assistant":
+            if i < untrained or message.get("role") != "assistant":
                 continue
             before = self._render(chat, i, True)
             target = self._target(chat, i)
