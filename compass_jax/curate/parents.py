@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.io import differences
 from compass_jax.curate.merge import MergeError
+from compass_jax.data.added_tokens import add_tokens
 from compass_jax.families.find import find
 from compass_jax.families.raw import WeightsError
+from compass_jax.token_ids import TOKENIZER_CONFIG, tokenizer_config
 from compass_jax.weights.dequantize import refuse_quantized
 from compass_jax.weights.hf import FUSED, parameters_of, tensor_problems
 from compass_jax.weights.hf_config import find_token_ids, read_hf_config
@@ -101,7 +103,7 @@ def _tokenizer_problems(base: Path, model: Path) -> list[str]:
             return []
         has, lacks = (base, model) if files[0].exists() else (model, base)
         return [f"{has} has a tokenizer.json and {lacks} has none: copy it there if it is the same"]
-    (base_ids, base_merges), (ids, merges) = map(_vocabulary, files)
+    (base_ids, base_merges), (ids, merges) = _vocabulary(base), _vocabulary(model)
     problems = ["tokenizer.json: its merges differ"] if merges != base_merges else []
     if differing := [x for x in {**base_ids, **ids} if base_ids.get(x) != ids.get(x)]:
         examples = "; ".join(
@@ -112,15 +114,20 @@ def _tokenizer_problems(base: Path, model: Path) -> list[str]:
     return problems
 
 
-def _vocabulary(file: Path) -> tuple[dict[str, int], Any]:
-    """Returns the ids, added tokens included, and the merges of a tokenizer.json."""
+def _vocabulary(folder: Path) -> tuple[dict[str, int], Any]:
+    """Returns the ids of a folder's tokens, those of other files than tokenizer.json included, and
+    the merges.
+    """
     from tokenizers import Tokenizer
 
+    file = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exceptions
         raise WeightsError(f"{file} cannot be read: {error}; download it again") from error
     merges = json.loads(tokenizer.to_str())["model"].get("merges")
+    if (folder / TOKENIZER_CONFIG).is_file():
+        add_tokens(tokenizer, folder, tokenizer_config(folder, WeightsError), WeightsError)
     return tokenizer.get_vocab(with_added_tokens=True), merges
 
 

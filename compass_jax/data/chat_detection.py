@@ -98,7 +98,7 @@ def detected_in(
     from compass_jax.data.tokenizer import folder_templates
     from compass_jax.data.vocabulary import read_config, special_tokens
 
-    config = read_config(Path(folder) / "tokenizer_config.json")
+    config = read_config(folder)
     templates = folder_templates(Path(folder), config.chat_template)
     template = templates.get("tool_use", templates.get("default"))
     variables: Json = {**special_tokens(config), TODAY: strftime_of(date), **(template_args or {})}

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from compass_jax.aliases import Json
+from compass_jax.aliases import Json, JsonObject
+from compass_jax.data.added_tokens import add_tokens
 from compass_jax.data.control_tokens import SENTINEL, ControlTokenError, ControlTokens, ids_of
 from compass_jax.data.files import validation_problem
 from compass_jax.errors import UserError
-from compass_jax.token_ids import end_ids
-from compass_jax.untrusted import read_json, read_text
+from compass_jax.token_ids import TOKENIZER_CONFIG, end_ids, tokenizer_config
+from compass_jax.untrusted import read_text
 
 _CONTEXT = 64  # characters of a text on which the tokens of its continuation depend
 _BREAKS = ("\n", "1")  # texts with which a following word forms no token
@@ -75,14 +76,13 @@ class Vocabulary:
                 )
         self._folder = str(folder)
         self._backend = backend = _backend(folder / "tokenizer.json")
-        self._config = config = read_config(folder / "tokenizer_config.json")
+        raw = tokenizer_config(folder, TokenizerError)
+        self._config = config = _config(raw, folder / TOKENIZER_CONFIG)
+        named = add_tokens(backend, folder, raw, TokenizerError)
         self._specials = special_tokens(config)
         ends, added = end_ids(folder, TokenizerError), backend.get_added_tokens_decoder()
-        named = [*self._specials.values(), *(config.additional_special_tokens or ())]
         named += [added[i].content for i in ends if i in added]
-        special = {token.content for token in added.values() if token.special}
-        plain = backend.get_vocab(with_added_tokens=True).keys() - special
-        backend.add_special_tokens([token for token in named if token in plain])
+        backend.add_tokens(_made_special(backend, named))
         ids = {name: backend.token_to_id(token) for name, token in self._specials.items()}
         known = {name: self._specials[name] for name, i in ids.items() if i is not None}
         self._control = ControlTokens(backend, known)
@@ -208,10 +208,28 @@ def special_tokens(config: TokenizerConfig) -> dict[str, str]:
     return {name: x for name in _NAMED if (x := getattr(config, name)) is not None}
 
 
-def read_config(file: Path) -> TokenizerConfig:
-    """Returns the content of a tokenizer_config.json. Raises TokenizerError, naming the file."""
-    # transformers writes model_max_length = int(1e30) for an unlimited length
-    raw = read_json(file, error=TokenizerError, most_digits=40)
+def _made_special(backend: Any, named: Iterable[str]) -> list[Any]:
+    """Returns the named tokens that the vocabulary has as plain ones, as special tokens."""
+    from tokenizers import AddedToken
+
+    known = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    tokens = []
+    for content in named:
+        token = known.get(content, AddedToken(content, special=True))
+        if backend.token_to_id(content) is not None and (content not in known or not token.special):
+            token.special = True
+            tokens.append(token)
+    return tokens
+
+
+def read_config(folder: str | Path) -> TokenizerConfig:
+    """Returns the content of a folder's tokenizer_config.json. Raises TokenizerError, naming the
+    file.
+    """
+    return _config(tokenizer_config(folder, TokenizerError), Path(folder) / TOKENIZER_CONFIG)
+
+
+def _config(raw: JsonObject, file: Path) -> TokenizerConfig:
     try:
         return TokenizerConfig.model_validate(raw)
     except ValidationError as error:

@@ -12,7 +12,7 @@ from compass_jax.config import ModelConfig
 from compass_jax.config.foreign import hub_hint
 from compass_jax.families.find import built_in, find
 from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
-from compass_jax.token_ids import end_ids
+from compass_jax.token_ids import declared_tokens, end_ids, tokenizer_config
 
 
 def read_json(path: Path) -> JsonObject:
@@ -113,19 +113,21 @@ def find_token_ids(folder: str | Path) -> JsonObject:
 
 
 def _special_ids(folder: Path) -> JsonObject:
-    """Returns the ids of the special tokens in tokenizer_config.json; empty without a tokenizer."""
+    """Returns the ids of the special tokens that the tokenizer's files name; empty without a
+    tokenizer.
+    """
     if not ((folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file()):
         return {}
-    special, tokenizer = (
-        read_json(folder / "tokenizer_config.json"),
-        read_json(folder / "tokenizer.json"),
-    )
+    special = tokenizer_config(folder, WeightsError)
+    tokenizer = read_json(folder / "tokenizer.json")
     added = tokenizer.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise WeightsError(f"{folder / 'tokenizer.json'}: added_tokens must be a list of objects")
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    ids = dict(vocab) if isinstance(vocab, dict) else {}
+    declared = declared_tokens(folder, special, WeightsError)
+    ids = {token["content"]: index for index, token in declared.items()}
+    ids |= vocab if isinstance(vocab, dict) else {}
     ids |= {
         token["content"]: token.get("id")
         for token in added

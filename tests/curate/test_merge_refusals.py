@@ -59,6 +59,10 @@ DIFFERENCES = {
         ),
         r"one: tokenizer.json: 1 tokens differ: '<x>'",
     ),
+    "token of another file": (
+        lambda x: (x / "tokenizer_config.json").write_text('{"cls_token": "<y>"}'),
+        r"one: tokenizer.json: 1 tokens differ: '<y>'",
+    ),
     "merges": (
         lambda x: tokenizer_with(x, lambda raw: raw["model"].update(merges=[["b", "a"]])),
         r"one: tokenizer.json: its merges differ",

@@ -64,7 +64,7 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, change):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("[]", "Input should be a valid dictionary"),
+        ("[]", "holds a list, a JSON object is expected"),
         ("{", "not JSON"),
         ({"eos_token": 7}, "eos_token = 7"),
         ({"eos_token": {}}, "eos_token = None"),
