@@ -24,6 +24,7 @@ from compass_jax.untrusted import read_text
 
 _CONTEXT = 64  # characters of a text on which the tokens of its continuation depend
 _BREAKS = ("\n", "1")  # texts with which a following word forms no token
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _Token = Annotated[
     str,
@@ -182,6 +183,11 @@ class Vocabulary:
         ids = self.ids("a")[-1:]
         return ids, self.decode(ids, True)
 
+    def is_byte_token(self, token: int) -> bool:
+        """Returns whether a token is spelt by its byte (<0xE4>), as in SentencePiece's models."""
+        spelling = self._backend.id_to_token(int(token)) or ""
+        return bool(_BYTE_TOKEN.fullmatch(spelling)) and self.text_of(token) != spelling
+
     def bytes_of(self, token: int) -> bytes:
         """Returns the bytes of a token, which may be part of a character; for a special token those
         of its spelling, and empty for an id without a token.
@@ -189,7 +195,7 @@ class Vocabulary:
         spelling, text = self._backend.id_to_token(int(token)) or "", self.text_of(token)
         if text.isascii():
             return text.encode()
-        if (part := re.fullmatch("<0x([0-9A-F]{2})>", spelling)) is not None:
+        if (part := _BYTE_TOKEN.fullmatch(spelling)) is not None:
             return bytes.fromhex(part[1])
         data = bytes(BYTES.get(character, 0) for character in spelling)
         # vocabularies that are not byte-level spell a token by its text

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from compass_jax.aliases import JsonObject
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.rollout.logprobs import TopLogprobs
+from compass_jax.serving.text_position import TextPosition
 
 
 class Spelling(NamedTuple):
@@ -24,6 +25,7 @@ class Spelling(NamedTuple):
     bytes: list[int]
     hidden: bool
     dropped: int
+    is_byte: bool  # a byte token of a vocabulary that is not byte-level
 
 
 @cache
@@ -38,7 +40,8 @@ def spellings(tokenizer: Tokenizer):
         except UnicodeDecodeError:
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
         dropped = len(tokenizer.text_of(token)) - len(tokenizer.decode([token], special=True))
-        return Spelling(text, list(data), token in tokenizer.hidden_ids, dropped)
+        hidden, is_byte = token in tokenizer.hidden_ids, tokenizer.is_byte_token(token)
+        return Spelling(text, list(data), hidden, dropped, is_byte)
 
     return spelling
 
@@ -52,7 +55,7 @@ class Logprobs:
         self._most, self._chat = most, chat
         self._known = tokenizer.vocab_size
         self._spelling = spellings(tokenizer)
-        self._offset = 0  # characters of the choice's text so far
+        self._position = TextPosition()
         self._begins = True  # whether the next token begins a text: the prompt's or the answer's
 
     def push(self, tokens: TopLogprobs, prompt: bool = False) -> JsonObject:
@@ -84,15 +87,17 @@ class Logprobs:
     def _next_offsets(self, tokens: list[Spelling], prompt: bool) -> list[int]:
         """Returns the offsets of the characters in which tokens begin; advances past them."""
         offsets = [self._next_offset(token, prompt) for token in tokens]
-        self._begins |= prompt  # the answer is decoded apart from the prompt
+        if prompt:  # the answer is decoded apart from the prompt
+            self._begins = True
+            self._position.end()
         return offsets
 
     def _next_offset(self, token: Spelling, prompt: bool) -> int:
         if not token.bytes or (token.hidden and not prompt):
-            return self._offset
-        starts = [byte & 0xC0 != 0x80 for byte in token.bytes]
-        offset = self._offset - (not all(starts[:1]))
-        self._offset += sum(starts) - (token.dropped if self._begins else 0)
+            return self._position.characters
+        offset = self._position.push(bytes(token.bytes), token.is_byte)
+        if self._begins:
+            self._position.drop(token.dropped)
         self._begins = False
         return offset
 

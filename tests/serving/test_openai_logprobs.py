@@ -2,6 +2,7 @@
 tokens with the same spelling.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,71 @@ def test_words_of_sentencepiece_keep_their_space(tmp_path, kind):
     shown = tokenizer.decode(ids[:2], special=True)
     assert answer["text_offset"][0] == len(shown)
     assert answer["text_offset"][1] == len(shown) + prompt["text_offset"][1]
+
+
+INVALID = {
+    "a stray byte": [0xFF, *b"ab"],
+    "bytes that continue nothing": [0x80, 0xBF, *b"a"],
+    "an incomplete character": [*b"x", 0xE4, 0xB8, *b"yz"],
+    "two incomplete ones": [0xF0, 0x9F, 0xE6, 0x97, *b"a"],
+    "among characters": [*"ü".encode(), 0xC3, *"日".encode(), 0xFE, *"🎉c".encode()],
+    "a surrogate": [0xED, 0xA0, 0x80, *b"a"],
+    "too long a form": [0xC0, 0xAF, *b"a"],
+    "the replacement itself": [*"\ufffd".encode(), 0xEF, 0xBF, *b"a"],
+    "at the end": [*b"ab", 0xF0, 0x9F, 0x8E],
+}
+
+
+def byte_ids(tokenizer, data):
+    """Returns a token for each byte, where the vocabulary has one."""
+    ids = {tokenizer.byte_of(i): i for i in range(tokenizer.vocab_size) if tokenizer.bytes_of(i)}
+    return [ids[byte] for byte in data]
+
+
+def beginnings(tokenizer, ids):
+    """Returns, for each token, the characters that its text and that of the tokens before have in
+    common; a token that changes no character is within the last one.
+    """
+    texts = [tokenizer.decode_response(ids[:n]) for n in range(len(ids) + 1)]
+    result = []
+    for before, after in pairwise(texts):
+        same = next((i for i, (a, b) in enumerate(zip(before, after)) if a != b), len(before))
+        result.append(same - (before == after))
+    return result
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_a_byte_that_is_no_utf_8_is_a_character(name):
+    ids = byte_ids(TOKENIZER, INVALID[name])
+    offsets = logprobs_of(ids)["text_offset"]
+    assert offsets == beginnings(TOKENIZER, ids)
+    stream = Logprobs(TOKENIZER, 0, False)
+    parts = [stream.push(TopLogprobs(np.array([[i]]), np.zeros((1, 1), np.float32))) for i in ids]
+    assert joined(parts)["text_offset"] == offsets
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("data", [b"\xff", b"\xe4\xb8", b"\xc3\xa9\xff", "é日".encode(), b"\xc3\n"])
+def test_byte_tokens_of_sentencepiece_count_as_its_decoder_counts_them(tmp_path, kind, data):
+    """A run with a byte that is no UTF-8 is one U+FFFD for each byte."""
+    tokenizer = Tokenizer.load(write_sentencepiece(tmp_path, kind))
+    vocabulary = tokenizer._backend
+    ids = [vocabulary.token_to_id(f"<0x{byte:02X}>") for byte in data]
+    ids = [vocabulary.token_to_id(x) for x in ("a",)] + ids
+    ids += [vocabulary.token_to_id(x) for x in ("b", "c")]
+    text = tokenizer.decode_response(ids)
+    assert logprobs_of(ids, tokenizer=tokenizer)["text_offset"][-2:] == [
+        len(text) - 2,
+        len(text) - 1,
+    ]
+
+
+def test_an_answer_begins_after_a_prompt_that_ends_within_a_character():
+    ids = byte_ids(TOKENIZER, b"a\xe4")
+    stream = Logprobs(TOKENIZER, 0, False)
+    part = TopLogprobs(np.array(ids)[:, None], np.zeros((2, 1), np.float32))
+    assert stream.push(part, prompt=True)["text_offset"] == [0, 1]
+    assert stream.push(part)["text_offset"] == [2, 3]
 
 
 def test_parts_follow_each_other():
