@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from compass_jax.aliases import Tree
+from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.families.find import built_in, find
@@ -33,6 +33,7 @@ from compass_jax.weights.carried import carry_files
 from compass_jax.weights.dequantize import refuse_quantized
 from compass_jax.weights.hf_config import read_json
 from compass_jax.weights.new_folder import new_folder
+from compass_jax.weights.peft_modules import check_modules
 from compass_jax.weights.safetensors_io import (
     Stored,
     finite,
@@ -195,6 +196,7 @@ class PeftAdapter(NamedTuple):
     folder: Path
     factors: dict[str, tuple[np.ndarray, np.ndarray]]  # tensor of the base -> (A, B)
     scale: float
+    config: JsonObject  # adapter_config.json
 
 
 def read_adapter(folder: str | Path) -> PeftAdapter:
@@ -233,7 +235,7 @@ def read_adapter(folder: str | Path) -> PeftAdapter:
             f"{folder / WEIGHTS} has {sorted(tensors)[0]}, which is no factor of a LoRA adapter"
         )
     scale = alpha / rank**0.5 if raw.get("use_rslora") else alpha / rank
-    return PeftAdapter(folder, factors, float(scale))
+    return PeftAdapter(folder, factors, float(scale), raw)
 
 
 def merge_adapters(
@@ -252,7 +254,8 @@ def merge_adapters(
         weights: one for each adapter; empty: 1 each.
 
     Raises ConfigError for another number of weights, and the errors of `read_adapter`; WeightsError
-    for an adapter of another base.
+    for an adapter of another base, and for one whose file has other modules than its configuration
+    names.
     """
     weights = list(weights) or [1.0] * len(adapters)
     if not adapters or len(weights) != len(adapters):
@@ -285,6 +288,10 @@ def _check_fits(part: PeftAdapter, stored: Mapping[str, Stored], base: Path) -> 
                 f"{part.folder} is an adapter of another base: it changes {name}"
                 f" {[b.shape[0], a.shape[1]]}, and {base} {has}"
             )
+    matrices = [name for name, x in stored.items() if len(x.shape) == 2]
+    modules = {x.removesuffix(".weight") for x in matrices if x.endswith(".weight")}
+    held = {name.removesuffix(".weight") for name in part.factors}
+    check_modules(part.config, held, modules, str(part.folder))
 
 
 def _merged(
