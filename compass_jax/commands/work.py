@@ -212,7 +212,8 @@ def export_hf(options: commands.ExportHf) -> int:
         return 0
     with processes(), ExitStack() as stack:
         in_main_process(lambda: stack.enter_context(NewFolderLock(options.out)))
-        path = convert(options.checkpoint, options.out)
+        tell = print if is_main_process() else (lambda line: None)
+        path = convert(options.checkpoint, options.out, tell=tell)
         if is_main_process():
             print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
     return 0

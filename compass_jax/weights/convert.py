@@ -10,7 +10,7 @@ from compass_jax.distributed import in_main_process
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carried_files, carry_files
-from compass_jax.weights.hf import import_notices, lazy_params, save_params, stored_dtype
+from compass_jax.weights.hf import import_notices, lazy_params, save_params
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.safetensors_io import read_headers
 from compass_jax.weights.start import (
@@ -19,6 +19,7 @@ from compass_jax.weights.start import (
     open_params,
     tokenizer_beside,
 )
+from compass_jax.weights.types import IMPORTED_FROM, changed_types
 
 
 def import_hf(
@@ -36,8 +37,8 @@ def import_hf(
     Args:
         source: the Hugging Face folder.
         out: the run directory of the checkpoint.
-        dtype: type of the stored parameters; None keeps the files' type, so that an export gives
-            identical tensors bit for bit.
+        dtype: type of the stored parameters; None keeps the files' types, so that an export gives
+            identical tensors bit for bit, unless the layers of a parameter have several.
         family: the model family as in `model.family`, such as a custom `path/file.py:FAMILY`; None
             selects the built-in family of the folder's model type.
         tell: receives notices of layers that the import leaves out, and of tensors that it
@@ -54,10 +55,10 @@ def import_hf(
     config = read_hf_config(source, family)
     for notice in import_notices(read_headers(source), config):
         tell(notice)
-    params = lazy_params(source, config, dtype or stored_dtype(source, config))
+    params = lazy_params(source, config, dtype)
     in_main_process(partial(_copy_tokenizer, source, out / "tokenizer"))
     return checkpoint.save(
-        out, 0, {"params": params}, {"imported_from": str(source.absolute())}, model=config
+        out, 0, {"params": params}, {IMPORTED_FROM: str(source.absolute())}, model=config
     )
 
 
@@ -75,6 +76,7 @@ def export_hf(
     dtype: str | None = None,
     tokenizer: str | Path | None = None,
     replace: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Writes the parameters of a checkpoint as a Hugging Face folder; returns its path.
 
@@ -87,10 +89,12 @@ def export_hf(
     Args:
         path: a run directory (newest checkpoint) or one checkpoint.
         out: the new folder.
-        dtype: type of the weights; None keeps the checkpoint's.
+        dtype: type of the weights; None keeps the type of each of the checkpoint's parameters.
         tokenizer: the folder to copy the tokenizer from; None uses `tokenizer` of the run
             directory, if present.
         replace: whether `out` may replace an existing folder.
+        tell: receives a line where tensors have another type than in the Hugging Face folder that
+            the checkpoint began with.
 
     Raises the errors of `open_params` and `save_params`.
     """
@@ -98,11 +102,7 @@ def export_hf(
     rows = checkpoint.read_meta(path).get(VOCAB_ROWS, config.vocab_size)
     params, config = in_vocabulary(params, config, rows)
     tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer
-    return save_params(
-        params,
-        config,
-        out,
-        dtype or str(params["embed"].dtype),
-        tokenizer_from=tokenizer,
-        replace=replace,
-    )
+    folder = save_params(params, config, out, dtype, tokenizer_from=tokenizer, replace=replace)
+    if dtype is None and (line := changed_types(path, folder, config)):
+        tell(line)
+    return folder

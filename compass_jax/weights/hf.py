@@ -39,6 +39,7 @@ from compass_jax.weights.safetensors_io import (
     read_headers,
     same_tensor,
     shard_names,
+    widest,
     write_files,
     write_index,
     write_json,
@@ -49,7 +50,7 @@ _SHOWN = 3  # tensors named in a message
 FUSED = "experts.gate_up_proj"
 
 
-class _Leaf(NamedTuple):
+class TensorLeaf(NamedTuple):
     """One leaf of the stacked layout and its tensors."""
 
     path: tuple[str, ...]
@@ -77,6 +78,10 @@ class _Leaf(NamedTuple):
         outer, inner = range(self.names.ndim), range(self.names.ndim, len(self.spec.shape))
         return (*outer, *(reversed(inner) if self.tensor.transposed else inner))
 
+    def stored_type(self, stored: Mapping[str, Stored]) -> str:
+        """Returns the float type that holds the leaf's tensors exactly."""
+        return widest({stored[name].dtype for name in self.names.flat})
+
     def stored_at(self, at: tuple[int, ...], stored: Mapping[str, Stored]) -> Stored:
         """Returns where the tensor of an index of `names`, or an expert's part of it, lies."""
         tensor = stored[self.names[at]]
@@ -89,7 +94,7 @@ class _Leaf(NamedTuple):
         )
 
 
-def _leaves(config: ModelConfig) -> tuple[list[_Leaf], Tree]:
+def tensor_leaves(config: ModelConfig) -> tuple[list[TensorLeaf], Tree]:
     """Returns the leaves in tree order, and the tree's structure."""
     flat, structure = jax.tree_util.tree_flatten_with_path(param_specs(config), is_leaf=is_spec)
     family, leaves = find(config.family), []
@@ -100,7 +105,7 @@ def _leaves(config: ModelConfig) -> tuple[list[_Leaf], Tree]:
         for at in np.ndindex(names.shape):
             layer = _decoder_layer(config, keys, at[0]) if spec.stacked else None
             names[at] = tensor.name.format(i=layer, e=at[-1] if at else None)
-        leaves.append(_Leaf(keys, spec, tensor, names))
+        leaves.append(TensorLeaf(keys, spec, tensor, names))
     return leaves, structure
 
 
@@ -112,7 +117,7 @@ def _decoder_layer(config: ModelConfig, keys: tuple[str, ...], repeat: int) -> i
 def load_params(
     folder: str | Path,
     config: ModelConfig,
-    param_dtype: str,
+    param_dtype: str | None,
     shardings: Tree = None,
     vocab_rows: int | None = None,
 ) -> Tree:
@@ -133,7 +138,10 @@ def load_params(
 
 
 def lazy_params(
-    folder: str | Path, config: ModelConfig, param_dtype: str, vocab_rows: int | None = None
+    folder: str | Path,
+    config: ModelConfig,
+    param_dtype: str | None,
+    vocab_rows: int | None = None,
 ) -> Tree:
     """Returns the parameters of a Hugging Face folder in the stacked layout, as LazyArrays that
     read from its files.
@@ -141,7 +149,8 @@ def lazy_params(
     Args:
         folder: the Hugging Face folder.
         config: the model.
-        param_dtype: type of the parameters; a router's selection bias has at least float32.
+        param_dtype: type of the parameters; None: the type that holds the tensors of each exactly.
+            A router's selection bias has at least float32.
         vocab_rows: number of ids for which the folder has rows; the remaining rows are zero. None
             for all of the model's.
 
@@ -151,8 +160,8 @@ def lazy_params(
     `param_dtype`.
     """
     stored = checked_headers(folder, config, vocab_rows)
-    leaves, structure = _leaves(config)
-    dtypes = [leaf.spec.dtype(param_dtype) for leaf in leaves]
+    leaves, structure = tensor_leaves(config)
+    dtypes = [leaf.spec.dtype(param_dtype or leaf.stored_type(stored)) for leaf in leaves]
     return structure.unflatten(
         LazyArray(leaf.spec.shape, dtype, partial(_read_block, leaf, stored, dtype), leaf.axes)
         for leaf, dtype in zip(leaves, dtypes, strict=True)
@@ -182,7 +191,7 @@ def split_experts(stored: dict[str, Stored], config: ModelConfig) -> dict[str, S
     stored = dequantized(without_extra_layers(stored, config))
     if config.moe is None or not any(name.endswith(FUSED) for name in stored):
         return stored
-    # The family's own tensors are fused: `_Leaf.stored_at` finds the experts in them.
+    # The family's own tensors are fused: `TensorLeaf.stored_at` finds the experts in them.
     if find(config.family).tensor("moe.gate").fused:
         return stored
     family, tensors = find(config.family), dict(stored)
@@ -246,7 +255,7 @@ def _split(
 
 
 def _read_block(
-    leaf: _Leaf, stored: dict[str, Stored], dtype: np.dtype, index: tuple[slice, ...]
+    leaf: TensorLeaf, stored: dict[str, Stored], dtype: np.dtype, index: tuple[slice, ...]
 ) -> np.ndarray:
     """Returns the part `index` of a leaf, read from its tensors with one file open at a time."""
     lead = leaf.names.ndim
@@ -307,7 +316,9 @@ def tensor_problems(folder: Path, config: ModelConfig, stored: dict[str, Stored]
             f"{folder}: config.json describes {described:,} tensors, the files hold {len(stored):,}"
         ]
     embedding, head = (family.tensor(leaf).name for leaf in ("embed", "head"))
-    expected = {name: leaf.tensor_shape for leaf in _leaves(config)[0] for name in leaf.names.flat}
+    expected = {
+        name: leaf.tensor_shape for leaf in tensor_leaves(config)[0] for name in leaf.names.flat
+    }
     missing = [name for name in expected if name not in stored]
     if missing:
         hint = (
@@ -349,7 +360,7 @@ def parameters_of(config: ModelConfig) -> dict[str, str]:
     """Returns every tensor of a model's folder, in layout order -> its parameter in the families'
     naming ("moe.router").
     """
-    return {name: leaf.spec.name for leaf in _leaves(config)[0] for name in leaf.names.flat}
+    return {name: leaf.spec.name for leaf in tensor_leaves(config)[0] for name in leaf.names.flat}
 
 
 def _some(names: list[str]) -> str:
@@ -357,24 +368,11 @@ def _some(names: list[str]) -> str:
     return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:_SHOWN])}{more}"
 
 
-def stored_dtype(folder: str | Path, config: ModelConfig, vocab_rows: int | None = None) -> str:
-    """Returns the float type that represents a folder's tensors of a model exactly, besides those
-    that always have at least float32. Raises the errors of `checked_headers`.
-    """
-    stored = checked_headers(folder, config, vocab_rows)
-    leaves = [leaf for leaf in _leaves(config)[0] if not leaf.spec.exact]
-    kinds = {stored[name].dtype for leaf in leaves for name in leaf.names.flat}
-    if len(kinds) == 1:
-        return kinds.pop()
-    # float32 holds every float16 and every bfloat16, which do not hold each other.
-    return "float64" if "float64" in kinds else "float32"
-
-
 def save_params(
     params: Tree,
     config: ModelConfig,
     folder: str | Path,
-    dtype: str,
+    dtype: str | None,
     shard_bytes: int | None = None,
     tokenizer_from: str | Path | None = None,
     replace: bool = False,
@@ -382,8 +380,9 @@ def save_params(
     """Writes stacked parameters as a Hugging Face folder for `AutoModelForCausalLM`; returns its
     path.
 
-    It writes one file, or shards of at most `shard_bytes` with an index (None: a sixteenth of the
-    model, but at least 256 MiB and at most 4 GB). With several processes, each writes a part of the
+    The tensors have the type `dtype`; None: the type of their parameter. It writes one file, or
+    shards of at most `shard_bytes` with an index (None: a sixteenth of the model, but at least 256
+    MiB and at most 4 GB). With several processes, each writes a part of the
     files; `params` then holds arrays that each of them can read as a whole, as `open_params`
     returns them.
 
@@ -392,12 +391,14 @@ def save_params(
     WeightsError; a full disk leaves no files behind.
     """
     folder = Path(folder).absolute()
-    if dtype not in DTYPES.values():
-        raise WeightsError(
-            f"weights cannot be stored as {dtype!r}; supported: {', '.join(DTYPES.values())}"
-        )
-    leaves, structure = _leaves(config)
+    leaves, structure = tensor_leaves(config)
     flat = structure.flatten_up_to(params)
+    types = [dtype or str(value.dtype) for value in flat]
+    if wrong := sorted({*types} - {*DTYPES.values()}):
+        raise WeightsError(
+            f"weights cannot be stored as {wrong[0]!r}; supported: {', '.join(DTYPES.values())}"
+        )
+    kinds = [leaf.spec.dtype(kind) for leaf, kind in zip(leaves, types, strict=True)]
     for leaf, value in zip(leaves, flat, strict=True):
         if tuple(value.shape) != leaf.spec.shape:
             raise WeightsError(
@@ -409,13 +410,13 @@ def save_params(
     ids = {} if tokenizer_from is None else find_token_ids(tokenizer_from)
     if isinstance(ends := ids.get("eos_token_id"), list):  # only ids that the model can emit
         ids["eos_token_id"] = [i for i in ends if i < config.vocab_size] or None
-    description = write_hf_config(config, dtype, ids)
-    total = sum(math.prod(leaf.spec.shape) * leaf.spec.dtype(dtype).itemsize for leaf in leaves)
-    files = _files(leaves, dtype, shard_bytes or min(max(total // 16, 2**28), 4_000_000_000))
+    description = write_hf_config(config, dtype or str(params["embed"].dtype), ids)
+    total = sum(math.prod(x.spec.shape) * kind.itemsize for x, kind in zip(leaves, kinds))
+    files = _files(leaves, kinds, shard_bytes or min(max(total // 16, 2**28), 4_000_000_000))
     number, count = process_index_and_count()
     own_files = dict(list(files.items())[number::count])
     # In the order of `own_files`, as `write_files` needs them.
-    tensors = _tensors(leaves, flat, dtype, {x for names in own_files.values() for x in names})
+    tensors = _tensors(leaves, flat, kinds, {x for names in own_files.values() for x in names})
     with new_folder(folder, total, replace) as temporary:
         in_every_process(lambda: write_files(temporary, own_files, tensors))
 
@@ -428,11 +429,13 @@ def save_params(
     return folder
 
 
-def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[str]]:
+def _files(
+    leaves: list[TensorLeaf], kinds: list[np.dtype], shard_bytes: int
+) -> dict[str, list[str]]:
     """Returns file -> names of its tensors, in shards of at most `shard_bytes`."""
     sizes = {
-        name: math.prod(leaf.tensor_shape) * leaf.spec.dtype(dtype).itemsize
-        for leaf in leaves
+        name: math.prod(leaf.tensor_shape) * kind.itemsize
+        for leaf, kind in zip(leaves, kinds, strict=True)
         for name in leaf.names.flat
     }
     shards = plan_shards(sizes, shard_bytes)
@@ -440,22 +443,23 @@ def _files(leaves: list[_Leaf], dtype: str, shard_bytes: int) -> dict[str, list[
 
 
 def _tensors(
-    leaves: list[_Leaf], values: list[Tree], dtype: str, selected: Container[str]
+    leaves: list[TensorLeaf], values: list[Tree], kinds: list[np.dtype], selected: Container[str]
 ) -> Iterator[np.ndarray]:
     """Yields the selected tensors in their on-disk form, in order; one layer of the leaves of a
     tensor is on the host at a time.
     """
-    groups: dict[str, list[tuple[_Leaf, Tree]]] = {}  # first tensor -> the leaves in its tensors
-    for leaf, value in zip(leaves, values, strict=True):
+    # first tensor -> the leaves in its tensors
+    groups: dict[str, list[tuple[TensorLeaf, Tree, np.dtype]]] = {}
+    for leaf, value, kind in zip(leaves, values, kinds, strict=True):
         # Leaves that are columns of one fused tensor share its name.
-        groups.setdefault(leaf.names.flat[0], []).append((leaf, value))
+        groups.setdefault(leaf.names.flat[0], []).append((leaf, value, kind))
     for group in groups.values():
-        leaf, kind = group[0][0], group[0][0].spec.dtype(dtype)
+        leaf, _, kind = group[0]
         layers = leaf.names.reshape(len(leaf.names) if leaf.spec.stacked else 1, -1)
         is_selected = [any(name in selected for name in names) for names in layers]
-        parts = [_layers(value, leaf.spec.stacked, is_selected) for leaf, value in group]
+        parts = [_layers(value, leaf.spec.stacked, is_selected) for leaf, value, _ in group]
         for names, hosts in zip(layers[is_selected], zip(*parts, strict=True), strict=True):
-            tensors = _tensors_of_layer([leaf for leaf, _ in group], hosts, kind)
+            tensors = _tensors_of_layer([leaf for leaf, _, _ in group], hosts, kind)
             # experts of one tensor share its name
             yield from (x for name, x in zip(names, tensors) if name in selected)
 
@@ -477,7 +481,7 @@ def _layers(value: Tree, stacked: bool, is_selected: Sequence[bool]) -> Iterator
 
 
 def _tensors_of_layer(
-    leaves: Sequence[_Leaf], values: Sequence[np.ndarray], dtype: np.dtype
+    leaves: Sequence[TensorLeaf], values: Sequence[np.ndarray], dtype: np.dtype
 ) -> Iterator[np.ndarray]:
     """Yields the tensors of a layer: the tensor whose columns the leaves share, or those of the
     only leaf.

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol
@@ -29,6 +29,14 @@ _BLOCK = 2**18  # entries per check, few enough for the processor's cache
 _FILE_NAME = re.compile(r"[\w.+-]{1,200}\.safetensors")
 _CONSOLIDATED = "consolidated"  # begins the names of Mistral's own files of the same weights
 _OS_ERROR = re.compile(r"os error (\d+)")
+
+
+def widest(kinds: Set[str]) -> str:
+    """Returns the float type that holds all numbers of these types."""
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    # float32 holds every float16 and every bfloat16, which do not hold each other.
+    return "float64" if "float64" in kinds else "float32"
 
 
 class Encoding(Protocol):

@@ -21,7 +21,7 @@ from compass_jax.model.params import abstract_params, in_layout, place, sharding
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import LORA, abstract_adapters, check_base, settings_of
-from compass_jax.weights.hf import checked_headers, import_notices, load_params, stored_dtype
+from compass_jax.weights.hf import checked_headers, import_notices, load_params
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.manifest import Manifest
 from compass_jax.weights.safetensors_io import read_headers
@@ -142,7 +142,7 @@ def _restore_adapted(
         params, _ = restore_params(base, shardings)
     else:
         rows = read_hf_config(base, model.family).vocab_size
-        params = load_params(base, model, stored_dtype(base, model, rows), shardings, rows)
+        params = load_params(base, model, None, shardings, rows)
     check_base(source.path, source.meta(), params)
     requested = {"state": {"params": abstract_adapters(model, lora)}}
     _, arrays, _ = checkpoint.restore(source, requested, subset=True)

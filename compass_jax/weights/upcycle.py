@@ -15,7 +15,7 @@ from compass_jax.config import ConfigError, ModelConfig, MoEConfig
 from compass_jax.families.find import find
 from compass_jax.families.raw import UnsupportedModel
 from compass_jax.weights.carried import carry_files
-from compass_jax.weights.hf import checked_headers, parameters_of, stored_dtype
+from compass_jax.weights.hf import checked_headers, parameters_of
 from compass_jax.weights.hf_config import find_token_ids, read_hf_config, write_hf_config
 from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
@@ -24,6 +24,7 @@ from compass_jax.weights.safetensors_io import (
     open_file,
     plan_shards,
     shard_names,
+    widest,
     write_json,
     write_shards,
 )
@@ -75,12 +76,14 @@ def upcycle(
     dense = read_hf_config(source)
     config = sparse_config(dense, experts, top_k, str(source))
     origins = _origins(source, dense, config)
-    dtype = stored_dtype(source, dense)
-    size = jnp.dtype(dtype).itemsize
-    sizes = {name: math.prod(origin.shape) * size for name, origin in origins.items()}
+    dtype = widest({x.stored[1].dtype for x in origins.values() if x.noisy and x.stored})
+    types = {
+        name: jnp.dtype(x.stored[1].dtype if x.stored else dtype) for name, x in origins.items()
+    }
+    sizes = {name: math.prod(x.shape) * types[name].itemsize for name, x in origins.items()}
     shards = plan_shards(sizes, _SHARD_BYTES)
     description = write_hf_config(config, dtype, find_token_ids(source))
-    tensors = _tensors(origins, config.init_std, noise, seed, jnp.dtype(dtype))
+    tensors = _tensors(origins, config.init_std, noise, seed, types)
     with new_folder(folder, sum(sizes.values())) as temporary:
         write_shards(temporary, dict(zip(shard_names(len(shards)), shards, strict=True)), tensors)
         write_json(temporary / "config.json", description)
@@ -136,11 +139,16 @@ def _layers(config: ModelConfig) -> dict[str, int]:
 
 
 def _tensors(
-    origins: dict[str, _Origin], init_std: float, noise: float, seed: int, dtype: np.dtype
+    origins: dict[str, _Origin],
+    init_std: float,
+    noise: float,
+    seed: int,
+    types: dict[str, np.dtype],
 ) -> Iterator[np.ndarray]:
     """Yields the tensors in the order of `origins`."""
     rng = np.random.default_rng(seed)
     for name, origin in origins.items():
+        dtype = types[name]
         if origin.stored is None:
             yield rng.normal(0, init_std, origin.shape).astype(dtype)
             continue
