@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.files import DataError
@@ -141,17 +142,19 @@ def answer_of(answer: Json) -> str:
     return json.dumps(answer, ensure_ascii=False, default=str)
 
 
-def labels_of(row: JsonMapping, where: str) -> tuple[str, ...]:
-    """Returns the labels in a row's columns, such as "domain/algebra"."""
+def labels_of(row: JsonMapping, drop: Callable[[str, Json], None]) -> tuple[str, ...]:
+    """Returns the labels in a row's columns, such as "domain/algebra". The only entry of a list is
+    the label. `drop` receives the name and the value of a column whose value is no label.
+    """
     labels = []
     for name in LABELS:
         value = row.get(name)
-        if value is None or value == "":
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if value in NOTHING:
             continue
-        if not isinstance(value, str | int | float) or len(str(value)) > MOST_LABEL:
-            raise DataError(
-                f"{where}, field {name!r}: {value!r:.80} is no label; write a text of at most"
-                f" {MOST_LABEL} characters or a number, or give the column another name"
-            )
-        labels.append(f"{name}/{value}")
+        if isinstance(value, str | int | float) and len(str(value)) <= MOST_LABEL:
+            labels.append(f"{name}/{value}")
+        else:
+            drop(name, value)
     return tuple(labels)

@@ -31,7 +31,14 @@ from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.benchmarks import convert
 from compass_jax.data.files import DataError, field_of, label_of, read_rows
 from compass_jax.data.formats import TURNS, Reading, open_format, reference, tools_of, turns_of
-from compass_jax.data.messages import INSTRUCTIONS, answer_of, asked_of, check_messages, labels_of
+from compass_jax.data.messages import (
+    INSTRUCTIONS,
+    MOST_LABEL,
+    answer_of,
+    asked_of,
+    check_messages,
+    labels_of,
+)
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.data.splits import describe_splits, evaluation_files, split_files
@@ -153,8 +160,16 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
     task = load_task(source.task, f"{key}.task")
     label = source.label or source.task.rpartition(":")[2]
     names = task.verify if isinstance(task.verify, Mapping) else {task.verify: 1.0}
-    readers, compared, labelled = _readers(names), task.verify == "math", bool(source.gold)
-    common = _Source(config, index, label, compared, labelled, readers, turns=task.turns)
+    common = _Source(
+        config,
+        index,
+        label,
+        compared=task.verify == "math",
+        labelled=bool(source.gold),
+        written=_readers(names),
+        turns=task.turns,
+        drop_label=_label_notices(tell),
+    )
     return _distinct(common, source.task, _task_rows(common, source.task, task, key, seed), tell)
 
 
@@ -176,6 +191,7 @@ class _Source(NamedTuple):
     written: tuple[Callable[[JsonMapping], str], ...] = ()
     verifier_args: tuple[tuple[str, Json], ...] = ()
     turns: int = 0
+    drop_label: Callable[[str, Json, str], None] = lambda name, value, where: None
 
     def question(self, text: str, prompt: Sequence[JsonObject], **fields: Json) -> Question:
         """Returns a question with its id, its split and the system prompt."""
@@ -222,7 +238,7 @@ class _Source(NamedTuple):
             answer=written,
             row=_encoded(verifier_row, where),
             asks=asks,
-            labels=(*labels_of(row, where), *labels),
+            labels=(*labels_of(row, lambda *label: self.drop_label(*label, where)), *labels),
             tools=tuple(tools_of(row, where)),
             place=where,
         )
@@ -237,6 +253,21 @@ class _Source(NamedTuple):
         except ValueError as error:
             raise DataError(f"{where}: {error}") from error
         return answers[0] if answers else "" if answer is None else answer_of(answer)
+
+
+def _label_notices(tell: Tell) -> Callable[[str, Json, str], None]:
+    """Returns a function that tells the first value of each column that is no label."""
+    columns: set[str] = set()
+
+    def drop(name: str, value: Json, where: str) -> None:
+        if name not in columns:
+            columns.add(name)
+            tell(
+                f"{where}, field {name!r}: {value!r:.80} is no label (a text of at most"
+                f" {MOST_LABEL} characters, or a number); rows with such values are used without it"
+            )
+
+    return drop
 
 
 def _encoded(row: JsonMapping, where: str) -> str:
@@ -264,9 +295,15 @@ def _of_files(
     the questions of that split are held out.
     """
     label, compared = source.label or label_of(source.path), source.verifier == "math"
-    readers = _readers(name for name, _ in pairs(source.verifier))
     common = _Source(
-        config, index, label, compared, bool(source.gold), readers, source.verifier_args
+        config,
+        index,
+        label,
+        compared,
+        bool(source.gold),
+        _readers(name for name, _ in pairs(source.verifier)),
+        source.verifier_args,
+        drop_label=_label_notices(tell),
     )
 
     def read(files: list[str]) -> Iterator[Question]:
