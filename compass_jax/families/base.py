@@ -272,11 +272,8 @@ class Family:
         """
         declared = {key: value for key, value in raw.items() if value is not None}
         raw_config, key = Raw(self._with_defaults(raw, declared), where), self.keys
-        if problems := [
-            *self._unsupported(declared, raw_config),
-            *self._absent(declared, raw_config),
-        ]:
-            raise UnsupportedModel(_in_one(where, problems))
+        if problems := self.problems(raw, where):
+            raise UnsupportedModel(in_one(where, problems))
         hidden, heads = raw_config.integer(key["hidden"]), raw_config.integer(key["heads"])
         layers, positions = (raw_config.integer(key[x]) for x in ("layers", "max_positions"))
         # `validate` reports a number of heads that is 0.
@@ -312,6 +309,14 @@ class Family:
         # Called for its error: a config.json with ids outside the vocabulary.
         raw_config.token_ids(config.vocab_size)
         return config
+
+    def problems(self, raw: JsonObject, where: str) -> list[str]:
+        """Returns a line for each thing in a config.json that changes the maths and is not
+        supported, and one with the keys that are missing.
+        """
+        declared = {key: value for key, value in raw.items() if value is not None}
+        raw_config = Raw(self._with_defaults(raw, declared), where)
+        return [*self._unsupported(declared, raw_config), *self._absent(declared, raw_config)]
 
     def _with_defaults(self, raw: JsonObject, declared: JsonObject) -> JsonObject:
         """Returns the values of config.json, the class's defaults where a key is absent or null,
@@ -600,7 +605,7 @@ class Family:
         return [f"it has no {', '.join(absent)}{hint}"]
 
 
-def _in_one(where: str, problems: list[str]) -> str:
+def in_one(where: str, problems: list[str]) -> str:
     """Joins the problems of a config.json into one message."""
     if len(problems) == 1:
         return f"{where}: {problems[0]}"

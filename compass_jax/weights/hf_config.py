@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from compass_jax import untrusted
 from compass_jax.aliases import JsonObject
 from compass_jax.config import ModelConfig
 from compass_jax.config.foreign import hub_hint
+from compass_jax.families.base import in_one
 from compass_jax.families.find import built_in, find
-from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError, unsupported
+from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError
+from compass_jax.families.unknown import unknown_type
 from compass_jax.token_ids import declared_tokens, end_ids, tokenizer_config
 
 
@@ -42,7 +46,24 @@ def read_hf_config(folder: str | Path, family: str | None = None) -> ModelConfig
         refuse_adapter(folder)
         hint = hub_hint(str(folder)) or "a Hugging Face model folder is expected"
         raise WeightsError(f"{path} does not exist: {hint}")
-    return config_from_dict(read_json(path), str(path), family)
+    try:
+        raw = read_json(path)
+    except WeightsError as error:
+        _name_type(path, family, str(error).removeprefix(f"{path}: "))
+        raise
+    return config_from_dict(raw, str(path), family)
+
+
+def _name_type(path: Path, family: str | None, problem: str) -> None:
+    """Raises UnsupportedModel for a config.json that cannot be read, such as one with Infinity, if
+    its model type is not supported anyway: that is the first reason.
+    """
+    try:
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(raw, dict) and isinstance(raw.get("model_type"), str):
+        _families_named(raw, str(path), family, [problem])
 
 
 def refuse_adapter(folder: str | Path) -> None:
@@ -68,20 +89,22 @@ def config_from_dict(
     Raises UnsupportedModel for a model type, or a field that affects the computation, that is not
     supported; WeightsError for a malformed field.
     """
-    kind = raw.get("model_type")
-    known = {name: one.model_type for name, one in built_in().items()}
-    if family is not None:
-        known = {family: find(family).model_type}
-    names = [name for name, model_type in known.items() if model_type == kind]
+    name = _families_named(raw, where, family)[0]
+    return find(name).read(raw, where, name)
+
+
+def _families_named(
+    raw: JsonObject, where: str, family: str | None, problems: Sequence[str] = ()
+) -> list[str]:
+    """Returns the names of the families that have the model type of a config.json. Raises
+    UnsupportedModel, with all reasons and `problems`, if none has.
+    """
+    known = built_in() if family is None else {family: find(family)}
+    names = [name for name, item in known.items() if item.model_type == raw.get("model_type")]
     if not names:
-        more = (
-            "; another one by a family file: compass import-hf FOLDER OUT --family"
-            " path/file.py:FAMILY, then --model OUT"
-        )
-        more = more if family is None else ""
-        words = unsupported("model_type", kind, " | ".join(known.values()) + more)
-        raise UnsupportedModel(f"{where}: {words}")
-    return find(names[0]).read(raw, where, names[0])
+        reasons = unknown_type(raw, known.values(), family is not None, problems)
+        raise UnsupportedModel(in_one(where, reasons))
+    return names
 
 
 def write_hf_config(
