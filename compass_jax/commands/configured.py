@@ -29,6 +29,7 @@ from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import Section, check_fields
+from compass_jax.config.yaml_text import parse_yaml
 from compass_jax.families import find as families
 from compass_jax.runs.rundir import names_of, staged, with_recorded_sizes
 from compass_jax.untrusted import parse_json, read_text
@@ -107,7 +108,7 @@ def _from_text(path: Path, kind: type[T]) -> T:
     text = read_text(path, error=ConfigError)
     try:
         is_json = path.suffix == ".json"
-        data = parse_json(text, "it", error=ConfigError) if is_json else _parse_yaml(text)
+        data = parse_json(text, "it", error=ConfigError) if is_json else parse_yaml(text)
         if not isinstance(data, dict):
             raise ConfigError("it must hold the settings by name, as `name:` and `model:`")
         if kind is RunConfig and isinstance(data.get("model"), str):
@@ -128,27 +129,6 @@ def _with_model(data: JsonObject, folder: str) -> JsonObject:
     if isinstance(prompts, dict):
         prompts = {"tokenizer": str(tokenizer_beside(folder) or ""), **prompts}
     return {"init_from": folder, **data, "model": to_plain(model_of(folder)), "data": prompts}
-
-
-def _parse_yaml(text: str) -> Json:
-    """Returns the content of a YAML text. Refuses a repeated key, and reads 1e-6 as a number."""
-    import yaml  # type: ignore[import-untyped]
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Json, deep: bool = False) -> Json:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            repeated = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-            if repeated is not None:
-                line = node.start_mark.line + 1
-                raise ConfigError(f"{repeated}: is there twice, in the mapping of line {line}")
-            return super().construct_mapping(node, deep)
-
-    number = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    try:
-        return yaml.load(text, Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigError(f"it is no YAML: {' '.join(str(error).split())[:300]}") from error
 
 
 def config_of_run(path: str) -> RunConfig:
