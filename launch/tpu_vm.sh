@@ -7,7 +7,9 @@ usage() {
 launch/tpu_vm.sh COMMAND OPTIONS [-- TRAINING COMMAND]
 
   create   makes the slice and waits for it; with --spot it queues for spare capacity, which may be taken away at any time
-  copy     copies this working tree to every worker, installs it there and mounts the bucket
+  copy     copies this working tree to every worker, installs it there and mounts the bucket: what git tracks, and what it neither tracks nor
+           ignores, without ./runs, ./weights, ./data and names of secrets (.env, keys, credentials)
+  files    prints what copy packs, each name ended by a NUL: launch/tpu_vm.sh files | tr '\0' '\n'
   run      mounts the bucket where it is not, and starts the training command on every worker, detached: it survives the end of this shell
   logs     follows a worker's output to its end; exits with the command's own exit status (255: the connection was lost)
   status   state of the slice, and of the command on every worker
@@ -174,12 +176,73 @@ ensure() {
   create
 }
 
+# Whether a file's name is one that secrets have. It would go to every worker.
+is_secret() {
+  local status=0
+  shopt -s nocasematch
+  has_secret_name "$1" || status=1
+  shopt -u nocasematch
+  return "$status"
+}
+
+has_secret_name() {
+  case /$1 in
+    */.ssh/* | */.aws/* | */.azure/* | */.gcloud/* | */.kube/* | */.docker/* | */.gnupg/*) return ;;
+  esac
+  case ${1##*/} in
+    .env | .env.* | .envrc | *.env | *.pem | *.key | *.p12 | *.pfx | *.jks | *.keystore | *.token | token | hf_token*) return ;;
+    id_rsa* | id_dsa* | id_ecdsa* | id_ed25519* | .netrc | _netrc | .npmrc | .pypirc | .git-credentials | .htpasswd | .boto) return ;;
+    *credential* | *secret* | *password* | *service?account*.json | application_default*.json | kubeconfig*) return ;;
+  esac
+  return 1
+}
+
+# The files of the tree, each name ended by a NUL: those of git, else all.
+all_files() {
+  if git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git -C "$root" ls-files -z
+    git -C "$root" ls-files -z --others --exclude-standard -x /runs -x /weights -x /data -x .venv -x __pycache__
+  else
+    (cd "$root" && find . \( -name .git -o -name .venv -o -name __pycache__ -o -name '*.egg-info' -o -path ./runs -o -path ./weights \
+      -o -path ./data \) -prune -o \( -type f -o -type l \) -print0)
+  fi
+}
+
+# What `copy` packs, each name ended by a NUL; says on standard error what it leaves out.
+files() {
+  local path secrets=() count=0
+  while IFS= read -r -d '' path; do
+    if [[ ! -f $root/$path && ! -L $root/$path ]]; then continue; fi # deleted, or a submodule
+    if is_secret "$path"; then
+      secrets+=("${path#./}")
+    else
+      printf './%s\0' "${path#./}"
+      count=$((count + 1))
+    fi
+  done < <(all_files)
+  if [[ ${#secrets[@]} -gt 0 ]]; then
+    echo "launch/tpu_vm.sh: not copied, by names that secrets have: $(quote_all "${secrets[@]}")" >&2
+  fi
+  if [[ $count -eq 0 ]]; then fail "$root: git tracks no file there, and ignores all: nothing to copy"; fi
+}
+
+# The archive lies in a folder that nobody else can foresee or write to. A dry run prints variables of the shell that runs its output.
+# shellcheck disable=SC2016
 copy() {
-  local archive=${TMPDIR:-/tmp}/compass-$name.tar.gz
-  call tar -czf "$archive" -C "$root" --exclude=.git --exclude=.venv --exclude=./runs --exclude=./weights --exclude=./data \
-    --exclude=__pycache__ --exclude='*.egg-info' .
-  tpu_vm scp "$archive" "$name:compass.tar.gz" --worker=all
-  call rm -f "$archive"
+  local folder status=0
+  if [[ $dry_run ]]; then
+    echo 'folder=$(mktemp -d)'
+    echo "$(quote "$root/launch/tpu_vm.sh") files | tar -czf \"\$folder/compass.tar.gz\" -C $(quote "$root") --null -T -"
+    echo 'cd "$folder"'
+    tpu_vm scp compass.tar.gz "$name:compass.tar.gz" --worker=all
+    echo 'cd "$OLDPWD" && rm -rf "$folder"'
+  else
+    folder=$(mktemp -d)
+    (files | tar -czf "$folder/compass.tar.gz" -C "$root" --null -T - && cd "$folder" &&
+      tpu_vm scp compass.tar.gz "$name:compass.tar.gz" --worker=all) || status=$?
+    rm -rf "$folder"
+    if [[ $status -ne 0 ]]; then return "$status"; fi
+  fi
   on_workers all 'rm -rf compass && mkdir compass && tar -xzf compass.tar.gz -C compass && rm compass.tar.gz && compass/launch/worker.sh install'
   mount_bucket
 }
@@ -379,9 +442,10 @@ main() {
   done
   case $command in
     help | --help | -h) usage; return ;;
+    files) files; return ;;
     create | resume | watch) needed+=' type' ;;
     copy | run | logs | status | stop | delete) ;;
-    *) fail "$command is not known: create, copy, run, logs, status, stop, resume, watch, delete, help" ;;
+    *) fail "$command is not known: create, copy, files, run, logs, status, stop, resume, watch, delete, help" ;;
   esac
   for option in $needed; do if [[ ! ${!option} ]]; then missing+=" --$option"; fi; done
   if [[ $command =~ ^(run|resume|watch)$ && ${#training[@]} -eq 0 ]]; then missing+=' -- TRAINING COMMAND'; fi

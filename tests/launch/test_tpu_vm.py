@@ -56,7 +56,7 @@ ASK = (
 
 def copied(fakes) -> list[list[str]]:
     return [
-        tpu_vm("scp", f"{fakes.folder}/compass-r1.tar.gz", "r1:compass.tar.gz", "--worker=all"),
+        tpu_vm("scp", "compass.tar.gz", "r1:compass.tar.gz", "--worker=all"),
         ssh(UNPACK),
     ]
 
@@ -161,7 +161,10 @@ def test_each_command_makes_its_calls(fakes, command, words, calls):
 
 def test_copy_leaves_no_archive(fakes):
     assert fakes.vm("copy", *SLICE).returncode == 0
-    assert fakes.calls() == copied(fakes) and not (fakes.folder / "compass-r1.tar.gz").exists()
+    assert fakes.calls() == copied(fakes) and not [*fakes.folder.rglob("compass.tar.gz")]
+    fakes.answer("tpu-vm scp", status=1)
+    assert fakes.vm("copy", *SLICE).returncode == 1
+    assert not [*fakes.folder.rglob("compass.tar.gz"), *fakes.folder.glob("tmp.*")]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +340,7 @@ def test_dry_run_of_what_depends_on_answers_takes_the_longest_way(fakes):
             "--run-dir is missing",
         ),
         (("create", *SLICE, "--tpye", "v5p-8"), "--tpye is not known"),
-        (("launch", *SLICE), "launch is not known: create, copy, run"),
+        (("launch", *SLICE), "launch is not known: create, copy, files, run"),
     ],
 )
 def test_mistakes(fakes, words, message):

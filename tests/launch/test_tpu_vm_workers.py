@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,93 @@ def test_copy_leaves_out_what_is_large_and_keeps_no_archive(workers):
             for file in workers.worker(number).rglob("file")
         }
         assert files == {"compass/compass_jax/data/file"}
+
+
+SECRETS = (
+    *(".env", ".env.local", "prod.env", "configs/.env", "keys/id_rsa", "keys/id_ed25519", "a.pem"),
+    *("gcp/service-account.json", "credentials.json", "client_secret.json", ".netrc", "Token"),
+    *(".aws/config", "HF_TOKEN.txt", "my-passwords.txt", "tls.KEY"),
+)
+SENT = (
+    "my_run.py",
+    "data with space.jsonl",
+    "tokenizer.json",
+    "-x",
+    "configs/a.yaml",
+    "environ.py",
+)
+
+
+def fill(tree, *names):
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+
+
+def files_of(worker):
+    tree = worker / "compass"
+    return {str(x.relative_to(tree)) for x in tree.rglob("*") if x.is_file() or x.is_symlink()}
+
+
+def git(tree, *words):
+    subprocess.run(["git", "-C", str(tree), *words], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_copy_sends_no_secret_and_says_so(workers, with_git):
+    tree = workers.script.parents[1]
+    if with_git:
+        git(tree, "init")
+        git(tree, "add", "-A")
+    fill(tree, *SECRETS, *SENT)
+    done = workers.vm("copy", *SLICE)
+    assert done.returncode == 0, done.stderr
+    for number in (0, 1):
+        assert files_of(workers.worker(number)) == {*SENT, "launch/tpu_vm.sh", "launch/worker.sh"}
+    for name in SECRETS:
+        assert name in done.stderr
+
+
+def test_copy_packs_what_git_tracks_and_what_it_does_not_ignore(workers):
+    tree = workers.script.parents[1]
+    fill(tree, "kept.py", "gone.py", "tracked.log", "data/tracked.jsonl", ".env")
+    git(tree, "init")
+    git(tree, "add", "-f", "-A")
+    (tree / "gone.py").unlink()
+    fill(tree, "new.py", "out.log", "runs/a", "data/rows.jsonl", "weights/w", "sub/data/rows.jsonl")
+    (tree / ".gitignore").write_text("*.log\n")
+    (tree / "link").symlink_to("kept.py")
+    assert workers.vm("copy", *SLICE).returncode == 0
+    assert files_of(workers.worker(0)) == {
+        *("kept.py", "tracked.log", "data/tracked.jsonl", "new.py", "sub/data/rows.jsonl", "link"),
+        *(".gitignore", "launch/tpu_vm.sh", "launch/worker.sh"),
+    }
+    assert not (workers.worker(0) / "compass" / ".git").exists()
+
+
+def test_the_archive_is_in_a_folder_that_cannot_be_foreseen(workers):
+    """Another user's link of the former name is not followed."""
+    target = workers.folder / "target"
+    target.write_text("mine")
+    (workers.folder / "compass-r1.tar.gz").symlink_to(target)
+    assert workers.vm("copy", *SLICE).returncode == 0 and target.read_text() == "mine"
+
+
+def test_files_lists_what_copy_packs(workers):
+    tree = workers.script.parents[1]
+    fill(tree, ".env", "a b.py")
+    done = workers.vm("files")
+    assert {*done.stdout.split("\0")} == {
+        "",
+        "./a b.py",
+        "./launch/tpu_vm.sh",
+        "./launch/worker.sh",
+    }
+    assert "not copied, by names that secrets have: .env" in done.stderr
+    git(tree, "init")
+    (tree / ".gitignore").write_text("*\n")
+    done = workers.vm("copy", *SLICE)
+    assert done.returncode == 2 and "nothing to copy" in done.stderr
 
 
 def let_go(fakes) -> None:
