@@ -37,11 +37,10 @@ import numpy as np
 
 from benchmarks import experiments, inversion_task, rl_runs
 from compass_jax.commands.cli import tune_allocator
-from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig
+from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig, apply
 from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.from_files import judge_config, rl_config, sft_config
-from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
 from compass_jax.pipeline.mine import mine_file
 from compass_jax.pipeline.train_judge import run_train_judge
@@ -159,7 +158,7 @@ class Trial:
         """
         settings = fine_tuned(self.sizes.cold, min(64, self.sizes.conversations))
         settings |= {"seed": self.seed, "run_dir": str(self.folder / "cold")}
-        config = with_settings(sft_config(self.model, [self.talks]), settings)
+        config = apply(sft_config(self.model, [self.talks]), settings)
         run_sft(config)
         return config.directory
 
@@ -171,7 +170,12 @@ class Trial:
         run = Path(mined).parent / "model" if mined else self.folder / f"{kind}_model"
         pairs = [self.pairs, mined] if mined else [self.pairs]
         config = judge_config(
-            start or self.model, pairs, self.held_pairs, "grpo", answer=24, scalar=scalar
+            start or self.model,
+            pairs,
+            self.held_pairs,
+            "grpo",
+            {"rollout.max_new_tokens": 24},
+            scalar=scalar,
         )
         steps = sizes.scalar if scalar else sizes.judge
         settings = fine_tuned(-(-steps // sizes.parts) if mined else steps, min(32, sizes.pairs))
@@ -179,7 +183,7 @@ class Trial:
         settings |= {"rl.prompts_per_step": sizes.prompts, "rl.updates_per_rollout": 1}
         settings |= {"rl.optim.learning_rate": 1e-4, "data.eval_prompts": sizes.held_pairs}
         settings |= {"seed": self.seed, "run_dir": str(run)}
-        out = run_train_judge(with_settings(config, settings), scalar)
+        out = run_train_judge(apply(config, settings), scalar)
         stage = "scalar" if scalar else "rl"
         return f"{run}/{stage}", out[stage]
 
@@ -200,7 +204,8 @@ class Trial:
         """
         kind, refreshed = kind_of(reward), reward.endswith(REFRESHED)
         formed = FORM if refreshed else {"verifier": "judge"}
-        config = rl_config(self.model, [self.questions], GOLD, self.held, "grpo", answer=4)
+        longest = {"rollout.max_new_tokens": 4}
+        config = rl_config(self.model, [self.questions], GOLD, self.held, "grpo", longest)
         data, rewards = config.data, config.rewards
         if kind != "gold":
             data = dataclasses.replace(
@@ -225,7 +230,7 @@ class Trial:
             every = steps if refreshed else 1
             settings |= {"rl.guard.action": "restore", "rl.save_every": every}
         settings |= {"data.heldout_frac": 0.0, "rewards.workers": 1, "seed": self.seed}
-        return with_settings(config, settings | {"run_dir": str(self.folder / folder)})
+        return apply(config, settings | {"run_dir": str(self.folder / folder)})
 
     def accuracy(self, weights: str) -> float:
         """Returns the share of held-out answers that are the largest digit, by the gold label."""

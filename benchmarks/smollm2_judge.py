@@ -39,12 +39,11 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs
 from compass_jax.commands.cli import tune_allocator
-from compass_jax.config import RunConfig
+from compass_jax.config import RunConfig, apply
 from compass_jax.config.stages import Import
 from compass_jax.configs import smollm2_135m_cpu
 from compass_jax.data.pairs import split_pairs
 from compass_jax.from_files import judge_config
-from compass_jax.library import with_settings
 from compass_jax.pipeline.agreement import RULINGS, judged, own_judge, report
 from compass_jax.pipeline.train_judge import Rated
 from compass_jax.rewards.agreement import Agreement
@@ -251,7 +250,7 @@ class Trial:
             [self.pairs[variant.reasons]],
             self.held,
             "grpo",
-            answer=REPLY,
+            {"rollout.max_new_tokens": REPLY},
             scalar=variant.scalar,
         )
         steps = 1 if self.smoke else variant.epochs * self.rows * (2 - variant.scalar) // BATCH
@@ -261,7 +260,7 @@ class Trial:
         settings |= {"sft.micro_batch_tokens": 560, "sft.save_every": 20, "seed": self.seed}
         settings |= {"run_dir": str(self.folder / name.replace(", ", "_").replace(" ", "_"))}
         lengths = CHATS if variant.scalar else (EXAMPLE,)
-        config = with_settings(config, settings)
+        config = apply(config, settings)
         rollout = dataclasses.replace(config.rollout, prompt_buckets=(PROMPT,), slots=16)
         sft = dataclasses.replace(config.sft, buckets=lengths)
         return dataclasses.replace(config, rollout=rollout, sft=sft)

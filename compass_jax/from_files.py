@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config import (
     ComputeConfig,
     ConfigError,
@@ -36,7 +36,9 @@ from compass_jax.config import (
     SFTConfig,
     SFTRunConfig,
     TaskSource,
+    apply,
 )
+from compass_jax.config.apply import NO_SETTINGS, flat_settings
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.named import is_name
 from compass_jax.config.ranges import Section, describe_value, own_code
@@ -70,13 +72,9 @@ ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 # Settings by which the data is measured and sizes are chosen.
 _MESHES = ("mesh", "rollout_mesh", "rollout_apart", "samplers")
 SIZED_BY = ("data", "sft", "seed", "compute", *_MESHES, "lora", "rollout")
+ANSWER = "rollout.max_new_tokens"
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
 C = TypeVar("C", bound=SFTRunConfig)
-Change = Callable[[RunConfig], RunConfig]
-
-
-def _unchanged(config: C) -> C:
-    return config
 
 
 def _discard_notice(line: str) -> None:
@@ -89,8 +87,7 @@ def rl_config(
     reward: str | Mapping[str, float] = "math",
     evaluation: str = "",
     method: str = "screened",
-    answer: int | None = None,
-    change: Change = _unchanged,
+    settings: JsonMapping = NO_SETTINGS,
 ) -> RunConfig:
     """Returns the configuration of an RL run.
 
@@ -102,9 +99,8 @@ def rl_config(
             verifiers to weights.
         evaluation: a file of evaluation prompts; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
-        answer: maximum number of new tokens; None: chosen from the model's context and the machine.
-        change: applies the user's settings of SIZED_BY, which must be known before the data is
-            measured and sizes are chosen. Sizes that it sets stay.
+        settings: the user's, by their names (config/apply.py). Those of SIZED_BY are applied before
+            the data is measured and sizes are chosen. Sizes among them stay.
 
     Raises:
         ConfigError, DataError, TokenizerError, WeightsError: an input cannot be used.
@@ -113,30 +109,35 @@ def rl_config(
     prompts = replace(config.data, sources=tuple(_source(name, reward) for name in data))
     if evaluation:
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
-    config = _changed(replace(config, data=prompts), change)
+    settings = flat_settings(settings)
+    config = _sized_by(replace(config, data=prompts), settings)
     training, evaluated = _prompt_lengths(config)
     buckets = _prompt_buckets(training + evaluated, config.model)
+    answer = config.rollout.max_new_tokens if ANSWER in settings else None
     rollout = _rollout(config, buckets, answer)
-    config = _changed(replace(config, rollout=rollout), change)
+    config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
-    return replace(config, rl=_rl(method, config, len(training)))
+    return apply(replace(config, rl=_rl(method, config, len(training))), settings)
 
 
 def sft_config(
-    model: str, data: Sequence[str], change: Change = _unchanged, tell: Tell = _discard_notice
+    model: str,
+    data: Sequence[str],
+    settings: JsonMapping = NO_SETTINGS,
+    tell: Tell = _discard_notice,
 ) -> RunConfig:
     """Returns the configuration of SFT on conversations. Arguments and errors are those of
-    `rl_config`; `change` applies settings of `sft`, too. `tell` receives a line where the longest
-    row is estimated from a sample.
+    `rl_config`. `tell` receives a line where the longest row is estimated from a sample.
     """
+    settings = flat_settings(settings)
     config = RunConfig(name=_name(model, data), init_from=model, **_of_model(model))
     config = replace(config, sft=_sft(config.model, files=tuple(data)))
-    config = _changed(config, change)
+    config = _sized_by(config, settings)
     config = replace(config, sft=_fit_sft(config, _tokenizer(config), tell))
     rollout = RolloutConfig(
         prompt_buckets=(16,), max_new_tokens=min(128, config.model.max_positions - 64)
     )
-    return replace(config, rollout=rollout)
+    return apply(replace(config, rollout=rollout), settings)
 
 
 def judge_config(
@@ -144,23 +145,25 @@ def judge_config(
     data: Sequence[str],
     evaluation: str = "",
     method: str = "screened",
-    answer: int | None = None,
+    settings: JsonMapping = NO_SETTINGS,
     scalar: bool = False,
-    change: Change = _unchanged,
     tell: Tell = _discard_notice,
 ) -> RunConfig:
     """Returns the configuration that trains a judge in two stages, SFT and RL on the same
     preference files, or a scalar reward model. Arguments and errors are those of `sft_config`.
     """
-    config = rl_config(model, data, VERDICT, evaluation, method, answer, change)
+    settings = flat_settings(settings)
+    config = rl_config(model, data, VERDICT, evaluation, method, settings)
     config = replace(config, sft=_sft(config.model, preferences=tuple(data)))
-    config = _changed(config, change)
+    config = _sized_by(config, settings)
     tokenizer, longest = _tokenizer(config), config.sft.buckets[-1]
-    if not scalar:
-        return replace(config, sft=_fit_sft(config, tokenizer, tell))
-    training, _ = split_pairs(config.data, config.seed)
-    pairs, _ = encode_pairs(training, tokenizer, longest, _discard_notice)
-    return replace(config, sft=_size_sft(config, [pair.longest for pair in pairs]))
+    if scalar:
+        training, _ = split_pairs(config.data, config.seed)
+        pairs, _ = encode_pairs(training, tokenizer, longest, _discard_notice)
+        sft = _size_sft(config, [pair.longest for pair in pairs])
+    else:
+        sft = _fit_sft(config, tokenizer, tell)
+    return apply(replace(config, sft=sft), settings)
 
 
 def engine_config(
@@ -195,12 +198,12 @@ def _of_model(path: str) -> dict[str, Any]:
     }
 
 
-def _changed(config: C, change: Callable[[C], C]) -> C:
+def _sized_by(config: C, settings: JsonMapping) -> C:
     """Returns the configuration with the user's settings of SIZED_BY. All are valid but those of
     the rollout, which may fit only the sizes that are chosen later.
     """
     devices = jax.device_count()
-    config = change(config)
+    config = apply(config, {x: settings[x] for x in settings if x.partition(".")[0] in SIZED_BY})
     if config.rollout_apart and config.mesh == _mesh(config.model, devices):  # none was set
         sampling = config.rollout_mesh.devices if config.rollout_mesh else devices // 2
         config = replace(config, mesh=_mesh(config.model, max(devices - sampling, 1)))

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config import ConfigError
-from compass_jax.config.foreign import foreign_name
-from compass_jax.config.ranges import Section
-from compass_jax.from_files import SIZED_BY, rl_config
-from compass_jax.presets import SEAMS, with_class
+from compass_jax.config.apply import flat_settings
+from compass_jax.from_files import rl_config
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import staged, with_recorded_sizes
 from compass_jax.runs.signals import prepare_streams
 from compass_jax.training.rl import run_rl
-
-S = TypeVar("S", bound=Section)
 
 
 def train(
@@ -47,19 +41,8 @@ def train(
     """
     prepare_streams()
     name = reward_name(reward) if callable(reward) else reward
-    settings = {key.replace("-", "_"): value for key, value in settings.items()}
-    sizing = {key: x for key, x in settings.items() if key.partition(".")[0] in SIZED_BY}
-    answer = _answer_tokens(settings)
-    config = rl_config(
-        model,
-        data,
-        name,
-        evaluation,
-        method,
-        answer,
-        change=lambda config: with_settings(config, sizing),
-    )
-    config = with_settings(dataclasses.replace(config, run_dir=run_dir), settings)
+    settings = {"run_dir": run_dir, **flat_settings(settings)}
+    config = rl_config(model, data, name, evaluation, method, settings)
     keep_programs()
     return run_rl(with_recorded_sizes(staged(config, "rl"), settings))
 
@@ -82,46 +65,3 @@ def reward_name(function: Callable[..., Any]) -> str:
             ' give its name, "my_rewards.py:score"'
         )
     return f"{file}:{name}"
-
-
-def with_settings(config: S, settings: JsonMapping) -> S:
-    """Returns `config` with settings by their names on the command line, with "-" or "_":
-    {"rl.objective": "dapo", "data.sources.0.repeat": 2}. Classes are applied first.
-
-    Raises ConfigError for unknown ones.
-    """
-    settings = {name.replace("-", "_"): value for name, value in settings.items()}
-    run: Any
-    for base in SEAMS:
-        if isinstance(settings.get(base.key), str):
-            run = config
-            answer = _answer_tokens(settings) or run.rollout.max_new_tokens
-            config = with_class(run, base, settings.pop(base.key), answer)
-    for name, value in settings.items():
-        if name.startswith("rollout_mesh."):
-            run = config
-            config = run.with_rollout_mesh()
-        config = _replaced(config, name.split("."), value, name)
-    return config
-
-
-def _answer_tokens(settings: JsonMapping) -> int | None:
-    """Returns the longest answer, None if it is not set; validation reports another value."""
-    answer = settings.get("rollout.max_new_tokens")
-    return answer if isinstance(answer, int) and answer > 0 else None
-
-
-def _replaced(part: Any, path: list[str], value: Any, name: str) -> Json:
-    if isinstance(part, tuple) and path[0].isdecimal() and int(path[0]) < len(part):
-        i = int(path[0])
-        value = _replaced(part[i], path[1:], value, name) if len(path) > 1 else value
-        return (*part[:i], value, *part[i + 1 :])
-    names = [f.name for f in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []
-    if path[0] not in names:
-        similar = difflib.get_close_matches(path[0], names, n=1)
-        hint = foreign_name(name) or (f"did you mean {similar[0]}?" if similar else "")
-        hint = f"; {hint}" if hint else ""
-        raise ConfigError(f"settings: there is no {name}{hint}")
-    if len(path) > 1:
-        value = _replaced(getattr(part, path[0]), path[1:], value, name)
-    return dataclasses.replace(part, **{path[0]: value})

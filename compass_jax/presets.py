@@ -1,8 +1,10 @@
-"""RL settings of each method, for runs without a configuration file: published ones, and this
-project's recipe.
+"""Presets: the RL settings of each method, published ones and this project's recipe
+(docs/howto/presets.md).
 
-Settings that depend on the machine and the data (buckets, slots, prompts of a step) are chosen in
-from_files.py.
+A preset is `--preset` on the command line, `preset:` in a YAML or JSON file, `method` of
+`compass_jax.train` and {"preset": name} of `apply`. All four papers train with a constant rate of
+1e-6, the default of OptimConfig. Settings that depend on the machine and the data (buckets, slots,
+prompts of a step) are chosen in from_files.py.
 """
 
 from __future__ import annotations
@@ -11,31 +13,14 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from compass_jax.config import (
-    Advantage,
-    ConfigError,
-    Correction,
-    Drafts,
-    Objective,
-    OptimConfig,
-    RLConfig,
-    RLRunConfig,
-    Router,
-    Seam,
-    StepPolicy,
-    ZeroVarianceConfig,
-)
-from compass_jax.config.seam import seam_class
+from compass_jax.config import ConfigError, OptimConfig, RLConfig, RLRunConfig, ZeroVarianceConfig
 from compass_jax.rl.objectives.espo import Espo
-from compass_jax.rl.objectives.grpo import dapo, dr_grpo, grpo
+from compass_jax.rl.objectives.grpo import dapo, grpo
 from compass_jax.rl.objectives.gspo import Gspo
 
 R = TypeVar("R", bound=RLRunConfig)
-SEAMS: tuple[type[Seam], ...] = Objective, Advantage, Correction, StepPolicy, Drafts, Router
-# A constant rate; all four papers have the same.
-_OPTIM = OptimConfig(learning_rate=1e-6)
 
 
 def espo(max_new_tokens: int) -> RLConfig:
@@ -44,7 +29,12 @@ def espo(max_new_tokens: int) -> RLConfig:
     [this project's choice]: with a single one the ratio is 1 and the clip cannot act.
     """
     return RLConfig(
-        prompts_per_step=128, group_size=8, updates_per_rollout=4, objective=Espo(), optim=_OPTIM
+        prompts_per_step=128,
+        group_size=8,
+        updates_per_rollout=4,
+        objective=Espo(),
+        step_policy=None,
+        zero_variance=ZeroVarianceConfig(rl_zvp=True),
     )
 
 
@@ -52,7 +42,7 @@ def gspo(max_new_tokens: int) -> RLConfig:
     """Returns GSPO's settings (arXiv 2507.18071, section 5.1): four updates a rollout, clips 3e-4
     and 4e-4, no signal from uniform groups.
     """
-    return replace(espo(max_new_tokens), objective=Gspo(), zero_variance=_NO_STAGES)
+    return replace(espo(max_new_tokens), objective=Gspo(), zero_variance=ZeroVarianceConfig())
 
 
 def grpo_(max_new_tokens: int) -> RLConfig:
@@ -63,8 +53,8 @@ def grpo_(max_new_tokens: int) -> RLConfig:
         prompts_per_step=16,
         group_size=64,
         objective=grpo(kl_coef=0.04),
-        zero_variance=_NO_STAGES,
-        optim=_OPTIM,
+        step_policy=None,
+        zero_variance=ZeroVarianceConfig(),
     )
 
 
@@ -76,31 +66,23 @@ def dapo_(max_new_tokens: int) -> RLConfig:
         prompts_per_step=512,
         group_size=16,
         updates_per_rollout=16,
-        optim=replace(_OPTIM, warmup_steps=20 * 16),
+        optim=OptimConfig(warmup_steps=20 * 16),
     )
     return dapo(rl, max_new_tokens)
 
 
 def screened(max_new_tokens: int) -> RLConfig:
-    """Returns GRPO with posterior selection, and screening: two samples of each prompt, and two
-    more of the prompts that are likely to teach (experience/step_policies/screening.py). Of the
-    methods in docs/measurements.md it needed the fewest tokens, with 16 prompts a step and a rate
-    of 1.5e-4. The 128 prompts a step and the rate here are ESPO's and were not measured with it.
-    Router replay R3.
+    """Returns the default of RLConfig, GRPO with posterior selection and screening: two samples of
+    each prompt, and two more of the prompts that are likely to teach
+    (experience/step_policies/screening.py). Of the methods in docs/measurements.md it needed the
+    fewest tokens, with 16 prompts a step. The 128 prompts a step here are ESPO's, for machines with
+    more slots, and were not measured with it. Router replay R3.
     """
-    return RLConfig(
-        prompts_per_step=128,
-        group_size=4,
-        objective=grpo(),
-        step_policy=seam_class(StepPolicy, "screening")(**_SCREENING),
-        zero_variance=replace(_NO_STAGES, posterior=True),
-        optim=_OPTIM,
-    )
+    return RLConfig(prompts_per_step=128)
 
 
-_NO_STAGES = ZeroVarianceConfig(rl_zvp=False)
-_SCREENING: dict[str, int] = {"n0": 2}
 PRESETS = {"screened": screened, "espo": espo, "gspo": gspo, "grpo": grpo_, "dapo": dapo_}
+DEFAULT = "screened"
 
 
 def preset(name: str, max_new_tokens: int) -> RLConfig:
@@ -114,37 +96,31 @@ def preset(name: str, max_new_tokens: int) -> RLConfig:
     return PRESETS[name](max_new_tokens)
 
 
-def with_class(config: R, base: type[Seam], name: str, max_new_tokens: int) -> R:
-    """Returns `config` with the class `name` as the setting of `base`, one of SEAMS. The name
-    "none" switches step policy and drafts off; "dapo" is the whole recipe for answers of
-    `max_new_tokens`.
-
-    Raises ConfigError for a class that cannot be used.
+def with_preset(config: R, name: str) -> R:
+    """Returns `config` with a method: objective, advantage, penalties, step policy, stages for
+    groups without variance, and the prompts, samples and updates of a step, fitted to the slots.
+    The optimiser and its rate stay; a preset with a warm-up sets it.
     """
-    if base is Router:
-        moe = config.model.moe
-        if moe is None:
-            raise ConfigError(f"--{Router.key} {name}: the model is dense and has no router")
-        moe = replace(moe, router=seam_class(Router, name)())
-        return replace(config, model=replace(config.model, moe=moe))
-    if base is Objective and name in ("dapo", "dr_grpo"):
-        if name == "dapo":
-            return replace(config, rl=dapo(config.rl, max_new_tokens))
-        return replace(config, rl=replace(config.rl, objective=dr_grpo()))
-    off = name == "none" and base in (StepPolicy, Drafts)
-    change: dict[str, Any] = {
-        base.key.rpartition(".")[2]: None if off else seam_class(base, name)()
-    }
-    return replace(config, rl=replace(config.rl, **change))
+    rollout, optim = config.rollout, config.rl.optim
+    fitted = fitted_preset(name, rollout.max_new_tokens, rollout.slots)
+    optim = replace(optim, warmup_steps=fitted.optim.warmup_steps or optim.warmup_steps)
+    method = {key: getattr(fitted, key) for key in METHOD}
+    return replace(config, rl=replace(config.rl, **method, optim=optim))
 
 
+METHOD = (
+    *("objective", "advantage", "shaping", "step_policy", "zero_variance"),
+    *("prompts_per_step", "group_size", "updates_per_rollout"),
+)
 # A step with fewer prompts, or a group with fewer samples, is not a useful baseline.
 LEAST_PROMPTS, LEAST_GROUP = 4, 8
 
 
-def fitted_preset(name: str, max_new_tokens: int, slots: int, prompts: int) -> RLConfig:
+def fitted_preset(
+    name: str, max_new_tokens: int, slots: int, prompts: int | None = None
+) -> RLConfig:
     """Returns the settings of a method for a machine that decodes `slots` samples at a time and
-    data of `prompts` prompts.
+    data of `prompts` prompts, if their number is known.
 
     Where the preset's step has more samples than slots, prompts and group size shrink by the same
     factor as far as LEAST_PROMPTS and LEAST_GROUP allow. Updates divide a step's prompts; the
@@ -152,7 +128,7 @@ def fitted_preset(name: str, max_new_tokens: int, slots: int, prompts: int) -> R
     """
     rl = preset(name, max_new_tokens)
     rows, group = _fitted_sizes(rl.prompts_per_step, rl.group_size, slots)
-    rows = min(rows, prompts)
+    rows = min(rows, prompts or rows)
     updates = math.gcd(rl.updates_per_rollout, rows)
     warmup = rl.optim.warmup_steps * updates // rl.updates_per_rollout
     return replace(

@@ -147,6 +147,9 @@ def _judge_run() -> RunConfig:
             updates_per_rollout=2,
             buckets=(144, 208),
             micro_batch_tokens=3328,
+            objective=Espo(),
+            step_policy=None,
+            zero_variance=ZeroVarianceConfig(rl_zvp=True),
             optim=OptimConfig(learning_rate=1e-4, warmup_steps=1),
         ),
     )
@@ -182,10 +185,13 @@ def _rl_run(name: str, steps: int, *sources: TaskSource) -> RunConfig:
             buckets=(56, 104),
             micro_batch_tokens=4096,
             objective=Espo(),
+            step_policy=None,
             # samples of grown groups are from a hotter policy
             correction=named_correction("tis"),
             shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=36),
-            zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=16, grow_temperature=1.6),
+            zero_variance=ZeroVarianceConfig(
+                rl_zvp=True, curriculum=True, grow_to=16, grow_temperature=1.6
+            ),
             optim=OptimConfig(learning_rate=5e-4, warmup_steps=2, schedule="cosine"),
             save_every=2,
         ),

@@ -69,7 +69,7 @@ def mostly_hard_cpu() -> RunConfig:
             micro_batch_tokens=4096,
             objective=Grpo(),
             step_policy=Screening(n0=2),
-            zero_variance=ZeroVarianceConfig(rl_zvp=False, posterior=True),
+            zero_variance=ZeroVarianceConfig(posterior=True),
             optim=OptimConfig(learning_rate=1.5e-4, warmup_steps=8),
             eval_every=8,
             save_every=20,

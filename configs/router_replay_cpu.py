@@ -23,6 +23,7 @@ from compass_jax.config import (
     RolloutConfig,
     RunConfig,
     SFTConfig,
+    ZeroVarianceConfig,
     named_correction,
 )
 from compass_jax.rl.objectives.espo import Espo
@@ -90,6 +91,8 @@ def router_replay_cpu() -> RunConfig:
             buckets=(64, 96),
             micro_batch_tokens=4096,
             objective=Espo(),
+            step_policy=None,
+            zero_variance=ZeroVarianceConfig(rl_zvp=True),
             optim=OptimConfig(learning_rate=3e-4),
             correction=named_correction("tis"),
         ),

@@ -26,6 +26,7 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
     TaskSource,
+    ZeroVarianceConfig,
 )
 from compass_jax.rl.objectives.espo import Espo
 
@@ -81,6 +82,8 @@ def shop_tiny_cpu() -> RunConfig:
             buckets=(192,),
             micro_batch_tokens=6144,
             objective=Espo(),
+            step_policy=None,
+            zero_variance=ZeroVarianceConfig(rl_zvp=True),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
             save_every=8,
         ),

@@ -119,8 +119,9 @@ def _rl_run() -> RunConfig:
             buckets=(112, 128),
             micro_batch_tokens=560,
             objective=Grpo(clip_high=0.28, mean="tokens"),
+            step_policy=None,
             zero_variance=ZeroVarianceConfig(
-                rl_zvp=False, dynamic_sampling=True, dynamic_batch=1, dynamic_rounds=6
+                dynamic_sampling=True, dynamic_batch=1, dynamic_rounds=6
             ),
             optim=OptimConfig(learning_rate=5e-4, warmup_steps=2),
             save_every=1,

@@ -126,10 +126,13 @@ def tiny_reasoning_cpu() -> RunConfig:
             buckets=(48, 80, 112),
             micro_batch_tokens=4096,
             objective=Espo(),
+            step_policy=None,
             # samples of grown groups are from a hotter policy
             correction=named_correction("tis"),
             shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=40),
-            zero_variance=ZeroVarianceConfig(curriculum=True, grow_to=16, grow_temperature=1.6),
+            zero_variance=ZeroVarianceConfig(
+                rl_zvp=True, curriculum=True, grow_to=16, grow_temperature=1.6
+            ),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
             save_every=20,
         ),

@@ -75,11 +75,13 @@ REFUSED = {
         r"grow_temperature = 0\.0: must be positive",
     ),
     "a temperature without correction": (
-        RLConfig(zero_variance=ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)),
+        RLConfig(
+            step_policy=None, zero_variance=ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)
+        ),
         r"1\.5 samples from another policy .* set rl\.correction to",
     ),
     "growth that cannot be": (
-        RLConfig(group_size=8, zero_variance=ZeroVarianceConfig(grow_to=8)),
+        RLConfig(group_size=8, step_policy=None, zero_variance=ZeroVarianceConfig(grow_to=8)),
         r"grow_to = 8 does not exceed rl\.group_size = 8",
     ),
     "a group of one": (

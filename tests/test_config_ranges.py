@@ -227,10 +227,9 @@ def test_absurd_sizes_are_refused_at_once(tmp_path, capsys):
         assert cli.main(["train", str(tmp_path / "file.py"), *words, "--dry-run", "--json"]) == 2
         output = capsys.readouterr().err
         assert message in output and output.count("\n") == 1
-    with pytest.raises(SystemExit) as stop:
-        deep = ["--data.sources.0.options", "[" * 100_000]
-        cli.main(["train", str(tmp_path / "file.py"), *deep, "--dry-run", "--json"])
-    assert stop.value.code == 2 and "options: nested deeper than 64" in capsys.readouterr().err
+    deep = ["--data.sources.0.options", "[" * 100_000]
+    assert cli.main(["train", str(tmp_path / "file.py"), *deep, "--dry-run", "--json"]) == 2
+    assert "options: nested deeper than 64" in capsys.readouterr().err
     assert time.monotonic() - start < 30
 
 

@@ -19,8 +19,9 @@ from compass_jax.commands.configured import config_from_options, load_config
 from compass_jax.commands.options import Sft, Train
 from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import field_docs
-from compass_jax.config import ConfigError, FileSource, MeshConfig, RunConfig, TaskSource
+from compass_jax.config import ConfigError, FileSource, MeshConfig, RunConfig, TaskSource, apply
 from compass_jax.config.io import read_config
+from compass_jax.config.words import read_arguments
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.from_files import _whole_share, rl_config, sft_config
 from compass_jax.presets import PRESETS
@@ -95,22 +96,26 @@ def test_what_is_not_given_is_chosen_by_the_model_the_data_and_the_machine(folde
 
 
 def test_what_follows_from_the_longest_answer_follows_the_one_that_is_asked_for(folder):
-    config = config_from(folder, answer=24).validate_for_rl()
+    config = config_from(folder, settings={"rollout.max_new_tokens": 24}).validate_for_rl()
     longest = config.rollout.prompt_buckets[-1] + 24
     assert config.rollout.max_new_tokens == 24 and config.rl.buckets[-1] == longest
     assert config.rollout.cache_bucket <= longest
     assert config_from(folder).rl.buckets[-1] > longest
     words = Train(model=str(folder / "model"), data=(str(folder / "prompts.jsonl"),))
-    assert config_from_options(words, ["--rollout.max-new-tokens", "24"]) == config
-    seeded = config_from_options(words, ["--rollout.max_new_tokens=24", "--seed", "1"])
+    assert config_from_words(words, ["--rollout.max-new-tokens", "24"]) == config
+    seeded = config_from_words(words, ["--rollout.max_new_tokens=24", "--seed", "1"])
     assert seeded == evolve(config, seed=1)
-    with pytest.raises(SystemExit):  # tyro has said that "many" is no number
-        config_from_options(words, ["--rollout.max-new-tokens", "many"])
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens = 'many': the wrong type"):
+        config_from_words(words, ["--rollout.max-new-tokens", "many"])
 
 
 def made_by_command(folder, *overrides, kind=Train, data="prompts.jsonl", **options):
     words = kind(model=str(folder / "model"), data=(str(folder / data),), **options)
-    return override(config_from_options(words, overrides), overrides)
+    return config_from_words(words, overrides)
+
+
+def config_from_words(options, words):
+    return config_from_options(options, read_arguments(words))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
     pages = made_by_command(folder, "--rollout.cache-pages", "8", "--rollout.max-new-tokens", "16")
     assert pages.validate_for_rl().rollout.cache_pages == 8
     words = Train(model=str(folder / "model"), data=(str(folder / "prompts.jsonl"),))
-    assert config_from_options(words, ["--seed=3"]).seed == 3  # before `override`
+    assert config_from_words(words, ["--seed=3"]).seed == 3
 
 
 def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
@@ -202,7 +207,7 @@ def test_devices_have_equally_many_slots(folder, monkeypatch):
 def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch):
     monkeypatch.setitem(from_files.MICRO_BATCH_TOKENS, "cpu", 7 * 160)
     monkeypatch.setattr(from_files, "_mesh", lambda model, count: MeshConfig())
-    rl = config_from(folder, answer=128, method="gspo").rl
+    rl = config_from(folder, settings={"rollout.max_new_tokens": 128}, method="gspo").rl
     rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
     size = rl.micro_batch_tokens // rl.buckets[-1]
     assert 1 < size < rows and rows % size == 0
@@ -213,12 +218,12 @@ def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, 
     the largest power of two of tokens that does.
     """
     monkeypatch.setattr(from_files, "_mesh", lambda model, count: MeshConfig())
-    usual = config_from(folder, answer=128)
+    usual = config_from(folder, settings={"rollout.max_new_tokens": 128})
     vocabulary = usual.model.vocab_size
     assert usual.compute.logprob_chunk == 4096
     monkeypatch.setattr(from_files, "MANY_PARAMETERS", 1)
     monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", 700 * vocabulary)
-    large = config_from(folder, answer=128)
+    large = config_from(folder, settings={"rollout.max_new_tokens": 128})
     rl, longest = usual.rl, usual.rl.buckets[-1]
     rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
     for tokens, run in ((1024, usual), (512, large)):
@@ -227,7 +232,8 @@ def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, 
     assert large.rl.micro_batch_tokens < rl.micro_batch_tokens
     assert large.compute.logprob_chunk == 512
     monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", vocabulary)
-    assert config_from(folder, answer=128).compute.logprob_chunk == 128
+    long = {"rollout.max_new_tokens": 128}
+    assert config_from(folder, settings=long).compute.logprob_chunk == 128
 
 
 def test_a_task_of_ones_own_goes_where_a_file_goes(folder):
@@ -282,7 +288,7 @@ BAD = {
         "would change nothing in CONFIG x.py: set --data.sources.0.verifier NAME",
     ),
     "data of a CONFIG": (["x.py", "--data", "prompts.jsonl"], "--data is for --model"),
-    "preset of a CONFIG": (["x.py", "--preset", "dapo"], "--preset is for --model"),
+    "preset": (["tiny_reasoning_cpu", "--preset", "ppo"], "preset 'ppo': choose one of screened"),
     "no tokenizer": (["--model", ".", "--data", "prompts.jsonl"], "no tokenizer.json is there"),
     "template arguments": (
         ["--model", "model", "--data", "prompts.jsonl", "--data.template-args", "5"],
@@ -293,7 +299,7 @@ BAD = {
         "sft.buckets = (9, 3): must increase",
     ),
     "longest answer": (
-        ["--model", "model", "--data", "prompts.jsonl", "--rollout.max-new-tokens", "9" * 20],
+        ["--model", "model", "--data", "prompts.jsonl", "--rollout.max-new-tokens", "9" * 5],
         "must be below model.max_positions = 160",
     ),
     "answer beyond the context": (
@@ -390,8 +396,8 @@ def test_one_call_trains_with_a_function(folder, monkeypatch):
     )
     assert out["steps"] == 1 and "reward/mean" in out
     assert read_config("called").data.sources[0].verifier == "my_reward:score"
-    with pytest.raises(ConfigError, match=r"there is no rl\.step; did you mean steps"):
-        library.with_settings(read_config("called"), {"rl.step": 3})
+    with pytest.raises(ConfigError, match=r"rl\.step: no such setting; did you mean rl\.steps"):
+        apply(read_config("called"), {"rl.step": 3})
 
 
 def test_a_setting_of_a_call_has_its_name_on_the_command_line(folder):
@@ -406,15 +412,15 @@ def test_a_setting_of_a_call_has_its_name_on_the_command_line(folder):
         "data.sources.0.prompt-field": "prompt",
     }
     words = [x for name, value in settings.items() for x in (f"--{name}", str(value))]
-    changed = library.with_settings(config, settings)
+    changed = apply(config, settings)
     assert changed == override(config, words)
     assert changed.rl.shaping.overlong_buffer_tokens == 8
     assert changed.data.sources[0].repeat == 2
     for name in ("data.sources.1.repeat", "data.sources.first.repeat"):
-        with pytest.raises(ConfigError, match=f"there is no {name}"):
-            library.with_settings(config, {name: 2})
+        with pytest.raises(ConfigError, match=f"{name}: no such setting"):
+            apply(config, {name: 2})
     with pytest.raises(ConfigError, match=r"rl\.objective\.name = 'ppo': no such objective"):
-        library.with_settings(config, {"rl.objective": "ppo"})
+        apply(config, {"rl.objective": "ppo"})
 
 
 def test_a_call_measures_the_prompts_with_the_settings_of_the_data(folder, monkeypatch):
@@ -458,7 +464,7 @@ def test_a_rollout_on_its_own_devices_has_their_memory_for_its_caches(monkeypatc
 
 def test_an_axis_of_the_rollout_s_mesh_can_be_set_where_there_is_none():
     settings = {"rollout_mesh.replica": 4, "rollout_apart": True}
-    config = library.with_settings(tiny_run(), settings)
+    config = apply(tiny_run(), settings)
     assert config.rollout_mesh == MeshConfig(replica=4) and config.rollout_apart
     words = ["--rollout-mesh.replica", "4", "--rollout_mesh.expert=2"]
     assert override(tiny_run(), words).rollout_mesh == MeshConfig(replica=4, expert=2)

@@ -71,6 +71,6 @@ def test_a_run_that_has_begun_keeps_the_sizes_that_were_chosen(tmp_path):
     assert with_recorded_sizes(config) == config, "nothing was trained"
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "step": 1}) + "\n")
     assert with_recorded_sizes(config) == old
-    restored = with_recorded_sizes(config, ["--rl.group-size=8", "--rollout.slots", "4"])
+    restored = with_recorded_sizes(config, ["rl.group_size", "rollout.slots"])
     assert restored.rl.micro_batch_tokens == 77 and restored.rl.group_size == config.rl.group_size
     assert restored.rollout.slots == config.rollout.slots

@@ -16,6 +16,7 @@ from compass_jax.config import (
     RolloutConfig,
     RunConfig,
     SFTConfig,
+    ZeroVarianceConfig,
 )
 from compass_jax.rl.objectives.espo import Espo
 
@@ -68,6 +69,8 @@ def tiny_run(verifier: str = "reasoning_gym") -> RunConfig:
             buckets=(56,),
             micro_batch_tokens=56 * 8,
             objective=Espo(),
+            step_policy=None,
+            zero_variance=ZeroVarianceConfig(rl_zvp=True),
             optim=OptimConfig(learning_rate=1e-2),
             save_every=1,
         ),

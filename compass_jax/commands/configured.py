@@ -8,30 +8,28 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.commands.cli import help_text
-from compass_jax.commands.options import Compiling, Configured, Eval, TrainJudge
-from compass_jax.commands.overrides import (
-    answer_tokens,
-    override,
-    settings_help,
-    words_of_sections,
-)
+from compass_jax.commands.options import Compiling, Configured, Eval, Train, TrainJudge
+from compass_jax.commands.overrides import settings_help
 from compass_jax.commands.settings import first_settings
 from compass_jax.commands.table import BY_NAME
-from compass_jax.config import ConfigError, RLRunConfig, RunConfig
+from compass_jax.config import ConfigError, RLRunConfig, RunConfig, apply
+from compass_jax.config.apply import NO_SETTINGS, PRESET, flat_settings
 from compass_jax.config.errors import check, line_of, of_file
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.ranges import Section, check_fields
+from compass_jax.config.ranges import Section, check_fields, describe_value
+from compass_jax.config.words import read_arguments
 from compass_jax.config.yaml_text import parse_yaml
 from compass_jax.families import find as families
-from compass_jax.runs.rundir import names_of, staged, with_recorded_sizes
+from compass_jax.runs.rundir import staged, with_recorded_sizes
 from compass_jax.untrusted import parse_json, read_text
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
@@ -103,19 +101,74 @@ def _from_text(path: Path, kind: type[T]) -> T:
     the file's name, for other content.
 
     `model` of a run may be a folder: its config.json is read, training starts from its weights and
-    uses its tokenizer, unless `init_from` and `data.tokenizer` name others.
+    uses its tokenizer, unless `init_from` and `data.tokenizer` name others. If `data` is a file,
+    too, the configuration is that of the command line's options (`_short_form`).
     """
-    text = read_text(path, error=ConfigError)
-    try:
-        is_json = path.suffix == ".json"
-        data = parse_json(text, "it", error=ConfigError) if is_json else parse_yaml(text)
-        if not isinstance(data, dict):
-            raise ConfigError("it must hold the settings by name, as `name:` and `model:`")
-        if kind is RunConfig and isinstance(data.get("model"), str):
+    with _named_errors(path):
+        data = _read_plain(path)
+        if kind is not RunConfig:
+            return from_plain(kind, data)
+        if short := _short_form(data):
+            fields, settings = short
+            return config_from_options(Train(**fields), settings)  # type: ignore[return-value]
+        if isinstance(data.get("model"), str):
             data = _with_model(data, data["model"])
-        return from_plain(kind, data)
+        base = {name: data[name] for name in ("name", "model") if name in data}
+        settings = {name: data[name] for name in data if name not in base}
+        return apply(from_plain(kind, base), settings)
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path, elsewhere: Collection[str] = ()) -> Iterator[None]:
+    """Adds the name of the file to a ConfigError, unless it is about a setting of `elsewhere`."""
+    try:
+        yield
     except ConfigError as error:
+        name = re.match(r"(?:--)?([\w.]+)", str(error))
+        if name and name[1] in elsewhere:
+            raise
         raise type(error)(f"{path}: {error}") from error
+
+
+def _read_plain(path: Path) -> JsonObject:
+    """Returns the content of a YAML or JSON file, the settings by name."""
+    text = read_text(path, error=ConfigError)
+    is_json = path.suffix == ".json"
+    data = parse_json(text, "it", error=ConfigError) if is_json else parse_yaml(text)
+    if not isinstance(data, dict):
+        raise ConfigError("it must hold the settings by name, as `name:` and `model:`")
+    return data
+
+
+SHORT = ("model", "data", "reward", "eval", PRESET)
+
+
+def _short_form(data: JsonObject) -> tuple[JsonObject, JsonObject] | None:
+    """Returns the options of the command line that a file's keys `model`, `data`, `reward`, `eval`
+    and `preset` stand for, and the other settings; None for a file that has sections instead.
+    Raises ConfigError for a mixture of both forms.
+    """
+    if not isinstance(data.get("data"), str | list) and not {"reward", "eval"} & data.keys():
+        return None
+    if not data.get("model") or not data.get("data"):
+        raise ConfigError("`reward` and `data: FILE` need all of model: FOLDER and data: FILE")
+    files, reward = data["data"], data.get("reward", "math")
+    files = [files] if isinstance(files, str) else files
+    words = [reward] if isinstance(reward, str) else reward
+    if isinstance(reward, Mapping):
+        words = [f"{name}={weight}" for name, weight in reward.items()]
+    fields = {name: data.get(name, "") for name in ("model", "eval", PRESET)}
+    fields |= {"data": files, "reward": words}
+    for name, value in fields.items():
+        entries = value if isinstance(value, list) else [value]
+        if not all(isinstance(entry, str) for entry in entries):
+            raise ConfigError(
+                f"{name} = {describe_value(data[name])}: `data: FILE` takes `model: FOLDER`, and"
+                " `reward`, `eval` and `preset` by name; or write the sections model, data.sources"
+                " and data.eval_sources, with a verifier in each source"
+            )
+    fields = {x: tuple(value) if isinstance(value, list) else value for x, value in fields.items()}
+    return fields, flat_settings({name: data[name] for name in data if name not in SHORT})
 
 
 def _with_model(data: JsonObject, folder: str) -> JsonObject:
@@ -149,7 +202,7 @@ _KEY = re.compile(r"([a-z_]\w*(?:\.\w+)*)(?:\[\d+\])* = ")
 
 
 @contextlib.contextmanager
-def locate_setting_errors(config: Section, name: str, overrides: Sequence[str]) -> Iterator[None]:
+def locate_setting_errors(config: Section, name: str, overrides: Collection[str]) -> Iterator[None]:
     """Adds the file `name` and the line of the setting to an error about it, unless the setting
     came from the command line or no line sets it.
     """
@@ -158,7 +211,7 @@ def locate_setting_errors(config: Section, name: str, overrides: Sequence[str]) 
     except ConfigError as error:
         path, match = _path_of(name) if name else None, _KEY.match(str(error))
         key = match[1] if match else ""
-        if path is None or path.suffix in PLAIN or not key or key in names_of(overrides):
+        if path is None or path.suffix in PLAIN or not key or key in overrides:
             raise
         owner: object = config
         for part in key.split(".")[:-1]:
@@ -171,13 +224,10 @@ def locate_setting_errors(config: Section, name: str, overrides: Sequence[str]) 
 
 
 def config_from_options(
-    options: Json, overrides: Sequence[str] = (), command: str = "train"
+    options: Json, settings: JsonMapping = NO_SETTINGS, command: str = "train"
 ) -> RunConfig:
     """Returns the configuration for `--model`, `--data`, `--reward`, `--eval` and `--preset`
-    (from_files.py).
-
-    overrides: settings of the command line, which are applied later; those that determine other
-    settings are read here. Raises ConfigError for a missing option.
+    (from_files.py), with `settings`. Raises ConfigError for a missing option.
     """
     from compass_jax.distributed import initialize, require_single_process
 
@@ -190,31 +240,28 @@ def config_from_options(
     require_single_process(f"compass {command} --model")
     initialize()
     from compass_jax import from_files
+    from compass_jax.presets import DEFAULT
 
     model, data = options.model, list(options.data)
-    words = words_of_sections(from_files.SIZED_BY, overrides)
-
-    change = lambda of: override(of, words, f"compass {command}") if words else of  # noqa: E731
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr if getattr(options, "json", False) else sys.stdout)
 
     if not hasattr(options, "preset"):
-        return from_files.sft_config(model, data, change, tell)
-    answer = answer_tokens(overrides)
+        return from_files.sft_config(model, data, settings, tell)
+    method = options.preset or DEFAULT
     if isinstance(options, TrainJudge):
         return from_files.judge_config(
-            model, data, options.eval, options.preset, answer, options.scalar, change, tell
+            model, data, options.eval, method, settings, options.scalar, tell
         )
     reward = rewards(options.reward)
-    return from_files.rl_config(model, data, reward, options.eval, options.preset, answer, change)
+    return from_files.rl_config(model, data, reward, options.eval, method, settings)
 
 
 SETTINGS_INSTEAD = {
     "data": "data.sources (sft: sft.files)",
     "reward": "--data.sources.0.verifier NAME",
     "eval": "data.eval_sources",
-    "preset": "the settings of rl",
 }
 
 
@@ -257,9 +304,11 @@ REQUIRED = {
 
 
 def run_configured(
-    name: str, options: Configured, settings: Sequence[str], wants_help: bool
+    name: str, options: Configured, arguments: Sequence[str], wants_help: bool
 ) -> int:
     """Runs a command's function with its configuration; returns the exit status."""
+    given, file = read_arguments(arguments), options.config
+    options, settings = _spelled_out(options, given)
     model = getattr(options, "model", "")
     of_run = isinstance(options, Eval) and bool(options.checkpoint) and not wants_help
     if not (options.config or model or of_run):
@@ -270,15 +319,17 @@ def run_configured(
     if options.config and not model:
         refuse_without_model(options)
         config = load_config(options.config)
+        with locate_setting_errors(config, options.config, ()):
+            check_fields(config, "")
+        preset = getattr(options, PRESET, "")
+        config = apply(config, {**({PRESET: preset} if preset else {}), **settings})
     elif model:
-        config = config_from_options(options, settings, name)
+        with _named_errors(Path(file), given) if file else contextlib.nullcontext():
+            config = config_from_options(options, settings, name)
     else:
-        config = config_of_run(options.checkpoint)  # type: ignore[attr-defined]
-    with locate_setting_errors(config, options.config, ()):
-        check_fields(config, "")
-    prog = f"compass {name} {options.config}".strip()
-    config = override(config, settings, prog)
+        config = apply(config_of_run(options.checkpoint), settings)  # type: ignore[attr-defined]
     if wants_help:
+        prog = f"compass {name} {options.config}".strip()
         print(f"{help_text(name)}\n\n{settings_help(config, prog)}")
         return 0
     if name in STAGES:
@@ -298,12 +349,29 @@ def run_configured(
     return _run(name, options, config)
 
 
-def _tell_fitted(options: Json, config: RLRunConfig, settings: Sequence[str]) -> None:
-    from compass_jax.presets import describe_changes
+def _spelled_out(options: Json, settings: JsonMapping) -> tuple[Json, JsonMapping]:
+    """Returns a command's options and settings with those of a short CONFIG in YAML or JSON
+    (`_short_form`) instead of its name. What the command line gives wins.
+    """
+    path = _path_of(options.config) if options.config else None
+    if path is None or path.suffix not in PLAIN or not hasattr(options, "model") or options.model:
+        return options, settings
+    with _named_errors(path):
+        short = _short_form(_read_plain(path))
+    if short is None:
+        return options, settings
+    refuse_without_model(options)
+    given = {name: value for name, value in short[0].items() if hasattr(options, name)}
+    if PRESET in given:
+        given[PRESET] = options.preset or given[PRESET]
+    return replace(options, config="", **given), {**short[1], **settings}
 
-    overridden = names_of(settings)
+
+def _tell_fitted(options: Json, config: RLRunConfig, settings: Collection[str]) -> None:
+    from compass_jax.presets import DEFAULT, describe_changes
+
     answer = config.rollout.max_new_tokens
-    if line := describe_changes(options.preset, config.rl, answer, overridden):
+    if line := describe_changes(options.preset or DEFAULT, config.rl, answer, settings):
         print(line, file=sys.stderr if options.json else sys.stdout)
 
 

@@ -303,7 +303,7 @@ def baseline_config(rl: R) -> R:
             eval_every=max(1, round(rl.rl.eval_every * sampled_share)),
             replay="off",
             step_policy=None,
-            zero_variance=ZeroVarianceConfig(rl_zvp=False),
+            zero_variance=ZeroVarianceConfig(),
         ),
         # the other run's start evaluation is used
         evaluation=dataclasses.replace(rl.evaluation, start=False),

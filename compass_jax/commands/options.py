@@ -76,9 +76,10 @@ class FromPreferences(FromModel):
 
     eval: File = ""
     """Evaluation data, with --model; without it a part of --data is held out."""
-    preset: Named = "screened"
-    """Method whose settings are used, with --model: screened (GRPO that spends few samples on
-    prompts which teach nothing), or as published espo, gspo, grpo or dapo.
+    preset: Named = ""
+    """Method whose settings are used: screened (GRPO that spends few samples on prompts which teach
+    nothing; the default), or as published espo, gspo, grpo or dapo. With CONFIG it replaces the
+    file's method (docs/howto/presets.md).
     """
 
 

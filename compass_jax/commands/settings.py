@@ -21,8 +21,6 @@ from compass_jax.config.verifiers import Options
 
 WIDTH = 80
 MAX_SHOWN = 200  # maximum characters of a value
-# Recipes that the command line accepts as a class, by setting.
-RECIPES = {"rl.objective": ("dapo", "dr_grpo")}
 
 
 class Setting(NamedTuple):
@@ -105,7 +103,7 @@ def settings(config: Settings, key: str = "", usual: Settings = None) -> Iterato
 
 def class_sentence(part: Seam) -> str:
     """Returns the sentence of a setting whose value is a class."""
-    names = ", ".join([*part.classes, *RECIPES.get(part.key, ())])
+    names = ", ".join([*part.classes, *part.recipes])
     return f"Class: {names}, or your own file.py:Class."
 
 

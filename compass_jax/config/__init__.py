@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from compass_jax.config.advantage import Advantage
 from compass_jax.config.algorithm import AlgorithmConfig, ShapingConfig
+from compass_jax.config.apply import apply
 from compass_jax.config.correction import Correction, named_correction
 from compass_jax.config.data import (
     DataConfig,
@@ -103,6 +104,7 @@ __all__ = [
     "UpdatesConfig",
     "YarnRope",
     "ZeroVarianceConfig",
+    "apply",
     "named_correction",
     "seam_class",
 ]

@@ -20,7 +20,7 @@ class RLZVPConfig(Section):
 
     KEY: ClassVar[str] = "rl.zero_variance"
 
-    rl_zvp: bool = True
+    rl_zvp: bool = False
     """RL-ZVP: advantages from entropies for groups with equal rewards (stage 4, arXiv 2509.21880).
     """
     rl_zvp_alpha: Strength = 0.1

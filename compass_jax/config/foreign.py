@@ -110,9 +110,20 @@ def suggestion(key: str, known: Collection[str]) -> str:
     if foreign := foreign_name(key):
         return foreign
     last = key.rpartition(".")[2]
-    same_suffix = [name for name in known if name.rpartition(".")[2] == last]
-    matches = same_suffix or difflib.get_close_matches(key, known, n=3)
+    ends = {name: name.rpartition(".")[2] for name in known}
+    matches = (
+        [name for name, end in ends.items() if end == last]
+        or [name for name, end in ends.items() if _initials(end) == last]
+        or difflib.get_close_matches(key, known, n=3)
+    )
+    section = key.partition(".")[0]
+    matches = [name for name in matches if name.partition(".")[0] == section] or matches
     return f"did you mean {' or '.join(matches[:3])}?" if matches else ""
+
+
+def _initials(name: str) -> str:
+    """Returns the first letters of a name's words: "lr" for learning_rate."""
+    return "".join(word[:1] for word in name.split("_"))
 
 
 def hub_hint(name: str, dataset: bool = False) -> str:

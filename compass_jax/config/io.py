@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.aliases import Hint, Json, JsonObject, Settings
-from compass_jax.config import ConfigError, RunConfig, Seam, seam_class
+from compass_jax.config.errors import ConfigError
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import (
-    MOST_DEPTH,
     Section,
     check_fields,
     describe_value,
     field_hints,
     options,
+    tuples,
 )
+from compass_jax.config.run import RunConfig
+from compass_jax.config.seam import Seam, seam_class
+from compass_jax.config.words import Words
 from compass_jax.untrusted import parse_json, read_text
 
 KIND = "kind"  # the key that names the class, in a field of several dataclasses
@@ -43,7 +46,11 @@ def config_from_json(text: str) -> RunConfig:
     Raises ConfigError, naming the key, for text that `untrusted.parse_json` refuses, an unknown
     key, a missing key without default, or a value of the wrong type or out of its range.
     """
-    return from_plain(RunConfig, parse_json(text, "the configuration", error=ConfigError))
+    data = parse_json(text, "the configuration", error=ConfigError)
+    rl = data.get("rl") if isinstance(data, dict) else None
+    if isinstance(rl, dict):
+        rl.setdefault("step_policy", None)  # versions without this setting had no policy
+    return from_plain(RunConfig, data)
 
 
 def read_config(path: str | os.PathLike) -> RunConfig:
@@ -70,7 +77,7 @@ def from_plain(cls: type, data: Json) -> Json:
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{cls.__name__} is read from an object, not from {describe_value(data)}")
-    config = _decode(data, cls, "")
+    config = decode(data, cls, "")
     check_fields(config, "")
     return config
 
@@ -120,8 +127,12 @@ def _encode(value: Json, hint: Hint) -> Json:
     return value
 
 
-def _decode(data: Json, hint: Hint, key: str) -> Json:
-    """Returns `data` with objects converted to the dataclasses of `hint`, and lists to tuples."""
+def decode(data: Json, hint: Hint, key: str) -> Json:
+    """Returns `data` with objects converted to the dataclasses of `hint`, lists to tuples, and
+    words of a command line to their value.
+    """
+    if isinstance(data, Words):
+        return data.value(hint, key)
     classes = _dataclasses_of(hint)
     base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
     if base is not None and isinstance(data, dict):
@@ -139,7 +150,7 @@ def _decode(data: Json, hint: Hint, key: str) -> Json:
         return data
     inner = typing.get_args(hint)
     if inner and _dataclasses_of(inner[0]):
-        return tuple(_decode(x, inner[0], f"{key}.{i}") for i, x in enumerate(data))
+        return tuple(decode(x, inner[0], f"{key}.{i}") for i, x in enumerate(data))
     return tuples(data)
 
 
@@ -162,7 +173,7 @@ def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> J
             usual = f"did you mean {matches[0]}?" if matches else ""
             hint = foreign_name(full) or foreign_name(name) or usual
             raise ConfigError(f"{full[:200]}: no such key" + (f"; {hint}" if hint else ""))
-        values[name] = _decode(value, hints[name], full)
+        values[name] = decode(value, hints[name], full)
     absent = [name for name in _required(cls) if name not in values]
     if absent:
         raise ConfigError(f"{where}: {', '.join(absent)} must be given")
@@ -179,12 +190,3 @@ def _kind_by_keys(data: JsonObject, classes: dict[str, type]) -> str | None:
         if (needed := set(_required(cls))) and needed <= data.keys() <= field_hints(cls).keys()
     ]
     return fitting[0] if len(fitting) == 1 else None
-
-
-def tuples(value: Json, depth: int = 0) -> Json:
-    """Returns `value` with its lists converted to tuples. Raises ConfigError for lists nested
-    deeper than a setting may be.
-    """
-    if depth > MOST_DEPTH:
-        raise ConfigError(f"lists in lists, deeper than {MOST_DEPTH} levels")
-    return tuple(tuples(x, depth + 1) for x in value) if isinstance(value, list) else value

@@ -29,6 +29,10 @@ class Objective(Seam):
         "cispo": "compass_jax.rl.objectives.cispo:Cispo",
         "espo": "compass_jax.rl.objectives.espo:Espo",
     }
+    recipes: ClassVar[dict[str, str]] = {
+        "dapo": "compass_jax.rl.objectives.grpo:dapo",
+        "dr_grpo": "compass_jax.rl.objectives.grpo:with_dr_grpo",
+    }
     required: ClassVar[tuple[str, ...]] = ("surrogate", "weights")
     needs_advantage: ClassVar[bool] = False
     """Whether the surrogate's gradient is 0 at tokens whose advantage is 0, so that rows without
@@ -64,5 +68,5 @@ class Objective(Seam):
 
 
 def default_objective() -> Objective:
-    """Returns ESPO with the settings of its paper."""
-    return seam_class(Objective, "espo")()
+    """Returns GRPO with its published settings, the objective of the preset `screened`."""
+    return seam_class(Objective, "grpo")()

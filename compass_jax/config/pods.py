@@ -13,9 +13,10 @@ from compass_jax.config.data import DataConfig, FileSource, RolloutConfig
 from compass_jax.config.judge import EngineJudgeConfig
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
-from compass_jax.config.objective import default_objective
+from compass_jax.config.objective import Objective
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.run import RunConfig, ScoredConfig
+from compass_jax.config.seam import seam_class
 from compass_jax.config.training import RLConfig, ZeroVarianceConfig
 from compass_jax.config.updates import OptimConfig
 
@@ -173,12 +174,13 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
         replay=replay,
         buckets=(8192, 16_384, PROMPT + ANSWER),
         micro_batch_tokens=rows * (PROMPT + ANSWER),
-        objective=default_objective(),  # ESPO with its paper's alpha
+        objective=seam_class(Objective, "espo")(),  # with its paper's alpha
+        step_policy=None,
         correction=named_correction("tis"),
         shaping=ShapingConfig(
             length_penalty=0.05, length_free_tokens=ANSWER // 2, repetition_penalty=0.02
         ),
-        zero_variance=ZeroVarianceConfig(select=True, grow_to=32),
+        zero_variance=ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=32),
         optim=OptimConfig(learning_rate=1e-6, warmup_steps=10),
         save_every=2,
     )

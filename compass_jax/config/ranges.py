@@ -232,6 +232,15 @@ def options(hint: Hint) -> tuple[Hint, ...]:
     return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
 
 
+def tuples(value: Json, depth: int = 0) -> Json:
+    """Returns `value` with its lists converted to tuples. Raises ConfigError for lists nested
+    deeper than a setting may be.
+    """
+    if depth > MOST_DEPTH:
+        raise ConfigError(f"lists in lists, deeper than {MOST_DEPTH} levels")
+    return tuple(tuples(x, depth + 1) for x in value) if isinstance(value, list) else value
+
+
 def type_name(hint: Hint) -> str:
     """Returns a type as messages write it."""
     if get_origin(hint) is Annotated:

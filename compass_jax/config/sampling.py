@@ -107,9 +107,9 @@ class SamplingConfig(ReplayConfig):
 
     KEY: ClassVar[str] = "rl"
 
-    prompts_per_step: Batch = 32
+    prompts_per_step: Batch = 16
     """Number of prompts (groups) of a step."""
-    group_size: Annotated[int, Range(1, 65_536)] = 8
+    group_size: Annotated[int, Range(1, 65_536)] = 4
     """Number of samples per prompt, which form its group."""
     zero_variance: ResamplingConfig = field(default_factory=ResamplingConfig)
     """Further samples for groups whose rewards are all equal."""

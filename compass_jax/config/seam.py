@@ -23,12 +23,14 @@ class Seam:
     """A base class of user-defined components. Instances are hashable, because jit takes them as
     static arguments.
 
-    A direct subclass sets `key`, the setting that holds an instance, and `classes`, this package's
-    classes by their short names.
+    A direct subclass sets `key`, the setting that holds an instance, `classes`, this package's
+    classes by their short names, and `recipes`, functions by their names of (rl, the longest answer
+    in tokens) that return all settings of RL that a paper changes with the class.
     """
 
     key: ClassVar[str] = ""
     classes: ClassVar[Mapping[str, str]] = {}
+    recipes: ClassVar[Mapping[str, str]] = {}
     required: ClassVar[tuple[str, ...]] = ()  # methods that a subclass must define
 
     @property

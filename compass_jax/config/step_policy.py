@@ -112,6 +112,11 @@ class StepPolicy(Seam):
             )
 
 
+def default_policy() -> StepPolicy:
+    """Returns screening, the step policy of a run that sets none."""
+    return seam_class(StepPolicy, "screening")()
+
+
 def built_in_policy(sampling: SamplingConfig) -> StepPolicy:
     """Returns this package's policy for the settings."""
     if sampling.partial_prompts:

@@ -16,6 +16,7 @@ from compass_jax.config.guard import GuardConfig
 from compass_jax.config.ranges import CountOrOff, Fraction, Range, Repeat, Section
 from compass_jax.config.rl_stage import RLStage, check_order
 from compass_jax.config.sampling import GroupReplayConfig, ResamplingConfig, SamplingConfig
+from compass_jax.config.step_policy import StepPolicy, default_policy
 from compass_jax.config.updates import UpdatesConfig
 
 SET_CORRECTION = "set rl.correction to 'tis', 'icepop' or 'sequence'"
@@ -83,10 +84,18 @@ class ZeroVarianceConfig(ResamplingConfig, SelectionConfig, RLZVPConfig):
 class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     """One RL step: `prompts_per_step` groups of `group_size` samples, then `updates_per_rollout` x
     `epochs` updates.
+
+    The defaults are the preset `screened`: GRPO with posterior selection and screening.
     """
 
-    zero_variance: ZeroVarianceConfig = field(default_factory=ZeroVarianceConfig)
+    zero_variance: ZeroVarianceConfig = field(
+        default_factory=lambda: ZeroVarianceConfig(posterior=True)
+    )
     """Treatment of groups whose rewards are all equal."""
+    step_policy: StepPolicy | None = field(default_factory=default_policy)
+    """Step policy, such as screening or your own, which decides which prompts are rolled out next
+    and which groups a step trains on (docs/howto/step_policy.md); none: by the other settings.
+    """
     save_every: CountOrOff = 50
     """Checkpoint interval in steps; 0: only at the end."""
     eval_every: CountOrOff = 0

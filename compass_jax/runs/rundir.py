@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compass_jax.aliases import Json
 from compass_jax.config import ConfigError, PolicyConfig, ScoredConfig
+from compass_jax.config.apply import apply
 from compass_jax.config.io import config_to_json, differences, flatten, read_config
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.errors import CompassError
@@ -247,27 +247,15 @@ def with_recorded_sizes(config: P, overridden: Collection[str] = (), stage: str 
 
     Args:
         config: made from files.
-        overridden: settings that the user set and that stay, as words of a command line or names.
+        overridden: names of settings that the user set and that stay.
         stage: the run's folder inside the directory, for a command of several runs.
     """
     path = Path(config.directory) / stage
     if not (path / "config.json").is_file() or nothing_trained(path):
         return config
     old = flatten(read_config(path))
-    for key in SIZES:
-        if key in old and key not in names_of(overridden):
-            config = _with_value(config, key.split("."), old[key])
-    return config
-
-
-def names_of(settings: Collection[str]) -> set[str]:
-    """Returns the names of settings among the words of a command line, or among names."""
-    return {word.partition("=")[0].lstrip("-").replace("-", "_") for word in settings}
-
-
-def _with_value(part: Any, path: list[str], value: Json) -> Json:
-    inner = value if len(path) == 1 else _with_value(getattr(part, path[0]), path[1:], value)
-    return replace(part, **{path[0]: inner})
+    sizes = {key: old[key] for key in SIZES if key in old and key not in overridden}
+    return apply(config, sizes)
 
 
 def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:

@@ -118,19 +118,19 @@ def test_dry_run_prints_the_resolved_configuration(calls, file, capsys):
 @pytest.mark.parametrize(
     "words,messages",
     [
-        (["--rl.stepz", "3"], ["--rl.stepz", "Perhaps you meant", "--rl.steps"]),
-        (["--rl.steps", "3.5"], ["--rl.steps", "3.5"]),
-        (["--rl.replay", "R4"], ["--rl.replay", "R4", "R3"]),
-        (["--data.sources.0.options", "[["], ["--data.sources.0.options", "Expecting value"]),
+        (["--rl.stepz", "3"], ["rl.stepz: no such setting; did you mean rl.steps"]),
+        (["--rl.steps", "3.5"], ["rl.steps = '3.5'", "must be int"]),
+        (["--rl.steps"], ["--rl.steps: its value is missing"]),
+        (["--rl.steps", "3", "4"], ["--rl.steps: its value has 2 values ('3', '4')"]),
+        (["--rl.replay", "R4"], ["rl.replay", "R4", "R3"]),
+        (["--data.sources.0.options", "[["], ["data.sources.0.options", "Expecting value"]),
         (["stray"], ["stray"]),
     ],
 )
 def test_wrong_overrides_are_told_and_exit_with_2(file, calls, capsys, words, messages):
-    with pytest.raises(SystemExit) as error:
-        cli.main(["train", file, *words])
-    assert error.value.code == 2 and calls == []
+    assert cli.main(["train", file, *words]) == 2 and calls == []
     printed = capsys.readouterr().err
-    assert all(message in printed for message in messages)
+    assert printed.count("\n") == 1 and all(message in printed for message in messages)
 
 
 def test_errors_of_the_project_are_one_message(file, calls, capsys):
@@ -198,7 +198,7 @@ def test_help(file, capsys):
     assert cli.main(["train"]) == 2
     assert cli.main(["train", file, "--rl.steps", "7", "--help"]) == 0
     output = capsys.readouterr().out
-    assert "--rl.objective.alpha FLOAT" in output and "(default: 7)" in output
+    assert "--rl.objective.clip-low FLOAT" in output and "(default: 7)" in output
     assert output.index("--model FOLDER") < output.index("--rl.steps INT")
     with pytest.raises(SystemExit) as stop:
         cli.main(["export-hf", "a", "b", "--fast"])

@@ -9,12 +9,11 @@ from compass_jax.commands.cli import main
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import settings
-from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig
+from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig, apply
 from compass_jax.config.foreign import TRL, VERL, hub_hint
 from compass_jax.config.io import config_to_json, to_plain
 from compass_jax.data.files import DataError, files_of
 from compass_jax.from_files import rl_config
-from compass_jax.library import with_settings
 
 
 @pytest.mark.parametrize("name", [*TRL, *VERL])
@@ -31,7 +30,7 @@ def test_names_of_other_projects_are_told_ours_which_exist(name):
         override(config, [f"{form}=3"])
     assert f"'s {name} is called {our_name} here" in str(error.value)
     with pytest.raises(ConfigError, match="is called"):
-        with_settings(config, {name: 3})
+        apply(config, {name: 3})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_a_short_yaml_says_what_differs(tmp_path):
     [
         (
             ("learning_rate", "lerning_rate"),
-            "rl.optim.lerning_rate: no such key; did you mean learn",
+            "rl.optim.lerning_rate: no such setting; did you mean rl.optim.learning_rate",
         ),
         (("rl:", "num_generations: 8\nrl:"), "TRL's num_generations is called rl.group_size here"),
         (("name: short", "name: short\nname: b"), "name: is there twice"),

@@ -16,7 +16,7 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import eval_judge
 from compass_jax.commands.cli import main
-from compass_jax.config import ConfigError, DataConfig, EvalSet, FileSource, MoEConfig
+from compass_jax.config import ConfigError, DataConfig, EvalSet, FileSource, MoEConfig, apply
 from compass_jax.config.io import config_from_json, config_to_json, read_config
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import read_preferences
@@ -24,7 +24,6 @@ from compass_jax.data.questions import questions
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.from_files import judge_config
-from compass_jax.library import with_settings
 from compass_jax.model.transformer import init_params
 from compass_jax.pipeline import train_judge
 from compass_jax.pipeline.train_judge import balance
@@ -43,6 +42,8 @@ SETTINGS = {
     "data.eval-prompts": 3,
     "mesh.fsdp": 1,
 }
+
+SHORT = {"rollout.max_new_tokens": 8}
 
 
 def larger(count, seed=0):
@@ -74,7 +75,7 @@ def folder(tmp_path_factory):
 
 
 def test_both_orders_of_the_training_pairs_are_learnt_and_no_held_out_one(folder):
-    config = judge_config(str(folder / "model"), [str(folder / "pairs.jsonl")], answer=8)
+    config = judge_config(str(folder / "model"), [str(folder / "pairs.jsonl")], settings=SHORT)
     config.validate_for_rl()
     tokenizer = Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
     examples, counts = sft_examples(config, tokenizer)
@@ -172,7 +173,7 @@ def test_rl_begins_with_what_sft_left_and_the_judge_is_measured_after_each(folde
     monkeypatch.setattr(train_judge, "run_sft", partial(run, "sft"))
     monkeypatch.setattr(train_judge, "run_rl", partial(run, "rl"))
     monkeypatch.setattr(train_judge, "own_judge", judge)
-    config = judge_config("model", ["pairs.jsonl"], answer=8)
+    config = judge_config("model", ["pairs.jsonl"], settings=SHORT)
     config = dataclasses.replace(config, run_dir="stubbed")
     out = train_judge.run_train_judge(config)
     sft, rl = ("stubbed/sft", "stubbed/rl")
@@ -199,7 +200,10 @@ def test_a_folder_of_weights_is_a_judge_in_an_engine_that_holds_its_questions(fo
     out = folder / "right"
     command = ["eval-judge", pairs, "--model", model, "--max-tokens", "24", "--out", str(out)]
     assert main(command) == 0
-    (rollout, weights), config = calls[0], judge_config(model, [pairs], answer=8)
+    (rollout, weights), config = (
+        calls[0],
+        judge_config(model, [pairs], settings=SHORT),
+    )
     assert weights == model and rollout.max_new_tokens == 24
     assert rollout.prompt_buckets[-1] >= config.rollout.prompt_buckets[-1]
     summary = json.loads((out / "summary.json").read_text())
@@ -262,12 +266,16 @@ def test_a_tiny_judge_learns_which_digit_is_larger(tmp_path, monkeypatch):
     weights = init_params(model, base.compute, jax.random.key(0))
     at, tokenizer = tmp_path / "model", base.data.tokenizer
     save_params(weights, model, at, "float32", tokenizer_from=tokenizer)
-    config = judge_config(str(at), [write(tmp_path / "pairs.jsonl", larger(600))], answer=8)
+    config = judge_config(
+        str(at),
+        [write(tmp_path / "pairs.jsonl", larger(600))],
+        settings=SHORT,
+    )
     settings = {"sft.steps": 250, "sft.batch": 16, "sft.optim.learning_rate": 2e-3}
     settings |= {"rl.steps": 10, "rl.prompts_per_step": 8, "rl.group_size": 8}
     settings |= {"rl.optim.learning_rate": 3e-4, "rl.eval_every": 0, "data.eval_prompts": 100}
     settings |= {"mesh.fsdp": 1, "run_dir": str(tmp_path / "run")}
-    out = train_judge.run_train_judge(with_settings(config, settings))
+    out = train_judge.run_train_judge(apply(config, settings))
     print(out["sft"], out["rl"])
     assert out["rl"].pairs == 100 and out["rl"].missing < 0.05
     assert out["sft"].agreement > 0.6 and out["rl"].agreement > 0.6

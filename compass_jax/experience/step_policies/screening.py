@@ -51,7 +51,7 @@ class Screening(StepPolicy):
     RL-ZVP and shaping act on groups that stop as on any uniform group.
     """
 
-    n0: Annotated[int, Range(2, 64)] = 4
+    n0: Annotated[int, Range(2, 64)] = 2
     """Number of samples of each prompt before the others, fewer than rl.group_size."""
     min_chance: Fraction = 0.5
     """Minimum probability that a group varies with all its samples, for it to get them; 1: only

@@ -81,6 +81,11 @@ def dr_grpo(**changes: Any) -> Grpo:
     return Grpo(**{"mean": "constant", **changes})
 
 
+def with_dr_grpo(rl: RLConfig, max_new_tokens: int) -> RLConfig:
+    """Returns `rl` with Dr.GRPO's objective (arXiv 2503.20783), at any length of an answer."""
+    return dataclasses.replace(rl, objective=dr_grpo())
+
+
 def dapo_surrogate(**changes: Any) -> Grpo:
     """Returns DAPO's objective alone: a higher upper clip and equal weights of all tokens."""
     return Grpo(**{"clip_high": 0.28, "mean": "tokens", **changes})

@@ -1,0 +1,140 @@
+"""Settings by their dotted names: the one function that changes a configuration.
+
+The command line, `compass_jax.train(settings=...)`, YAML and JSON files, presets and a resumed run
+call `apply`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from compass_jax.aliases import Hint, Json, JsonMapping, JsonObject
+from compass_jax.config import named
+from compass_jax.config.advantage import Advantage
+from compass_jax.config.correction import Correction
+from compass_jax.config.drafts import Drafts
+from compass_jax.config.errors import ConfigError
+from compass_jax.config.foreign import suggestion
+from compass_jax.config.io import KIND, NAME, REMOVED, decode, flatten
+from compass_jax.config.objective import Objective
+from compass_jax.config.ranges import Section, check_fields, field_hints
+from compass_jax.config.router import Router
+from compass_jax.config.run import RunConfig
+from compass_jax.config.seam import Seam, seam_class
+from compass_jax.config.step_policy import StepPolicy
+
+S = TypeVar("S", bound=Section)
+SEAMS: tuple[type[Seam], ...] = Objective, Advantage, Correction, StepPolicy, Drafts, Router
+_SEAMS = {base.key: base for base in SEAMS}
+PRESET = "preset"
+NO_SETTINGS: JsonMapping = MappingProxyType({})
+# found by name, since it computes with objectives, which import this package
+_WITH_PRESET = "compass_jax.presets:with_preset"
+
+
+def apply(config: S, settings: JsonMapping) -> S:
+    """Returns `config` with settings by their dotted names, with "-" or "_": {"rl.steps": 4,
+    "data.sources.0.repeat": 2}. A value may be a mapping of further names.
+
+    A class is set by its name ({"rl.objective": "dapo"}), or switched off by "none"; "preset" is
+    one of presets.PRESETS. Order does not matter: a preset reads the rollout's settings, a class
+    replaces what the preset set, and single settings come last.
+
+    Raises ConfigError for an unknown setting, with the nearest ones, and for a value of the wrong
+    type or out of its range.
+    """
+    named_settings = flat_settings(settings)
+    changed: Any = config
+    for name in sorted(named_settings, key=_rank):
+        value = named_settings[name]
+        if name == PRESET:
+            changed = named.load(_WITH_PRESET, PRESET)(changed, decode(value, str, name))
+        elif name in _SEAMS and not isinstance(value, Seam):
+            changed = _with_class(changed, _SEAMS[name], decode(value, str | None, name))
+        else:
+            if name.startswith("rollout_mesh."):
+                changed = changed.with_rollout_mesh()
+            changed = _replaced(changed, name.split("."), value, name, changed)
+    check_fields(changed, "")
+    return changed
+
+
+def flat_settings(settings: JsonMapping) -> JsonObject:
+    """Returns the settings of a run, some of which are mappings of sections, by their dotted
+    names with "_".
+    """
+    return dict(_named(settings, RunConfig, ""))
+
+
+def _named(settings: JsonMapping, section: Hint, prefix: str) -> Iterator[tuple[str, Json]]:
+    for key, value in settings.items():
+        name = prefix + str(key).replace("-", "_")
+        inner = _section(section, name.removeprefix(prefix).split("."))
+        if name.removesuffix(f".{NAME}") in _SEAMS:
+            name = name.removesuffix(f".{NAME}")
+        if isinstance(value, Mapping) and name in _SEAMS:
+            yield from ((name if part == NAME else f"{name}.{part}", value[part]) for part in value)
+        elif isinstance(value, Mapping) and inner and KIND not in value:
+            yield from _named(value, inner, f"{name}.")
+        else:
+            yield name, value
+
+
+def _section(section: Hint, path: list[str]) -> Hint:
+    """Returns the class of the section at `path` inside a section; None where there is none or a
+    choice of several.
+    """
+    for part in path:
+        section = field_hints(section).get(part) if section else None
+        is_section = isinstance(section, type) and issubclass(section, Section)
+        section = section if is_section else None
+    return section
+
+
+def _rank(name: str) -> int:
+    """Returns the place of a setting in the order in which they are applied."""
+    if name in _SEAMS:
+        return 2
+    return 0 if name.startswith("rollout.") else 1 if name == PRESET else 3
+
+
+def _with_class(config: Any, base: type[Seam], name: str | None) -> Any:
+    """Returns `config` with the class `name` as the setting of `base`, or with the recipe of that
+    name, which changes more settings of RL.
+
+    Raises ConfigError for a class that cannot be used.
+    """
+    if name in base.recipes:
+        recipe = named.load(base.recipes[name], base.key)
+        return dataclasses.replace(config, rl=recipe(config.rl, config.rollout.max_new_tokens))
+    if base is Router and config.model.moe is None:
+        raise ConfigError(f"{Router.key} = {name}: the model is dense and has no router")
+    off = name in (None, "none") and base in (StepPolicy, Drafts)
+    part = None if off else seam_class(base, str(name))()
+    return _replaced(config, base.key.split("."), part, base.key, config)
+
+
+def _replaced(part: Any, path: list[str], value: Json, name: str, config: Section) -> Any:
+    """Returns `part` of `config` with `value` at `path`; `name` is the whole setting."""
+    key, *inner = path
+    if isinstance(part, tuple) and key.isdecimal() and int(key) < len(part):
+        i = int(key)
+        entry = _changed(part[i], inner, value, type(part[i]), name, config)
+        return (*part[:i], entry, *part[i + 1 :])
+    hints = field_hints(type(part)) if dataclasses.is_dataclass(part) else {}
+    if (type(part).__name__, key) in REMOVED:
+        return part
+    if key not in hints:
+        hint = suggestion(name, flatten(config))
+        raise ConfigError(f"{name[:200]}: no such setting" + (f"; {hint}" if hint else ""))
+    changed = _changed(getattr(part, key), inner, value, hints[key], name, config)
+    return dataclasses.replace(part, **{key: changed})
+
+
+def _changed(
+    current: Any, inner: list[str], value: Json, hint: Hint, name: str, config: Section
+) -> Any:
+    return _replaced(current, inner, value, name, config) if inner else decode(value, hint, name)
