@@ -112,6 +112,30 @@ METHOD = (
     *("objective", "advantage", "shaping", "step_policy", "zero_variance"),
     *("prompts_per_step", "group_size", "updates_per_rollout"),
 )
+# Default learning rates of a run from files: parameters of the model up to which they hold, rate of
+# training all weights, rate of adapters.
+RATES = (
+    # all weights: measured with configs/mostly_hard_cpu.py (docs/measurements.md); adapters: not
+    # measured, ten times as much by docs/howto/lora.md
+    (50_000_000, 1.5e-4, 1.5e-3),
+    # being measured on SmolLM2-135M
+    (1_000_000_000, 1e-5, 2e-4),
+    # all weights: the papers of the presets (arXiv 2402.03300, 2503.14476, 2507.18071, 2512.00499),
+    # and TRL's GRPOConfig; adapters: ten times as much, as Tinker's cookbook takes
+    # (get_lora_lr_over_full_finetune_lr) and as is the default of Predibase's GRPO, which trains
+    # adapters
+    (math.inf, 1e-6, 1e-5),
+)
+
+
+def default_rate(parameters: int, adapters: bool) -> float:
+    """Returns the default learning rate for a model of this number of parameters, of which all are
+    trained, or `adapters`.
+    """
+    full, lora = next(rates for most, *rates in RATES if parameters <= most)
+    return lora if adapters else full
+
+
 # A step with fewer prompts, or a group with fewer samples, is not a useful baseline.
 LEAST_PROMPTS, LEAST_GROUP = 4, 8
 
@@ -150,8 +174,9 @@ def _fitted_sizes(prompts: int, group: int, slots: int) -> tuple[int, int]:
 
 
 FITTED = {
+    "rl.optim.learning_rate": "learning rate",
     "rl.prompts_per_step": "prompts a step",
-    "rl.group_size": "samples of each",
+    "rl.group_size": "samples of each prompt",
     "rl.updates_per_rollout": "updates of a rollout",
     "rl.optim.warmup_steps": "warm-up updates",
 }
@@ -172,10 +197,10 @@ def describe_changes(
     for setting, what in FITTED.items():
         value, usual = (attrgetter(setting.removeprefix("rl."))(of) for of in (rl, paper))
         if value != usual and setting not in overridden:
-            fitted[setting] = f"{value} {what} (preset: {usual})"
+            fitted[setting] = f"{what} {value:g} (preset: {usual:g})"
     if not fitted:
         return ""
     return (
-        f"preset {name}: {', '.join(fitted.values())}, fitted to the memory and to the data; set"
-        f" {', '.join(fitted)} for others"
+        f"preset {name}: {', '.join(fitted.values())}, fitted to the model, the memory and the"
+        f" data; set {', '.join(fitted)} for others"
     )

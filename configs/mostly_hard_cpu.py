@@ -74,5 +74,5 @@ def mostly_hard_cpu() -> RunConfig:
             eval_every=8,
             save_every=20,
         ),
-        evaluation=replace(base.evaluation, k=2),
+        evaluation=replace(base.evaluation, k=2, start_prompts=480),
     )

@@ -122,6 +122,9 @@ def test_a_preset_replaces_the_method_of_a_configuration_and_no_rate():
         assert rl.optim.learning_rate == run.rl.optim.learning_rate and rl.steps == run.rl.steps
     changed = apply(run, {"rl.group_size": 5, "preset": "espo", "rl.objective": "gspo"})
     assert (changed.rl.group_size, changed.rl.objective.name) == (5, "gspo")
+    words = {"rl.step_policy": "screening", "rl.objective": "dapo"}
+    assert apply(run, words) == apply(run, dict(reversed(words.items())))
+    assert apply(run, words).rl.step_policy == Screening()
     with pytest.raises(ConfigError, match="preset 'ppo': choose one of screened, espo"):
         apply(run, {"preset": "ppo"})
 

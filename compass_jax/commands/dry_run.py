@@ -14,6 +14,7 @@ from functools import partial
 from compass_jax.commands.settings import WIDTH, settings
 from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
 from compass_jax.config.curriculum import at_step, stage_at
+from compass_jax.config.io import read_config
 from compass_jax.config.ranges import Section
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
@@ -32,8 +33,15 @@ from compass_jax.samplers.pool import Pool
 from compass_jax.session import load_tokenizer, open_scorer, with_code, with_date
 from compass_jax.sharding import placements
 from compass_jax.trackers.opened import check_trackers
-from compass_jax.training.header import describe_model, header, stage_line
+from compass_jax.training.header import (
+    describe_model,
+    header,
+    rl_method,
+    sft_method,
+    stage_line,
+)
 from compass_jax.training.notices import idle_settings
+from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights
 
@@ -110,11 +118,17 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     done = checkpoint.latest(config.directory) if existing_run else None
     if done is None:
         check_weights(config.init_from, config.model, tell)
+    if existing_run:
+        before, key = read_config(config.directory), "rl" if command == "train" else "sft"
+        if moved := moved_schedule(getattr(before, key), getattr(config, key), done or 0):
+            tell(moved)
     stages = config.rl.stages if command == "train" else ()
     begun_after = [stage.after_steps for stage in stages if stage.after_steps < config.rl.steps]
     memory = memory_line(config, config.rl if command == "train" else config.sft)
+    is_rl = command == "train"
+    method = rl_method(config.rl, config.rollout) if is_rl else sft_method(config.sft)
     return [
-        *header(config, work, param_count(config.model), done or 0, total, memory),
+        *header(config, work, param_count(config.model), done or 0, total, memory, method),
         *(_stage_line(config, n) for n in begun_after),
     ]
 

@@ -92,6 +92,8 @@ def settings(config: Settings, key: str = "", usual: Settings = None) -> Iterato
             sections.append((name, value, default))
         elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
             sections += [(f"{name}.{i}", x, None) for i, x in enumerate(value)]
+        elif isinstance(default, Seam):  # switched off
+            yield Setting(name, class_sentence(default), "none", default.name, str)
         elif value or not sections_of(hint):  # an absent section can be set only in the file
             yield Setting(name, docs.get(field.name, ""), value, default, hint)
     for name, value, default in sections:

@@ -95,10 +95,13 @@ def _section(section: Hint, path: list[str]) -> Hint:
 
 
 def _rank(name: str) -> int:
-    """Returns the place of a setting in the order in which they are applied."""
-    if name in _SEAMS:
-        return 2
-    return 0 if name.startswith("rollout.") else 1 if name == PRESET else 3
+    """Returns the place of a setting in the order in which they are applied. The objective is the
+    first class, since its recipes change the others.
+    """
+    if name.startswith("rollout."):
+        return 0
+    order = [PRESET, *_SEAMS]
+    return 1 + (order.index(name) if name in order else len(order))
 
 
 def _with_class(config: Any, base: type[Seam], name: str | None) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -22,6 +23,7 @@ from compass_jax.config import (
     EvalRunConfig,
     PolicyConfig,
     RewardConfig,
+    RLRunConfig,
     RolloutConfig,
 )
 from compass_jax.config.data import HELDOUT
@@ -74,9 +76,10 @@ def answers(
     sampler: Sampler,
     seed: int,
     purpose: Purpose = Purpose.EVAL,
+    finished: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[Rollout]], list[list[Score]]]:
     """Returns `samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose,
-    prompt, sample, position) only.
+    prompt, sample, position) only. `finished` is called after each answer.
     """
     turns = turns_of(tokenizer, engine.config)
     rollouts: dict[int, Rollout] = {}
@@ -101,6 +104,7 @@ def answers(
                     carried.append(rollouts[row])
                 else:
                     scores[row] = verdict
+                    finished()
         keys = frozenset(rollout.key for rollout in carried)
     rows = [range(n * samples, (n + 1) * samples) for n in range(len(prompts))]
     return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
@@ -136,6 +140,8 @@ def evaluation_uses(config: EvalRunConfig) -> list[EngineWorkload]:
 
 
 Keep = Callable[[str, list[Group]], None]
+Progress = Callable[[int, int], None]  # of (answers that are scored, all answers)
+START_STEPS = 2  # steps that have as many answers as the evaluation before the first one
 
 
 def evaluate(
@@ -146,15 +152,31 @@ def evaluate(
     scorer: AnyScorer,
     config: EvalRunConfig,
     keep: Keep | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Samples k answers and one greedy answer for every prompt of every set (data/prompts.py makes
     them); an answer is right if reward >= rewards.right_at. `keep` is called with each set's name
-    and a group for each of its prompts, the greedy answer last.
+    and a group for each of its prompts, the greedy answer last; `progress` after each answer.
     """
     results, warnings, e = dict[str, SetResult](), [], config.evaluation
+    total, counter = count_answers(sets), itertools.count(1)
+    progress(0, total)
+
+    def finished() -> None:
+        progress(next(counter), total)
+
     votes = votes_of(with_chat_format(config.data), config.rewards.answer_tag)
     for name, prompts, k, temperature in sets:
-        ask = partial(answers, engine, params, prompts, tokenizer, scorer, seed=config.seed)
+        ask = partial(
+            answers,
+            engine,
+            params,
+            prompts,
+            tokenizer,
+            scorer,
+            seed=config.seed,
+            finished=finished,
+        )
         rollouts, sampled = ask(samples=k, sampler=Sampler(temperature, e.top_k, e.top_p))
         best, greedy = ask(samples=1, sampler=Sampler(0.0))
         pairs = zip(prompts, rollouts, best, sampled, greedy, strict=True)
@@ -168,6 +190,28 @@ def evaluate(
         of = "of the evaluation" + (f" on {name}" if name != HELDOUT else "")
         warnings.append(_warning(groups, of, text_of, config.rewards, config.data))
     return _evaluation(results, "\n".join(filter(None, warnings)), e.k, config.rewards.right_at)
+
+
+def count_answers(sets: Sequence[PromptSet]) -> int:
+    """Returns the number of answers of an evaluation: k samples and a greedy one of each prompt."""
+    return sum(len(one.prompts) * (one.k + 1) for one in sets)
+
+
+def start_sets(sets: Sequence[PromptSet], config: RLRunConfig) -> list[PromptSet]:
+    """Returns the sets that are evaluated before the first step: evenly chosen prompts of each, at
+    most evaluation.start_prompts, or so few that decoding takes about as long as START_STEPS steps.
+    The time of decoding is proportional to the number of answers.
+    """
+    share, most = 1.0, config.evaluation.start_prompts
+    if most is None:
+        of_steps = START_STEPS * config.rl.prompts_per_step * config.rl.group_size
+        share = min(of_steps / max(count_answers(sets), 1), 1.0)
+    chosen = []
+    for one in sets:
+        count = min(len(one.prompts), most) if most else max(int(len(one.prompts) * share), 1)
+        places = [i * len(one.prompts) // count for i in range(count)]
+        chosen.append(one._replace(prompts=[one.prompts[i] for i in places]))
+    return chosen
 
 
 def _evaluation(results: dict[str, SetResult], warning: str, k: int, right_at: float) -> Evaluation:

@@ -7,6 +7,7 @@ are ours.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,12 @@ def rise_bound(reward: np.ndarray) -> np.ndarray:
     # The slope is per step, and n steps have n - 1 intervals.
     count = reward.shape[-1]
     return np.asarray((slope + special.stdtrit(count - 2, CONFIDENCE) * error) * (count - 1))
+
+
+def gain_bound(gains: np.ndarray) -> float:
+    """Returns the upper bound, at CONFIDENCE, of the mean of paired differences [n]."""
+    error = np.std(gains, ddof=1) / math.sqrt(gains.size)
+    return float(np.mean(gains) + special.stdtrit(gains.size - 1, CONFIDENCE) * error)
 
 
 def spike_size(losses: np.ndarray) -> float:

@@ -52,6 +52,7 @@ MAY_CHANGE = frozenset(
         *(f"rl.guard.{name}" for name in ("window", "false_alarms", "action")),
         "evaluation.at",
         "evaluation.start",
+        "evaluation.start_prompts",
         "sft.steps",
         "sft.save_every",
         "sft.bad_rows",  # a refused row ended the run before its step

@@ -24,6 +24,7 @@ from compass_jax.runs.progress import duration, progress_text
 
 COLUMNS = 80  # columns of plain lines
 WIDEST = 110
+EVALUATION_PHASE = "evaluation"
 _WINDOW = 20  # number of steps for the estimate of the time left
 _SAMPLE_LINES = 3  # maximum lines of a sample's text
 
@@ -75,6 +76,8 @@ class Screen:
         self._phase: tuple[str, int, int] = ("starts", 0, 0)
         self._phase_since = self._shown_at = clock()
         self._times: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
+        self._evaluated_s = 0.0  # seconds of work of evaluations, which no step takes
+        self._evaluating_since: float | None = None
         self._lines: Lines | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -105,6 +108,9 @@ class Screen:
         """Shows the current phase and its progress."""
         if name != self._phase[0]:
             self._phase_since = self._clock()
+            self._end_evaluation()
+            if name == EVALUATION_PHASE:
+                self._evaluating_since = self._worked()
         self._phase = name, done, total
         if self._thread is None and not self._ended.is_set():
             self._thread = threading.Thread(target=self._watch, name="screen", daemon=True)
@@ -114,6 +120,7 @@ class Screen:
         """Shows the metrics of the last step."""
         self._step, self._numbers, self._fresh = step, dict(numbers), True
         self._phase_since = self._clock()
+        self._end_evaluation()
         self._times.append((step, self._worked()))
         if self._drawn():
             self._draw()
@@ -142,8 +149,15 @@ class Screen:
     # ---- drawing ---------------------------------------------------------------------------------
 
     def _worked(self) -> float:
-        """Returns the seconds of work without the compiler's, since later steps compile little."""
-        return self._clock() - self._compiler.seconds
+        """Returns the seconds of work of steps: without the compiler's, since later steps compile
+        little, and without those of evaluations.
+        """
+        return self._clock() - self._compiler.seconds - self._evaluated_s
+
+    def _end_evaluation(self) -> None:
+        if self._evaluating_since is not None:
+            self._evaluated_s += self._worked() - self._evaluating_since
+            self._evaluating_since = None
 
     @property
     def left_s(self) -> float:
@@ -154,12 +168,18 @@ class Screen:
         return (now - then) / max(last - first, 1) * (self.total - last)
 
     def _doing(self) -> str:
-        """Returns "rollout 23 of 64, 41 s", or the compiler's activity."""
+        """Returns "rollout 23 of 64, 41 s", or the compiler's activity. An evaluation also has its
+        time left.
+        """
         name, done, total = self._phase
         if (busy := self._compiler.busy_s) >= 1:
             return f"{name}: compiling, {duration(busy)}"
         share = f" {done} of {total}" if total else ""
-        return f"{name}{share}, {duration(self._clock() - self._phase_since)}"
+        since = self._clock() - self._phase_since
+        left = ""
+        if name == EVALUATION_PHASE and 0 < done < total:
+            left = f", {duration(since / done * (total - done))} left"
+        return f"{name}{share}, {duration(since)}{left}"
 
     def _line(self, columns: int) -> str:
         begin = f"{self.stage} {self._step}/{self.total}  "

@@ -15,6 +15,7 @@ from compass_jax.records import GOLD, Group, Score
 from compass_jax.rl.signatures import (
     SPIKE,
     STAGNANT,
+    gain_bound,
     parting_p,
     rise_bound,
     spike_size,
@@ -22,6 +23,7 @@ from compass_jax.rl.signatures import (
 )
 
 T = TypeVar("T")
+MIN_EVALUATED = 20  # held-out prompts, for a notice on their rewards
 PAGE = "docs/howto/failures.md says what to look at and what to change"
 
 
@@ -71,7 +73,7 @@ class Guard:
     ):
         """Creates a guard of a run of `steps` steps. `tell` prints the first notice of a kind;
         `steady`: the choice of prompts keeps the mean reward near a constant, so that a constant
-        one is no sign of a failure.
+        one is no sign of a failure; the held-out prompts are watched instead (`of_evaluation`).
         """
         self.config, self._rewards, self._tell, self._steady = config, rewards, tell, steady
         # A run makes at most one test a step, from the first full window on; they share the level.
@@ -81,6 +83,8 @@ class Guard:
         # Steps without a gold label have no audit, so the window can span more steps than audits.
         self._audited_steps: list[int] = []
         self._losses: list[float] = []
+        # step and mean reward of each prompt, by its id, of the first whole evaluation
+        self._first: tuple[int, dict[str, float]] | None = None
         self.parted, self.last_sound, self.ended = 0, 0, False
 
     def of_step(
@@ -95,6 +99,30 @@ class Guard:
         self._means = _appended(self._means, mean, math.isfinite(mean), size)
         self._losses = _appended(self._losses, loss, math.isfinite(loss), size)
         return self._of_loss() | self._of_mean() | self._of_audits(step)
+
+    def of_evaluation(self, step: int, rewards: Mapping[str, float]) -> None:
+        """Compares the mean reward of each held-out prompt, by its id, with that of the first
+        evaluation; prints a notice where it has hardly risen for a window of steps and more.
+
+        Reads no evaluation where the training's rewards tell (`steady`).
+        """
+        if not self._steady:
+            return
+        if self._first is None:
+            self._first = step, dict(rewards)
+        begun, first = self._first
+        gains = np.array([rewards[key] - first[key] for key in first if key in rewards])
+        if step - begun < self.config.window or gains.size < MIN_EVALUATED:
+            return
+        low, high = self._rewards.wrong_at, self._rewards.right_at
+        bound, mean = gain_bound(gains), float(np.mean(list(rewards.values())))
+        if bound < STAGNANT * (high - low) and mean < high - STAGNANT * (high - low):
+            self._tell(
+                "stagnant reward",
+                f"stagnant reward: from step {begun} to step {step} the mean reward of"
+                f" {gains.size} held-out prompts rose by {max(bound, 0):.3g} at most, and is"
+                f" {mean:.3g}; {PAGE}",
+            )
 
     def _of_loss(self) -> dict[str, float]:
         if len(self._losses) < self.config.window:
@@ -164,6 +192,7 @@ class Guard:
             "audits": [list(one) for one in self._audits],
             "audited_steps": self._audited_steps,
             "losses": self._losses,
+            "first_evaluation": self._first,
             "parted": self.parted,
             "last_sound": self.last_sound,
             "ended": self.ended,
@@ -178,6 +207,8 @@ class Guard:
         latest_steps = [*range(step - len(self._audits) + 1, step + 1)]
         self._audited_steps = state.get("audited_steps", latest_steps)[-size:]
         self._losses = state.get("losses", [])[-size:]
+        evaluated = state.get("first_evaluation")
+        self._first = (evaluated[0], dict(evaluated[1])) if evaluated else None
         self.ended = state.get("ended", False)
         # parted before the action became restore: the next test decides
         is_over = self.config.action == "restore" and not self.ended

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 
 import jax
 
 from compass_jax.config import (
     MeshConfig,
     ModelConfig,
+    OptimConfig,
     PolicyConfig,
     RLConfig,
     RolloutConfig,
+    SFTConfig,
 )
 from compass_jax.config.curriculum import Stage
 
 
 def header(
-    config: PolicyConfig, work: str, parameters: int, done_steps: int, total: int, memory: str = ""
+    config: PolicyConfig,
+    work: str,
+    parameters: int,
+    done_steps: int,
+    total: int,
+    memory: str = "",
+    method: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Returns lines of "name value".
 
@@ -27,6 +37,7 @@ def header(
         done_steps: steps of the run that is resumed; 0 for a new run.
         total: number of steps.
         memory: describes the estimate of the run's memory.
+        method: lines on the training by their names (`rl_method`, `sft_method`).
     """
     devices = jax.devices()
     where = f"{len(devices)} x {devices[0].device_kind}, {_axes(config.mesh)}"
@@ -39,9 +50,49 @@ def header(
         "devices": where,
         **({"memory": memory} if memory else {}),
         "directory": config.directory,
+        **method,
         "steps": f"{done_steps} of {total} done: continues" if done_steps else f"{total}",
     }
     return [f"{config.name}", *(f"  {name:9}  {value}" for name, value in rows.items())]
+
+
+def rl_method(rl: RLConfig, rollout: RolloutConfig) -> dict[str, str]:
+    """Returns objective, size of a step and optimiser of an RL run, by the names of their lines."""
+    zero = rl.zero_variance
+    stages = {
+        f"step policy {rl.step_policy and rl.step_policy.name}": rl.step_policy,
+        "posterior selection": zero.posterior,
+        "selection": zero.select,
+        "curriculum": zero.curriculum,
+        "dynamic sampling": zero.dynamic_sampling,
+        f"growth to {zero.grow_to}": zero.grow_to,
+        f"RL-ZVP {zero.rl_zvp_alpha:g}": zero.rl_zvp,
+        f"correction {rl.correction.name}": rl.correction.acts,
+    }
+    parts = [f"{rl.objective.name}, advantage {rl.advantage.name}", *filter(stages.get, stages)]
+    updates = rl.updates_per_rollout * rl.epochs
+    return {
+        "objective": ", ".join(parts),
+        "a step": f"{rl.prompts_per_step} prompts x {rl.group_size} samples of at most"
+        f" {rollout.max_new_tokens} tokens, {updates} update{'s' * (updates > 1)}",
+        "optimiser": describe_optimiser(rl.optim, rl.total_updates),
+    }
+
+
+def sft_method(sft: SFTConfig) -> dict[str, str]:
+    """Returns size of a step and optimiser of SFT, by the names of their lines."""
+    return {
+        "a step": f"{sft.batch} rows, 1 update",
+        "optimiser": describe_optimiser(sft.optim, sft.steps),
+    }
+
+
+def describe_optimiser(optim: OptimConfig, updates: int) -> str:
+    """Returns name, learning rate, schedule and number of updates."""
+    schedule = "constant" if optim.schedule == "constant" else f"{optim.schedule} decay to 0"
+    warmup = f" after {optim.warmup_steps} updates of warm-up" if optim.warmup_steps else ""
+    rate = f"learning rate {optim.learning_rate:g}, {schedule}{warmup}"
+    return f"{optim.name}, {rate}; {updates} updates"
 
 
 def stage_line(rl: RLConfig, rollout: RolloutConfig, stage: Stage) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -40,7 +40,13 @@ from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
-from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
+from compass_jax.data.prompts import (
+    PromptSet,
+    evaluation_sets,
+    fitting,
+    in_words,
+    train_prompts,
+)
 from compass_jax.data.selection import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.errors import CompassError
@@ -68,6 +74,7 @@ from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.joined import AnyScorer, check_rows
 from compass_jax.rollout.engine import Engine
+from compass_jax.runs.screen import EVALUATION_PHASE
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.samplers.pool import Pool
 from compass_jax.samplers.remote import RemoteEngine
@@ -81,7 +88,7 @@ from compass_jax.training import optim, trained
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.callbacks import Callbacks
 from compass_jax.training.guard import Guard
-from compass_jax.training.header import header
+from compass_jax.training.header import header, rl_method
 from compass_jax.training.learner import Learner
 from compass_jax.training.notices import Notices
 from compass_jax.training.own_judge import PolicyJudge
@@ -250,6 +257,7 @@ class RLTrainer:
         if newest is None:
             params = first_parameters(config, model, self.notices.print_once)
             self.learner = Learner.start(config.learner, model, params, config.directory)
+            self.notices.of_start(self.learner)
             self.vocab_rows = vocab_rows(
                 config.init_from, config.model.family, self.tokenizer.vocab_size
             )
@@ -667,26 +675,29 @@ class RLTrainer:
         work = f"{len(self.stream):,} prompts, {in_words(self.evaluated, self.config.data)}"
         parameters = sum(x.size for x in jax.tree.leaves(self.learner.params))
         memory = memory_line(self.config, self.rl)
-        return header(self.config, work, parameters, self.done_steps, self.rl.steps, memory)
+        method = rl_method(self.rl, self.config.rollout)
+        return header(self.config, work, parameters, self.done_steps, self.rl.steps, memory, method)
 
     # ---- accounts --------------------------------------------------------------------------------
 
-    def evaluate(self, keep: Keep | None = None, warns: bool = True) -> Evaluation:
-        """Returns the accuracy of the current policy on each set (see evaluate.evaluate).
+    def evaluate(
+        self, sets: Sequence[PromptSet], keep: Keep | None = None, warns: bool = True
+    ) -> Evaluation:
+        """Returns the accuracy of the current policy on each of `sets` (see evaluate.evaluate).
 
         warns: whether to warn of uninformative rewards, which may end the run.
         """
         # With rl.one_step_off a thread may still be sampling on the engine.
         self._await_rollout()
-        self.telemetry.phase("evaluation")
         evaluation = evaluate(
             engine=self.engine,
             params=self.decode,
-            sets=self.evaluated,
+            sets=sets,
             tokenizer=self.tokenizer,
             scorer=self.scorer,
             config=self.config,
             keep=keep,
+            progress=partial(self.telemetry.phase, EVALUATION_PHASE),
         )
         if evaluation.warning and warns:
             self.notices.warn(evaluation.warning)

@@ -42,6 +42,8 @@ from compass_jax.rewards.checks import gold_places, judged_sources
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.training.learner import Learner
+from compass_jax.training.rate_notices import hardly_moves
 
 # steps whose lengths are collected; share of tokens that other buckets must save for a notice
 WATCHED_STEPS, MIN_SAVED_PADDING = 4, 0.05
@@ -284,6 +286,14 @@ class Notices:
     def at_start(self, prompts: int, labels: int) -> None:
         """Prints notices about settings that cannot act with this number of prompts and labels."""
         for text in idle_settings(self._config, prompts, labels):
+            self.print_once(text)
+
+    def of_start(self, learner: Learner) -> None:
+        """Prints a notice where the run's updates can hardly change the weights."""
+        rl, state = self._config.rl, learner.state
+        optim, lora = rl.optim, self._config.lora
+        text = hardly_moves(optim, rl.total_updates, state.params, lora, learner.frozen)
+        if text:
             self.print_once(text)
 
     def of_groups(self, groups: Sequence[Group]) -> dict[str, float]:

@@ -5,10 +5,12 @@ schedules need implicit dtype promotion, which is allowed only here.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from compass_jax.aliases import Tree
@@ -68,6 +70,13 @@ def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
         [optax.linear_schedule(first, config.learning_rate, config.warmup_steps), main],
         [config.warmup_steps],
     )
+
+
+def rates(config: OptimConfig, total_steps: int, updates: Sequence[int]) -> np.ndarray:
+    """Returns the learning rates of updates, counted from 0, of a run of `total_steps` updates."""
+    with jax.numpy_dtype_promotion("standard"):
+        values = learning_rate(config, total_steps)(jnp.asarray(list(updates)))
+    return np.broadcast_to(np.asarray(values, np.float64), len(updates))
 
 
 def make_optimizer(

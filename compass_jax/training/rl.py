@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from compass_jax.aliases import JsonObject
 from compass_jax.config import RunConfig
+from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import to_plain
+from compass_jax.data.prompts import PromptSet
 from compass_jax.distributed import all_gather_bytes, is_main_process
 from compass_jax.errors import STRICT
 from compass_jax.experience.accuracy import Evaluation
+from compass_jax.experience.evaluate import start_sets
 from compass_jax.experience.evaluated import answer_rows, write_evaluation
 from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
@@ -43,7 +46,9 @@ from compass_jax.session import (
 from compass_jax.training.header import stage_line
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.notices import idle_stages
+from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.stops import never_stop
+from compass_jax.weights import checkpoint
 
 
 def run_rl(
@@ -89,7 +94,9 @@ def run_rl(
         telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
         machine = record_machine(Path(config.directory)) if is_main_process() else []
-        for line in [*code_changes(run), *machine, *idle_stages(config.rl)]:
+        done = checkpoint.latest(config.directory) or 0
+        moved = moved_schedule(getattr(run.before, "rl", None), config.rl, done)
+        for line in [*code_changes(run), *machine, *idle_stages(config.rl), *filter(None, [moved])]:
             telemetry.note(line)
         printed: set[str] = set()
         result: JsonObject = {"stopped": False, "steps": -1}
@@ -164,9 +171,14 @@ def _run_steps(
     metrics: dict[str, float] = {}
     evaluated: _Evaluated | None = None
     if trainer.evaluated and config.evaluation.start and not trainer.done_steps:
+        sets = start_sets(trainer.evaluated, config)
         # The first rollout warns of uninformative rewards.
-        evaluated = _evaluate(trainer, warns=False)
+        evaluated = _evaluate(trainer, sets, warns=False)
         telemetry.note(f"before the first step, {evaluated.result.line()}")
+        if line := _start_in_words(trainer.evaluated, evaluated.result):
+            telemetry.note(line)
+        else:
+            trainer.guard.of_evaluation(0, evaluated.rewards())
         _keep_evaluation(trainer, evaluated, EVALUATION_START)
     trainer.guard.refuse_parted(config.directory)
     finished, began = enough(), time.perf_counter()
@@ -175,13 +187,14 @@ def _run_steps(
         due = step in config.evaluation.at or (every and step % every == 0)
         if trainer.evaluated and due:
             try:
-                evaluated = _evaluate(trainer)
+                evaluated = _evaluate(trainer, trainer.evaluated)
             except VerifierError:
                 # The step is complete: only its evaluation failed.
                 telemetry.log(step, metrics)
                 raise
             telemetry.note(f"step {step}, {evaluated.result.line()}")
             metrics |= evaluated.result.metrics()
+            trainer.guard.of_evaluation(step, evaluated.rewards())
         now = time.perf_counter()
         metrics["time/step_s"], began = now - began, now
         # Without the final evaluation, so that the line is the same wherever the run ends.
@@ -245,6 +258,15 @@ class _Evaluated:
     result: Evaluation
     rows: list[JsonObject]
 
+    def rewards(self) -> dict[str, float]:
+        """Returns the mean reward of the sampled answers to each held-out prompt, by its id."""
+        known = {
+            str(row["id"]): [x["reward"] for x in row["samples"][:-1] if x["outcome"] == "ok"]
+            for row in self.rows
+            if row["set"] == HELDOUT
+        }
+        return {key: sum(values) / len(values) for key, values in known.items() if values}
+
 
 def _last_evaluation(
     trainer: RLTrainer, telemetry: Telemetry, latest: _Evaluated | None
@@ -253,8 +275,8 @@ def _last_evaluation(
     weights. The run directory keeps its metrics, and its answers for `compass show` and `compass
     compare`.
     """
-    if latest is None or latest.step != trainer.done_steps:
-        latest = _evaluate(trainer)
+    if latest is None or latest.step != trainer.done_steps or not trainer.done_steps:
+        latest = _evaluate(trainer, trainer.evaluated)
         telemetry.note(latest.result.line())
     _keep_evaluation(trainer, latest, EVALUATION_FOLDER)
     if is_main_process():
@@ -264,14 +286,32 @@ def _last_evaluation(
     return latest.result
 
 
-def _evaluate(trainer: RLTrainer, warns: bool = True) -> _Evaluated:
-    """Evaluates the policy."""
+def _start_in_words(sets: Sequence[PromptSet], result: Evaluation) -> str:
+    """Returns a line on the sets of which the evaluation before the first step had a part; empty
+    where it had all.
+    """
+    parts = [
+        f"{result.sets[one.name].prompts} of {len(one.prompts):,} prompts of {one.name}"
+        f" (standard error {result.sets[one.name].avg_at_k_se:.3f})"
+        for one in sets
+        if result.sets[one.name].prompts < len(one.prompts)
+    ]
+    if not parts:
+        return ""
+    return (
+        f"  that is {', '.join(parts)}, so that training begins soon; later evaluations have all"
+        " of them; evaluation.start_prompts sets the number"
+    )
+
+
+def _evaluate(trainer: RLTrainer, sets: Sequence[PromptSet], warns: bool = True) -> _Evaluated:
+    """Evaluates the policy on `sets`."""
     rows: list[JsonObject] = []
 
     def keep(set_name: str, groups: list[Group]) -> None:
         rows.extend(answer_rows(set_name, groups, trainer.collect.turns.response))
 
-    return _Evaluated(trainer.done_steps, trainer.evaluate(keep, warns), rows)
+    return _Evaluated(trainer.done_steps, trainer.evaluate(sets, keep, warns), rows)
 
 
 def _keep_evaluation(trainer: RLTrainer, evaluated: _Evaluated, name: str) -> None:

@@ -53,7 +53,8 @@ from compass_jax.session import (
 )
 from compass_jax.sharding import fetch, placements
 from compass_jax.training import optim, step, trained
-from compass_jax.training.header import header
+from compass_jax.training.header import header, sft_method
+from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.stops import TrainingStopped, stoppable
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import adapter_meta, check_base
@@ -142,7 +143,9 @@ class SFTTrainer:
         work = work_in_words(self.data_stats)
         parameters = sum(x.size for x in jax.tree.leaves(self.params))
         memory = memory_line(self.config, self.config.sft)
-        return header(self.config, work, parameters, self.done_steps, self.sft.steps, memory)
+        method = sft_method(self.sft)
+        done = self.done_steps
+        return header(self.config, work, parameters, done, self.sft.steps, memory, method)
 
     def save(self, *, wait: bool = True) -> None:
         """Writes checkpoint `done_steps`; in the background unless `wait`."""
@@ -273,7 +276,9 @@ def run_sft(
         telemetry.phase("loading")
         trainer = kind(config, stop, telemetry)
         machine = record_machine(Path(config.directory)) if is_main_process() else []
-        for line in [*machine, *trainer.header()]:
+        stage_before = getattr(run.before, "sft", None)
+        moved = moved_schedule(stage_before, config.sft, trainer.done_steps)
+        for line in [*machine, *trainer.header(), *filter(None, [moved])]:
             telemetry.note(line)
         carry_tokenizer(config.directory, config.data.tokenizer)
         with trainer.checkpoints, closing(trainer.stream):

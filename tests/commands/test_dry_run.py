@@ -93,12 +93,13 @@ def test_a_line_for_each_setting_that_is_not_the_default():
     assert "sft.optim.learning_rate = 0.01  (default 0.001)" in lines
     assert "model.hidden = 32" in lines  # it has no default
     assert max(map(len, lines)) <= 80 + len(config.data.tokenizer)
-    assert not [line for line in lines if line.startswith(("rl.objective", "evaluation.temp"))]
+    assert "rl.objective = espo  (default grpo)" in lines
+    assert "rl.step_policy = none  (default screening)" in lines
+    assert not [line for line in lines if line.startswith(("rl.advantage", "evaluation.temp"))]
     rl = dataclasses.replace(config.rl, objective=grpo(kl_coef=0.5))
     grpo_lines = changes(dataclasses.replace(config, rl=rl))
     objective_lines = [line for line in grpo_lines if line.startswith("rl.objective")]
     assert objective_lines == [
-        "rl.objective = grpo  (default espo)",
         "rl.objective.kl_coef = 0.5  (default 0.0)",
     ]
     assert len([line for line in lines if line]) < len(flatten(config)) / 3

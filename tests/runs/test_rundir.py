@@ -53,11 +53,11 @@ def test_json_round_trip_is_exact(config):
         ('"seed": 0', '"seed": true', r"seed = True: the wrong type, it must be int"),
         ('"seed": 0', '"sead": 0', r"sead: no such key; did you mean seed\?"),
         (
-            '"group_size": 8',
+            '"group_size": 4',
             '"group_syze": 8',
             r"rl.group_syze: no such key; did you mean group_size\?",
         ),
-        ('"group_size": 8', '"group_size": 8.5', r"rl.group_size = 8.5: the wrong type"),
+        ('"group_size": 4', '"group_size": 4.5', r"rl.group_size = 4.5: the wrong type"),
         (
             '"replay": "R3"',
             '"replay": "R4"',
@@ -91,14 +91,14 @@ def test_differences_name_keys_as_the_command_line_does():
     other = with_(
         CONFIG,
         seed=3,
-        rl=RLConfig(group_size=4),
+        rl=RLConfig(group_size=8),
         data=DataConfig((with_(SOURCES[0], size=51),)),
         model=with_(MODEL, moe=None),
     )
     changes = differences(CONFIG, other)
     assert (
         changes["seed"] == (0, 3)
-        and changes["rl.group_size"] == (8, 4)
+        and changes["rl.group_size"] == (4, 8)
         and changes["data.sources.0.size"] == (50, 51)
     )
     assert changes["data.sources.1.path"] == ("a.jsonl", "absent") and changes["model.moe"] == (
@@ -134,12 +134,12 @@ def test_new_and_resumed(tmp_path):
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
     with RunDir(tmp_path, CONFIG):
         log_first_step(tmp_path)
-    other = with_(CONFIG, rl=RLConfig(group_size=4, steps=9), seed=5)
+    other = with_(CONFIG, rl=RLConfig(group_size=8, steps=9), seed=5)
     with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
         pass
     assert "seed: 0 in the run, 5 now" in str(
         error.value
-    ) and "rl.group_size: 8 in the run, 4 now" in str(error.value)
+    ) and "rl.group_size: 4 in the run, 8 now" in str(error.value)
     assert "rl.steps" not in str(error.value)
     assert read_config(tmp_path) == CONFIG
     with RunDir(tmp_path, CONFIG) as run:  # the refusal released the lock
@@ -216,7 +216,7 @@ def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
     """An error must be short enough to read."""
     optim = dataclasses.replace(CONFIG.rl.optim, learning_rate=0.5, b1=0.5, b2=0.5, eps=0.5)
     optim = dataclasses.replace(optim, weight_decay=0.5, clip_grad_norm=0.5, max_bad_steps=7)
-    rl = dataclasses.replace(CONFIG.rl, optim=optim, group_size=4, epochs=3, replay="R2")
+    rl = dataclasses.replace(CONFIG.rl, optim=optim, group_size=8, epochs=3, replay="R2")
     other = dataclasses.replace(CONFIG, rl=rl, seed=5)
     count = len(differences(CONFIG, other))
     with RunDir(tmp_path, CONFIG):

@@ -192,3 +192,30 @@ def test_a_terminal_is_told_at_once_that_a_command_starts(tmp_path):
         assert b"nowhere.py" in process.communicate()[1]
     completed = subprocess.run(command, capture_output=True, cwd=tmp_path)
     assert completed.stdout == b"" and completed.returncode == 2
+
+
+def test_an_evaluation_counts_its_answers_and_no_step_takes_its_time(clock):
+    compiler, console = CompilerClock(clock), plain()
+    screen = Screen(console, "rl", 11, 10.0, compiler, clock)
+    screen.begin(0)
+    screen.phase("evaluation", 0, 40)
+    compiler(CompilerClock.LOWERED, 0.1)
+    clock.now = 60
+    compiler(CompilerClock.COMPILED, 60)  # counted once, as the compiler's
+    clock.now = 100
+    screen.phase("evaluation", 10, 40)
+    assert screen._doing() == "evaluation 10 of 40, 1 min 40 s, 5 min 00 s left"
+    screen.phase("evaluation", 40, 40)
+    clock.now = 400
+    assert screen._doing() == "evaluation 40 of 40, 6 min 40 s"
+    screen.phase("rollout", 0, 4)
+    clock.now = 410
+    screen.step(1, {"reward/mean": 0.5})
+    assert screen.left_s == pytest.approx(100)
+    screen.phase("evaluation", 0, 40)  # after a step, before its line
+    clock.now = 500
+    screen.step(2, {"reward/mean": 0.5})
+    clock.now = 520
+    screen.step(3, {"reward/mean": 0.5})
+    assert screen.left_s == pytest.approx(30 / 3 * 8)
+    screen.close()

@@ -235,9 +235,9 @@ def test_an_objective_that_cannot_be_used_is_refused_with_status_2(user_file, ca
 def test_a_field_that_an_objective_does_not_have_is_refused_where_it_is_written(user_file, capsys):
     arguments = ["--rl.objective", f"{user_file}:Reinforce", "--rl.objective.alpha", "0.1"]
     status, text = refused(arguments, capsys)
-    assert status == 2 and "--rl.objective.alpha" in text
+    assert status == 2 and "rl.objective.alpha: no such setting" in text
     status, text = refused(["--rl.objective", "grpo", "--rl.objective.alpha", "0.1"], capsys)
-    assert status == 2 and "--rl.objective.alpha" in text
+    assert status == 2 and "rl.objective.alpha: no such setting" in text
     plain = json.loads(config_to_json(tiny_run()))
     plain["rl"]["objective"] = {"name": "grpo", "clip_hihg": 0.3}
     with pytest.raises(ConfigError, match=r"rl\.objective\.clip_hihg: no such key; did you mean"):

@@ -1,0 +1,57 @@
+"""The evaluation before the first step has at most as many answers as two steps."""
+
+import itertools
+
+import pytest
+from evolve import evolve
+from tiny import make_prompt
+from tiny_run import tiny_run
+
+from compass_jax.data.prompts import PromptSet
+from compass_jax.experience.evaluate import count_answers, start_sets
+
+
+def sets_of(*sizes, k=4):
+    prompts = [make_prompt(n, 3) for n in range(sum(sizes))]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [
+        PromptSet(f"set{i}", prompts[end - size : end], k, 1.0)
+        for i, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+
+
+def config_of(prompts=16, group=4, **evaluation):
+    rl = {"prompts_per_step": prompts, "group_size": group}
+    return evolve(tiny_run(), rl=rl, evaluation=evaluation)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        ((246,), [25]),  # 125 answers of 5 a prompt, at most 128
+        ((25,), [25]),
+        ((10, 90), [2, 23]),
+        ((1, 1), [1, 1]),
+        ((512, 1319, 30), [7, 18, 1]),
+    ],
+)
+def test_the_sets_shrink_alike_to_the_answers_of_two_steps(sizes, counts):
+    sets = sets_of(*sizes)
+    chosen = start_sets(sets, config_of())
+    assert [len(one.prompts) for one in chosen] == counts
+    assert count_answers(chosen) <= 2 * 16 * 4 + 5 * (len(sizes) - 1)
+    for one, whole in zip(chosen, sets, strict=True):
+        places = [whole.prompts.index(prompt) for prompt in one.prompts]
+        assert places == sorted(set(places)) and (one.name, one.k) == (whole.name, whole.k)
+        # evenly, since prompts come in the order of their sources
+        gaps = {b - a for a, b in itertools.pairwise(places)}
+        assert not gaps or max(gaps) - min(gaps) <= 1
+    assert start_sets(sets, config_of()) == chosen
+
+
+def test_the_number_can_be_set():
+    sets = sets_of(246, 30)
+    assert start_sets(sets, config_of(start_prompts=480)) == sets
+    chosen = start_sets(sets, config_of(start_prompts=40))
+    assert [len(one.prompts) for one in chosen] == [40, 30]
+    assert start_sets([], config_of()) == []
