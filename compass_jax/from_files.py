@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,13 +52,18 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.machine import on_cpu, usable_bytes
 from compass_jax.memory import fitting_rows, process_bytes
 from compass_jax.model.params import abstract_params
-from compass_jax.presets import fitted_preset
+from compass_jax.presets import default_rate, fitted_preset
+from compass_jax.records import Prompt
 from compass_jax.rl.bucketing import best_buckets
 from compass_jax.weights.hf_config import refuse_adapter
 from compass_jax.weights.start import model_of, tokenizer_beside
 
-LONGEST_ANSWER = {"cpu": 256}  # default max_new_tokens; other platforms:
+LONGEST_ANSWER = {"cpu": 256}  # largest default max_new_tokens; other platforms:
 LONGEST_ANSWER_ELSEWHERE = 8192
+# On a CPU, where answers that run on take most of a step, the default is ANSWER_FACTOR times the
+# tokens within which ANSWER_SHARE of the questions and of the references lie: a worked solution
+# is about twice as long as its question (GSM8K).
+ANSWER_FACTOR, ANSWER_SHARE, SHORTEST_ANSWER = 2, 0.95, 64
 CACHE_LENGTHS = {"cpu": 2}  # few: a small model compiles longer than it decodes
 CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}
@@ -111,10 +116,11 @@ def rl_config(
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
     settings = flat_settings(settings)
     config = _sized_by(replace(config, data=prompts), settings)
-    training, evaluated = _prompt_lengths(config)
-    buckets = _prompt_buckets(training + evaluated, config.model)
+    training, evaluated = _prompts(config)
+    lengths = [len(prompt.tokens) for prompt in [*training, *evaluated]]
+    buckets = _prompt_buckets(lengths, config.model)
     answer = config.rollout.max_new_tokens if ANSWER in settings else None
-    rollout = _rollout(config, buckets, answer)
+    rollout = _rollout(config, buckets, answer, _usual_answer(config, training))
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
     return apply(replace(config, rl=_rl(method, config, len(training))), settings)
@@ -216,15 +222,49 @@ def _sized_by(config: C, settings: JsonMapping) -> C:
     return config
 
 
-def _prompt_lengths(config: EvalRunConfig) -> tuple[list[int], list[int]]:
-    """Returns the lengths in tokens of the training prompts, and of those evaluated."""
+def _prompts(config: EvalRunConfig) -> tuple[list[Prompt], list[Prompt]]:
+    """Returns the training prompts, and those evaluated."""
     tokenizer = _tokenizer(config)
     training = train_prompts(config.data, tokenizer, config.seed, _discard_notice)
-    evaluated: list[int] = []
+    evaluated: list[Prompt] = []
     with contextlib.suppress(DataError):  # no held-out prompts: the run reports it
         for one in evaluation_sets(config, tokenizer, _discard_notice, keep_long=True):
-            evaluated += [len(prompt.tokens) for prompt in one.prompts]
-    return [len(prompt.tokens) for prompt in training], evaluated
+            evaluated += one.prompts
+    return training, evaluated
+
+
+def _usual_answer(config: PolicyConfig, prompts: Sequence[Prompt]) -> int:
+    """Returns the default of rollout.max_new_tokens for prompts, before it is fitted to the model's
+    context. Prompts without a reference, such as those of code with tests, and conversations say
+    nothing about the length of an answer.
+    """
+    platform = jax.devices()[0].platform
+    longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
+    sampled = prompts[:: max(len(prompts) // SAMPLED, 1)]
+    if not on_cpu() or not all(prompt.answer and not prompt.turns for prompt in sampled):
+        return longest
+    tokenizer = _tokenizer(config)
+    texts = [(prompt.question, prompt.answer) for prompt in sampled]
+    usual = max(
+        np.quantile([len(tokenizer.ids(text)) for text in column], ANSWER_SHARE)
+        for column in zip(*texts, strict=True)
+    )
+    return min(max(_round_up(math.ceil(ANSWER_FACTOR * usual)), SHORTEST_ANSWER), longest)
+
+
+def describe_answer(config: PolicyConfig, overridden: Collection[str]) -> str:
+    """Returns a line on a longest answer that was chosen from the data; empty for another.
+
+    overridden: names of settings that the user set.
+    """
+    tokens, model = config.rollout.max_new_tokens, config.model
+    chosen = on_cpu() and ANSWER not in overridden and tokens < LONGEST_ANSWER["cpu"]
+    if not chosen or config.rollout.max_length + ROUNDED_TO > model.max_positions:
+        return ""
+    return (
+        f"{ANSWER} = {tokens}: answers are cut there; about {ANSWER_FACTOR} times the longest"
+        f" questions and references of the data; set {ANSWER} for longer answers"
+    )
 
 
 def _prompt_buckets(lengths: Sequence[int], model: ModelConfig) -> tuple[int, ...]:
@@ -346,10 +386,12 @@ def _cache_width(compute: ComputeConfig) -> int:
     return 2 if compute.dtype == "bfloat16" else 4
 
 
-def _rollout(config: PolicyConfig, buckets: tuple[int, ...], answer: int | None) -> RolloutConfig:
-    """Returns the rollout settings. The answer length is `answer`, or the rest of the model's
-    context; the slots of each device of the rollout are the largest power of two whose KV caches
-    fit.
+def _rollout(
+    config: PolicyConfig, buckets: tuple[int, ...], answer: int | None, usual: int = 0
+) -> RolloutConfig:
+    """Returns the rollout settings. The answer length is `answer`, or `usual` (0: that of the
+    platform), or the rest of the model's context; the slots of each device of the rollout are the
+    largest power of two whose KV caches fit.
     """
     model, mesh = config.model, config.rollout_mesh or config.mesh
     if answer and answer >= model.max_positions:
@@ -358,7 +400,7 @@ def _rollout(config: PolicyConfig, buckets: tuple[int, ...], answer: int | None)
             f" model.max_positions = {model.max_positions}, the model's context; lower it"
         )
     platform = jax.devices()[0].platform
-    longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
+    longest = usual or LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
     total = buckets[-1] + (answer or longest)
     # one decode program per cache length
     lengths = CACHE_LENGTHS.get(platform, CACHE_LENGTHS_ELSEWHERE)
@@ -408,7 +450,9 @@ def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:
     if not on_cpu():
         ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
-    rl = replace(rl, buckets=buckets, save_every=10, eval_every=10)
+    rate = default_rate(_parameters(config.model), config.lora.acts)
+    optim = replace(rl.optim, learning_rate=rate)
+    rl = replace(rl, buckets=buckets, save_every=10, eval_every=10, optim=optim)
     # a CPU compiles each shape of a micro-batch longer than it saves: one divides an update's rows
     update = max(1, rl.group_size * rows // updates // config.mesh.devices) if on_cpu() else 0
     return replace(rl, micro_batch_tokens=_micro_batch(config, rl, update))

@@ -22,6 +22,7 @@ from compass_jax.commands.settings import field_docs
 from compass_jax.config import ConfigError, FileSource, MeshConfig, RunConfig, TaskSource, apply
 from compass_jax.config.io import read_config
 from compass_jax.config.words import read_arguments
+from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.from_files import _whole_share, rl_config, sft_config
 from compass_jax.presets import PRESETS
@@ -468,3 +469,53 @@ def test_an_axis_of_the_rollout_s_mesh_can_be_set_where_there_is_none():
     assert config.rollout_mesh == MeshConfig(replica=4) and config.rollout_apart
     words = ["--rollout-mesh.replica", "4", "--rollout_mesh.expert=2"]
     assert override(tiny_run(), words).rollout_mesh == MeshConfig(replica=4, expert=2)
+
+
+def rows_of(folder, name, rows):
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+LONG = "Tom has 31 apples, 7 pears and 254 plums. " * 2
+
+
+@pytest.mark.parametrize(
+    ("row", "longer", "column"),
+    [
+        (("2?", "1"), 0, ""),
+        ((LONG, "1"), 0, "prompt"),
+        (("2?", LONG), 0, "answer"),
+        ((LONG, "1"), 1, "prompt"),  # one of 40 is longer than the others
+        ((LONG * 9, "1"), 0, ""),
+        ((LONG, None), 0, ""),  # nothing to measure
+    ],
+)
+def test_the_longest_answer_on_a_cpu_follows_questions_and_references(
+    folder, tmp_path, row, longer, column, monkeypatch
+):
+    model = dataclasses.replace(from_files.model_of(str(folder / "model")), max_positions=2048)
+    monkeypatch.setattr(from_files, "model_of", lambda path: model)
+    keys = ("prompt", "tests" if row[1] is None else "answer")
+    rows = [dict(zip(keys, (f"{row[0]} {n}", row[1] or ["assert f(1)"]))) for n in range(10, 50)]
+    for one in rows[:longer]:
+        one["prompt"] *= 4
+    data = rows_of(tmp_path, "rows.jsonl", rows)
+    config = config_from(folder, data=[data], reward="code" if row[1] is None else "exact")
+    tokens, bucket = config.rollout.max_new_tokens, config.rollout.cache_bucket
+    if column:
+        tokenizer = Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
+        usual = 2 * len(tokenizer.ids(rows[-1][column]))
+        assert 64 < usual < 240 and usual - bucket < tokens < usual + 16
+    else:
+        limit = 64 if row[0] == "2?" else 256
+        assert limit - bucket < tokens <= limit
+    assert bool(from_files.describe_answer(config, ())) == (tokens < 256)
+    assert from_files.describe_answer(config, {"rollout.max_new_tokens"}) == ""
+
+
+@pytest.mark.parametrize(("rank", "rate"), [(0, 1.5e-4), (4, 1.5e-3)])
+def test_the_rate_follows_the_size_of_the_model_and_what_is_trained(folder, rank, rate):
+    config = config_from(folder, settings={"lora.rank": rank})
+    assert config.rl.optim.learning_rate == rate
+    large = config_from(folder, settings={"rl.optim.learning_rate": 3e-4})
+    assert large.rl.optim.learning_rate == 3e-4

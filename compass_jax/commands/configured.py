@@ -368,10 +368,15 @@ def _spelled_out(options: Json, settings: JsonMapping) -> tuple[Json, JsonMappin
 
 
 def _tell_fitted(options: Json, config: RLRunConfig, settings: Collection[str]) -> None:
+    from compass_jax.from_files import describe_answer
     from compass_jax.presets import DEFAULT, describe_changes
 
     answer = config.rollout.max_new_tokens
-    if line := describe_changes(options.preset or DEFAULT, config.rl, answer, settings):
+    lines = (
+        describe_changes(options.preset or DEFAULT, config.rl, answer, settings),
+        describe_answer(config, settings),
+    )
+    for line in filter(None, lines):
         print(line, file=sys.stderr if options.json else sys.stdout)
 
 
