@@ -63,7 +63,7 @@ LONGEST_ANSWER_ELSEWHERE = 8192
 # On a CPU, where answers that run on take most of a step, the default is ANSWER_FACTOR times the
 # tokens within which ANSWER_SHARE of the questions and of the references lie: a worked solution
 # is about twice as long as its question (GSM8K).
-ANSWER_FACTOR, ANSWER_SHARE, SHORTEST_ANSWER = 2, 0.95, 64
+ANSWER_FACTOR, ANSWER_SHARE, SHORTEST_ANSWER = 2, 0.95, 96
 CACHE_LENGTHS = {"cpu": 2}  # few: a small model compiles longer than it decodes
 CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}

@@ -505,9 +505,9 @@ def test_the_longest_answer_on_a_cpu_follows_questions_and_references(
     if column:
         tokenizer = Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
         usual = 2 * len(tokenizer.ids(rows[-1][column]))
-        assert 64 < usual < 240 and usual - bucket < tokens < usual + 16
+        assert 96 < usual < 240 and usual - bucket < tokens < usual + 16
     else:
-        limit = 64 if row[0] == "2?" else 256
+        limit = 96 if row[0] == "2?" else 256
         assert limit - bucket < tokens <= limit
     assert bool(from_files.describe_answer(config, ())) == (tokens < 256)
     assert from_files.describe_answer(config, {"rollout.max_new_tokens"}) == ""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from compass_jax.aliases import Hint, Json, JsonMapping, JsonObject
+from compass_jax.aliases import Hint, Json, JsonMapping, JsonObject, Settings
 from compass_jax.config import named
 from compass_jax.config.advantage import Advantage
 from compass_jax.config.correction import Correction
@@ -110,7 +110,7 @@ def _with_class(config: Any, base: type[Seam], name: str | None) -> Any:
 
     Raises ConfigError for a class that cannot be used.
     """
-    if name in base.recipes:
+    if name is not None and name in base.recipes:
         recipe = named.load(base.recipes[name], base.key)
         return dataclasses.replace(config, rl=recipe(config.rl, config.rollout.max_new_tokens))
     if base is Router and config.model.moe is None:
@@ -127,8 +127,9 @@ def _replaced(part: Any, path: list[str], value: Json, name: str, config: Sectio
         i = int(key)
         entry = _changed(part[i], inner, value, type(part[i]), name, config)
         return (*part[:i], entry, *part[i + 1 :])
-    hints = field_hints(type(part)) if dataclasses.is_dataclass(part) else {}
-    if (type(part).__name__, key) in REMOVED:
+    cls: Settings = type(part)
+    hints = field_hints(cls) if dataclasses.is_dataclass(part) else {}
+    if (cls.__name__, key) in REMOVED:
         return part
     if key not in hints:
         hint = suggestion(name, flatten(config))

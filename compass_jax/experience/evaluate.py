@@ -79,7 +79,8 @@ def answers(
     finished: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[Rollout]], list[list[Score]]]:
     """Returns `samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose,
-    prompt, sample, position) only. `finished` is called after each answer.
+    prompt, sample, position) only. `finished` is called when an answer,
+    or the first turn of a conversation, is generated.
     """
     turns = turns_of(tokenizer, engine.config)
     rollouts: dict[int, Rollout] = {}
@@ -92,6 +93,8 @@ def answers(
         for rollout in Collection(
             engine, params, prompts, samples, purpose, seed, sampler=sampler, **options
         ):
+            if rollout.row not in rollouts:
+                finished()
             rollouts[rollout.row] = rollout
             waiting.add(rollout.row)
             scorer.submit(rollout.row, rollout.prompt, partial(turns.text, rollout))
@@ -104,7 +107,6 @@ def answers(
                     carried.append(rollouts[row])
                 else:
                     scores[row] = verdict
-                    finished()
         keys = frozenset(rollout.key for rollout in carried)
     rows = [range(n * samples, (n + 1) * samples) for n in range(len(prompts))]
     return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
@@ -140,7 +142,7 @@ def evaluation_uses(config: EvalRunConfig) -> list[EngineWorkload]:
 
 
 Keep = Callable[[str, list[Group]], None]
-Progress = Callable[[int, int], None]  # of (answers that are scored, all answers)
+Progress = Callable[[int, int], None]  # of (answers that are generated, all answers)
 START_STEPS = 2  # steps that have as many answers as the evaluation before the first one
 
 

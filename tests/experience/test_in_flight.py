@@ -34,11 +34,16 @@ LENGTH, SLOTS, STEPS = 12, 5, 3
 DYNAMIC = {"rl_zvp": False, "dynamic_sampling": True, "dynamic_batch": 2, "dynamic_rounds": 3}
 
 
+def rl_config(**settings):
+    """Returns a configuration without stages and step policy, but for those of `settings`."""
+    return RLConfig(**{"step_policy": None, "zero_variance": ZeroVarianceConfig(), **settings})
+
+
 def replaying(max_route_age=0, stages=None, **settings):
     """Returns a configuration that replays groups; `stages` changes the settings against zero
     variance, and `settings` the others of RL.
     """
-    return RLConfig(
+    return rl_config(
         prompts_per_step=3,
         group_replay=GroupReplayConfig(groups=4, max_age=2, max_route_age=max_route_age),
         zero_variance=ZeroVarianceConfig(**{"rl_zvp": False, **(stages or {})}),
@@ -48,17 +53,17 @@ def replaying(max_route_age=0, stages=None, **settings):
 
 
 CONFIGS = {
-    "plain": RLConfig(prompts_per_step=3, group_size=2),
-    "growth": RLConfig(
+    "plain": rl_config(prompts_per_step=3, group_size=2),
+    "growth": rl_config(
         prompts_per_step=3,
         group_size=2,
         zero_variance=ZeroVarianceConfig(grow_to=7, grow_temperature=2.0),
         correction=named_correction("tis"),
     ),
-    "dynamic": RLConfig(
+    "dynamic": rl_config(
         prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC)
     ),
-    "dynamic growth": RLConfig(
+    "dynamic growth": rl_config(
         prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC, grow_to=4)
     ),
     "replay": replaying(max_route_age=1),
@@ -67,10 +72,10 @@ CONFIGS = {
     "replay, dynamic": replaying(1, stages=DYNAMIC | {"dynamic_batch": 1, "dynamic_rounds": 1}),
     "replay, screening": replaying(1, group_size=4, step_policy=Screening(n0=2, min_chance=1.0)),
     "partial replay": replaying(1, partial_prompts=2),
-    "partial": RLConfig(
+    "partial": rl_config(
         prompts_per_step=3, group_size=2, partial_prompts=2, correction=named_correction("tis")
     ),
-    "partial growth": RLConfig(
+    "partial growth": rl_config(
         prompts_per_step=3,
         group_size=2,
         partial_prompts=2,

@@ -27,6 +27,7 @@ from compass_jax.records import Outcome, Score
 
 GROUP = (1, 0)
 STRICT = Screening(n0=2, min_chance=1.0, min_chance_hard=1.0)
+FOUR = Screening(n0=4)
 
 
 def size(policy, rewards, n=8, prior=(1.0, 1.0), wrong_at=0.0):
@@ -52,7 +53,7 @@ def test_the_chance_to_vary_is_that_of_the_beta_binomial_distribution(right, wro
 
 def test_a_group_continues_where_it_varies_or_is_likely_to():
     # after four equal rewards of Beta(1, 1) four more differ with probability 4/9
-    policy = Screening()
+    policy = Screening(n0=4)
     assert size(policy, [1, 0, 0, 0]) == 8 and size(policy, [1, 1]) == 4 == size(policy, [])
     assert size(policy, [1, 1, 1, 1]) == 4 and size(policy, [0, 0, 0, 0]) == 8
     assert size(replace(policy, min_chance=0.44), [1, 1, 1, 1]) == 8
@@ -71,7 +72,7 @@ def test_a_predicted_pass_rate_decides_with_the_rewards():
 
 
 def test_unknown_rewards_and_those_between_right_and_wrong():
-    policy = Screening()
+    policy = Screening(n0=4)
     assert size(policy, [None, 1, 0, None]) == 8 and size(policy, [None, 1, 1, None]) == 8
     assert size(policy, [None] * 4, prior=(1.0, 1.0)) == 8
     assert size(policy, [None] * 4, prior=(31.0, 0.1)) == 4
@@ -152,19 +153,27 @@ def test_settings_that_screening_cannot_be_combined_with_are_refused():
             {},
             "min_chance = rl.step_policy.min_chance_hard = 0: every group would get all",
         ),
-        (Screening(), {"zero_variance": growing}, "screening gives them fewer; set grow_to to 0"),
-        (Screening(), {"zero_variance": dynamic}, "dynamic_sampling would have no effect"),
-        (Screening(), {"partial_prompts": 2, "correction": tis}, "partial_prompts would have no"),
+        (
+            Screening(n0=4),
+            {"zero_variance": growing},
+            "screening gives them fewer; set grow_to to 0",
+        ),
+        (FOUR, {"zero_variance": dynamic}, "dynamic_sampling would have no effect"),
+        (
+            Screening(n0=4),
+            {"partial_prompts": 2, "correction": tis},
+            "partial_prompts would have no",
+        ),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
-            RLConfig(step_policy=policy, **fields).validate("rl")
-    run_config = evolve(tiny_run(), rl={"step_policy": Screening(), "group_size": 6})
+            RLConfig(**{"step_policy": policy, "group_size": 8, **fields}).validate("rl")
+    run_config = evolve(tiny_run(), rl={"step_policy": Screening(n0=4), "group_size": 6})
     run_config.validate_for_rl()
     stages = (RLStage(group_size=8), RLStage(2, group_size=4))
     with pytest.raises(ConfigError, match=r"rl\.stages\[1\].*rl\.group_size = 4 leaves no samples"):
         evolve(run_config, rl={"stages": stages}).validate_for_rl()
     for policy, fields in itertools.product(
-        (Screening(), STRICT),
+        (Screening(n0=4), STRICT),
         ({}, {"one_step_off": True, "correction": tis}, {"stages": (RLStage(group_size=6),)}),
     ):
-        RLConfig(step_policy=policy, **fields).validate("rl")
+        RLConfig(**{"step_policy": policy, "group_size": 8, **fields}).validate("rl")

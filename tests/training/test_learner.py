@@ -59,6 +59,8 @@ CONFIG = RunConfig(
         replay="off",
         buckets=(12,),
         objective=Grpo(),
+        step_policy=None,
+        zero_variance=ZeroVarianceConfig(rl_zvp=True),
         optim=OptimConfig(learning_rate=0.01),
     ),
 )
@@ -533,7 +535,7 @@ def test_a_projection_has_its_own_settings_only():
 
 def test_a_learner_refuses_updates_of_unequal_numbers_of_groups():
     config = LearnerConfig(updates=UpdatesConfig(updates_per_rollout=3))
-    with pytest.raises(ConfigError, match="32 is not a multiple"):
+    with pytest.raises(ConfigError, match="16 is not a multiple"):
         Learner.start(config, Transformer(MODEL, COMPUTE), None)
     low = LearnerConfig(updates=UpdatesConfig(epochs=0))
     with pytest.raises(ConfigError, match=r"updates\.epochs = 0: must be positive"):

@@ -12,7 +12,7 @@ import pytest
 from evolve import evolve
 from tiny import COMPUTE, MODEL, UNSET, random_params
 
-from compass_jax.config import OptimConfig, RLConfig
+from compass_jax.config import OptimConfig, RLConfig, ZeroVarianceConfig
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import decays
 from compass_jax.model.transformer import Transformer
@@ -30,7 +30,13 @@ F64 = dataclasses.replace(COMPUTE, dtype="float64", param_dtype="float64")
 
 GROUPS, SAMPLES, LONGEST = 4, 3, 24
 BASE = RLConfig(
-    prompts_per_step=GROUPS, group_size=SAMPLES, buckets=(12, LONGEST), micro_batch_tokens=144
+    prompts_per_step=GROUPS,
+    group_size=SAMPLES,
+    buckets=(12, LONGEST),
+    micro_batch_tokens=144,
+    objective=Espo(),
+    step_policy=None,
+    zero_variance=ZeroVarianceConfig(rl_zvp=True),
 )
 WHOLE = ((LONGEST,), LONGEST * 12)  # buckets, tokens of a micro-batch: all in one
 OBJECTIVES = {
