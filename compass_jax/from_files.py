@@ -110,7 +110,7 @@ def rl_config(
     Raises:
         ConfigError, DataError, TokenizerError, WeightsError: an input cannot be used.
     """
-    config = RunConfig(name=_name(model, data), init_from=model, **_of_model(model))
+    config = RunConfig(name=run_name(model, data), init_from=model, **_of_model(model))
     prompts = replace(config.data, sources=tuple(_source(name, reward) for name in data))
     if evaluation:
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
@@ -136,7 +136,7 @@ def sft_config(
     `rl_config`. `tell` receives a line where the longest row is estimated from a sample.
     """
     settings = flat_settings(settings)
-    config = RunConfig(name=_name(model, data), init_from=model, **_of_model(model))
+    config = RunConfig(name=run_name(model, data), init_from=model, **_of_model(model))
     config = replace(config, sft=_sft(config.model, files=tuple(data)))
     config = _sized_by(config, settings)
     config = replace(config, sft=_fit_sft(config, _tokenizer(config), tell))
@@ -337,7 +337,8 @@ def _tokenizer(config: PolicyConfig) -> Tokenizer:
     )
 
 
-def _name(model: str, data: Sequence[str]) -> str:
+def run_name(model: str, data: Sequence[str]) -> str:
+    """Returns the name of a run, from the names of its model and of its first files."""
     words = [Path(model).absolute().name, *(Path(path).stem for path in data[:2])]
     return re.sub(r"[^\w.-]+", "_", "-".join(words))[:100]
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.aliases import JsonMapping, JsonObject
-from compass_jax.config import ConfigError
+from compass_jax.aliases import JsonMapping
+from compass_jax.config import RunConfig
 from compass_jax.config.apply import flat_settings
-from compass_jax.from_files import rl_config
+from compass_jax.distributed import in_main_process, is_main_process
+from compass_jax.from_files import rl_config, run_name
+from compass_jax.report import run_report
+from compass_jax.rewards.written import FILE, NotWritable, source_with_names
+from compass_jax.run import Run
 from compass_jax.runs.compiled import keep_programs
-from compass_jax.runs.rundir import staged, with_recorded_sizes
+from compass_jax.runs.rundir import FolderLock, look_into, with_recorded_sizes, write_atomically
 from compass_jax.runs.signals import prepare_streams
-from compass_jax.training.rl import run_rl
+from compass_jax.session import with_code
+from compass_jax.training.rl import Step, rl_steps, run_rl
 
 
 def train(
@@ -24,14 +30,14 @@ def train(
     method: str,
     run_dir: str,
     settings: JsonMapping,
-) -> JsonObject:
-    """Trains like `compass train --model MODEL --data DATA ... --run-dir RUN_DIR` and returns the
-    result of `run_rl`. `compass_jax.train` is this function with defaults.
+) -> Run:
+    """Trains like `compass train --model MODEL --data DATA ... --run-dir RUN_DIR`, with its report
+    at the end. `compass_jax.train` is this function with defaults.
 
     Args:
         model: a Hugging Face folder or a checkpoint.
         data: files of prompts, folders of them, or tasks.
-        reward: a verifier's name, a function at the top of a file, or weights of several.
+        reward: a verifier's name, a function, or weights of several names.
         evaluation: a file of held-out prompts; empty: a part of `data` is held out.
         method: one of presets.PRESETS.
         run_dir: the run's directory; an existing run is resumed.
@@ -39,29 +45,99 @@ def train(
 
     Raises ConfigError, DataError, TokenizerError or WeightsError for arguments that cannot be used.
     """
+    config = configured(model, data, reward, evaluation, method, run_dir, settings)
+    result = run_rl(config)
+    _report(config.directory, result)
+    return Run(config.directory, result)
+
+
+class Steps:
+    """The steps of a run, as an iterator and a context manager. Leaving a loop over it, or calling
+    `close`, saves a checkpoint and frees everything. `run` reads what the run has written so far.
+    """
+
+    def __init__(self, config: RunConfig):
+        self.run = Run(config.directory, {})  # which need not exist yet
+        self._steps = self._iterate(config)
+
+    def _iterate(self, config: RunConfig) -> Generator[Step]:
+        result = yield from rl_steps(config)
+        _report(config.directory, result)
+
+    def __iter__(self) -> Iterator[Step]:
+        # A generator of its own, which ends with the loop even where a name keeps this object.
+        with self:
+            yield from self._steps
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the run after its last complete step, with a checkpoint."""
+        self._steps.close()
+
+
+def _report(directory: str, result: JsonMapping) -> None:
+    """Writes the report of a finished run."""
+    if not result["stopped"] and is_main_process():
+        run_report([directory])
+
+
+def configured(
+    model: str,
+    data: Sequence[str],
+    reward: str | Callable[..., Any] | Mapping[str, float],
+    evaluation: str,
+    method: str,
+    run_dir: str,
+    settings: JsonMapping,
+) -> RunConfig:
+    """Returns the configuration of a call of `train`, whose arguments and errors it has. The source
+    of a function that no worker can import is then in the run's directory.
+    """
     prepare_streams()
-    name = reward_name(reward) if callable(reward) else reward
-    settings = {"run_dir": run_dir, **flat_settings(settings)}
+    settings = flat_settings(settings)
+    run_dir = settings.pop("run_dir", run_dir)
+    run_dir = run_dir or f"runs/{settings.get('name') or run_name(model, data)}/rl"
+    name, source = reward_name(reward, run_dir) if callable(reward) else (reward, "")
+    settings = {**settings, "run_dir": run_dir}
     config = rl_config(model, data, name, evaluation, method, settings)
     keep_programs()
-    return run_rl(with_recorded_sizes(staged(config, "rl"), settings))
+    config = with_recorded_sizes(config, settings)
+    if source:
+        look_into(run_dir, with_code(config.validate_for_rl()))
+        in_main_process(lambda: _write_reward(run_dir, source))
+    return config
 
 
-def reward_name(function: Callable[..., Any]) -> str:
-    """Returns `module:function` or `file.py:function`, by which a worker imports a function. Raises
-    ConfigError for a function without such a name, in a notebook or inside another function.
+def _write_reward(run_dir: str, source: str) -> None:
+    with FolderLock(run_dir) as folder:
+        write_atomically(folder.path / FILE, source)
+
+
+def reward_name(function: Callable[..., Any], run_dir: str) -> tuple[str, str]:
+    """Returns the name by which workers import a function, and a source to be written into the
+    run's directory. The source is empty for a function of an importable module, and for one of the
+    main module whose source cannot be written, if the module is a file.
+
+    Raises ConfigError for a function that workers cannot get.
     """
-    name, module = function.__qualname__, sys.modules.get(function.__module__)
-    file = getattr(module, "__file__", None)
-    if getattr(module, name, None) is not function or not (file or function.__module__):
-        raise ConfigError(
-            f"reward = {name}: a worker cannot import it; define it at the top of a file"
-        )
-    if function.__module__ != "__main__":
-        return f"{function.__module__}:{name}"
-    if not file:
-        raise ConfigError(
-            f"reward = {name}: it was typed in, and workers import files; write it to a file and"
-            ' give its name, "my_rewards.py:score"'
-        )
-    return f"{file}:{name}"
+    name, place = getattr(function, "__qualname__", ""), getattr(function, "__module__", None) or ""
+    module = sys.modules.get(place)
+    is_at_top = getattr(module, name, None) is function
+    if is_at_top and place != "__main__":
+        return f"{place}:{name}", ""
+    try:
+        source = source_with_names(function)
+    except NotWritable:
+        file = getattr(module, "__file__", None)
+        if is_at_top and file:
+            return f"{file}:{name}", ""
+        raise
+    return f"{run_dir}/{FILE}:{inspect.unwrap(function).__name__}", source

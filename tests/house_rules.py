@@ -34,6 +34,7 @@ LAYERS = {
     "runs.compiled": set(),
     "runs.compiler_clock": set(),
     "library": ANY,
+    "run": ANY,
     "presets": {"config", "rl"},
     "from_files": MODEL | {"data", "machine", "memory", "presets", "rl", "weights"},
     "machine": set(),

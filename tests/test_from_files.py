@@ -425,20 +425,21 @@ def test_a_setting_of_a_call_has_its_name_on_the_command_line(folder):
 
 
 def test_a_call_measures_the_prompts_with_the_settings_of_the_data(folder, monkeypatch):
-    configs = []
-    monkeypatch.setattr(library, "run_rl", configs.append)
     monkeypatch.setattr(library, "keep_programs", lambda: None)
-    for settings in ({}, {"data.system-prompt": "xyz" * 15, "rollout.max-new-tokens": 24}):
-        arguments = str(folder / "model"), str(folder / "prompts.jsonl")
-        compass_jax.train(*arguments, run_dir=str(folder / "none"), settings=settings)
-    usual, longer = configs
+    usual, longer = (
+        library.configured(
+            str(folder / "model"),
+            [str(folder / "prompts.jsonl")],
+            "math",
+            "",
+            "screened",
+            str(folder / "none"),
+            settings,
+        )
+        for settings in ({}, {"data.system-prompt": "xyz" * 15, "rollout.max-new-tokens": 24})
+    )
     assert longer.rollout.prompt_buckets[-1] >= usual.rollout.prompt_buckets[-1] + 32
     assert longer.rl.buckets[-1] == longer.rollout.prompt_buckets[-1] + 24
-
-
-def test_a_function_that_no_worker_could_find_is_refused():
-    with pytest.raises(ConfigError, match="define it at the top of a file"):
-        library.reward_name(lambda prompt, response: 1.0)
 
 
 def test_the_package_is_imported_in_an_instant():

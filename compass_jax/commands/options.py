@@ -545,7 +545,7 @@ class Serve(Compiling):
     dtype: DType = "float32"
     """Type of weights and activations."""
     quantize: Literal["off", "e4m3", "int8", "auto"] = "off"
-    """8-bit weights, cast to `dtype` for each product; auto: the type for which the chip has units."""
+    """8-bit weights, cast to `dtype` for each product; auto: the type of the chip's units."""
     kv_quantize: Literal["off", "e4m3", "int8"] = "off"
     """8-bit keys and values in the cache."""
     mesh: Annotated[str, arg(metavar="AXES")] = ""

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from rich.console import Console
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.aliases import JsonMapping
 from compass_jax.commands.options import Show
 from compass_jax.report import ReportError
-from compass_jax.report.metrics import parse_lines
-from compass_jax.report.samples import group_of_row
+from compass_jax.report.samples import read_groups
 from compass_jax.runs.screen import text_lines, verdict_text
 
 _WHOLE = 10_000  # maximum lines of an answer
-
-
-def read_groups(run: str | os.PathLike) -> Iterator[JsonObject]:
-    """Yields the logged groups of a run, or of the folder of `compass eval --out`.
-
-    Skips an incomplete last line. Raises ReportError for a folder without groups, and for a damaged
-    line, with its number.
-    """
-    files = [Path(run) / name for name in ("rollouts.jsonl", "answers.jsonl")]
-    path = next((file for file in files if file.is_file()), None)
-    if path is None:
-        raise ReportError(
-            f"{files[0]} does not exist: {run} is not the directory of an RL run that has done a"
-            " step, nor of an evaluation"
-        )
-    yield from parse_lines(path, _group)
-
-
-def _group(row: JsonMapping) -> JsonObject:
-    """Returns a line's group; a sample whose reward is not a finite number has no verdict."""
-    group = group_of_row(row, most=None)
-    for sample in group["samples"]:
-        if sample["outcome"] == "ok" and sample["reward"] is None:
-            sample["outcome"] = "no number"
-    return {**group, "step": int(row["step"])}
 
 
 def chosen(

@@ -179,6 +179,15 @@ def _readers(names: Iterable[Any]) -> tuple[Callable[[JsonMapping], str], ...]:
     return tuple(kind.written for kind in found if kind is not None and kind.written is not None)
 
 
+def with_system_prompt(
+    messages: Sequence[JsonObject], system_prompt: str
+) -> tuple[JsonObject, ...]:
+    """Returns the messages, after the system prompt if they have none of their own."""
+    if system_prompt and messages[0]["role"] not in INSTRUCTIONS:
+        return ({"role": "system", "content": system_prompt}, *messages)
+    return tuple(messages)
+
+
 class _Source(NamedTuple):
     """The properties that all questions of a source share."""
 
@@ -195,9 +204,7 @@ class _Source(NamedTuple):
 
     def question(self, text: str, prompt: Sequence[JsonObject], **fields: Json) -> Question:
         """Returns a question with its id, its split and the system prompt."""
-        config, messages = self.config, tuple(prompt)
-        if config.system_prompt and messages[0]["role"] not in INSTRUCTIONS:
-            messages = ({"role": "system", "content": config.system_prompt}, *messages)
+        config, messages = self.config, with_system_prompt(prompt, self.config.system_prompt)
         own_system = [message["content"] for message in prompt if message["role"] in INSTRUCTIONS]
         asks = fields.pop("asks", "") or text
         heldout = self.source >= len(config.sources) or (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.report.embed import size_of
-from compass_jax.report.metrics import ReportError, number, parse_line
+from compass_jax.report.metrics import ReportError, number, parse_line, parse_lines
 
 MOST_TEXT = 20_000  # maximum characters of a prompt or a response on a page
 TAIL = 4_000  # characters of these from the end
@@ -122,6 +123,31 @@ def _add_tokens(path: Path, stage: str, groups: list[JsonObject], room: int) -> 
             room -= size
             for sample, more in zip(groups[i]["samples"], added, strict=True):
                 sample |= more
+
+
+def read_groups(run: str | os.PathLike) -> Iterator[JsonObject]:
+    """Yields the logged groups of a run, or of the folder of `compass eval --out`.
+
+    Skips an incomplete last line. Raises ReportError for a folder without groups, and for a damaged
+    line, with its number.
+    """
+    files = [Path(run) / name for name in ("rollouts.jsonl", "answers.jsonl")]
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        raise ReportError(
+            f"{files[0]} does not exist: {run} is not the directory of an RL run that has done a"
+            " step, nor of an evaluation"
+        )
+    yield from parse_lines(path, _whole_group)
+
+
+def _whole_group(row: JsonMapping) -> JsonObject:
+    """Returns a line's group; a sample whose reward is not a finite number has no verdict."""
+    group = group_of_row(row, most=None)
+    for sample in group["samples"]:
+        if sample["outcome"] == "ok" and sample["reward"] is None:
+            sample["outcome"] = "no number"
+    return {**group, "step": int(row["step"])}
 
 
 def group_of_row(row: JsonMapping, most: int | None = MOST_TEXT) -> JsonObject:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ def traced(
     span: tuple[int, ...],
     directory: str,
     note: Callable[[str], None],
-) -> Iterator[tuple[int, T]]:
+) -> Generator[tuple[int, T]]:
     """Yields from `steps`, of which step `done` + 1 is the first, and writes a trace of the steps
     `span` (first and last; empty: none) to the folder `profile` of the run's directory.
 

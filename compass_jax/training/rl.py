@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from compass_jax.aliases import JsonObject
 from compass_jax.config import RunConfig
@@ -51,6 +52,16 @@ from compass_jax.training.stops import never_stop
 from compass_jax.weights import checkpoint
 
 
+class Step(NamedTuple):
+    """A step of a run, with its metrics by name."""
+
+    number: int
+    metrics: dict[str, float]
+
+
+Steps = Generator[Step, None, JsonObject]  # its return value is the run's result
+
+
 def run_rl(
     config: RunConfig,
     lost_log: bool = False,
@@ -59,7 +70,25 @@ def run_rl(
     profile_steps: tuple[int, ...] = (),
 ) -> JsonObject:
     """Trains until `rl.steps`, resuming the run directory; returns the last metrics and the
-    evaluations.
+    evaluations. The arguments are those of `rl_steps`.
+    """
+    steps = rl_steps(config, lost_log, strict, enough, profile_steps)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def rl_steps(
+    config: RunConfig,
+    lost_log: bool = False,
+    strict: bool = False,
+    enough: Callable[[], bool] = never_stop,
+    profile_steps: tuple[int, ...] = (),
+) -> Steps:
+    """Trains like `run_rl` and yields each step after it is logged; its result is the
+    generator's return value. Closing the generator early saves a checkpoint.
 
     Args:
         lost_log: whether to continue if the logs lack lines that the checkpoint counts.
@@ -102,7 +131,7 @@ def run_rl(
         result: JsonObject = {"stopped": False, "steps": -1}
         # A stage ends in a checkpoint, and the next one begins like a resumed run.
         while not result["stopped"] and "evaluation" not in result:
-            result = _run_stage(
+            result = yield from _run_stage(
                 config, scorer, stop, telemetry, strict, printed, enough, profile_steps, pool
             )
         if pool is not None and not result["stopped"]:
@@ -120,7 +149,7 @@ def _run_stage(
     enough: Callable[[], bool],
     profile_steps: tuple[int, ...],
     pool: Pool | None,
-) -> JsonObject:
+) -> Steps:
     """Trains to the end of the run's current stage. Its trainer, with its arrays on the devices, is
     released afterwards.
     """
@@ -135,7 +164,7 @@ def _run_stage(
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.rl, trainer.config.rollout, trainer.stage))
     with trainer.checkpoints:
-        return _run(trainer, telemetry, stop, enough, profile_steps)
+        return (yield from _run(trainer, telemetry, stop, enough, profile_steps))
 
 
 def _run(
@@ -144,7 +173,7 @@ def _run(
     stop: StopSignal,
     enough: Callable[[], bool],
     profile_steps: tuple[int, ...],
-) -> JsonObject:
+) -> Steps:
     steps = traced(
         trainer.steps(),
         trainer.done_steps,
@@ -152,21 +181,22 @@ def _run(
         trainer.config.directory,
         telemetry.note,
     )
-    try:
-        return _run_steps(trainer, steps, telemetry, stop, enough)
-    except VerifierError:
-        # Saved, so that the same command continues after the verifier is repaired.
-        trainer.save()
-        raise
+    with contextlib.closing(steps):
+        try:
+            return (yield from _run_steps(trainer, steps, telemetry, stop, enough))
+        except VerifierError:
+            # Saved, so that the same command continues after the verifier is repaired.
+            trainer.save()
+            raise
 
 
 def _run_steps(
     trainer: RLTrainer,
-    steps: Iterator[tuple[int, dict[str, float]]],
+    steps: Generator[tuple[int, dict[str, float]]],
     telemetry: Telemetry,
     stop: StopSignal,
     enough: Callable[[], bool],
-) -> JsonObject:
+) -> Steps:
     config, saved = trainer.config, trainer.done_steps
     metrics: dict[str, float] = {}
     evaluated: _Evaluated | None = None
@@ -211,6 +241,14 @@ def _run_steps(
         ):
             trainer.save(wait=False)
             saved = step
+        try:
+            yield Step(step, {name: float(value) for name, value in metrics.items()})
+        except GeneratorExit:
+            if saved != step:
+                trainer.save()
+            telemetry.note(f"left after step {step}, which is saved; the same call continues")
+            raise
+        began = time.perf_counter()
         if finished:
             break
     if trainer.interrupted:

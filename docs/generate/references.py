@@ -76,7 +76,7 @@ API = {
     ),
     "tasks": (
         "What is learnt: prompts, and how an answer to one is judged.",
-        ("tasks.task", "config.verifiers", "library"),
+        ("tasks.task", "config.verifiers", "library", "run"),
     ),
 }
 

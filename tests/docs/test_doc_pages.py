@@ -105,7 +105,9 @@ def read(page, real=False, needs=()):
     """
     namespace, configs = {"__name__": "__page__"}, []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(library, "run_rl", lambda config: configs.append(config.validate()) or {})
+        stopped = {"stopped": True}
+        run = lambda config: configs.append(config.validate()) or stopped  # noqa: E731
+        patched.setattr(library, "run_rl", run)
         patched.syspath_prepend(".")
         for block in (b for b in BLOCKS if b.page == page and b.need in ("", *needs)):
             act(block, real, namespace)
