@@ -31,8 +31,12 @@ FOUR = Screening(n0=4)
 
 
 def size(policy, rewards, n=8, prior=(1.0, 1.0), wrong_at=0.0):
-    """Returns the size of a group whose first rewards are these; None is an unknown reward."""
-    scores = [Score(0.0 if x is None else x, x is not None) for x in rewards]
+    """Returns the size of a group whose first rewards are these; None is an unknown reward, and
+    NOT_YET a sample that has no score.
+    """
+    scores = [
+        None if x is NOT_YET else Score(0.0 if x is None else x, x is not None) for x in rewards
+    ]
     buffer = SimpleNamespace(scores=lambda key: scores, prompts={GROUP: None})
     sampling = RLConfig(group_size=n, step_policy=policy).sampling
     rewards_config = RewardConfig(wrong_at=wrong_at)
@@ -80,6 +84,55 @@ def test_unknown_rewards_and_those_between_right_and_wrong():
     for prior in ((1.0, 1.0), (16.0, 16.0)):
         assert size(policy, [0.0] * 4, wrong_at=-1.0, prior=prior) == 4
         assert size(policy, [-1.0] * 4, wrong_at=-1.0, prior=prior) == 8
+
+
+NOT_YET, UNKNOWN = object(), None  # a sample without a score, and a score without a reward
+RIGHT, WRONG, BETWEEN = 1.0, 0.0, 0.5
+
+
+def reference_size(policy, first_scores, n, prior):
+    """Returns the size of a group by the rule of Screening's docstring, in float64: `first_scores`
+    are its scores so far, of which the first n0 alone decide, once all of them are there.
+    """
+    decisive = list(first_scores)[: policy.n0]
+    if len(decisive) < policy.n0 or NOT_YET in decisive:
+        return policy.n0
+    rewards = np.array([x for x in decisive if x is not UNKNOWN], np.float64)
+    if rewards.size and np.ptp(rewards) > 1e-6:
+        return n
+    a, b = np.array((1.0, 1.0) if BETWEEN in rewards else prior, np.float64)
+    a, b = a + np.sum(rewards > WRONG), b + np.sum(rewards == WRONG)
+    i = np.arange(n - policy.n0, dtype=np.float64)
+    stays_right, stays_wrong = (np.prod((x + i) / (a + b + i)) for x in (a, b))
+    all_wrong = rewards.size and np.all(rewards == WRONG)
+    chance = 1 - stays_right * (not all_wrong) - stays_wrong * (all_wrong or not rewards.size)
+    return (
+        n if chance >= (policy.min_chance_hard if all_wrong else policy.min_chance) else policy.n0
+    )
+
+
+@pytest.mark.parametrize("prior", [(1.0, 1.0), (0.6, 9.4), (9.4, 0.6)])
+@pytest.mark.parametrize(
+    "policy",
+    [Screening(n0=2), Screening(), Screening(n0=3, min_chance=0.9, min_chance_hard=0.1), STRICT],
+)
+def test_every_sequence_of_scores_decides_as_the_float64_reference(policy, prior):
+    """Also sequences of n0 - 1 scores, which may vary already and decide nothing."""
+    sizes = Counter()
+    for length in range(policy.n0 + 2):
+        for scores in itertools.product((RIGHT, WRONG, BETWEEN, UNKNOWN, NOT_YET), repeat=length):
+            expected = reference_size(policy, scores, 8, prior)
+            assert size(policy, scores, prior=prior) == expected, scores
+            sizes[expected, NOT_YET in scores or length < policy.n0] += 1
+    assert set(sizes) >= {(policy.n0, True), (8, False)}
+
+
+@pytest.mark.parametrize("policy", [Screening(n0=2), Screening(), Screening(n0=7)])
+def test_a_group_waits_for_all_of_its_first_scores(policy):
+    for scores in ([WRONG] * (policy.n0 - 1), [WRONG, RIGHT, WRONG, RIGHT, WRONG, RIGHT]):
+        early = scores[: policy.n0 - 1]
+        assert size(policy, early) == policy.n0
+        assert size(policy, [*early, NOT_YET, RIGHT, WRONG]) == policy.n0
 
 
 WORLDS = {
