@@ -1,6 +1,8 @@
 """The page in a real browser: it opens from disk, filters, sorts, colours, shows numbers on hover,
 compares runs, and logs nothing to the console, whatever the run has logged."""
 
+import json
+
 import pytest
 from logs import ATTACK, write_full_run, write_run
 
@@ -53,6 +55,7 @@ def test_it_opens_from_disk_and_asks_for_nothing(page):
 
 
 def test_text_of_a_run_is_shown_and_never_run(page):
+    page.choose("#kind", "all rewards")
     page.choose("#order", "label")
     page.click(".item")
     assert text(page, "pre.text") == ATTACK
@@ -75,7 +78,20 @@ def test_the_policy_of_the_page_runs_no_other_script_and_fetches_nothing(browser
     assert len(refused) == 2 and "script-src" in refused[0] and "img-src" in refused[1]
 
 
+def test_the_list_opens_with_the_groups_whose_rewards_vary(page, tmp_path):
+    assert page.evaluate("document.getElementById('kind').value") == "rewards vary"
+    assert count(page, ".item") == 6 and "6 of 12 groups" in text(page, "#groups")
+    rewards = "[...document.querySelectorAll('.reward')].map((x) => x.innerText)"
+    assert set(page.evaluate(rewards)) == {"reward 0", "reward 1"}  # of the group that is shown
+    log = tmp_path / "rollouts.jsonl"
+    log.write_text(log.read_text().replace('"reward": 1.0', '"reward": 0.0'))
+    page.open(page_of(tmp_path))  # no group varies: all are shown
+    assert page.evaluate("document.getElementById('kind').value") == "all rewards"
+    assert count(page, ".item") == 12
+
+
 def test_groups_are_found_by_text_label_reward_and_step(page):
+    page.choose("#kind", "all rewards")
     assert count(page, ".item") == 12
     page.type("#search", "STEP 3")
     page.wait("document.querySelectorAll('.item').length === 2")
@@ -149,8 +165,62 @@ def test_runs_are_compared_over_steps_and_over_tokens(browser, tmp_path):
     cells = browser.evaluate(f"{tables}.map((x) => x.rows[1].innerText)")
     assert [cell.split("\t")[1:] for cell in cells] == [["1", "1"], ["1", "0.5"]]
     browser.choose("#run", "1")
-    assert "Step 6" in text(browser, ".top") and count(browser, ".item") == 12
+    assert "Step 6" in text(browser, ".top") and count(browser, ".item") == 6
     assert browser.errors == []
+
+
+def test_the_first_card_of_two_runs_has_both_held_out_curves(browser, tmp_path):
+    browser.errors.clear()
+    runs = [write_full_run(tmp_path / name, steps) for name, steps in (("a", 20), ("b", 40))]
+    browser.open(page_of(*runs))
+    assert titles(browser, "#accuracy") == ["Held-out accuracy"]
+    assert count(browser, "#accuracy .band") == count(browser, "#accuracy path.line") == 2
+    card = text(browser, "#accuracy")
+    assert "a: 50% of" in card and "b: 50% of" in card
+    assert card.count("before the first step") == 2
+    names = "[...document.querySelectorAll('#accuracy .legend span span')].map((x) => x.innerText)"
+    assert [name.split("/")[-1] for name in browser.evaluate(names)] == ["a: rl", "b: rl"] or [
+        name.split("/")[-1] for name in browser.evaluate(names)
+    ] == ["a", "b"]
+    assert "Held-out accuracy" not in titles(browser, "#compare")
+    for axis in ("tokens", "hours"):
+        browser.choose("#axis", axis)
+        assert count(browser, "#accuracy path.line") == 2
+    assert browser.errors == []
+
+
+def test_a_set_that_only_the_other_run_evaluated_keeps_its_own_card(browser, tmp_path):
+    browser.errors.clear()
+    write_full_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    browser.open(page_of(tmp_path / "a", tmp_path / "b"))
+    assert "greedy answer" in text(browser, "#accuracy .legend")
+    browser.choose("#run", "1")
+    assert "has evaluated nothing yet" in text(browser, "#accuracy")
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "sentence"),
+    [
+        ((0.5, 0.0, 0.0), "50% of 2,100 generated tokens taught (by rewards that differ within a"),
+        ((0.25, 0.05, 0.2), "50% of 2,100 generated tokens taught (by 25% rewards that differ"),
+        ((0.0, 0.0, 0.3), "30% of 2,100 generated tokens taught (by entropy alone); 70% taught"),
+        ((0.0, 0.0, 0.0), "None of 2,100 generated tokens taught."),
+    ],
+)
+def test_a_sentence_says_which_share_of_the_tokens_taught(browser, tmp_path, shares, sentence):
+    write_run(tmp_path)
+    log, rows = tmp_path / "metrics.jsonl", []
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        for name, share in zip(("verifier_signal", "shaping_signal", "entropy_signal"), shares):
+            row["metrics"][f"waste/frac_{name}"] = share
+        row["metrics"]["waste/frac_none"] = 1 - sum(shares)
+        rows.append(json.dumps(row) + "\n")
+    log.write_text("".join(rows))
+    browser.open(page_of(tmp_path))
+    assert text(browser, "#accuracy .taught").startswith(sentence)
 
 
 @pytest.mark.parametrize("missing", ["rollouts", "tokens"])
@@ -216,22 +286,23 @@ def test_the_first_card_is_the_held_out_accuracy_with_its_interval_and_start(ful
 
 
 def test_parts_labels_and_distributions_have_a_chart_each(full):
-    first_titles = [
-        "Reward",
-        "Parts of the reward",
-        "Pass rate by label",
-        "Response length by label",
-    ]
-    assert titles(full, "#curves")[:6] == [*first_titles, "Rewards", "Lengths"]
+    labels = ["easy", "hard"]  # of the pass rates, then of the lengths
+    first_titles = ["Reward", "Parts of the reward", *labels, *labels, "Rewards", "Lengths"]
+    assert titles(full, "#curves")[:8] == first_titles
     charts = "[...document.querySelectorAll('#curves figure')].map((x) => x.innerText)"
     chart_texts = dict(zip(titles(full, "#curves"), full.evaluate(charts), strict=True))
     assert (
         "verifier" in chart_texts["Parts of the reward"]
         and "length" in chart_texts["Parts of the reward"]
     )
-    assert (
-        "easy" in chart_texts["Pass rate by label"] and "hard" in chart_texts["Pass rate by label"]
-    )
+    headings = "[...document.querySelectorAll('.multiples .heading')].map((x) => x.innerText)"
+    assert [x.split(" by ")[0] for x in full.evaluate(headings)] == ["Pass rate", "Response length"]
+    ticks = "[...document.querySelectorAll('.multiples svg')].map((x) => [...x.querySelectorAll('.tick')].map((t) => t.textContent).join())"  # noqa: E501
+    pass_rates, lengths = full.evaluate(ticks)[:2], full.evaluate(ticks)[2:]
+    assert len(set(pass_rates)) == len(set(lengths)) == 1  # one scale for all labels
+    readings = "[...document.querySelectorAll('.multiples .legend b')].map((x) => x.innerText)"
+    full.choose("#step", "10")
+    assert all(full.evaluate(readings))
     assert "3 values above the axis, up to 90" in chart_texts["Time of a step"]
 
 

@@ -1,6 +1,6 @@
 // Line charts and stacked shares as SVG, with a mark at the chosen step and a reading on hover.
 
-const CARD = { W: 400, H: 190 }, WIDE = { W: 820, H: 330 };
+const CARD = { W: 400, H: 190 }, WIDE = { W: 820, H: 330 }, SMALL = { W: 250, H: 120 };
 const PAD = { left: 52, right: 10, top: 10, bottom: 24 };
 
 function ticksOf(low, high, wanted) {
@@ -70,15 +70,16 @@ function rangeOf(lines, scale) {
 
 // A chart of lines {name, colour, xs, ys, and low and high where they have intervals}. `scale`: linear,
 // log, share, stacked or time (far values are cut off). `format` words a value, `xname` and `xformat` the
-// x axis. `pick(x)` is called for a click at x; `mark(x)` of the result moves the mark to x (null: none).
+// x axis; `small` draws one of several that share the y axis `range`. `pick(x)` is called for a click at x;
+// `mark(x)` of the result moves the mark to x (null: none).
 function chart({ title, unit, lines, scale = "linear", format = plain, xname = "step",
-                 xformat = plain, pick = null, note = "", wide = false }) {
-  const { W, H } = wide && window.innerWidth > 900 ? WIDE : CARD;
+                 xformat = plain, pick = null, note = "", wide = false, small = false, range = null }) {
+  const { W, H } = small ? SMALL : wide && window.innerWidth > 900 ? WIDE : CARD;
   const stacked = scale === "stacked", cut = scale === "time" ? clippedRange(lines) : null;
   if (scale === "log" && lines.some((l) => l.ys.some((y) => finite(y) && y <= 0))) scale = "linear";
   const xsAll = lines.flatMap((l) => [l.xs[0], l.xs[l.xs.length - 1]]).filter(finite);
   const x0 = Math.min(...xsAll), x1 = Math.max(...xsAll, x0 + (xname === "step" ? 1 : 1e-9));
-  const [low, high] = stacked ? [0, 1] : cut?.range ?? rangeOf(lines, scale);
+  const [low, high] = stacked ? [0, 1] : range ?? cut?.range ?? rangeOf(lines, scale);
   const bend = scale === "log" ? Math.log10 : (v) => v;
   const x = (v) => PAD.left + ((v - x0) / (x1 - x0)) * (W - PAD.left - PAD.right);
   const y = (v) => {
@@ -87,14 +88,14 @@ function chart({ title, unit, lines, scale = "linear", format = plain, xname = "
   };
   const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${title}, ${unit}` });
   const shares = stacked || scale === "share";
-  const ticks = scale === "log" ? logTicks(low, high) : ticksOf(low, high, 4);
+  const ticks = scale === "log" ? logTicks(low, high) : ticksOf(low, high, small ? 2 : 4);
   for (const t of ticks) {
     root.append(
       svg("line", { class: "grid", x1: PAD.left, x2: W - PAD.right, y1: y(t), y2: y(t) }),
       svg("text", { class: "tick", x: PAD.left - 6, y: y(t) + 3.5, "text-anchor": "end",
                     text: shares ? percent(t) : scale === "log" ? plain(t) : plain(Number(t.toPrecision(6))) }));
   }
-  for (const t of ticksOf(x0, x1, W > 400 ? 9 : 5)) {
+  for (const t of ticksOf(x0, x1, W > 400 ? 9 : small ? 3 : 5)) {
     if (xname === "step" && !Number.isInteger(t)) continue;
     root.append(svg("text", { class: "tick", x: x(t), y: H - 7, "text-anchor": "middle", text: xformat(t) }));
   }
@@ -142,7 +143,7 @@ function chart({ title, unit, lines, scale = "linear", format = plain, xname = "
     });
   };
   const notes = [note, cut?.note].filter(Boolean).join("; ");
-  const node = el("figure", { class: wide ? "chart wide" : "chart" },
+  const node = el("figure", { class: small ? "chart small" : wide ? "chart wide" : "chart" },
     el("figcaption", {}, el("b", { text: title }), el("span", { class: "unit", text: unit })),
     root, legend, notes ? el("div", { class: "note", text: notes }) : null);
   return { node, mark };

@@ -46,12 +46,7 @@ function compareSection() {
   }
   function draw() {
     const wanted = [...COMPARED, ...(other.value ? [[other.value, other.value, unitOf(other.value)]] : [])];
-    clear(grid, heldout(), ...wanted.map(one));
-  }
-  function heldout() {
-    const lines = data.runs.map((run, i) => heldoutLine(run, run.heldout.heldout, run.name, shadeOf(i), by.value)).filter(Boolean);
-    const { title: xname, format } = axesOf(data.runs[0])[by.value] ?? axesOf(data.runs[0]).step;
-    return lines.length ? chart({ title: "Held-out accuracy", unit: "mean of k samples, 95% intervals", lines, scale: "share", xname, xformat: format }).node : null;
+    clear(grid, ...wanted.map(one));
   }
   draw();
   const spent = data.runs.filter((r) => r.tokens.length);

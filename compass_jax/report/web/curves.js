@@ -11,11 +11,12 @@ function ownPanels(run) {
   const named = (pattern) => Object.keys(run.curves.metrics).map((metric) => [metric, metric.match(pattern)?.[1]])
     .filter(([metric, name]) => name && run.curves.metrics[metric].v.some(finite))
     .map(([metric, name], i) => [metric, name, shadeOf(i), dashOf(i)]);
+  const byLabel = (title, unit, lines, scale) => ({ ...panel(title, unit, lines, scale), apart: lines.length > 1 });
   const parts = named(/^reward\/([^/]+)\/mean$/).filter(([metric]) => run.curves.metrics[metric].v.some((v) => v));
   return [
     panel("Parts of the reward", "mean over the samples that have it", parts.length > 1 || parts[0]?.[1] !== "verifier" ? parts : []),
-    panel("Pass rate by label", "share of right responses", named(/^label\/(.+)\/pass_rate$/), "share"),
-    panel("Response length by label", "tokens, mean", named(/^label\/(.+)\/length_mean_tokens$/)),
+    byLabel("Pass rate by label", "share of right responses", named(/^label\/(.+)\/pass_rate$/), "share"),
+    byLabel("Response length by label", "tokens, mean", named(/^label\/(.+)\/length_mean_tokens$/)),
   ];
 }
 
@@ -36,11 +37,23 @@ const pick = (x) => chooseStep(pointAt(x));
 // Charts of panels that have something to show; each follows the step slider.
 function panelCharts(run, panels) {
   const { title: xname, format } = axisOf(run);
-  return panels.map(({ title, unit, lines: wanted, scale }) => {
+  return panels.map(({ title, unit, lines: wanted, scale, apart }) => {
     const lines = linesOf(run, wanted);
     const note = badNote(run, wanted.map((x) => x[0]));
+    if (apart && lines.length) return multiples({ title, unit, lines, scale, note, xname, xformat: format });
     return lines.length ? chart({ title, unit, lines, scale, pick, note, xname, xformat: format }) : null;
   }).filter(Boolean);
+}
+
+// A small chart for each line, all with the same axes.
+function multiples({ title, unit, lines, note, scale, ...axes }) {
+  const range = rangeOf(lines, scale);
+  const charts = lines.map((line) => chart({ title: line.name, unit: "", lines: [{ ...line, colour: BLUE, dash: null }],
+    scale, range, pick, small: true, ...axes }));
+  const node = el("div", { class: "multiples" },
+    el("div", { class: "heading" }, el("b", { text: title }), " ", el("span", { class: "unit", text: unit })),
+    el("div", { class: "smalls" }, ...charts.map((c) => c.node)), note ? el("div", { class: "note", text: note }) : null);
+  return { node, mark: (at) => charts.forEach((c) => c.mark(at)) };
 }
 
 function heatCharts(run) {

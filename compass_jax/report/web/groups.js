@@ -317,12 +317,13 @@ function groupsSection() {
     const labels = [...new Set(run.groups.map((g) => g.label))].sort();
     clear(label, el("option", { value: "", text: "all labels" }), ...labels.map((x) => el("option", { value: x, text: x || "no label" })));
     label.value = "";
+    kind.value = run.groups.some(kinds["rewards vary"]) ? "rewards vary" : "all rewards";
     chosen = null;
     refresh();
   });
   listeners.step.push(() => state.only && refresh());
   listeners.group = (g) => { only.checked = state.only = false; search.value = ""; label.value = ""; kind.value = "all rewards"; refresh(g); };
-  return section("groups", "Groups", "The samples that the run logged. Blue is above the group's mean reward, orange below it.",
+  return section("groups", "Groups", "The samples that the run logged, first those of groups whose rewards vary: they teach. Blue is above the group's mean reward, orange below it.",
     el("div", { class: "bar" }, search, label, kind, el("label", { class: "field" }, el("span", { text: "Order" }), order),
       el("label", { class: "check" }, only, "only the slider's step")),
     count, el("div", { class: "browser" }, list, view.root));

@@ -1,4 +1,5 @@
-// The first card: held-out accuracy over the run, with its intervals and its start; then each label.
+// The first card: which share of the tokens taught; held-out accuracy over the run, with its intervals and
+// its start; then each label. Several runs share the card.
 
 // The accuracies of a set as a line; null where the run has none, or not that axis.
 function heldoutLine(run, set, name, colour, axis = state.axis) {
@@ -29,6 +30,34 @@ function setChart(run, name, set) {
   return chart({ title, unit: "share of right answers; shaded: 95% interval", lines, scale: "share", pick, xname, xformat: format, wide: true });
 }
 
+// One sentence: the share of the generated tokens that had a training signal, by its source.
+function taughtBy(f) {
+  if (!f || !f.generated) return "";
+  const share = (tokens) => percent(tokens / f.generated);
+  const signals = [["verifier", "rewards that differ within a group"], ["shaping", "shaping"], ["entropy", "entropy alone"]]
+    .filter(([key]) => f[key]);
+  const taught = signals.reduce((sum, [key]) => sum + f[key], 0);
+  if (!taught) return `None of ${counted(f.generated)} generated tokens taught.`;
+  const by = signals.map(([key, text]) => (signals.length > 1 ? `${share(f[key])} ${text}` : text)).join(", ");
+  return `${share(taught)} of ${counted(f.generated)} generated tokens taught (by ${by}); ${share(f.generated - taught)} taught nothing.`;
+}
+
+// All runs of the page over each other.
+function runsChart(name) {
+  const { title: xname, format } = axisOf(current());
+  const lines = data.runs.map((run, i) => heldoutLine(run, run.heldout[name], run.name, shadeOf(i))).filter(Boolean)
+    .map((line, i) => ({ ...line, dash: dashOf(i) }));
+  const title = name === "heldout" ? "Held-out accuracy" : `Accuracy on ${name}`;
+  return chart({ title, unit: "mean of k samples; shaded: 95% interval", lines, scale: "share", pick, xname, xformat: format, wide: true });
+}
+
+// The numbers of each run that has evaluated the set, with its colour.
+const runsGains = (name) => data.runs.flatMap((run, i) => (run.heldout[name] ? [
+  el("h3", {}, el("i", { class: "swatch", style: { background: shadeOf(i) } }), run.name), ...gainOf(run.heldout[name]), labelTable(run.heldout[name], false),
+] : []));
+
+const sharedBy = (name) => data.runs.filter((run) => run.heldout[name]).length > 1;
+
 function gainOf(set) {
   const first = set.points[0], last = set.points[set.points.length - 1];
   const prompts = finite(set.prompts) ? `${set.prompts.toLocaleString("en-US")} prompts` : "the prompts";
@@ -45,10 +74,10 @@ function gainOf(set) {
     + "the prompts (Wilson's where all prompts agree). They say nothing of another seed." })];
 }
 
-function labelTable(set) {
+function labelTable(set, open = true) {
   const labels = Object.entries(set.by);
   if (labels.length < 2) return null;
-  return el("details", { open: labels.length <= 12 }, el("summary", { text: `By label (${labels.length})` }),
+  return el("details", { open: open && labels.length <= 12 }, el("summary", { text: `By label (${labels.length})` }),
     el("table", {}, el("tr", {}, ...["label", "prompts", "start", "end", "95% interval"].map((t, i) => el("th", { class: i ? "n" : "", text: t }))),
       ...labels.map(([label, [count, start, end, [low, high]]]) => el("tr", {}, el("td", { class: "name", text: label }),
         ...[plain(count), precise(start), precise(end), `${precise(low)} to ${precise(high)}`].map((t) => el("td", { class: "n", text: t }))))));
@@ -64,15 +93,18 @@ function overviewSection() {
       clear(body);
       return;
     }
+    const sentence = el("div", {}, ...data.runs.map((r) => [r, taughtBy(r.funnel)]).filter(([, text]) => text)
+      .map(([r, text]) => el("p", { class: "taught", text: data.runs.length > 1 ? `${r.name}: ${text}` : text })));
     if (!sets.length) {
-      clear(body, el("p", { class: "empty", text: "This run has evaluated nothing yet: the first evaluation comes with rl.eval_every, "
+      clear(body, sentence, el("p", { class: "empty", text: "This run has evaluated nothing yet: the first evaluation comes with rl.eval_every, "
         + "evaluation.at or the end of the run, on data.eval_prompts or data.eval_sets." }));
       return;
     }
-    clear(body, ...sets.map(([name, set]) => {
-      const drawn = setChart(run, name, set);
+    clear(body, sentence, ...sets.map(([name, set]) => {
+      const shared = sharedBy(name), drawn = shared ? runsChart(name) : setChart(run, name, set);
       charts.push(drawn);
-      return el("div", { class: "overview" }, drawn.node, el("div", { class: "gains" }, ...gainOf(set), labelTable(set)));
+      const gains = shared ? runsGains(name) : [...gainOf(set), labelTable(set)];
+      return el("div", { class: "overview" }, drawn.node, el("div", { class: "gains" }, ...gains));
     }));
   });
   listeners.step.push(() => charts.forEach((c) => c.mark(xNow())));
