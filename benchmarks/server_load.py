@@ -1,4 +1,4 @@
-"""Load on `compass serve --openai`: good clients of all kinds and hostile ones, against a separate
+"""Load on `compass serve`: good clients of all kinds and hostile ones, against a separate
 server process.
 
 A tiny random model is made and served. First a lone client asks every request of a catalogue. Then
@@ -37,7 +37,7 @@ MOST_GROWTH = 0.05  # of memory, between the second and the last quarter of the 
 MOST_STOP_S = 10.0
 CONNECTIONS = 640
 OPTIONS = (
-    "--openai --port 0 --slots 16 --prompt-tokens 64 --max-new-tokens 32 --max-waiting 512"
+    "--port 0 --slots 16 --prompt-tokens 64 --max-new-tokens 32 --max-waiting 512"
     f" --max-connections {CONNECTIONS}"
 )
 

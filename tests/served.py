@@ -62,7 +62,7 @@ def saved(folder):
 @contextlib.contextmanager
 def served(folder, **options):
     """Runs a server for OpenAI's clients and yields its options with the port that it chose."""
-    config = Serve(weights=str(folder), port=0, openai=True, **options)
+    config = Serve(weights=str(folder), port=0, **options)
     with openai_server(config) as running:
         thread = threading.Thread(target=running.run)
         thread.start()

@@ -32,7 +32,7 @@ def metadata():
 @pytest.mark.parametrize(
     ("extra", "packages"),
     [
-        ("serve", ["uvicorn", "starlette", "pydantic", "prometheus_client"]),
+        ("serve", ["google-jetstream"]),
         ("tpu", ["jax", "libtpu"]),
         ("plan", ["jax", "libtpu"]),
         ("wandb", ["wandb"]),

@@ -140,7 +140,7 @@ def last_lines(folder: Path, page: Path, summary: JsonObject) -> str:
         "next:\n"
         f"  compass show {runs} --varied   # the best and the worst answers of some groups\n"
         f"  compass compare {folder / 'grpo'} {runs}   # prompt by prompt\n"
-        f"  compass serve {folder / 'hf'} --openai   # an HTTP API: docs/serving.md\n"
+        f"  compass serve {folder / 'hf'}   # an HTTP API: docs/serving.md\n"
         f"your own data and reward, from {folder / 'sft'}: docs/quickstart.md"
     )
 

@@ -13,6 +13,7 @@ from tyro.conf import (
     FlagConversionOff,
     OmitArgPrefixes,
     Positional,
+    Suppress,
     UseAppendAction,
     arg,
     create_mutex_group,
@@ -528,15 +529,17 @@ class Serve(Compiling):
     host: Named = "127.0.0.1"
     """Network interface of the server; 0.0.0.0: every interface."""
     port: int = 9000
-    """Port number; 0, with --openai: any free port."""
+    """Port number; 0, without --jetstream: any free port."""
     slots: int = 16
     """Number of requests decoded together (slots)."""
-    prompt_tokens: int = 256
-    """Maximum number of prompt tokens, a power of two."""
-    max_new_tokens: int = 256
-    """Maximum number of new tokens of an answer."""
+    prompt_tokens: int | None = None
+    """Maximum number of prompt tokens, a power of two (default: as many as the model's context and
+    the free memory allow beside the answers).
+    """
+    max_new_tokens: int | None = None
+    """Maximum number of new tokens of an answer (default: 256, or half of a shorter context)."""
     temperature: float = 1.0
-    """Sampling temperature of JetStream's requests (a factor); 0 is greedy."""
+    """Sampling temperature of --jetstream's requests (a factor); 0 is greedy."""
     cache_pages: int = 0
     """Number of cache pages that the slots share; 0: each slot has room for the longest sequence.
     """
@@ -550,8 +553,12 @@ class Serve(Compiling):
     """8-bit keys and values in the cache."""
     mesh: Annotated[str, arg(metavar="AXES")] = ""
     """Mesh of devices, such as expert=4,tensor=2 (default: one device)."""
-    openai: bool = False
-    """Serve HTTP for OpenAI's clients; every option below needs it."""
+    jetstream: bool = False
+    """Serve JetStream's gRPC protocol, which needs google-jetstream, instead of HTTP for OpenAI's
+    clients; no option below acts with it.
+    """
+    openai: Annotated[bool, Suppress] = False
+    """Accepted for older commands: HTTP for OpenAI's clients is the default."""
     max_waiting: int = 64
     """Maximum number of queued requests (a count)."""
     max_connections: int = 512

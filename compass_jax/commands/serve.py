@@ -1,65 +1,72 @@
-"""`compass serve`: JetStream's gRPC server, or an HTTP server for OpenAI's clients, over this
+"""`compass serve`: an HTTP server for OpenAI's clients, or JetStream's gRPC server, over this
 package's engine, with the weights of a run or of a Hugging Face folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+
 from compass_jax.aliases import Tree
 from compass_jax.commands.options import Serve
-from compass_jax.config import ConfigError, DataConfig, MeshConfig, RolloutConfig, RunConfig
+from compass_jax.config import (
+    ConfigError,
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    RolloutConfig,
+    RunConfig,
+)
 from compass_jax.config.foreign import hub_hint
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of
 from compass_jax.extras import how_to_install
+from compass_jax.machine import usable_bytes
+from compass_jax.memory import process_bytes
+from compass_jax.model.params import abstract_params
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.sampling import Sampler
+from compass_jax.serving.guard import resolve_key
 from compass_jax.serving.limits import Limits, bind, is_loopback, make_room_for
+from compass_jax.serving.openai_api import make_app
+from compass_jax.serving.openai_requests import Served
+from compass_jax.serving.server import http_server
 from compass_jax.weights.start import model_of, tokenizer_beside
 
 if TYPE_CHECKING:
     import uvicorn
 
-# requirements of the HTTP server, from the extra "serve"
-HTTP_PACKAGES = ("uvicorn", "starlette", "pydantic", "prometheus_client")
-
-
+SHORTEST, LONGEST = 16, 32768  # of --prompt-tokens
+PROMPT, ANSWER = 256, 256  # tokens of the longest prompt and answer by default, if they fit
+CACHE_SHARE = (
+    0.5  # KV caches' share of the memory beside the weights, if the prompts' length is free
+)
 HTTP_OPTIONS = ("max_waiting", "max_connections", "api_key", "allow_host", "trust_prompts")
 
 
 def rollout_config(options: Serve) -> RolloutConfig:
-    """Returns the engine's settings. Raises ConfigError for unusable options."""
-    longest = options.prompt_tokens
-    if not 16 <= longest <= 32768 or longest & (longest - 1):
-        raise ConfigError(f"--prompt-tokens {longest}: must be a power of two from 16 to 32768")
-    if not (0 if options.openai else 1) <= options.port < 65536:
-        text = "must be from 1 to 65535, or 0 with --openai for any that is free"
-        raise ConfigError(f"--port {options.port}: {text}")
-    if options.openai and options.temperature != 1:
-        text = "would do nothing beside --openai: every request brings its own; leave it out"
-        raise ConfigError(f"--temperature {options.temperature} {text}")
-    for name in HTTP_OPTIONS if not options.openai else ():
-        if (value := getattr(options, name)) != getattr(Serve, name, None):
-            option = f"--{name.replace('_', '-')}{'' if name == 'api_key' else f' {value}'}"
-            text = "would do nothing without --openai: JetStream queues requests; leave it out"
-            raise ConfigError(f"{option} {text}")
-    if options.max_waiting < 1:
-        raise ConfigError(f"--max-waiting {options.max_waiting}: must be positive")
+    """Returns the engine's settings; lengths that are not set have their defaults. Raises
+    ConfigError for unusable options.
+    """
+    _check(options)
+    longest = PROMPT if options.prompt_tokens is None else options.prompt_tokens
     config = RolloutConfig(
         slots=options.slots,
         prompt_buckets=tuple(2**n for n in range(4, 16) if 2**n <= longest),
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=ANSWER if options.max_new_tokens is None else options.max_new_tokens,
         temperature=options.temperature,
-        tokens_per_call=8,
+        # a client of HTTP sees each token when it is decoded
+        tokens_per_call=8 if options.jetstream else 1,
         cache_pages=options.cache_pages,
         page_tokens=options.page_tokens,
         dtype=options.dtype,
@@ -68,6 +75,29 @@ def rollout_config(options: Serve) -> RolloutConfig:
     )
     config.validate()
     return config
+
+
+def _check(options: Serve) -> None:
+    """Raises ConfigError for options that no model could be served with."""
+    longest = PROMPT if options.prompt_tokens is None else options.prompt_tokens
+    if not SHORTEST <= longest <= LONGEST or longest & (longest - 1):
+        text = f"must be a power of two from {SHORTEST} to {LONGEST}"
+        raise ConfigError(f"--prompt-tokens {longest}: {text}")
+    if not (1 if options.jetstream else 0) <= options.port < 65536:
+        text = "must be from 1 to 65535, or 0 without --jetstream for any that is free"
+        raise ConfigError(f"--port {options.port}: {text}")
+    if not options.jetstream and options.temperature != 1:
+        text = "would do nothing without --jetstream: every request brings its own; leave it out"
+        raise ConfigError(f"--temperature {options.temperature} {text}")
+    if options.jetstream and options.openai:
+        raise ConfigError("--jetstream --openai: one server has one protocol; leave --openai out")
+    for name in HTTP_OPTIONS if options.jetstream else ():
+        if (value := getattr(options, name)) != getattr(Serve, name, None):
+            option = f"--{name.replace('_', '-')}{'' if name == 'api_key' else f' {value}'}"
+            text = "would do nothing with --jetstream, which queues requests itself; leave it out"
+            raise ConfigError(f"{option} {text}")
+    if options.max_waiting < 1:
+        raise ConfigError(f"--max-waiting {options.max_waiting}: must be positive")
 
 
 def mesh_config(options: Serve) -> MeshConfig:
@@ -83,13 +113,54 @@ def mesh_config(options: Serve) -> MeshConfig:
     return MeshConfig(**sizes)
 
 
+def with_lengths(options: Serve, model: ModelConfig) -> Serve:
+    """Returns the options with the maximum numbers of tokens of an answer and of a prompt, which
+    fit together into the model's context and the cache pages.
+
+    An answer has 256 tokens, or half of a shorter context. A prompt has the largest power of two
+    that also fits beside the weights into the free memory; 256 if the memory allows less. Raises
+    ConfigError for lengths that do not fit.
+    """
+    context, prompt = model.max_positions, options.prompt_tokens
+    if options.cache_pages:
+        context = min(context, options.cache_pages * options.page_tokens)
+    answer = options.max_new_tokens
+    if answer is None:
+        answer = max(1, min(ANSWER, context // 2, context - (prompt or 0)))
+    if (prompt or SHORTEST) + answer > context:
+        raise ConfigError(
+            f"--prompt-tokens {prompt or SHORTEST} --max-new-tokens {answer}: together more than"
+            f" the {context} tokens of the model's context and the cache pages; lower one of them"
+        )
+    width = 1 if options.kv_quantize != "off" else {"float32": 4, "bfloat16": 2}[options.dtype]
+    weights = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(model, "float32")))
+    free = mesh_config(options).devices * (usable_bytes() - process_bytes()) - 4 * weights
+    sequence = (
+        CACHE_SHARE * free / (max(options.slots, 1) * model.layers * model.cache_width * width)
+    )
+    most = min(max(int(sequence) - answer, PROMPT), context - answer, LONGEST)
+    prompt = prompt or 2 ** (most.bit_length() - 1)
+    return replace(options, prompt_tokens=prompt, max_new_tokens=answer)
+
+
 def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
     """Returns (engine, parameters, tokenizer); the parameters have the layout and mesh of a rollout
     with these settings.
 
     Raises ConfigError if the folder does not exist or has no tokenizer.
     """
-    rollout, mesh, weights = rollout_config(options), mesh_config(options), options.weights
+    weights = options.weights
+    model, folder = _model_with_tokenizer(weights)
+    options = with_lengths(options, model)
+    rollout, mesh = rollout_config(options), mesh_config(options)
+    mesh.validate("--mesh", model)
+    data = DataConfig(tokenizer=str(folder), chat_format=options.chat_format)
+    data.validate()
+    run = RunConfig(name="serve", model=model, rollout=rollout, mesh=mesh, data=data)
+    return decoder_of(run, weights)
+
+
+def _model_with_tokenizer(weights: str) -> tuple[ModelConfig, Path]:
     if not Path(weights).is_dir():
         hint = hub_hint(weights) or "give a run directory, a checkpoint, or a Hugging Face folder"
         raise ConfigError(f"{weights}: there is no such folder; {hint}")
@@ -99,11 +170,7 @@ def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
             f"{weights} has no tokenizer beside it: serve the run directory, or an exported folder"
             " with tokenizer.json"
         )
-    mesh.validate("--mesh", model)
-    data = DataConfig(tokenizer=str(folder), chat_format=options.chat_format)
-    data.validate()
-    run = RunConfig(name="serve", model=model, rollout=rollout, mesh=mesh, data=data)
-    return decoder_of(run, weights)
+    return model, folder
 
 
 def start_jetstream(options: Serve) -> Any:
@@ -112,11 +179,12 @@ def start_jetstream(options: Serve) -> Any:
 
     Raises ConfigError if google-jetstream is not installed.
     """
-    rollout_config(options)
+    _check(options)
     try:
         from compass_jax.rollout.jetstream_api import JetStreamEngine, run_server
     except ModuleNotFoundError as error:
-        raise _missing("compass serve", error, "google-jetstream") from error
+        command = how_to_install("serve", "google-jetstream")
+        raise ConfigError(f"compass serve --jetstream needs {error.name}: {command}") from error
     return run_server(
         JetStreamEngine(*make_engine(options), Sampler(options.temperature)),
         options.host,
@@ -129,6 +197,7 @@ class HttpServer(NamedTuple):
 
     server: uvicorn.Server
     socket: socket
+    served: Served
 
     @property
     def address(self) -> tuple[str, int]:
@@ -144,17 +213,10 @@ class HttpServer(NamedTuple):
 def openai_server(options: Serve) -> Iterator[HttpServer]:
     """Yields a server that is ready to `run`: its port is bound and its engine is running.
 
-    Raises ConfigError for a missing package, an address that cannot be bound, a host that other
-    machines can reach without a key, and more connections than file descriptors.
+    Raises ConfigError for an address that cannot be bound, a host that other machines can reach
+    without a key, and more connections than file descriptors.
     """
-    rollout_config(options)
-    try:
-        from compass_jax.serving.guard import resolve_key
-        from compass_jax.serving.openai_api import make_app
-        from compass_jax.serving.openai_requests import Served
-        from compass_jax.serving.server import http_server
-    except ModuleNotFoundError as error:
-        raise _missing("compass serve --openai", error, *HTTP_PACKAGES) from error
+    _check(options)
     limits = Limits(connections=options.max_connections)
     make_room_for(limits.connections, options.slots + options.max_waiting + 1)
     with contextlib.ExitStack() as stack:
@@ -165,42 +227,42 @@ def openai_server(options: Serve) -> Iterator[HttpServer]:
             Path(options.weights).resolve().name,
             tokenizer,
             tokenizer.vocab_size,
-            options.prompt_tokens,
-            options.max_new_tokens,
+            engine.config.prompt_buckets[-1],
+            engine.config.max_new_tokens,
             options.trust_prompts,
         )
         batcher = OnlineBatcher(engine, params, options.max_waiting)
         batcher.start()
         stack.callback(batcher.stop, limits.engine_stop_s)
         app = make_app(served, batcher, limits, [options.host, *options.allow_host], key)
-        yield HttpServer(http_server(app, limits), bound)
-
-
-def _missing(command: str, error: ModuleNotFoundError, *packages: str) -> ConfigError:
-    return ConfigError(f"{command} needs {error.name}: {how_to_install('serve', *packages)}")
+        yield HttpServer(http_server(app, limits), bound, served)
 
 
 def run_serve(options: Serve) -> None:
     """Serves until a signal ends the process."""
     with contextlib.suppress(KeyboardInterrupt):
-        if options.openai:
-            # a signal to end is no failure, even before the server listens and during its shutdown
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            with openai_server(options) as server:
-                routes = "HTTP, /v1/completions and /v1/chat/completions"
-                _say(options, *server.address, routes)
-                server.run()
+        if options.jetstream:
+            _check_address(options)
+            jetstream = start_jetstream(options)
+            _say(options, (options.host, options.port), "gRPC, JetStream's Orchestrator")
+            jetstream.wait_for_termination()  # stops the server at ctrl-c
             return
-        _check_address(options)
-        server = start_jetstream(options)
-        _say(options, options.host, options.port, "gRPC, JetStream's Orchestrator")
-        server.wait_for_termination()  # stops the server at ctrl-c
+        # a signal to end is no failure, even before the server listens and during its shutdown
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with openai_server(options) as server:
+            limits = (
+                f"prompts of at most {server.served.prompt_tokens} tokens, answers of"
+                f" {server.served.max_new_tokens}; at most {options.max_connections} connections"
+            )
+            routes = f"HTTP, /v1/completions and /v1/chat/completions; {limits}"
+            _say(options, server.address, routes)
+            server.run()
 
 
-def _say(options: Serve, host: str, port: int, protocol: str) -> None:
+def _say(options: Serve, address: tuple[str, int], protocol: str) -> None:
+    host, port = address
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    most = f"; at most {options.max_connections} connections" if options.openai else ""
-    print(f"serving {options.weights} on {where} ({protocol}{most}); end with ctrl-c", flush=True)
+    print(f"serving {options.weights} on {where} ({protocol}); end with ctrl-c", flush=True)
 
 
 def _check_address(options: Serve) -> None:

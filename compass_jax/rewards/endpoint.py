@@ -250,7 +250,7 @@ class Batched:
         if self.generate is None:
             raise ConfigError(
                 "rewards.judge: a judge in an engine of our own judges in `compass train` alone;"
-                " serve it (compass serve --openai) and name its endpoint in JudgeConfig"
+                " serve it (compass serve) and name its endpoint in JudgeConfig"
             )
         replies = self.generate([messages for messages, _ in questions])
         for (_, future), reply in zip(questions, replies, strict=True):

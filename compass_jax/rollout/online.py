@@ -31,7 +31,7 @@ PER_REQUEST = Sampler(per_request=True, top_logprobs=MOST_TOP)
 
 
 class Chunk(NamedTuple):
-    """New tokens of a request, with their log-probs if requested.
+    """A new token of a request, with its log-probs if requested.
 
     `finish`: "stop" (the last token is an end token), "length", "cancelled", "error", or "" for an
     unfinished request. `prompt`: log-probs of the prompt's tokens, in the first chunk of a request
@@ -54,8 +54,8 @@ def _discard(chunk: Chunk) -> None:
 
 @dataclass(eq=False)
 class Streamed(Request):
-    """A request whose tokens are delivered after each call: the batcher's thread calls `deliver`
-    with each `Chunk`. It must not block.
+    """A request whose tokens are delivered one by one after each call: the batcher's thread calls
+    `deliver` with each `Chunk`. It must not block.
     """
 
     deliver: Callable[[Chunk], None] = _discard
@@ -89,15 +89,17 @@ class Streamed(Request):
         return cls.of(prompt, sample, 0, n + max_new_tokens, 0, **options)
 
     def hand_over(self, finish: str) -> None:
-        """Delivers the new tokens, if any, or the end of the request."""
+        """Delivers the new tokens, each in a chunk, or the end of a request without new ones."""
         first, self.delivered = self.delivered, len(self.tokens)
-        top = None
-        if self.top is not None:
-            drawn = slice(first - len(self.prompt.tokens), None)
-            top = TopLogprobs(*(x[drawn] for x in self.top))
-        chunk = Chunk(self.tokens[first:].tolist(), finish, top)
-        if chunk.tokens or finish:
-            self.deliver(chunk)
+        if first == self.delivered and finish:
+            self.deliver(Chunk([], finish))
+        for i in range(first, self.delivered):
+            top = None
+            if self.top is not None:
+                drawn = i - len(self.prompt.tokens)
+                top = TopLogprobs(*(x[drawn : drawn + 1] for x in self.top))
+            is_last = i == self.delivered - 1
+            self.deliver(Chunk([int(self.tokens[i])], finish if is_last else "", top))
 
 
 class OnlineBatcher:

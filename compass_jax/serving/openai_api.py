@@ -1,4 +1,4 @@
-"""`compass serve --openai`: the routes of OpenAI's API, backed by one batcher.
+"""`compass serve`: the routes of OpenAI's API, backed by one batcher.
 
 A response is streamed as server-sent events or sent as one JSON body. The slots of a client that
 disconnects are released. Bodies are parsed and tokenised in threads, so that a long body does not

@@ -188,7 +188,7 @@ def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_pa
     assert f"{tmp_path}/rl/page.html" in lines and "wall time: 10.0 min" in lines
     commands = [line.split() for line in lines.splitlines() if line.startswith("  compass ")]
     assert [words[1] for words in commands] == ["show", "compare", "serve"]
-    options = {"show": ["--varied"], "serve": ["--openai"]}
+    options = {"show": ["--varied"]}
     for _, name, *words in commands:
         rest = words[: words.index("#")]
         places = [x for x in rest if x.startswith(str(tmp_path))]

@@ -30,7 +30,7 @@ def main() -> None:
         start(self, *args, **options)
 
     Batcher.__init__ = watched
-    server = start_jetstream(Serve(weights=weights, port=port, **session["serve"]))
+    server = start_jetstream(Serve(weights=weights, port=port, jetstream=True, **session["serve"]))
     from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
     stub = jetstream_pb2_grpc.OrchestratorStub(grpc.insecure_channel(f"127.0.0.1:{port}"))

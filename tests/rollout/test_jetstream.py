@@ -16,7 +16,7 @@ import pytest
 from served import MODEL, PAGED, TOKENIZER, WHOLE, own_texts, parameters, saved
 
 from compass_jax.commands.options import Serve
-from compass_jax.commands.serve import make_engine, mesh_config, rollout_config
+from compass_jax.commands.serve import make_engine, mesh_config, rollout_config, with_lengths
 from compass_jax.config import ConfigError
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.params import to_decode
@@ -86,22 +86,92 @@ def test_a_byte_of_a_longer_character_is_known():
     ("change", "message"),
     [
         ({"prompt_tokens": 48}, "--prompt-tokens 48: must be a power of two"),
-        ({"port": 0}, "--port 0: must be from 1"),
-        ({"temperature": -1.0}, r"temperature = -1\.0"),
+        ({"jetstream": True, "port": 0}, "--port 0: must be from 1"),
+        ({"port": 65536}, "--port 65536: must be from 1"),
+        ({"jetstream": True, "openai": True}, "one server has one protocol"),
+        ({"jetstream": True, "temperature": -1.0}, r"temperature = -1\.0"),
         ({"slots": 0}, "slots = 0: must be positive"),
         (
-            {"openai": True, "temperature": 0.5},
-            "--temperature 0.5 would do nothing beside --openai",
+            {"temperature": 0.5},
+            "--temperature 0.5 would do nothing without --jetstream",
         ),
-        ({"max_waiting": 3}, "--max-waiting 3 would do nothing without --openai"),
-        ({"openai": True, "max_waiting": 0}, "--max-waiting 0: must be positive"),
-        ({"cache_pages": 9}, "rollout.cache_pages = 9: the longest sequence"),
+        (
+            {"jetstream": True, "max_waiting": 3},
+            "--max-waiting 3 would do nothing with --jetstream",
+        ),
+        ({"max_waiting": 0}, "--max-waiting 0: must be positive"),
+        ({"prompt_tokens": 256, "cache_pages": 9}, "rollout.cache_pages = 9: the longest sequence"),
         ({"quantize": "int4"}, "rollout.quantize = 'int4'"),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         rollout_config(Serve(weights="x", **change))
+
+
+MODEL_256 = dataclasses.replace(MODEL, max_positions=256)
+WIDE = dataclasses.replace(MODEL, layers=64, kv_heads=64, head_dim=512, max_positions=2**17)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        (MODEL, {"max_new_tokens": 24}, 32),  # 40 of 64 remain
+        (MODEL, {"max_new_tokens": 48}, 16),
+        (MODEL_256, {"max_new_tokens": 128}, 128),
+        (MODEL_256, {"max_new_tokens": 127}, 128),
+        (MODEL_256, {"max_new_tokens": 129}, 64),
+        (MODEL_256, {"max_new_tokens": 100, "cache_pages": 9}, 32),  # pages of 16 tokens
+        (WIDE, {}, 256),  # 16 MiB of keys and values a token
+        (MODEL, {}, 32),  # and answers of 32
+    ],
+)
+def test_prompts_are_as_long_as_context_pages_and_memory_allow(model, options, expected):
+    serve = Serve(weights="x", **options)
+    assert with_lengths(serve, model).prompt_tokens == expected
+
+
+def test_the_free_memory_bounds_the_prompts(monkeypatch):
+    model = dataclasses.replace(MODEL, max_positions=4096)
+    token = 16 * model.layers * model.cache_width * 4  # of 16 slots
+    weights = 4 * sum(x.size for x in jax.tree.leaves(parameters()))
+    monkeypatch.setattr("compass_jax.commands.serve.process_bytes", lambda: 0.0)
+    for tokens, expected in ((1280, 1024), (1279, 512), (4096, 2048)):
+        free = 2.0 * tokens * token + weights
+        monkeypatch.setattr("compass_jax.commands.serve.usable_bytes", lambda free=free: free)
+        assert with_lengths(Serve(weights="x"), model).prompt_tokens == expected
+
+
+def test_answers_fit_beside_the_prompts():
+    def answer(model, **options):
+        return with_lengths(Serve(weights="x", **options), model).max_new_tokens
+
+    assert answer(MODEL) == 32 and answer(MODEL_256) == 128 and answer(WIDE) == 256
+    assert answer(MODEL, prompt_tokens=32) == 32 and answer(MODEL_256, prompt_tokens=128) == 128
+    assert answer(MODEL_256, cache_pages=4) == 32 and answer(MODEL, max_new_tokens=5) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"max_new_tokens": 49},
+            "--prompt-tokens 16 --max-new-tokens 49: together more than the 64",
+        ),
+        ({"max_new_tokens": 256}, "--max-new-tokens 256: together"),
+        ({"cache_pages": 2, "max_new_tokens": 24}, "together more than the 32 tokens of"),
+        ({"prompt_tokens": 64, "max_new_tokens": 8}, "--prompt-tokens 64 --max-new-tokens 8:"),
+        ({"prompt_tokens": 64}, "--prompt-tokens 64 --max-new-tokens 1: together"),
+    ],
+)
+def test_lengths_beyond_the_context_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        with_lengths(Serve(weights="x", **options), MODEL)
+
+
+def test_a_client_of_http_sees_a_token_when_it_is_decoded():
+    assert rollout_config(Serve(weights="x")).tokens_per_call == 1
+    assert rollout_config(Serve(weights="x", jetstream=True)).tokens_per_call > 1
 
 
 @pytest.mark.parametrize("mesh", ["expert", "expert=two", "experts=2", "tensor=2,tensor=2", ","])
@@ -137,7 +207,7 @@ def test_weights_without_a_folder_or_without_a_tokenizer_are_refused(weights, tm
 
 
 def test_the_decode_layout_is_loaded(weights):
-    engine, params, tokenizer = make_engine(Serve(weights=str(weights)))
+    engine, params, tokenizer = make_engine(Serve(weights=str(weights), max_new_tokens=8))
     assert dataclasses.replace(engine.model_config, init_std=MODEL.init_std) == MODEL
     assert engine.model.known == tokenizer.vocab_size
     jax.tree.map(np.testing.assert_array_equal, params, to_decode(parameters()))

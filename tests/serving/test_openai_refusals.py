@@ -2,6 +2,7 @@
 one-line error.
 """
 
+import ast
 import dataclasses
 import json
 import socket
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from served import ask, saved
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -147,20 +149,23 @@ def test_health_is_answered_while_a_prompt_is_tokenised():
     ("options", "expected"),
     [
         (["--host", ""], "--host is empty"),
-        (["--host", "", "--openai"], "--host is empty"),
-        (["--host", "no.such.host.invalid", "--openai"], "--host 'no.such.host.invalid'"),
+        (["--host", "", "--jetstream"], "--host is empty"),
+        (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid'"),
         (
-            ["--host", "0.0.0.0", "--openai", "--port", "0"],
+            ["--host", "0.0.0.0", "--port", "0"],
             "whoever does may use it: set COMPASS_API_KEY",
         ),
         (
-            ["--openai", "--api-key", "a secret that is none"],
+            ["--api-key", "a secret that is none"],
             "--api-key must be 8 to 1024 characters",
         ),
-        (["--api-key", "some-good-key"], "--api-key would do nothing without --openai"),
-        (["--openai", "--port", "0", "--max-connections", "20"], "slots and queue alone may hold"),
-        (["--openai", "--port", "TAKEN"], "ddress already in use"),
-        (["--port", "TAKEN"], "ddress already in use"),
+        (
+            ["--jetstream", "--api-key", "some-good-key"],
+            "--api-key would do nothing with --jetstream",
+        ),
+        (["--port", "0", "--max-connections", "20"], "slots and queue alone may hold"),
+        (["--openai", "--port", "TAKEN"], "ddress already in use"),  # of older commands
+        (["--jetstream", "--port", "TAKEN"], "ddress already in use"),
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_line(weights, options, expected, capsys, monkeypatch):
@@ -173,28 +178,36 @@ def test_what_cannot_be_served_is_told_in_one_line(weights, options, expected, c
     assert "secret" not in err and "some-good-key" not in err
 
 
-@pytest.mark.parametrize(
-    ("options", "blocked", "needed"),
-    [(["--openai"], "uvicorn", "uvicorn>="), ([], "jetstream", "google-jetstream==")],
-)
-def test_what_is_not_installed_is_told_with_commands_that_work(
-    weights, options, blocked, needed, capsys, monkeypatch
-):
+def test_the_missing_jetstream_is_told_with_commands_that_work(weights, capsys, monkeypatch):
     """The message names the requirement, which works for every installation, and the extra, which
     works in a clone.
     """
-    importer = "compass_jax.serving.server"
-    for name in [name for name in sys.modules if name.startswith((blocked, importer))]:
+    for name in [name for name in sys.modules if name.startswith("jetstream")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "compass_jax.rollout.jetstream_api", raising=False)
-    monkeypatch.setitem(sys.modules, blocked, None)
-    assert main(["serve", weights, *options]) == 2
+    monkeypatch.setitem(sys.modules, "jetstream", None)
+    assert main(["serve", weights, "--jetstream"]) == 2
     stderr = capsys.readouterr().err
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    extra = pyproject["project"]["optional-dependencies"]["serve"]
-    (requirement,) = [line for line in extra if line.startswith(needed)]
+    (requirement,) = pyproject["project"]["optional-dependencies"]["serve"]
     assert f"'{requirement}'" in stderr.partition(", or in a clone")[0]
     assert "pip install -e '.[serve]'" in stderr and stderr.count("\n") == 1
+
+
+def test_the_packages_of_the_http_server_are_among_the_core_s(weights):
+    """The demo's last line serves on the demo's installation."""
+    folder, imported = Path(__file__).parents[2] / "compass_jax", set()
+    for file in [*(folder / "serving").glob("*.py"), folder / "commands" / "serve.py"]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module.partition(".")[0])
+    known = {"compass_jax", *sys.stdlib_module_names}
+    transitive = {"anyio", "h11"}  # of starlette, of uvicorn
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    core = {Requirement(line).name for line in pyproject["project"]["dependencies"]}
+    assert {"starlette", "uvicorn"} <= imported and imported - known - transitive <= core
 
 
 def test_a_judge_asks_this_server_as_any_endpoint(server):
