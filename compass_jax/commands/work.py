@@ -20,7 +20,7 @@ from compass_jax.commands import options as commands
 from compass_jax.commands.configured import config_from_options, keep_compiled, load_config_as
 from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
 from compass_jax.errors import STRICT
-from compass_jax.runs.rundir import FolderLock, NewFolderLock
+from compass_jax.runs.rundir import NewFolderLock, NewRunLock
 
 # 128 + SIGTERM: a run that stopped on request must not look finished to its parent process
 STOPPED = 143
@@ -155,7 +155,7 @@ def import_hf(options: commands.ImportHf) -> int:
     from compass_jax.weights.convert import import_hf as convert
 
     with processes(), ExitStack() as stack:
-        in_main_process(lambda: stack.enter_context(FolderLock(options.out)))
+        in_main_process(lambda: stack.enter_context(NewRunLock(options.out)))
         tell = print if is_main_process() else (lambda line: None)
         convert(options.src, options.out, family=options.family, tell=tell)
         tell(f"written: {options.out}")
@@ -348,6 +348,8 @@ def compare(options: commands.Compare) -> int:
     for name, one in comparison["sets"].items():
         rows = [_paired_row(what, one[what], one["k"]) for what in ("avg_at_k", "reward", "greedy")]
         console.print(summary_table(rows, title=f"{name}: {one['matched']} prompts in both"))
+        tests = {"avg@k and reward": one["avg_at_k"]["test"], "greedy": one["greedy"]["test"]}
+        tell("p: " + "; ".join(f"{what} by {test}" for what, test in tests.items()))
         for folder, count in (
             (options.first, one["only_first"]),
             (options.second, one["only_second"]),
@@ -359,20 +361,23 @@ def compare(options: commands.Compare) -> int:
     return 0
 
 
-def _paired_row(what: str, one: JsonObject, k: int) -> JsonObject:
-    def number(value: float | None, form: str) -> str:
-        return "unknown" if value is None else format(value, form)
+def _paired_row(what: str, paired: JsonObject, k: int) -> JsonObject:
+    """Returns a row of a table of at most 80 columns."""
 
-    low, high = (number(x, "+.3f") for x in one["interval"])
+    def number(value: float | None, sign: str = "") -> str:
+        if value is None:
+            return "unknown"
+        return format(value, f"{sign}.3f" if abs(value) < 100 else f"{sign}.3g")
+
+    low, high = (number(x, "+") for x in paired["interval"])
     return {
         "": f"avg@{k}" if what == "avg_at_k" else what,
-        "prompts": one["prompts"],
-        "first": number(one["first"], ".3f"),
-        "second": number(one["second"], ".3f"),
-        "difference": number(one["difference"], "+.3f"),
-        "95% interval": f"[{low}, {high}]",
-        "p": number(one["p"], ".2g"),
-        "test": one["test"],
+        "prompts": paired["prompts"],
+        "first": number(paired["first"]),
+        "second": number(paired["second"]),
+        "change": number(paired["difference"], "+"),
+        "95% interval": "unknown" if "unknown" in (low, high) else f"[{low}, {high}]",
+        "p": "unknown" if paired["p"] is None else format(paired["p"], ".2g"),
     }
 
 

@@ -6,9 +6,11 @@ checkpoints/  evaluation_start/  evaluation/  tb/  trackers/  machine.json  .loc
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import time
 from collections.abc import Collection
@@ -130,6 +132,27 @@ class NewFolderLock(FolderLock):
         if self._lock is not None:
             self.file.unlink(missing_ok=True)
         super().__exit__()
+
+
+class NewRunLock(FolderLock):
+    """The lock of a run directory that a command fills. If the command fails, the folders that it
+    created are removed; a folder that was there before stays.
+    """
+
+    def __enter__(self) -> NewRunLock:
+        folders = (self.path.absolute(), *self.path.absolute().parents)
+        self._created = [folder for folder in folders if not folder.exists()]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        failed = bool(exc) and exc[0] is not None
+        if failed and self._created:
+            shutil.rmtree(self.path, ignore_errors=True)
+        super().__exit__()
+        for parent in self._created[1:] if failed else ():
+            with contextlib.suppress(OSError):  # another command's files are in it
+                parent.rmdir()
 
 
 def is_locked(path: str | os.PathLike) -> bool:

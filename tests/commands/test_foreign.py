@@ -5,8 +5,10 @@ import json
 import pytest
 from tiny_run import TOKENIZER, tiny_run
 
+from compass_jax.commands import work
 from compass_jax.commands.cli import main
 from compass_jax.commands.configured import load_config
+from compass_jax.commands.options import ImportHf
 from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import settings
 from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig, apply
@@ -70,13 +72,41 @@ def test_a_name_of_the_hub_is_answered_with_its_download(name):
         files_of(name)
 
 
-@pytest.mark.parametrize("command", [["import-hf", "OUT"], ["check"], ["serve", "--openai"]])
+@pytest.mark.parametrize("command", [["import-hf", "OUT"], ["check"], ["serve"]])
 def test_every_command_that_reads_a_model_names_the_download(command, tmp_path, capsys):
     name, *arguments = command
     words = [str(tmp_path / "out") if x == "OUT" else x for x in arguments]
     assert main([name, "Qwen/Qwen3-0.6B", *words]) == 2
     error = capsys.readouterr().err
     assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in error and error.count("\n") == 1
+
+
+def test_a_failed_import_leaves_no_folder_of_its_own(tmp_path, capsys):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "qwen3", "hidden_size": 8}')
+    for source in ("Qwen/Qwen3-0.6B", str(tmp_path / "nowhere"), str(broken), str(tmp_path)):
+        assert main(["import-hf", source, str(tmp_path / "new" / "run")]) == 2
+        assert not (tmp_path / "new").exists(), source
+    there = tmp_path / "there"
+    (there / "sub").mkdir(parents=True)
+    (there / "notes.txt").write_text("mine")
+    assert main(["import-hf", str(broken), str(there)]) == 2
+    assert main(["import-hf", str(broken), str(there / "sub" / "run")]) == 2
+    assert (there / "notes.txt").read_text() == "mine" and (there / "sub").is_dir()
+    assert not (there / "sub" / "run").exists()
+    capsys.readouterr()
+
+
+def test_an_interrupted_import_leaves_no_folder(tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        (tmp_path / "run" / "checkpoints" / "half").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compass_jax.weights.convert.import_hf", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        work.import_hf(ImportHf(src="model", out=str(tmp_path / "run")))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["runs/a/b", "./a/b", "/a/b", "rows", "a/", "../a"])

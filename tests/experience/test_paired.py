@@ -105,7 +105,23 @@ def test_rewards_that_are_neither_right_nor_wrong_are_compared(tmp_path, capsys)
     assert reward["difference"] == 0.25
     assert cli.main(["compare", first, second]) == 0
     (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("│ reward"))
-    assert "0.375" in row and "paired t" in row
+    assert "0.375" in row and "+0.250" in row
+
+
+@pytest.mark.parametrize("scale", [1.0, -60.0, 12_345.0])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_table_fits_80_columns(tmp_path, capsys, scale, known):
+    """Also with large rewards, with many samples, and where nothing is known."""
+    rng = np.random.default_rng(0)
+    drawn = scale * rng.random((2, 30, 17)) if known else np.full((2, 30, 17), None)
+    sides = ({n: tuple(row) for n, row in enumerate(side.tolist())} for side in drawn)
+    first, second = (write(tmp_path / str(i), {"heldout": x}, k=16) for i, x in enumerate(sides))
+    assert cli.main(["compare", first, second]) == 0
+    _, *table = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in table) and len(table) > 6
+    (row,) = (line for line in table if line.startswith("│ avg@16"))
+    assert row.count("│") == 8
+    assert "p: avg@k and reward by paired t; greedy by McNemar's, exact" in table
 
 
 def test_rewards_beyond_1_have_an_interval_too():
