@@ -46,6 +46,9 @@ def train(
 
     Raises UserError where something given cannot be used.
     """
+    from compass_jax.runs.signals import hide_slow_compile_notes
+
+    hide_slow_compile_notes()
     from compass_jax.library import train as run
 
     files = [data] if isinstance(data, str) else list(data)
@@ -71,6 +74,9 @@ def steps(
 
     The arguments and errors are those of `train`.
     """
+    from compass_jax.runs.signals import hide_slow_compile_notes
+
+    hide_slow_compile_notes()
     from compass_jax.library import Steps, configured
 
     files = [data] if isinstance(data, str) else list(data)

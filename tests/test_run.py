@@ -180,8 +180,10 @@ def test_a_loop_that_is_left_saves_and_the_run_continues_exactly(tmp_path):
     numbers = [step.number for step in Steps(config)]
     assert numbers == [3] and (tmp_path / "left" / "report.html").exists()
     whole, left = (compass_jax.Run(tmp_path / name).metrics for name in ("whole", "left"))
-    for name in ("reward/mean", "entropy/mean", "grad_norm"):
-        assert whole[name].tolist() == left[name].tolist(), name
+    for name in set(whole) - {"memory/peak_gib"}:
+        if name.startswith(("time/", "rollout/")) or name.endswith("tokens_per_s"):
+            continue  # of the clock
+        np.testing.assert_array_equal(whole[name], left[name], name)
 
 
 def test_steps_are_taken_by_hand_and_closed(tmp_path):

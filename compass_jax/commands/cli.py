@@ -26,7 +26,14 @@ from compass_jax.aliases import Json
 from compass_jax.commands.table import BY_NAME, exit_statuses, overview, unknown_command
 from compass_jax.errors import CompassError
 from compass_jax.runs import words
-from compass_jax.runs.signals import STATUSES, Ending, finish, leave, prepare_streams
+from compass_jax.runs.signals import (
+    STATUSES,
+    Ending,
+    finish,
+    hide_slow_compile_notes,
+    leave,
+    prepare_streams,
+)
 from compass_jax.tpu_flags import attached_generation, compile_alone, set_flags
 
 TRAINS = ("demo", "sft", "train", "train-judge")
@@ -57,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             set_flags(attached_generation())
         gc.set_threshold(COLLECT_AFTER)
         pass_by_absent_tpus()
+        hide_slow_compile_notes()
     wants_help = any(word in HELP for word in rest)
     if wants_help and not is_configured(name):
         print(help_text(name))

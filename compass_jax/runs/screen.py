@@ -26,7 +26,8 @@ COLUMNS = 80  # columns of plain lines
 WIDEST = 110
 EVALUATION_PHASE = "evaluation"
 _WINDOW = 20  # number of steps for the estimate of the time left
-_SAMPLE_LINES = 3  # maximum lines of a sample's text
+_SAMPLE_LINES = 3  # maximum lines of a sample's text, and of its reference
+_QUESTION_LINES = 100  # of a question: as good as all
 
 
 class Lines(Progress):
@@ -216,7 +217,9 @@ class Screen:
 
 
 def sample_lines(step: int, groups: Sequence[JsonMapping], width: int) -> list[str]:
-    """Returns the best, the worst and a truncated sample of logged groups, a few lines each."""
+    """Returns the best, the worst and a truncated sample of logged groups: the question and its
+    reference, once for samples of one group, and the first lines of the answer.
+    """
     pairs = [(group, sample) for group in groups for sample in group["samples"]]
     judged = [x for x in pairs if x[1]["outcome"] == "ok"]
     chosen: list[tuple[str, Json]] = []
@@ -230,10 +233,15 @@ def sample_lines(step: int, groups: Sequence[JsonMapping], width: int) -> list[s
     if cut and all(cut is not x for _, x in chosen):
         chosen.append(("truncated", cut))
     lines = [f"── samples of step {step} ".ljust(min(width, COLUMNS), "─")] if chosen else []
+    shown: JsonMapping | None = None
     for name, (group, sample) in chosen:
-        head = f"{name}: {verdict_text(sample)}, {sample['tokens']} tokens"
-        lines += [head, *text_lines("prompt", group["prompt"], width, 1)]
+        lines.append(f"{name}: {verdict_text(sample)}, {sample['tokens']} tokens")
+        if group is not shown:
+            lines += text_lines("prompt", group["prompt"], width, _QUESTION_LINES)
+            if reference := str(group.get("answer", "")):
+                lines += text_lines("truth", reference, width, _SAMPLE_LINES)
         lines += text_lines("answer", sample["response"], width, _SAMPLE_LINES)
+        shown = group
     return lines
 
 

@@ -22,6 +22,15 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
+def hide_slow_compile_notes() -> None:
+    """Keeps XLA's notes on compilations of more than two minutes ("Very slow compile?") off the
+    screen, which shows the compiler's time itself. Call it before jax is imported.
+
+    XLA logs them as errors. Its real ones are raised as exceptions, and fatal ones are printed.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
 class Ending:
     """A context for a command that has nothing to save: a signal ends the process at once, with one
     line.

@@ -171,6 +171,22 @@ def test_the_best_the_worst_and_a_truncated_sample_are_shown_as_they_are():
     assert sample_lines(7, [], 80) == []
 
 
+def test_the_whole_question_and_the_reference_are_shown():
+    question = "".join(f"Sentence {n} of the question.\n" for n in range(40))
+    asked = group(question, ("right", 1.0, "ok", False), ("wrong", 0.0, "ok", False))
+    lines = sample_lines(3, [{**asked, "answer": "1,234"}], 80)
+    shown = "".join(line[11:] for line in lines if line.startswith(("  prompt", "         ")))
+    assert shown == question.replace("\n", " ")
+    assert lines.count("  truth    1,234") == 1, "once for both samples of the group"
+    others = [asked, {**group("two?", ("late", -1.0, "ok", False)), "answer": "x" * 500}]
+    lines = sample_lines(3, others, 80)
+    assert sum(line.startswith("  prompt") for line in lines) == 2
+    (truth,) = (i for i, line in enumerate(lines) if line.startswith("  truth"))
+    assert lines[truth + 2].endswith("…") and lines[truth + 3].startswith("  answer")
+    endless = sample_lines(3, [group("word " * 10**5, ("right", 1.0, "ok", False))], 80)
+    assert len(endless) < 110 and endless[-2].endswith("…")
+
+
 def test_a_sample_without_a_verdict_has_no_reward():
     lines = sample_lines(1, [group("one?", ("cut", 0.0, "error", True))], 80)
     assert lines[1] == "truncated: no verdict (error), 3 tokens"
