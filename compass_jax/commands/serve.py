@@ -51,7 +51,10 @@ PROMPT, ANSWER = 256, 256  # tokens of the longest prompt and answer by default,
 CACHE_SHARE = (
     0.5  # KV caches' share of the memory beside the weights, if the prompts' length is free
 )
-HTTP_OPTIONS = ("max_waiting", "max_connections", "api_key", "allow_host", "trust_prompts")
+HTTP_OPTIONS = (
+    *("max_waiting", "max_connections", "api_key", "allow_host", "trust_prompts"),
+    "chat_format",
+)
 
 
 def rollout_config(options: Serve) -> RolloutConfig:
