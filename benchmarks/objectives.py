@@ -76,7 +76,8 @@ def task_config(task: str, seed: int, folder: Path, smoke: bool) -> RunConfig:
         replay="R3",
         buckets=config.rl.buckets,
         micro_batch_tokens=8192,
-        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        step_policy=None,
+        zero_variance=ZeroVarianceConfig(),
         save_every=0,
         eval_every=8,
     )

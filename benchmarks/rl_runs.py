@@ -91,7 +91,7 @@ def without_stages() -> RunConfig:
         prompts_per_step=64,
         correction=named_correction("off"),
         shaping=ShapingConfig(),
-        zero_variance=ZeroVarianceConfig(),
+        zero_variance=ZeroVarianceConfig(rl_zvp=True),
     )
     return dataclasses.replace(config, rl=rl)
 

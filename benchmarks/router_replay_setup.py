@@ -16,10 +16,12 @@ from compass_jax.config import (
     RLConfig,
     RolloutConfig,
     RunConfig,
+    ZeroVarianceConfig,
     named_correction,
 )
 from compass_jax.config.stages import Import, Sft
 from compass_jax.configs import smollm2_135m_cpu
+from compass_jax.rl.objectives.espo import Espo
 from compass_jax.weights.gguf_folder import import_gguf
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.upcycle import upcycle
@@ -135,7 +137,10 @@ def smollm2(out: Path) -> Setup:
                 group_size=4,
                 buckets=(112, 128),
                 micro_batch_tokens=2048,
+                objective=Espo(),
                 correction=named_correction("tis"),
+                step_policy=None,
+                zero_variance=ZeroVarianceConfig(rl_zvp=True),
             ),
         ),
         full().small,

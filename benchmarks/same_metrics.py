@@ -53,12 +53,12 @@ def variants() -> dict[str, dict[str, Any]]:
     return {
         "plain": {},
         "growth": {
-            "zero_variance": ZeroVarianceConfig(select=True, grow_to=12),
+            "zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=12),
             "shaping": shaping,
             "correction": tis,
         },
         "growth_hotter": {
-            "zero_variance": ZeroVarianceConfig(grow_to=12, grow_temperature=2.0),
+            "zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=12, grow_temperature=2.0),
             "correction": tis,
         },
         "dynamic": {"zero_variance": dynamic},

@@ -113,7 +113,8 @@ def sums_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
         objective=Grpo(),
         correction=named_correction("off"),
         shaping=ShapingConfig(),
-        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        step_policy=None,
+        zero_variance=ZeroVarianceConfig(),
         save_every=0,
     )
     sft = dataclasses.replace(config.sft, save_every=0, steps=4 if smoke else config.sft.steps)
@@ -167,7 +168,8 @@ def words_config(seed: int, model: Path, folder: Path, smoke: bool) -> RunConfig
             buckets=(128, 176, PROMPT + ANSWER),
             micro_batch_tokens=704,
             objective=Grpo(),
-            zero_variance=ZeroVarianceConfig(rl_zvp=False),
+            step_policy=None,
+            zero_variance=ZeroVarianceConfig(),
             save_every=0,
         ),
         evaluation=dataclasses.replace(run.evaluation, k=2, start=False),

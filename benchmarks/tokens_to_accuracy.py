@@ -280,7 +280,8 @@ def base_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
         buckets=config.rl.buckets,
         micro_batch_tokens=config.rl.micro_batch_tokens,
         objective=Grpo(),
-        zero_variance=ZeroVarianceConfig(rl_zvp=False),
+        step_policy=None,
+        zero_variance=ZeroVarianceConfig(),
         save_every=0,
     )
     return dataclasses.replace(

@@ -99,7 +99,7 @@ def variant_config(name: str, seed: int, folder: Path, cold_starts: Path, smoke:
         prompts_per_step=config.rl.prompts_per_step if smoke else 16,
     )
     if smoke and rl.zero_variance.grow_to:
-        rl = dataclasses.replace(rl, zero_variance=ZeroVarianceConfig(grow_to=4))
+        rl = dataclasses.replace(rl, zero_variance=ZeroVarianceConfig(rl_zvp=True, grow_to=4))
     data = dataclasses.replace(config.data, sources=(source,), eval_prompts=4 if smoke else 96)
     return dataclasses.replace(
         config,

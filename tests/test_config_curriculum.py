@@ -110,17 +110,17 @@ def test_stages_are_written_and_read_and_set_on_the_command_line():
         ((RLStage(max_new_tokens=17),), {}, "rl.buckets end at 56 tokens, a rollout may have 57"),
         (
             (RLStage(), RLStage(2, group_size=8)),
-            {"zero_variance": ZeroVarianceConfig(grow_to=8)},
+            {"zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=8)},
             r"rl.stages\[1\] = .*grow_to = 8 does not exceed rl.group_size = 8",
         ),
         (
             (RLStage(mix=HALVES),),
-            {"zero_variance": ZeroVarianceConfig(select=True)},
+            {"zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True)},
             "rl.zero_variance.select and the mix of a stage",
         ),
         (
             (RLStage(mix=HALVES),),
-            {"zero_variance": ZeroVarianceConfig(curriculum=True)},
+            {"zero_variance": ZeroVarianceConfig(rl_zvp=True, curriculum=True)},
             "rl.zero_variance.curriculum and the mix of a stage",
         ),
         ((RLStage(), RLStage(1, objective=Gspo(kl_coef=0.1))), {}, "the reference policy is kept"),

@@ -15,6 +15,7 @@ from compass_jax.config import (
     RolloutConfig,
     RunConfig,
     SFTConfig,
+    ZeroVarianceConfig,
 )
 from compass_jax.rl.objectives.grpo import Grpo
 
@@ -66,6 +67,8 @@ def tiny() -> RunConfig:
             buckets=(136,),
             micro_batch_tokens=136 * 4,
             objective=Grpo(),
+            step_policy=None,
+            zero_variance=ZeroVarianceConfig(rl_zvp=True),
             optim=OptimConfig(learning_rate=1e-2),
             save_every=1,
         ),

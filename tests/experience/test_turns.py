@@ -31,7 +31,7 @@ ROLL = dataclasses.replace(ROLLOUT, max_new_tokens=24, cache_bucket=40)
 ENGINES = {
     slots: Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, slots=slots), EOS) for slots in (2, 6)
 }
-RL = RLConfig(prompts_per_step=4, group_size=4)
+RL = RLConfig(prompts_per_step=4, group_size=4, step_policy=None)
 PROMPTS = [dataclasses.replace(make_prompt(i, 4 + i), turns=TURNS) for i in range(4)]
 
 

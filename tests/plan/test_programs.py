@@ -82,7 +82,7 @@ def changed(config, **changes):
 
 
 TIS = named_correction("tis")
-GROWN = ZeroVarianceConfig(grow_to=8, grow_temperature=1.25)
+GROWN = ZeroVarianceConfig(rl_zvp=True, grow_to=8, grow_temperature=1.25)
 VARIANTS = {
     "growth, evaluation": {"rl": {"steps": 1, "zero_variance": GROWN, "correction": TIS}},
     "partial, pages": {
@@ -105,7 +105,11 @@ VARIANTS = {
     },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
     "R2, packed rows": {"rl": {"replay": "R2", "packed_row_tokens": 112}},
-    "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True, rl_zvp=False)}},
+    "dynamic": {
+        "rl": {
+            "zero_variance": ZeroVarianceConfig(rl_zvp=True, dynamic_sampling=True, rl_zvp=False)
+        }
+    },
 }
 QUICK = list(VARIANTS)[:1]
 CASES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in VARIANTS]
@@ -153,11 +157,11 @@ def shapes(program):
 
 def test_grown_groups_are_prefilled_at_their_largest_size():
     """The plan also has room for all groups that can be in flight."""
-    config = changed(tiny_run(), rl={"zero_variance": ZeroVarianceConfig(grow_to=16)})
+    config = changed(tiny_run(), rl={"zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=16)})
     by_name = {program.name: program for program in planned(listed(config))}
     assert (1, 16, 2) in shapes(by_name["prefill"])
     assert by_name["store"].arguments[1] == 4 * 16
-    later = ZeroVarianceConfig(dynamic_sampling=True, dynamic_batch=3)
+    later = ZeroVarianceConfig(rl_zvp=True, dynamic_sampling=True, dynamic_batch=3)
     for rl, groups in (
         ({"zero_variance": later}, 3 * 4 + 4),
         ({"partial_prompts": 2, "correction": TIS}, 4 + 2),

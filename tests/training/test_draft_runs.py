@@ -71,7 +71,7 @@ def test_where_the_policy_moves_the_second_pass_samples_less(tmp_path, drafts, r
 
 
 TIS, UNIFORM = named_correction("tis"), ZeroVarianceConfig(rl_zvp=False)
-GROWTH = ZeroVarianceConfig(grow_to=8, grow_temperature=1.3)
+GROWTH = ZeroVarianceConfig(rl_zvp=True, grow_to=8, grow_temperature=1.3)
 SETTINGS = {
     "replay": {
         "group_size": 2,

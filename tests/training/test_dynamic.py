@@ -14,7 +14,7 @@ def test_dynamic_sampling_and_rl_zvp_exclude_each_other():
     with pytest.raises(
         ConfigError, match=r"dynamic_sampling drops the uniform groups that rl_zvp learns from"
     ):
-        ZeroVarianceConfig(dynamic_sampling=True).validate()
+        ZeroVarianceConfig(rl_zvp=True, dynamic_sampling=True).validate()
     with pytest.raises(ConfigError, match=r"dynamic_rounds = 0: must be positive"):
         dataclasses.replace(DYNAMIC, dynamic_rounds=0).validate()
 

@@ -72,7 +72,7 @@ def watched(monkeypatch):
     return out
 
 
-GROWING = {"zero_variance": ZeroVarianceConfig(grow_to=8), "group_size": 2}
+GROWING = {"zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=8), "group_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ BAD = {
         "dynamic sampling",
     ),
     "temperature": (
-        {"zero_variance": ZeroVarianceConfig(grow_to=8, grow_temperature=1.5)},
+        {"zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=8, grow_temperature=1.5)},
         "grow_temperature",
     ),
     "too many": ({"partial_prompts": 5}, "0..rl.prompts_per_step = 4"),

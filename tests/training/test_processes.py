@@ -112,7 +112,7 @@ VARIANTS = {
     "R2 and growth": (
         (
             "replay='R2', updates_per_rollout=2, group_size=2,"
-            " zero_variance=ZeroVarianceConfig(grow_to=4)"
+            " zero_variance=ZeroVarianceConfig(rl_zvp=True, grow_to=4)"
         ),
         "mesh=MeshConfig(fsdp=8)",
     ),
@@ -123,7 +123,7 @@ VARIANTS = {
     "screening": (
         (
             "step_policy=Screening(n0=2, min_chance=1.0),"
-            " zero_variance=ZeroVarianceConfig(posterior=True)"
+            " zero_variance=ZeroVarianceConfig(rl_zvp=True, posterior=True)"
         ),
         "mesh=MeshConfig(fsdp=4, expert=2)",
     ),

@@ -75,7 +75,7 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
         )
 
 
-HOTTER = {"zero_variance": ZeroVarianceConfig(grow_to=12, grow_temperature=2.0)}
+HOTTER = {"zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=12, grow_temperature=2.0)}
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ DYNAMIC = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True, dynamic_batch=
 VERIFIED = ZeroVarianceConfig(rl_zvp=False)
 SCREENING = Screening(n0=2, min_chance=1.0, min_chance_hard=0.6)
 GROWING = {
-    "zero_variance": ZeroVarianceConfig(select=True, grow_to=12),
+    "zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=12),
     "shaping": ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
     "correction": TIS,
 }
@@ -44,11 +44,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "growing": ("seldom", GROWING),
     "dynamic": ("seldom", {"group_size": 2, "zero_variance": DYNAMIC}),
     "stages": ("seldom", {"steps": 4, "stages": STAGES, "updates_per_rollout": 2}),
-    "posterior": ("coin", {"zero_variance": ZeroVarianceConfig(posterior=True)}),
+    "posterior": ("coin", {"zero_variance": ZeroVarianceConfig(rl_zvp=True, posterior=True)}),
     "screening": ("coin", {"step_policy": SCREENING}),
     "one step off, screening": (
         "coin",
-        {**AHEAD, "step_policy": SCREENING, "zero_variance": ZeroVarianceConfig(posterior=True)},
+        {
+            **AHEAD,
+            "step_policy": SCREENING,
+            "zero_variance": ZeroVarianceConfig(rl_zvp=True, posterior=True),
+        },
     ),
     "partial": ("coin", PARTIAL),
     "partial, one step off": ("coin", {**PARTIAL, "one_step_off": True}),
@@ -64,7 +68,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "coin",
         {
             **AHEAD,
-            "zero_variance": ZeroVarianceConfig(grow_to=8, select=True),
+            "zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=8, select=True),
             "replay": "R2",
             "updates_per_rollout": 2,
             "group_size": 2,
