@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.chat.base import AUTO
 from compass_jax.commands.catalogue import OWN_SCORERS, rows_of, shortened, source_of
 from compass_jax.commands.options import Try
 from compass_jax.config import (
@@ -78,7 +79,7 @@ class Trial(NamedTuple):
     question: str
     responses: Sequence[str]
     tag: str
-    chat_format: str
+    chat_format: str = AUTO
 
     def verifiers(self) -> dict[Any, float]:
         """Returns the verifiers, by name or as objects, with their weights."""
