@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
 
 from compass_jax.verifiers.maths import units
 from compass_jax.verifiers.maths.comparison import equal
@@ -14,18 +13,27 @@ from compass_jax.verifiers.maths.quantities import Quantity
 
 
 def contradicts(sides: Sequence[Quantity | None]) -> bool:
-    """Returns whether two neighbours among the sides of equations are different numbers.
+    """Returns whether the sides of equations are different numbers, as in x = 71 = 72.
 
-    A decimal may be the other number, rounded. Sides with variables and units that only one of
-    both has are not compared.
+    The last side is the value. A number before it must agree with it, unless a computation does:
+    x = 5 + 6 = 7 = 11 is 11. Sides with variables and units that only one of both has are not
+    compared, and a decimal may be the other number, rounded.
     """
-    return any(a and b and not _agree(a, b) for a, b in pairwise(sides))
+    *before, last = sides
+    known = [side for side in before if side and is_constant(side.nodes[0])]
+    if last is None or not is_constant(last.nodes[0]):
+        return False
+    supported = any(not _is_number(side) and _agree(side, last) for side in known)
+    return not supported and any(_is_number(side) and not _agree(side, last) for side in known)
+
+
+def _is_number(side: Quantity) -> bool:
+    """Returns whether a side is a number or a fraction, and no computation."""
+    return all(node.kind in ("num", "neg", "div") for node in side.nodes[0].walk())
 
 
 def _agree(left: Quantity, right: Quantity) -> bool:
-    if bool(left.unit) != bool(right.unit) or not all(
-        is_constant(side.nodes[0]) for side in (left, right)
-    ):
+    if bool(left.unit) != bool(right.unit):
         return True
     if left.unit and right.unit and not units.comparable(left.unit, right.unit):
         return True
