@@ -16,13 +16,17 @@ def contradicts(sides: Sequence[Quantity | None]) -> bool:
     """Returns whether the sides of equations are different numbers, as in x = 71 = 72.
 
     The last side is the value. A number before it must agree with it, unless a computation does:
-    x = 5 + 6 = 7 = 11 is 11. Sides with variables and units that only one of both has are not
-    compared, and a decimal may be the other number, rounded.
+    x = 5 + 6 = 7 = 11 is 11. Sides before one with a variable and units that only one of both has
+    are not compared, and a decimal may be the other number, rounded.
     """
-    *before, last = sides
-    known = [side for side in before if side and is_constant(side.nodes[0])]
-    if last is None or not is_constant(last.nodes[0]):
+    known: list[Quantity] = []
+    for side in reversed(sides):
+        if side is None or not is_constant(side.nodes[0]):
+            break
+        known.append(side)
+    if not known:
         return False
+    last = known.pop(0)
     supported = any(not _is_number(side) and _agree(side, last) for side in known)
     return not supported and any(_is_number(side) and not _agree(side, last) for side in known)
 
