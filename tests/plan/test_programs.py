@@ -105,11 +105,7 @@ VARIANTS = {
     },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
     "R2, packed rows": {"rl": {"replay": "R2", "packed_row_tokens": 112}},
-    "dynamic": {
-        "rl": {
-            "zero_variance": ZeroVarianceConfig(rl_zvp=True, dynamic_sampling=True, rl_zvp=False)
-        }
-    },
+    "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True)}},
 }
 QUICK = list(VARIANTS)[:1]
 CASES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in VARIANTS]
