@@ -80,7 +80,9 @@ def paper(config):
 
 def rl_config(config, correction=OFF):
     return RLConfig(
-        objective=config, correction=correction, zero_variance=ZeroVarianceConfig(rl_zvp_alpha=0.1)
+        objective=config,
+        correction=correction,
+        zero_variance=ZeroVarianceConfig(rl_zvp=True, rl_zvp_alpha=0.1),
     )
 
 

@@ -21,8 +21,12 @@ from compass_jax.config import (
 )
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.diagnostics import finalize_diagnostics
+from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
+
+RL_ZVP = {"objective": Espo(), "zero_variance": ZeroVarianceConfig(rl_zvp=True)}
+ENTROPIES = RLConfig(**RL_ZVP)
 
 
 def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):
@@ -50,7 +54,9 @@ def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):
 def test_advantages_are_the_verifiers_or_entropys(rl_zvp, normalize_std, x64):
     toy = ref.make_toy(seed=8)
     config = RLConfig(
-        advantage=GrpoAdvantage(normalize_std), zero_variance=ZeroVarianceConfig(rl_zvp, 0.2)
+        advantage=GrpoAdvantage(normalize_std),
+        objective=Espo(),
+        zero_variance=ZeroVarianceConfig(rl_zvp, 0.2),
     )
     p, _ = run(toy, config)
     trained = toy.mask & toy.known[:, None]
@@ -69,8 +75,8 @@ def test_account_of_the_tokens(x64, drafted):
     toy = ref.make_toy(seed=9)
     sampled = toy.mask & (np.cumsum(toy.mask, axis=1) > drafted)
     function = functools.partial(prepare, sampled=jnp.asarray(sampled) if drafted else None)
-    prepared, diagnostics = run(toy, RLConfig(), function=function)
-    jax.tree.map(np.testing.assert_array_equal, prepared, run(toy, RLConfig())[0])
+    prepared, diagnostics = run(toy, ENTROPIES, function=function)
+    jax.tree.map(np.testing.assert_array_equal, prepared, run(toy, ENTROPIES)[0])
     metrics = {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()}
     tokens = sampled.sum(1)
     total = tokens.sum()
@@ -100,17 +106,17 @@ def test_account_of_the_tokens(x64, drafted):
 def test_only_espo_has_entropy_groups():
     toy = ref.make_toy(seed=10)
     for objective in (Grpo(), Gspo()):
-        p, _ = run(toy, RLConfig(objective=objective), dtype=jnp.float32)
+        p, _ = run(toy, RLConfig(**RL_ZVP | {"objective": objective}), dtype=jnp.float32)
         assert p.entropy_group is None and p.weight.dtype == p.advantage.dtype == jnp.float32
 
 
 def test_garbage_outside_the_mask_and_in_unknown_rewards_is_ignored(x64):
     toy = ref.make_toy(seed=11)
-    clean = run(toy, RLConfig())
+    clean = run(toy, ENTROPIES)
     entropy = np.where(toy.mask & toy.known[:, None], toy.old_entropy, np.nan)
     dirty = run(
         dataclasses.replace(toy, reward=np.where(toy.known, toy.reward, np.nan)),
-        RLConfig(),
+        ENTROPIES,
         entropy,
     )
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
@@ -120,7 +126,7 @@ def test_garbage_outside_the_mask_and_in_unknown_rewards_is_ignored(x64):
 def test_no_tokens_at_all():
     toy = ref.make_toy(seed=12)
     toy.mask[:] = False
-    p, metrics = run(toy, RLConfig(), dtype=jnp.float32)
+    p, metrics = run(toy, ENTROPIES, dtype=jnp.float32)
     assert (
         not np.any(p.advantage)
         and not np.any(p.weight)
@@ -133,11 +139,11 @@ def test_no_tokens_at_all():
     ("config", "message"),
     [
         (
-            RLConfig(shaping=ShapingConfig(repetition_penalty=0.1)),
+            RLConfig(**RL_ZVP, shaping=ShapingConfig(repetition_penalty=0.1)),
             r"rl\.shaping\.repetition_penalty = 0\.1 needs repetition",
         ),
         (
-            RLConfig(correction=named_correction("tis")),
+            RLConfig(**RL_ZVP, correction=named_correction("tis")),
             r"rl\.correction\.name = 'tis' needs old_logp, recomputed, and rollout_logp",
         ),
     ],
@@ -147,7 +153,7 @@ def test_what_a_stage_needs_must_be_given(config, message):
     with pytest.raises(ValueError, match=message):
         run(toy, config, dtype=jnp.float32)
     # the length penalty needs no argument: the mask has the lengths
-    run(toy, RLConfig(shaping=ShapingConfig(length_penalty=0.1)), dtype=jnp.float32)
+    run(toy, RLConfig(**RL_ZVP, shaping=ShapingConfig(length_penalty=0.1)), dtype=jnp.float32)
 
 
 def test_shapes_are_checked(unchecked):
@@ -156,7 +162,7 @@ def test_shapes_are_checked(unchecked):
         ValueError, match=r"prepare: old_entropy has shape \[14, 3\], expected \[14 12\]"
     ):
         # without the runtime check of annotations
-        run(toy, RLConfig(), np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))
+        run(toy, ENTROPIES, np.zeros((14, 3)), jnp.float32, function=inspect.unwrap(prepare))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
