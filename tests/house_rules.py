@@ -57,6 +57,7 @@ LAYERS = {
     "experience": MODEL | {"rollout", "rl", "rewards", "experience"},
     "rl": BASE | {"rl"},
     "chat": {"untrusted", "chat"},
+    "tools": {"chat"},
     "tasks": {"config", "untrusted", "chat", "tasks"},
     "gym": {"config", "untrusted", "chat", "tasks", "data", "gym"},
     "rewards": {"records", "config", "untrusted", "chat", "tasks", "verifiers", "rewards"},
