@@ -174,9 +174,9 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
 
 
 def _readers(names: Iterable[Any]) -> tuple[Callable[[JsonMapping], str], ...]:
-    """Returns the function `written` of each verifier that has one."""
-    found = (kinds().get(name) for name in names if isinstance(name, str))
-    return tuple(kind.written for kind in found if kind is not None and kind.written is not None)
+    """Returns the function `answer_text` of each verifier that has one."""
+    named = (kinds().get(name) for name in names if isinstance(name, str))
+    return tuple(kind.answer_text for kind in named if kind and kind.answer_text)
 
 
 def with_system_prompt(
@@ -197,7 +197,7 @@ class _Source(NamedTuple):
     compared: bool = False  # `math` compares with the answer and reads only that
     labelled: bool = False  # a gold label is computed from other columns too
     # of each verifier that reads the reference: the text of a right answer (base.Kind)
-    written: tuple[Callable[[JsonMapping], str], ...] = ()
+    answer_texts: tuple[Callable[[JsonMapping], str], ...] = ()
     verifier_args: tuple[tuple[str, Json], ...] = ()
     turns: int = 0
     drop_label: Callable[[str, Json, str], None] = lambda name, value, where: None
@@ -235,14 +235,14 @@ class _Source(NamedTuple):
             asks: the question, if it is only a part of the prompt.
         """
         text, messages = asked_of(prompt, f"{where}, field {columns[0]!r}")
-        written, verifier_row = self.answer(f"{where}, field {columns[1]!r}", answer, row), row
+        text_answer, verifier_row = self.answer(f"{where}, field {columns[1]!r}", answer, row), row
         if answer is not None:
             lean = self.compared and not self.labelled
             verifier_row = {"answer": answer} if lean else {**row, "answer": answer}
         return self.question(
             text,
             messages,
-            answer=written,
+            answer=text_answer,
             row=_encoded(verifier_row, where),
             asks=asks,
             labels=(*labels_of(row, lambda *label: self.drop_label(*label, where)), *labels),
@@ -256,7 +256,7 @@ class _Source(NamedTuple):
         """
         arguments = {**dict(self.verifier_args), **row, "answer": answer}
         try:
-            answers = [written(arguments) for written in self.written]
+            answers = [answer_text(arguments) for answer_text in self.answer_texts]
         except ValueError as error:
             raise DataError(f"{where}: {error}") from error
         return answers[0] if answers else "" if answer is None else answer_of(answer)

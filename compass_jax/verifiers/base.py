@@ -76,8 +76,8 @@ class Kind:
         warm: called once in a worker, before it forks children.
         complaint: returns the fault of the arguments as "name = value: reason"; empty: valid.
         why: returns the fault of a response, with the parameters of `judge`; empty: it is right.
-        written: returns the text of a right answer, given the row's reference as `answer` and the
-            arguments in `takes`. Raises ValueError, which names the form and the remedy, for a
+        answer_text: returns the text of a right answer, given the row's reference as `answer` and
+            the arguments in `takes`. Raises ValueError, which names the form and the remedy, for a
             reference that no answer can equal. None: the reference has no such text.
         row_faults: returns the fault of each row, tried without a response; empty: valid. A row is
             a mapping of the arguments in `takes`. It runs in a child process.
@@ -98,7 +98,7 @@ class Kind:
     warm: Callable[[], None] = field(default=lambda: None)
     complaint: Callable[[JsonMapping], str] = lambda arguments: ""
     why: Callable[..., str] | None = None
-    written: Callable[[JsonMapping], str] | None = None
+    answer_text: Callable[[JsonMapping], str] | None = None
     row_faults: Callable[[Sequence[JsonMapping]], list[str]] | None = None
 
 

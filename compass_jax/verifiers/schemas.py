@@ -93,11 +93,11 @@ def _validator(text: str) -> Any:
     return extend(cls, {"uniqueItems": _check_unique})(schema)
 
 
-def _check_unique(validator: Any, wanted: Json, value: Json, schema: Json) -> Iterator[Exception]:
+def _check_unique(validator: Any, unique: Json, value: Json, schema: Json) -> Iterator[Exception]:
     """Checks `uniqueItems` in linear time; jsonschema compares all pairs of objects."""
     from jsonschema.exceptions import ValidationError
 
-    if wanted and validator.is_type(value, "array"):
+    if unique and validator.is_type(value, "array"):
         texts = {json.dumps(_canonical(item), sort_keys=True) for item in value}
         if len(texts) < len(value):
             yield ValidationError("it has equal items")

@@ -64,7 +64,7 @@ def _letter_of_reference(answer: Json, letters: str, texts: Mapping[str, str]) -
     return _letter_of_text(text, texts) or (bare[1] if bare else text.strip()).upper()
 
 
-def _written(arguments: JsonMapping) -> str:
+def _answer_letter(arguments: JsonMapping) -> str:
     """Returns the reference's letter. Raises ValueError if it names no option."""
     answer, choices = arguments.get("answer"), arguments.get("choices") or LETTERS
     letters, texts = _letters_and_texts(choices, arguments.get("options") or ())
@@ -199,6 +199,6 @@ KIND = Kind(
     takes=("choices", "options"),
     form=CHOICE_FORM,
     vote=_vote,
-    written=_written,
+    answer_text=_answer_letter,
     looks_for=IN_ANSWER + "; else a letter by itself or after 'option'",
 )

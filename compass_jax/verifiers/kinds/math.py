@@ -140,7 +140,7 @@ def _warm() -> None:
         math_score(left, right)
 
 
-def _written_formula(arguments: JsonMapping) -> str:
+def _answer_formula(arguments: JsonMapping) -> str:
     return _references(arguments.get("answer"))[0]
 
 
@@ -178,7 +178,7 @@ def _numbers(answer: Json) -> list[tuple[Fraction, bool]]:
     return numbers
 
 
-def _written_number(arguments: JsonMapping) -> str:
+def _answer_number(arguments: JsonMapping) -> str:
     _numbers(arguments.get("answer"))
     return first_text(arguments)
 
@@ -255,7 +255,7 @@ KINDS = {
         may_hang=True,
         at_once=at_once,
         warm=_warm,
-        written=_written_formula,
+        answer_text=_answer_formula,
     ),
     "numeric": Kind(
         numeric,
@@ -264,7 +264,7 @@ KINDS = {
         takes=("abs_tol", "rel_tol"),
         form=FINAL_FORM,
         vote=_vote_of_number,
-        written=_written_number,
+        answer_text=_answer_number,
         complaint=complaints(abs_tol=_TOLERANCE, rel_tol=_TOLERANCE),
     ),
 }

@@ -121,12 +121,12 @@ def pair_verdict(response: str, answer: Json, chat_format: str = AUTO) -> float 
 
     Raises ValueError for any other reference.
     """
-    right = verdict(_written_verdict({"answer": answer}))
+    right = verdict(_answer_verdict({"answer": answer}))
     value = verdict(visible(response, chat_format))
     return NOTHING if value is None else float(value == right)
 
 
-def _written_verdict(arguments: JsonMapping) -> str:
+def _answer_verdict(arguments: JsonMapping) -> str:
     text = first_text(arguments)
     if verdict(text) is None:
         raise ValueError(f"the reference {text!r:.40} is no verdict; write Better, Tie or Worse")
@@ -176,7 +176,7 @@ def _equals_reference(value: Json, answer: Json) -> bool:
     return equal(without_nulls(value), without_nulls(answer))
 
 
-def _written_json(arguments: JsonMapping) -> str:
+def _answer_json(arguments: JsonMapping) -> str:
     """Returns the reference as JSON text; empty without one. Raises ValueError for a faulty
     reference or schema.
     """
@@ -199,7 +199,7 @@ KINDS = {
         Example({"answer": "New York"}, "<answer>New  York</answer>", "<answer>York</answer>"),
         form=FINAL_FORM,
         vote=final_vote,
-        written=first_text,
+        answer_text=first_text,
     ),
     "format": Kind(
         form,
@@ -240,7 +240,7 @@ KINDS = {
         "the last verdict of the response, Better, Tie or Worse, is the reference",
         Example({"answer": "Tie"}, "Both say the same.\nTie", "The candidate says more.\nBetter"),
         looks_for="the last line with Better, Tie or Worse",
-        written=_written_verdict,
+        answer_text=_answer_verdict,
     ),
     "json": Kind(
         json,
@@ -252,7 +252,7 @@ KINDS = {
         looks_for="JSON: {last}, else in a block between ``` marks, else all of it",
         may_hang=True,
         at_once=_json_at_once,
-        written=_written_json,
+        answer_text=_answer_json,
         complaint=complaints(schema=schema_fault),
     ),
 }

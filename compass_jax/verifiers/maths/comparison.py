@@ -133,17 +133,19 @@ def equal(left: Node, right: Node) -> bool:
 def proportional(left: Node, right: Node) -> int:
     """Returns the sign of the constant ratio of two expressions; 0 if the ratio is not constant."""
     first: tuple[Node, Node] | None = None
-    sign = 0
+    sign = 0  # left(p) right(q) = left(q) right(p) at the first point p and each other point q
     for point in points(left, right):
-        here = bound(left, point), bound(right, point)
+        sides = bound(left, point), bound(right, point)
         try:
-            values = [evaluate(node, {}) for node in here]
+            values = [evaluate(node, {}) for node in sides]
             if not all(values):
                 return 0
             if first is None:
                 ratio = apply("div", values)
-                first, sign = here, 0 if not is_real(ratio) else 1 if ratio > 0 else -1
-            elif not same_value(Node("mul", (first[0], here[1])), Node("mul", (here[0], first[1]))):
+                first, sign = sides, 0 if not is_real(ratio) else 1 if ratio > 0 else -1
+            elif not same_value(
+                Node("mul", (first[0], sides[1])), Node("mul", (sides[0], first[1]))
+            ):
                 return 0
         except TooLarge:
             return 0

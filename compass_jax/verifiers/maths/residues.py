@@ -83,7 +83,7 @@ class _Residues:
                 base = parts[1] if len(parts) > 1 else _BASES[kind]
                 return self._quotient(self._logarithm(parts[0]), self._logarithm(base))
             case "factorial" | "binom":
-                return self._whole(node)
+                return self._combinations(node)
             case "abs" if _is_positive(parts[0]):
                 return self.value(parts[0])
         return self._atom(node)
@@ -114,7 +114,7 @@ class _Residues:
         residues = [self.value(part) if isinstance(part, Node) else part for part in parts]
         return self._hashed(kind, *(sorted(residues) if kind in _SYMMETRIC else residues))
 
-    def _whole(self, node: Node) -> int:
+    def _combinations(self, node: Node) -> int:
         """Returns the residue of a factorial or a binomial coefficient."""
         numbers = [_exact(part) for part in node.parts]
         if any(x is None or x.denominator > 1 or x < 0 for x in numbers):
@@ -173,8 +173,8 @@ class _Residues:
         residue, known = self.value(factor), _exact(exponent)
         if known is None:
             return self._hashed("pow", residue, self.value(exponent))
-        whole, part = divmod(known.numerator, known.denominator)
-        power = self._raised(residue, whole) if whole else 1
+        quotient, part = divmod(known.numerator, known.denominator)
+        power = self._raised(residue, quotient) if quotient else 1
         if part:
             power *= self._raised(self._hashed("root", residue, known.denominator), part)
         return power % self.prime
