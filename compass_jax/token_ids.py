@@ -55,11 +55,14 @@ def tokenizer_config(folder: str | Path, error: type[UserError]) -> JsonObject:
     if _DECODER in raw or not file.is_file():
         return raw
     names = _object(file, error)
-    own, further = raw.get(_EXTRA) or raw.get(_ADDITIONAL), names.get(_EXTRA)
-    if own:
+    config_tokens, further = raw.get(_EXTRA) or raw.get(_ADDITIONAL), names.get(_EXTRA)
+    if config_tokens:
         names.pop(_ADDITIONAL, None)
-    if isinstance(own, list) and isinstance(further, list):
-        names[_EXTRA] = [*own, *(token for token in further if token not in own)]
+    if isinstance(config_tokens, list) and isinstance(further, list):
+        names[_EXTRA] = [
+            *config_tokens,
+            *(token for token in further if token not in config_tokens),
+        ]
     return {**raw, **names}
 
 
@@ -83,8 +86,8 @@ def declared_tokens(
     file = folder / _ADDED
     if not file.is_file():
         return tokens
-    own = _object(folder / TOKENIZER_CONFIG, error)
-    further = config.get(_EXTRA) or own.get(_ADDITIONAL) or ()
+    raw = _object(folder / TOKENIZER_CONFIG, error)
+    further = config.get(_EXTRA) or raw.get(_ADDITIONAL) or ()
     named = (config[name] for name in NAMED if config.get(name) is not None)
     special = [
         token.get("content") if isinstance(token, dict) else token for token in (*named, *further)

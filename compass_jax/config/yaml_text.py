@@ -58,10 +58,9 @@ def parse_yaml(text: str) -> Json:
         mark = getattr(error, "problem_mark", None)
         before = text[: getattr(error, "position", 0)]  # an unacceptable character
         line = f"line {(mark.line if mark else before.count(chr(10))) + 1}: "
-        problem = " ".join(
-            (getattr(error, "problem", None) or getattr(error, "reason", "")).split()
-        )
-        raise ConfigError(f"{line}it is no YAML: {problem[:200]}") from error
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        reason = " ".join(str(problem).split())[:200]
+        raise ConfigError(f"{line}it is no YAML: {reason}") from error
 
 
 def _check_depth(events: Any) -> None:

@@ -63,9 +63,9 @@ def _named(
     folder: str | Path, config: JsonObject, error: type[UserError]
 ) -> Iterator[tuple[str, JsonObject]]:
     """Yields (name, fields) of the special tokens, in the order of transformers."""
-    own = [name for name in config if name.endswith("_token") and name not in NAMED]
+    names = [name for name in config if name.endswith("_token") and name not in NAMED]
     tokens = {name: config[name] for name in NAMED if config.get(name) is not None}
-    tokens |= {name: config[name] for name in own if isinstance(config[name], str)}
+    tokens |= {name: config[name] for name in names if isinstance(config[name], str)}
     further = further_tokens(config)
     if not isinstance(further, dict):
         further = {f"additional_special_tokens.{i}": token for i, token in enumerate(further)}

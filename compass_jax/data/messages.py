@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.files import DataError
@@ -142,11 +141,11 @@ def answer_of(answer: Json) -> str:
     return json.dumps(answer, ensure_ascii=False, default=str)
 
 
-def labels_of(row: JsonMapping, drop: Callable[[str, Json], None]) -> tuple[str, ...]:
-    """Returns the labels in a row's columns, such as "domain/algebra". The only entry of a list is
-    the label. `drop` receives the name and the value of a column whose value is no label.
+def labels_of(row: JsonMapping) -> tuple[tuple[str, ...], JsonObject]:
+    """Returns the labels in a row's columns, such as "domain/algebra", and the columns whose value
+    is no label. The only entry of a list is the label.
     """
-    labels = []
+    labels, unusable = [], {}
     for name in LABELS:
         value = row.get(name)
         if isinstance(value, list) and len(value) == 1:
@@ -156,5 +155,5 @@ def labels_of(row: JsonMapping, drop: Callable[[str, Json], None]) -> tuple[str,
         if isinstance(value, str | int | float) and len(str(value)) <= MOST_LABEL:
             labels.append(f"{name}/{value}")
         else:
-            drop(name, value)
-    return tuple(labels)
+            unusable[name] = value
+    return tuple(labels), unusable

@@ -166,9 +166,9 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
         label,
         compared=task.verify == "math",
         labelled=bool(source.gold),
-        written=_readers(names),
+        answer_texts=_readers(names),
         turns=task.turns,
-        drop_label=_label_notices(tell),
+        dropped=_DroppedLabels(tell),
     )
     return _distinct(common, source.task, _task_rows(common, source.task, task, key, seed), tell)
 
@@ -188,6 +188,22 @@ def with_system_prompt(
     return tuple(messages)
 
 
+class _DroppedLabels:
+    """Tells the first value of each column that is no label."""
+
+    def __init__(self, tell: Tell):
+        self._tell, self._columns = tell, set[str]()
+
+    def add(self, name: str, value: Json, where: str) -> None:
+        """Adds the value of a row's column."""
+        if name not in self._columns:
+            self._columns.add(name)
+            self._tell(
+                f"{where}, field {name!r}: {value!r:.80} is no label (a text of at most"
+                f" {MOST_LABEL} characters, or a number); rows with such values are used without it"
+            )
+
+
 class _Source(NamedTuple):
     """The properties that all questions of a source share."""
 
@@ -200,7 +216,7 @@ class _Source(NamedTuple):
     answer_texts: tuple[Callable[[JsonMapping], str], ...] = ()
     verifier_args: tuple[tuple[str, Json], ...] = ()
     turns: int = 0
-    drop_label: Callable[[str, Json, str], None] = lambda name, value, where: None
+    dropped: _DroppedLabels | None = None  # None: without rows
 
     def question(self, text: str, prompt: Sequence[JsonObject], **fields: Json) -> Question:
         """Returns a question with its id, its split and the system prompt."""
@@ -235,6 +251,9 @@ class _Source(NamedTuple):
             asks: the question, if it is only a part of the prompt.
         """
         text, messages = asked_of(prompt, f"{where}, field {columns[0]!r}")
+        own_labels, unusable = labels_of(row)
+        for name, value in unusable.items():
+            (self.dropped or _DroppedLabels(logger.warning)).add(name, value, where)
         text_answer, verifier_row = self.answer(f"{where}, field {columns[1]!r}", answer, row), row
         if answer is not None:
             lean = self.compared and not self.labelled
@@ -245,7 +264,7 @@ class _Source(NamedTuple):
             answer=text_answer,
             row=_encoded(verifier_row, where),
             asks=asks,
-            labels=(*labels_of(row, lambda *label: self.drop_label(*label, where)), *labels),
+            labels=(*own_labels, *labels),
             tools=tuple(tools_of(row, where)),
             place=where,
         )
@@ -260,21 +279,6 @@ class _Source(NamedTuple):
         except ValueError as error:
             raise DataError(f"{where}: {error}") from error
         return answers[0] if answers else "" if answer is None else answer_of(answer)
-
-
-def _label_notices(tell: Tell) -> Callable[[str, Json, str], None]:
-    """Returns a function that tells the first value of each column that is no label."""
-    columns: set[str] = set()
-
-    def drop(name: str, value: Json, where: str) -> None:
-        if name not in columns:
-            columns.add(name)
-            tell(
-                f"{where}, field {name!r}: {value!r:.80} is no label (a text of at most"
-                f" {MOST_LABEL} characters, or a number); rows with such values are used without it"
-            )
-
-    return drop
 
 
 def _encoded(row: JsonMapping, where: str) -> str:
@@ -310,7 +314,7 @@ def _of_files(
         bool(source.gold),
         _readers(name for name, _ in pairs(source.verifier)),
         source.verifier_args,
-        drop_label=_label_notices(tell),
+        dropped=_DroppedLabels(tell),
     )
 
     def read(files: list[str]) -> Iterator[Question]:

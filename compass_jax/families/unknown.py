@@ -22,24 +22,24 @@ _FAMILY_FILE = (
 
 
 def unknown_type(
-    raw: JsonObject, families: Collection[Family], own: bool, problems: Collection[str] = ()
+    raw: JsonObject, families: Collection[Family], is_users: bool, problems: Collection[str] = ()
 ) -> list[str]:
     """Returns the reasons why a config.json is not supported whose model type is of none of the
     `families`: the type, and all that the nearest family could not compute.
 
     A family file is proposed only where it could help: where no value and no key besides those of
-    sizes is beyond the nearest family. `own`: the family is the user's, as in --family.
+    sizes is beyond the nearest family. `is_users`: the family is the user's, as in --family.
     `problems`: reasons found before.
     """
     known = " | ".join(family.model_type for family in families)
-    alike = [family for family in families if _kind(family) == _kind_of_model(raw, families)]
-    readings = [_Reading(family, raw) for family in alike or families]
+    candidates = [family for family in families if _kind(family) == _kind_of_model(raw, families)]
+    readings = [_Reading(family, raw) for family in candidates or families]
     nearest = min(readings, key=lambda reading: len("".join(reading.lines)))
-    helps = not (own or problems or nearest.has_other_maths)
+    helps = not (is_users or problems or nearest.has_other_maths)
     kind = unsupported("model_type", raw.get("model_type"), known)
     if helps:
         kind = kind.removesuffix(")") + f"; {_FAMILY_FILE})"
-    if own or not nearest.lines:
+    if is_users or not nearest.lines:
         return [kind, *problems]
     return [kind, *problems, f"read as {nearest.name}, the nearest family:", *nearest.lines]
 

@@ -290,8 +290,8 @@ def _check_fits(part: PeftAdapter, stored: Mapping[str, Stored], base: Path) -> 
             )
     matrices = [name for name, x in stored.items() if len(x.shape) == 2]
     modules = {x.removesuffix(".weight") for x in matrices if x.endswith(".weight")}
-    held = {name.removesuffix(".weight") for name in part.factors}
-    check_modules(part.config, held, modules, str(part.folder))
+    held_modules = {name.removesuffix(".weight") for name in part.factors}
+    check_modules(part.config, held_modules, modules, str(part.folder))
 
 
 def _merged(

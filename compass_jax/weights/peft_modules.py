@@ -18,29 +18,29 @@ _OPTIONAL = re.compile(r".*\.(?:mlp|block_sparse_moe)\.(?:gate|router|experts\..
 
 
 def check_modules(
-    config: JsonObject, held: Collection[str], modules: Collection[str], where: str
+    config: JsonObject, file_modules: Collection[str], modules: Collection[str], where: str
 ) -> None:
     """Raises WeightsError unless an adapter's file has factors of exactly the modules that its
     configuration names.
 
     Args:
         config: the content of adapter_config.json.
-        held: the modules of which the file has factors.
+        file_modules: the modules of which the file has factors.
         modules: the modules of the base that have a matrix.
         where: the folder, for messages.
     """
     named = set(_named(config, modules, where))
     optional = {name for name in modules if _OPTIONAL.fullmatch(name)}
-    missing = named - set(held)
-    if optional.isdisjoint(held):
+    missing = named - set(file_modules)
+    if optional.isdisjoint(file_modules):
         missing -= optional
-    unnamed = set(held) & set(modules) - named
+    unnamed = set(file_modules) & set(modules) - named
     problems = []
     if missing:
         problems.append(f"it has no factors of {_some(missing)}, which adapter_config.json names")
     if unnamed:
         problems.append(f"it has factors of {_some(unnamed)}, which adapter_config.json does not")
-    if not held:
+    if not file_modules:
         problems.append("it has no factors")
     if problems:
         raise WeightsError(
@@ -84,8 +84,8 @@ def _is_target(
         return True
     patterns = config.get("layers_pattern") or []
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    found = [re.match(rf"(?:^|.*?\.){x}\.(\d+)\.", module) for x in patterns]
-    match = next(filter(None, found), None) if patterns else _LAYER.match(module)
+    matches = [re.match(rf"(?:^|.*?\.){x}\.(\d+)\.", module) for x in patterns]
+    match = next(filter(None, matches), None) if patterns else _LAYER.match(module)
     return match is not None and int(match[1]) in layers
 
 
