@@ -1,6 +1,6 @@
 """Whether a pretrained model learns from the command that a user types first, in 45 minutes.
 
-    python -m benchmarks.default_learns --model FOLDER [--tasks problems count review] [--minutes 45]
+    python -m benchmarks.default_learns --model FOLDER [--tasks problems count] [--minutes 45]
                                         [--name default] [--set rl.optim.learning_rate=1e-5 ...]
                                         [--cores 0-1] [--out runs/default_learns]
                                         [--results benchmarks/results/default_learns.jsonl]
