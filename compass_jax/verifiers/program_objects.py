@@ -217,7 +217,7 @@ class Link:
         self._names = names
         self.calls = 0  # number of requests
         self.failed = False  # whether a request had no transferable result
-        self.raised: BaseException | None = None  # the program's last exception
+        self.raised: list[BaseException] = []  # the program's exceptions
         self.fault: RowError | None = None  # kept here because a test may catch it
 
     def load(self, text: str, classes: Sequence[str]) -> list[str]:
@@ -285,7 +285,7 @@ class Link:
         answer = self._answer(message)
         result = self._guarded(lambda: self._result(answer, codec, in_place, message["new"]))
         if isinstance(result, BaseException):
-            self.raised = result
+            self.raised.append(result)
             self.failed = self.failed or isinstance(result, ProgramFailed)
             raise result
         value, after = result

@@ -63,6 +63,15 @@ ZEROS = {
         "class A:\n def __getattr__(self, name): raise ValueError\ndef f(x): return A()\n",
     ),
     "a large number": (EXPECTS_VALUE, "def f(x): return 10**5000\n"),
+    "raises what a missing package would": (
+        {
+            "tests": [
+                "first = None\nfor x in (1, 2):\n    try:\n        f(x)\n"
+                "    except Exception as error:\n        first = first or error\nraise first"
+            ]
+        },
+        "def f(x): raise ImportError('no', x)\n",
+    ),
     "ends the loop of a test": (ALL_OF, "def f(x): raise StopIteration\n"),
     "ends the loop by a class of its own": (
         ALL_OF,
