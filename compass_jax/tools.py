@@ -37,7 +37,7 @@ _SECTION = re.compile(r"\s*[A-Z]\w+:\s*")
 
 
 class ToolError(UserError):
-    """A function that cannot be a tool; the message says what to change."""
+    """A function that cannot be a tool. The message gives the reason and the remedy."""
 
 
 class Tool:
@@ -65,10 +65,10 @@ class Tool:
             values = self._model.model_validate({**by_position, **arguments})
         except ValidationError as error:
             return _error(f"{self.name}: {_first_problem(error)}")
-        given = [name for name in self._fields if f"field_{name}" in values.model_fields_set]
+        passed = [name for name in self._fields if f"field_{name}" in values.model_fields_set]
         try:
             return _as_text(
-                self.function(**{name: getattr(values, f"field_{name}") for name in given})
+                self.function(**{name: getattr(values, f"field_{name}") for name in passed})
             )
         except Exception as error:
             return _error(f"{self.name}: {type(error).__name__}: {error}"[:1000])
@@ -140,7 +140,7 @@ def _model(name: str, function: Callable[..., Any], fields: list[str]) -> type[B
 
 
 def _described(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Returns the first paragraph of a docstring, and what its section Args says of each name."""
+    """Returns the first paragraph of a docstring, and the descriptions in its section Args."""
     lines = (inspect.getdoc(function) or "").splitlines()
     summary = " ".join(" ".join(lines).split()) if "" not in lines else ""
     summary = summary or " ".join(" ".join(lines[: lines.index("")] if lines else ()).split())
@@ -149,7 +149,7 @@ def _described(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     for line in lines:
         if _SECTION.fullmatch(line):
             inside, name = line.strip() in ("Args:", "Arguments:", "Parameters:"), ""
-        elif line[:1].strip():  # text beside the sections
+        elif line[:1].strip():  # text outside of the sections
             inside = False
         elif inside and (match := _ARGUMENT.fullmatch(line)):
             name = match[1]
