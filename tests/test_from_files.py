@@ -128,7 +128,9 @@ def config_from_words(options, words):
 )
 def test_the_prompts_are_measured_with_the_settings_of_the_data(folder, overrides):
     config = made_by_command(folder, *overrides).validate_for_rl()
-    training, evaluated = from_files._prompt_lengths(config)
+    training, evaluated = (
+        [len(prompt.tokens) for prompt in prompts] for prompts in from_files._prompts(config)
+    )
     longest = max(training + evaluated)
     bucket = config.rollout.prompt_buckets[-1]
     assert longest <= bucket < longest + from_files.ROUNDED_TO
@@ -186,7 +188,9 @@ def test_the_buckets_hold_the_prompts_of_the_evaluation(folder):
     rows = [{"prompt": f"What is {n} + 1? " + "Think. " * 8, "answer": str(n + 1)} for n in (1, 2)]
     (folder / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = config_from(folder, evaluation=str(folder / "long.jsonl")).validate_for_rl()
-    training, evaluated = from_files._prompt_lengths(config)
+    training, evaluated = (
+        [len(prompt.tokens) for prompt in prompts] for prompts in from_files._prompts(config)
+    )
     assert max(training) < max(evaluated) <= config.rollout.prompt_buckets[-1]
     assert config.rl.prompts_per_step <= len(training)
 
