@@ -34,6 +34,15 @@ def test_prompts_are_shown_with_their_control_tokens_and_ground_truths_are_right
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_a_ground_truth_in_a_published_form_is_answered_as_a_model_would_write_it(tmp_path):
+    """Skywork-OR1's list as JSON text, and Search-R1's targets."""
+    skywork = [{**row, "answer": json.dumps([row["answer"]])} for row in ROWS]
+    search = [{**row, "answer": {"target": [row["answer"], "none"]}} for row in ROWS]
+    for rows, verifier in ((skywork, "math"), (search, "exact"), (skywork, "numeric")):
+        share, text = looked(tmp_path, rows, verifier=verifier)
+        assert share == 1.0 and re.search(r"^truth +\d+$", text, re.MULTILINE), text
+
+
 def test_a_ground_truth_that_no_answer_could_match_is_named(tmp_path):
     (tmp_path / "never.py").write_text("def score(row, response):\n    return 0.0\n")
     share, text = looked(tmp_path, ROWS, verifier=str(tmp_path / "never.py:score"))

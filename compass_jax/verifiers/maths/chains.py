@@ -50,7 +50,7 @@ def _agree(left: Quantity, right: Quantity) -> bool:
         return False
     factor = max(side.unit.factor if side.unit else 1 for side in (left, right))
     error = abs(as_fraction(numbers[0]) - as_fraction(numbers[1]))
-    return error <= factor * Fraction(1, 10 ** min(decimals))
+    return error < factor * Fraction(1, 10 ** min(decimals))
 
 
 def _in_base_units(side: Quantity) -> list[Node]:
