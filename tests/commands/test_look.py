@@ -40,7 +40,7 @@ def test_a_ground_truth_in_a_published_form_is_answered_as_a_model_would_write_i
     search = [{**row, "answer": {"target": [row["answer"], "none"]}} for row in ROWS]
     for rows, verifier in ((skywork, "math"), (search, "exact"), (skywork, "numeric")):
         share, text = looked(tmp_path, rows, verifier=verifier)
-        assert share == 1.0 and re.search(r"^truth +\d+$", text, re.MULTILINE), text
+        assert share == 1.0 and re.search(r"^ *truth +\d+$", text, re.MULTILINE), text
 
 
 def test_a_ground_truth_that_no_answer_could_match_is_named(tmp_path):
