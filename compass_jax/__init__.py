@@ -77,10 +77,10 @@ def steps(
     from compass_jax.runs.signals import hide_slow_compile_notes
 
     hide_slow_compile_notes()
-    from compass_jax.library import Steps, configured
+    from compass_jax.library import steps as begin
 
     files = [data] if isinstance(data, str) else list(data)
-    return Steps(configured(model, files, reward, evaluation, method, run_dir, settings or {}))
+    return begin(model, files, reward, evaluation, method, run_dir, settings or {})
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.aliases import JsonMapping
-from compass_jax.config import RunConfig
+from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config.apply import flat_settings
 from compass_jax.distributed import in_main_process, is_main_process
 from compass_jax.from_files import rl_config, run_name
@@ -19,10 +18,21 @@ from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import FolderLock, look_into, with_recorded_sizes, write_atomically
 from compass_jax.runs.signals import prepare_streams
 from compass_jax.session import with_code
-from compass_jax.training.rl import Step, rl_steps, run_rl
+from compass_jax.training.rl import Step, rl_steps
 
 
-def train(
+def train(*arguments: Any) -> Run:
+    """Trains like `compass train --model MODEL --data DATA ... --run-dir RUN_DIR`, with its report
+    at the end. `compass_jax.train` is this function with defaults; arguments and errors are those
+    of `steps`.
+    """
+    iterator = steps(*arguments)
+    for _ in iterator:
+        pass
+    return Run(iterator.run.directory, iterator.result)
+
+
+def steps(
     model: str,
     data: Sequence[str],
     reward: str | Callable[..., Any] | Mapping[str, float],
@@ -30,9 +40,9 @@ def train(
     method: str,
     run_dir: str,
     settings: JsonMapping,
-) -> Run:
-    """Trains like `compass train --model MODEL --data DATA ... --run-dir RUN_DIR`, with its report
-    at the end. `compass_jax.train` is this function with defaults.
+) -> Steps:
+    """Returns the steps of a training. The source of a reward that no worker can import is then in
+    the run's directory.
 
     Args:
         model: a Hugging Face folder or a checkpoint.
@@ -45,24 +55,37 @@ def train(
 
     Raises ConfigError, DataError, TokenizerError or WeightsError for arguments that cannot be used.
     """
-    config = configured(model, data, reward, evaluation, method, run_dir, settings)
-    result = run_rl(config)
-    _report(config.directory, result)
-    return Run(config.directory, result)
+    prepare_streams()
+    settings = flat_settings(settings)
+    run_dir = settings.pop("run_dir", run_dir)
+    run_dir = run_dir or f"runs/{settings.get('name') or run_name(model, data)}/rl"
+    name, source = reward_name(reward, run_dir) if callable(reward) else (reward, "")
+    settings = {**settings, "run_dir": run_dir}
+    config = rl_config(model, data, name, evaluation, method, settings)
+    keep_programs()
+    config = with_recorded_sizes(config, settings)
+    if source:
+        look_into(run_dir, with_code(config.validate_for_rl()))
+        in_main_process(lambda: _write_reward(run_dir, source))
+    return Steps(run_dir, rl_steps(config))
 
 
 class Steps:
     """The steps of a run, as an iterator and a context manager. Leaving a loop over it, or calling
-    `close`, saves a checkpoint and frees everything. `run` reads what the run has written so far.
+    `close`, saves a checkpoint and frees everything. `run` reads what the run has written so far;
+    `result` is that of `run_rl`, empty before the end.
     """
 
-    def __init__(self, config: RunConfig):
-        self.run = Run(config.directory, {})  # which need not exist yet
-        self._steps = self._iterate(config)
+    def __init__(self, directory: str, training: Generator[Step, None, JsonObject]):
+        """Creates the iterator over `rl_steps` of the run in a directory, which may not exist."""
+        self.run = Run(directory, {})
+        self.result: JsonObject = {}
+        self._steps = self._iterate(training)
 
-    def _iterate(self, config: RunConfig) -> Generator[Step]:
-        result = yield from rl_steps(config)
-        _report(config.directory, result)
+    def _iterate(self, training: Generator[Step, None, JsonObject]) -> Generator[Step]:
+        self.result = yield from training
+        if not self.result["stopped"] and is_main_process():
+            run_report([self.run.directory])
 
     def __iter__(self) -> Iterator[Step]:
         # A generator of its own, which ends with the loop even where a name keeps this object.
@@ -81,39 +104,6 @@ class Steps:
     def close(self) -> None:
         """Ends the run after its last complete step, with a checkpoint."""
         self._steps.close()
-
-
-def _report(directory: str, result: JsonMapping) -> None:
-    """Writes the report of a finished run."""
-    if not result["stopped"] and is_main_process():
-        run_report([directory])
-
-
-def configured(
-    model: str,
-    data: Sequence[str],
-    reward: str | Callable[..., Any] | Mapping[str, float],
-    evaluation: str,
-    method: str,
-    run_dir: str,
-    settings: JsonMapping,
-) -> RunConfig:
-    """Returns the configuration of a call of `train`, whose arguments and errors it has. The source
-    of a function that no worker can import is then in the run's directory.
-    """
-    prepare_streams()
-    settings = flat_settings(settings)
-    run_dir = settings.pop("run_dir", run_dir)
-    run_dir = run_dir or f"runs/{settings.get('name') or run_name(model, data)}/rl"
-    name, source = reward_name(reward, run_dir) if callable(reward) else (reward, "")
-    settings = {**settings, "run_dir": run_dir}
-    config = rl_config(model, data, name, evaluation, method, settings)
-    keep_programs()
-    config = with_recorded_sizes(config, settings)
-    if source:
-        look_into(run_dir, with_code(config.validate_for_rl()))
-        in_main_process(lambda: _write_reward(run_dir, source))
-    return config
 
 
 def _write_reward(run_dir: str, source: str) -> None:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from compass_jax.aliases import JsonMapping, JsonObject, Tree
-from compass_jax.config import ConfigError, MeshConfig, RunConfig
+from compass_jax.config import ConfigError, MeshConfig, PolicyConfig
 from compass_jax.config.io import read_config
 from compass_jax.data.messages import asked_of
 from compass_jax.data.questions import with_system_prompt
@@ -75,11 +75,6 @@ class Run(Mapping[str, Any]):
         log = self.directory / "metrics.jsonl"
         stages = list(read_stages(log).values()) if log.is_file() else []
         return stages[-1] if stages else {}
-
-    @property
-    def config(self) -> RunConfig:
-        """The configuration of the run."""
-        return read_config(self.directory)
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -145,20 +140,20 @@ class Run(Mapping[str, Any]):
         The first call loads the weights and compiles. Raises DataError for what is no prompt, and
         ConfigError for one that does not fit into the model's context.
         """
-        config = self.config
+        config = read_config(self.directory)
         tokenizer = load_tokenizer(config)
         text, messages = asked_of(list(prompt) if isinstance(prompt, tuple) else prompt, "prompt")
         chat = with_system_prompt(messages, config.data.system_prompt)
         tokens = np.asarray(tokenizer.encode_chat(chat), np.int32)
         engine, weights = self._decoder_for(config, len(tokens))
-        asked = Prompt(stable_id(text), 0, "", text, tokens, "")
+        question = Prompt(stable_id(text), 0, "", text, tokens, "")
         sampler = Sampler(temperature)
         options: JsonObject = {"sampler": sampler, "keep_routes": False}
         settings = 1, Purpose.EVAL, seed
-        (rollout,) = Collection(engine, weights, [asked], *settings, **options)
+        (rollout,) = Collection(engine, weights, [question], *settings, **options)
         return turns_of(tokenizer, engine.config).response(rollout)
 
-    def _decoder_for(self, config: RunConfig, tokens: int) -> tuple[Engine, Tree]:
+    def _decoder_for(self, config: PolicyConfig, tokens: int) -> tuple[Engine, Tree]:
         """Returns an engine for a prompt of this length, and the newest weights in its layout."""
         step = self._newest()
         if self._decoder is None or tokens > self._decoder[1].config.prompt_buckets[-1]:
@@ -176,7 +171,7 @@ class Run(Mapping[str, Any]):
         return checkpoint.read_manifest(self.directory).step
 
 
-def _for_one_prompt(config: RunConfig, tokens: int) -> RunConfig:
+def _for_one_prompt(config: PolicyConfig, tokens: int) -> PolicyConfig:
     """Returns the configuration of an engine that answers one prompt of this length at a time."""
     longest = config.model.max_positions - config.rollout.max_new_tokens
     if tokens > longest:

@@ -429,19 +429,19 @@ def test_a_setting_of_a_call_has_its_name_on_the_command_line(folder):
 
 
 def test_a_call_measures_the_prompts_with_the_settings_of_the_data(folder, monkeypatch):
+    configs = []
+
+    def steps_of(config):
+        configs.append(config)
+        yield from ()
+        return {"stopped": True}
+
+    monkeypatch.setattr(library, "rl_steps", steps_of)
     monkeypatch.setattr(library, "keep_programs", lambda: None)
-    usual, longer = (
-        library.configured(
-            str(folder / "model"),
-            [str(folder / "prompts.jsonl")],
-            "math",
-            "",
-            "screened",
-            str(folder / "none"),
-            settings,
-        )
-        for settings in ({}, {"data.system-prompt": "xyz" * 15, "rollout.max-new-tokens": 24})
-    )
+    for settings in ({}, {"data.system-prompt": "xyz" * 15, "rollout.max-new-tokens": 24}):
+        arguments = str(folder / "model"), str(folder / "prompts.jsonl")
+        compass_jax.train(*arguments, run_dir=str(folder / "none"), settings=settings)
+    usual, longer = configs
     assert longer.rollout.prompt_buckets[-1] >= usual.rollout.prompt_buckets[-1] + 32
     assert longer.rl.buckets[-1] == longer.rollout.prompt_buckets[-1] + 24
 

@@ -20,7 +20,7 @@ from compass_jax.config.io import config_to_json, read_config
 from compass_jax.data.files import DataError
 from compass_jax.library import Steps
 from compass_jax.report import ReportError
-from compass_jax.training.rl import run_rl
+from compass_jax.training.rl import rl_steps, run_rl
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import restore_params
 
@@ -45,11 +45,16 @@ SMALL = {
 }
 
 
+def steps_of(config):
+    """Returns the steps of a configuration, as `compass_jax.steps` does of its arguments."""
+    return Steps(config.directory, rl_steps(config))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Returns a finished run of two steps."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    with Steps(evolve(tiny_run(), run_dir=str(folder))) as steps:
+    with steps_of(evolve(tiny_run(), run_dir=str(folder))) as steps:
         numbers = [step.number for step in steps]
     assert numbers == [1, 2]
     return compass_jax.Run(folder)
@@ -143,7 +148,7 @@ def test_the_parameters_follow_the_newest_checkpoint(trained, tmp_path):
     assert run.params is first
     answered = run.generate("2 + 3 =")
     assert answered == trained.generate("2 + 3 =")
-    with Steps(evolve(tiny_run(), run_dir=str(folder), rl={"steps": 3})) as steps:
+    with steps_of(evolve(tiny_run(), run_dir=str(folder), rl={"steps": 3})) as steps:
         (step,) = steps
     assert step.number == run["steps"] == 3
     assert run.params is not first
@@ -166,18 +171,18 @@ def unsaved(folder):
 def test_a_loop_that_is_left_saves_and_the_run_continues_exactly(tmp_path):
     run_rl(unsaved(tmp_path / "whole"))
     config = unsaved(tmp_path / "left")
-    kept = Steps(config)  # a name keeps the object, and the loop ends it nevertheless
+    kept = steps_of(config)  # a name keeps the object, and the loop ends it nevertheless
     for step in kept:
         assert step.metrics["reward/mean"] == kept.run["reward/mean"]
         break
     assert checkpoint.latest(config.directory) == 1
     with pytest.raises(ZeroDivisionError):
-        for step in Steps(config):
+        for step in steps_of(config):
             assert step.number == 2
             raise ZeroDivisionError(step)
     assert checkpoint.latest(config.directory) == 2
     assert not (tmp_path / "left" / "report.html").exists()
-    numbers = [step.number for step in Steps(config)]
+    numbers = [step.number for step in steps_of(config)]
     assert numbers == [3] and (tmp_path / "left" / "report.html").exists()
     whole, left = (compass_jax.Run(tmp_path / name).metrics for name in ("whole", "left"))
     for name in set(whole) - {"memory/peak_gib"}:
@@ -188,13 +193,13 @@ def test_a_loop_that_is_left_saves_and_the_run_continues_exactly(tmp_path):
 
 def test_steps_are_taken_by_hand_and_closed(tmp_path):
     config = unsaved(tmp_path / "run")
-    with Steps(config) as steps:
+    with steps_of(config) as steps:
         assert next(steps).number == 1
     assert checkpoint.latest(config.directory) == 1
     with pytest.raises(StopIteration):
         next(steps)
     assert list(steps) == []
-    Steps(config).close()  # before the first step: nothing was opened
+    steps_of(config).close()  # before the first step: nothing was opened
 
 
 def page_scripts():

@@ -141,8 +141,8 @@ def with_lengths(options: Serve, model: ModelConfig) -> Serve:
     sequence = (
         CACHE_SHARE * free / (max(options.slots, 1) * model.layers * model.cache_width * width)
     )
-    most = min(max(int(sequence) - answer, PROMPT), context - answer, LONGEST)
-    prompt = prompt or 2 ** (most.bit_length() - 1)
+    longest = min(max(int(sequence) - answer, PROMPT), context - answer, LONGEST)
+    prompt = prompt or 2 ** (longest.bit_length() - 1)
     return replace(options, prompt_tokens=prompt, max_new_tokens=answer)
 
 

@@ -86,10 +86,10 @@ class _Writer:
     def _add_import(self, name: str, module: ModuleType, statement: str) -> None:
         if getattr(module, "__spec__", None) is None:
             raise self._error(name, f"workers cannot import the module {module.__name__}")
-        file, here = getattr(module, "__file__", None), str(Path.cwd())
+        file, folder = getattr(module, "__file__", None), str(Path.cwd())
         # a notebook's import path has the current folder as "", which workers do not get
-        path = f"sys.path.append({here!r})"
-        if file and "" in sys.path and Path(file).is_relative_to(here) and here not in sys.path:
+        path = f"sys.path.append({folder!r})"
+        if file and "" in sys.path and Path(file).is_relative_to(folder) and folder not in sys.path:
             self._imports += ["import sys", "", path] if path not in self._imports else []
         self._imports.append(statement)
 

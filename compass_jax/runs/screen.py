@@ -233,15 +233,15 @@ def sample_lines(step: int, groups: Sequence[JsonMapping], width: int) -> list[s
     if cut and all(cut is not x for _, x in chosen):
         chosen.append(("truncated", cut))
     lines = [f"── samples of step {step} ".ljust(min(width, COLUMNS), "─")] if chosen else []
-    shown: JsonMapping | None = None
+    last_group: JsonMapping | None = None
     for name, (group, sample) in chosen:
         lines.append(f"{name}: {verdict_text(sample)}, {sample['tokens']} tokens")
-        if group is not shown:
+        if group is not last_group:
             lines += text_lines("prompt", group["prompt"], width, _QUESTION_LINES)
             if reference := str(group.get("answer", "")):
                 lines += text_lines("truth", reference, width, _SAMPLE_LINES)
         lines += text_lines("answer", sample["response"], width, _SAMPLE_LINES)
-        shown = group
+        last_group = group
     return lines
 
 

@@ -24,7 +24,6 @@ from compass_jax.experience.evaluated import answer_rows, write_evaluation
 from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rewards.joined import AnyScorer
 from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import (
@@ -131,8 +130,9 @@ def rl_steps(
         result: JsonObject = {"stopped": False, "steps": -1}
         # A stage ends in a checkpoint, and the next one begins like a resumed run.
         while not result["stopped"] and "evaluation" not in result:
+            trainer = partial(RLTrainer, config, scorer, stop, telemetry, printed, pool)
             result = yield from _run_stage(
-                config, scorer, stop, telemetry, strict, printed, enough, profile_steps, pool
+                trainer, stop, telemetry, strict, printed, enough, profile_steps
             )
         if pool is not None and not result["stopped"]:
             pool.finish()
@@ -140,27 +140,25 @@ def rl_steps(
 
 
 def _run_stage(
-    config: RunConfig,
-    scorer: AnyScorer,
+    start: Callable[[], RLTrainer],
     stop: StopSignal,
     telemetry: Telemetry,
     strict: bool,
     printed: set[str],
     enough: Callable[[], bool],
     profile_steps: tuple[int, ...],
-    pool: Pool | None,
 ) -> Steps:
-    """Trains to the end of the run's current stage. Its trainer, with its arrays on the devices, is
-    released afterwards.
+    """Trains to the end of the run's current stage. Its trainer, which `start` returns with its
+    arrays on the devices, is released afterwards.
     """
-    trainer = RLTrainer(config, scorer, stop, telemetry, printed, pool)
+    trainer = start()
     if strict:
         trainer.notices.end = partial(stop.end, STRICT)
     if "header" not in printed:
         printed.add("header")
         for line in trainer.header():
             telemetry.note(line)
-        carry_tokenizer(config.directory, config.data.tokenizer)
+        carry_tokenizer(trainer.config.directory, trainer.config.data.tokenizer)
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.rl, trainer.config.rollout, trainer.stage))
     with trainer.checkpoints:

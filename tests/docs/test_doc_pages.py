@@ -105,9 +105,13 @@ def read(page, real=False, needs=()):
     """
     namespace, configs = {"__name__": "__page__"}, []
     with pytest.MonkeyPatch.context() as patched:
-        stopped = {"stopped": True}
-        run = lambda config: configs.append(config.validate()) or stopped  # noqa: E731
-        patched.setattr(library, "run_rl", run)
+
+        def steps_of(config):
+            configs.append(config.validate())
+            yield from ()
+            return {"stopped": True}
+
+        patched.setattr(library, "rl_steps", steps_of)
         patched.syspath_prepend(".")
         for block in (b for b in BLOCKS if b.page == page and b.need in ("", *needs)):
             act(block, real, namespace)
