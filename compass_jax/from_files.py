@@ -372,8 +372,8 @@ def _mesh(model: ModelConfig, count: int) -> MeshConfig:
 
 
 def _free_bytes(config: PolicyConfig) -> float:
-    """Returns a rollout device's bytes beside the process and the rollout's weights; without
-    disaggregated rollout also beside the training's weights, moments and gradients.
+    """Returns the bytes of a rollout device that the process and the rollout's weights leave.
+    Without disaggregated rollout, the training's weights, moments and gradients are subtracted too.
     """
     is_apart = config.rollout_apart or config.samplers.acts
     # FSDP does not split the rollout's weights.

@@ -72,8 +72,8 @@ def steps(
 
 class Steps:
     """The steps of a run, as an iterator and a context manager. Leaving a loop over it, or calling
-    `close`, saves a checkpoint and frees everything. `run` reads what the run has written so far;
-    `result` is that of `run_rl`, empty before the end.
+    `close`, saves a checkpoint and frees everything. `run` reads the metrics, samples and
+    checkpoints written so far; `result` is that of `run_rl`, empty before the end.
     """
 
     def __init__(self, directory: str, training: Generator[Step, None, JsonObject]):
@@ -88,7 +88,7 @@ class Steps:
             run_report([self.run.directory])
 
     def __iter__(self) -> Iterator[Step]:
-        # A generator of its own, which ends with the loop even where a name keeps this object.
+        # A new generator, which ends with the loop even if a variable still refers to this object.
         with self:
             yield from self._steps
 

@@ -185,7 +185,7 @@ FITTED = {
 def describe_changes(
     name: str, rl: RLConfig, max_new_tokens: int, overridden: Collection[str] = ()
 ) -> str:
-    """Returns a line on how a step was fitted; empty where it is the preset's.
+    """Returns a line with the settings that were fitted to the run; empty if all are the preset's.
 
     Args:
         name: of the preset that the configuration was made from.

@@ -92,7 +92,7 @@ class Run(Mapping[str, Any]):
     def samples(self, step: int | None = None) -> list[JsonObject]:
         """Returns the logged groups of a step (None: of the last one): each has the prompt, the
         reference "answer", the label, and "samples" with response, reward and tokens. log.groups
-        says how many groups a step logs.
+        is the number of groups that a step logs.
 
         Raises ReportError, with the logged steps, for a step without groups.
         """
@@ -137,8 +137,8 @@ class Run(Mapping[str, Any]):
         """Returns the answer of the newest checkpoint to a question, or to a conversation in chat
         messages, with the run's chat template, system prompt and longest answer.
 
-        The first call loads the weights and compiles. Raises DataError for what is no prompt, and
-        ConfigError for one that does not fit into the model's context.
+        The first call loads the weights and compiles. Raises DataError for a value that is
+        no prompt, and ConfigError for a prompt that does not fit into the model's context.
         """
         config = read_config(self.directory)
         tokenizer = load_tokenizer(config)

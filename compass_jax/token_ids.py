@@ -1,5 +1,5 @@
-"""What a folder's files say of tokens besides tokenizer.json: the end tokens, at which transformers
-and vLLM stop too, and the tokens that other files add or name.
+"""Tokens in a model folder's files other than tokenizer.json: the end tokens, at which transformers
+and vLLM stop too, and the tokens that these files add or name.
 """
 
 from __future__ import annotations

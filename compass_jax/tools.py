@@ -116,8 +116,8 @@ def _fields(name: str, function: Callable[..., Any]) -> list[str]:
 
 
 def _model(name: str, function: Callable[..., Any], fields: list[str]) -> type[BaseModel]:
-    """Returns the model of a function's arguments; its fields have prefixes, because a pydantic
-    model has attributes of its own.
+    """Returns the model of a function's arguments; its fields have prefixes, because a
+    parameter may be named like an attribute of every pydantic model.
     """
     try:
         hints = get_type_hints(function, include_extras=True)

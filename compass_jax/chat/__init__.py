@@ -1,1 +1,1 @@
-"""Chat formats: what a model's answer means, as a thought, a content and tool calls."""
+"""Chat formats: parsers of a model's answer into a thought, a content and tool calls."""

@@ -1,4 +1,4 @@
-r"""What an answer means: `ChatFormat` reads a model's text as a Message of a thought, a content and
+r"""Parsing of a model's answers: `ChatFormat` reads a text as a Message of a thought, a content and
 tool calls. Everything that reads answers does so here: verifiers, environments, the server, distil
 and the loss masks of SFT.
 
@@ -62,10 +62,10 @@ class ChatFormatError(UserError):
 
 @dataclass(frozen=True)
 class Message:
-    """An answer: what the model thought, what it says, and the tools that it calls.
+    """An answer: its thought, its content and its tool calls.
 
     `content` has neither thoughts nor calls between marks. `text` is the answer without thoughts,
-    calls as they are written. `cut` is whether the text ends inside a thought.
+    but with the text of the calls. `cut` is whether the text ends inside a thought.
     """
 
     thought: str
@@ -169,8 +169,8 @@ class ChatFormat:
         return self.write(message.thought, message.text)
 
     def unclosed(self, text: str) -> str:
-        """Returns what is wrong with the marks of the thoughts in a text: they are nested, close
-        nothing, or are never closed. Empty if nothing is.
+        """Returns the fault of the marks of thoughts in a text: one opens inside another thought,
+        closes nothing, or is never closed. Empty if all marks pair up.
         """
         open_mark, closes = "", dict(self.thoughts)
         for mark in _thought_marks(self).findall(text):

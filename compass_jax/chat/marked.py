@@ -30,8 +30,8 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class CallForm:
-    """A form of tool calls: the mark that begins them, and their parser. `close`: the mark after
-    which the text goes on if the calls are malformed.
+    """A form of tool calls: the mark that begins them, and their parser. Malformed calls end after
+    `close`.
     """
 
     open: str

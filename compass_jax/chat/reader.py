@@ -1,4 +1,4 @@
-"""The reader of an answer as it is generated: text in, segments of thought, content and calls out.
+"""Incremental reading of an answer: text in, segments of thought, content and calls out.
 
 A segment is final when it is returned, except that a mark that closes a thought which no mark
 opened makes all text before it a thought: the prompt's template may have opened it. Calls are read
@@ -88,7 +88,7 @@ class Reader:
         self._tries = 0  # number of times that calls without marks were looked for
         self._failed = False  # whether a call was malformed
         self._begun = False  # whether a segment was returned
-        self._channelled = False  # whether a message with a channel has begun
+        self._channelled = False  # whether the body of a harmony message was reached
 
     @property
     def in_thought(self) -> bool:

@@ -351,7 +351,7 @@ def run_configured(
 
 def _spelled_out(options: Json, settings: JsonMapping) -> tuple[Json, JsonMapping]:
     """Returns a command's options and settings with those of a short CONFIG in YAML or JSON
-    (`_short_form`) instead of its name. What the command line gives wins.
+    (`_short_form`) instead of its name. The command line overrides the file.
     """
     path = _path_of(options.config) if options.config else None
     if path is None or path.suffix not in PLAIN or not hasattr(options, "model") or options.model:

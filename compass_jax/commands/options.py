@@ -533,8 +533,8 @@ class Serve(Compiling):
     slots: int = 16
     """Number of requests decoded together (slots)."""
     prompt_tokens: int | None = None
-    """Maximum number of prompt tokens, a power of two (default: as many as the model's context and
-    the free memory allow beside the answers).
+    """Maximum number of prompt tokens, a power of two (default: as many as fit, with an answer,
+    into the model's context and the free memory).
     """
     max_new_tokens: int | None = None
     """Maximum number of new tokens of an answer (default: 256, or half of a shorter context)."""

@@ -48,9 +48,7 @@ if TYPE_CHECKING:
 
 SHORTEST, LONGEST = 16, 32768  # of --prompt-tokens
 PROMPT, ANSWER = 256, 256  # tokens of the longest prompt and answer by default, if they fit
-CACHE_SHARE = (
-    0.5  # KV caches' share of the memory beside the weights, if the prompts' length is free
-)
+CACHE_SHARE = 0.5  # KV caches' share of the memory that the weights leave, without --prompt-tokens
 HTTP_OPTIONS = (
     *("max_waiting", "max_connections", "api_key", "allow_host", "trust_prompts"),
     "chat_format",
@@ -120,9 +118,9 @@ def with_lengths(options: Serve, model: ModelConfig) -> Serve:
     """Returns the options with the maximum numbers of tokens of an answer and of a prompt, which
     fit together into the model's context and the cache pages.
 
-    An answer has 256 tokens, or half of a shorter context. A prompt has the largest power of two
-    that also fits beside the weights into the free memory; 256 if the memory allows less. Raises
-    ConfigError for lengths that do not fit.
+    An answer has 256 tokens, or half of a shorter context. A prompt has the largest power of two,
+    at most LONGEST, for which the KV caches fit into half of the memory that the weights leave; 256
+    if the memory allows less. Raises ConfigError for lengths that do not fit.
     """
     context, prompt = model.max_positions, options.prompt_tokens
     if options.cache_pages:

@@ -40,8 +40,8 @@ def apply(config: S, settings: JsonMapping) -> S:
     "data.sources.0.repeat": 2}. A value may be a mapping of further names.
 
     A class is set by its name ({"rl.objective": "dapo"}), or switched off by "none"; "preset" is
-    one of presets.PRESETS. Order does not matter: a preset reads the rollout's settings, a class
-    replaces what the preset set, and single settings come last.
+    one of presets.PRESETS. The order of `settings` does not matter: the rollout's settings are
+    applied first, because a preset reads them, then the preset, classes and single settings.
 
     Raises ConfigError for an unknown setting, with the nearest ones, and for a value of the wrong
     type or out of its range.
@@ -84,8 +84,8 @@ def _named(settings: JsonMapping, section: Hint, prefix: str) -> Iterator[tuple[
 
 
 def _section(section: Hint, path: list[str]) -> Hint:
-    """Returns the class of the section at `path` inside a section; None where there is none or a
-    choice of several.
+    """Returns the class of the section at `path` inside a section; None if the path leads to a
+    value, to a choice of several classes, or nowhere.
     """
     for part in path:
         section = field_hints(section).get(part) if section else None

@@ -291,9 +291,8 @@ class DataConfig(Section):
     template_args: Options = ()
     """Variables of the chat template, as a JSON object: {"enable_thinking": false}."""
     chat_format: Name = AUTO
-    """Form of the model's answers, which says what is a thought, a tool call and the answer: auto
-    (by the chat template), a name (hermes, glm, deepseek, gpt_oss, mistral, ...), any, or own marks
-    of thoughts as <plan>...</plan>.
+    """Format of the model's thoughts and tool calls: auto (by the chat template), a name (hermes,
+    glm, deepseek, gpt_oss, mistral, ...), any, or own marks of thoughts as <plan>...</plan>.
     """
     date: str = ""
     """Date that the chat template reads (`strftime_now`), as YYYY-MM-DD; empty: in training that of

@@ -85,7 +85,8 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     """One RL step: `prompts_per_step` groups of `group_size` samples, then `updates_per_rollout` x
     `epochs` updates.
 
-    The defaults are the preset `screened`: GRPO with posterior selection and screening.
+    The defaults are the preset `screened`, GRPO with posterior selection and screening, with fewer
+    prompts a step.
     """
 
     zero_variance: ZeroVarianceConfig = field(

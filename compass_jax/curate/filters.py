@@ -35,9 +35,10 @@ def switched_on(config: PrepareConfig) -> dict[str, Callable[[Sample], str]]:
 
 
 def unfinished(sample: Sample, tag: str) -> str:
-    """Returns why an answer is incomplete: it is missing or empty, or a tag is not closed.
+    r"""Returns why an answer is incomplete: it is missing or empty, or a tag is not closed.
 
-    The chat format says what a chain of thought is. `tag` and \boxed{} are checked after it.
+    Chains of thought are found by the marks of every chat format. `tag` and \boxed{} are checked in
+    the text outside them.
     A conversation needs at least one answer, and none may be empty.
     """
     answers = [message for message in sample.messages if message["role"] == "assistant"]

@@ -1,7 +1,7 @@
-"""Detection of a chat template's format (compass_jax/chat) by what the template writes.
+"""Detection of a chat template's format (compass_jax/chat) from the text that it renders.
 
 A turn with a thought, a content and calls is rendered, and every format reads it. The format that
-reads most of it is the template's; of several, the one most of whose own marks the template has.
+reads most of it is the template's; of several, the one with the most own marks in the template.
 """
 
 from __future__ import annotations

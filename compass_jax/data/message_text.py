@@ -23,8 +23,8 @@ _REMEDY = (
 
 
 def messages_in(value: Json, where: str) -> Json:
-    """Returns the messages of a text that is their JSON, also where it was encoded twice; every
-    other value unchanged.
+    """Returns the messages of a JSON text, even if it was encoded twice, and every other value
+    unchanged.
 
     A JSON value that is followed by text is a text, such as a question about it. Raises DataError,
     which names `where`, for messages in another form: Python's repr, JSON that is cut off, one

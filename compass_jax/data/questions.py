@@ -182,7 +182,7 @@ def _readers(names: Iterable[Any]) -> tuple[Callable[[JsonMapping], str], ...]:
 def with_system_prompt(
     messages: Sequence[JsonObject], system_prompt: str
 ) -> tuple[JsonObject, ...]:
-    """Returns the messages, after the system prompt if they have none of their own."""
+    """Returns the messages, after the system prompt if they do not begin with one."""
     if system_prompt and messages[0]["role"] not in INSTRUCTIONS:
         return ({"role": "system", "content": system_prompt}, *messages)
     return tuple(messages)

@@ -1,8 +1,8 @@
-"""The source of a reward that no worker can import, as a file of its own.
+"""Source files for rewards that workers cannot import.
 
 A function of a notebook or of a script's main module, or one inside another function, is written
 with everything that its source refers to: imports, constants, and functions and classes of the same
-kind. Workers then load the file. What cannot be written as source is refused by its name.
+kind. Workers then load the file. An object that cannot be written as source is refused by its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NotWritable(ConfigError):
 
 
 def source_with_names(function: Callable[..., Any]) -> str:
-    """Returns the source of a file that defines `function` at its top, with what it refers to.
+    """Returns the source of a file that defines `function` and all the names that it refers to.
 
     Raises NotWritable, with the name of the object, if something has no source, is a lambda, or is
     a value that is neither a constant nor a compiled pattern.

@@ -79,7 +79,7 @@ class _Trimmed:
         return before + ready
 
     def next_line(self, text: str) -> str:
-        """Returns a text that follows what was returned, on a new line."""
+        """Returns the text on a new line, after the text returned so far."""
         self._held = ["\n"]
         return self.push(text)
 

@@ -102,9 +102,10 @@ class Guard:
 
     def of_evaluation(self, step: int, rewards: Mapping[str, float]) -> None:
         """Compares the mean reward of each held-out prompt, by its id, with that of the first
-        evaluation; prints a notice where it has hardly risen for a window of steps and more.
+        evaluation; prints a notice if after a window of steps or more it has hardly risen, and is
+        not near the best reward.
 
-        Reads no evaluation where the training's rewards tell (`steady`).
+        Does so only if `steady`: otherwise the training's rewards show whether the run learns.
         """
         if not self._steady:
             return

@@ -1,9 +1,9 @@
 r"""Extraction of the answer from a response, and validation of a verifier's numbers.
 
-All kinds that compare an answer extract it here. Thoughts and tool calls are not answers: the chat
-format (chat/base.py) says what they are. The answer is the text in the last closed tag; else in the
-last \boxed{...}; else after the last ####; else after "the answer is"
-or "Answer:". Each function takes linear time for any text.
+All kinds that compare an answer extract it here. The chat format (chat/base.py) removes thoughts
+and tool calls, which are not answers. The answer is the text in the last closed tag; else in the
+last \boxed{...}; else after the last ####; else after "the answer is" or "Answer:". Each function
+takes linear time for any text.
 """
 
 from __future__ import annotations

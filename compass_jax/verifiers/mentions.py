@@ -3,8 +3,8 @@
 Wordings cannot be listed, but the words that change the meaning of a letter are few: negations,
 which reject an option, copulas and colons, which assert it, and conjunctions, which end a clause.
 `asserted` reads every letter of a sentence by the negations of its clause. `concluded` reads only
-letters that a copula or colon ends a clause with, or that have a line of their own: "Réponse : B",
-"it's C".
+the last line that is a letter, or that has a clause with a copula or colon and a letter at its end:
+"Réponse : B", "it's C".
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _without_brackets(text: str) -> str:
 
 
 def _is_listed(before: str, clause: str) -> bool:
-    """Returns whether a clause ends with a letter that the next clause goes on to describe."""
+    """Returns whether two clauses are parts of one list of letters, such as "A" and "B are wrong".
+    The first has no copula and no negation.
+    """
     is_list = re.search(rf"(?:^|\s){_LABEL.pattern}\s*$", before) and _LABEL.match(clause.strip())
     has_verb = re.search(rf"\b(?:{_COPULA})\b", before, re.IGNORECASE)
     return bool(is_list) and not has_verb and not negates(before)
@@ -103,7 +105,7 @@ def concluded(text: str, letters: str) -> set[str]:
 
 
 def _ends_clause(line: str, mark: re.Match[str]) -> bool:
-    """Returns whether a letter is what a copula or colon says, and the clause ends after it."""
+    """Returns whether a letter ends a clause after a copula or colon, or is alone on its line."""
     before, after = line[: mark.start()], line[mark.end() :]
     says = not before.strip(" \t#>") or _COPULA_END.search(before[-20:])
     ends = not after.strip(" .") or (before.strip() and (_END.match(after) or _COMMA.match(after)))

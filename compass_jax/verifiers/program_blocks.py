@@ -35,8 +35,8 @@ def find_program(response: str, tag: str, needed: Set[str]) -> str | None:
     """Returns the program in a response without thoughts, or None.
 
     It is the fenced block that defines the most of the `needed` names; of several, one that is
-    labelled as Python, and of these the last. Earlier blocks that define what it reads precede it.
-    Without a block it is the text in the answer's tag, else the whole response.
+    labelled as Python, and of these the last. Earlier blocks that it or the tests need are put
+    before it. Without a block it is the text in the answer's tag, else the whole response.
     """
     blocks = [
         _block(response, match.start(), match[1], match[2])
@@ -63,8 +63,8 @@ def _block(response: str, start: int, label: str, content: str) -> _Block:
 
 
 def _with_helpers(blocks: Sequence[_Block], needed: Set[str]) -> str:
-    """Returns the last block after the latest earlier ones that define what it reads, or what the
-    tests need.
+    """Returns the last block, preceded by the earlier blocks that define names which it reads or
+    the tests need. Of several blocks that define a name, the latest is used.
     """
     *earlier, last = blocks
     text, missing = last.text, _missing(last) | (needed - last.names)

@@ -1,8 +1,8 @@
 """The calls of a test that change their arguments in the test, too.
 
-A test may compare what a program made of its argument (`xs` after `k = f(xs)`), or compute from its
-own argument what it expects (`assert f(xs) == sorted(xs)`). In the second case a program that
-clears `xs` would choose what is expected. A test therefore sees the changes of an argument if it
+A test may check its argument after the call (`xs` after `k = f(xs)`), or compute the expected value
+from the argument (`assert f(xs) == sorted(xs)`). In the second case a program that clears `xs`
+would choose the expected value. A test therefore sees the changes of an argument if it
 ignores the call's result, or compares the argument with values that do not depend on the program,
 and nowhere compares it with a result.
 """

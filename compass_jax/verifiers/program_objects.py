@@ -2,7 +2,7 @@
 
 Plain data cross by value (program_child.py). Any other object stays in the program's process, and
 the tests hold a ProgramObject, whose calls, attributes, items and iteration are requests. Only
-plain values are compared: a program cannot claim that its object equals what a test expects, nor
+plain values are compared: a program cannot claim that its object equals the expected value, nor
 that their difference is 0.
 """
 

@@ -2,7 +2,7 @@
 
 Published rows have texts, numbers, truth values, lists with one answer, lists as JSON text
 (Skywork-OR1: `["2"]`) and several right answers (Search-R1: `{"target": ["Paris", "paris"]}`). Any
-other form is an error that says what to write: compared as text, no answer could equal it.
+other form is an error with a remedy, because no answer could equal it as a text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """JSON schemas: their faults, and whether an answer conforms to one.
 
-A schema is the user's, so its faults are errors at the start. An answer is the model's, so what it
-makes slow is wrong.
+The user writes a schema, so its faults are errors at the start. The model writes an answer, so an
+answer is wrong if its check takes too long.
 """
 
 from __future__ import annotations

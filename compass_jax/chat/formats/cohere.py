@@ -1,4 +1,4 @@
-"""Command A: thoughts, calls and answers stand between marks of their own
+"""Command A: thoughts, calls and answers each have their own pair of marks
 (https://docs.cohere.com/docs/command-a-hf).
 """
 

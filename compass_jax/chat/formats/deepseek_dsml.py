@@ -1,5 +1,5 @@
 """DeepSeek V3.2 and V4: calls are <invoke> with <parameter> whose names begin with the mark DSML
-(the encoding published beside the models).
+(the encoding published with the models).
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def row_faults(rows: Sequence[JsonMapping]) -> list[str]:
 
 
 def _solution_fault(row: JsonMapping, of_row: _OfRow) -> str:
-    """Returns the fault of a row whose own program fails a test; empty if it has none."""
+    """Returns the error of a row whose own program fails a test; else an empty text."""
     text = row.get("solution")
     if not isinstance(text, str) or not text.strip():
         return ""

@@ -154,7 +154,8 @@ def numeric(
 ) -> float | JsonMapping:
     """Returns 1 if |answer - reference| <= max(abs_tol, rel_tol |reference|), computed exactly.
     Words and units around the number are ignored. An answer with two numbers is no answer. A
-    percentage is its number or its hundredth, beside a number between -1 and 1 only its hundredth.
+    percentage equals its number or a hundredth of it: only the hundredth if the other number is
+    between -1 and 1.
     """
     text = final_answer(response, answer_tag, chat_format)
     value = None if text is None else value_of(text)

@@ -1,9 +1,8 @@
 """Equality of expressions by their values at several points.
 
 At a point, two values are compared exactly if both are rational numbers. Otherwise they are
-compared with so many digits that the smallest number in either expression still matters: pi + 1 /
-10^100 is not pi. Numbers that are too large for that are equal only if their residues are
-(residues.py).
+compared with enough digits to show the smallest number in either expression: pi + 1 / 10^100 is
+not pi. Numbers that are too large for that are equal only if their residues are (residues.py).
 """
 
 from __future__ import annotations

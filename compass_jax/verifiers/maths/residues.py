@@ -238,7 +238,7 @@ def _factors(node: Node) -> Iterator[tuple[Node, list[Node]]]:
 
 
 def _divisors(n: int) -> Iterator[tuple[int, int]]:
-    """Yields the prime factors up to MAX_TRIAL with their multiplicities, and what remains."""
+    """Yields the prime factors up to MAX_TRIAL with their multiplicities, then the cofactor."""
     for divisor in (2, *range(3, MAX_TRIAL, 2)):
         if n == 1:
             return
