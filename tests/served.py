@@ -36,7 +36,7 @@ MODEL = ModelConfig(
     ffn=32,
     rope_theta=100.0,
     init_std=0.3,
-    max_positions=64,
+    max_positions=128,
     moe=MoEConfig(experts=6, top_k=2, ffn=16),
 )
 MOST, LONG = 48, "x" * 30

@@ -13,7 +13,6 @@ from tyro.conf import (
     FlagConversionOff,
     OmitArgPrefixes,
     Positional,
-    Suppress,
     UseAppendAction,
     arg,
     create_mutex_group,
@@ -557,8 +556,8 @@ class Serve(Compiling):
     """Serve JetStream's gRPC protocol, which needs google-jetstream, instead of HTTP for OpenAI's
     clients; no option below acts with it.
     """
-    openai: Annotated[bool, Suppress] = False
-    """Accepted for older commands: HTTP for OpenAI's clients is the default."""
+    openai: bool = False
+    """HTTP for OpenAI's clients, which is the default: older commands have this option."""
     max_waiting: int = 64
     """Maximum number of queued requests (a count)."""
     max_connections: int = 512

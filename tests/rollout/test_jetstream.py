@@ -109,6 +109,7 @@ def test_settings_that_cannot_be_served_are_refused(change, message):
         rollout_config(Serve(weights="x", **change))
 
 
+MODEL_64 = dataclasses.replace(MODEL, max_positions=64)
 MODEL_256 = dataclasses.replace(MODEL, max_positions=256)
 WIDE = dataclasses.replace(MODEL, layers=64, kv_heads=64, head_dim=512, max_positions=2**17)
 
@@ -116,14 +117,14 @@ WIDE = dataclasses.replace(MODEL, layers=64, kv_heads=64, head_dim=512, max_posi
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
     [
-        (MODEL, {"max_new_tokens": 24}, 32),  # 40 of 64 remain
-        (MODEL, {"max_new_tokens": 48}, 16),
+        (MODEL_64, {"max_new_tokens": 24}, 32),  # 40 of 64 remain
+        (MODEL_64, {"max_new_tokens": 48}, 16),
         (MODEL_256, {"max_new_tokens": 128}, 128),
         (MODEL_256, {"max_new_tokens": 127}, 128),
         (MODEL_256, {"max_new_tokens": 129}, 64),
         (MODEL_256, {"max_new_tokens": 100, "cache_pages": 9}, 32),  # pages of 16 tokens
         (WIDE, {}, 256),  # 16 MiB of keys and values a token
-        (MODEL, {}, 32),  # and answers of 32
+        (MODEL_64, {}, 32),  # and answers of 32
     ],
 )
 def test_prompts_are_as_long_as_context_pages_and_memory_allow(model, options, expected):
@@ -146,9 +147,9 @@ def test_answers_fit_beside_the_prompts():
     def answer(model, **options):
         return with_lengths(Serve(weights="x", **options), model).max_new_tokens
 
-    assert answer(MODEL) == 32 and answer(MODEL_256) == 128 and answer(WIDE) == 256
-    assert answer(MODEL, prompt_tokens=32) == 32 and answer(MODEL_256, prompt_tokens=128) == 128
-    assert answer(MODEL_256, cache_pages=4) == 32 and answer(MODEL, max_new_tokens=5) == 5
+    assert answer(MODEL_64) == 32 and answer(MODEL_256) == 128 and answer(WIDE) == 256
+    assert answer(MODEL_64, prompt_tokens=32) == 32 and answer(MODEL_256, prompt_tokens=128) == 128
+    assert answer(MODEL_256, cache_pages=4) == 32 and answer(MODEL_64, max_new_tokens=5) == 5
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_answers_fit_beside_the_prompts():
 )
 def test_lengths_beyond_the_context_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        with_lengths(Serve(weights="x", **options), MODEL)
+        with_lengths(Serve(weights="x", **options), MODEL_64)
 
 
 def test_a_client_of_http_sees_a_token_when_it_is_decoded():
