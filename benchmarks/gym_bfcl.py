@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.chat.base import read_calls
+from compass_jax.chat.base import any_format, read_calls
 from compass_jax.chat.calls import ToolCall
 from compass_jax.gym import bfcl
 from compass_jax.verifiers.kinds.tools import verdict
@@ -151,7 +151,7 @@ def played(row: Mapping[str, Any], requests: Sequence[Calls]) -> float:
     """Returns the reward of a conversation with these calls, which ends at its first error."""
     state = bfcl.conversation.start(row)
     for text in conversation(requests):
-        turn = bfcl.conversation.step(state, text)
+        turn = bfcl.conversation.step(state, text, any_format().read(text))
         if not turn.messages:
             break
     return turn.reward

@@ -20,6 +20,9 @@ from compass_jax.tasks.environment import Environment, Turn
 from compass_jax.tasks.rows import encode_row
 from compass_jax.verifiers.base import kinds
 
+# a program is started by fork and exec, and jax warns about the fork if an earlier test started it
+pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
+
 K = kinds()
 PROGRAM = "Try\n```python\ndef double(x):\n    return 2*x\n```\nhm"
 TESTS = ["assert double(2) == 4"]

@@ -121,7 +121,7 @@ def test_dry_run_prints_the_resolved_configuration(calls, file, capsys):
         (["--rl.stepz", "3"], ["rl.stepz: no such setting; did you mean rl.steps"]),
         (["--rl.steps", "3.5"], ["rl.steps = '3.5'", "must be int"]),
         (["--rl.steps"], ["--rl.steps: its value is missing"]),
-        (["--rl.steps", "3", "4"], ["--rl.steps: its value has 2 values ('3', '4')"]),
+        (["--rl.steps", "3", "4"], ["--rl.steps: its value has 2 values, ('3', '4')"]),
         (["--rl.replay", "R4"], ["rl.replay", "R4", "R3"]),
         (["--data.sources.0.options", "[["], ["data.sources.0.options", "Expecting value"]),
         (["stray"], ["stray"]),

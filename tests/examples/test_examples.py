@@ -180,10 +180,16 @@ def test_what_was_trained_is_shown_and_exported(trained, at_home, capsys):
 def test_the_call_is_the_command(at_home, monkeypatch):
     """train.py starts the run that the README's command starts."""
     calls = {}
-    monkeypatch.setattr(library, "run_rl", lambda config: calls.update(call=config) or {})
+
+    def begun(config):
+        calls["call"] = config
+        raise KeyboardInterrupt  # before the first step
+
+    monkeypatch.setattr(library, "rl_steps", begun)
     monkeypatch.syspath_prepend(str(EXAMPLES / "own_reward"))
     monkeypatch.delitem(sys.modules, "rewards", raising=False)
-    runpy.run_path("examples/own_reward/train.py", run_name="__main__")
+    with pytest.raises(KeyboardInterrupt):
+        runpy.run_path("examples/own_reward/train.py", run_name="__main__")
     config = calls["call"]
     assert config.run_dir == "runs/own_reward" and config.rl.steps == 30
     assert config.rl.optim.learning_rate == 3e-4 and config.rollout.max_new_tokens == 64

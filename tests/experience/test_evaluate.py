@@ -125,7 +125,7 @@ def test_accuracies_by_hand(monkeypatch):
     greedy = [[right], [wrong], [right], [lost]]
     calls = []
 
-    def fake(engine, params, prompts, tokenizer, scorer, *, samples, sampler, seed):
+    def fake(engine, params, prompts, tokenizer, scorer, *, samples, sampler, seed, finished):
         calls.append((samples, sampler, seed))
         return rollouts(prompts, samples), sampled if samples == 4 else greedy
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import gym_bfcl
-from compass_jax.chat.base import read_calls
+from compass_jax.chat.base import any_format, read_calls
 from compass_jax.errors import UserError
 from compass_jax.gym import bfcl
 from compass_jax.rewards.checks import Check, build
@@ -164,7 +164,7 @@ def test_a_right_conversation_gets_1_and_late_tools_are_told(row):
 def test_one_change_ends_the_conversation_with_0(row, i, text):
     state, turn = bfcl.conversation.start(row), None
     for response in [*RIGHT[:i], text, *RIGHT[i + 1 :]]:
-        turn = bfcl.conversation.step(state, response)
+        turn = bfcl.conversation.step(state, response, any_format().read(response))
         if not turn.messages:
             break
     assert turn.reward == 0 and turn.components["requests"] == state.request / 4 < 1

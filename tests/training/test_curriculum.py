@@ -127,7 +127,10 @@ def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path):
     """`compass compare` checks this limit, which is 8 tokens in this stage and 16 before it."""
     evaluation = Evaluation(2, 0, math.nan, math.nan, math.nan, 0)
     trainer = SimpleNamespace(
-        config=at_step(staged(tmp_path), 4), done_steps=4, evaluate=lambda keep, warns: evaluation
+        config=at_step(staged(tmp_path), 4),
+        done_steps=4,
+        evaluated=[],
+        evaluate=lambda sets, keep, warns: evaluation,
     )
     notices = []
     result = rl._last_evaluation(trainer, SimpleNamespace(note=notices.append), None)

@@ -14,10 +14,15 @@ from compass_jax.training.stops import never_stop
 class Trainer:
     """A trainer of two steps that records its evaluations; its other parts do nothing."""
 
-    evaluated, interrupted, histograms = True, False, None
+    evaluated, interrupted, histograms = ["held-out prompts"], False, None
     stage = SimpleNamespace(end=2)
     collect = SimpleNamespace(turns=SimpleNamespace(response=str))
-    guard = SimpleNamespace(parted=0, ended=False, refuse_parted=lambda directory: None)
+    guard = SimpleNamespace(
+        parted=0,
+        ended=False,
+        refuse_parted=lambda directory: None,
+        of_evaluation=lambda step, rewards: None,
+    )
 
     def __init__(self, config):
         self.config, self.done_steps, self.evaluated_steps = config, 0, []
@@ -26,7 +31,8 @@ class Trainer:
         for self.done_steps in (1, 2):
             yield self.done_steps, {"loss": 1.0}
 
-    def evaluate(self, keep, warns=True):
+    def evaluate(self, sets, keep, warns=True):
+        assert sets == self.evaluated
         self.evaluated_steps.append(self.done_steps)
         return SimpleNamespace(line=lambda: "avg@4 50%", metrics=lambda: {"eval/x": 0.5}, sets={})
 
@@ -37,6 +43,8 @@ class Trainer:
 @pytest.mark.parametrize(("every", "expected"), [(2, [0, 2]), (1, [0, 1, 2]), (0, [0, 2])])
 def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, expected):
     monkeypatch.setattr(rl, "write_evaluation", lambda *_: None)
+    monkeypatch.setattr(rl, "start_sets", lambda sets, config: sets)
+    monkeypatch.setattr(rl, "_start_in_words", lambda sets, result: "")
     config = tiny_run()
     steps = dataclasses.replace(config.rl, steps=2, eval_every=every)
     start = dataclasses.replace(config.evaluation, start=True)
@@ -44,7 +52,11 @@ def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, expected)
     trainer, lines = Trainer(config), []
     telemetry = SimpleNamespace(note=lines.append, log=lambda *_: None)
     stop = SimpleNamespace(requested=False)
-    result = rl._run_steps(trainer, trainer.steps(), telemetry, stop, never_stop)
+    steps = rl._run_steps(trainer, trainer.steps(), telemetry, stop, never_stop)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(steps)
+    result = end.value.value
     assert trainer.evaluated_steps == expected and result["evaluation"].metrics() == {"eval/x": 0.5}
     assert sum("avg@4" in line for line in lines) == len(expected)
     assert (tmp_path / EVALUATION).is_file() and (tmp_path / EVALUATION_FOLDER).is_dir()
