@@ -32,7 +32,7 @@ def answered(n):
 def test_the_reward_is_of_the_reference_and_gold_of_the_column_gold():
     submissions = {
         "both": (prompt(0, answer="4", gold="4"), answered(4)),
-        "reward": (prompt(0, answer="4", gold=("5", {"a"})), lambda: answered(4)),
+        "reward": (prompt(0, answer="4", gold="5"), lambda: answered(4)),
         "gold": (prompt(0, answer="4", gold="5"), answered(5)),
         "no column": (prompt(0, answer="4"), answered(4)),
         "no label": (prompt(1, answer="4", gold="5"), answered(4)),

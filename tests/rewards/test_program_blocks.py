@@ -6,7 +6,7 @@ from test_program_verdicts import judged
 from compass_jax.rewards.checks import Graded
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
-ROW = {"tests": ["assert f(2) == 4"]}
+ROW = {"tests": ["assert f(2) == 4"], "seconds": 20}
 RIGHT = "def f(x):\n    return x + 2\n"
 WRONG = "def f(x):\n    return x\n"
 NOTHING = Graded(0.0, {}, False)

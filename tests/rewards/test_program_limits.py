@@ -174,7 +174,7 @@ def test_human_eval(text, right):
     with Scorer(RewardConfig(workers=2, timeout_s=30.0), PROBLEMS) as scorer:
         for name, row in rows.items():
             scorer.submit(name, prompt_of(entry=row), fenced(text or row["answer"]))
-        got = drain(scorer)
+        got = drain(scorer, limit_s=120)
     assert len(got) == 164 and all(one.known for one in got.values())
     assert sum(one.reward == 1.0 for one in got.values()) == right
 

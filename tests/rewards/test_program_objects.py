@@ -284,7 +284,7 @@ SETUP = (
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_with_objects_earns_1_and_a_wrong_one_0(name):
     test, right, part = RIGHT[name]
-    row = {"tests": [test], "setup": SETUP if "setup" in name else ""}
+    row = {"tests": [test], "setup": SETUP if "setup" in name else "", "seconds": 20}
     assert code.row_faults([row]) == [""]
     assert judged(fenced(right), **row).reward == 1.0
     wrong = right.replace(*part)
