@@ -242,7 +242,6 @@ def test_a_misspelt_parameter_is_said_once_with_its_place_and_without_a_response
         ("task = Task(lambda: [])", r"t\.py: TypeError"),
         ("task = Task(lambda seed: [1])", "row 1: a int; it must be a mapping"),
         ("task = Task(lambda seed: [{'prompt': 'x'}])", "row 1: no 'answer'.*prompt.; add it"),
-        ("task = Task(lambda seed: [{'prompt': 'x', 'answer': '1', 'domain': []}])", "no label"),
         (
             "task = Task(lambda seed: [{'prompt': 'x', 'answer': '1', 'tools': 3}])",
             "'tools': must",
