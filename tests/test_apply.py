@@ -98,8 +98,18 @@ def test_the_same_paths_give_the_same_run_in_every_form(folder, monkeypatch):
 def test_a_preset_is_a_word_of_every_form(folder, form, monkeypatch):
     monkeypatch.chdir(folder)
     seen = []
-    for place in (library, __import__("compass_jax.training.rl", fromlist=["run_rl"])):
-        monkeypatch.setattr(place, "run_rl", lambda config, **_: seen.append(config) or STOPPED)
+
+    def ended(config, **_):
+        seen.append(config)
+        return STOPPED
+        yield
+
+    monkeypatch.setattr(library, "rl_steps", ended)
+    monkeypatch.setattr(
+        __import__("compass_jax.training.rl", fromlist=["run_rl"]),
+        "run_rl",
+        lambda config, **_: seen.append(config) or STOPPED,
+    )
     FORMS[form](folder, {**SHORT, "run_dir": "runs/none"}, "espo")
     expected = rl_config("model", ["rows.jsonl"], "my_reward.py:score", method="espo")
     assert seen[0].rl.objective == Espo() and seen[0].rl.zero_variance.rl_zvp

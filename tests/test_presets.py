@@ -42,7 +42,7 @@ def test_a_step_shrinks_as_a_whole_and_stays_a_baseline(name, slots, sizes):
 def test_what_was_changed_is_said(name):
     paper, rl = preset(name, 256), fitted_preset(name, 256, 64, 10_000)
     line = describe_changes(name, rl, 256)
-    assert f"{rl.prompts_per_step} prompts a step (preset: {paper.prompts_per_step})" in line
+    assert f"prompts a step {rl.prompts_per_step} (preset: {paper.prompts_per_step})" in line
     assert ("samples of each" in line) == (rl.group_size != paper.group_size)
     assert describe_changes(name, paper, 256) == ""
 
@@ -50,7 +50,7 @@ def test_what_was_changed_is_said(name):
 def test_what_the_user_set_is_not_called_fitted():
     rl = replace(preset("screened", 256), prompts_per_step=16, group_size=3)
     line = describe_changes("screened", rl, 256, {"rl.group_size"})
-    assert "16 prompts a step (preset: 128), fitted to the memory and to the data" in line
+    assert "prompts a step 16 (preset: 128), fitted to the model, the memory and the data" in line
     assert "samples" not in line and line.endswith("; set rl.prompts_per_step for others")
     both = {"rl.group_size", "rl.prompts_per_step"}
     assert describe_changes("screened", rl, 256, both) == ""

@@ -74,7 +74,7 @@ class Message:
     marked: tuple[ToolCall, ...] = ()  # the calls between marks
     fault: str = ""  # why a call between marks is malformed
     cut: bool = False
-    unknown: tuple[str, ...] = ()  # marks in the text that the format does not know
+    unknown_marks: tuple[str, ...] = ()  # marks in the text that the format does not know
 
     @cached_property
     def bare(self) -> BareCalls:
@@ -231,8 +231,8 @@ def _message(segments: Iterable[Segment], cut: bool, chat_format: ChatFormat) ->
     fault = next((x.malformed for x in parts if x.malformed), "")
     marked = () if fault else tuple(call for x in parts for call in x.calls)
     known = _known_marks(chat_format)
-    unknown = dict.fromkeys(x for x in _MARK.findall(content) if x not in known)
-    return Message(thought, content, text, marked, fault, cut, tuple(unknown)[:8])
+    unknown_marks = dict.fromkeys(x for x in _MARK.findall(content) if x not in known)
+    return Message(thought, content, text, marked, fault, cut, tuple(unknown_marks)[:8])
 
 
 def _joined(thoughts: list[list[str]]) -> list[str]:
@@ -273,8 +273,8 @@ def find_format(name: str) -> ChatFormat:
         return any_format()
     if (known := chat_formats().get(name)) is not None:
         return known
-    if (own := _OWN.fullmatch(name)) is not None:
-        return ChatFormat(name, (own.groups(),), any_format().own_calls)  # type: ignore[arg-type]
+    if (marks := _OWN.fullmatch(name)) is not None:
+        return ChatFormat(name, (marks.groups(),), any_format().own_calls)  # type: ignore[arg-type]
     raise ChatFormatError(
         f"{name!r:.100}: there is no such format; write auto, any,"
         f" {', '.join(chat_formats())}, or own marks of thoughts as '<plan>...</plan>'"
@@ -296,7 +296,7 @@ class UnknownMarks:
     def note(self, text: str) -> None:
         """Logs a warning if an answer has new unknown marks."""
         if _MARK.search(text):
-            self.warn(self._format.read(text).unknown)
+            self.warn(self._format.read(text).unknown_marks)
 
     def warn(self, marks: Iterable[str]) -> None:
         """Logs a warning of unknown marks, unless they were logged before."""

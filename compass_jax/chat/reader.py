@@ -115,10 +115,10 @@ class Reader:
             at = self._pass_mark(segments, mark)
             if last and segments and segments[-1].kind in (THOUGHT, NEW_THOUGHT, ALL_THOUGHT):
                 at = self._pass_bare_calls(segments, at)
-        ahead = self._text[at:]
-        ready = len(ahead) if last else self._certain(ahead)
-        self._add(segments, ahead[:ready])
-        self._text = ahead[ready:]
+        following = self._text[at:]
+        ready = len(following) if last else self._certain(following)
+        self._add(segments, following[:ready])
+        self._text = following[ready:]
         if last and self._body == CALLS:
             self._end_body(segments)
         self._begun = self._begun or bool(segments)
@@ -200,8 +200,8 @@ class Reader:
             check_size(end - at)
         except MalformedCall as error:
             self._failed, calls, reason = True, [], str(error)
-            found = self._text.find(form.close, at + len(mark)) if form.close else -1
-            end = len(self._text) if found < 0 else found + len(form.close)
+            match = self._text.find(form.close, at + len(mark)) if form.close else -1
+            end = len(self._text) if match < 0 else match + len(form.close)
             segments.append(Segment(CALLS, self._text[at:end], malformed=reason))
             return end
         segments.append(Segment(CALLS, self._text[at:end], tuple(calls)))

@@ -307,8 +307,8 @@ def run_configured(
     name: str, options: Configured, arguments: Sequence[str], wants_help: bool
 ) -> int:
     """Runs a command's function with its configuration; returns the exit status."""
-    given, file = read_arguments(arguments), options.config
-    options, settings = _spelled_out(options, given)
+    named_options, file = read_arguments(arguments), options.config
+    options, settings = _spelled_out(options, named_options)
     model = getattr(options, "model", "")
     of_run = isinstance(options, Eval) and bool(options.checkpoint) and not wants_help
     if not (options.config or model or of_run):
@@ -324,7 +324,7 @@ def run_configured(
         preset = getattr(options, PRESET, "")
         config = apply(config, {**({PRESET: preset} if preset else {}), **settings})
     elif model:
-        with _named_errors(Path(file), given) if file else contextlib.nullcontext():
+        with _named_errors(Path(file), named_options) if file else contextlib.nullcontext():
             config = config_from_options(options, settings, name)
     else:
         config = apply(config_of_run(options.checkpoint), settings)  # type: ignore[attr-defined]
@@ -361,10 +361,10 @@ def _spelled_out(options: Json, settings: JsonMapping) -> tuple[Json, JsonMappin
     if short is None:
         return options, settings
     refuse_without_model(options)
-    given = {name: value for name, value in short[0].items() if hasattr(options, name)}
-    if PRESET in given:
-        given[PRESET] = options.preset or given[PRESET]
-    return replace(options, config="", **given), {**short[1], **settings}
+    named_options = {name: value for name, value in short[0].items() if hasattr(options, name)}
+    if PRESET in named_options:
+        named_options[PRESET] = options.preset or named_options[PRESET]
+    return replace(options, config="", **named_options), {**short[1], **settings}
 
 
 def _tell_fitted(options: Json, config: RLRunConfig, settings: Collection[str]) -> None:

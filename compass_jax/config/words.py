@@ -31,10 +31,10 @@ class Words(tuple[str, ...]):
         if lists and not (len(self) == 1 and str in kinds):
             return _entries(list(self), lists[0])
         if len(self) != 1:
-            given = (
+            fault = (
                 f"has {len(self)} values, {describe_value(tuple(self))}" if self else "is missing"
             )
-            raise ConfigError(f"--{key}: its value {given}; give one after it")
+            raise ConfigError(f"--{key}: its value {fault}; give one after it")
         return _scalar(self[0], kinds)
 
 

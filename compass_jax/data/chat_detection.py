@@ -37,11 +37,11 @@ _TOOL = {
 def detect(template: str, variables: JsonMapping) -> ChatFormat:
     """Returns the format of a chat template; any_format for one without marks that are known."""
     turns = list(_turns(template, variables))
-    written = "\n".join([template, *(text for text, _ in turns)])
+    rendered_text = "\n".join([template, *(text for text, _ in turns)])
 
     def score(chat_format: ChatFormat) -> tuple[int, int]:
         points = sum(_points(chat_format, text, message) for text, message in turns)
-        return points, sum(mark in written for mark in chat_format.own_marks)
+        return points, sum(mark in rendered_text for mark in chat_format.own_marks)
 
     best = max(chat_formats().values(), key=score)
     return best if score(best)[1] else any_format()
@@ -109,5 +109,5 @@ def with_chat_format(data: D) -> D:
     """Returns the settings with the format that "auto" stands for, where a tokenizer is named."""
     if data.chat_format != AUTO or not (Path(data.tokenizer) / "tokenizer_config.json").is_file():
         return data
-    found = detected_in(data.tokenizer, dict(data.template_args), data.date)
-    return replace(data, chat_format=found.name)
+    detected = detected_in(data.tokenizer, dict(data.template_args), data.date)
+    return replace(data, chat_format=detected.name)

@@ -239,8 +239,8 @@ class Judge:
         """Resolves a ruling from the judge's reply, or with the error of the asker."""
         try:
             answer = reply.result()
-            said = any_format().read(answer.text).text  # a verdict in a thought is none
-            value = None if answer.failure else verdict(said)
+            visible_text = any_format().read(answer.text).text  # a verdict in a thought is none
+            value = None if answer.failure else verdict(visible_text)
             end = f"it ended: {answer.text[-200:].strip()!r}"
             result = Ruling(value, answer.failure or UNPARSABLE, answer.detail or end)
             if value is not None:

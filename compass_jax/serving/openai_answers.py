@@ -70,7 +70,7 @@ class Choice:
             return Piece(self._index, begin + text, logprobs, count, finish, begins=begins)
         (thought, text, calls), message = self._stream.push(text, bool(finish))
         if message is not None:
-            self._unknown_marks.warn(message.unknown)
+            self._unknown_marks.warn(message.unknown_marks)
         finish = "tool_calls" if calls and finish == "stop" else finish
         return Piece(self._index, text, logprobs, count, finish, thought, calls, begins)
 

@@ -111,16 +111,16 @@ class Guard:
             return
         if self._first is None:
             self._first = step, dict(rewards)
-        begun, first = self._first
+        start_step, first = self._first
         gains = np.array([rewards[key] - first[key] for key in first if key in rewards])
-        if step - begun < self.config.window or gains.size < MIN_EVALUATED:
+        if step - start_step < self.config.window or gains.size < MIN_EVALUATED:
             return
         low, high = self._rewards.wrong_at, self._rewards.right_at
         bound, mean = gain_bound(gains), float(np.mean(list(rewards.values())))
         if bound < STAGNANT * (high - low) and mean < high - STAGNANT * (high - low):
             self._tell(
                 "stagnant reward",
-                f"stagnant reward: from step {begun} to step {step} the mean reward of"
+                f"stagnant reward: from step {start_step} to step {step} the mean reward of"
                 f" {gains.size} held-out prompts rose by {max(bound, 0):.3g} at most, and is"
                 f" {mean:.3g}; {PAGE}",
             )

@@ -125,19 +125,19 @@ class ProgramObject:
 
     def __eq__(self, value: object) -> Any:
         """Returns whether a test's own object is this; other objects of a program equal nothing."""
-        own = self._compass
+        reference = self._compass
         if isinstance(value, ProgramObject):
-            if own.is_new and value is self:
+            if reference.is_new and value is self:
                 return True
-            if own.is_new or value._compass.is_new:
-                own.link.refuse_comparison(own.kind)
+            if reference.is_new or value._compass.is_new:
+                reference.link.refuse_comparison(reference.kind)
             return False
         kind = type(value)
         is_library = kind.__module__.partition(".")[0] not in _COMPARED
-        if is_library and own.kind == f"{kind.__module__}.{kind.__name__}":
-            own.link.refuse_comparison(own.kind)
-        if own.is_new and value is not None and kind.__module__ == "builtins":
-            own.link.refuse_comparison(own.kind)
+        if is_library and reference.kind == f"{kind.__module__}.{kind.__name__}":
+            reference.link.refuse_comparison(reference.kind)
+        if reference.is_new and value is not None and kind.__module__ == "builtins":
+            reference.link.refuse_comparison(reference.kind)
         return NotImplemented
 
     def __ne__(self, value: object) -> Any:
@@ -278,8 +278,8 @@ class Link:
         if self.failure is not None:
             raise self.failure
         codec, kwargs = self._codec(), kwargs or {}
-        own = args[0]
-        is_new = isinstance(own, ProgramClass) and own._compass.number in self._named
+        callee = args[0]
+        is_new = isinstance(callee, ProgramClass) and callee._compass.number in self._named
         message = self._message(codec, [*args], {**kwargs})
         message |= {"do": operation, "in_place": in_place, "new": is_new and operation == "call"}
         answer = self._answer(message)

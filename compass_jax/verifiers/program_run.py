@@ -169,8 +169,8 @@ def _try_without_program(
     names = tests.namespace()
     run.link.begin(names)
 
-    def objects(taken: Iterable[str]) -> JsonObject:
-        return {name: _place(run.link, name, has_errors) for name in taken}
+    def objects(names: Iterable[str]) -> JsonObject:
+        return {name: _place(run.link, name, has_errors) for name in names}
 
     called = [x for x in test.free if x in tests.under_test or x not in names.keys() | BUILTINS]
     try:

@@ -107,8 +107,8 @@ def process_fault(tree: ast.Module) -> str:
         is_patch = name == "patch" and (isinstance(node, ast.Name) or owner in ("mock", "mocker"))
         if is_patch or name in ("redirect_stdout", "redirect_stderr"):
             return f"uses {name}"
-        written = isinstance(getattr(node, "ctx", None), ast.Store)
-        if written and owner == "sys" and name in _STREAMS:
+        is_assigned = isinstance(getattr(node, "ctx", None), ast.Store)
+        if is_assigned and owner == "sys" and name in _STREAMS:
             return f"sets sys.{name}"
     return ""
 

@@ -302,4 +302,5 @@ def _names(text: str, defined: bool) -> set[str]:
 
 
 def brief(error: BaseException) -> str:
+    """Returns the class and the beginning of the message of an error."""
     return f"{type(error).__name__}: {str(error)[:300]}"

@@ -123,7 +123,7 @@ def test_a_template_s_turn_is_read_back(tokenizers, name, thinks, speaks, count)
         if count and speaks:
             assert (read.thought, read.content, read_calls(read)) == (CONTENT, "", calls)
             return
-    assert read_calls(read) == calls and not read.cut and not read.unknown
+    assert read_calls(read) == calls and not read.cut and not read.unknown_marks
     shown = speaks and not (count and name in ("mistral", "llama3_1"))
     assert content_without_calls(read).rpartition(">")[2].strip() == CONTENT * bool(shown)
     if thinks and name.startswith(("qwen3_2507_thinking", "glm")):
@@ -159,7 +159,7 @@ def test_a_rendered_turn_is_read_back(name, kind, known):
         text = text.removesuffix("\n").removesuffix(end)
     read = chat_format.read(chat_format.opened(prompt) + text)
     calls = [("weather", WEATHER), ("clock", CLOCK)][: {"answer": 0, "one": 1}.get(kind, 2)]
-    assert read_calls(read) == calls and not read.unknown and not read.cut
+    assert read_calls(read) == calls and not read.unknown_marks and not read.cut
     assert content_without_calls(read) == {"both": CONTENT, "answer": ANSWER}.get(kind, "")
     thinks = THOUGHT.split()[0] in text and kind != "calls"
     assert read.thought == (THOUGHT if thinks else "")
@@ -214,7 +214,7 @@ def test_a_documented_call_is_read(name, text, before):
     for chat_format in (find_format(name), any_format()):
         read = chat_format.read(before + text)
         assert read_calls(read) == [("weather", {"city": "Paris"})]
-        assert not read.content and read.text.strip() and not read.unknown
+        assert not read.content and read.text.strip() and not read.unknown_marks
 
 
 @pytest.mark.parametrize(("name", "text"), DOCUMENTED)
@@ -246,7 +246,7 @@ THOUGHTS = [
 def test_a_documented_thought_is_read(name, form):
     read = find_format(name).read(form.format(THOUGHT, ANSWER))
     assert (read.thought, read.content, read.text) == (THOUGHT, ANSWER, ANSWER)
-    assert not read.cut and not read.unknown
+    assert not read.cut and not read.unknown_marks
     begun = find_format(name).read(form.format(THOUGHT, "").split(THOUGHT)[0] + THOUGHT)
     assert (begun.thought, begun.content, begun.cut) == (THOUGHT, "", True)
 

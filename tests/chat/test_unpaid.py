@@ -146,7 +146,7 @@ def test_hostile_texts_are_read_in_linear_time_without_an_exception(unit):
     start = time.process_time()
     for variant in (text, text + "</think>", "<think>" + text):
         message = any_format().read(variant)
-        assert isinstance(message.calls, list) and isinstance(message.unknown, tuple)
+        assert isinstance(message.calls, list) and isinstance(message.unknown_marks, tuple)
     assert time.process_time() - start < 3
 
 

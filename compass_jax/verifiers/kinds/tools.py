@@ -89,7 +89,7 @@ def compared(
         return Verdict(right, right, right, "a tool is called where none should be" * bool(calls))
     names = Counter(call.name for call in calls) & Counter(one.name for one in expected)
     few = calls[: 2 * len(expected)]
-    complaints = [[_complaint(wanted, call, tools) for call in few] for wanted in expected]
+    complaints = [[_complaint(entry, call, tools) for call in few] for entry in expected]
     partner = _partners(complaints, ordered)
     pairs = sum(other is not None for other in partner)
     reason = ""
@@ -106,14 +106,14 @@ def compared(
     return Verdict(right, names.total() / len(expected), pairs / len(expected), reason[:400])
 
 
-def _complaint(wanted: Wanted, call: ToolCall, tools: Mapping[str, Tool]) -> str:
+def _complaint(expected_call: Wanted, call: ToolCall, tools: Mapping[str, Tool]) -> str:
     """Returns the difference of a call from a wanted one. An argument without quotes is a text
     where the reference is one.
     """
-    permitted = wanted.values.items()
+    permitted = expected_call.values.items()
     texts = [key for key, values in permitted if any(isinstance(x, str) for x in values)]
     named = by_name(call.with_texts(texts), tools.get(call.name, Tool()))
-    return wanted.complaint(call.name, named) if isinstance(named, dict) else named
+    return expected_call.complaint(call.name, named) if isinstance(named, dict) else named
 
 
 def by_name(call: ToolCall, tool: Tool) -> JsonObject | str:
