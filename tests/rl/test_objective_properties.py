@@ -57,6 +57,11 @@ CONFIGS = {
     ),
     "espo": RLConfig(objective=Espo(quantiles=(0.5, 0.8), alpha=0.05)),
 }
+# with RL-ZVP, so that uniform groups have an advantage
+CONFIGS = {
+    name: dataclasses.replace(config, zero_variance=ZeroVarianceConfig(rl_zvp=True))
+    for name, config in CONFIGS.items()
+}
 fast = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 names = pytest.mark.parametrize("name", CONFIGS)
 TOL = dict(rtol=1e-10, atol=1e-13)
