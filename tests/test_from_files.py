@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -444,6 +445,38 @@ def test_a_call_measures_the_prompts_with_the_settings_of_the_data(folder, monke
     usual, longer = configs
     assert longer.rollout.prompt_buckets[-1] >= usual.rollout.prompt_buckets[-1] + 32
     assert longer.rl.buckets[-1] == longer.rollout.prompt_buckets[-1] + 24
+
+
+def test_a_function_has_the_name_by_which_workers_get_it(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    import my_reward
+
+    assert library.reward_name(my_reward.score, "runs/x") == ("my_reward:score", "")
+
+    def score(response):
+        return 1.0
+
+    name, source = library.reward_name(score, "runs/x")
+    assert name == "runs/x/reward.py:score" and source.startswith("def score(response):")
+    with pytest.raises(ConfigError, match="a lambda cannot be written into a file"):
+        library.reward_name(lambda prompt, response: 1.0, "runs/x")
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_script_s_function_that_cannot_be_copied_is_imported_from_the_script(
+    monkeypatch, tmp_path, has_file
+):
+    main_module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main_module)
+    script = tmp_path / "script.py"
+    script.write_text("STATE = object()\ndef score(response):\n    return STATE\n")
+    exec(compile(script.read_text(), str(script), "exec"), vars(main_module))
+    if has_file:
+        main_module.__file__ = str(script)
+        assert library.reward_name(main_module.score, "runs/x") == (f"{script}:score", "")
+    else:
+        with pytest.raises(ConfigError, match="uses STATE: a object cannot be written as source"):
+            library.reward_name(main_module.score, "runs/x")
 
 
 def test_the_package_is_imported_in_an_instant():
