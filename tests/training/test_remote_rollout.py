@@ -124,11 +124,11 @@ def test_a_sampler_with_another_key_is_not_let_in(address, tmp_path, monkeypatch
 
 def test_a_sampler_of_another_version_is_refused(address, tmp_path, monkeypatch):
     config = evolve(configured("plain", tmp_path), samplers={"address": address})
-    real, calls = serve.hello, []
+    real, threads = serve.hello, []
 
-    def hello():
-        calls.append(1)
-        return real() | ({"version": "0.0.1"} if len(calls) == 1 else {})
+    def hello():  # by thread: a sampler whose first connection breaks says it again
+        threads.append(threading.get_ident())
+        return real() | ({"version": "0.0.1"} if threads[-1] == threads[0] else {})
 
     monkeypatch.setattr(serve, "hello", hello)
     with sampler(address) as first, sampler(address) as second:
