@@ -123,7 +123,8 @@ def rl_config(
     rollout = _rollout(config, buckets, answer, _usual_answer(config, training))
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
-    return apply(replace(config, rl=_rl(method, config, len(training))), settings)
+    config = apply(replace(config, rl=_rl(method, config, len(training))), settings)
+    return config if "rollout.slots" in settings else _with_useful_slots(config)
 
 
 def sft_config(
@@ -435,6 +436,20 @@ def _whole_share(rows: int, most: int) -> int:
     """
     divisor = max(n for n in range(1, most + 1) if rows % n == 0)
     return divisor if 2 * divisor >= min(most, rows) else most
+
+
+def _with_useful_slots(config: RunConfig) -> RunConfig:
+    """Returns `config` with no more slots than a step has samples in its first round, on a CPU,
+    where a token step takes as long for empty slots as for full ones.
+    """
+    if not on_cpu():
+        return config
+    slots, rl, mesh = config.rollout.slots, config.rl, config.rollout_mesh or config.mesh
+    rounds = (rl.sampling.policy.round_of(rl.sampling, i) for i in range(rl.group_size))
+    samples = rl.prompts_per_step * sum(one == 0 for one in rounds)
+    while slots >= 2 * samples and slots % (2 * mesh.devices) == 0:
+        slots //= 2
+    return replace(config, rollout=replace(config.rollout, slots=slots))
 
 
 def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:

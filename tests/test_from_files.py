@@ -147,11 +147,12 @@ def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
     assert few < many
     mesh = made_by_command(folder, "--mesh.fsdp", "1", "--mesh.replica", "2")
     assert mesh.mesh == MeshConfig(replica=2)
-    assert mesh.rollout.slots == 2 * from_files.MOST_SLOTS["cpu"]
+    # half of the slots for which the step was made: a first round has half of its samples
+    assert mesh.rollout.slots == 2 * from_files.MOST_SLOTS["cpu"] // 2
     apart = ("--mesh.fsdp", "2", "--rollout-mesh.replica", "4", "--rollout-apart", "True")
     sampling = made_by_command(folder, *apart)
     assert (sampling.mesh.devices, sampling.rollout_mesh) == (2, MeshConfig(replica=4))
-    assert sampling.rollout.slots == 4 * from_files.MOST_SLOTS["cpu"]
+    assert sampling.rollout.slots == 4 * from_files.MOST_SLOTS["cpu"] // 2
     rest = made_by_command(folder, *apart[2:])  # of eight devices
     assert rest.mesh == MeshConfig(fsdp=4) and rest.rollout_mesh == MeshConfig(replica=4)
     halves = made_by_command(folder, "--rollout-apart", "True")
@@ -165,6 +166,22 @@ def test_sizes_follow_the_user_s_mesh_slots_and_adapters(folder):
     assert pages.validate_for_rl().rollout.cache_pages == 8
     words = Train(model=str(folder / "model"), data=(str(folder / "prompts.jsonl"),))
     assert config_from_words(words, ["--seed=3"]).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [
+        ((), 32),  # screening: two of four samples first
+        (("--rl.step-policy.n0", "3"), 64),
+        (("--preset", "grpo"), 64),
+        (("--rl.prompts-per-step", "4"), 8),
+        (("--rl.prompts-per-step", "4", "--rl.group-size", "8", "--rl.step-policy", "none"), 32),
+        (("--rollout.slots", "64"), 64),
+    ],
+)
+def test_a_cpu_has_no_slots_that_a_first_round_leaves_empty(folder, changes, slots):
+    one_device = ("--mesh.fsdp", "1")
+    assert made_by_command(folder, *one_device, *changes).rollout.slots == slots
 
 
 def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
