@@ -123,7 +123,8 @@ def rl_config(
     rollout = _rollout(config, buckets, answer, _usual_answer(config, training))
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
-    config = apply(replace(config, rl=_rl(method, config, len(training))), settings)
+    config = _with_short_evaluations(replace(config, rl=_rl(method, config, len(training))))
+    config = apply(config, settings)
     return config if "rollout.slots" in settings else _with_useful_slots(config)
 
 
@@ -438,6 +439,18 @@ def _whole_share(rows: int, most: int) -> int:
     return divisor if 2 * divisor >= min(most, rows) else most
 
 
+def _with_short_evaluations(config: RunConfig) -> RunConfig:
+    """Returns `config` with at most a fourth as many answers in an evaluation between steps as the
+    steps before it have, on a CPU, where decoding takes most of the time.
+    """
+    rl, evaluation = config.rl, config.evaluation
+    if not on_cpu():
+        return config
+    answers = rl.eval_every * rl.prompts_per_step * rl.group_size // 4
+    prompts = max(answers // (evaluation.k + 1), 1)
+    return replace(config, evaluation=replace(evaluation, prompts=prompts))
+
+
 def _with_useful_slots(config: RunConfig) -> RunConfig:
     """Returns `config` with no more slots than a step has samples in its first round, on a CPU,
     where a token step takes as long for empty slots as for full ones.
@@ -463,15 +476,17 @@ def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:
     rows, updates = rl.prompts_per_step, rl.updates_per_rollout
     longest = rollout.prompt_buckets[-1] + rollout.max_new_tokens
     buckets: tuple[int, ...] = (longest,)
-    if not on_cpu():
+    if not on_cpu() or _parameters(config.model) > MANY_PARAMETERS:
         ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
     rate = default_rate(_parameters(config.model), config.lora.acts)
     optim = replace(rl.optim, learning_rate=rate)
     rl = replace(rl, buckets=buckets, save_every=10, eval_every=10, optim=optim)
-    # a CPU compiles each shape of a micro-batch longer than it saves: one divides an update's rows
-    update = max(1, rl.group_size * rows // updates // config.mesh.devices) if on_cpu() else 0
-    return replace(rl, micro_batch_tokens=_micro_batch(config, rl, update))
+    # A CPU compiles each shape of a small model's micro-batch longer than it saves: one divides an
+    # update's rows.
+    update = max(1, rl.group_size * rows // updates // config.mesh.devices)
+    share = update if len(buckets) == 1 else 0
+    return replace(rl, micro_batch_tokens=_micro_batch(config, rl, share))
 
 
 def _round_up(tokens: int) -> int:

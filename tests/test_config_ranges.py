@@ -71,6 +71,7 @@ MEANT = {
         "rewards.judge",
         "rewards.smallest_gap",
         "rewards.conversation_s",
+        "evaluation.prompts",
         "evaluation.start_prompts",
         "rl.step_policy",
         "rl.drafts",

@@ -184,6 +184,13 @@ def test_a_cpu_has_no_slots_that_a_first_round_leaves_empty(folder, changes, slo
     assert made_by_command(folder, *one_device, *changes).rollout.slots == slots
 
 
+def test_an_evaluation_between_steps_costs_a_fourth_of_them_on_a_cpu(folder):
+    config = made_by_command(folder, "--mesh.fsdp", "1")
+    answers = config.evaluation.prompts * (config.evaluation.k + 1)
+    assert answers == 160 == config.rl.eval_every * 16 * 4 // 4  # 10 steps of 64 answers
+    assert made_by_command(folder, "--evaluation.prompts", "7").evaluation.prompts == 7
+
+
 def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
     rows = [{"q": f"{n} + 1?", "a": str(n + 1)} for n in range(20)]
     (folder / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -237,8 +244,9 @@ def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch)
 
 
 def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, monkeypatch):
-    """A micro-batch has half of the tokens, and the logits of one chunk fit a limit: the chunk is
-    the largest power of two of tokens that does.
+    """A micro-batch has half of the tokens, in one of three lengths, because padding takes longer
+    than to compile; and the logits of one chunk fit a limit: the chunk is the largest power of two
+    of tokens that does.
     """
     monkeypatch.setattr(from_files, "_mesh", lambda model, count: MeshConfig())
     usual = config_from(folder, settings={"rollout.max_new_tokens": 128})
@@ -249,9 +257,10 @@ def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, 
     large = config_from(folder, settings={"rollout.max_new_tokens": 128})
     rl, longest = usual.rl, usual.rl.buckets[-1]
     rows = rl.prompts_per_step * rl.group_size // rl.updates_per_rollout
-    for tokens, run in ((1024, usual), (512, large)):
-        shared = _whole_share(rows, tokens // longest)
-        assert run.rl.micro_batch_tokens == shared * longest
+    assert rl.micro_batch_tokens == _whole_share(rows, 1024 // longest) * longest
+    assert large.rl.micro_batch_tokens == 512 // longest * longest
+    assert rl.buckets == (longest,)
+    assert large.rl.buckets == (longest - 96, longest - 64, longest)
     assert large.rl.micro_batch_tokens < rl.micro_batch_tokens
     assert large.compute.logprob_chunk == 512
     monkeypatch.setattr(from_files, "MOST_LOGITS_CPU", vocabulary)

@@ -388,6 +388,10 @@ class EvalConfig(Section):
     """Numbers of further steps after which RL evaluates, beside rl.eval_every and the end."""
     start: bool = True
     """Evaluate the weights before the first step of RL too, as the start value of a gain."""
+    prompts: Count | None = None
+    """Maximum number of prompts of each set in evaluations between steps of RL; none: all. The last
+    evaluation has all.
+    """
     start_prompts: Count | None = None
     """Maximum number of prompts of each set before the first step of RL; none: so few that they
     have at most as many answers as two steps.

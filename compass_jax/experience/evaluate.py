@@ -208,12 +208,20 @@ def start_sets(sets: Sequence[PromptSet], config: RLRunConfig) -> list[PromptSet
     if most is None:
         of_steps = START_STEPS * config.rl.prompts_per_step * config.rl.group_size
         share = min(of_steps / max(count_answers(sets), 1), 1.0)
-    chosen = []
-    for one in sets:
-        count = min(len(one.prompts), most) if most else max(int(len(one.prompts) * share), 1)
-        places = [i * len(one.prompts) // count for i in range(count)]
-        chosen.append(one._replace(prompts=[one.prompts[i] for i in places]))
-    return chosen
+    return [_evenly(one, most or max(int(len(one.prompts) * share), 1)) for one in sets]
+
+
+def interim_sets(sets: Sequence[PromptSet], config: RLRunConfig) -> list[PromptSet]:
+    """Returns the sets that are evaluated between steps: at most evaluation.prompts of each, evenly
+    chosen.
+    """
+    return [_evenly(one, config.evaluation.prompts or len(one.prompts)) for one in sets]
+
+
+def _evenly(one: PromptSet, most: int) -> PromptSet:
+    count = min(len(one.prompts), most)
+    places = [i * len(one.prompts) // count for i in range(count)]
+    return one._replace(prompts=[one.prompts[i] for i in places])
 
 
 def _evaluation(results: dict[str, SetResult], warning: str, k: int, right_at: float) -> Evaluation:

@@ -54,6 +54,7 @@ MAY_CHANGE = frozenset(
         *(f"rl.guard.{name}" for name in ("window", "false_alarms", "action")),
         "evaluation.at",
         "evaluation.start",
+        "evaluation.prompts",
         "evaluation.start_prompts",
         "sft.steps",
         "sft.save_every",

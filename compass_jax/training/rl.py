@@ -19,7 +19,7 @@ from compass_jax.data.prompts import PromptSet
 from compass_jax.distributed import all_gather_bytes, is_main_process
 from compass_jax.errors import STRICT
 from compass_jax.experience.accuracy import Evaluation
-from compass_jax.experience.evaluate import start_sets
+from compass_jax.experience.evaluate import count_answers, interim_sets, start_sets
 from compass_jax.experience.evaluated import answer_rows, write_evaluation
 from compass_jax.records import Group
 from compass_jax.rewards.detect import notice
@@ -215,7 +215,7 @@ def _run_steps(
         due = step in config.evaluation.at or (every and step % every == 0)
         if trainer.evaluated and due:
             try:
-                evaluated = _evaluate(trainer, trainer.evaluated)
+                evaluated = _evaluate(trainer, interim_sets(trainer.evaluated, config))
             except VerifierError:
                 # The step is complete: only its evaluation failed.
                 telemetry.log(step, metrics)
@@ -288,11 +288,12 @@ def _act_on_parting(trainer: RLTrainer, telemetry: Telemetry) -> None:
 
 @dataclass(frozen=True)
 class _Evaluated:
-    """An evaluation of the weights after `step` steps, with its answers."""
+    """An evaluation of the weights after `step` steps, with its answers; `whole`: of all prompts."""
 
     step: int
     result: Evaluation
     rows: list[JsonObject]
+    whole: bool
 
     def rewards(self) -> dict[str, float]:
         """Returns the mean reward of the sampled answers to each held-out prompt, by its id."""
@@ -311,7 +312,7 @@ def _last_evaluation(
     weights. The run directory keeps its metrics, and its answers for `compass show` and `compass
     compare`.
     """
-    if latest is None or latest.step != trainer.done_steps or not trainer.done_steps:
+    if latest is None or not latest.whole or latest.step != trainer.done_steps:
         latest = _evaluate(trainer, trainer.evaluated)
         telemetry.note(latest.result.line())
     _keep_evaluation(trainer, latest, EVALUATION_FOLDER)
@@ -335,8 +336,8 @@ def _start_in_words(sets: Sequence[PromptSet], result: Evaluation) -> str:
     if not parts:
         return ""
     return (
-        f"  that is {', '.join(parts)}, so that training begins soon; later evaluations have all"
-        " of them; evaluation.start_prompts sets the number"
+        f"  that is {', '.join(parts)}, so that training begins soon; the last evaluation has"
+        " all of them; evaluation.start_prompts sets the number"
     )
 
 
@@ -347,7 +348,8 @@ def _evaluate(trainer: RLTrainer, sets: Sequence[PromptSet], warns: bool = True)
     def keep(set_name: str, groups: list[Group]) -> None:
         rows.extend(answer_rows(set_name, groups, trainer.collect.turns.response))
 
-    return _Evaluated(trainer.done_steps, trainer.evaluate(sets, keep, warns), rows)
+    whole = count_answers(sets) == count_answers(trainer.evaluated)
+    return _Evaluated(trainer.done_steps, trainer.evaluate(sets, keep, warns), rows, whole)
 
 
 def _keep_evaluation(trainer: RLTrainer, evaluated: _Evaluated, name: str) -> None:
