@@ -17,7 +17,7 @@ from compass_jax.training.stops import never_stop
 class Trainer:
     """A trainer of two steps that records its evaluations; its other parts do nothing."""
 
-    evaluated = [PromptSet("heldout", ["a", "b", "c"], 1, 1.0)]
+    evaluated = (PromptSet("heldout", ["a", "b", "c"], 1, 1.0),)
     interrupted, histograms = False, None
     stage = SimpleNamespace(end=2)
     collect = SimpleNamespace(turns=SimpleNamespace(response=str))
