@@ -178,7 +178,9 @@ def train(
         The lines before the first step, and the seconds from the start to the end of the first
         step; the run is in folder/run.
     """
-    words = ["--model", model, "--data", f"{task}.jsonl", "--reward", f"{task}.py:score"]
+    # by their whole paths, because the evaluation runs in another folder
+    data, reward = folder / f"{task}.jsonl", f"{folder / task}.py:score"
+    words = ["--model", model, "--data", str(data), "--reward", reward]
     words += ["--run-dir", "run", *settings]
     if seconds is None:
         words += ["--rl.steps", "1", "--evaluation.start", "False", "--data.eval-prompts", "0"]
