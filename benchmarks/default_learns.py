@@ -203,6 +203,7 @@ def train(
     text = (folder / "screen.txt").read_text()
     if process.returncode not in (0, 143):
         raise RuntimeError(f"compass train ended with {process.returncode}: {text[-2000:]}")
+    text = text.replace(str(folder), ".").replace(model, Path(model).name)
     return {"first_step_s": round(first, 1), "screen": text.splitlines()[:30]}
 
 
