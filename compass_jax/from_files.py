@@ -123,9 +123,12 @@ def rl_config(
     rollout = _rollout(config, buckets, answer, _usual_answer(config, training))
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
-    config = _with_short_evaluations(replace(config, rl=_rl(method, config, len(training))))
-    config = apply(config, settings)
-    return config if "rollout.slots" in settings else _with_useful_slots(config)
+    rl, measured = _rl(method, config, len(training)), config.evaluation
+    measured = replace(measured, prompts=_interim_prompts(rl, measured.k + 1))
+    config = apply(replace(config, rl=rl, evaluation=measured), settings)
+    if "rollout.slots" in settings:
+        return config
+    return replace(config, rollout=_with_useful_slots(config, config.rl))
 
 
 def sft_config(
@@ -439,30 +442,28 @@ def _whole_share(rows: int, most: int) -> int:
     return divisor if 2 * divisor >= min(most, rows) else most
 
 
-def _with_short_evaluations(config: RunConfig) -> RunConfig:
-    """Returns `config` with at most a fourth as many answers in an evaluation between steps as the
-    steps before it have, on a CPU, where decoding takes most of the time.
+def _interim_prompts(rl: RLConfig, samples: int) -> int | None:
+    """Returns the prompts of an evaluation between steps: on a CPU, where decoding takes most of
+    the time, so few that it has at most a fourth as many answers as the steps before it.
+
+    samples: of each prompt, greedy one included.
     """
-    rl, evaluation = config.rl, config.evaluation
-    if not on_cpu():
-        return config
     answers = rl.eval_every * rl.prompts_per_step * rl.group_size // 4
-    prompts = max(answers // (evaluation.k + 1), 1)
-    return replace(config, evaluation=replace(evaluation, prompts=prompts))
+    return max(answers // samples, 1) if on_cpu() else None
 
 
-def _with_useful_slots(config: RunConfig) -> RunConfig:
-    """Returns `config` with no more slots than a step has samples in its first round, on a CPU,
-    where a token step takes as long for empty slots as for full ones.
+def _with_useful_slots(config: PolicyConfig, rl: RLConfig) -> RolloutConfig:
+    """Returns the rollout's settings, on a CPU with no more slots than a step has samples in its
+    first round: a token step takes as long for empty slots as for full ones.
     """
     if not on_cpu():
-        return config
-    slots, rl, mesh = config.rollout.slots, config.rl, config.rollout_mesh or config.mesh
+        return config.rollout
+    slots, mesh = config.rollout.slots, config.rollout_mesh or config.mesh
     rounds = (rl.sampling.policy.round_of(rl.sampling, i) for i in range(rl.group_size))
     samples = rl.prompts_per_step * sum(one == 0 for one in rounds)
     while slots >= 2 * samples and slots % (2 * mesh.devices) == 0:
         slots //= 2
-    return replace(config, rollout=replace(config.rollout, slots=slots))
+    return replace(config.rollout, slots=slots)
 
 
 def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:

@@ -288,12 +288,12 @@ def _act_on_parting(trainer: RLTrainer, telemetry: Telemetry) -> None:
 
 @dataclass(frozen=True)
 class _Evaluated:
-    """An evaluation of the weights after `step` steps, with its answers. whole: of all prompts."""
+    """An evaluation of the weights after `step` steps, and its answers. complete: of all prompts."""
 
     step: int
     result: Evaluation
     rows: list[JsonObject]
-    whole: bool
+    complete: bool
 
     def rewards(self) -> dict[str, float]:
         """Returns the mean reward of the sampled answers to each held-out prompt, by its id."""
@@ -312,7 +312,7 @@ def _last_evaluation(
     weights. The run directory keeps its metrics, and its answers for `compass show` and `compass
     compare`.
     """
-    if latest is None or not latest.whole or latest.step != trainer.done_steps:
+    if latest is None or not latest.complete or latest.step != trainer.done_steps:
         latest = _evaluate(trainer, trainer.evaluated)
         telemetry.note(latest.result.line())
     _keep_evaluation(trainer, latest, EVALUATION_FOLDER)
@@ -348,8 +348,8 @@ def _evaluate(trainer: RLTrainer, sets: Sequence[PromptSet], warns: bool = True)
     def keep(set_name: str, groups: list[Group]) -> None:
         rows.extend(answer_rows(set_name, groups, trainer.collect.turns.response))
 
-    whole = count_answers(sets) == count_answers(trainer.evaluated)
-    return _Evaluated(trainer.done_steps, trainer.evaluate(sets, keep, warns), rows, whole)
+    complete = count_answers(sets) == count_answers(trainer.evaluated)
+    return _Evaluated(trainer.done_steps, trainer.evaluate(sets, keep, warns), rows, complete)
 
 
 def _keep_evaluation(trainer: RLTrainer, evaluated: _Evaluated, name: str) -> None:
