@@ -288,7 +288,7 @@ def _act_on_parting(trainer: RLTrainer, telemetry: Telemetry) -> None:
 
 @dataclass(frozen=True)
 class _Evaluated:
-    """An evaluation of the weights after `step` steps, and its answers. complete: of all prompts."""
+    """An evaluation of the weights after `step` steps. complete: of all prompts."""
 
     step: int
     result: Evaluation
