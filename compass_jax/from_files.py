@@ -73,6 +73,8 @@ MOST_SLOTS_ELSEWHERE = 512
 MICRO_BATCH_TOKENS, MANY_PARAMETERS = {"cpu": 1024}, 50_000_000
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
 MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32
+# On a CPU an evaluation between steps has the answers of the steps before it, divided by this.
+INTERIM_SHARE = 4
 ROUNDED_TO = 16  # bucket lengths are multiples of this number of tokens
 # Settings by which the data is measured and sizes are chosen.
 _MESHES = ("mesh", "rollout_mesh", "rollout_apart", "samplers")
@@ -123,12 +125,15 @@ def rl_config(
     rollout = _rollout(config, buckets, answer, _usual_answer(config, training))
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
-    rl, measured = _rl(method, config, len(training)), config.evaluation
-    measured = replace(measured, prompts=_interim_prompts(rl, measured.k + 1))
-    config = apply(replace(config, rl=rl, evaluation=measured), settings)
-    if "rollout.slots" in settings:
-        return config
-    return replace(config, rollout=_with_useful_slots(config, config.rl))
+    config = apply(replace(config, rl=_rl(method, config, len(training))), settings)
+    # sized by the steps that the user's settings make
+    if "rollout.slots" not in settings:
+        slots = _useful_slots(config, config.rl)
+        config = replace(config, rollout=replace(config.rollout, slots=slots))
+    if "evaluation.prompts" not in settings:
+        interim = _interim_prompts(config.rl, config.evaluation.k + 1)
+        config = replace(config, evaluation=replace(config.evaluation, prompts=interim))
+    return config
 
 
 def sft_config(
@@ -442,28 +447,26 @@ def _whole_share(rows: int, most: int) -> int:
     return divisor if 2 * divisor >= min(most, rows) else most
 
 
-def _interim_prompts(rl: RLConfig, samples: int) -> int | None:
-    """Returns the prompts of an evaluation between steps: on a CPU, where decoding takes most of
-    the time, so few that it has at most a fourth as many answers as the steps before it.
+def _interim_prompts(rl: RLConfig, answers: int) -> int | None:
+    """Returns the default of evaluation.prompts: on a CPU so many that an evaluation between steps
+    has at most 1 / INTERIM_SHARE of the answers of the steps before it; None: all.
 
-    samples: of each prompt, greedy one included.
+    answers: to each prompt, the greedy one included.
     """
-    answers = rl.eval_every * rl.prompts_per_step * rl.group_size // 4
-    return max(answers // samples, 1) if on_cpu() else None
+    sampled = rl.eval_every * rl.prompts_per_step * rl.group_size
+    return max(sampled // INTERIM_SHARE // answers, 1) if on_cpu() and sampled else None
 
 
-def _with_useful_slots(config: PolicyConfig, rl: RLConfig) -> RolloutConfig:
-    """Returns the rollout's settings, on a CPU with no more slots than a step has samples in its
-    first round: a token step takes as long for empty slots as for full ones.
+def _useful_slots(config: PolicyConfig, rl: RLConfig) -> int:
+    """Returns the slots, on a CPU no more than a step has samples in its first round: a token step
+    takes as long for empty slots as for full ones.
     """
-    if not on_cpu():
-        return config.rollout
     slots, mesh = config.rollout.slots, config.rollout_mesh or config.mesh
-    rounds = (rl.sampling.policy.round_of(rl.sampling, i) for i in range(rl.group_size))
-    samples = rl.prompts_per_step * sum(one == 0 for one in rounds)
-    while slots >= 2 * samples and slots % (2 * mesh.devices) == 0:
+    rounds = [rl.sampling.policy.round_of(rl.sampling, i) for i in range(rl.group_size)]
+    samples = rl.prompts_per_step * rounds.count(0)
+    while on_cpu() and slots >= 2 * samples and slots % (2 * mesh.devices) == 0:
         slots //= 2
-    return replace(config.rollout, slots=slots)
+    return slots
 
 
 def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:

@@ -118,7 +118,7 @@ RATES = (
     # all weights: measured with configs/mostly_hard_cpu.py (docs/measurements.md); adapters: not
     # measured, ten times as much by docs/howto/lora.md
     (50_000_000, 1.5e-4, 1.5e-3),
-    # all weights: SmolLM2-135M on one task, no other rate beside it
+    # all weights: SmolLM2-135M on one task, the only rate that was run
     # (benchmarks/results/default_learns.jsonl); adapters: the same, of rank 16
     # (docs/howto/smollm2.md)
     (1_000_000_000, 3e-5, 5e-4),

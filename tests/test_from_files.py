@@ -189,6 +189,10 @@ def test_an_evaluation_between_steps_costs_a_fourth_of_them_on_a_cpu(folder):
     answers = config.evaluation.prompts * (config.evaluation.k + 1)
     assert answers == 160 == config.rl.eval_every * 16 * 4 // 4  # 10 steps of 64 answers
     assert made_by_command(folder, "--evaluation.prompts", "7").evaluation.prompts == 7
+    often = made_by_command(folder, "--mesh.fsdp", "1", "--rl.eval-every", "5").evaluation
+    assert often.prompts * (often.k + 1) == 80
+    at_the_end = made_by_command(folder, "--rl.eval-every", "0", "--evaluation.at", "3")
+    assert at_the_end.evaluation.prompts is None
 
 
 def test_columns_of_ones_own_are_named_before_the_files_are_read(folder):
