@@ -1,6 +1,6 @@
 """Whether a pretrained model learns from the command that a user types first, in 45 minutes.
 
-    python -m benchmarks.default_learns --model FOLDER [--tasks problems count] [--minutes 45]
+    python -m benchmarks.default_learns --model FOLDER [--tasks review short] [--minutes 45]
                                         [--name default] [--set rl.optim.learning_rate=1e-5 ...]
                                         [--cores 0-1] [--out runs/default_learns]
                                         [--results benchmarks/results/default_learns.jsonl]
@@ -45,33 +45,19 @@ from compass_jax.weights.checkpoint import latest
 
 PROMPTS = 1200
 NAMES = "Anna Ben Carla David Emma Felix Grace Henry Ivy Jack Kate Leo Mia Noah Olivia Paul".split()
-THINGS = "apples books pencils marbles stickers coins cards shells stamps cookies".split()
 TOPICS = (
     "the sea, a dog, winter, a train, music, the moon, bread, a river, a garden, rain, a teacher,"
     " the desert, a bridge, tea, a castle, football, a library, snow, the market, a horse, a clock,"
     " the forest, an island, a kitchen, the sun, a bicycle, stars, a storm, a painter, a village"
 ).split(", ")
-WORDS = (
-    "apple banana window garden bottle pencil orange silver yellow summer coffee butter letter"
-    " planet rocket candle mirror basket camera carpet castle circle dinner doctor engine farmer"
-    " finger flower friend guitar hammer island jacket kitchen ladder lemon magnet monkey morning"
-    " needle office palace pepper pillow pocket potato prince rabbit river saddle school shadow"
-    " singer spider square string sugar tailor temple tiger tunnel turtle valley village violin"
-).split()
 
 
-def problem(rng: random.Random) -> tuple[str, str]:
-    """Returns a word problem of one operation on small numbers, and its answer."""
-    first, second = rng.sample(NAMES, 2)
-    things = rng.choice(THINGS)
-    x, y = rng.randint(2, 12), rng.randint(2, 9)
-    texts = (
-        (f"{first} has {x} {things} and buys {y} more. How many does {first} have now?", x + y),
-        (f"{first} has {x + y} {things} and gives {y} to {second}. How many are left?", x),
-        (f"{first} has {x} {things}. {second} has {y} more. How many has {second}?", x + y),
-    )
-    text, answer = rng.choice(texts)
-    return f"{text} Answer with the number alone.", str(answer)
+def age(rng: random.Random) -> tuple[str, str]:
+    """Returns the ages of two people and a question about one of them, and the answer."""
+    people, ages = rng.sample(NAMES, 2), rng.sample(range(5, 90), 2)
+    asked = rng.choice((0, 1))
+    told = " and ".join(f"{who} is {years} years old" for who, years in zip(people, ages))
+    return f"{told}. How old is {people[asked]}?", str(ages[asked])
 
 
 def review(rng: random.Random) -> tuple[str, str]:
@@ -82,25 +68,19 @@ def review(rng: random.Random) -> tuple[str, str]:
     return f"Is this review positive or negative? {text} Answer with one word.", kind
 
 
-def count(rng: random.Random) -> tuple[str, str]:
-    """Returns a request for a sentence of some words, and their number."""
-    topic, words = rng.choice(TOPICS), rng.randint(4, 12)
+def short(rng: random.Random) -> tuple[str, str]:
+    """Returns a request for few words, and their largest number."""
+    topic, words = rng.choice(TOPICS), rng.randint(5, 15)
     form = rng.choice(
         (
-            "Write a sentence about {} with exactly {} words.",
-            "Describe {} in exactly {} words.",
-            "Tell me about {}. Use exactly {} words.",
-            "Say something about {} in one sentence of {} words.",
-            "Give me one line about {} that has {} words.",
+            "Describe {} in at most {} words.",
+            "Tell me about {} in no more than {} words.",
+            "Say something about {}. Use {} words or less.",
+            "What is special about {}? Answer in {} words or fewer.",
+            "Write a line about {} that has at most {} words.",
         )
     )
     return form.format(topic, words), str(words)
-
-
-def sort(rng: random.Random) -> tuple[str, str]:
-    """Returns words to sort, and the sorted words."""
-    words = rng.sample(WORDS, rng.randint(2, 4))
-    return f"Sort these words alphabetically: {', '.join(words)}", ", ".join(sorted(words))
 
 
 PRODUCTS = "phone laptop lamp chair blanket kettle camera backpack jacket printer radio".split()
@@ -124,20 +104,10 @@ def score(response, answer):
     numbers = re.findall(r"-?\\d+(?:,\\d{3})*", response)
     return float(bool(numbers) and numbers[-1].replace(",", "") == answer)
 '''
-WORD_COUNT = '''def score(response, answer):
-    """1 for a single line of exactly as many words as the row asks for."""
+FEW_WORDS = '''def score(response, answer):
+    """1 for a single line of at least three words and at most as many as the row asks for."""
     lines = response.strip().splitlines()
-    return float(len(lines) == 1 and len(lines[0].split()) == int(answer))
-'''
-LAST_WORDS = '''import re
-
-
-def score(response, answer):
-    """1 where the last line ends with the words of the answer, in its order."""
-    lines = response.strip().lower().splitlines()
-    words = re.findall(r"[a-z]+", lines[-1]) if lines else []
-    expected = answer.split(", ")
-    return float(words[-len(expected) :] == expected)
+    return float(len(lines) == 1 and 3 <= len(lines[0].split()) <= int(answer))
 '''
 FIRST_WORD = '''import re
 
@@ -148,10 +118,9 @@ def score(response, answer):
     return float(set(words) == {answer})
 '''
 TASKS: dict[str, tuple[Callable[[random.Random], tuple[str, str]], str]] = {
-    "problems": (problem, LAST_NUMBER),
-    "count": (count, WORD_COUNT),
-    "sort": (sort, LAST_WORDS),
     "review": (review, FIRST_WORD),
+    "short": (short, FEW_WORDS),
+    "age": (age, LAST_NUMBER),
 }
 
 
@@ -183,7 +152,7 @@ def train(
     words = ["--model", model, "--data", str(data), "--reward", reward]
     words += ["--run-dir", "run", *settings]
     if seconds is None:
-        words += ["--rl.steps", "1", "--evaluation.start", "False", "--data.eval-prompts", "0"]
+        words += ["--rl.steps", "1", "--data.eval-prompts", "8"]
     began = time.monotonic()
     with open(folder / "screen.txt", "w") as screen:
         process = subprocess.Popen(

@@ -9,12 +9,11 @@ import pytest
 from benchmarks import default_learns
 
 RESPONSES = {
-    "problems": ("3 + 4 = 7.", "It was 7 and now it is 8."),
-    "count": ("A dog ran very far away today.", "A dog ran\nvery far away today."),
     "review": ("It is positive.", "Positive, not negative"),
-    "sort": ("Sorted:\napple, banana, river", "apple, river, banana"),
+    "short": ("A dog ran far away.", "A dog ran very far away from here."),
+    "age": ("Anna is 7, as Ben says.", "Anna is 7 and Ben is 8."),
 }
-ANSWERS = {"problems": "7", "count": "7", "sort": "apple, banana, river", "review": "positive"}
+ANSWERS = {"review": "positive", "short": "6", "age": "7"}
 
 
 @pytest.mark.parametrize("task", default_learns.TASKS)
@@ -28,13 +27,14 @@ def test_a_task_has_1200_different_prompts_and_a_reward_that_reads_the_answer(ta
     assert score("", ANSWERS[task]) == 0.0
 
 
-def test_problems_have_the_answers_of_their_sentences():
-    """Reads the numbers of each sentence back and computes its answer by its words."""
+def test_questions_of_ages_have_the_answers_of_their_sentences():
+    """Reads each sentence back by its words."""
     rng = default_learns.random.Random(1)
     for _ in range(200):
-        text, answer = default_learns.problem(rng)
-        x, y = (int(n) for n in default_learns.re.findall(r"\d+", text))
-        assert int(answer) == (x - y if "gives" in text else x + y), text
+        text, answer = default_learns.age(rng)
+        told = dict(default_learns.re.findall(r"(\w+) is (\d+) years", text))
+        (asked,) = default_learns.re.findall(r"How old is (\w+)\?", text)
+        assert told[asked] == answer, text
 
 
 def test_a_setting_without_a_value_is_refused():

@@ -50,7 +50,7 @@ _OWN = re.compile(r"(\S{2,40}?)\s*\.\.\.\s*(\S{2,40})")
 _NAMED = r"(?:think|thought|reason|scratchpad|tool|function|invoke|action|channel|plugin)"
 _MARK = re.compile(
     r"<\|[\w:.-]{1,40}\|?>|<[\w:.-]{1,40}\|>|</?｜[^<>\s]{1,40}｜[^<>\n]{0,60}>"
-    rf"|\[/?[A-Z_]{{0,20}}(?:THINK|TOOL|CALL|ARGS)[A-Z_]{{0,20}}\]"
+    r"|(?-i:\[/?(?:[A-Z]{1,20}_)?(?:THINK|TOOL|CALL|ARG)(?:ING|S)?(?:_[A-Z]{1,20})?\])"
     rf"|</?(?:[\w-]{{1,20}}:)?{_NAMED}\w{{0,20}}(?:[_-]calls?)?(?::\w{{1,20}})?>",
     re.IGNORECASE,
 )

@@ -394,5 +394,5 @@ class EvalConfig(Section):
     """
     start_prompts: Count | None = None
     """Maximum number of prompts of each set before the first step of RL; none: so few that they
-    have at most as many answers as two steps.
+    have at most as many answers as a step.
     """

@@ -143,7 +143,6 @@ def evaluation_uses(config: EvalRunConfig) -> list[EngineWorkload]:
 
 Keep = Callable[[str, list[Group]], None]
 Progress = Callable[[int, int], None]  # of (answers that are generated, all answers)
-START_STEPS = 2  # steps that have as many answers as the evaluation before the first one
 
 
 def evaluate(
@@ -201,13 +200,12 @@ def count_answers(sets: Sequence[PromptSet]) -> int:
 
 def start_sets(sets: Sequence[PromptSet], config: RLRunConfig) -> list[PromptSet]:
     """Returns the sets that are evaluated before the first step: evenly chosen prompts of each, at
-    most evaluation.start_prompts, or so few that decoding takes about as long as START_STEPS steps.
-    The time of decoding is proportional to the number of answers.
+    most evaluation.start_prompts, or so few that they have at most the answers of a step.
     """
     share, most = 1.0, config.evaluation.start_prompts
     if most is None:
-        of_steps = START_STEPS * config.rl.prompts_per_step * config.rl.group_size
-        share = min(of_steps / max(count_answers(sets), 1), 1.0)
+        of_step = config.rl.prompts_per_step * config.rl.group_size
+        share = min(of_step / max(count_answers(sets), 1), 1.0)
     return [_evenly(one, most or max(int(len(one.prompts) * share), 1)) for one in sets]
 
 

@@ -183,6 +183,11 @@ def test_marks_of_an_unknown_form_are_said_once_a_run(caplog):
     assert "data.chat_format" in caplog.text
 
 
+@pytest.mark.parametrize("text", ["[antithetically]", "f[args]", "[called]", "[RECALL]", "<a> <b>"])
+def test_a_word_in_brackets_is_no_mark(text):
+    assert not find_format("hermes").read(text).unknown_marks
+
+
 def test_a_scorer_says_unknown_marks_once(caplog):
     data = DataConfig(sources=(FileSource("rows.jsonl"),), chat_format="hermes")
     prompt = Prompt(0, 0, "", "q", np.zeros(1, np.int32), "4", encode_row({"answer": "4"}))
