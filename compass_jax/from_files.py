@@ -63,14 +63,18 @@ LONGEST_ANSWER_ELSEWHERE = 8192
 # On a CPU, where answers that run on take most of a step, the default is ANSWER_FACTOR times the
 # tokens within which ANSWER_SHARE of the questions and of the references lie: a worked solution
 # is about twice as long as its question (GSM8K).
-ANSWER_FACTOR, ANSWER_SHARE, SHORTEST_ANSWER = 2, 0.95, 96
+ANSWER_FACTOR, ANSWER_SHARE, SHORTEST_ANSWER = 2, 0.95, 64
 CACHE_LENGTHS = {"cpu": 2}  # few: a small model compiles longer than it decodes
 CACHE_LENGTHS_ELSEWHERE = 8
 MOST_SLOTS = {"cpu": 64}
 MOST_SLOTS_ELSEWHERE = 512
 # Maximum; others: 16,384. On a CPU twice as many save 3% of a step of a small model and need a
-# fifth more memory; above MANY_PARAMETERS half as many are faster (docs/measurements.md).
-MICRO_BATCH_TOKENS, MANY_PARAMETERS = {"cpu": 1024}, 50_000_000
+# fifth more memory.
+MICRO_BATCH_TOKENS = {"cpu": 1024}
+# On a CPU, above MANY_PARAMETERS, half as many tokens of a micro-batch are faster
+# (docs/measurements.md), and of half as many slots, which a step's samples fill, a step takes about
+# a minute on two cores.
+MANY_PARAMETERS = 50_000_000
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
 MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32
 # On a CPU an evaluation between steps has the answers of the steps before it, divided by this.
@@ -357,6 +361,11 @@ def _parameters(model: ModelConfig) -> int:
     return sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(model, "float32")))
 
 
+def _large_on_cpu(model: ModelConfig) -> int:
+    """Returns the divisor of sizes on a CPU for a model above MANY_PARAMETERS; 1 otherwise."""
+    return 2 if on_cpu() and _parameters(model) > MANY_PARAMETERS else 1
+
+
 def _compute(model: ModelConfig) -> ComputeConfig:
     """Returns bfloat16 on accelerators, remat for large and a scan for deep models, and few tokens
     whose logits exist at once where the vocabulary is large.
@@ -420,7 +429,7 @@ def _rollout(
     rollout = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
     token = model.layers * model.cache_width * _cache_width(config.compute)
     cache_bytes = CACHE_SHARE * _free_bytes(config)
-    max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE)
+    max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) // _large_on_cpu(model)
     slots = min(max(int(cache_bytes / (token * rollout.max_length)), 1), max_slots)
     return replace(rollout, slots=mesh.devices * 2 ** int(math.log2(slots)))
 
@@ -430,9 +439,8 @@ def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig, rows: int
     rows of a device that micro-batches of one shape are to share; 0: any.
     """
     longest, mesh = training.longest_row, config.mesh
-    most = MICRO_BATCH_TOKENS.get(jax.devices()[0].platform, 16_384)
-    if on_cpu() and _parameters(config.model) > MANY_PARAMETERS:
-        most //= 2
+    platform = jax.devices()[0].platform
+    most = MICRO_BATCH_TOKENS.get(platform, 16_384) // _large_on_cpu(config.model)
     max_rows = max(most // longest, 1)
     if rows:
         max_rows = _whole_share(rows, max_rows)
@@ -480,7 +488,7 @@ def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:
     rows, updates = rl.prompts_per_step, rl.updates_per_rollout
     longest = rollout.prompt_buckets[-1] + rollout.max_new_tokens
     buckets: tuple[int, ...] = (longest,)
-    if not on_cpu() or _parameters(config.model) > MANY_PARAMETERS:
+    if not on_cpu() or _large_on_cpu(config.model) > 1:
         ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
     rate = default_rate(_parameters(config.model), config.lora.acts)
