@@ -247,10 +247,12 @@ def test_an_update_on_a_cpu_is_cut_into_equal_micro_batches(folder, monkeypatch)
     assert 1 < size < rows and rows % size == 0
 
 
-def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, monkeypatch):
-    """A micro-batch has half of the tokens, in one of three lengths, because padding takes longer
-    than to compile; and the logits of one chunk fit a limit: the chunk is the largest power of two
-    of tokens that does.
+def test_a_large_model_on_a_cpu_gets_small_steps_and_micro_batches_and_few_logits(
+    folder, monkeypatch
+):
+    """A step has half of the prompts, and a first round half of the slots. A micro-batch has half
+    of the tokens, in one of three lengths, because padding takes longer than to compile; and the
+    logits of one chunk fit a limit: the chunk is the largest power of two of tokens that does.
     """
     monkeypatch.setattr(from_files, "_mesh", lambda model, count: MeshConfig())
     usual = config_from(folder, settings={"rollout.max_new_tokens": 128})
@@ -264,6 +266,8 @@ def test_a_large_model_on_a_cpu_gets_small_micro_batches_and_few_logits(folder, 
     assert rl.micro_batch_tokens == _whole_share(rows, 1024 // longest) * longest
     assert large.rl.micro_batch_tokens == 512 // longest * longest
     assert rl.buckets == (longest,)
+    assert (usual.rl.prompts_per_step, usual.rollout.slots) == (16, 32)
+    assert (large.rl.prompts_per_step, large.rollout.slots) == (8, 16)
     assert large.rl.buckets == (longest - 96, longest - 64, longest)
     assert large.rl.micro_batch_tokens < rl.micro_batch_tokens
     assert large.compute.logprob_chunk == 512
@@ -575,7 +579,7 @@ def test_the_longest_answer_on_a_cpu_follows_questions_and_references(
         usual = 2 * len(tokenizer.ids(rows[-1][column]))
         assert 96 < usual < 240 and usual - bucket < tokens < usual + 16
     else:
-        limit = 96 if row[0] == "2?" else 256
+        limit = 64 if row[0] == "2?" else 256
         assert limit - bucket < tokens <= limit
     assert bool(from_files.describe_answer(config, ())) == (tokens < 256)
     assert from_files.describe_answer(config, {"rollout.max_new_tokens"}) == ""
