@@ -26,6 +26,7 @@ lint: $(VENV)/.core $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/house_rules.py
+	$(BIN)/python tests/budgets.py
 
 # The references are written anew, then the site, into build/site; a warning is an error.
 docs: $(VENV)/.core $(VENV)/.docs
