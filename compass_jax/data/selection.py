@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import RewardConfig, SelectionConfig
-from compass_jax.config.curriculum import WHOLE_RUN, Stage
-from compass_jax.data.difficulty import STRENGTH, UNKNOWN, Measured, PassRates, band_of, distance
+from compass_jax.config import SelectionConfig
+from compass_jax.config.curriculum import Stage
+from compass_jax.data.difficulty import STRENGTH, UNKNOWN, PassRates, band_of, distance
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
@@ -258,25 +258,3 @@ class BandSelector(PromptSelector):
         if state["stage"] == self._number:  # counts of another stage are ignored
             self._given, self._drawn = list(state["given"]), list(state["drawn"])
             self._borrowed = state["borrowed"]
-
-
-def prompt_selector(
-    config: SelectionConfig,
-    group_size: int,
-    rewards: RewardConfig,
-    seed: int,
-    stage: Stage = WHOLE_RUN,
-    measured: Iterable[Measured] = (),
-) -> PromptSelector:
-    """Returns the configured selector. `measured` are pass rates from before the run."""
-    if stage.mix is not None:
-        return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
-    if config.select:
-        return StreakSelector(config, seed)
-    if config.posterior:
-        from compass_jax.data.posterior import PosteriorSelector
-
-        return PosteriorSelector(config, rewards, seed, measured)
-    if config.curriculum:
-        return CurriculumSelector(group_size, PassRates(rewards, 0.0, measured), seed)
-    return PromptSelector(seed)

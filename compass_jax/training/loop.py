@@ -47,7 +47,7 @@ from compass_jax.data.prompts import (
     in_words,
     train_prompts,
 )
-from compass_jax.data.selection import prompt_selector
+from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.errors import CompassError
 from compass_jax.experience.assemble import assemble, repetition

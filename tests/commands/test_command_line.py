@@ -14,8 +14,9 @@ from test_config_ranges import whole_run
 from tiny_run import tiny_run
 
 from compass_jax import __version__, errors, session
-from compass_jax.commands.cli import help_text, main, parse
+from compass_jax.commands.cli import main
 from compass_jax.commands.overrides import override, settings_help
+from compass_jax.commands.parsing import help_text, parse
 from compass_jax.commands.settings import FIRST, field_docs, first_settings, settings
 from compass_jax.commands.table import BY_NAME, overview
 from compass_jax.config import ConfigError, Objective, TaskSource

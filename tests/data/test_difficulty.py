@@ -10,7 +10,8 @@ import pytest
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import Measured, PassRates, band_of, distance, label_of
-from compass_jax.data.selection import BandSelector, prompt_selector
+from compass_jax.data.selection import BandSelector
+from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
