@@ -5,7 +5,7 @@ arXiv 2506.02177), those likely to vary next, or a share of each difficulty band
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class PromptSelector:
     def __init__(self, seed: int):
         self._seed = seed
         self.skipped = 0  # prompts skipped in the last batch
-        self.notice = ""  # message to the user about the last batch
+        self.tell: Callable[[str], None] = lambda text: None  # prints a line for the user
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
         """Returns the next `n` prompts that are not skipped. After a full pass without enough of
@@ -180,7 +180,7 @@ class BandSelector(PromptSelector):
         self._told: set[int] = set()
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
-        self.notice, start = "", stream.position
+        start = stream.position
         if not self._mix:
             self.skipped = 0
             return stream.next_batch(n)
@@ -230,7 +230,7 @@ class BandSelector(PromptSelector):
             return
         self._told.add(band)
         low, high, share = self._mix[band]
-        self.notice = (
+        self.tell(
             f"rl.stages[{self._number}].mix: a whole pass over the prompts has {borrowed} fewer of"
             f" pass rate {low:g} to {high:g} (band {band}) than its share of {share:g} asks for;"
             " those nearest by pass rate take their place (curriculum/borrowed_prompts). Pass rates"

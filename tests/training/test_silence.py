@@ -31,7 +31,7 @@ from compass_jax.experience.judged import (
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.checks import changed, code_of
 from compass_jax.session import STRICT
-from compass_jax.training.notices import Notices
+from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.rl import run_rl
 
 REWARDS = RewardConfig()
