@@ -32,6 +32,7 @@ from compass_jax.training.hooks.base import Hook, Hooks
 from compass_jax.training.hooks.callbacks import Callbacks
 from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.hooks.notices import Notices
+from compass_jax.training.hooks.own import own_hooks
 from compass_jax.training.hooks.samples import SampleLog
 from compass_jax.training.hooks.step_metrics import PermutedRewards, StepMetrics
 from compass_jax.training.learner import Learner
@@ -170,6 +171,7 @@ class Building:
         shown, telemetry = config.show_samples_every, self.telemetry
         yield SampleLog(config.log, rl.capacity, shown, config.rollout, self.tokenizer, telemetry)
         yield Callbacks(config.callbacks)
+        yield from own_hooks(rl.hooks)
 
     def _learner(self, model: Transformer, saved: SavedRun) -> Learner:
         """Restores the run, or starts its learner anew."""

@@ -131,7 +131,12 @@ class RLTrainer:
         self._raise_if_all_failed(groups)
         update = self._update_groups(groups)
         step = StepRecord(
-            self.done_steps + 1, groups, update, self.learner.version, metrics=metrics
+            self.done_steps + 1,
+            groups,
+            update,
+            self.learner.version,
+            metrics=metrics,
+            end=self.run_state.end,
         )
         self.hooks.call(Hook.on_groups, step)
         # A rollout that carries samples ignores an interruption until here, so that the ticks at

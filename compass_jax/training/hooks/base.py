@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class StepRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Bins] = field(default_factory=dict)
     failure: HookFailed | None = None  # of a hook after the update: the run ends, with the step
+    end: Callable[[str], None] = lambda why: None  # ends the run after the step; why, as "by ..."
 
     @property
     def filled(self) -> StepArrays:
@@ -53,7 +54,7 @@ class StepRecord:
 class Hook:
     """The base of hooks: each method does nothing. `name` is unique in a run."""
 
-    name: ClassVar[str] = ""
+    name: str = ""
 
     def before_rollout(self, number: int) -> None:
         """Is called before step `number` draws its first prompt."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 from compass_jax.config import ConfigError, named
 from compass_jax.distributed import is_main_process
@@ -16,7 +15,7 @@ Callback = Callable[[int, Sequence[Group], Mapping[str, float]], object]
 class Callbacks(Hook):
     """Calls the functions that `callbacks` names, in order, in process 0 only."""
 
-    name: ClassVar[str] = "callbacks"
+    name = "callbacks"
 
     def __init__(self, names: Sequence[str]):
         functions = {name: named.load(name, "callbacks") for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Guard(Hook):
     there with an earlier policy.
     """
 
-    name: ClassVar[str] = "guard"
+    name = "guard"
 
     def __init__(
         self,

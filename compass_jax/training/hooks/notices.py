@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -68,7 +67,7 @@ class Notices(Hook):
     rows of a micro-batch.
     """
 
-    name: ClassVar[str] = "notices"
+    name = "notices"
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 from functools import partial
-from typing import ClassVar
 
 from compass_jax.config import LogConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
@@ -23,7 +22,7 @@ from compass_jax.training.trace import TokenTrace
 class SampleLog(Hook):
     """Writes samples according to `log` and `show_samples_every`."""
 
-    name: ClassVar[str] = "samples"
+    name = "samples"
 
     def __init__(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from compass_jax.config import RewardConfig, ShapingConfig
@@ -30,7 +28,7 @@ class PermutedRewards(Hook):
     no signal, so nothing should be learnt.
     """
 
-    name: ClassVar[str] = "permuted rewards"
+    name = "permuted rewards"
 
     def __init__(self, seed: int):
         self._seed = seed
@@ -45,7 +43,7 @@ class StepMetrics(Hook):
     metrics of its own.
     """
 
-    name: ClassVar[str] = "metrics"
+    name = "metrics"
 
     def __init__(
         self, prompts: Prompts, rewards: RewardConfig, shaping: ShapingConfig, stage: Stage
