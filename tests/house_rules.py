@@ -90,7 +90,7 @@ LAYERS = {
     "training.hooks.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
     "training.hooks.step_metrics": MODEL | {"data", "experience", "machine", "training"},
     "training.idle_settings": MODEL | {"rl", "training", "experience", "rewards"},
-    "training.parts": MODEL | {"data", "experience", "training"},
+    "training.parts": ANY,
     "training.saved": MODEL | {"data", "experience", "runs", "training", "weights"},
     "training.header": {"config"},
     "training.loop": ANY,

@@ -24,18 +24,18 @@ class StepHook(Seam):
     key: ClassVar[str] = "rl.hooks"
 
     def before_rollout(self, number: int, state: JsonObject) -> None:
-        """Is called before step `number` draws its first prompt; with rl.one_step_off, before the
+        """Runs before step `number` draws its first prompt; with rl.one_step_off, before the
         updates of the step before it begin.
         """
 
     def on_groups(self, step: Inputs, state: JsonObject) -> None:
-        """Is called with the groups that the step sampled."""
+        """Runs with the groups that the step sampled."""
 
     def on_arrays(self, step: Inputs, state: JsonObject) -> None:
-        """Is called with the arrays that the step trains on, which it may change in place."""
+        """Runs with the arrays that the step trains on, which it may change in place."""
 
     def after_update(self, step: Inputs, state: JsonObject) -> None:
-        """Is called after the step's updates, with their metrics."""
+        """Runs after the step's updates, with their metrics."""
 
     def on_metrics(self, step: Inputs, state: JsonObject) -> None:
-        """Is called with all metrics of the finished step, and may add others."""
+        """Runs with all metrics of the finished step, and may add others."""

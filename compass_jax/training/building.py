@@ -95,13 +95,13 @@ class Building:
         collect = Collector(engine, self.scorer, turns, lengths, *settings, posterior=posterior)
         buffer = new_buffer(engine, rl.sampling)
         self.notices.at_start(len(prompts.stream), len(prompts.labels))
-        parts: dict[str, Stateful] = {
+        stateful: dict[str, Stateful] = {
             "stream": prompts.stream,
             "history": history,
             "selector": prompts.selector,
             "telemetry": self.telemetry,
         }
-        saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, parts, hooks)
+        saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, stateful, hooks)
         judge = PolicyJudge(config, self.scorer, engine, self.tokenizer)
         weights = RolloutWeights(config, engine, judge)
         layout = training_layout(config.compute)
@@ -111,7 +111,7 @@ class Building:
         )
         if hooks.find(Guard).ended:
             self.run_state.end("by rl.guard")
-        made = Parts(
+        parts = Parts(
             prompts,
             self.tokenizer,
             history,
@@ -122,7 +122,7 @@ class Building:
             saved,
             hooks,
         )
-        return RLTrainer(config, self.stage, self.done, made, self.telemetry, self.run_state)
+        return RLTrainer(config, self.stage, self.done, parts, self.telemetry, self.run_state)
 
     def _engine(self, rollout: Placement | None) -> Engine:
         """Returns the engine of this process's devices, or that of the samplers."""

@@ -14,6 +14,7 @@ from tiny_run import tiny_run
 
 from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
 from compass_jax.config.verifiers import looked_for
+from compass_jax.errors import STRICT
 from compass_jax.experience.judged import (
     ALL_RIGHT,
     ALL_WRONG,
@@ -30,7 +31,6 @@ from compass_jax.experience.judged import (
 )
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.checks import changed, code_of
-from compass_jax.session import STRICT
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.rl import run_rl
 

@@ -57,22 +57,22 @@ class Hook:
     name: str = ""
 
     def before_rollout(self, number: int) -> None:
-        """Is called before step `number` draws its first prompt."""
+        """Runs before step `number` draws its first prompt."""
 
     def on_groups(self, step: StepRecord) -> None:
-        """Is called with the groups that the step sampled."""
+        """Runs with the groups that the step sampled."""
 
     def on_arrays(self, step: StepRecord) -> None:
-        """Is called with the arrays that the step trains on, which it may change in place."""
+        """Runs with the arrays that the step trains on, which it may change in place."""
 
     def after_update(self, step: StepRecord) -> None:
-        """Is called after the step's updates, with their metrics, before the weights' sync."""
+        """Runs after the step's updates, with their metrics, before the weights' sync."""
 
     def on_metrics(self, step: StepRecord) -> None:
-        """Is called with all metrics of a finished step, and may add others."""
+        """Runs with all metrics of a finished step, and may add others."""
 
     def on_evaluation(self, number: int, rewards: Rewards) -> None:
-        """Is called with the mean reward of each held-out prompt, by its id, after step `number`
+        """Runs with the mean reward of each held-out prompt, by its id, after step `number`
         (0: before the first), if all prompts of the sets or those between steps were evaluated.
         """
 

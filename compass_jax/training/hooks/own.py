@@ -11,7 +11,7 @@ from compass_jax.config.step_hook import StepHook
 from compass_jax.training.hooks.base import Hook, StepRecord
 
 
-class OwnHook(Hook):
+class _OwnHook(Hook):
     """A user's hook with its state. The name has a number where a class occurs again."""
 
     def __init__(self, hook: StepHook, name: str):
@@ -46,10 +46,10 @@ class OwnHook(Hook):
         self._state = state
 
 
-def own_hooks(hooks: Sequence[StepHook]) -> Iterator[OwnHook]:
+def own_hooks(hooks: Sequence[StepHook]) -> Iterator[_OwnHook]:
     """Yields the hooks of rl.hooks, in order."""
     seen: Counter[str] = Counter()
     for hook in hooks:
         name = hook.name.rpartition("/")[2]  # of a file, which may move
         seen[name] += 1
-        yield OwnHook(hook, f"{name} {seen[name]}" if seen[name] > 1 else name)
+        yield _OwnHook(hook, f"{name} {seen[name]}" if seen[name] > 1 else name)
