@@ -88,7 +88,7 @@ LAYERS = {
     "training.hooks.notices": MODEL | {"rl", "training", "experience", "rewards"},
     "training.hooks.own": {"config", "training"},
     "training.hooks.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
-    "training.hooks.step_metrics": MODEL | {"data", "experience", "machine", "training"},
+    "training.hooks.step_metrics": ANY,
     "training.idle_settings": MODEL | {"rl", "training", "experience", "rewards"},
     "training.parts": ANY,
     "training.saved": MODEL | {"data", "experience", "runs", "training", "weights"},

@@ -103,7 +103,7 @@ class Building:
         }
         saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, stateful, hooks)
         judge = PolicyJudge(config, self.scorer, engine, self.tokenizer)
-        weights = RolloutWeights(config, engine, judge)
+        weights = RolloutWeights(engine, judge)
         layout = training_layout(config.compute)
         columns = self.tokenizer.vocab_size
         learner = self._learner(
@@ -122,7 +122,7 @@ class Building:
             saved,
             hooks,
         )
-        return RLTrainer(config, self.stage, self.done, parts, self.telemetry, self.run_state)
+        return RLTrainer(self.stage, self.done, parts, self.telemetry, self.run_state)
 
     def _engine(self, rollout: Placement | None) -> Engine:
         """Returns the engine of this process's devices, or that of the samplers."""
@@ -168,8 +168,8 @@ class Building:
         yield StepMetrics(prompts, config.rewards, rl.shaping, self.stage)
         steady = rl.zero_variance.posterior
         yield Guard(rl.guard, rl.steps, config.rewards, notices.print_of_kind, steady)
-        shown, telemetry = config.show_samples_every, self.telemetry
-        yield SampleLog(config.log, rl.capacity, shown, config.rollout, self.tokenizer, telemetry)
+        every, telemetry = config.show_samples_every, self.telemetry
+        yield SampleLog(config.log, rl.capacity, every, config.rollout, self.tokenizer, telemetry)
         yield Callbacks(config.callbacks)
         yield from own_hooks(rl.hooks)
 

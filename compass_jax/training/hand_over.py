@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from compass_jax.aliases import Tree
-from compass_jax.config import PolicyConfig
 from compass_jax.rollout.engine import Engine
 from compass_jax.samplers.remote import RemoteEngine
 from compass_jax.training.learner import Learner
@@ -16,13 +15,13 @@ class RolloutWeights:
     samplers on other hosts have received. A judge that is the policy uses them too.
     """
 
-    def __init__(self, config: PolicyConfig, engine: Engine, judge: PolicyJudge):
-        self._config, self._engine, self._judge = config, engine, judge
+    def __init__(self, engine: Engine, judge: PolicyJudge):
+        self._engine, self._judge = engine, judge
         self.params: Tree = None
 
     def sync(self, learner: Learner) -> dict[str, float]:
         """Takes the learner's parameters over; returns the bytes and seconds that it took."""
-        config, engine = self._config, self._engine
+        engine = self._engine
         # The old weights are no longer needed: their memory is free for the new ones.
         self.params = None
         self._judge.use(None, learner.version)
@@ -31,9 +30,9 @@ class RolloutWeights:
             return metrics
         self.params, metrics = sync_weights(
             learner.params,
-            config.model,
-            config.rollout_compute.dtype,
-            config.rollout.quantize,
+            engine.model_config,
+            engine.compute.dtype,
+            engine.config.quantize,
             placement=engine.placement,
             layout=engine.layout,
         )

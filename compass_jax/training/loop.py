@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from compass_jax.config import RLRunConfig
 from compass_jax.config.curriculum import Stage
 from compass_jax.errors import CompassError
 from compass_jax.experience.assemble import assemble
@@ -61,15 +60,14 @@ class RLTrainer:
 
     def __init__(
         self,
-        config: RLRunConfig,
         stage: Stage,
         done_steps: int,
         parts: Parts,
         telemetry: Telemetry,
         run_state: RunState,
     ):
-        """Creates a trainer of a stage's steps after `done_steps`; `config` is the stage's."""
-        self.config, self.rl = config, config.rl
+        """Creates a trainer of a stage's steps after `done_steps`."""
+        self.config, self.rl = parts.saved.config, parts.saved.config.rl
         self.stage, self.done_steps = stage, done_steps
         self.parts, self.learner, self.buffer = parts, parts.learner, parts.buffer
         self.collect, self.hooks = parts.collect, parts.hooks

@@ -32,9 +32,13 @@ from compass_jax.weights.start import VOCAB_ROWS, first_parameters
 class Stateful(Protocol):
     """A part of a run whose state is JSON."""
 
-    def state(self) -> JsonObject: ...
+    def state(self) -> JsonObject:
+        """Returns the state for a checkpoint."""
+        ...
 
-    def restore(self, state: Json, /) -> None: ...
+    def restore(self, state: Json, /) -> None:
+        """Returns to a state."""
+        ...
 
 
 @dataclass
@@ -126,8 +130,14 @@ class SavedRun:
         path = checkpoint.find(config.directory, step)
         arrays = checkpoint.restore(path, abstract, model=config.model, subset=True)[1]
         state = in_layout(arrays["state"], model.layout)
-        kept = learner.reference, learner.frozen, config.directory
-        return step, Learner(config.learner, model, state, *kept)
+        return step, Learner(
+            config.learner,
+            model,
+            state,
+            learner.reference,
+            learner.frozen,
+            config.directory,
+        )
 
     def _abstract(self, model: Transformer) -> JsonObject:
         """Returns the shapes of a learner's arrays, with their places on the devices."""

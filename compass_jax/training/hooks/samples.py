@@ -40,7 +40,7 @@ class SampleLog(Hook):
         self._telemetry = telemetry
 
     def on_arrays(self, step: StepRecord) -> None:
-        """Has the numbers of the logged tokens recorded."""
+        """Creates the recorder of the logged groups' tokens."""
         step.trace = self.trace(len(step.groups))
 
     def on_metrics(self, step: StepRecord) -> None:
